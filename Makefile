@@ -1,0 +1,41 @@
+# `make demo` and `make test` do all set-up themselves, in .venv, and are quick the second time.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test lint types unit slow format clean
+
+demo: .venv/.core
+	$(BIN)/onea demo
+
+test: lint types unit
+
+lint: .venv/.dev
+	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests
+
+types: .venv/.dev
+	$(BIN)/mypy
+
+unit: .venv/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto
+
+slow: .venv/.dev
+	$(BIN)/python -m pytest -q --slow -m slow
+
+format: .venv/.dev
+	$(BIN)/ruff check --fix src tests
+	$(BIN)/ruff format src tests
+
+clean:
+	rm -rf .venv build dist
+
+.venv/.core: pyproject.toml constraints.txt
+	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'onea needs Python 3.11 or newer; set PYTHON=...')"
+	$(PYTHON) -m venv .venv
+	$(PIP) -e .
+	touch $@
+
+.venv/.dev: .venv/.core
+	$(PIP) -e '.[dev]'
+	touch $@

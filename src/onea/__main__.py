@@ -1,0 +1,5 @@
+"""``python -m onea``."""
+
+from onea.cli import main
+
+main()

@@ -1,0 +1,24 @@
+"""The command line: thin commands, and one place where a user's mistake becomes one sentence."""
+
+from __future__ import annotations
+
+import sys
+
+from onea.errors import OneaError
+
+
+def main() -> None:
+    """Entry point of ``onea``."""
+    from onea.cli.app import app
+
+    try:
+        app()
+    except OneaError as error:
+        sys.exit(_fail(str(error), 2))
+    except KeyboardInterrupt:
+        sys.exit(_fail("stopped; finished tasks are kept, and the same command continues.", 130))
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"onea: {message}", file=sys.stderr)
+    return code

@@ -1,0 +1,59 @@
+"""``onea demo``: three methods on the embedded images, side by side, and a page about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+METHODS = ("simplecil", "one-a", "running-mean")
+SHOWN = ("one-a", "simplecil", "running-mean")  # the page emphasises the first one
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the runs, the figure and the page.")] = Path("onea-demo"),
+    seed: Annotated[int, typer.Option(help="Decides class order and every draw.")] = 1,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Delete the demo's earlier runs there first.")] = False,
+) -> None:
+    """Teach small symbols in nine uneven batches to three methods; no download, some minutes of a CPU.
+
+    The same command again continues an interrupted demo and does not repeat a finished one.
+    """
+    from rich.console import Console
+
+    from onea.cli.demo_display import DemoDisplay, planned_tasks, print_results
+    from onea.files import write_atomically
+    from onea.methods import method_class
+    from onea.methods.adapter_merging import AdapterMemo
+    from onea.report import curves, page, style
+    from onea.runs.config import make_config
+    from onea.runs.engine import run
+    from onea.runs.record import read_record
+
+    _open(out, fresh)
+    configs = {name: make_config({"method": name, "data": "glyphs-mini", "seed": seed}) for name in METHODS}
+    titles = {name: method_class(name).title for name in METHODS}
+    earlier = {name: read_record(out / name) for name in METHODS}
+    console, memo = Console(), AdapterMemo()  # one memo: both merges get the very same adapters, trained once
+    with DemoDisplay(titles, *planned_tasks("glyphs-mini", seed, list(earlier.values())), console) as display:
+        records = {name: run(configs[name], out / name, display.start(name, earlier[name]), memo) for name in METHODS}
+    shown = [records[name] | {"title": titles[name], "paper": method_class(name).paper} for name in SHOWN]
+    figure = style.save(curves.accuracy_curves(shown), out / "accuracy.png")
+    write_atomically(out / "report.html", page.page(shown, "onea demo").encode())
+    print_results(shown, [figure, out / "report.html"], console)
+
+
+def _open(out: Path, fresh: bool) -> None:
+    """Make the folder and, if asked, delete the demo's runs in it, file by file: whatever else lies there stays."""
+    from onea.errors import OneaError
+    from onea.runs.record import read_record
+
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OneaError(f"{out} cannot be a folder ({error.strerror}); choose another --out.") from error
+    for folder in (out / name for name in METHODS if fresh):
+        if (record := read_record(folder)) and record["config"]["method"] == folder.name:
+            for file in [folder / "record.json", *folder.glob("state-*.safetensors"), *folder.glob(".*.partial")]:
+                file.unlink(missing_ok=True)

@@ -1,0 +1,102 @@
+"""What a person sees while a run goes on, and after it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
+from rich.table import Table
+
+from onea.runtime import Progress
+
+Record = dict[str, Any]
+
+
+class RunDisplay(Progress):
+    """Two bars: tasks of the stream, and images of the current epoch with speed and what is going on."""
+
+    def __init__(self, console: Console | None = None, title: str = "tasks") -> None:
+        self._bars = Bars(
+            TextColumn("{task.description:<24}"),
+            BarColumn(bar_width=28),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=console or Console(stderr=True),
+            transient=True,
+        )
+        self._stream = self._bars.add_task(title, total=None, note="")
+        self._epoch = self._bars.add_task("preparing", total=None, note="")
+        self._task = self._images = 0
+        self._task_started = self._started = time.perf_counter()
+        self._durations: list[float] = []
+
+    def __enter__(self) -> RunDisplay:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bars.stop()
+
+    def start_task(self, task: int, tasks: int, name: str) -> None:
+        """Show which task it is."""
+        self._task, self._task_started = task, time.perf_counter()
+        self._bars.update(self._stream, total=tasks, completed=task)
+        self._bars.update(self._epoch, description=name, completed=0, total=None, note="")
+
+    def start_epoch(self, epoch: int, epochs: int, images: int) -> None:
+        """Restart the lower bar; the first epoch restarts the clock of the speed."""
+        if epoch == 0:
+            self._images, self._started = 0, time.perf_counter()
+        self._left = (epochs - epoch) * images
+        self._label = f"epoch {epoch + 1}/{epochs}"
+        self._bars.reset(self._epoch, total=images, completed=0)
+
+    def step(self, images: int) -> None:
+        """Advance, and say how fast and how long still."""
+        self._images += images
+        self._left -= images
+        speed = self._images / max(time.perf_counter() - self._started, 1e-9)
+        note = f"{self._label}  {speed:,.0f} images/s  {self._left / speed:,.0f} s left in this task"
+        self._bars.update(self._epoch, advance=images, note=note)
+
+    def note(self, text: str) -> None:
+        """Say what is going on besides training."""
+        self._bars.update(self._epoch, note=text)
+
+    def end_task(self, task: int, accuracy: float) -> None:
+        """Show the accuracy and, once some tasks are done, an estimate for the rest."""
+        self._durations.append(time.perf_counter() - self._task_started)
+        total = self._bars.tasks[0].total or task + 1
+        left = (total - task - 1) * sum(self._durations) / len(self._durations)
+        self._bars.update(self._stream, completed=task + 1, note=f"A {accuracy:.1f} %  about {left:,.0f} s left")
+
+
+def print_summary(record: Record, folder: Path) -> None:
+    """One table: what each task brought and where the run ended."""
+    metrics, console = record["metrics"], Console()
+    table = Table("task", "classes", "images", "A_t %", "class-balanced %", title=_title(record))
+    rows = zip(record["tasks"], metrics["A"], metrics["balanced_A"], strict=True)
+    for number, (task, accuracy, balanced) in enumerate(rows, 1):
+        name = f"{number}" if task["name"] == f"task {number}" else f"{number} {task['name']}"
+        table.add_row(name, str(task["classes"]), str(task["images"]), f"{accuracy:.2f}", f"{balanced:.2f}")
+    console.print(table)
+    forgetting = "-" if metrics["F"] is None else f"{metrics['F']:.2f}"
+    console.print(
+        f"A_T {metrics['A_T']:.2f}   mean A {metrics['mean_A']:.2f}   weighted mean A "
+        f"{metrics['weighted_mean_A']:.2f}   forgetting {forgetting}",
+        highlight=False,
+    )
+    console.print(f"record: {folder / 'record.json'}", highlight=False, soft_wrap=True)
+
+
+def _title(record: Record) -> str:
+    config = record["config"]
+    return f"{config['method']} on {config['data']}, seed {config['seed']}, {record['backbone']['name']}"

@@ -1,0 +1,159 @@
+"""What every file-based source shares: the order of names, the held-out test images, and the fingerprint."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from onea.data.dataset import Dataset, Group, Split
+from onea.errors import OneaError
+
+
+@dataclass(frozen=True)
+class ImageFile:
+    """One image of a dataset: where it lies, and the name that stays the same wherever the dataset is copied to."""
+
+    path: Path
+    name: str
+
+
+ByClass = dict[str, list[ImageFile]]
+
+
+def natural_key(name: str) -> tuple[list[str | int], str]:
+    """Sort key that reads numbers as numbers.
+
+    >>> sorted(["task10", "task2", "Task1"], key=natural_key)
+    ['Task1', 'task2', 'task10']
+    """
+    # Text and digits alternate, text first, so two keys never compare a number with a word.
+    parts = re.split(r"([0-9]+)", name.casefold())
+    return [int(part) if i % 2 else part for i, part in enumerate(parts)], name
+
+
+def hold_out(names: Iterable[str]) -> frozenset[str]:
+    """Choose about a fifth of at least two names (one or more, never all) as the test side.
+
+    The choice depends on the names alone, not on their order, the machine or a seed.
+
+    >>> sorted(hold_out(f"cat/{i}.png" for i in range(10)))
+    ['cat/0.png', 'cat/8.png']
+    """
+    shuffled = sorted(names, key=lambda name: (_sha256(name), name))
+    return frozenset(shuffled[: max(1, (2 * len(shuffled) + 5) // 10)])
+
+
+def split_by_class(images: Mapping[str, Sequence[ImageFile]]) -> tuple[ByClass, ByClass]:
+    """Divide each class into training and test images with ``hold_out``.
+
+    Raises:
+        OneaError: a class has a single image.
+    """
+    train: ByClass = {}
+    test: ByClass = {}
+    for name, members in images.items():
+        if len(members) < 2:
+            raise OneaError(
+                f"Class '{name}' has only 1 image, which leaves an empty test side: add images, at least 2 to a class."
+            )
+        held_out = hold_out(image.name for image in members)
+        train[name] = [image for image in members if image.name not in held_out]
+        test[name] = [image for image in members if image.name in held_out]
+    return train, test
+
+
+def check_same_classes(train: Iterable[str], test: Iterable[str], *, train_name: str, test_name: str) -> None:
+    """Refuse a class that only one of the two sides has.
+
+    Raises:
+        OneaError: names the class and the side that lacks it.
+    """
+    train_classes, test_classes = set(train), set(test)
+    for there, absent, missing in (
+        (train_name, test_name, train_classes - test_classes),
+        (test_name, train_name, test_classes - train_classes),
+    ):
+        if missing:
+            first = min(missing, key=natural_key)
+            more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+            raise OneaError(
+                f"Class '{first}'{more} is in {there} but not in {absent}: add its images there, or remove the class."
+            )
+
+
+def dataset_of_files(
+    name: str,
+    train: Mapping[str, Sequence[ImageFile]],
+    test: Mapping[str, Sequence[ImageFile]],
+    *,
+    groups: Mapping[str, Sequence[str]] | None = None,
+) -> Dataset:
+    """Put two sides with the same classes together; classes, groups and images all in natural order."""
+    classes = tuple(sorted(train, key=natural_key))
+    index = {label: i for i, label in enumerate(classes)}
+    natural_groups = [
+        Group(group, tuple(sorted(index[label] for label in members))) for group, members in (groups or {}).items()
+    ]
+    return Dataset(
+        name=name,
+        classes=classes,
+        train=_split(train, index),
+        test=_split(test, index),
+        fingerprint=_fingerprint(classes, train, test),
+        groups=tuple(sorted(natural_groups, key=lambda group: natural_key(group.name))),
+    )
+
+
+def fingerprint_of_pixels(classes: Sequence[str], train: Split, test: Split) -> str:
+    """Hex digest over class names, pixels and labels, for a dataset that is held as arrays."""
+    digest = hashlib.sha256("\n".join(["pixels", *classes]).encode())
+    for side in (train, test):
+        assert side.pixels is not None
+        digest.update(f"\0{side.pixels.shape}\0".encode())
+        digest.update(np.ascontiguousarray(side.pixels).data)
+        digest.update(np.ascontiguousarray(side.labels, dtype="<i8").data)
+    return digest.hexdigest()
+
+
+def _split(images: Mapping[str, Sequence[ImageFile]], index: Mapping[str, int]) -> Split:
+    files: list[Path] = []
+    labels: list[int] = []
+    for label, i in index.items():
+        members = _in_order(images[label])
+        files.extend(image.path for image in members)
+        labels.extend([i] * len(members))
+    return Split(labels=np.array(labels, dtype=np.int64), files=tuple(files))
+
+
+def _fingerprint(
+    classes: Sequence[str], train: Mapping[str, Sequence[ImageFile]], test: Mapping[str, Sequence[ImageFile]]
+) -> str:
+    """Names and sizes, not contents: a large dataset need not be read to know that it is the same."""
+    digest = hashlib.sha256(b"files")
+    for side_name, side in (("train", train), ("test", test)):
+        for i, label in enumerate(classes):
+            for image in _in_order(side[label]):
+                fields = (side_name, str(i), label, image.name, str(_file_size(image.path)))
+                digest.update("\0".join(fields).encode("utf-8", "surrogateescape") + b"\n")
+    return digest.hexdigest()
+
+
+def _in_order(images: Sequence[ImageFile]) -> list[ImageFile]:
+    return sorted(images, key=lambda image: natural_key(image.name))
+
+
+def _file_size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:  # a dangling link: packing the images reports it by name
+        return -1
+
+
+def _sha256(text: str) -> str:
+    # File names on Linux need not be valid UTF-8; surrogateescape gives their very bytes back.
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()

@@ -1,0 +1,64 @@
+"""What a dataset is here: named classes, a training side and a test side, and perhaps natural groups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+Labels = npt.NDArray[np.int64]
+Pixels = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Split:
+    """One side of a dataset: labels, and the images either as files or as pixels, never both.
+
+    Attributes:
+        labels: ``int64 [N]``, each an index into ``Dataset.classes``.
+        files: N image files, or None.
+        pixels: ``uint8 [N, 3, H, W]``, or None.
+    """
+
+    labels: Labels
+    files: tuple[Path, ...] | None = None
+    pixels: Pixels | None = None
+
+    def __post_init__(self) -> None:
+        images = self.files if self.files is not None else self.pixels
+        if images is None or (self.files is not None and self.pixels is not None):
+            raise ValueError("a split holds either files or pixels")
+        if len(images) != len(self.labels):
+            raise ValueError(f"{len(images)} images but {len(self.labels)} labels")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Classes that belong together by nature (one folder, one writing system): a task of its own size."""
+
+    name: str
+    classes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Named classes with training and test images.
+
+    Attributes:
+        fingerprint: hex digest that changes when the images or labels do.
+        groups: natural tasks in their natural order; empty when the data has none.
+        mirror: whether an image flipped left to right still shows its class.
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    train: Split
+    test: Split
+    fingerprint: str
+    groups: tuple[Group, ...] = ()
+    mirror: bool = True

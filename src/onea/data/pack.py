@@ -1,0 +1,300 @@
+"""From the files of one side of a dataset to one array of pixels on disk, decoded once and mapped from then on."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Literal, TypeVar
+
+import numpy as np
+
+from onea.data.dataset import Labels, Pixels, Split
+from onea.data.decode import BadImage, fit, image_size, read_image
+from onea.errors import OneaError
+
+OnBad = Literal["fail", "skip"]
+Progress = Callable[[int, int], None]
+Result = TypeVar("Result")
+
+# Part of the key of every cached pack: raise it when decoding or resizing changes.
+_VERSION = 1
+_NAMED_BAD_FILES = 5
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The images of a split as one array.
+
+    Attributes:
+        pixels: ``uint8 [M, 3, height, width]``; read-only and mapped from disk where it was made from files.
+        rows: ``int64 [M]``, the rows of the split that are in ``pixels``.
+        skipped: ``path: reason`` of each image that could not be read.
+    """
+
+    pixels: Pixels
+    rows: Labels
+    skipped: tuple[str, ...]
+    height: int
+    width: int
+
+
+def default_cache() -> Path:
+    """The folder for packed images: ``$ONEA_CACHE``, else ``$XDG_CACHE_HOME/onea``, else ``~/.cache/onea``."""
+    if chosen := os.environ.get("ONEA_CACHE"):
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "onea"
+
+
+def stored_shape(splits: Sequence[Split], size: int) -> tuple[int, int]:
+    """Height and width at which all these splits are to be stored, so that training and test images agree.
+
+    Images that all have one size, no side above ``2 * size``, keep it and with it every pixel. All others become
+    squares of ``size``. Only headers are read; images that cannot be read have no say.
+
+    Raises:
+        OneaError: splits that hold pixels differ in size.
+    """
+    held = {(int(split.pixels.shape[2]), int(split.pixels.shape[3])) for split in splits if split.pixels is not None}
+    if len(held) > 1:
+        sizes = " and ".join(f"{height} x {width}" for height, width in sorted(held))
+        raise OneaError(f"The training and test pixels differ in size ({sizes}): give both the same height and width.")
+    if held:
+        return held.pop()
+    common: tuple[int, int] | None = None
+    for found in _in_threads(_size_or_none, [file for split in splits for file in split.files or ()]):
+        if found is None:
+            continue
+        if max(found) > 2 * size or (common is not None and found != common):
+            return size, size
+        common = found
+    return common or (size, size)
+
+
+def pack(
+    split: Split,
+    size: int,
+    *,
+    cache: Path,
+    on_bad: OnBad,
+    shape: tuple[int, int] | None = None,
+    class_names: Sequence[str] | None = None,
+    on_progress: Progress | None = None,
+) -> Packed:
+    """Decode the images of a split into one array, or map the array that an earlier call made from the same files.
+
+    Args:
+        split: pixels pass through unchanged; files are decoded.
+        size: side of the stored squares, unless ``shape`` is given.
+        cache: folder for ``packed-<key>.bin`` and ``.json``. The key covers path, size and time of every file.
+        on_bad: what a file that cannot be read does: stop everything, or be left out and reported.
+        shape: height and width from ``stored_shape`` over both sides; by default over this one alone.
+        class_names: names for messages; without them a class is called by its number.
+        on_progress: called with the images done and in all.
+
+    Raises:
+        OneaError: images cannot be read (``fail``), none of a class can (``skip``), or the cache cannot be written.
+            Nothing is left in the cache then.
+    """
+    if split.files is None:
+        assert split.pixels is not None
+        height, width = split.pixels.shape[2:]
+        return Packed(split.pixels, np.arange(len(split), dtype=np.int64), (), height, width)
+    shape = shape or stored_shape([split], size)
+    target = cache / f"packed-{_key(split.files, shape, on_bad)}.bin"
+    packed = _mapped(target, shape, len(split))
+    if packed is None:
+        rows, skipped = _write(target, split, shape, on_bad, class_names, on_progress)
+        _write_index(target, shape, rows, skipped)
+        packed = _mapped(target, shape, len(split))
+        if packed is None:
+            raise OneaError(f"{target} was changed while it was written: run again, with no other program in {cache}.")
+    # Again for a cached array: the key has no labels in it, and these may be new.
+    _refuse_empty_classes(split, packed.rows, packed.skipped, class_names)
+    return packed
+
+
+def _key(files: Sequence[Path], shape: tuple[int, int], on_bad: OnBad) -> str:
+    digest = hashlib.sha256(repr((_VERSION, shape, on_bad)).encode())
+    for file in files:
+        digest.update(os.fsencode(file.absolute()) + b"\0")
+        with suppress(OSError):  # a missing file is reported when it is to be decoded
+            status = file.stat()
+            digest.update(f"{status.st_size} {status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()[:32]
+
+
+def _mapped(target: Path, shape: tuple[int, int], total: int) -> Packed | None:
+    """The cached array, or None when it is not there or not whole."""
+    try:
+        index = json.loads(target.with_suffix(".json").read_text(encoding="utf-8"))
+        rows = np.array(index["rows"], dtype=np.int64)
+        skipped = tuple(str(line) for line in index["skipped"])
+        stored = tuple(index["shape"])
+        found = target.stat().st_size
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        return None
+    expected = (len(rows), 3, *shape)
+    in_order = rows.ndim == 1 and bool(np.all(np.diff(rows, prepend=-1, append=total) > 0))
+    if stored != expected or found != int(np.prod(expected)) or not in_order or len(rows) + len(skipped) != total:
+        return None
+    # An empty file cannot be mapped.
+    pixels = np.memmap(target, np.uint8, mode="r", shape=expected) if len(rows) else np.empty(expected, np.uint8)
+    return Packed(pixels, rows, skipped, *shape)
+
+
+def _write(
+    target: Path,
+    split: Split,
+    shape: tuple[int, int],
+    on_bad: OnBad,
+    class_names: Sequence[str] | None,
+    on_progress: Progress | None,
+) -> tuple[Labels, list[str]]:
+    """Write the pixel file beside its final place and move it there only when all is well."""
+    assert split.files is not None
+    bytes_needed = len(split) * 3 * shape[0] * shape[1]
+    temporary: Path | None = None
+    try:
+        _check_space(target.parent, bytes_needed)
+        handle, name = tempfile.mkstemp(prefix=f"{target.stem}-", suffix=".tmp", dir=target.parent)
+        temporary = Path(name)
+        with os.fdopen(handle, "wb") as stream:
+            rows, skipped = _decode_into(stream, split.files, shape, on_bad, on_progress)
+            stream.flush()
+            os.fsync(stream.fileno())  # or a power cut could leave an index beside pixels that never reached the disk
+        if skipped and on_bad == "fail":
+            raise OneaError(_bad_files(skipped, len(split)))
+        _refuse_empty_classes(split, rows, skipped, class_names)
+        temporary.replace(target)
+    except OSError as error:
+        raise _unwritable(target.parent, bytes_needed, error) from error
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+    return rows, skipped
+
+
+def _decode_into(
+    stream: BinaryIO, files: Sequence[Path], shape: tuple[int, int], on_bad: OnBad, on_progress: Progress | None
+) -> tuple[Labels, list[str]]:
+    """Append each readable image to the stream, in order.
+
+    After a bad file that is to be fatal nothing more is written, but the rest is still looked at: better one list of
+    all bad files than one run for each.
+    """
+
+    def decode(file: Path) -> Pixels | str:
+        try:
+            return fit(read_image(file, at_least=max(shape)), *shape)
+        except BadImage as error:
+            return f"{error.path}: {error.reason}"
+
+    rows: list[int] = []
+    skipped: list[str] = []
+    for row, result in enumerate(_in_threads(decode, files)):
+        if isinstance(result, str):
+            skipped.append(result)
+        elif not (skipped and on_bad == "fail"):
+            # Plain writes, not a writable map: on a full disk those raise, where a map would kill the process.
+            stream.write(result.data)
+            rows.append(row)
+        if on_progress is not None:
+            on_progress(row + 1, len(files))
+    return np.array(rows, dtype=np.int64), skipped
+
+
+def _write_index(target: Path, shape: tuple[int, int], rows: Labels, skipped: Sequence[str]) -> None:
+    """Written last and moved into place whole: where it exists, the pixels were complete."""
+    index = {"shape": [len(rows), 3, *shape], "rows": rows.tolist(), "skipped": list(skipped)}
+    text = json.dumps(index)
+    temporary: Path | None = None
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", prefix=f"{target.stem}-", suffix=".tmp", dir=target.parent, delete=False
+        ) as stream:
+            temporary = Path(stream.name)
+            stream.write(text)
+        temporary.replace(target.with_suffix(".json"))
+    except OSError as error:
+        target.unlink(missing_ok=True)
+        raise _unwritable(target.parent, len(text), error) from error
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+
+
+def _check_space(cache: Path, bytes_needed: int) -> None:
+    """Fail before an hour of decoding, not after it."""
+    cache.mkdir(parents=True, exist_ok=True)
+    if shutil.disk_usage(cache).free < bytes_needed:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _unwritable(cache: Path, bytes_needed: int, error: OSError) -> OneaError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        megabytes = max(1, -(-bytes_needed // 1_000_000))
+        return OneaError(
+            f"No space left in {cache}: needs {megabytes:,} MB; free some or set ONEA_CACHE to another folder."
+        )
+    reason = error.strerror or str(error)
+    return OneaError(f"Cannot write to {cache} ({reason}): make it writable or set ONEA_CACHE to another folder.")
+
+
+def _bad_files(skipped: Sequence[str], total: int) -> str:
+    named = "; ".join(skipped[:_NAMED_BAD_FILES])
+    more = f"; and {len(skipped) - _NAMED_BAD_FILES} more" if len(skipped) > _NAMED_BAD_FILES else ""
+    it = "it" if len(skipped) == 1 else "them"
+    return f"{len(skipped)} of {total} images cannot be read ({named}{more}): remove {it} or pass --on-bad skip."
+
+
+def _refuse_empty_classes(split: Split, rows: Labels, skipped: Sequence[str], names: Sequence[str] | None) -> None:
+    empty = np.setdiff1d(split.labels, split.labels[rows])
+    if not len(empty):
+        return
+    first = int(empty[0])
+    called = f"'{names[first]}'" if names is not None else str(first)
+    more = f" (and of {len(empty) - 1} more)" if len(empty) > 1 else ""
+    raise OneaError(
+        f"No image of class {called}{more} can be read ({skipped[0]}): replace the bad files or remove the class."
+    )
+
+
+def _size_or_none(file: Path) -> tuple[int, int] | None:
+    try:
+        return image_size(file)
+    except BadImage:
+        return None
+
+
+def _in_threads(work: Callable[[Path], Result], files: Sequence[Path]) -> Iterator[Result]:
+    """The results in order, from one thread for each core (Pillow decodes without the interpreter's lock)."""
+    workers = _cores()
+    waiting: deque[Future[Result]] = deque()
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="onea-decode")
+    try:
+        for file in files:
+            # A bounded queue: when the disk is slower than the decoders, memory must not fill up with images.
+            if len(waiting) >= 8 * workers:
+                yield waiting.popleft().result()
+            waiting.append(pool.submit(work, file))
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _cores() -> int:
+    """The cores this process may use, which in a container or a job are fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

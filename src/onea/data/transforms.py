@@ -1,0 +1,99 @@
+"""How stored pixels become network input: geometry, augmentation and normalisation, batched on the device."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from onea.data.resample import Filter, crop_resize
+
+Geometry = Literal["direct", "resize-crop"]
+_TRIES = 10  # as torchvision's RandomResizedCrop
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """Everything between a stored uint8 image and the network.
+
+    Attributes:
+        size: side of the network's input in pixels.
+        mean: subtracted from pixels in [0, 1], per channel.
+        std: divided by, per channel.
+        geometry: ``direct`` resizes straight to the input size; ``resize-crop`` resizes the short side to
+            ``resize`` and cuts the centre, the published protocol.
+        resize: short side before the centre crop.
+        filter: interpolation of the test geometry (training crops are bilinear, as published).
+        mirror: whether training images are flipped left to right half of the time.
+    """
+
+    size: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    geometry: Geometry = "direct"
+    resize: int = 0
+    filter: Filter = "bilinear"
+    mirror: bool = True
+
+    def plain(self, images: Tensor) -> Tensor:
+        """Test-time view of a uint8 batch ``[B, 3, H, W]``, deterministic."""
+        boxes = torch.tensor([0, 0, images.shape[2], images.shape[3]], device=images.device).expand(len(images), 4)
+        if self.geometry == "direct":
+            return self.normalise(crop_resize(images, boxes, (self.size, self.size), self.filter))
+        short = min(images.shape[2:])
+        height, width = (int(side * self.resize / short) for side in images.shape[2:])
+        resized = crop_resize(images, boxes, (height, width), self.filter)
+        top, left = round((height - self.size) / 2), round((width - self.size) / 2)
+        return self.normalise(resized[:, :, top : top + self.size, left : left + self.size])
+
+    def augmented(self, images: Tensor, generator: torch.Generator, crop_scale: float) -> Tensor:
+        """Training view: random crop of at least ``crop_scale`` of the area and, where it keeps the class, a flip."""
+        boxes = random_boxes(len(images), images.shape[2], images.shape[3], crop_scale, generator)
+        flips = torch.rand(len(images), generator=generator) < 0.5
+        crops = crop_resize(images, boxes.to(images.device, non_blocking=True), (self.size, self.size))
+        if self.mirror:
+            crops = torch.where(flips.to(images.device)[:, None, None, None], crops.flip(3), crops)
+        return self.normalise(crops)
+
+    def normalise(self, pixels: Tensor) -> Tensor:
+        """Pixels in 0-255 to what the network expects."""
+        # Resampling with negative lobes (bicubic) overshoots; an 8-bit image could not, so neither do we.
+        pixels = pixels.clamp(0, 255) / 255
+        mean = torch.tensor(self.mean, device=pixels.device)[:, None, None]
+        std = torch.tensor(self.std, device=pixels.device)[:, None, None]
+        return (pixels - mean) / std
+
+
+def random_boxes(count: int, height: int, width: int, smallest: float, generator: torch.Generator) -> Tensor:
+    """Random crop boxes ``[count, 4]`` with the law of torchvision's ``RandomResizedCrop``.
+
+    Ten candidates per image are drawn at once and the first that fits is taken; when none fits, the centre crop.
+    Drawn on the CPU so that a run does not depend on the device it started on.
+    """
+    shape = (count, _TRIES)
+    area = height * width * (smallest + (1 - smallest) * torch.rand(shape, generator=generator, dtype=torch.float64))
+    low, high = math.log(3 / 4), math.log(4 / 3)
+    ratio = torch.exp(low + (high - low) * torch.rand(shape, generator=generator, dtype=torch.float64))
+    widths, heights = (area * ratio).sqrt().round().long(), (area / ratio).sqrt().round().long()
+    fits = (widths > 0) & (widths <= width) & (heights > 0) & (heights <= height)
+    first = fits.int().argmax(1, keepdim=True)  # the first True; 0 when there is none, replaced below
+    h, w = heights.gather(1, first)[:, 0], widths.gather(1, first)[:, 0]
+    none = ~fits.any(1)
+    fallback_h, fallback_w = _centre_box(height, width)
+    h, w = torch.where(none, fallback_h, h), torch.where(none, fallback_w, w)
+    u = torch.rand((2, count), generator=generator, dtype=torch.float64)
+    top = torch.where(none, (height - h) // 2, (u[0] * (height - h + 1)).long())
+    left = torch.where(none, (width - w) // 2, (u[1] * (width - w + 1)).long())
+    return torch.stack([top, left, h, w], dim=1)
+
+
+def _centre_box(height: int, width: int) -> tuple[int, int]:
+    ratio = width / height
+    if ratio < 3 / 4:
+        return round(width / (3 / 4)), width
+    if ratio > 4 / 3:
+        return height, round(height * (4 / 3))
+    return height, width

@@ -1,0 +1,23 @@
+"""The one error a user ever has to read: a sentence that says what is wrong and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class OneaError(ValueError):
+    """A mistake in what we were given. The message is complete; the command line prints it and exits with 2."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """A hint for an unknown name: the closest known one, or all of them when none is close.
+
+    >>> nearest("gama", ["gamma", "tasks"])
+    "did you mean 'gamma'?"
+    >>> nearest("zzz", ["gamma", "tasks"])
+    'known: gamma, tasks'
+    """
+    names = sorted(known)
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    return f"did you mean '{close[0]}'?" if close else "known: " + ", ".join(names)

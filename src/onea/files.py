@@ -1,0 +1,45 @@
+"""Writing that a crash cannot spoil: the new content is complete on disk before the old name points to it."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from onea.errors import OneaError
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace ``path`` by a file with this content, or leave it as it was."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink()
+        raise OneaError(
+            f"{path} cannot be written ({error.strerror}, {len(content) / 1e6:.1f} MB needed); "
+            "free some space or choose another folder."
+        ) from error
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace ``path`` by this value as readable JSON; NaN is refused, because JSON has none."""
+    write_atomically(path, (json.dumps(value, indent=1, allow_nan=False) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    """The value in a JSON file."""
+    try:
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise OneaError(f"{path} cannot be read ({error.strerror}); check the path.") from error
+    except ValueError as error:
+        raise OneaError(f"{path} is damaged (not JSON); delete it or restore it from a copy.") from error

@@ -1,0 +1,1 @@
+"""Merging operators: pure functions on tensors that know nothing of networks."""

@@ -1,0 +1,167 @@
+"""One-A's merge: the smaller side is fused into the subspace of the larger one, gently where it matters most.
+
+Paper: "One Adapter for All" (arXiv 2603.10237), Eqs. 5-13. With base ``B``, align ``A``, thin SVD ``B = U S Vt``,
+gates ``g`` and align share ``w``, the whole chain of projection, fusion, gating and reconstruction collapses to
+
+    merged = B + U diag(m g w) Ut (A - B),        m_i = 1[s_i > 1e-6 s_1]
+
+which needs no inverse and no V, and is what is computed here, in float64, for all matrices of one shape at once.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from onea.errors import OneaError
+from onea.merging.operator import Sizes, Tensors, check_mergeable
+
+Proxy = Literal["classes", "uniform", "norm", "spectrum"]
+_DELTA = 1e-8  # keeps the normalised spectrum defined
+_NULL = 1e-6  # directions below this share of the largest singular value carry nothing of the base
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """A stack of merged matrices and what the merge did to them; leading dimension: the matrices."""
+
+    merged: Tensor
+    spectrum: Tensor
+    gates: Tensor
+    align_share: Tensor
+
+
+def gates(spectrum: Tensor, kappa: float, quantile: float) -> Tensor:
+    """How far each singular direction may follow the align side: little at the head, more at the tail (Eq. 12).
+
+    >>> gates(torch.tensor([[2.0, 1.0, 0.0]], dtype=torch.float64), kappa=0.0, quantile=0.3)
+    tensor([[0.5000, 0.5000, 0.5000]], dtype=torch.float64)
+    """
+    normalised = spectrum / (spectrum[..., :1] + _DELTA)
+    threshold = torch.quantile(normalised, quantile, dim=-1, keepdim=True)
+    return torch.sigmoid(kappa * (threshold - normalised))
+
+
+def fuse(
+    base: Tensor,
+    align: Tensor,
+    align_share: Tensor | float,
+    *,
+    alignment: bool = True,
+    gating: bool = True,
+    kappa: float = 2.0,
+    quantile: float = 0.3,
+) -> Fusion:
+    """Merge ``align`` into ``base``, each ``[matrices, out, in]`` float64.
+
+    Without ``alignment`` this is the weighted mean, which is also what symmetric (KnOTS) alignment gives under any
+    linear rule. A base matrix that is entirely zero carries no information, so the align side is taken whole.
+    """
+    share = torch.as_tensor(align_share, dtype=base.dtype, device=base.device).expand(len(base))
+    left, spectrum, _ = torch.linalg.svd(base, full_matrices=False)
+    gate = gates(spectrum, kappa, quantile) if gating and alignment else torch.ones_like(spectrum)
+    if alignment:
+        step = gate * share[:, None] * (spectrum > _NULL * spectrum[:, :1])
+        merged = base + left @ (step[:, :, None] * (left.mT @ (align - base)))
+    else:
+        merged = base + share[:, None, None] * (align - base)
+    empty = (base == 0).flatten(1).all(1)
+    return Fusion(torch.where(empty[:, None, None], align, merged), spectrum, gate, share)
+
+
+@dataclass(frozen=True)
+class OneA:
+    """The merge of One-A with every part switchable, as the ablations need it.
+
+    Attributes:
+        alignment: project the smaller side into the larger one's subspace; off is the weighted mean.
+        weights: information proxy: ``classes`` (the paper), ``uniform`` (one half each), ``norm`` (Frobenius norm,
+            per matrix) or ``spectrum`` (squared singular values, per matrix).
+        gating: hold back the leading singular directions; off moves all of them alike.
+        kappa: sharpness of the gate.
+        quantile: share of directions, from the smallest up, whose gate exceeds one half.
+        base_by: what makes a side the larger one: ``samples`` (the paper) or ``classes`` (the official code).
+        swapped_weights: reproduce the official code, which gives a *new* base the accumulated side's class share.
+    """
+
+    alignment: bool = True
+    weights: Proxy = "classes"
+    gating: bool = True
+    kappa: float = 2.0
+    quantile: float = 0.3
+    base_by: Literal["samples", "classes"] = "samples"
+    swapped_weights: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.quantile <= 1:
+            raise OneaError(f"quantile is {self.quantile}; it must lie between 0 and 1.")
+        if self.kappa < 0:
+            raise OneaError(f"kappa is {self.kappa}; it must not be negative.")
+
+    def __call__(self, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> tuple[Tensors, Tensors]:
+        """Merge; keeps no state."""
+        return unstack(accumulated, self.fusions(accumulated, new, sizes)), {}
+
+    def new_is_base(self, sizes: Sizes) -> bool:
+        """Whether the new side is the larger one; a tie goes to the new side."""
+        if self.base_by == "classes":
+            return sizes.new_classes >= sizes.accumulated_classes
+        return sizes.new_samples >= sizes.accumulated_samples
+
+    def fusions(self, accumulated: Tensors, new: Tensors, sizes: Sizes) -> list[tuple[list[str], Fusion]]:
+        """The merge with its spectra and gates: one entry for all tensors of a shape, in order of first appearance."""
+        check_mergeable(accumulated, new)
+        base, align = (new, accumulated) if self.new_is_base(sizes) else (accumulated, new)
+        groups: dict[tuple[int, ...], list[str]] = defaultdict(list)
+        for name, tensor in base.items():
+            groups[tuple(tensor.shape)].append(name)
+        return [
+            (names, self._fuse_group(_stack(base, names), _stack(align, names), sizes)) for names in groups.values()
+        ]
+
+    def _fuse_group(self, base: Tensor, align: Tensor, sizes: Sizes) -> Fusion:
+        return fuse(
+            base,
+            align,
+            self._align_share(base, align, sizes),
+            alignment=self.alignment,
+            gating=self.gating,
+            kappa=self.kappa,
+            quantile=self.quantile,
+        )
+
+    def _align_share(self, base: Tensor, align: Tensor, sizes: Sizes) -> Tensor | float:
+        """The align side's share of the information (Eq. 8)."""
+        if self.weights == "uniform":
+            return 0.5
+        if self.weights == "classes":
+            new_share = sizes.new_classes / (sizes.new_classes + sizes.accumulated_classes)
+            align_is_new = not self.new_is_base(sizes) or self.swapped_weights
+            return new_share if align_is_new else 1 - new_share
+        # The squared singular values sum to the squared Frobenius norm, so neither proxy needs a decomposition.
+        power = 1 if self.weights == "norm" else 2
+        info_base, info_align = (side.flatten(1).norm(dim=1) ** power for side in (base, align))
+        total = info_base + info_align
+        return torch.where(total > 0, info_align / total.where(total > 0, torch.ones_like(total)), 0.5)
+
+
+def unstack(like: Tensors, fusions: list[tuple[list[str], Fusion]]) -> Tensors:
+    """The merged tensors by name, with the shapes, types, devices and order of ``like``."""
+    merged = dict(like)
+    for names, fusion in fusions:
+        for name, matrix in zip(names, fusion.merged, strict=True):
+            merged[name] = matrix.reshape(like[name].shape).to(like[name])
+    return merged
+
+
+def _stack(side: Tensors, names: list[str]) -> Tensor:
+    """Tensors of one shape as float64 matrices ``[n, out, in]``; a vector is a matrix of one row."""
+    stacked = torch.stack([side[name] for name in names])
+    if stacked.device.type == "mps":  # has no float64
+        stacked = stacked.cpu()
+    rows = stacked.shape[1] if stacked.dim() > 2 else 1
+    return stacked.double().reshape(len(names), rows, -1)

@@ -1,0 +1,124 @@
+"""Methods that train an adapter per task and merge it into the one that is kept; they differ in the merge."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from onea.merging.operator import Operator, Sizes, Tensors
+from onea.methods.adapter_training import AdapterTraining, TrainedAdapter, blank_adapters, train_adapter
+from onea.methods.contract import Method
+from onea.runtime import Runtime
+from onea.tasks import Plan, Task
+from onea.vit.adapter import Adapters
+from onea.vit.frozen import FrozenViT
+from onea.vit.heads import cosine_scores
+
+_KEPT, _MEMORY = "adapter.", "operator."
+
+
+class AdapterMemo(dict[tuple[Any, ...], TrainedAdapter]):
+    """Adapters already trained in this process, for methods that differ only in how they merge them."""
+
+
+@dataclass(frozen=True)
+class MergingOptions(AdapterTraining):
+    """Options of a method that trains and merges adapters.
+
+    Attributes:
+        single_class: what a task of one class does to the adapter: ``train`` (train and merge it like any other) or
+            ``skip`` (neither trained nor merged, nor counted; its prototype is still learned).
+    """
+
+    single_class: Literal["train", "skip"] = "train"
+
+
+class AdapterMerging(Method):
+    """One adapter, merged task by task, and a prototype per class. Inference is one pass, for ever."""
+
+    options: MergingOptions
+
+    def __init__(
+        self,
+        vit: FrozenViT,
+        options: MergingOptions,
+        runtime: Runtime,
+        plan: Plan | None = None,
+        memo: AdapterMemo | None = None,
+    ):
+        super().__init__(vit, options, runtime, plan)
+        self.memo = memo
+        self.kept: Adapters = blank_adapters(vit, options, seed=0, task=0).eval().to(runtime.device)
+        self.prototypes = torch.empty(0, vit.width, device=runtime.device)
+        self.merged_classes = 0
+        self.merged_samples = 0
+        self.memory: Tensors = {}
+
+    @abstractmethod
+    def operator(self) -> Operator:
+        """How a new adapter joins the kept one."""
+
+    def merge(self, accumulated: Tensors, new: Tensors, sizes: Sizes) -> tuple[Tensors, dict[str, Any]]:
+        """The merged adapter, and what to record about the merge."""
+        merged, self.memory = self.operator()(accumulated, new, sizes, self.memory)
+        return merged, {}
+
+    def learn(self, task: Task) -> dict[str, Any]:
+        """Train a fresh adapter, merge it into the kept one and add the prototypes of the new classes."""
+        report: dict[str, Any] = {"trained": not (self.options.single_class == "skip" and len(task.classes) == 1)}
+        if report["trained"]:
+            trained = self._trained(task)
+            report |= trained.report
+            report["merge"] = self._absorb(trained.tensors, task)
+        self.runtime.progress.note("prototypes")
+        self.prototypes = torch.cat([self.prototypes, self.prototypes_of(task, self.kept)])
+        return report
+
+    def scores(self, images: Tensor) -> Tensor:
+        """Cosine of the adapted features to every prototype."""
+        return cosine_scores(self.features(images, self.kept), self.prototypes)
+
+    def state_dict(self) -> Tensors:
+        """The kept adapter, the prototypes, what was merged so far, and what the operator remembers."""
+        return {
+            **{_KEPT + name: value for name, value in self.kept.state_dict().items()},
+            **{_MEMORY + name: value for name, value in self.memory.items()},
+            "prototypes": self.prototypes,
+            "merged": torch.tensor([self.merged_classes, self.merged_samples]),
+        }
+
+    def load_state_dict(self, state: Tensors) -> None:
+        """Continue from a saved state."""
+        self.kept.load_state_dict(_under(_KEPT, state))
+        self.memory = _under(_MEMORY, state)
+        self.prototypes = state["prototypes"].to(self.runtime.device)
+        self.merged_classes, self.merged_samples = state["merged"].tolist()
+
+    def _trained(self, task: Task) -> TrainedAdapter:
+        if self.memo is None:
+            return train_adapter(self.vit, task, self.options, self.runtime, self.plan)
+        training = tuple(getattr(self.options, name) for name in AdapterTraining.__dataclass_fields__)
+        key = (task.seed, task.index, task.classes, len(task), training, self.plan)
+        if key not in self.memo:
+            self.memo[key] = train_adapter(self.vit, task, self.options, self.runtime, self.plan)
+        return self.memo[key]
+
+    def _absorb(self, new: Tensors, task: Task) -> dict[str, Any]:
+        self.runtime.progress.note("merging")
+        report: dict[str, Any] = {}
+        if self.merged_classes:
+            accumulated = dict(self.kept.state_dict())
+            sizes = Sizes(self.merged_classes, len(task.classes), self.merged_samples, len(task))
+            new, report = self.merge(accumulated, new, sizes)
+        self.kept.load_state_dict(new)
+        self.merged_classes += len(task.classes)
+        self.merged_samples += len(task)
+        return report
+
+
+def _under(prefix: str, state: Tensors) -> Tensors:
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}

@@ -1,0 +1,70 @@
+"""What every class-incremental method agrees on."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from onea.merging.operator import Tensors
+from onea.runtime import Runtime
+from onea.tasks import Plan, Task
+from onea.vit.frozen import FrozenViT, Plug
+from onea.vit.heads import class_means
+
+EVALUATION_BATCH = 256
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """Of a method that has nothing to set."""
+
+
+class Method(ABC):
+    """Learns tasks one after the other and scores images against every class seen so far, without a task id.
+
+    A method keeps all that it knows in ``state_dict()`` and rebuilds the rest per task, so that a run can stop and
+    resume at any task boundary.
+    """
+
+    title: ClassVar[str]
+    paper: ClassVar[str]
+    Options: ClassVar[type] = NoOptions
+
+    def __init__(self, vit: FrozenViT, options: Any, runtime: Runtime, plan: Plan | None = None):
+        self.vit, self.options, self.runtime, self.plan = vit, options, runtime, plan
+
+    @abstractmethod
+    def learn(self, task: Task) -> dict[str, Any]:
+        """Learn a task and return what is worth recording about it, as JSON-able values."""
+
+    @abstractmethod
+    def scores(self, images: Tensor) -> Tensor:
+        """Scores ``[B, classes seen]`` of a batch of network inputs; the largest is the answer."""
+
+    @abstractmethod
+    def state_dict(self) -> Tensors:
+        """Everything that must survive between tasks."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Tensors) -> None:
+        """Continue from a state that this method gave earlier."""
+
+    @staticmethod
+    def passes(tasks: int) -> float:
+        """Passes through the network per image after so many tasks."""
+        return 1
+
+    def features(self, images: Tensor, plug: Plug | None = None) -> Tensor:
+        """Features of network inputs for inference, ``[B, width]``."""
+        with torch.no_grad(), self.runtime.autocast():
+            features: Tensor = self.vit(images, plug)
+            return features
+
+    def prototypes_of(self, task: Task, plug: Plug | None = None) -> Tensor:
+        """Mean feature of each class of a task over its un-augmented images, ``[classes of the task, width]``."""
+        features = [self.features(images, plug) for images, _ in task.plain_batches(EVALUATION_BATCH)]
+        return class_means(torch.cat(features), task.labels, task.classes)

@@ -1,0 +1,212 @@
+"""How well a run went, from counts of right test images: A_t, A_T, their means, and forgetting.
+
+Stateless functions on plain numbers. Accuracies are percentages and are never rounded here. Tasks and steps count from
+0 in code; ``correct[j][k]`` is how many test images of task j are right after learning task k (k >= j), and
+``total[j]`` is how many test images task j has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from onea.errors import OneaError
+
+Floats = npt.NDArray[np.float64]
+
+
+def accuracy_matrix(correct: npt.ArrayLike, total: npt.ArrayLike) -> Floats:
+    """Percent right of task j after task k, at ``[j, k]``; NaN where task j had not been learnt yet.
+
+    >>> accuracy_matrix([[8, 6], [0, 3]], [10, 4])
+    array([[80., 60.],
+           [nan, 75.]])
+    """
+    right, images = _counts(correct, total)
+    matrix = 100.0 * right / images[:, None]
+    matrix[np.tril_indices(len(images), k=-1)] = np.nan
+    return matrix
+
+
+def step_accuracies(correct: npt.ArrayLike, total: npt.ArrayLike) -> Floats:
+    """A_t: percent right of all test images of all classes seen, after each task.
+
+    >>> step_accuracies([[8, 6], [0, 3]], [10, 5])
+    array([80., 60.])
+    """
+    right, images = _counts(correct, total)
+    return np.asarray(100.0 * np.triu(right).sum(axis=0) / np.cumsum(images), dtype=np.float64)
+
+
+def last_accuracy(A: npt.ArrayLike) -> float:
+    """A_T: percent right over all classes after the last task.
+
+    >>> last_accuracy([80.0, 60.0])
+    60.0
+    """
+    return float(_steps(A)[-1])
+
+
+def mean_accuracy(A: npt.ArrayLike) -> float:
+    """The plain mean of A_t over the steps.
+
+    >>> mean_accuracy([80.0, 60.0])
+    70.0
+    """
+    return float(_steps(A).mean())
+
+
+def weighted_mean_accuracy(A: npt.ArrayLike, sizes: Sequence[int]) -> float:
+    """The mean of A_t, each step weighted by how many more classes have been seen than a balanced stream would have.
+
+    ``w_t = T K_t / (C t)``, where K_t classes have been seen after t tasks. A balanced stream gives the plain mean.
+
+    >>> weighted_mean_accuracy([80.0, 60.0], [1, 3])  # weights 1/2 and 1
+    66.66666666666667
+    """
+    steps = _steps(A)
+    if len(sizes) != len(steps):
+        raise OneaError(f"{len(steps)} accuracies for {len(sizes)} tasks; give one accuracy per task")
+    seen = np.cumsum(np.asarray(sizes, dtype=np.float64))
+    weights = len(steps) * seen / (seen[-1] * np.arange(1, len(steps) + 1))
+    return float((weights * steps).sum() / weights.sum())
+
+
+def forgetting_per_task(matrix: npt.ArrayLike) -> Floats:
+    """How far each task but the last has fallen from its best before the last task; negative where it rose.
+
+    >>> forgetting_per_task([[80, 90, 60], [float("nan"), 75, 80], [float("nan"), float("nan"), 50]])
+    array([30., -5.])
+    """
+    table = np.asarray(matrix, dtype=np.float64)
+    if table.ndim != 2 or table.shape[0] != table.shape[1]:
+        raise OneaError(f"an accuracy matrix is square, not {table.shape}; give one row and one column per task")
+    last = len(table) - 1
+    return np.array([table[j, j:last].max() - table[j, last] for j in range(last)], dtype=np.float64)
+
+
+def forgetting(matrix: npt.ArrayLike) -> float | None:
+    """F: the mean of ``forgetting_per_task``; None when there is one task, as nothing could be forgotten.
+
+    >>> forgetting([[80, 90, 60], [float("nan"), 75, 80], [float("nan"), float("nan"), 50]])
+    12.5
+    >>> forgetting([[80]]) is None
+    True
+    """
+    fallen = forgetting_per_task(matrix)
+    return float(fallen.mean()) if len(fallen) else None
+
+
+def class_balanced(correct_per_class: npt.ArrayLike, total_per_class: npt.ArrayLike) -> float:
+    """The mean of the classes' own accuracies, in percent; classes without test images are left out.
+
+    >>> class_balanced([9, 1], [10, 2])  # 90 % and 50 %; sample-level accuracy would say 83 %
+    70.0
+    """
+    right, images = _pair(correct_per_class, total_per_class)
+    tested = images > 0
+    if not tested.any():
+        raise OneaError("no class has a test image, so there is no accuracy; give at least one class some")
+    return float((100.0 * right[tested] / images[tested]).mean())
+
+
+def task_counts(
+    correct_per_class: Sequence[Sequence[int]], total_per_class: Sequence[int], sizes: Sequence[int]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Class counts summed to task counts: ``correct[j, k]`` (0 where k < j) and ``total[j]``.
+
+    >>> correct, total = task_counts([[4], [3, 5, 1]], [5, 6, 4], [1, 2])
+    >>> correct.tolist(), total.tolist()
+    ([[4, 3], [0, 6]], [5, 10])
+    """
+    steps = len(correct_per_class)
+    offsets = [0, *accumulate(sizes)]
+    correct = np.zeros((steps, steps), dtype=np.int64)
+    for k, right in enumerate(correct_per_class):
+        for j in range(k + 1):
+            correct[j, k] = sum(right[offsets[j] : offsets[j + 1]])
+    total = [sum(total_per_class[offsets[j] : offsets[j + 1]]) for j in range(steps)]
+    return correct, np.asarray(total, dtype=np.int64)
+
+
+def summarise(
+    correct_per_class: Sequence[Sequence[int]], total_per_class: Sequence[int], sizes: Sequence[int]
+) -> dict[str, Any]:
+    """Every metric of a run as a block of JSON.
+
+    Args:
+        correct_per_class: one list per task learnt so far: the right test images of each class seen, by position.
+        total_per_class: the test images of each class, by position.
+        sizes: the stream's task sizes. With fewer steps than tasks, the block describes the stream so far.
+
+    Returns:
+        ``A``, ``A_T``, ``mean_A``, ``weighted_mean_A``, ``F`` and ``F_per_task``; ``balanced_A``, ``balanced_A_T`` and
+        ``mean_balanced_A`` (every class counts the same); ``matrix`` (``[j][k]``, None where k < j).
+
+    >>> block = summarise([[4], [3, 5, 1]], [5, 6, 4], [1, 2])
+    >>> block["A"], block["F"], block["matrix"]
+    ([80.0, 60.0], 20.0, [[80.0, 60.0], [None, 60.0]])
+    """
+    _check_steps(correct_per_class, total_per_class, sizes)
+    correct, total = task_counts(correct_per_class, total_per_class, sizes)
+    A = step_accuracies(correct, total)
+    matrix = accuracy_matrix(correct, total)
+    even = [class_balanced(right, total_per_class[: len(right)]) for right in correct_per_class]
+    return {
+        "A": A.tolist(),
+        "A_T": last_accuracy(A),
+        "mean_A": mean_accuracy(A),
+        "weighted_mean_A": weighted_mean_accuracy(A, sizes[: len(A)]),
+        "F": forgetting(matrix),
+        "F_per_task": forgetting_per_task(matrix).tolist(),
+        "balanced_A": even,
+        "balanced_A_T": even[-1],
+        "mean_balanced_A": mean_accuracy(even),
+        # NaN is not JSON
+        "matrix": [[None if k < j else value for k, value in enumerate(row)] for j, row in enumerate(matrix.tolist())],
+    }
+
+
+def _check_steps(correct: Sequence[Sequence[int]], total: Sequence[int], sizes: Sequence[int]) -> None:
+    if not 1 <= len(correct) <= len(sizes):
+        raise OneaError(f"{len(correct)} steps of counts for {len(sizes)} tasks; give one for every task learnt")
+    for step, (right, seen) in enumerate(zip(correct, accumulate(sizes), strict=False)):
+        if len(right) != seen or len(total) < seen:
+            raise OneaError(
+                f"after task {step + 1}, {seen} classes have been seen, but {len(right)} were counted right and "
+                f"{len(total)} have test counts; give one count per class seen"
+            )
+
+
+def _counts(correct: npt.ArrayLike, total: npt.ArrayLike) -> tuple[Floats, Floats]:
+    images = np.asarray(total, dtype=np.float64)
+    right = np.asarray(correct, dtype=np.float64)
+    if images.ndim != 1 or not len(images) or right.shape != (len(images), len(images)):
+        raise OneaError(
+            f"counts of shape {right.shape} do not fit totals of shape {images.shape}; give T x T counts and T totals"
+        )
+    if images.min() <= 0:
+        raise OneaError(f"task {int(images.argmin()) + 1} has no test images; give every task at least one")
+    known = np.triu_indices(len(images))
+    _pair(right[known], images[known[0]])
+    return right, images
+
+
+def _pair(correct: npt.ArrayLike, total: npt.ArrayLike) -> tuple[Floats, Floats]:
+    right, images = np.asarray(correct, dtype=np.float64), np.asarray(total, dtype=np.float64)
+    if right.shape != images.shape:
+        raise OneaError(f"{right.size} counts for {images.size} totals; give one of each per class")
+    if ((right < 0) | (right > images)).any():
+        raise OneaError("a count of right images is negative or above its total; count the same test images for both")
+    return right, images
+
+
+def _steps(A: npt.ArrayLike) -> Floats:
+    steps = np.asarray(A, dtype=np.float64)
+    if steps.ndim != 1 or not len(steps):
+        raise OneaError("there are no step accuracies; evaluate after at least one task")
+    return steps

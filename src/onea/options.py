@@ -1,0 +1,110 @@
+"""Options as dataclasses: made from loose names and text, with errors that name the nearest valid one."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import types
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from onea.errors import OneaError, nearest
+
+T = TypeVar("T")
+_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+
+
+def build(kind: type[T], values: Mapping[str, Any]) -> T:
+    """An instance of the dataclass ``kind``; dashes in names are underscores, text is read as the field's type."""
+    fields = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    hints = get_type_hints(kind)
+    read = {}
+    for given, value in values.items():
+        name = given.replace("-", "_")
+        if name not in fields:
+            raise OneaError(f"Unknown option '{given}'; {nearest(name, fields)}")
+        read[name] = _read(given, value, hints[name])
+    return kind(**read)
+
+
+def _read(name: str, value: Any, hint: Any) -> Any:
+    """``value`` as the type ``hint``: a plain type, a choice of words, or one of these or None."""
+    if get_origin(hint) in (types.UnionType, Union):
+        if value is None or value == "none":
+            return None
+        hint = next(kind for kind in get_args(hint) if kind is not types.NoneType)
+    if get_origin(hint) is Literal:
+        choices = get_args(hint)
+        if value not in choices:
+            raise OneaError(f"{name} is '{value}'; {nearest(str(value), choices)}")
+        return value
+    if hint is bool:
+        return _read_bool(name, value)
+    if isinstance(value, bool) and hint is not str:
+        raise OneaError(f"{name} is {value}; it needs {_wanted(hint)}.")
+    try:
+        number = hint(value)
+    except (TypeError, ValueError):
+        raise OneaError(f"{name} is '{value}'; it needs {_wanted(hint)}.") from None
+    if hint is int and isinstance(value, float) and number != value:
+        raise OneaError(f"{name} is {value}; it needs a whole number.")
+    return number
+
+
+def _read_bool(name: str, value: Any) -> bool:
+    word = str(value).lower()
+    if word in _TRUE:
+        return True
+    if word in _FALSE:
+        return False
+    raise OneaError(f"{name} is '{value}'; it needs true or false.")
+
+
+def _wanted(hint: Any) -> str:
+    return {int: "a whole number", float: "a number"}.get(hint, "text")
+
+
+def from_arguments(arguments: list[str]) -> dict[str, Any]:
+    """Loose command-line arguments as a mapping.
+
+    >>> from_arguments(["--rank", "64", "--kappa=5", "--no-gating", "--shared-init"])
+    {'rank': '64', 'kappa': '5', 'gating': False, 'shared_init': True}
+    """
+    values: dict[str, Any] = {}
+    rest = list(arguments)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--"):
+            raise OneaError(f"'{word}' is not an option; options start with --.")
+        name, equals, value = word[2:].partition("=")
+        name = name.replace("-", "_")
+        if equals:
+            values[name] = value
+        elif rest and not rest[0].startswith("--"):
+            values[name] = rest.pop(0)
+        elif name.startswith("no_"):
+            values[name.removeprefix("no_")] = False
+        else:
+            values[name] = True
+    return values
+
+
+def describe(kind: type) -> list[tuple[str, Any, str]]:
+    """Name, default and meaning of every option, the meanings from the classes' own ``Attributes`` sections."""
+    meanings: dict[str, str] = {}
+    for parent in kind.__mro__:
+        meanings = _attributes(parent.__doc__ or "") | meanings
+    return [(field.name, field.default, meanings.get(field.name, "")) for field in dataclasses.fields(kind)]
+
+
+def _attributes(docstring: str) -> dict[str, str]:
+    section = docstring.partition("Attributes:\n")[2]
+    meanings: dict[str, str] = {}
+    for line in section.splitlines():
+        text = line.strip()
+        if match := re.match(r"(\w+): (.*)", text) if line.startswith(" " * 8) and line[8:9] != " " else None:
+            meanings[match[1]] = match[2]
+        elif text and meanings:
+            last = next(reversed(meanings))
+            meanings[last] += " " + text
+    return meanings

@@ -1,0 +1,177 @@
+"""Results as a table: one row per record, one column per number, the best of each marked; numbers, no verdicts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One number of a record."""
+
+    title: str
+    meaning: str
+    value: Callable[[Record], float | None]
+    digits: int = 2
+    best: Callable[[Sequence[float]], float] = max
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number as it is printed, and whether none in its column is better."""
+
+    text: str
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """One record of the table."""
+
+    method: str
+    cells: tuple[Cell, ...]
+    note: str
+
+
+def seconds(record: Record) -> float:
+    """Seconds a run spent learning: training, merging and prototypes, without evaluation."""
+    return float(sum(record["timings"]["learn_s"]))
+
+
+def _metric(name: str) -> Callable[[Record], float | None]:
+    return lambda record: record["metrics"].get(name)
+
+
+SECONDS = Column("training s", "seconds spent learning, evaluation left out", seconds, digits=1, best=min)
+COLUMNS = (
+    Column("A_T %", "right over all classes after the last task", _metric("A_T")),
+    Column("mean A %", "mean of that accuracy over all tasks", _metric("mean_A")),
+    Column(
+        "weighted mean A %",
+        "the same mean, a step counting more the further its classes are ahead of an even stream",
+        _metric("weighted_mean_A"),
+    ),
+    Column("F", "points a task has lost since its best, mean over tasks; lower is better", _metric("F"), best=min),
+    Column("class-balanced A_T %", "A_T with every class counting the same", _metric("balanced_A_T")),
+    SECONDS,
+)
+
+
+def labels(records: Sequence[Record]) -> list[str]:
+    """What to call each record: its title where a caller gave one, else its method; told apart where two agree.
+
+    >>> labels([{"config": {"method": "one-a", "seed": 1}}, {"config": {"method": "one-a", "seed": 2}}])
+    ['one-a (seed 1)', 'one-a (seed 2)']
+    """
+    plain = [_name(record) for record in records]
+    names = [
+        f"{name} (seed {record['config']['seed']})" if plain.count(name) > 1 else name
+        for name, record in zip(plain, records, strict=True)
+    ]
+    seen: Counter[str] = Counter()
+    for index, name in enumerate(names):
+        seen[name] += 1
+        if seen[name] > 1:
+            names[index] = f"{name} #{seen[name]}"
+    return names
+
+
+def finished(record: Record) -> bool:
+    """Whether a run has reached its last task."""
+    return bool(record["status"] == "finished")
+
+
+def rows(records: Sequence[Record]) -> list[Row]:
+    """The table as plain values; a run that is still going on is shown but never marked as best."""
+    names, columns = labels(records), [_cells(column, records) for column in COLUMNS]
+    return [
+        Row(name, tuple(cells[index] for cells in columns), _note(record, records, names))
+        for index, (name, record) in enumerate(zip(names, records, strict=True))
+    ]
+
+
+def markdown(records: Sequence[Record]) -> str:
+    """The table in Markdown, best values in bold."""
+    table = rows(records)
+    notes = any(row.note for row in table)
+    heads = ["method", *(column.title for column in COLUMNS), *(["note"] if notes else [])]
+    lines = [heads, ["---", *["---:"] * len(COLUMNS), *(["---"] if notes else [])]]
+    for row in table:
+        numbers = [f"**{cell.text}**" if cell.best else cell.text for cell in row.cells]
+        lines.append([_plain(row.method), *numbers, *([_plain(row.note)] if notes else [])])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _name(record: Record) -> str:
+    return str(record.get("title") or record["config"]["method"])
+
+
+def _cells(column: Column, records: Sequence[Record]) -> list[Cell]:
+    values = [column.value(record) for record in records]
+    fair = [
+        value
+        for value, record in zip(values, records, strict=True)
+        if value is not None and _may_win(column, record, records)
+    ]
+    # Compared as printed: two numbers that read the same are both marked, or the table would seem to contradict itself.
+    best = f"{column.best(fair):.{column.digits}f}" if len(fair) > 1 else None
+    texts = ["–" if value is None else f"{value:.{column.digits}f}" for value in values]
+    return [
+        Cell(text, text == best and _may_win(column, record, records))
+        for text, record in zip(texts, records, strict=True)
+    ]
+
+
+def _may_win(column: Column, record: Record, records: Sequence[Record]) -> bool:
+    if column is SECONDS and (_lent(record, records) or len({_machine(other) for other in records}) > 1):
+        return False  # seconds that others spent, or another machine's, are not this method's merit
+    return finished(record)
+
+
+def _machine(record: Record) -> tuple[Any, ...]:
+    runtime, environment = record.get("runtime", {}), record.get("environment", {})
+    return (*(runtime.get(name) for name in ("device", "precision", "threads")), environment.get("processor"))
+
+
+def _note(record: Record, records: Sequence[Record], names: Sequence[str]) -> str:
+    notes = [str(record["note"])] if record.get("note") else []
+    done, tasks = len(record["metrics"]["A"]), len(record["stream"]["sizes"])
+    if not finished(record):
+        notes.append(f"still running: {done} of {tasks} tasks")
+    if lent := _lent(record, records):
+        lenders = " and ".join(dict.fromkeys(names[lender] for lender in lent))
+        notes.append(f"{len(lent)} of {done} adapters taken from the {lenders} run, their training not counted here")
+    if skipped := sum(task.get("trained") is False for task in record["tasks"]):
+        notes.append(f"{skipped} of {done} tasks not trained")
+    return "; ".join(notes)
+
+
+def _lent(record: Record, records: Sequence[Record]) -> list[int]:
+    """For every task whose training this record took over from another one, the index of that record.
+
+    A record does not say so, but equal losses in every epoch mean the same training, and a fraction of the time means
+    that it was not done again.
+    """
+    lenders = []
+    for index, task in enumerate(record["tasks"]):
+        for lender, other in enumerate(records):
+            if other is not record and _same_training(task, other["tasks"][index : index + 1]):
+                mine, theirs = (r["timings"]["learn_s"][index] for r in (record, other))
+                if mine < theirs / 2:
+                    lenders.append(lender)
+                    break
+    return lenders
+
+
+def _same_training(task: Record, others: Sequence[Record]) -> bool:
+    return bool(task.get("losses")) and any(other.get("losses") == task["losses"] for other in others)
+
+
+def _plain(text: str) -> str:
+    """Text that cannot end a Markdown cell or a line."""
+    return " ".join(text.split()).replace("|", "\\|")

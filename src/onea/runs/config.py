@@ -1,0 +1,122 @@
+"""What a run is made of, from the command line or a YAML file, and what makes two runs the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from onea.errors import OneaError
+from onea.options import build
+
+# Where a run computes or keeps its images does not make it another run.
+_RESOURCES = ("root", "device", "threads", "store", "budget")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything that defines a run. Fields are the command line's options and the keys of a YAML file.
+
+    Attributes:
+        method: a name that ``onea methods`` lists.
+        data: a dataset's name, ``folder:PATH`` or ``list:TRAIN.txt,TEST.txt``.
+        root: folder that holds downloaded datasets.
+        backbone: the embedded one, a timm ``architecture.tag`` or a ``.safetensors`` file.
+        stream: ``step`` (imbalanced), ``balanced``, ``sizes`` or ``natural``; ``auto`` is ``sizes`` when sizes are
+            given, ``natural`` when the data has groups and no number of tasks is asked for, else ``step``.
+        tasks: number of tasks.
+        gamma: step-imbalance factor; 1 is balanced.
+        sizes: classes of each task, such as ``36,1,14``.
+        order: of the tasks: ``shuffled``, ``descending`` or ``given``.
+        long_tail: factor of long-tailed samples per class, on top of any stream.
+        seed: decides class order, task order and every random draw.
+        preset: named hyper-parameters: ``paper``, ``small`` or ``auto`` (paper for a backbone of its width).
+        normalise: ``backbone`` (the mean and deviation the weights expect) or ``none`` (pixels in [0, 1]).
+        geometry: ``direct`` resize, or ``resize-crop``.
+        protocol: ``pilot`` sets normalise none and geometry resize-crop, as published.
+        precision: ``bf16``, ``fp32`` or ``auto`` (bf16 where the chip has it).
+        device: ``cpu``, ``cuda``, ... or ``auto``.
+        threads: CPU threads; 0 is all.
+        store: where packed images live: ``auto``, ``device``, ``host``, ``disk``; ``exact`` streams the originals.
+        budget: gigabytes of memory the images may take.
+        on_bad: what an unreadable image does: ``fail`` or ``skip``.
+        options: of the method.
+    """
+
+    method: str = "one-a"
+    data: str = "glyphs-mini"
+    root: str | None = None
+    backbone: str = "vit_small_d6_patch14_84"
+    stream: Literal["auto", "step", "balanced", "sizes", "natural"] = "auto"
+    tasks: int | None = None
+    gamma: float = 0.01
+    sizes: str | None = None
+    order: Literal["shuffled", "descending", "given"] | None = None
+    long_tail: float | None = None
+    seed: int = 1
+    preset: Literal["auto", "paper", "small"] = "auto"
+    normalise: Literal["backbone", "none"] = "backbone"
+    geometry: Literal["direct", "resize-crop"] = "direct"
+    protocol: Literal["pilot"] | None = None
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    device: str = "auto"
+    threads: int = 0
+    store: Literal["auto", "device", "host", "disk", "exact"] = "auto"
+    budget: float | None = None
+    on_bad: Literal["fail", "skip"] = "fail"
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def identity(self) -> dict[str, Any]:
+        """What distinguishes this run from another; two runs with equal identities give equal results."""
+        values = {name: value for name, value in dataclasses.asdict(self).items() if name not in _RESOURCES}
+        return values | {"store": "exact" if self.store == "exact" else "packed"}
+
+    def key(self) -> str:
+        """A short digest of the identity."""
+        return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()[:12]
+
+    def folder(self) -> Path:
+        """Where the run goes unless told otherwise."""
+        data = self.data.rstrip("/").replace(":", "/").split("/")[-1]
+        return Path("runs") / f"{self.method}-{data}-seed{self.seed}-{self.key()}"
+
+
+def make_config(values: dict[str, Any]) -> RunConfig:
+    """A checked configuration from loose values: names of ``RunConfig`` and, for the rest, options of the method."""
+    from onea.methods import method_class
+
+    names = {item.name for item in dataclasses.fields(RunConfig)} - {"options"}
+    values = {name.replace("-", "_"): value for name, value in values.items() if value is not None}
+    given = dict(values.pop("options", None) or {})
+    common = {name: value for name, value in values.items() if name in names}
+    given |= {name: value for name, value in values.items() if name not in names}
+    if isinstance(common.get("sizes"), list | tuple):
+        common["sizes"] = ",".join(str(size) for size in common["sizes"])
+    config = build(RunConfig, common)
+    kind = method_class(config.method).Options
+    known = {item.name for item in dataclasses.fields(kind)}
+    if unknown := next((name for name in given if name.replace("-", "_") not in known), None):
+        from onea.errors import nearest
+
+        raise OneaError(f"Unknown option '{unknown}' for {config.method}; {nearest(unknown, names | known)}")
+    checked: Any = build(kind, given)  # reads text as numbers and refuses what makes no sense
+    options = {name.replace("-", "_"): getattr(checked, name.replace("-", "_")) for name in given}
+    return dataclasses.replace(config, options=options)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The options in a YAML file."""
+    import yaml
+
+    try:
+        loaded = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise OneaError(f"Config file {path} cannot be read ({error.strerror}); check the path.") from error
+    except yaml.YAMLError as error:
+        raise OneaError(f"Config file {path} is not valid YAML: {' '.join(str(error).split())}.") from error
+    if not isinstance(loaded, dict):
+        raise OneaError(f"Config file {path} must hold 'option: value' lines.")
+    return loaded

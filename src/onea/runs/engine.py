@@ -1,0 +1,96 @@
+"""One run: learn every task of the stream, evaluate after each, and leave a record."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from onea.methods.adapter_merging import AdapterMemo
+from onea.metrics import summarise
+from onea.runs.config import RunConfig
+from onea.runs.evaluation import correct_per_class
+from onea.runs.record import (
+    FORMAT,
+    Record,
+    check_same_run,
+    environment,
+    load_checkpoint,
+    now,
+    peak_memory,
+    read_record,
+    save_checkpoint,
+)
+from onea.runs.setup import Prepared, prepare
+from onea.runtime import Progress, Runtime, make_runtime
+
+
+def run(config: RunConfig, folder: Path, progress: Progress | None = None, memo: AdapterMemo | None = None) -> Record:
+    """Run to the end and return the record; continues what the folder holds, and does not repeat a finished run.
+
+    A kill at any moment loses at most the current task. Nothing is written before the first task is finished.
+    """
+    record = read_record(folder)
+    if record is not None:
+        check_same_run(record, config, folder)
+        if record["status"] == "finished":
+            return record
+    runtime = _runtime(config, record, progress)
+    prepared = prepare(config, runtime, memo)
+    if record is None:
+        record = _new_record(config, prepared, runtime)
+    else:
+        prepared.method.load_state_dict(load_checkpoint(folder, record))
+        record["dates"]["resumed"].append(now())
+    for index in range(len(record["correct"]), prepared.stream.tasks):
+        _learn_task(index, prepared, runtime, record)
+        save_checkpoint(folder, record, prepared.method.state_dict())
+    return record
+
+
+def _runtime(config: RunConfig, record: Record | None, progress: Progress | None) -> Runtime:
+    # Threads change the order of floating-point sums, and precision everything: a resumed run keeps both.
+    earlier = record["runtime"] if record else {}
+    precision, threads = earlier.get("precision", config.precision), earlier.get("threads", config.threads)
+    return make_runtime(config.device, precision, threads, progress)
+
+
+def _new_record(config: RunConfig, prepared: Prepared, runtime: Runtime) -> Record:
+    totals = prepared.test.labels.bincount(minlength=prepared.stream.classes).tolist()
+    return {
+        "format": FORMAT,
+        "status": "running",
+        "config": config.identity(),
+        **prepared.description,
+        "runtime": {"device": runtime.device.type, "precision": runtime.precision, "threads": runtime.threads},
+        "total": totals,
+        "correct": [],
+        "tasks": [],
+        "metrics": {},
+        "timings": {"learn_s": [], "evaluate_s": []},
+        "memory": {"peak_bytes": []},
+        "dates": {"started": now(), "resumed": [], "finished": None},
+        "environment": environment(runtime.device),
+    }
+
+
+def _learn_task(index: int, prepared: Prepared, runtime: Runtime, record: Record) -> None:
+    task, stream, method = prepared.task(index), prepared.stream, prepared.method
+    runtime.progress.start_task(index, stream.tasks, task.name)
+    started = time.perf_counter()
+    report = method.learn(task)
+    learned = time.perf_counter()
+    runtime.progress.note("evaluating")
+    seen = task.classes.stop
+    correct = correct_per_class(method, prepared.test.images, prepared.test.labels, seen, prepared.seed)
+    evaluated = time.perf_counter()
+
+    record["correct"].append(correct)
+    record["tasks"].append({"name": task.name, "classes": len(task.classes), "images": len(task), **report})
+    record["metrics"] = summarise(record["correct"], record["total"], stream.sizes)
+    record["timings"]["learn_s"].append(learned - started)
+    record["timings"]["evaluate_s"].append(evaluated - learned)
+    record["memory"]["peak_bytes"].append(peak_memory(runtime.device))
+    if index + 1 == stream.tasks:
+        record["status"] = "finished"
+        record["dates"]["finished"] = now()
+    runtime.progress.end_task(index, record["metrics"]["A"][-1])

@@ -1,0 +1,128 @@
+"""The record: one JSON file that says everything about a run, and the checkpoint it points to."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import os
+import platform
+import resource
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load as load_safetensors
+from safetensors.torch import save as save_safetensors
+
+from onea.errors import OneaError
+from onea.files import read_json, write_atomically, write_json
+from onea.merging.operator import Tensors
+from onea.runs.config import RunConfig
+from onea.version import __version__
+
+FORMAT = 1
+NAME = "record.json"
+_VOLATILE = ("timings", "memory", "dates", "environment")  # differ between two equal runs
+
+Record = dict[str, Any]
+
+
+def essence(record: Record) -> Record:
+    """What two runs with the same configuration must agree on, bit for bit."""
+    return {key: copy.deepcopy(value) for key, value in record.items() if key not in _VOLATILE}
+
+
+def read_record(folder: Path) -> Record | None:
+    """The record in a run's folder, or None where no task has been finished yet."""
+    path = folder / NAME
+    if not path.exists():
+        return None
+    record: Record = read_json(path)
+    if not isinstance(record, dict) or record.get("format") != FORMAT:
+        raise OneaError(f"{path} is not a record that this version ({__version__}) reads; choose another --out.")
+    return record
+
+
+def check_same_run(record: Record, config: RunConfig, folder: Path) -> None:
+    """Refuse to continue somebody else's run."""
+    mine, theirs = config.identity(), record["config"]
+    different = sorted(name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name))
+    if different:
+        changes = ", ".join(f"{name} {theirs.get(name)} instead of {mine.get(name)}" for name in different)
+        raise OneaError(f"{folder} holds another run ({changes}); choose another --out or delete that folder.")
+
+
+def save_checkpoint(folder: Path, record: Record, state: Tensors) -> None:
+    """Write the method's state, then the record that points to it; a kill in between leaves the older pair intact."""
+    name = f"state-{len(record['correct']):03d}.safetensors"
+    content = save_safetensors({key: value.detach().cpu().contiguous() for key, value in state.items()})
+    write_atomically(folder / name, content)
+    record["checkpoint"] = {"file": name, "sha256": hashlib.sha256(content).hexdigest()}
+    write_json(folder / NAME, record)
+    for leftover in [*folder.glob("state-*.safetensors"), *folder.glob(".*.partial")]:
+        if leftover.name != name:
+            leftover.unlink(missing_ok=True)
+
+
+def load_checkpoint(folder: Path, record: Record) -> Tensors:
+    """The state that the record points to."""
+    path = folder / record["checkpoint"]["file"]
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise OneaError(
+            f"Checkpoint {path} cannot be read ({error.strerror}); delete {folder} to start over."
+        ) from error
+    if hashlib.sha256(content).hexdigest() != record["checkpoint"]["sha256"]:
+        raise OneaError(f"Checkpoint {path} is damaged (truncated or changed); delete {folder} to start over.")
+    return load_safetensors(content)
+
+
+def now() -> str:
+    """The time, as records write it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Versions, source and hardware."""
+    packages = ("torch", "torchvision", "timm", "safetensors", "numpy", "pillow")
+    return {
+        "onea": __version__,
+        "git": _git_hash(),
+        "python": platform.python_version(),
+        **{name: metadata.version(name) for name in packages},
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "accelerator": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+    }
+
+
+def peak_memory(device: torch.device) -> dict[str, int]:
+    """Largest memory this process has held so far, in bytes: the host's, and the device's where there is one."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    peak = {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
+    if device.type == "cuda":
+        peak["device"] = torch.cuda.max_memory_allocated(device)
+    return peak
+
+
+def _git_hash() -> str | None:
+    try:
+        found = subprocess.run(
+            ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() or None
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(errors="ignore").splitlines() if info.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()

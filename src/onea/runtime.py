@@ -1,0 +1,90 @@
+"""Where and how precisely a run computes, and who hears about its progress."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from onea.errors import OneaError
+
+
+class Progress:
+    """Listens to a run. This one ignores everything; a display overrides what it shows."""
+
+    def start_task(self, task: int, tasks: int, name: str) -> None:
+        """A task begins (counted from 0)."""
+
+    def start_epoch(self, epoch: int, epochs: int, images: int) -> None:
+        """An epoch over so many images begins."""
+
+    def step(self, images: int) -> None:
+        """So many images were trained on."""
+
+    def note(self, text: str) -> None:
+        """Something other than training began."""
+
+    def end_task(self, task: int, accuracy: float) -> None:
+        """A task was learned and evaluated; accuracy over all classes seen, in percent."""
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """The resolved machine settings of a run."""
+
+    device: torch.device
+    precision: str
+    threads: int
+    progress: Progress = field(default_factory=Progress)
+
+    @cached_property
+    def dtype(self) -> torch.dtype:
+        """The type of the big matrix products."""
+        return torch.bfloat16 if self.precision == "bf16" else torch.float32
+
+    @contextlib.contextmanager
+    def autocast(self) -> Iterator[None]:
+        """Run matrix products in the chosen precision; losses, prototypes and merges stay in full precision."""
+        with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.precision == "bf16"):
+            yield
+
+
+def make_runtime(
+    device: str = "auto", precision: str = "auto", threads: int = 0, progress: Progress | None = None
+) -> Runtime:
+    """Resolve ``auto`` settings for this machine and apply the thread count (0: all cores we may use)."""
+    chosen = _device(device)
+    if precision == "auto":
+        precision = "bf16" if _has_bf16(chosen) else "fp32"
+    if precision not in ("bf16", "fp32"):
+        raise OneaError(f"precision is '{precision}'; choose auto, bf16 or fp32.")
+    count = threads or len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
+    torch.set_num_threads(count)
+    return Runtime(chosen, precision, count, progress or Progress())
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise OneaError(f"Device '{name}' cannot be used here; try --device auto.") from error
+    return device
+
+
+def _has_bf16(device: torch.device) -> bool:
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    if device.type == "cpu":  # without the instructions bf16 is emulated and slower than fp32
+        flags = Path("/proc/cpuinfo")
+        return flags.exists() and "avx512_bf16" in flags.read_text(errors="ignore")
+    return False

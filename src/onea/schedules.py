@@ -1,0 +1,28 @@
+"""How long a task trains and how fast it learns along the way."""
+
+from __future__ import annotations
+
+import math
+
+
+def task_epochs(
+    classes: int, reference_epochs: int, reference_classes: float, smallest: int, largest: int, growth: float = 0.5
+) -> int:
+    """Epochs for a task of this many classes: more for larger tasks, within bounds (Eq. 19).
+
+    Rounds half to even before clamping, as published.
+
+    >>> [task_epochs(n, 25, 10, 20, 40) for n in (1, 9, 14, 36)]
+    [20, 24, 30, 40]
+    """
+    wanted: float = reference_epochs * (classes / reference_classes) ** growth
+    return min(max(round(wanted), smallest), largest)
+
+
+def cosine(epoch: int, epochs: int) -> float:
+    """Share of the learning rate in an epoch (counted from 0): one at first, towards zero at the end.
+
+    >>> cosine(0, 4), round(cosine(2, 4), 3)
+    (1.0, 0.5)
+    """
+    return 0.5 * (1 + math.cos(math.pi * epoch / epochs))

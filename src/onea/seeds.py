@@ -1,0 +1,26 @@
+"""Every random draw derives from (run seed, task, purpose), so a resumed run repeats an uninterrupted one."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+def derive(seed: int, task: int, purpose: str) -> int:
+    """A 63-bit seed, the same on every machine.
+
+    >>> derive(1, 0, "crops") == derive(1, 0, "crops") != derive(1, 0, "order")
+    True
+    """
+    digest = hashlib.sha256(f"{seed}/{task}/{purpose}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def generator(seed: int, task: int, purpose: str) -> torch.Generator:
+    """A CPU generator for one purpose of one task; drawing on the CPU keeps runs alike across devices."""
+    import torch
+
+    return torch.Generator().manual_seed(derive(seed, task, purpose))

@@ -1,0 +1,56 @@
+"""A task: the classes that arrive together, and their images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from onea.data.store import Images
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is known of the whole stream in advance; a method that can do without takes None."""
+
+    classes: int
+    tasks: int
+
+
+@dataclass(frozen=True)
+class Task:
+    """One arrival of classes. Labels are positions in the stream's class order, so a task's are contiguous.
+
+    Attributes:
+        index: counted from 0.
+        classes: the positions of its classes.
+        images: where its images are.
+        rows: which of them, ``int64 [N]``.
+        labels: their classes, ``int64 [N]``.
+        seed: of the run; every draw derives from it, the index and a purpose.
+    """
+
+    index: int
+    name: str
+    classes: range
+    images: Images
+    rows: Tensor
+    labels: Tensor
+    seed: int
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def plain_batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Test-time views of all images, in order, with their labels."""
+        for rows, labels in zip(self.rows.split(size), self.labels.split(size), strict=True):
+            yield self.images.plain(rows), labels
+
+    def augmented_batches(
+        self, size: int, crop_scale: float, order: torch.Generator, crops: torch.Generator
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Training views of all images once, in random order, with their labels."""
+        for chosen in torch.randperm(len(self), generator=order).split(size):
+            yield self.images.augmented(self.rows[chosen], crops, crop_scale), self.labels[chosen]

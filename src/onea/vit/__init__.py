@@ -1,0 +1,1 @@
+"""The frozen vision transformer, what can be plugged into it, and the heads that read it."""

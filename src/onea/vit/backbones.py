@@ -1,0 +1,147 @@
+"""Where a backbone comes from: the embedded file, a local safetensors file, or timm by its full name."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import socket
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import torch
+from torch import Tensor
+
+from onea.errors import OneaError, nearest
+from onea.vit.frozen import FrozenViT
+
+EMBEDDED = "vit_small_d6_patch14_84"
+_IMAGENET_MEAN = (0.485, 0.456, 0.406)
+_IMAGENET_STD = (0.229, 0.224, 0.225)
+_HEAD_WIDTH = 64  # of every plain ViT; a file does not say
+
+
+def load_backbone(name: str = EMBEDDED) -> FrozenViT:
+    """Load a frozen backbone.
+
+    Args:
+        name: ``vit_small_d6_patch14_84`` (embedded, needs no download), a path to a ``.safetensors`` file with timm's
+            parameter names, or a timm model by its full ``architecture.tag`` name, for example
+            ``vit_base_patch16_224.augreg_in21k``.
+    """
+    if name == EMBEDDED:
+        with resources.as_file(resources.files("onea") / "assets" / f"{EMBEDDED}.safetensors") as path:
+            return _from_file(path, name)
+    if name.endswith(".safetensors"):
+        return _from_file(Path(name).expanduser(), Path(name).name)
+    return _from_timm(name)
+
+
+def digest_of(tensors: Mapping[str, Tensor]) -> str:
+    """sha256 over names, shapes and values, independent of file layout."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _from_file(path: Path, name: str) -> FrozenViT:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+    from timm.models.vision_transformer import VisionTransformer
+
+    if not path.is_file():
+        raise OneaError(f"Backbone file {path} does not exist; check the path or use --backbone {EMBEDDED}.")
+    try:
+        tensors = load_file(path)
+    except SafetensorError as error:
+        raise OneaError(f"Backbone file {path} is damaged or not safetensors ({error}); fetch it again.") from error
+    digest = digest_of(tensors)
+    weights = {key: value.float() for key, value in tensors.items() if not key.startswith(("head.", "head_dist."))}
+    try:
+        vit = VisionTransformer(**infer_architecture(weights))
+        vit.load_state_dict(weights)
+    except (KeyError, RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[-1].strip()
+        raise OneaError(f"Backbone file {path} does not hold a plain timm ViT: {reason}.") from error
+    return FrozenViT(vit, name, digest, _IMAGENET_MEAN, _IMAGENET_STD)
+
+
+def infer_architecture(weights: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Arguments of timm's ``VisionTransformer`` that fit these tensors: their shapes say all but the head width."""
+    width, _, patch, _ = weights["patch_embed.proj.weight"].shape
+    depth = 1 + max(int(match[1]) for key in weights if (match := re.match(r"blocks\.(\d+)\.", key)))
+    prefix_tokens = int("cls_token" in weights) + (weights["reg_token"].shape[1] if "reg_token" in weights else 0)
+    positions: int = weights["pos_embed"].shape[1]
+    # The position table holds the patches, with or without the prefix tokens: whichever leaves a square grid.
+    grids = {positions - extra: extra > 0 for extra in (0, prefix_tokens) if _is_square(positions - extra)}
+    if not grids:
+        raise ValueError(f"{positions} positions do not form a square grid")
+    patches, embeds_prefix = max(grids.items()) if prefix_tokens == 0 else min(grids.items())
+    return {
+        "img_size": round(patches**0.5) * patch,
+        "patch_size": patch,
+        "embed_dim": width,
+        "depth": depth,
+        "num_heads": width // _HEAD_WIDTH,
+        "mlp_ratio": weights["blocks.0.mlp.fc1.weight"].shape[0] / width,
+        "qkv_bias": "blocks.0.attn.qkv.bias" in weights,
+        "qk_norm": "blocks.0.attn.q_norm.weight" in weights,
+        "init_values": 1.0 if "blocks.0.ls1.gamma" in weights else None,
+        "class_token": "cls_token" in weights,
+        "reg_tokens": weights["reg_token"].shape[1] if "reg_token" in weights else 0,
+        "no_embed_class": prefix_tokens > 0 and not embeds_prefix,
+        "pre_norm": "norm_pre.weight" in weights,
+        "global_pool": "token" if "cls_token" in weights else "avg",
+        "num_classes": 0,
+    }
+
+
+def _is_square(number: int) -> bool:
+    return number > 0 and round(number**0.5) ** 2 == number
+
+
+def _from_timm(name: str) -> FrozenViT:
+    import timm
+
+    known = timm.list_models(["vit_*", "deit*"], pretrained=True)
+    if name not in known:
+        tagged = [full for full in known if full.split(".")[0] == name]
+        if tagged:
+            raise OneaError(
+                f"Backbone '{name}' needs its tag, which says which weights are meant: {', '.join(tagged)}."
+            )
+        raise OneaError(f"Unknown backbone '{name}'; {nearest(name, [EMBEDDED, *known])}")
+    try:
+        vit = timm.create_model(name, pretrained=True, num_classes=0, pretrained_cfg_overlay=_cached_weights(name))
+    except (OSError, RuntimeError) as error:
+        raise _unavailable(name, error) from error
+    config = vit.pretrained_cfg
+    return FrozenViT(vit, name, digest_of(vit.state_dict()), tuple(config["mean"]), tuple(config["std"]))
+
+
+def _cached_weights(name: str) -> dict[str, str]:
+    """Point timm at an earlier download when the hub cannot be reached, instead of retrying for a minute."""
+    from huggingface_hub import constants, try_to_load_from_cache
+    from timm.models import get_pretrained_cfg
+
+    try:
+        socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, 443)
+    except OSError as error:
+        hub_id = getattr(get_pretrained_cfg(name), "hf_hub_id", None)
+        cached = try_to_load_from_cache(hub_id, "model.safetensors") if hub_id else None
+        if not isinstance(cached, str):
+            raise _unavailable(name, error) from error
+        return {"file": cached}
+    return {}
+
+
+def _unavailable(name: str, error: Exception) -> OneaError:
+    return OneaError(
+        f"The weights of '{name}' could not be downloaded ({type(error).__name__}); connect to the internet once, "
+        f"or pass a local .safetensors file, or use --backbone {EMBEDDED}."
+    )

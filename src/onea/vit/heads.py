@@ -1,0 +1,63 @@
+"""What reads the features: heads that a task trains and throws away, and prototypes that stay."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class LinearHead(nn.Module):
+    """A plain linear classifier over a task's own classes."""
+
+    def __init__(self, width: int, classes: int, generator: torch.Generator):
+        super().__init__()
+        self.weight = nn.Parameter(_uniform(classes, width, generator))
+        self.bias = nn.Parameter(torch.zeros(classes))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Logits ``[B, classes]``."""
+        return F.linear(features, self.weight, self.bias)
+
+
+class CosineHead(nn.Module):
+    """Cosine similarities to learned class vectors, times one learned scale."""
+
+    def __init__(self, width: int, classes: int, generator: torch.Generator, scale: float = 1.0):
+        super().__init__()
+        self.weight = nn.Parameter(_uniform(classes, width, generator))
+        self.scale = nn.Parameter(torch.tensor(scale))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Logits ``[B, classes]``."""
+        return self.scale * cosine_scores(features, self.weight)
+
+
+def _uniform(classes: int, width: int, generator: torch.Generator) -> Tensor:
+    bound = 1 / math.sqrt(width)
+    return torch.empty(classes, width).uniform_(-bound, bound, generator=generator)
+
+
+def cosine_scores(features: Tensor, prototypes: Tensor) -> Tensor:
+    """Cosine similarity of every feature to every prototype, ``[B, classes]``, in full precision.
+
+    >>> cosine_scores(torch.tensor([[3.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.0, 2.0], [-1.0, 0.0]]))
+    tensor([[ 1.,  0., -1.]])
+    """
+    with torch.autocast(features.device.type, enabled=False):
+        return F.normalize(features.float(), dim=1) @ F.normalize(prototypes.float(), dim=1).T
+
+
+def class_means(features: Tensor, labels: Tensor, classes: range) -> Tensor:
+    """The mean feature of each class, un-normalised, ``[len(classes), width]``; summed in float64.
+
+    >>> class_means(torch.tensor([[1.0], [3.0], [5.0]]), torch.tensor([7, 7, 8]), range(7, 9))
+    tensor([[2.],
+            [5.]])
+    """
+    local = (labels - classes.start).to(features.device)
+    one_hot = F.one_hot(local, len(classes)).double()
+    means = one_hot.T @ features.double() / one_hot.sum(0)[:, None]
+    return means.to(features.dtype)

@@ -1,0 +1,57 @@
+"""Fixtures shared by all tests: tiny real things from tiny.py, and a private cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tiny import write_tiny_images, write_tiny_vit
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", help="also run the tests that take minutes")
+    parser.addoption("--write-golden", action="store_true", help="rewrite the golden record from this run")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--slow"):
+        skip = pytest.mark.skip(reason="takes minutes: run with --slow")
+        for item in items:
+            if "slow" in item.keywords:
+                item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _private_cache(tmp_path_factory: pytest.TempPathFactory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ONEA_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session")
+def tiny_vit(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("vit") / "tiny.safetensors"
+    write_tiny_vit(path)
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def tiny_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("images")
+    write_tiny_images(root)
+    return root
+
+
+@pytest.fixture
+def tiny_run(tiny_vit: str, tiny_images: Path):
+    """Values of a run that takes a second; tests change what they are about."""
+    options = {"rank": 4, "learning_rate": 0.05, "batch_size": 8, "epochs": 2, "min_epochs": 1, "max_epochs": 3}
+    return {
+        "method": "one-a",
+        "data": f"folder:{tiny_images}",
+        "backbone": tiny_vit,
+        "sizes": "3,1,2",
+        "precision": "fp32",
+        "threads": 1,
+        "options": options,
+    }

@@ -1,0 +1,179 @@
+"""What every method must do, checked for each one in the registry: a new method is tested by existing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from onea.methods import METHODS
+from onea.methods.adapter_merging import AdapterMemo
+from onea.runs.config import make_config
+from onea.runs.setup import prepare
+from onea.runtime import make_runtime
+from onea.vit.backbones import digest_of
+
+
+def prepared(values: dict, method: str = "one-a", memo: AdapterMemo | None = None, **changes):
+    values = values | {"method": method} | changes
+    if method == "simplecil":
+        values = values | {"options": {}}
+    config = make_config(values)
+    return prepare(config, make_runtime("cpu", config.precision, 1), memo)
+
+
+def learn_all(ready, tasks=None):
+    for index in tasks if tasks is not None else range(ready.stream.tasks):
+        ready.method.learn(ready.task(index))
+    return ready.method
+
+
+def test_images(ready):
+    return ready.test.images.plain(torch.arange(len(ready.test.labels)))
+
+
+test_images.__test__ = False
+
+
+@pytest.fixture(params=sorted(METHODS))
+def method(request) -> str:
+    return request.param
+
+
+def test_frozen_weights_never_change_and_evaluation_has_no_effect(method, tiny_run):
+    ready = prepared(tiny_run, method)
+    before = digest_of(ready.method.vit.state_dict())
+    learn_all(ready)
+    images = test_images(ready)
+    first, second = ready.method.scores(images), ready.method.scores(images)
+    assert torch.equal(first, second)
+    assert first.shape == (len(images), ready.stream.classes)
+    assert digest_of(ready.method.vit.state_dict()) == before
+
+
+def test_predictions_do_not_depend_on_the_batching(method, tiny_run):
+    ready = prepared(tiny_run, method)
+    learn_all(ready)
+    images = test_images(ready)
+    whole = ready.method.scores(images)
+    torch.testing.assert_close(
+        torch.cat([ready.method.scores(one[None]) for one in images]), whole, rtol=1e-4, atol=1e-5
+    )
+    shuffled = torch.randperm(len(images), generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(ready.method.scores(images[shuffled]), whole[shuffled], rtol=1e-4, atol=1e-5)
+
+
+def test_save_load_continue_equals_uninterrupted(method, tiny_run):
+    whole = learn_all(prepared(tiny_run, method))
+    first = prepared(tiny_run, method)
+    learn_all(first, [0, 1])
+    second = prepared(tiny_run, method)
+    second.method.load_state_dict({name: value.clone() for name, value in first.method.state_dict().items()})
+    learn_all(second, [2])
+    expected, found = whole.state_dict(), second.method.state_dict()
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+@pytest.mark.parametrize("sizes", ["1,2,1,1,1", "6", "1,1,1,1,1,1", "1,4,1"])
+def test_single_class_first_middle_and_last_tasks(method, sizes, tiny_run):
+    ready = prepared(tiny_run, method, sizes=sizes)
+    reports = [ready.method.learn(ready.task(index)) for index in range(ready.stream.tasks)]
+    losses = [loss for report in reports for loss in report.get("losses", [])]
+    assert torch.isfinite(torch.tensor(losses)).all()
+    assert torch.isfinite(ready.method.scores(test_images(ready))).all()
+
+
+def test_adapter_methods_keep_one_adapter_whatever_the_number_of_tasks(method, tiny_run):
+    few, many = (learn_all(prepared(tiny_run, method, sizes=sizes)) for sizes in ("3,3", "1,1,1,1,1,1"))
+    assert {k: v.shape for k, v in few.state_dict().items()} == {k: v.shape for k, v in many.state_dict().items()}
+    assert few.passes(40) == few.passes(1) == 1
+
+
+def test_simplecil_ignores_order_and_split_and_equals_the_nearest_class_mean(tiny_run):
+    answers = []
+    for sizes, seed in (("6", 1), ("1,2,3", 2), ("1,1,1,1,1,1", 3)):
+        ready = prepared(tiny_run, "simplecil", sizes=sizes, seed=seed)
+        learn_all(ready)
+        order = torch.tensor(ready.stream.class_order)
+        answers.append(order[ready.method.scores(test_images(ready)).argmax(1)])
+    assert torch.equal(answers[0], answers[1])
+    assert torch.equal(answers[0], answers[2])
+    features = ready.method.features(ready.train.images.plain(torch.arange(len(ready.train.labels))))
+    means = torch.stack([features[ready.train.labels == c].mean(0) for c in range(6)])
+    test = ready.method.features(test_images(ready))
+    nearest = torch.nn.functional.cosine_similarity(test[:, None], means[None], dim=2).argmax(1)
+    assert torch.equal(order[nearest], answers[2])
+
+
+def test_skipped_single_class_tasks_leave_the_adapter_and_the_counts_alone(tiny_run):
+    options = tiny_run["options"] | {"single_class": "skip"}
+    skipping = prepared(tiny_run, sizes="1,3,1,1", options=options)
+    first = skipping.method.learn(skipping.task(0))
+    assert first == {"trained": False}
+    assert skipping.method.merged_classes == 0
+    assert all((value == 0).all() for name, value in skipping.method.kept.state_dict().items() if "up." in name)
+    report = skipping.method.learn(skipping.task(1))
+    assert report["merge"] == {}, "the first trained adapter is adopted whole"
+    kept = {name: value.clone() for name, value in skipping.method.kept.state_dict().items()}
+    skipping.method.learn(skipping.task(2))
+    assert all(torch.equal(kept[name], value) for name, value in skipping.method.kept.state_dict().items())
+    assert skipping.method.merged_classes == 3
+
+
+def test_the_first_adapter_is_adopted_and_old_prototypes_stay(tiny_run):
+    ready = prepared(tiny_run)
+    ready.method.learn(ready.task(0))
+    old = ready.method.prototypes.clone()
+    report = ready.method.learn(ready.task(1))
+    assert torch.equal(ready.method.prototypes[:3], old)
+    assert report["merge"]["base"] == "accumulated"
+    assert report["merge"]["align_share"] == pytest.approx(1 / 4)
+    assert 0 < report["merge"]["gate_min"] < report["merge"]["gate_max"] < 1
+
+
+def test_methods_that_differ_only_in_the_merge_can_share_trained_adapters(tiny_run):
+    memo = AdapterMemo()
+    learn_all(prepared(tiny_run, "one-a", memo))
+    assert len(memo) == 3
+    shared = learn_all(prepared(tiny_run, "running-mean", memo))
+    alone = learn_all(prepared(tiny_run, "running-mean"))
+    assert len(memo) == 3
+    assert all(torch.equal(value, alone.state_dict()[name]) for name, value in shared.state_dict().items())
+
+
+def test_running_mean_keeps_the_mean_of_all_trained_adapters(tiny_run):
+    memo = AdapterMemo()
+    kept = learn_all(prepared(tiny_run, "running-mean", memo)).kept.state_dict()
+    for name, value in kept.items():
+        mean = torch.stack([trained.tensors[name] for trained in memo.values()]).mean(0)
+        torch.testing.assert_close(value, mean)
+
+
+@pytest.mark.parametrize(
+    "switch",
+    [
+        {"alignment": False},
+        {"weights": "uniform"},
+        {"weights": "norm"},
+        {"weights": "spectrum"},
+        {"gating": False},
+        {"kappa": 9.0},
+        {"quantile": 0.9},
+        {"contrastive": False},
+        {"epoch_growth": 0.0},
+        {"base_by": "classes"},
+        {"head": "linear"},
+        {"scale": 0.3},
+        {"dropout": 0.0},
+        {"shared_init": True},
+        {"rank": 5},
+        {"swapped_weights": True},
+    ],
+)
+def test_every_switch_of_one_a_changes_the_result(switch, tiny_run):
+    """The second task becomes the base; the third has as many classes as all before, but fewer images."""
+    changes = {"sizes": "1,2,3", "long_tail": 0.2}
+    plain = learn_all(prepared(tiny_run, **changes))
+    switched = learn_all(prepared(tiny_run, options=tiny_run["options"] | switch, **changes))
+    old, new = plain.state_dict(), switched.state_dict()
+    assert any(old[name].shape != new[name].shape or not torch.equal(old[name], new[name]) for name in old)

@@ -1,0 +1,338 @@
+"""Packing: lossless where it can be, cached, atomic, and clear about files that cannot be read."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections import namedtuple
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from onea.data import pack as pack_module
+from onea.data.dataset import Split
+from onea.data.decode import read_image, to_square
+from onea.data.pack import OnBad, Packed, default_cache, pack, stored_shape
+from onea.errors import OneaError
+
+
+def noise(width: int, height: int, seed: int = 0) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+def make_split(folder: Path, sizes: list[tuple[int, int]], suffix: str = "png") -> Split:
+    """Images of these widths and heights; their classes alternate between 0 and 1."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = [folder / f"{i}.{suffix}" for i in range(len(sizes))]
+    for i, (file, (width, height)) in enumerate(zip(files, sizes, strict=True)):
+        noise(width, height, i).save(file)
+    return Split(labels=np.arange(len(files), dtype=np.int64) % 2, files=tuple(files))
+
+
+def content(cache: Path) -> list[str]:
+    return sorted(path.suffix for path in cache.iterdir()) if cache.exists() else []
+
+
+def refusal(split: Split, cache: Path, on_bad: OnBad = "fail", names: list[str] | None = None) -> str:
+    with pytest.raises(OneaError) as caught:
+        pack(split, 8, cache=cache, on_bad=on_bad, class_names=names)
+    assert content(cache) == []
+    return str(caught.value)
+
+
+def break_file(split: Split, *rows: int) -> None:
+    assert split.files is not None
+    for row in rows:
+        split.files[row].write_bytes(b"not an image")
+
+
+def test_pixels_pass_through(tmp_path: Path) -> None:
+    pixels = np.zeros((3, 3, 32, 16), dtype=np.uint8)
+    packed = pack(Split(np.zeros(3, np.int64), pixels=pixels), 224, cache=tmp_path / "c", on_bad="fail")
+    assert packed.pixels is pixels
+    assert packed.rows.tolist() == [0, 1, 2]
+    assert (packed.height, packed.width, packed.skipped) == (32, 16, ())
+    assert not (tmp_path / "c").exists()
+
+
+def test_images_of_one_small_size_stay_as_they_are(tmp_path: Path) -> None:
+    split = make_split(tmp_path / "d", [(16, 12)] * 5)
+    packed = pack(split, 8, cache=tmp_path / "c", on_bad="fail")
+    assert (packed.height, packed.width) == (12, 16)
+    assert isinstance(packed.pixels, np.memmap)
+    assert not packed.pixels.flags.writeable
+    assert packed.rows.dtype == np.int64
+    for row in range(5):
+        assert np.array_equal(packed.pixels[row].transpose(1, 2, 0), np.asarray(noise(16, 12, row)))
+
+
+@pytest.mark.parametrize("sizes", [[(16, 12), (12, 16)], [(17, 12)] * 2, [(8, 8), (9, 9)]])
+def test_other_images_become_squares(tmp_path: Path, sizes: list[tuple[int, int]]) -> None:
+    split = make_split(tmp_path / "d", sizes)
+    packed = pack(split, 8, cache=tmp_path / "c", on_bad="fail")
+    assert packed.pixels.shape == (2, 3, 8, 8)
+    assert split.files is not None
+    for row, file in enumerate(split.files):
+        assert np.array_equal(packed.pixels[row], to_square(read_image(file), 8))
+
+
+def test_one_shape_for_both_sides(tmp_path: Path) -> None:
+    train = make_split(tmp_path / "train", [(10, 10)] * 3)
+    test = make_split(tmp_path / "test", [(10, 10), (12, 10)])
+    assert stored_shape([train], 8) == (10, 10)
+    shape = stored_shape([train, test], 8)
+    assert shape == (8, 8)
+    for split in (train, test):
+        packed = pack(split, 8, shape=shape, cache=tmp_path / "c", on_bad="fail")
+        assert packed.pixels.shape == (len(split), 3, 8, 8)
+
+
+def test_the_shape_of_pixels_is_given() -> None:
+    def pixels(height: int, width: int) -> Split:
+        return Split(np.zeros(1, np.int64), pixels=np.zeros((1, 3, height, width), np.uint8))
+
+    assert stored_shape([pixels(32, 30), pixels(32, 30)], 8) == (32, 30)
+    with pytest.raises(OneaError, match=r"differ in size \(32 x 30 and 32 x 32\): give both the same"):
+        stored_shape([pixels(32, 30), pixels(32, 32)], 8)
+
+
+def test_unreadable_files_have_no_say_in_the_shape(tmp_path: Path) -> None:
+    split = make_split(tmp_path / "d", [(9, 9)] * 3)
+    break_file(split, 0)
+    assert stored_shape([split], 8) == (9, 9)
+    break_file(split, 1, 2)
+    assert stored_shape([split], 8) == (8, 8)
+
+
+def test_a_second_call_maps_the_first_ones_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    split = make_split(tmp_path / "d", [(20, 30)] * 4)
+    first = pack(split, 8, cache=tmp_path / "c", on_bad="fail")
+    assert content(tmp_path / "c") == [".bin", ".json"]
+    monkeypatch.setattr(pack_module, "read_image", None)
+    second = pack(split, 8, cache=tmp_path / "c", on_bad="fail")
+    assert np.array_equal(first.pixels, second.pixels)
+
+
+def test_a_changed_file_is_decoded_again(tmp_path: Path) -> None:
+    split = make_split(tmp_path / "d", [(20, 30)] * 2)
+    before = np.array(pack(split, 8, cache=tmp_path / "c", on_bad="fail").pixels)
+    assert split.files is not None
+    noise(20, 30, seed=9).save(split.files[1])
+    os.utime(split.files[1], ns=(1, 1))
+    after = pack(split, 8, cache=tmp_path / "c", on_bad="fail").pixels
+    assert np.array_equal(before[0], after[0])
+    assert not np.array_equal(before[1], after[1])
+
+
+def damage_pixels(cache: Path) -> None:
+    (file,) = cache.glob("*.bin")
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def lose_pixels(cache: Path) -> None:
+    next(cache.glob("*.bin")).unlink()
+
+
+def lose_index(cache: Path) -> None:
+    next(cache.glob("*.json")).unlink()
+
+
+def cut_index(cache: Path) -> None:
+    (file,) = cache.glob("*.json")
+    file.write_text(file.read_text()[:-5])
+
+
+def confuse_index(cache: Path, **changes: object) -> None:
+    (file,) = cache.glob("*.json")
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        damage_pixels,
+        lose_pixels,
+        lose_index,
+        cut_index,
+        lambda cache: confuse_index(cache, rows=[0, 0, 1]),
+        lambda cache: confuse_index(cache, rows=[0, 1, 3]),
+        lambda cache: confuse_index(cache, rows=[[0], [1], [2]]),
+        lambda cache: confuse_index(cache, rows="many"),
+        lambda cache: confuse_index(cache, shape=[3, 3, 9, 9]),
+        lambda cache: confuse_index(cache, skipped=["one"]),
+        lambda cache: next(cache.glob("*.json")).write_text("[]"),
+        lambda cache: next(cache.glob("*.json")).write_bytes(b"\xff"),
+    ],
+)
+def test_a_damaged_cache_is_made_again(tmp_path: Path, damage: object) -> None:
+    split = make_split(tmp_path / "d", [(20, 30)] * 3)
+    before = np.array(pack(split, 8, cache=tmp_path / "c", on_bad="fail").pixels)
+    damage(tmp_path / "c")  # type: ignore[operator]
+    after = pack(split, 8, cache=tmp_path / "c", on_bad="fail")
+    assert np.array_equal(before, after.pixels)
+    assert after.rows.tolist() == [0, 1, 2]
+    assert content(tmp_path / "c") == [".bin", ".json"]
+
+
+def test_a_bad_file_is_fatal(tmp_path: Path) -> None:
+    split = make_split(tmp_path / "d", [(20, 30)] * 9)
+    break_file(split, 4)
+    assert split.files is not None
+    assert refusal(split, tmp_path / "c") == (
+        f"1 of 9 images cannot be read ({split.files[4]}: it is not an image in a format we know): "
+        "remove it or pass --on-bad skip."
+    )
+
+
+def test_many_bad_files_are_counted(tmp_path: Path) -> None:
+    split = make_split(tmp_path / "d", [(20, 30)] * 9)
+    break_file(split, *range(1, 8))
+    message = refusal(split, tmp_path / "c")
+    assert message.startswith(f"7 of 9 images cannot be read ({tmp_path / 'd' / '1.png'}: ")
+    assert "5.png" in message
+    assert "6.png" not in message
+    assert message.endswith("; and 2 more): remove them or pass --on-bad skip.")
+
+
+def test_missing_files_are_bad_files(tmp_path: Path) -> None:
+    split = make_split(tmp_path / "d", [(20, 30)] * 3)
+    assert split.files is not None
+    split.files[2].unlink()
+    assert f"{split.files[2]}: there is no such file" in refusal(split, tmp_path / "c")
+
+
+def test_bad_files_can_be_skipped(tmp_path: Path) -> None:
+    split = make_split(tmp_path / "d", [(20, 30)] * 6)
+    whole = np.array(pack(split, 8, cache=tmp_path / "c", on_bad="skip").pixels)
+    break_file(split, 1, 4)
+    for _ in range(2):  # decoded, then from the cache
+        packed = pack(split, 8, cache=tmp_path / "c", on_bad="skip")
+        assert packed.rows.tolist() == [0, 2, 3, 5]
+        assert np.array_equal(packed.pixels, whole[[0, 2, 3, 5]])
+        assert packed.skipped == tuple(
+            f"{tmp_path / 'd' / name}: it is not an image in a format we know" for name in ("1.png", "4.png")
+        )
+
+
+def test_skipping_may_not_empty_a_class(tmp_path: Path) -> None:
+    split = make_split(tmp_path / "d", [(20, 30)] * 4)
+    break_file(split, 1, 3)
+    assert refusal(split, tmp_path / "c", "skip", ["cat", "dog"]).startswith(
+        f"No image of class 'dog' can be read ({tmp_path / 'd' / '1.png'}: it is not an image"
+    )
+    assert refusal(split, tmp_path / "c", "skip").startswith("No image of class 1 can be read")
+    break_file(split, 0, 2)
+    assert refusal(split, tmp_path / "c", "skip").startswith("No image of class 0 (and of 1 more) can be read")
+
+
+def test_new_labels_on_a_cached_array_are_checked_too(tmp_path: Path) -> None:
+    split = make_split(tmp_path / "d", [(20, 30)] * 4)
+    break_file(split, 1)
+    pack(split, 8, cache=tmp_path / "c", on_bad="skip")
+    relabelled = Split(np.array([0, 1, 0, 0]), files=split.files)
+    with pytest.raises(OneaError, match="No image of class 1 can be read"):
+        pack(relabelled, 8, cache=tmp_path / "c", on_bad="skip")
+
+
+def test_an_empty_split_packs_to_nothing(tmp_path: Path) -> None:
+    packed = pack(Split(np.empty(0, np.int64), files=()), 8, cache=tmp_path, on_bad="fail")
+    assert packed.pixels.shape == (0, 3, 8, 8)
+
+
+def test_progress_is_told(tmp_path: Path) -> None:
+    split = make_split(tmp_path / "d", [(20, 30)] * 4)
+    break_file(split, 1)
+    told: list[tuple[int, int]] = []
+    pack(split, 8, cache=tmp_path / "c", on_bad="skip", on_progress=lambda done, total: told.append((done, total)))
+    assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
+
+
+def test_an_interrupted_pack_leaves_nothing(tmp_path: Path) -> None:
+    split = make_split(tmp_path / "d", [(20, 30)] * 40)
+
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pack(split, 8, cache=tmp_path / "c", on_bad="fail", on_progress=interrupt)
+    assert content(tmp_path / "c") == []
+
+
+def test_a_disk_that_is_too_small_is_noticed_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    split = make_split(tmp_path / "d", [(20, 30)] * 4)
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(pack_module.shutil, "disk_usage", lambda _: usage(100, 100, 0))
+    assert refusal(split, tmp_path / "c") == (
+        f"No space left in {tmp_path / 'c'}: needs 1 MB; free some or set ONEA_CACHE to another folder."
+    )
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("step", ["_decode_into", "index"])
+def test_a_disk_that_fills_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, step: str) -> None:
+    split = make_split(tmp_path / "d", [(20, 30)] * 4)
+
+    def full(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    if step == "_decode_into":
+        monkeypatch.setattr(pack_module, step, full)
+    else:  # the pixels find their place, the index does not
+        monkeypatch.setattr(pack_module.tempfile, "NamedTemporaryFile", lambda *_, **__: full())
+    assert refusal(split, tmp_path / "c").startswith(f"No space left in {tmp_path / 'c'}: needs 1 MB; free some")
+
+
+def test_a_really_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("needs /dev/full")
+    split = make_split(tmp_path / "d", [(20, 30)] * 4)
+    decode_into = pack_module._decode_into
+
+    def into_full(_: object, *rest: object) -> object:
+        with Path("/dev/full").open("wb") as stream:
+            return decode_into(stream, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(pack_module, "_decode_into", into_full)
+    assert refusal(split, tmp_path / "c").startswith(f"No space left in {tmp_path / 'c'}")
+
+
+def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
+    split = make_split(tmp_path / "d", [(20, 30)] * 2)
+    (tmp_path / "c").touch()
+    with pytest.raises(OneaError) as caught:
+        pack(split, 8, cache=tmp_path / "c", on_bad="fail")
+    assert str(caught.value) == (
+        f"Cannot write to {tmp_path / 'c'} (File exists): make it writable or set ONEA_CACHE to another folder."
+    )
+
+
+def test_default_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("ONEA_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert default_cache() == tmp_path / ".cache" / "onea"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert default_cache() == tmp_path / "xdg" / "onea"
+    monkeypatch.setenv("ONEA_CACHE", "~/own")
+    assert default_cache() == tmp_path / "own"
+
+
+@settings(max_examples=15, deadline=None)
+@given(bad=st.sets(st.integers(0, 39)))
+def test_rows_and_skipped_share_the_split_between_them(tmp_path_factory: pytest.TempPathFactory, bad: set[int]) -> None:
+    folder = tmp_path_factory.mktemp("rows")
+    split = Split(np.arange(40, dtype=np.int64) * 0, files=make_split(folder / "d", [(4, 4)] * 40, "bmp").files)
+    break_file(split, *bad)
+    if len(bad) == 40:
+        refusal(split, folder / "c", "skip")
+        return
+    packed: Packed = pack(split, 8, cache=folder / "c", on_bad="skip")
+    assert packed.rows.tolist() == [row for row in range(40) if row not in bad]
+    assert len(packed.skipped) == len(bad)
+    for row, pixels in zip(packed.rows, packed.pixels, strict=True):
+        assert np.array_equal(pixels.transpose(1, 2, 0), np.asarray(noise(4, 4, int(row))))

@@ -1,0 +1,278 @@
+"""Whole runs: resume after any kill, refuse another run's folder, repeat golden figures, stay small."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from tiny import write_tiny_images
+
+from onea.errors import OneaError
+from onea.runs.config import make_config, read_yaml
+from onea.runs.engine import run
+from onea.runs.record import essence
+
+GOLDEN = Path(__file__).parent / "golden" / "tiny-run.json"
+
+KILL_POINTS = {
+    "mid-epoch": ("torch.optim.SGD", "step", 7),
+    "mid-merge": ("torch.linalg", "svd", 2),
+    "mid-checkpoint: the new state is written, the record is not": ("pathlib.Path", "replace", 4),
+    "mid-checkpoint: half of the state is written": ("os", "fsync", 3),
+    "mid-evaluation": ("onea.vit.heads", "cosine_scores", 3),
+}
+
+DRIVER = """
+import importlib, json, os, pathlib, signal, sys
+from onea.runs.config import make_config
+from onea.runs.engine import run
+import onea.methods.adapter_merging
+values, folder, owner, name, count = json.loads(sys.argv[1])
+module, _, inner = owner.rpartition(".")
+try:
+    target = importlib.import_module(owner)
+except ModuleNotFoundError:
+    target = getattr(importlib.import_module(module), inner)
+real, calls = getattr(target, name), 0
+def deadly(*args, **kwargs):
+    global calls
+    calls += 1
+    if calls == count:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(*args, **kwargs)
+setattr(target, name, deadly)
+if name == "cosine_scores":
+    onea.methods.adapter_merging.cosine_scores = deadly
+run(make_config(values), pathlib.Path(folder))
+"""
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory, tiny_vit, tiny_images):
+    """One finished run that the killed ones are compared with."""
+    cache: dict[str, dict] = {}
+
+    def get(values):
+        key = json.dumps(values, sort_keys=True)
+        if key not in cache:
+            cache[key] = run(make_config(values), tmp_path_factory.mktemp("whole"))
+        return cache[key]
+
+    return get
+
+
+@pytest.mark.parametrize("point", KILL_POINTS)
+def test_a_killed_run_resumes_to_the_same_record_bit_for_bit(point, tiny_run, uninterrupted, tmp_path):
+    arguments = json.dumps([tiny_run, str(tmp_path), *KILL_POINTS[point]])
+    killed = subprocess.run([sys.executable, "-c", DRIVER, arguments], capture_output=True, text=True, timeout=120)
+    assert killed.returncode == -9, killed.stderr
+    survived = json.loads((tmp_path / "record.json").read_text()) if (tmp_path / "record.json").exists() else None
+    assert survived is None or survived["status"] == "running"
+    resumed = run(make_config(tiny_run), tmp_path)
+    assert essence(resumed) == essence(uninterrupted(tiny_run))
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == [], "no partial files stay"
+
+
+@pytest.mark.slow
+def test_ten_kills_at_random_moments(tiny_run, uninterrupted, tmp_path):
+    values = tiny_run | {"options": tiny_run["options"] | {"epochs": 30, "max_epochs": 40}}
+    command = [sys.executable, "-c", DRIVER, json.dumps([values, str(tmp_path), "os", "getpgid", 1])]
+    started = time.monotonic()
+    subprocess.run(command, check=True)
+    duration = time.monotonic() - started
+    expected = essence(json.loads((tmp_path / "record.json").read_text()))
+    moments = random.Random(5)
+    for attempt in range(10):
+        folder = tmp_path / str(attempt)
+        command[-1] = json.dumps([values, str(folder), "os", "getpgid", 1])
+        with subprocess.Popen(command) as process:
+            time.sleep(moments.uniform(0.2, 0.95) * duration)
+            process.kill()
+        assert essence(run(make_config(values), folder)) == expected
+
+
+def test_a_finished_run_is_not_repeated_and_threads_are_restored(tiny_run, tmp_path):
+    first = run(make_config(tiny_run), tmp_path)
+    started = time.perf_counter()
+    again = run(make_config(tiny_run | {"threads": 2}), tmp_path)
+    assert time.perf_counter() - started < 1
+    assert again == first
+    assert first["runtime"] == {"device": "cpu", "precision": "fp32", "threads": 1}
+
+
+def test_the_record_says_everything(tiny_run, tmp_path):
+    record = run(make_config(tiny_run), tmp_path)
+    assert record == json.loads((tmp_path / "record.json").read_text())
+    assert record["status"] == "finished"
+    assert len(record["backbone"]["sha256"]) == 64
+    assert record["stream"]["sizes"] == [3, 1, 2]
+    assert record["options"]["kappa"] == 2.0
+    assert record["options"]["rank"] == 4
+    assert len(record["metrics"]["A"]) == len(record["timings"]["learn_s"]) == 3
+    assert record["total"] == [3] * 6
+    assert record["tasks"][0]["images"] == 18
+    assert {"torch", "timm", "git", "processor"} <= record["environment"].keys()
+    assert record["memory"]["peak_bytes"][0]["host"] > 1e7
+    assert record["data"]["stored"] == [32, 32]
+
+
+def test_another_runs_folder_is_refused_and_left_alone(tiny_run, tmp_path):
+    run(make_config(tiny_run), tmp_path)
+    before = (tmp_path / "record.json").read_bytes()
+    with pytest.raises(OneaError, match=r"holds another run \(seed 1 instead of 2\)"):
+        run(make_config(tiny_run | {"seed": 2}), tmp_path)
+    assert (tmp_path / "record.json").read_bytes() == before
+
+
+def test_a_damaged_checkpoint_is_one_sentence(tiny_run, tmp_path):
+    record = run(make_config(tiny_run), tmp_path)
+    state = tmp_path / record["checkpoint"]["file"]
+    state.write_bytes(state.read_bytes()[:-10])
+    record["status"] = "running"
+    record["correct"].pop()
+    (tmp_path / "record.json").write_text(json.dumps(record))
+    with pytest.raises(OneaError, match=r"damaged.*start over"):
+        run(make_config(tiny_run), tmp_path)
+    (tmp_path / "record.json").write_text("{")
+    with pytest.raises(OneaError, match="not JSON"):
+        run(make_config(tiny_run), tmp_path)
+
+
+def test_nothing_is_written_when_the_loss_explodes(tiny_run, tmp_path):
+    values = tiny_run | {"options": tiny_run["options"] | {"learning_rate": 1e30}}
+    with pytest.raises(OneaError, match="task 1"):
+        run(make_config(values), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_space_left_is_one_sentence_and_keeps_the_older_checkpoint(tiny_run, tmp_path, monkeypatch):
+    import errno
+    import os
+
+    real, calls = os.fsync, 0
+
+    def full(descriptor: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OneaError, match=r"No space left on device.*free some space"):
+        run(make_config(tiny_run), tmp_path)
+    record = json.loads((tmp_path / "record.json").read_text())
+    assert len(record["correct"]) == 1
+    assert (tmp_path / record["checkpoint"]["file"]).exists()
+    monkeypatch.undo()
+
+
+def test_results_do_not_depend_on_where_the_images_live(tiny_run, tmp_path):
+    records = [run(make_config(tiny_run | {"store": place}), tmp_path / place) for place in ("device", "host", "disk")]
+    assert essence(records[0]) == essence(records[1]) == essence(records[2])
+    exact = run(make_config(tiny_run | {"store": "exact"}), tmp_path / "exact")
+    assert exact["data"]["stored"] == "exact"
+    assert exact["status"] == "finished"
+
+
+@pytest.mark.parametrize(
+    "change", [{"long_tail": 0.3}, {"protocol": "pilot"}, {"precision": "bf16"}, {"sizes": None, "tasks": 6}]
+)
+def test_other_settings_run_to_the_end(change, tiny_run, tmp_path):
+    record = run(make_config(tiny_run | change), tmp_path)
+    assert record["status"] == "finished"
+    if "long_tail" in change:
+        assert [task["images"] for task in record["tasks"]] == [6 + 5 + 4, 3, 2 + 2]
+
+
+def test_golden_record(tiny_run, tmp_path, request):
+    """A change of these figures is a change of results: if intended, `pytest --write-golden` and a changelog line."""
+    record = run(make_config(tiny_run), tmp_path)
+    state = load_file(tmp_path / record["checkpoint"]["file"])
+    found = {name: record[name] for name in ("stream", "correct", "tasks")}
+    found["norms"] = {name: float(value.double().norm()) for name, value in state.items()}
+    if request.config.getoption("--write-golden"):
+        GOLDEN.write_text(json.dumps(found, indent=1) + "\n")
+    expected = json.loads(GOLDEN.read_text())
+    assert found["stream"] == expected["stream"]
+    assert found["norms"] == pytest.approx(expected["norms"], rel=1e-3, abs=1e-6)
+    for mine, golden in zip(found["correct"], expected["correct"], strict=True):
+        assert mine == pytest.approx(golden, abs=1)
+    for mine, golden in zip(found["tasks"], expected["tasks"], strict=True):
+        assert mine["losses"] == pytest.approx(golden["losses"], rel=1e-3)
+        assert mine["merge"].get("gate_max", 0) == pytest.approx(golden["merge"].get("gate_max", 0), rel=1e-3)
+
+
+MEMORY = """
+import json, pathlib, resource, sys
+from onea.runs.config import make_config
+from onea.runs.engine import run
+values, folder = json.loads(sys.argv[1])
+record = run(make_config(values), pathlib.Path(folder))
+state = pathlib.Path(folder, record["checkpoint"]["file"]).stat().st_size
+print(json.dumps([resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, state]))
+"""
+
+
+def test_memory_and_state_do_not_grow_with_the_number_of_tasks(tiny_run, tmp_path):
+    images = tmp_path / "images"
+    write_tiny_images(images, classes=30, train=4, test=2)
+    figures = []
+    for tasks in (3, 30):
+        values = tiny_run | {"data": f"folder:{images}", "sizes": ",".join([str(30 // tasks)] * tasks)}
+        done = subprocess.run(
+            [sys.executable, "-c", MEMORY, json.dumps([values, str(tmp_path / str(tasks))])],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        figures.append(json.loads(done.stdout))
+    (few_peak, few_state), (many_peak, many_state) = figures
+    assert many_state == few_state
+    assert many_peak < 1.03 * few_peak
+
+
+def test_yaml_is_the_same_options_and_typos_are_named(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("method: one-a\ndata: glyphs-mini\ntasks: 5\nkappa: 5\nsizes: [3, 1]\n")
+    config = make_config(read_yaml(path))
+    assert (config.tasks, config.sizes, config.options) == (5, "3,1", {"kappa": 5.0})
+    path.write_text("metod: one-a\n")
+    with pytest.raises(OneaError, match=r"Unknown option 'metod'.*did you mean 'method'"):
+        make_config(read_yaml(path))
+    for text, words in (("- a\n", "option: value"), ("a: [", "not valid YAML")):
+        path.write_text(text)
+        with pytest.raises(OneaError, match=words):
+            read_yaml(path)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"tasks": "many"}, "whole number"),
+        ({"gamma": "x"}, "a number"),
+        ({"store": "cloud"}, "store is 'cloud'"),
+        ({"rank": 2.5}, "whole number"),
+        ({"gating": "maybe"}, "true or false"),
+        ({"tasks": True}, "whole number"),
+        ({"method": "onea"}, "did you mean 'one-a'"),
+    ],
+)
+def test_wrong_values_are_named(wrong, words):
+    with pytest.raises(OneaError, match=words):
+        make_config(wrong)
+
+
+def test_identity_is_what_changes_results(tiny_run):
+    config = make_config(tiny_run)
+    assert config.key() == dataclasses.replace(config, device="cuda", threads=8, store="disk", budget=1.0).key()
+    assert config.key() != dataclasses.replace(config, seed=2).key()
+    assert config.key() != dataclasses.replace(config, store="exact").key()
+    assert make_config({"method": "one-a", "kappa": "5"}).key() == make_config({"method": "one-a", "kappa": 5.0}).key()

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
+
+from onea.errors import OneaError
+from onea.losses import contrastive
+from onea.methods.adapter_training import AdapterTraining
+from onea.runtime import make_runtime
+from onea.tasks import Plan, Task
+from onea.training import SGD, train
+
+
+class Ramp:
+    """Images whose pixels are their row number, so that a test can see what was trained on."""
+
+    def __init__(self, count: int):
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def plain(self, rows):
+        return rows.float()[:, None]
+
+    def augmented(self, rows, generator, crop_scale):
+        return rows.float()[:, None] / self.count + 0.01 * torch.rand(len(rows), 1, generator=generator)
+
+
+def ramp_task(count: int = 10, classes: int = 2, seed: int = 1) -> Task:
+    return Task(0, "ramp", range(classes), Ramp(count), torch.arange(count), torch.arange(count) % classes, seed)
+
+
+def naive_contrastive(features: np.ndarray, labels: np.ndarray, margin: float) -> float:
+    unit = features / np.linalg.norm(features, axis=1, keepdims=True)
+    positive, negative = [], []
+    for i in range(len(labels)):
+        for j in range(len(labels)):
+            if i != j:
+                cosine = unit[i] @ unit[j]
+                if labels[i] == labels[j]:
+                    positive.append(1 - cosine)
+                else:
+                    negative.append(max(0.0, cosine - margin))
+    return sum(positive) / max(len(positive), 1) + sum(negative) / max(len(negative), 1)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 9), st.integers(1, 4), st.integers(0, 999))
+def test_contrastive_equals_the_naive_double_loop(batch, classes, seed):
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.randn(batch, 5, generator=generator)
+    labels = torch.randint(classes, (batch,), generator=generator)
+    expected = naive_contrastive(features.double().numpy(), labels.numpy(), 0.07)
+    assert float(contrastive(features, labels)) == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("labels", [[0, 0, 0], [0, 1, 2], [0]])
+def test_contrastive_is_finite_with_finite_gradients_where_pairs_are_missing(labels):
+    features = torch.randn(len(labels), 4, requires_grad=True)
+    value = contrastive(features, torch.tensor(labels))
+    value.backward()
+    assert math.isfinite(value.item())
+    assert torch.isfinite(features.grad).all()
+
+
+def test_single_class_cross_entropy_teaches_nothing():
+    logits = torch.randn(4, 1, requires_grad=True)
+    F.cross_entropy(logits, torch.zeros(4, dtype=torch.long)).backward()
+    assert torch.equal(logits.grad, torch.zeros_like(logits))
+
+
+def test_epochs_follow_the_plan_and_do_without_one():
+    options = AdapterTraining(epochs=25, min_epochs=20, max_epochs=40)
+    assert options.epochs_for(36, Plan(100, 10)) == 40
+    assert options.epochs_for(9, Plan(100, 10)) == round(25 * 0.9**0.5)
+    assert options.epochs_for(1, Plan(100, 10)) == 20
+    assert options.epochs_for(10, None) == 25
+    assert AdapterTraining(epochs=7, min_epochs=1, epoch_growth=0).epochs_for(36, None) == 7
+
+
+def test_training_equals_a_hand_written_loop():
+    """Same data order, learning-rate curve and updates as plain PyTorch."""
+    task, recipe = ramp_task(), SGD(0.3, 0.01, batch_size=4, epochs=3, crop_scale=1)
+
+    def fresh() -> nn.Linear:
+        torch.manual_seed(0)
+        return nn.Linear(1, 2)
+
+    ours = fresh()
+    losses = train([ours], lambda x, y: F.cross_entropy(ours(x), y), task, recipe, make_runtime("cpu", "fp32", 1))
+
+    from onea import seeds
+
+    theirs = fresh()
+    optimiser = torch.optim.SGD(theirs.parameters(), 0.3, momentum=0.9, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, 3)
+    order, crops = seeds.generator(1, 0, "order"), seeds.generator(1, 0, "crops")
+    expected = []
+    for _ in range(3):
+        values = []
+        for rows in torch.randperm(10, generator=order).split(4):
+            value = F.cross_entropy(theirs(task.images.augmented(rows, crops, 1)), task.labels[rows])
+            optimiser.zero_grad()
+            value.backward()
+            optimiser.step()
+            values.append(value.item())
+        schedule.step()
+        expected.append(sum(values) / len(values))
+    assert losses == pytest.approx(expected, rel=1e-5)
+    torch.testing.assert_close(ours.weight, theirs.weight)
+    assert losses[-1] < losses[0]
+
+
+def test_training_does_not_touch_the_global_random_state():
+    module = nn.Linear(1, 2)
+    before = torch.random.get_rng_state()
+    train(
+        [module],
+        lambda x, y: F.cross_entropy(F.dropout(module(x)), y),
+        ramp_task(),
+        SGD(0.1, 0, 4, 1, 1),
+        make_runtime("cpu", "fp32", 1),
+    )
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_a_broken_loss_names_task_epoch_and_step():
+    calls = iter([1.0, 2.0, 3.0, 4.0, float("nan"), 5.0])
+    weight = nn.Linear(1, 1)
+    with pytest.raises(OneaError, match=r"nan in task 1, epoch 2, step 2; lower the learning rate"):
+        train(
+            [weight],
+            lambda x, _: weight(x).sum() * 0 + next(calls),
+            ramp_task(),
+            SGD(0.1, 0, 4, 2, 1),
+            make_runtime("cpu", "fp32", 1),
+        )
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"rank": 0}, {"epochs": 0}, {"min_epochs": 9, "max_epochs": 3}, {"dropout": 1.0}, {"crop_scale": 0.0}]
+)
+def test_senseless_training_options_are_refused(wrong):
+    with pytest.raises(OneaError, match=r"must|exceeds"):
+        AdapterTraining(**wrong)

@@ -1,0 +1,42 @@
+"""Tiny real things for tests: a two-block ViT on disk, and folders of images it can tell apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+
+def write_tiny_vit(path: Path, width: int = 64, depth: int = 2, patch: int = 14, size: int = 28) -> None:
+    """A random ViT with timm's parameter names; weights from a formula, so that golden figures can rely on them."""
+    from timm.models.vision_transformer import VisionTransformer
+
+    vit = VisionTransformer(
+        img_size=size, patch_size=patch, embed_dim=width, depth=depth, num_heads=width // 64, num_classes=0
+    )
+    generator = np.random.default_rng(7)
+    tensors = {}
+    for name, value in vit.state_dict().items():
+        scale = 0.02 if value.dim() == 1 else 1 / np.sqrt(value[0].numel())
+        noise = torch.from_numpy(generator.standard_normal(tuple(value.shape)) * scale).float()
+        tensors[name] = 1 + noise if "norm" in name and name.endswith("weight") else noise
+    save_file(tensors, path)
+
+
+def write_tiny_images(root: Path, classes: int = 6, train: int = 6, test: int = 3, size: int = 32) -> None:
+    """Coloured stripes: the class decides colour and direction, the rest is noise."""
+    generator = np.random.default_rng(11)
+    for label in range(classes):
+        colour = generator.uniform(40, 215, 3)
+        wave = np.sin(np.arange(size) * (0.2 + 0.15 * label))
+        stripes = wave[:, None] if label % 2 else wave[None, :]
+        for side, count in (("train", train), ("test", test)):
+            folder = root / side / f"class{label:02d}"
+            folder.mkdir(parents=True)
+            for index in range(count):
+                noise = generator.normal(0, 80, (size, size, 3))
+                pixels = colour + 40 * stripes[..., None] + noise
+                Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / f"{index}.png")
