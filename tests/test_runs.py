@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -129,6 +130,17 @@ def test_another_runs_folder_is_refused_and_left_alone(tiny_run, tmp_path):
     with pytest.raises(OneaError, match=r"holds another run \(seed 1 instead of 2\)"):
         run(make_config(tiny_run | {"seed": 2}), tmp_path)
     assert (tmp_path / "record.json").read_bytes() == before
+
+
+def test_images_that_changed_meanwhile_are_not_mixed_in(tiny_run, tiny_images, tmp_path):
+    images = tmp_path / "images"
+    shutil.copytree(tiny_images, images)
+    values = tiny_run | {"data": f"folder:{images}"}
+    record = run(make_config(values), tmp_path / "out")
+    (tmp_path / "out/record.json").write_text(json.dumps(record | {"status": "running"}))
+    next((images / "train/class00").iterdir()).unlink()
+    with pytest.raises(OneaError, match=r"The data of the run .* changed since it began"):
+        run(make_config(values), tmp_path / "out")
 
 
 def test_a_damaged_checkpoint_is_one_sentence(tiny_run, tmp_path):

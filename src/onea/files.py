@@ -13,9 +13,9 @@ from onea.errors import OneaError
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Replace ``path`` by a file with this content, or leave it as it was."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with partial.open("wb") as file:
             file.write(content)
             file.flush()

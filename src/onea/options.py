@@ -36,7 +36,7 @@ def _read(name: str, value: Any, hint: Any) -> Any:
     if get_origin(hint) is Literal:
         choices = get_args(hint)
         if value not in choices:
-            raise OneaError(f"{name} is '{value}'; {nearest(str(value), choices)}")
+            raise OneaError(f"{name} is '{value}'; choose one of: {', '.join(choices)}.")
         return value
     if hint is bool:
         return _read_bool(name, value)

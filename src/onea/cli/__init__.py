@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from onea.errors import OneaError
@@ -10,6 +11,9 @@ from onea.errors import OneaError
 def main() -> None:
     """Entry point of ``onea``."""
     from onea.cli.app import app
+
+    # Threads that wait by spinning bring a shared machine to a crawl; must be set before torch is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
     try:
         app()

@@ -156,8 +156,9 @@ def print_results(records: Sequence[Record], files: Sequence[Path], console: Con
         title = column.title.replace(" ", "\n", 1) if len(column.title) > 10 else column.title
         table.add_column(Text(title), justify="right", vertical="bottom")
     found = rows(records)
+    mark = "" if console.color_system else "*"  # in a file or a pipe, green says nothing
     for row in found:
-        cells = (Text(cell.text, "bold green" if cell.best else "") for cell in row.cells)
+        cells = (Text(cell.text + (mark if cell.best else ""), "bold green" if cell.best else "") for cell in row.cells)
         table.add_row(Text(row.method), *cells)
     console.print(table)
     for row in found:

@@ -21,14 +21,17 @@ class RunDisplay(Progress):
     """Two bars: tasks of the stream, and images of the current epoch with speed and what is going on."""
 
     def __init__(self, console: Console | None = None, title: str = "tasks") -> None:
+        console = console or Console(stderr=True)
+        self._plain = None if console.is_terminal else console  # bars make no sense in a log; lines do
         self._bars = Bars(
             TextColumn("{task.description:<24}"),
             BarColumn(bar_width=28),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TextColumn("{task.fields[note]}"),
-            console=console or Console(stderr=True),
+            console=console,
             transient=True,
+            disable=self._plain is not None,
         )
         self._stream = self._bars.add_task(title, total=None, note="")
         self._epoch = self._bars.add_task("preparing", total=None, note="")
@@ -77,6 +80,9 @@ class RunDisplay(Progress):
         total = self._bars.tasks[0].total or task + 1
         left = (total - task - 1) * sum(self._durations) / len(self._durations)
         self._bars.update(self._stream, completed=task + 1, note=f"A {accuracy:.1f} %  about {left:,.0f} s left")
+        if self._plain:
+            took = self._durations[-1]
+            self._plain.print(f"task {task + 1}/{total:g}: A {accuracy:.2f} %, {took:.1f} s", highlight=False)
 
 
 def print_summary(record: Record, folder: Path) -> None:

@@ -36,7 +36,7 @@ FAMILIES: dict[str, str] = {
     "hazards": "☢☣☠",
     "georgian": "აგდკჟრშჰ",
     "currency": "$€£¥₩₪₹",
-    "objects": "✂✈✏☎☕⚓⚖♻",
+    "objects": "✂✈✏☕⚓⚖♻♿",
     "arabic": "بجسطعك",
     "music": "♩♫♬♮",
     "tifinagh": "ⴼⴿⵄⵋⵣ",

@@ -138,10 +138,10 @@ def _draw(glyph: Image.Image, rng: np.random.Generator) -> Pixels:
     """One image ``uint8 [3, SIDE, SIDE]``: a glyph placed on a textured ground, with noise and blur."""
     ink = np.asarray(_place(glyph, rng), dtype=np.float32)[..., None] / 255
     ground, colour = _colours(rng)
-    canvas = ground + _texture(rng, rng.uniform(0.04, 0.14))
+    canvas = ground + _texture(rng, rng.uniform(0.03, 0.1))
     paint = colour + _clouds(rng)[..., None] * 0.06
     image = canvas + ink * (paint - canvas)
-    image += rng.standard_normal(image.shape, dtype=np.float32) * np.float32(rng.uniform(0.0, 0.05))
+    image += rng.standard_normal(image.shape, dtype=np.float32) * np.float32(rng.uniform(0.0, 0.04))
     picture = Image.fromarray((image.clip(0, 1) * 255).astype(np.uint8), "RGB")
     picture = picture.filter(ImageFilter.GaussianBlur(rng.uniform(0.0, 0.9)))
     return np.asarray(picture).transpose(2, 0, 1)
@@ -149,13 +149,13 @@ def _draw(glyph: Image.Image, rng: np.random.Generator) -> Pixels:
 
 def _place(glyph: Image.Image, rng: np.random.Generator) -> Image.Image:
     """The glyph turned, slanted, scaled and shifted a little, on a canvas of the final size."""
-    angle = np.deg2rad(rng.uniform(-12, 12))
-    slant, stretch = rng.uniform(-0.1, 0.1), rng.uniform(0.9, 1.1)
-    scale = rng.uniform(58, 78) / _INK
+    angle = np.deg2rad(rng.uniform(-9, 9))
+    slant, stretch = rng.uniform(-0.08, 0.08), rng.uniform(0.93, 1.07)
+    scale = rng.uniform(66, 82) / _INK
     turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
     forward = scale * turn @ np.array([[stretch, slant], [0.0, 1.0 / stretch]])
     back = np.linalg.inv(forward)  # PIL asks where each pixel of the result comes from
-    shift = rng.uniform(-5, 5, size=2)
+    shift = rng.uniform(-4, 4, size=2)
     offset = _CANVAS / 2 - back @ (SIDE / 2 + shift)
     data = (*back[0], offset[0], *back[1], offset[1])
     return glyph.transform((SIDE, SIDE), Image.Transform.AFFINE, data, Image.Resampling.BICUBIC)
@@ -163,10 +163,12 @@ def _place(glyph: Image.Image, rng: np.random.Generator) -> Image.Image:
 
 def _colours(rng: np.random.Generator) -> tuple[Plane, Plane]:
     """Colours of the ground and of the ink, far enough apart in brightness to read."""
-    pairs = rng.uniform(0.05, 0.95, size=(12, 2, 3)).astype(np.float32)
+    # Muted: glaring colours take over the features of a backbone that was trained on photographs.
+    pairs = rng.uniform(0.1, 0.9, size=(12, 2, 1)) + rng.uniform(-0.2, 0.2, size=(12, 2, 3))
+    pairs = pairs.clip(0, 1).astype(np.float32)
     bright = pairs @ np.array([0.299, 0.587, 0.114], dtype=np.float32)
     # Capped, so that the first pair with enough contrast wins, not always the harshest.
-    ground, ink = pairs[np.minimum(abs(bright[:, 0] - bright[:, 1]), 0.4).argmax()]
+    ground, ink = pairs[np.minimum(abs(bright[:, 0] - bright[:, 1]), 0.45).argmax()]
     return ground, ink
 
 

@@ -103,8 +103,10 @@ class AdapterMerging(Method):
             return train_adapter(self.vit, task, self.options, self.runtime, self.plan)
         training = tuple(getattr(self.options, name) for name in AdapterTraining.__dataclass_fields__)
         key = (task.seed, task.index, task.classes, len(task), training, self.plan)
-        if key not in self.memo:
-            self.memo[key] = train_adapter(self.vit, task, self.options, self.runtime, self.plan)
+        if key in self.memo:
+            trained = self.memo[key]
+            return TrainedAdapter(trained.tensors, trained.report | {"training_shared": True})
+        self.memo[key] = train_adapter(self.vit, task, self.options, self.runtime, self.plan)
         return self.memo[key]
 
     def _absorb(self, new: Tensors, task: Task) -> dict[str, Any]:

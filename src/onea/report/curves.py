@@ -104,7 +104,7 @@ def _line(axes: Any, accuracies: Sequence[float], index: int) -> None:
         accuracies,
         color=_colour(index),
         marker=MARKERS[index % len(MARKERS)],
-        markersize=(6 if first else 4.5) if len(accuracies) <= MOST_NAMES else (4 if first else 3),
+        markersize=(6.5 if first else 5.5) if len(accuracies) <= MOST_NAMES else (4 if first else 3),
         markeredgecolor="white",
         markeredgewidth=0.8 if len(accuracies) <= MOST_NAMES else 0,
         linewidth=2.6 if first else 1.5,

@@ -233,8 +233,9 @@ def _made(records: Sequence[Record]) -> str:
         if lines:
             head = f'<tr><th scope="rowgroup" colspan="{len(names) + 1}">{escape(group)}</th></tr>'
             bodies.append(f"<tbody>{head}{''.join(lines)}</tbody>")
+    heads = [name.replace(" ", "\N{NO-BREAK SPACE}") for name in names]  # its columns are wide, one line will do
     caption = "Everything that the runs record about themselves; a value that spans the row holds for all of them."
-    return f"<h2>How this was made</h2>{_frame(caption, ['', *names], ''.join(bodies), 'words')}"
+    return f"<h2>How this was made</h2>{_frame(caption, ['', *heads], ''.join(bodies), 'words')}"
 
 
 def _compared(values: Sequence[Any]) -> list[str]:

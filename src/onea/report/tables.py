@@ -90,7 +90,7 @@ def rows(records: Sequence[Record]) -> list[Row]:
     """The table as plain values; a run that is still going on is shown but never marked as best."""
     names, columns = labels(records), [_cells(column, records) for column in COLUMNS]
     return [
-        Row(name, tuple(cells[index] for cells in columns), _note(record, records, names))
+        Row(name, tuple(cells[index] for cells in columns), _note(record))
         for index, (name, record) in enumerate(zip(names, records, strict=True))
     ]
 
@@ -128,7 +128,7 @@ def _cells(column: Column, records: Sequence[Record]) -> list[Cell]:
 
 
 def _may_win(column: Column, record: Record, records: Sequence[Record]) -> bool:
-    if column is SECONDS and (_lent(record, records) or len({_machine(other) for other in records}) > 1):
+    if column is SECONDS and (_lent(record) or len({_machine(other) for other in records}) > 1):
         return False  # seconds that others spent, or another machine's, are not this method's merit
     return finished(record)
 
@@ -138,38 +138,21 @@ def _machine(record: Record) -> tuple[Any, ...]:
     return (*(runtime.get(name) for name in ("device", "precision", "threads")), environment.get("processor"))
 
 
-def _note(record: Record, records: Sequence[Record], names: Sequence[str]) -> str:
+def _note(record: Record) -> str:
     notes = [str(record["note"])] if record.get("note") else []
     done, tasks = len(record["metrics"]["A"]), len(record["stream"]["sizes"])
     if not finished(record):
         notes.append(f"still running: {done} of {tasks} tasks")
-    if lent := _lent(record, records):
-        lenders = " and ".join(dict.fromkeys(names[lender] for lender in lent))
-        notes.append(f"{len(lent)} of {done} adapters taken from the {lenders} run, their training not counted here")
+    if lent := _lent(record):
+        notes.append(f"{lent} of {done} adapters were trained by another run here, their training is not counted")
     if skipped := sum(task.get("trained") is False for task in record["tasks"]):
         notes.append(f"{skipped} of {done} tasks not trained")
     return "; ".join(notes)
 
 
-def _lent(record: Record, records: Sequence[Record]) -> list[int]:
-    """For every task whose training this record took over from another one, the index of that record.
-
-    A record does not say so, but equal losses in every epoch mean the same training, and a fraction of the time means
-    that it was not done again.
-    """
-    lenders = []
-    for index, task in enumerate(record["tasks"]):
-        for lender, other in enumerate(records):
-            if other is not record and _same_training(task, other["tasks"][index : index + 1]):
-                mine, theirs = (r["timings"]["learn_s"][index] for r in (record, other))
-                if mine < theirs / 2:
-                    lenders.append(lender)
-                    break
-    return lenders
-
-
-def _same_training(task: Record, others: Sequence[Record]) -> bool:
-    return bool(task.get("losses")) and any(other.get("losses") == task["losses"] for other in others)
+def _lent(record: Record) -> int:
+    """How many tasks of this record use an adapter that another run trained, without counting its time."""
+    return sum(bool(task.get("training_shared")) for task in record["tasks"])
 
 
 def _plain(text: str) -> str:

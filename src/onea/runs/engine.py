@@ -12,6 +12,7 @@ from onea.runs.evaluation import correct_per_class
 from onea.runs.record import (
     FORMAT,
     Record,
+    check_same_inputs,
     check_same_run,
     environment,
     load_checkpoint,
@@ -39,6 +40,7 @@ def run(config: RunConfig, folder: Path, progress: Progress | None = None, memo:
     if record is None:
         record = _new_record(config, prepared, runtime)
     else:
+        check_same_inputs(record, prepared.description, folder)
         prepared.method.load_state_dict(load_checkpoint(folder, record))
         record["dates"]["resumed"].append(now())
     for index in range(len(record["correct"]), prepared.stream.tasks):

@@ -56,6 +56,13 @@ def check_same_run(record: Record, config: RunConfig, folder: Path) -> None:
         raise OneaError(f"{folder} holds another run ({changes}); choose another --out or delete that folder.")
 
 
+def check_same_inputs(record: Record, description: Record, folder: Path) -> None:
+    """Refuse to continue on images or weights that have changed since."""
+    for what in ("data", "backbone", "stream", "options"):
+        if record[what] != description[what]:
+            raise OneaError(f"The {what} of the run in {folder} changed since it began; choose another --out.")
+
+
 def save_checkpoint(folder: Path, record: Record, state: Tensors) -> None:
     """Write the method's state, then the record that points to it; a kill in between leaves the older pair intact."""
     name = f"state-{len(record['correct']):03d}.safetensors"
@@ -118,7 +125,7 @@ def _git_hash() -> str | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return found.stdout.strip() or None
+    return found.stdout.strip() if found.returncode == 0 else None
 
 
 def _processor() -> str:

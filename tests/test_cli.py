@@ -1,0 +1,200 @@
+"""The command line as a person uses it: results on success, one sentence and exit code 2 on a mistake."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from onea.cli import main
+
+
+@pytest.fixture
+def onea(monkeypatch, tmp_path, capsys):
+    """Run the command in an empty folder; returns exit code, standard output and error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["onea", *arguments])
+        try:
+            main()
+            code = 0
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+@pytest.fixture
+def arguments(tiny_run):
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in tiny_run["options"].items()]
+    rest = [f"--{name}={value}" for name, value in tiny_run.items() if name not in ("method", "options")]
+    return [*rest, *options]
+
+
+def test_help_is_quick():
+    def once() -> float:
+        started = time.perf_counter()
+        done = subprocess.run([sys.executable, "-m", "onea", "--help"], capture_output=True, text=True, check=True)
+        assert "demo" in done.stdout
+        return time.perf_counter() - started
+
+    assert min(once() for _ in range(5)) < 0.5
+
+
+def test_help_imports_nothing_heavy():
+    code = "import sys, onea.cli.app; print([m for m in ('torch', 'timm', 'numpy', 'matplotlib') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_run_prints_a_table_and_resumes(onea, arguments):
+    code, out, _ = onea("run", "one-a", *arguments, "--out", "out", "--no-gating")
+    assert code == 0
+    assert "A_T" in out
+    record = json.loads(Path("out/record.json").read_text())
+    assert record["options"]["gating"] is False
+    assert f"{record['metrics']['A_T']:.2f}" in out
+    again = onea("run", "one-a", *arguments, "--out", "out", "--no-gating")
+    assert again[:2] == (0, out)
+
+
+def test_the_default_folder_belongs_to_the_configuration(onea, arguments):
+    onea("run", "simplecil", *[a for a in arguments if a.split("=")[0] in ("--data", "--backbone", "--sizes")])
+    folders = list(Path("runs").iterdir())
+    assert len(folders) == 1
+    assert folders[0].name.startswith("simplecil-")
+
+
+def test_methods_are_listed_with_their_options(onea):
+    assert all(name in onea("methods")[1] for name in ("one-a", "simplecil", "running-mean"))
+    assert "--kappa" in onea("methods", "one-a")[1]
+
+
+def test_stream_prints_the_sizes_first_and_draws_three_figures(onea):
+    code, out, _ = onea("stream", "--classes", "100", "--tasks", "10", "--gamma", "0.01", "--seed", "1")
+    assert code == 0
+    assert out.splitlines()[0] == "14,1,3,6,36,9,23,2,2,4"
+    assert len(list(Path("onea-stream").glob("*.png"))) == 3
+
+
+def test_version(onea):
+    assert onea("--version")[1].strip() == "0.1.0"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (["run", "one-b"], "did you mean 'one-a'?"),
+        (["run", "one-a", "--data", "gliphs"], "did you mean 'glyphs'?"),
+        (["run", "one-a", "--data", "folder:missing"], "missing"),
+        (["run", "one-a", "--data", "glyphs-mini", "--backbone", "vit_small_d6_patch14"], "vit_small_d6_patch14_84"),
+        (["run", "one-a", "--data", "glyphs-mini", "--tasks", "999"], "999"),
+        (["run", "one-a", "--data", "glyphs-mini", "--tasks", "5", "--gamma", "0"], "gamma"),
+        (["run", "one-a", "--data", "glyphs-mini", "--tasks", "5", "--gamma", "1.5"], "gamma"),
+        (["run", "one-a", "--data", "glyphs-mini", "--sizes", "3,4"], "add up to 7"),
+        (["run", "one-a", "--kapa", "3"], "did you mean 'kappa'?"),
+        (["run", "one-a", "--config", "nothing.yaml"], "nothing.yaml"),
+        (["run", "one-a", "--device", "cuda:77"], "cuda:77"),
+        (["run", "one-a", "--precision", "fp8"], "bf16"),
+        (["run", "simplecil", "--data", "glyphs-mini", "--store", "exact"], "exact"),
+        (["stream", "--classes", "5", "--tasks", "9"], "tasks"),
+    ],
+)
+def test_a_mistake_is_one_sentence_exit_2_and_nothing_written(wrong, words, onea, tmp_path):
+    code, _, err = onea(*wrong)
+    assert code == 2
+    assert words in err
+    assert err.startswith("onea: ")
+    assert len(err.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def folder(tiny_images, tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("wrong") / "images"
+    shutil.copytree(tiny_images, root)
+    return root
+
+
+def fails(onea, folder: Path, tiny_vit: str, *more: str) -> str:
+    code, _, err = onea("run", "simplecil", "--data", f"folder:{folder}", "--backbone", tiny_vit, "--out", "o", *more)
+    assert code == 2
+    assert len(err.strip().splitlines()) == 1
+    assert not Path("o").exists()
+    return err
+
+
+def test_an_empty_class(onea, folder, tiny_vit):
+    (folder / "train" / "hollow").mkdir()
+    assert "hollow" in fails(onea, folder, tiny_vit)
+
+
+def test_a_class_in_two_tasks(onea, folder, tiny_vit, tmp_path_factory):
+    root = tmp_path_factory.mktemp("grouped")
+    for group in ("monday", "tuesday"):
+        shutil.copytree(folder / "train", root / group)
+    err = fails(onea, root, tiny_vit)
+    assert "monday" in err
+    assert "tuesday" in err
+
+
+def test_natural_tasks_from_folders(onea, folder, tiny_vit, tmp_path_factory):
+    root = tmp_path_factory.mktemp("grouped")
+    for number in range(6):
+        target = root / ("monday" if number < 4 else "tuesday") / f"class{number:02d}"
+        shutil.copytree(folder / "train" / f"class{number:02d}", target)
+    code, *_ = onea("run", "simplecil", "--data", f"folder:{root}", "--backbone", tiny_vit, "--out", "out")
+    record = json.loads(Path("out/record.json").read_text())
+    assert code == 0
+    assert record["stream"]["sizes"] == [4, 2]
+    assert [task["name"] for task in record["tasks"]] == ["monday", "tuesday"]
+
+
+def test_a_corrupt_image_is_named_or_skipped_as_asked(onea, folder, tiny_vit):
+    bad = folder / "train" / "class00" / "0.png"
+    bad.write_bytes(bad.read_bytes()[:60])
+    assert "class00/0.png" in fails(onea, folder, tiny_vit)
+    code, *_ = onea(
+        "run", "simplecil", "--data", f"folder:{folder}", "--backbone", tiny_vit, "--out", "o", "--on-bad", "skip"
+    )
+    record = json.loads(Path("o/record.json").read_text())
+    assert code == 0
+    assert record["data"]["train_images"] == 35
+    assert "class00/0.png" in record["data"]["skipped"][0]
+
+
+def test_images_of_mixed_sizes_are_stored_at_one_square_size(onea, folder, tiny_vit):
+    odd = folder / "train" / "class00" / "0.png"
+    Image.open(odd).resize((90, 50)).save(odd)
+    onea("run", "simplecil", "--data", f"folder:{folder}", "--backbone", tiny_vit, "--out", "o")
+    assert json.loads(Path("o/record.json").read_text())["data"]["stored"] == [32, 32]
+
+
+def test_a_truncated_backbone(onea, folder, tiny_vit, tmp_path_factory):
+    cut = tmp_path_factory.mktemp("cut") / "cut.safetensors"
+    cut.write_bytes(Path(tiny_vit).read_bytes()[:999])
+    assert "damaged" in fails(onea, folder, str(cut))
+
+
+def test_an_exploding_loss(onea, arguments):
+    code, _, err = onea("run", "one-a", *arguments, "--learning-rate", "1e30", "--out", "o")
+    assert code == 2
+    assert "task 1" in err
+    assert not Path("o").exists()
+
+
+def test_another_runs_folder(onea, arguments):
+    assert onea("run", "one-a", *arguments, "--out", "o")[0] == 0
+    code, _, err = onea("run", "one-a", *arguments, "--out", "o", "--seed", "5")
+    assert code == 2
+    assert "another run (seed 1 instead of 5)" in err
