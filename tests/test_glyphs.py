@@ -187,5 +187,5 @@ def test_a_damaged_cache_is_drawn_again(tiny, tmp_path, suffix, damage):
 
 def test_an_unwritable_cache_is_a_clear_error(tiny, tmp_path):
     (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(OneaError, match="cache folder"):
+    with pytest.raises(OneaError, match="ONEA_CACHE"):
         load_glyphs(tiny, tmp_path / "file")

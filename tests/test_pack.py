@@ -283,7 +283,7 @@ def test_a_disk_that_fills_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n
     if step == "_decode_into":
         monkeypatch.setattr(pack_module, step, full)
     else:  # the pixels find their place, the index does not
-        monkeypatch.setattr(pack_module.tempfile, "NamedTemporaryFile", lambda *_, **__: full())
+        monkeypatch.setattr(os, "fsync", full)
     assert refusal(split, tmp_path / "c").startswith(f"No space left in {tmp_path / 'c'}: needs 1 MB; free some")
 
 

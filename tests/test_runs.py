@@ -178,7 +178,7 @@ def test_no_space_left_is_one_sentence_and_keeps_the_older_checkpoint(tiny_run, 
         real(descriptor)
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OneaError, match=r"No space left on device.*free some space"):
+    with pytest.raises(OneaError, match=r"No space left in .*: needs 1 MB; free some or choose another folder"):
         run(make_config(tiny_run), tmp_path)
     record = json.loads((tmp_path / "record.json").read_text())
     assert len(record["correct"]) == 1

@@ -162,7 +162,7 @@ def test_a_file_in_the_way_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
     result = command("--out", str(tmp_path / "taken"))
     assert isinstance(result.exception, OneaError)
-    assert "--out" in str(result.exception)
+    assert "choose another folder" in str(result.exception)
 
 
 def test_help_loads_nothing_heavy() -> None:

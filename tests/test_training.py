@@ -15,7 +15,7 @@ from onea.losses import contrastive
 from onea.methods.adapter_training import AdapterTraining
 from onea.runtime import make_runtime
 from onea.tasks import Plan, Task
-from onea.training import SGD, train
+from onea.training import Recipe, Trained, train
 
 
 class Ramp:
@@ -88,14 +88,16 @@ def test_epochs_follow_the_plan_and_do_without_one():
 
 def test_training_equals_a_hand_written_loop():
     """Same data order, learning-rate curve and updates as plain PyTorch."""
-    task, recipe = ramp_task(), SGD(0.3, 0.01, batch_size=4, epochs=3, crop_scale=1)
+    task, recipe = ramp_task(), Recipe(0.3, 0.01, batch_size=4, epochs=3, crop_scale=1)
 
     def fresh() -> nn.Linear:
         torch.manual_seed(0)
         return nn.Linear(1, 2)
 
     ours = fresh()
-    losses = train([ours], lambda x, y: F.cross_entropy(ours(x), y), task, recipe, make_runtime("cpu", "fp32", 1))
+    losses = train(
+        [Trained(ours)], lambda x, y: F.cross_entropy(ours(x), y), task, recipe, make_runtime("cpu", "fp32", 1)
+    )
 
     from onea import seeds
 
@@ -123,10 +125,10 @@ def test_training_does_not_touch_the_global_random_state():
     module = nn.Linear(1, 2)
     before = torch.random.get_rng_state()
     train(
-        [module],
+        [Trained(module)],
         lambda x, y: F.cross_entropy(F.dropout(module(x)), y),
         ramp_task(),
-        SGD(0.1, 0, 4, 1, 1),
+        Recipe(0.1, 0, 4, 1, 1),
         make_runtime("cpu", "fp32", 1),
     )
     assert torch.equal(before, torch.random.get_rng_state())
@@ -137,10 +139,10 @@ def test_a_broken_loss_names_task_epoch_and_step():
     weight = nn.Linear(1, 1)
     with pytest.raises(OneaError, match=r"nan in task 1, epoch 2, step 2; lower the learning rate"):
         train(
-            [weight],
+            [Trained(weight)],
             lambda x, _: weight(x).sum() * 0 + next(calls),
             ramp_task(),
-            SGD(0.1, 0, 4, 2, 1),
+            Recipe(0.1, 0, 4, 2, 1),
             make_runtime("cpu", "fp32", 1),
         )
 
@@ -149,5 +151,5 @@ def test_a_broken_loss_names_task_epoch_and_step():
     "wrong", [{"rank": 0}, {"epochs": 0}, {"min_epochs": 9, "max_epochs": 3}, {"dropout": 1.0}, {"crop_scale": 0.0}]
 )
 def test_senseless_training_options_are_refused(wrong):
-    with pytest.raises(OneaError, match=r"must|exceeds"):
+    with pytest.raises(OneaError, match="must"):
         AdapterTraining(**wrong)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from contextlib import suppress
@@ -10,9 +11,11 @@ from typing import Any
 
 from onea.errors import OneaError
 
+CACHE_REMEDY = "set ONEA_CACHE to another folder"
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace ``path`` by a file with this content, or leave it as it was."""
+
+def write_atomically(path: Path, content: bytes, remedy: str = "choose another folder") -> None:
+    """Replace ``path`` by a file with this content, or leave it as it was; ``remedy`` ends the message of a failure."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -24,15 +27,20 @@ def write_atomically(path: Path, content: bytes) -> None:
     except OSError as error:
         with suppress(OSError):
             partial.unlink()
-        raise OneaError(
-            f"{path} cannot be written ({error.strerror}, {len(content) / 1e6:.1f} MB needed); "
-            "free some space or choose another folder."
-        ) from error
+        raise unwritable(path.parent, len(content), error, remedy) from error
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any, remedy: str = "choose another folder") -> None:
     """Replace ``path`` by this value as readable JSON; NaN is refused, because JSON has none."""
-    write_atomically(path, (json.dumps(value, indent=1, allow_nan=False) + "\n").encode())
+    write_atomically(path, (json.dumps(value, indent=1, allow_nan=False) + "\n").encode(), remedy)
+
+
+def unwritable(folder: Path, size: int, error: OSError, remedy: str) -> OneaError:
+    """What to tell a user when ``size`` bytes could not be written."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        megabytes = max(1, -(-size // 1_000_000))
+        return OneaError(f"No space left in {folder}: needs {megabytes:,} MB; free some or {remedy}.")
+    return OneaError(f"Cannot write to {folder} ({error.strerror or error}): make it writable or {remedy}.")
 
 
 def read_json(path: Path) -> Any:

@@ -26,3 +26,19 @@ def cosine(epoch: int, epochs: int) -> float:
     (1.0, 0.5)
     """
     return 0.5 * (1 + math.cos(math.pi * epoch / epochs))
+
+
+def constant(epoch: int, epochs: int) -> float:
+    """The full learning rate in every epoch."""
+    return 1.0
+
+
+def late_cosine(epoch: int, epochs: int) -> float:
+    """The cosine of CODA-Prompt and InfLoRA as published: full rate in the first two epochs, then a quarter wave.
+
+    >>> [round(late_cosine(epoch, 20), 3) for epoch in (0, 1, 2, 19)]
+    [1.0, 1.0, 0.997, 0.097]
+    """
+    if epochs == 1:
+        return 1.0
+    return math.cos(99 * math.pi * max(epoch - 1, 0) / (200 * (epochs - 1)))

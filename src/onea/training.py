@@ -4,75 +4,126 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from onea import seeds
+from onea import schedules, seeds
 from onea.errors import OneaError
 from onea.runtime import Runtime
-from onea.schedules import cosine
 from onea.tasks import Task
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+Schedule = Callable[[int, int], float]
 
 
 @dataclass(frozen=True)
-class SGD:
-    """How to optimise: SGD with momentum, the learning rate following a cosine over the epochs."""
+class Recipe:
+    """How to optimise: which optimiser, how fast, how long, on what crops.
+
+    Attributes:
+        schedule: share of the learning rate in an epoch, given the epoch and their number.
+    """
 
     learning_rate: float
     weight_decay: float
     batch_size: int
     epochs: int
     crop_scale: float
-    momentum: float = 0.9
+    optimiser: Literal["sgd", "adam"] = "sgd"
+    schedule: Schedule = schedules.cosine
 
 
-def train(modules: Sequence[nn.Module], loss: Loss, task: Task, recipe: SGD, runtime: Runtime) -> list[float]:
-    """Optimise every parameter of ``modules`` on a task and return the mean loss of each epoch.
+@dataclass(frozen=True)
+class Trained:
+    """A module to train, and the factor on its learning rate."""
 
-    ``loss`` maps a batch of augmented images and labels to a scalar. The modules are left in evaluation mode.
+    module: nn.Module
+    rate: float = 1.0
+
+
+def train(
+    trained: Sequence[Trained],
+    losses: Loss | Sequence[Loss],
+    task: Task,
+    recipe: Recipe,
+    runtime: Runtime,
+    *,
+    before_step: Callable[[int], None] | None = None,
+    after_step: Callable[[], None] | None = None,
+    purpose: str = "",
+) -> list[float]:
+    """Optimise every parameter that wants a gradient on a task, and return the mean loss of each epoch.
+
+    Args:
+        trained: the modules; they are left in evaluation mode.
+        losses: each maps a batch of augmented images and their labels to a scalar. With several, every batch takes one
+            step for each, in order, on a fresh forward pass.
+        task: whose images are trained on.
+        recipe: how to optimise.
+        runtime: where to compute.
+        before_step: called before each optimiser step with the number of its loss; may change gradients.
+        after_step: called after each optimiser step; may change weights.
+        purpose: tells apart several trainings of one task, so that their draws differ.
+
+    Raises:
+        OneaError: a loss is not finite.
     """
-    parameters = [parameter for module in modules for parameter in module.parameters()]
-    optimiser = torch.optim.SGD(
-        parameters, recipe.learning_rate, momentum=recipe.momentum, weight_decay=recipe.weight_decay
-    )
-    order, crops = (seeds.generator(task.seed, task.index, purpose) for purpose in ("order", "crops"))
+    losses = [losses] if callable(losses) else list(losses)
+    optimiser = _optimiser(trained, recipe)
+    order, crops = (seeds.generator(task.seed, task.index, name + purpose) for name in ("order", "crops"))
     devices = [runtime.device] if runtime.device.type == "cuda" else []
+    means = []
     with torch.random.fork_rng(devices):
-        torch.manual_seed(seeds.derive(task.seed, task.index, "dropout"))
-        _set_training(modules, True)
-        means = []
+        torch.manual_seed(seeds.derive(task.seed, task.index, "dropout" + purpose))
+        _set_training(trained, True)
         for epoch in range(recipe.epochs):
             runtime.progress.start_epoch(epoch, recipe.epochs, len(task))
             for group in optimiser.param_groups:
-                group["lr"] = recipe.learning_rate * cosine(epoch, recipe.epochs)
-            losses = []
+                group["lr"] = group["initial_lr"] * recipe.schedule(epoch, recipe.epochs)
+            values = []
             for images, labels in task.augmented_batches(recipe.batch_size, recipe.crop_scale, order, crops):
-                with runtime.autocast():
-                    value = loss(images, labels.to(runtime.device, non_blocking=True))
-                optimiser.zero_grad(set_to_none=True)
-                value.backward()
-                optimiser.step()
-                losses.append(value.detach())  # stays on the device: reading it here would stall the pipeline
+                labels = labels.to(runtime.device, non_blocking=True)
+                for number, loss in enumerate(losses):
+                    with runtime.autocast():
+                        value = loss(images, labels)
+                    optimiser.zero_grad(set_to_none=True)
+                    value.backward()
+                    if before_step:
+                        before_step(number)
+                    optimiser.step()
+                    if after_step:
+                        after_step()
+                    values.append(value.detach())  # stays on the device: reading it here would stall the pipeline
                 runtime.progress.step(len(labels))
-            means.append(_checked_mean(torch.stack(losses), task, epoch))
-        _set_training(modules, False)
+            means.append(_checked_mean(torch.stack(values), len(losses), task, epoch))
+        _set_training(trained, False)
     return means
 
 
-def _set_training(modules: Sequence[nn.Module], mode: bool) -> None:
-    for module in modules:
-        module.train(mode)
+def _optimiser(trained: Sequence[Trained], recipe: Recipe) -> torch.optim.Optimizer:
+    groups = []
+    for item in trained:
+        wanted = [parameter for parameter in item.module.parameters() if parameter.requires_grad]
+        rate = recipe.learning_rate * item.rate
+        groups.append({"params": wanted, "lr": rate, "initial_lr": rate})
+    if recipe.optimiser == "adam":
+        return torch.optim.Adam(groups, weight_decay=recipe.weight_decay)
+    return torch.optim.SGD(groups, momentum=0.9, weight_decay=recipe.weight_decay)
 
 
-def _checked_mean(losses: Tensor, task: Task, epoch: int) -> float:
-    broken = ~torch.isfinite(losses)
+def _set_training(trained: Sequence[Trained], mode: bool) -> None:
+    for item in trained:
+        item.module.train(mode)
+
+
+def _checked_mean(values: Tensor, losses: int, task: Task, epoch: int) -> float:
+    broken = ~torch.isfinite(values)
     if broken.any():
-        step = int(broken.int().argmax())
+        first = int(broken.int().argmax())
         raise OneaError(
-            f"The loss became {losses[step].item()} in task {task.index + 1}, epoch {epoch + 1}, step {step + 1}; "
-            "lower the learning rate (--learning-rate)."
+            f"The loss became {values[first].item()} in task {task.index + 1}, epoch {epoch + 1}, "
+            f"step {first // losses + 1}; lower the learning rate (--learning-rate)."
         )
-    return float(losses.double().mean())
+    return float(values.double().mean())

@@ -115,7 +115,4 @@ def _images(made: Stream, task: int) -> list[str]:
 def _draw(made: Stream, folder: Path, mu: float) -> list[Path]:
     from onea.report.stream_figures import draw_stream_figures
 
-    try:
-        return draw_stream_figures(made, folder, n_max=N_MAX, mu=mu)
-    except OSError as error:
-        raise OneaError(f"cannot write to {folder} ({error.strerror}); choose another folder with --out") from error
+    return draw_stream_figures(made, folder, n_max=N_MAX, mu=mu)

@@ -17,7 +17,8 @@ from PIL import Image, ImageDraw, ImageFont
 
 # Every family is a task. The table is what remained of each family after leaving out characters that look like one
 # already taken (in any face, case or rotation), whose train and test faces draw different things, or whose bold face
-# is a copy of the regular one. It is written out so that no library can change it; tests hold it to those rules.
+# is a copy of the regular one. It is written out so that no library can change it;
+# tests prove the first and the last of these rules.
 FAMILIES: dict[str, str] = {
     "suits": "♠♥♦♧",
     "digits": "012345678",

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
+import sys
 import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,11 +19,13 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageFilter
 
+from onea.data import glyph_families
 from onea.data.dataset import Dataset, Group, Labels, Pixels, Split
 from onea.data.glyph_families import FAMILIES, MINI, faces_of, outline
 from onea.errors import OneaError, nearest
+from onea.files import CACHE_REMEDY, write_atomically, write_json
 
-VERSION = "glyphs/v1"  # part of every seed and cache key: raise it whenever the drawing changes
+VERSION = "glyphs/v1"  # part of every seed
 SIDE = 96
 _INK, _CANVAS = 80, 136  # the outline is drawn once a face at this size, then placed; the canvas leaves room to turn
 
@@ -56,7 +57,7 @@ class _Plan:
     def key(self) -> str:
         """Hex digest of all that decides the pixels."""
         text = json.dumps([VERSION, SIDE, self.train, self.test, list(self.families.items())])
-        return hashlib.sha256(text.encode()).hexdigest()
+        return hashlib.sha256(text.encode() + _drawing_code()).hexdigest()
 
 
 PLANS: dict[str, _Plan] = {
@@ -92,7 +93,7 @@ def load_glyphs(name: str = "glyphs", cache: Path | None = None) -> Dataset:
         classes=tuple(unicodedata.name(char).lower() for char in plan.chars),
         train=Split(_labels(plan, "train"), pixels=pixels[:cut]),
         test=Split(_labels(plan, "test"), pixels=pixels[cut:]),
-        fingerprint=hashlib.sha256(f"{plan.key} {_digest(pixels)}".encode()).hexdigest(),
+        fingerprint=hashlib.sha256(f"{VERSION} {plan.chars} {_digest(pixels)}".encode()).hexdigest(),
         groups=_groups(plan),
         mirror=False,
     )
@@ -212,6 +213,12 @@ def _shape(plan: _Plan) -> tuple[int, int, int, int]:
     return len(plan.chars) * (plan.train + plan.test), 3, SIDE, SIDE
 
 
+@memo
+def _drawing_code() -> bytes:
+    """The source that draws: when it changes, what an older version cached no longer counts."""
+    return b"".join(Path(module.__file__ or "").read_bytes() for module in (sys.modules[__name__], glyph_families))
+
+
 def _digest(pixels: Pixels) -> str:
     return hashlib.sha256(np.ascontiguousarray(pixels).data).hexdigest()
 
@@ -232,21 +239,5 @@ def _read(plan: _Plan, cache: Path) -> Pixels | None:
 
 def _write(plan: _Plan, cache: Path, pixels: Pixels) -> None:
     data, note = _paths(plan, cache)
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        _replace(data, pixels.tobytes())
-        _replace(note, json.dumps(_note(plan, pixels)).encode())
-    except OSError as error:
-        raise OneaError(f"cannot write the cache folder {cache} ({error.strerror}): choose another one") from error
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all, so that an interrupted run leaves no half file under its name."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write_atomically(data, pixels.tobytes(), CACHE_REMEDY)
+    write_json(note, _note(plan, pixels), CACHE_REMEDY)

@@ -21,6 +21,7 @@ import numpy as np
 from onea.data.dataset import Labels, Pixels, Split
 from onea.data.decode import BadImage, fit, image_size, read_image
 from onea.errors import OneaError
+from onea.files import CACHE_REMEDY, unwritable, write_atomically
 
 OnBad = Literal["fail", "skip"]
 Progress = Callable[[int, int], None]
@@ -177,7 +178,7 @@ def _write(
         _refuse_empty_classes(split, rows, skipped, class_names)
         temporary.replace(target)
     except OSError as error:
-        raise _unwritable(target.parent, bytes_needed, error) from error
+        raise unwritable(target.parent, bytes_needed, error, CACHE_REMEDY) from error
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
@@ -216,21 +217,11 @@ def _decode_into(
 def _write_index(target: Path, shape: tuple[int, int], rows: Labels, skipped: Sequence[str]) -> None:
     """Written last and moved into place whole: where it exists, the pixels were complete."""
     index = {"shape": [len(rows), 3, *shape], "rows": rows.tolist(), "skipped": list(skipped)}
-    text = json.dumps(index)
-    temporary: Path | None = None
     try:
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", prefix=f"{target.stem}-", suffix=".tmp", dir=target.parent, delete=False
-        ) as stream:
-            temporary = Path(stream.name)
-            stream.write(text)
-        temporary.replace(target.with_suffix(".json"))
-    except OSError as error:
+        write_atomically(target.with_suffix(".json"), json.dumps(index).encode(), CACHE_REMEDY)
+    except OneaError:
         target.unlink(missing_ok=True)
-        raise _unwritable(target.parent, len(text), error) from error
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
+        raise
 
 
 def _check_space(cache: Path, bytes_needed: int) -> None:
@@ -238,16 +229,6 @@ def _check_space(cache: Path, bytes_needed: int) -> None:
     cache.mkdir(parents=True, exist_ok=True)
     if shutil.disk_usage(cache).free < bytes_needed:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def _unwritable(cache: Path, bytes_needed: int, error: OSError) -> OneaError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        megabytes = max(1, -(-bytes_needed // 1_000_000))
-        return OneaError(
-            f"No space left in {cache}: needs {megabytes:,} MB; free some or set ONEA_CACHE to another folder."
-        )
-    reason = error.strerror or str(error)
-    return OneaError(f"Cannot write to {cache} ({reason}): make it writable or set ONEA_CACHE to another folder.")
 
 
 def _bad_files(skipped: Sequence[str], total: int) -> str:

@@ -12,8 +12,9 @@ from torch import Tensor
 from onea.merging.operator import Tensors
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
-from onea.vit.frozen import FrozenViT, Plug
+from onea.vit.frozen import FrozenViT
 from onea.vit.heads import class_means
+from onea.vit.plug import NOTHING, Plug
 
 EVALUATION_BATCH = 256
 
@@ -58,13 +59,13 @@ class Method(ABC):
         """Passes through the network per image after so many tasks."""
         return 1
 
-    def features(self, images: Tensor, plug: Plug | None = None) -> Tensor:
+    def features(self, images: Tensor, plug: Plug = NOTHING) -> Tensor:
         """Features of network inputs for inference, ``[B, width]``."""
         with torch.no_grad(), self.runtime.autocast():
             features: Tensor = self.vit(images, plug)
             return features
 
-    def prototypes_of(self, task: Task, plug: Plug | None = None) -> Tensor:
+    def prototypes_of(self, task: Task, plug: Plug = NOTHING) -> Tensor:
         """Mean feature of each class of a task over its un-augmented images, ``[classes of the task, width]``."""
         features = [self.features(images, plug) for images, _ in task.plain_batches(EVALUATION_BATCH)]
         return class_means(torch.cat(features), task.labels, task.classes)

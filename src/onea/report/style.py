@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from onea.files import write_atomically
 
 if TYPE_CHECKING:  # matplotlib takes a noticeable fraction of a second to load, so it is loaded where it draws
     from matplotlib.figure import Figure
@@ -97,15 +98,8 @@ def tint(colour: str, strength: float) -> tuple[float, float, float]:
 
 def save(figure: Figure, path: Path) -> Path:
     """Write a PNG, whole or not at all: a reader never meets half a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=".png")
-    os.close(handle)
-    draft = Path(name)
-    try:
-        with themed():
-            figure.savefig(draft, format="png", dpi=DPI, bbox_inches="tight", pad_inches=0.1)
-        draft.chmod(0o644)  # mkstemp makes private files, but a figure is for everyone
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    content = BytesIO()
+    with themed():
+        figure.savefig(content, format="png", dpi=DPI, bbox_inches="tight", pad_inches=0.1)
+    write_atomically(path, content.getvalue())
     return path

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from onea.vit.plug import Plug
+
 
 class Adapter(nn.Module):
     """``scale * up(dropout(relu(down(u))))``: starts as exactly zero, because ``up`` does."""
@@ -30,7 +32,7 @@ class Adapter(nn.Module):
         return update
 
 
-class Adapters(nn.Module):
+class Adapters(nn.Module, Plug):
     """One adapter for every block of a ViT; the thing that One-A trains, merges and keeps."""
 
     def __init__(

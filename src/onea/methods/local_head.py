@@ -1,0 +1,60 @@
+"""Train something small with a head over the task's own classes, and throw the head away."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from onea import seeds
+from onea.losses import contrastive
+from onea.methods.options import AdapterOptions
+from onea.runtime import Runtime
+from onea.tasks import Task
+from onea.training import Recipe, Trained, train
+from onea.vit.adapter import Adapters
+from onea.vit.frozen import FrozenViT
+from onea.vit.heads import CosineHead, LinearHead
+from onea.vit.plug import Plug
+
+
+def new_adapters(vit: FrozenViT, options: AdapterOptions, generator: torch.Generator) -> Adapters:
+    """A fresh adapter; it leaves the network's output exactly as it was."""
+    return Adapters(
+        vit.depth, vit.width, options.rank, generator=generator, scale=options.scale, dropout=options.dropout
+    )
+
+
+def local_head(width: int, task: Task, kind: str, scale: float = 1.0) -> nn.Module:
+    """A fresh head over the classes of a task."""
+    generator = seeds.generator(task.seed, task.index, "head")
+    if kind == "cosine":
+        return CosineHead(width, len(task.classes), generator, scale)
+    return LinearHead(width, len(task.classes), generator)
+
+
+def train_with_local_head(
+    vit: FrozenViT,
+    plug: Plug,
+    head: nn.Module,
+    task: Task,
+    recipe: Recipe,
+    runtime: Runtime,
+    *,
+    contrastive_share: float = 0.0,
+    margin: float = 0.07,
+) -> list[float]:
+    """Train a plug that is a module together with a local head; returns the mean loss of each epoch.
+
+    The loss is cross-entropy over the task's own classes, of which ``contrastive_share`` goes to the contrastive term.
+    """
+    assert isinstance(plug, nn.Module)
+    share = contrastive_share
+
+    def loss(images: Tensor, labels: Tensor) -> Tensor:
+        features = vit(images, plug)
+        total = (1 - share) * F.cross_entropy(head(features).float(), labels - task.classes.start)
+        return total + share * contrastive(features, labels, margin) if share else total
+
+    trained = [Trained(plug.to(runtime.device)), Trained(head.to(runtime.device))]
+    return train(trained, loss, task, recipe, runtime)
