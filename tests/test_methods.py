@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
-from onea.methods import METHODS
+from onea.methods import METHODS, method_class
 from onea.methods.adapter_merging import AdapterMemo
+from onea.methods.presets import preset_options
+from onea.options import build
 from onea.runs.config import make_config
 from onea.runs.setup import prepare
 from onea.runtime import make_runtime
 from onea.vit.backbones import digest_of
 
+# Small values for options that only some methods have, so that every method learns the tiny stream in a second.
+QUICK = {"alignment_epochs": 2, "descriptor_epochs": 2, "components": 12, "pool": 6}
+
 
 def prepared(values: dict, method: str = "one-a", memo: AdapterMemo | None = None, **changes):
     values = values | {"method": method} | changes
-    if method == "simplecil":
-        values = values | {"options": {}}
-    config = make_config(values)
+    known = {field.name for field in dataclasses.fields(method_class(method).Options)}
+    quick = {name: value for name, value in (QUICK | values["options"]).items() if name in known}
+    config = make_config(values | {"options": quick})
     return prepare(config, make_runtime("cpu", config.precision, 1), memo)
 
 
@@ -34,7 +41,7 @@ def test_images(ready):
 test_images.__test__ = False
 
 
-@pytest.fixture(params=sorted(METHODS))
+@pytest.fixture(params=sorted(METHODS.own))
 def method(request) -> str:
     return request.param
 
@@ -83,10 +90,28 @@ def test_single_class_first_middle_and_last_tasks(method, sizes, tiny_run):
     assert torch.isfinite(ready.method.scores(test_images(ready))).all()
 
 
-def test_adapter_methods_keep_one_adapter_whatever_the_number_of_tasks(method, tiny_run):
-    few, many = (learn_all(prepared(tiny_run, method, sizes=sizes)) for sizes in ("3,3", "1,1,1,1,1,1"))
+@pytest.mark.parametrize("single", ["one-a", "simplecil", "running-mean"])
+def test_one_adapter_whatever_the_number_of_tasks(single, tiny_run):
+    few, many = (learn_all(prepared(tiny_run, single, sizes=sizes)) for sizes in ("3,3", "1,1,1,1,1,1"))
     assert {k: v.shape for k, v in few.state_dict().items()} == {k: v.shape for k, v in many.state_dict().items()}
     assert few.passes(40) == few.passes(1) == 1
+
+
+def test_passes_grow_as_declared(method, tiny_run):
+    ready = prepared(tiny_run, method, sizes="2,1,3")
+    images, passed = test_images(ready), 0
+
+    def count(_, inputs):
+        nonlocal passed
+        passed += len(inputs[0])
+
+    for block in ready.method.vit.vit.blocks:
+        block.attn.qkv.register_forward_pre_hook(count)
+    for tasks in (1, 2, 3):
+        ready.method.learn(ready.task(tasks - 1))
+        passed = 0
+        ready.method.scores(images)
+        assert passed / (len(images) * ready.method.vit.depth) <= ready.method.passes(tasks) + 1e-9
 
 
 def test_simplecil_ignores_order_and_split_and_equals_the_nearest_class_mean(tiny_run):
@@ -177,3 +202,14 @@ def test_every_switch_of_one_a_changes_the_result(switch, tiny_run):
     switched = learn_all(prepared(tiny_run, options=tiny_run["options"] | switch, **changes))
     old, new = plain.state_dict(), switched.state_dict()
     assert any(old[name].shape != new[name].shape or not torch.equal(old[name], new[name]) for name in old)
+
+
+@pytest.mark.parametrize("data", ["cifar100", "cub200", "flowers"])
+@pytest.mark.parametrize("preset", ["paper", "small"])
+def test_every_preset_fits_its_method(method, preset, data):
+    kind = method_class(method)
+    options = preset_options(method, preset, data)
+    build(kind.Options, options)
+    trained = any(field.name == "learning_rate" for field in dataclasses.fields(kind.Options))
+    if preset == "small":  # a published one may lie in the method's own defaults
+        assert ("learning_rate" in options) == trained

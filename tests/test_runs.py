@@ -19,6 +19,8 @@ from onea.errors import OneaError
 from onea.runs.config import make_config, read_yaml
 from onea.runs.engine import run
 from onea.runs.record import essence
+from onea.runs.setup import prepare
+from onea.runtime import make_runtime
 
 GOLDEN = Path(__file__).parent / "golden" / "tiny-run.json"
 
@@ -202,6 +204,19 @@ def test_other_settings_run_to_the_end(change, tiny_run, tmp_path):
     assert record["status"] == "finished"
     if "long_tail" in change:
         assert [task["images"] for task in record["tasks"]] == [6 + 5 + 4, 3, 2 + 2]
+
+
+def test_held_out_training_images_replace_the_test_images(tiny_run, tmp_path):
+    ready = prepare(make_config(tiny_run | {"holdout": 0.34}), make_runtime("cpu", "fp32", 1))
+    assert not set(ready.train.rows.tolist()) & set(ready.test.rows.tolist())
+    assert ready.test.images is ready.train.images
+    assert (len(ready.train.rows), len(ready.test.rows)) == (24, 12)
+    record = run(make_config(tiny_run | {"holdout": 0.34, "per_class": 2}), tmp_path)
+    assert record["data"]["train_images"] == 12
+    assert record["total"] == [2] * 6
+    for wrong, words in (({"holdout": 0.99}, "without training images"), ({"per_class": 0}, "at least 1")):
+        with pytest.raises(OneaError, match=words):
+            run(make_config(tiny_run | wrong), tmp_path / "wrong")
 
 
 def test_golden_record(tiny_run, tmp_path, request):

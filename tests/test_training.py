@@ -21,6 +21,8 @@ from onea.training import Recipe, Trained, train
 class Ramp:
     """Images whose pixels are their row number, so that a test can see what was trained on."""
 
+    device = torch.device("cpu")
+
     def __init__(self, count: int):
         self.count = count
 
@@ -30,8 +32,9 @@ class Ramp:
     def plain(self, rows):
         return rows.float()[:, None]
 
-    def augmented(self, rows, generator, crop_scale):
-        return rows.float()[:, None] / self.count + 0.01 * torch.rand(len(rows), 1, generator=generator)
+    def augmented_batches(self, rows, size, crop_scale, generator):
+        noise = 0.01 * torch.rand(len(rows), 1, generator=generator)
+        return iter((rows.float()[:, None] / self.count + noise).split(size))
 
 
 def ramp_task(count: int = 10, classes: int = 2, seed: int = 1) -> Task:
@@ -108,8 +111,11 @@ def test_training_equals_a_hand_written_loop():
     expected = []
     for _ in range(3):
         values = []
-        for rows in torch.randperm(10, generator=order).split(4):
-            value = F.cross_entropy(theirs(task.images.augmented(rows, crops, 1)), task.labels[rows])
+        rows = torch.randperm(10, generator=order)
+        for images, labels in zip(
+            task.images.augmented_batches(rows, 4, 1, crops), task.labels[rows].split(4), strict=True
+        ):
+            value = F.cross_entropy(theirs(images), labels)
             optimiser.zero_grad()
             value.backward()
             optimiser.step()

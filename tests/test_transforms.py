@@ -85,20 +85,24 @@ def test_published_geometry_is_resize_256_crop_224(height, width):
     assert (ours - theirs).abs().max() < 1e-3
 
 
+def views(preprocess: Preprocess, images: torch.Tensor, seed: int, crop_scale: float) -> torch.Tensor:
+    drawn = preprocess.draw(len(images), images.shape[2:], crop_scale, torch.Generator().manual_seed(seed))
+    return preprocess.augmented(images, drawn)
+
+
 def test_flips_happen_half_of_the_time_unless_they_would_change_the_class():
     ramp = torch.arange(64, dtype=torch.uint8).expand(400, 3, 64, 64)
-    generator = torch.Generator().manual_seed(3)
-    views = Preprocess(16, **IDENTITY).augmented(ramp, generator, 0.5)
-    flipped = (views[:, 0, 0, 0] > views[:, 0, 0, -1]).float().mean()
+    mixed = views(Preprocess(16, **IDENTITY), ramp, 3, 0.5)
+    flipped = (mixed[:, 0, 0, 0] > mixed[:, 0, 0, -1]).float().mean()
     assert 0.4 < flipped < 0.6
-    upright = Preprocess(16, **IDENTITY, mirror=False).augmented(ramp, generator, 0.5)
+    upright = views(Preprocess(16, **IDENTITY, mirror=False), ramp, 3, 0.5)
     assert (upright[:, 0, 0, 0] < upright[:, 0, 0, -1]).all()
 
 
 def test_augmentation_depends_on_the_generator_alone():
     images = pictures(8, 40, 40)
     preprocess = Preprocess(24, **IDENTITY)
-    first, again, other = (preprocess.augmented(images, torch.Generator().manual_seed(seed), 0.3) for seed in (1, 1, 2))
+    first, again, other = (views(preprocess, images, seed, 0.3) for seed in (1, 1, 2))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert np.isfinite(first.numpy()).all()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +30,7 @@ class Task:
         rows: which of them, ``int64 [N]``.
         labels: their classes, ``int64 [N]``.
         seed: of the run; every draw derives from it, the index and a purpose.
+        so_far: all tasks up to this one as a single task. Only an upper bound may ask: it needs the old images.
     """
 
     index: int
@@ -39,6 +40,7 @@ class Task:
     rows: Tensor
     labels: Tensor
     seed: int
+    so_far: Callable[[], Task] | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -51,6 +53,7 @@ class Task:
     def augmented_batches(
         self, size: int, crop_scale: float, order: torch.Generator, crops: torch.Generator
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Training views of all images once, in random order, with their labels."""
-        for chosen in torch.randperm(len(self), generator=order).split(size):
-            yield self.images.augmented(self.rows[chosen], crops, crop_scale), self.labels[chosen]
+        """Training views of all images once, in random order, with their labels on the same device."""
+        chosen = torch.randperm(len(self), generator=order)
+        labels = self.labels[chosen].to(self.images.device).split(size)
+        yield from zip(self.images.augmented_batches(self.rows[chosen], size, crop_scale, crops), labels, strict=True)

@@ -84,7 +84,6 @@ def train(
                 group["lr"] = group["initial_lr"] * recipe.schedule(epoch, recipe.epochs)
             values = []
             for images, labels in task.augmented_batches(recipe.batch_size, recipe.crop_scale, order, crops):
-                labels = labels.to(runtime.device, non_blocking=True)
                 for number, loss in enumerate(losses):
                     with runtime.autocast():
                         value = loss(images, labels)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from onea.cli.demo import demo
+from onea.cli.merge import merge
 from onea.cli.methods import methods
 from onea.cli.run import run
 from onea.cli.stream import stream
@@ -15,10 +16,13 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+_LOOSE = {"allow_extra_args": True, "ignore_unknown_options": True}  # a method's or operator's own options
+
 app.command()(demo)
-app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(run)
+app.command(context_settings=_LOOSE)(run)
 app.command()(stream)
 app.command()(methods)
+app.command(context_settings=_LOOSE)(merge)
 
 
 @app.callback(invoke_without_command=True)

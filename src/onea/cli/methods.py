@@ -18,10 +18,12 @@ def methods(
     from onea.options import describe
 
     if name is None:
-        table = Table("name", "method", "passes per image after T tasks", "paper")
-        for known in METHODS:
+        table = Table("name", "method", "trains", "keeps", "passes after\n1 / 10 / 40 tasks", "in the\npaper", "paper")
+        for known in METHODS.names:
             kind = method_class(known)
-            table.add_row(known, kind.title, " / ".join(f"{kind.passes(t):g}" for t in (1, 10, 40)), kind.paper)
+            passes = " / ".join(f"{kind.passes(tasks):g}" for tasks in (1, 10, 40))
+            reported = "yes" if kind.in_paper else ""
+            table.add_row(known, kind.title, kind.trains, kind.stores, passes, reported, kind.paper)
     else:
         table = Table("option", "default", "meaning", title=f"options of {name} (presets change some defaults)")
         for option, default, meaning in describe(method_class(name).Options):

@@ -37,6 +37,13 @@ def run(
     on_bad: Annotated[
         str | None, typer.Option(help="What an unreadable image does: fail or skip.", rich_help_panel=_INPUT)
     ] = None,
+    per_class: Annotated[
+        int | None, typer.Option(help="At most so many training images of a class.", rich_help_panel=_INPUT)
+    ] = None,
+    holdout: Annotated[
+        float | None,
+        typer.Option(help="Evaluate on this share of the training images, held out.", rich_help_panel=_INPUT),
+    ] = None,
     stream: Annotated[
         str | None, typer.Option(help="auto, step, balanced, sizes or natural.", rich_help_panel=_STREAM)
     ] = None,

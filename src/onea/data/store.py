@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
 from pathlib import Path
@@ -22,13 +22,18 @@ Place = Literal["device", "host", "disk"]
 class Images(Protocol):
     """Images that can be asked for by row, as float input for the network on its device."""
 
+    device: torch.device
+
     def __len__(self) -> int: ...
 
     def plain(self, rows: Tensor) -> Tensor:
         """Test-time view of these rows, deterministic."""
 
-    def augmented(self, rows: Tensor, generator: torch.Generator, crop_scale: float) -> Tensor:
-        """Training view of these rows: random crops that cover ``crop_scale`` of the area or more."""
+    def augmented_batches(
+        self, rows: Tensor, size: int, crop_scale: float, generator: torch.Generator
+    ) -> Iterator[Tensor]:
+        """Training views of these rows in batches: random crops that cover ``crop_scale`` of the area or more."""
+        ...
 
 
 class PackedImages:
@@ -52,9 +57,16 @@ class PackedImages:
         """Test-time view of these rows."""
         return self.preprocess.plain(self._batch(rows))
 
-    def augmented(self, rows: Tensor, generator: torch.Generator, crop_scale: float) -> Tensor:
-        """Training view of these rows."""
-        return self.preprocess.augmented(self._batch(rows), generator, crop_scale)
+    def augmented_batches(
+        self, rows: Tensor, size: int, crop_scale: float, generator: torch.Generator
+    ) -> Iterator[Tensor]:
+        """Training views of these rows in batches."""
+        shape = (int(self.pixels.shape[2]), int(self.pixels.shape[3]))
+        # One upload for all batches: a copy inside the training step would make the device wait for the host.
+        drawn = self.preprocess.draw(len(rows), shape, crop_scale, generator).to(self.device)
+        rows = rows.to(self.device) if self.place == "device" else rows
+        for chosen, how in zip(rows.split(size), drawn.split(size), strict=True):
+            yield self.preprocess.augmented(self._batch(chosen), how)
 
     def _batch(self, rows: Tensor) -> Tensor:
         if isinstance(self.pixels, Tensor):
@@ -76,11 +88,14 @@ class ExactImages:
         """Test-time view of these rows."""
         return self._stack(self._readers.map(self._plain, rows.tolist()))
 
-    def augmented(self, rows: Tensor, generator: torch.Generator, crop_scale: float) -> Tensor:
-        """Training view of these rows."""
+    def augmented_batches(
+        self, rows: Tensor, size: int, crop_scale: float, generator: torch.Generator
+    ) -> Iterator[Tensor]:
+        """Training views of these rows in batches."""
         # One generator per image, seeded in order, so that the threads' timing cannot matter.
-        seeds = torch.randint(2**62, (len(rows),), generator=generator).tolist()
-        return self._stack(self._readers.map(self._augmented, rows.tolist(), seeds, repeat(crop_scale)))
+        seeds = torch.randint(2**62, (len(rows),), generator=generator)
+        for chosen, own in zip(rows.split(size), seeds.split(size), strict=True):
+            yield self._stack(self._readers.map(self._augmented, chosen.tolist(), own.tolist(), repeat(crop_scale)))
 
     def _plain(self, row: int) -> Tensor:
         from torchvision.transforms.v2 import functional
@@ -95,14 +110,11 @@ class ExactImages:
     def _augmented(self, row: int, seed: int, crop_scale: float) -> Tensor:
         from torchvision.transforms.v2 import functional
 
-        from onea.data.transforms import random_boxes
-
         image = self._read(row)
-        generator = torch.Generator().manual_seed(seed)
-        box = random_boxes(1, image.shape[1], image.shape[2], crop_scale, generator)[0].tolist()
+        shape = (image.shape[1], image.shape[2])
+        *box, flip = self.preprocess.draw(1, shape, crop_scale, torch.Generator().manual_seed(seed))[0].tolist()
         side = self.preprocess.size
         crop: Tensor = functional.resized_crop(image, *box, [side, side], _interpolation("bilinear"), antialias=True)
-        flip = self.preprocess.mirror and bool(torch.rand(1, generator=generator) < 0.5)
         return crop.flip(2) if flip else crop
 
     def _read(self, row: int) -> Tensor:

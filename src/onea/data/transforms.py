@@ -49,14 +49,21 @@ class Preprocess:
         top, left = round((height - self.size) / 2), round((width - self.size) / 2)
         return self.normalise(resized[:, :, top : top + self.size, left : left + self.size])
 
-    def augmented(self, images: Tensor, generator: torch.Generator, crop_scale: float) -> Tensor:
-        """Training view: random crop of at least ``crop_scale`` of the area and, where it keeps the class, a flip."""
-        boxes = random_boxes(len(images), images.shape[2], images.shape[3], crop_scale, generator)
-        flips = torch.rand(len(images), generator=generator) < 0.5
-        crops = crop_resize(images, boxes.to(images.device, non_blocking=True), (self.size, self.size))
-        if self.mirror:
-            crops = torch.where(flips.to(images.device)[:, None, None, None], crops.flip(3), crops)
-        return self.normalise(crops)
+    def draw(self, count: int, shape: tuple[int, int], crop_scale: float, generator: torch.Generator) -> Tensor:
+        """Random crops of at least ``crop_scale`` of the area and, where they keep the class, flips.
+
+        Returns:
+            ``[count, 5]``: top, left, height, width, and 1 to flip. Drawn on the CPU, many at once, so that a run does
+            not depend on its device and a training step needs nothing from the host.
+        """
+        boxes = random_boxes(count, *shape, crop_scale, generator)
+        flips = torch.rand(count, generator=generator) < (0.5 if self.mirror else 0.0)
+        return torch.cat([boxes, flips[:, None].long()], dim=1)
+
+    def augmented(self, images: Tensor, drawn: Tensor) -> Tensor:
+        """Training view of a uint8 batch, as drawn."""
+        crops = crop_resize(images, drawn[:, :4], (self.size, self.size))
+        return self.normalise(torch.where((drawn[:, 4] == 1)[:, None, None, None], crops.flip(3), crops))
 
     def normalise(self, pixels: Tensor) -> Tensor:
         """Pixels in 0-255 to what the network expects."""
@@ -71,7 +78,6 @@ def random_boxes(count: int, height: int, width: int, smallest: float, generator
     """Random crop boxes ``[count, 4]`` with the law of torchvision's ``RandomResizedCrop``.
 
     Ten candidates per image are drawn at once and the first that fits is taken; when none fits, the centre crop.
-    Drawn on the CPU so that a run does not depend on the device it started on.
     """
     shape = (count, _TRIES)
     area = height * width * (smallest + (1 - smallest) * torch.rand(shape, generator=generator, dtype=torch.float64))

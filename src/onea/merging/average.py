@@ -1,24 +1,58 @@
-"""Running mean of everything merged so far: every task has one vote, whatever its size."""
+"""Means of everything merged so far: one vote per task, or one vote per class or sample."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
+from torch import Tensor
 
-from onea.merging.operator import Sizes, Tensors, check_mergeable
+from onea.merging.operator import Sizes, Tensors, Traits, check_mergeable, count_of, like, precise
+
+
+def join_mean(left: Tensor, right: Tensor, count: float, joining: float = 1) -> Tensor:
+    """The float64 mean of a side that counts ``count`` times and one that counts ``joining`` times."""
+    return (precise(left) * count + precise(right) * joining) / (count + joining)
 
 
 @dataclass(frozen=True)
-class RunningMean:
+class RunningMean(Traits):
     """``((n - 1) * accumulated + new) / n`` for the n-th side; equals the plain mean of all sides."""
+
+    title = "Running mean"
+    paper = "https://arxiv.org/abs/2203.05482"
+    associative = True
+    on_deltas = False
 
     def __call__(self, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> tuple[Tensors, Tensors]:
         """Merge; ``state["count"]`` is the number of sides inside ``accumulated`` (one at the first merge)."""
         check_mergeable(accumulated, new)
-        count = int(state.get("count", torch.tensor(1)))
-        merged = {
-            name: ((left.double() * count + new[name].double()) / (count + 1)).to(left.dtype)
-            for name, left in accumulated.items()
-        }
+        count = count_of(state)
+        merged = {name: like(join_mean(left, new[name], count), left) for name, left in accumulated.items()}
         return merged, {"count": torch.tensor(count + 1)}
+
+
+@dataclass(frozen=True)
+class WeightedMean(Traits):
+    """``(N * accumulated + n * new) / (N + n)``: every class, or every sample, has one vote.
+
+    Attributes:
+        by: what has a vote: ``classes`` or ``samples``.
+    """
+
+    title = "Weighted mean"
+    paper = "https://arxiv.org/abs/2203.05482"
+    uses_sizes = True
+    associative = True
+    on_deltas = False
+
+    by: Literal["classes", "samples"] = "classes"
+
+    def __call__(self, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> tuple[Tensors, Tensors]:
+        """Merge; keeps no state."""
+        check_mergeable(accumulated, new)
+        old, joining = sizes.accumulated_classes, sizes.new_classes
+        if self.by == "samples":
+            old, joining = sizes.accumulated_samples, sizes.new_samples
+        return {name: like(join_mean(left, new[name], old, joining), left) for name, left in accumulated.items()}, {}

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from onea.errors import OneaError
-from onea.merging.operator import Sizes, Tensors, check_mergeable
+from onea.merging.operator import Sizes, Tensors, Traits, check_mergeable
 
 Proxy = Literal["classes", "uniform", "norm", "spectrum"]
 _DELTA = 1e-8  # keeps the normalised spectrum defined
@@ -74,7 +74,7 @@ def fuse(
 
 
 @dataclass(frozen=True)
-class OneA:
+class OneA(Traits):
     """The merge of One-A with every part switchable, as the ablations need it.
 
     Attributes:
@@ -87,6 +87,11 @@ class OneA:
         base_by: what makes a side the larger one: ``samples`` (the paper) or ``classes`` (the official code).
         swapped_weights: reproduce the official code, which gives a *new* base the accumulated side's class share.
     """
+
+    title = "One-A"
+    paper = "https://arxiv.org/abs/2603.10237"
+    uses_sizes = True
+    on_deltas = False
 
     alignment: bool = True
     weights: Proxy = "classes"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -22,6 +22,31 @@ class Sizes:
     new_classes: int
     accumulated_samples: int
     new_samples: int
+
+
+class Traits:
+    """What is known of an operator before it is used; ours inherit it, a third party's may just have the attributes.
+
+    Attributes:
+        title: the operator's name as papers write it.
+        paper: link to its paper.
+        uses_sizes: whether, by default, the sizes of the sides change the result.
+        associative: whether merging one by one gives the same in any order, up to rounding: running equals batch.
+        needs: statistics of the training data that it takes through ``state``: for a tensor called NAME the new side's
+            under ``new_fisher.NAME`` or ``new_gram.NAME``, the accumulated side's under ``fisher.NAME`` or
+            ``gram.NAME``. It returns the latter, so that only the new side's must be given again.
+        on_deltas: whether it is made for differences from a common start, rather than for weights as they are.
+        starts_from: what a task's training starts from: ``fresh`` weights, the ``previous`` task's trained ones or the
+            ``first`` task's.
+    """
+
+    title: ClassVar[str]
+    paper: ClassVar[str]
+    uses_sizes: ClassVar[bool] = False
+    associative: ClassVar[bool] = False
+    needs: ClassVar[Literal["", "fisher", "gram"]] = ""
+    on_deltas: ClassVar[bool] = True
+    starts_from: ClassVar[Literal["fresh", "previous", "first"]] = "fresh"
 
 
 class Operator(Protocol):
@@ -51,3 +76,41 @@ def check_mergeable(accumulated: Mapping[str, Tensor], new: Mapping[str, Tensor]
         for side, tensor in (("accumulated", left), ("new", right)):
             if not torch.isfinite(tensor).all():
                 raise OneaError(f"Cannot merge '{name}': the {side} side holds a NaN or infinity; retrain it.")
+
+
+def precise(tensor: Tensor) -> Tensor:
+    """The tensor in float64, on its own device, or on the CPU where that device has no float64."""
+    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
+
+
+def like(value: Tensor, original: Tensor) -> Tensor:
+    """The value with the shape, type and device of the original."""
+    return value.reshape(original.shape).to(original)
+
+
+def is_matrix(tensor: Tensor) -> bool:
+    """Whether a tensor has directions to speak of; what has one row or column, or is a vector, has not."""
+    return tensor.dim() > 1 and len(tensor) > 1 and tensor.numel() > len(tensor)
+
+
+def matrix(tensor: Tensor) -> Tensor:
+    """A tensor of two or more dimensions as float64 ``[out, in]``."""
+    return precise(tensor).flatten(1)
+
+
+def count_of(state: Mapping[str, Tensor]) -> int:
+    """How many sides are inside the accumulated one; an operator that has merged nothing yet holds one."""
+    return int(state["count"]) if "count" in state else 1
+
+
+def statistic(state: Mapping[str, Tensor], key: str, shape: tuple[int, ...], title: str, like: Tensor) -> Tensor:
+    """A statistic of the training data in float64, next to the tensor it belongs to."""
+    if key not in state:
+        raise OneaError(
+            f"{title} needs statistics of the training data, which bare files do not hold; "
+            f"give them as state['{key}'] or choose another operator."
+        )
+    found = precise(state[key]).to(precise(like).device)
+    if tuple(found.shape) != shape:
+        raise OneaError(f"state['{key}'] has shape {tuple(found.shape)}; it must be {shape}.")
+    return found

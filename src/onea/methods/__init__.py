@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
-from onea.errors import OneaError, nearest
+from onea.registry import Registry
 
 if TYPE_CHECKING:
     from onea.methods.contract import Method
 
-METHODS: dict[str, str] = {
+_OWN = {
     "one-a": "onea.methods.one_a:OneAMethod",
+    "adapter": "onea.methods.adapter:MergedAdapter",
     "simplecil": "onea.methods.simplecil:SimpleCIL",
     "running-mean": "onea.methods.running_mean:RunningMeanOfAdapters",
+    "aper-adapter": "onea.methods.aper:AperAdapter",
+    "aper-finetune": "onea.methods.aper:AperFinetune",
+    "aper-ssf": "onea.methods.aper:AperSSF",
+    "aper-vpt-shallow": "onea.methods.aper:AperVPTShallow",
+    "aper-vpt-deep": "onea.methods.aper:AperVPTDeep",
+    "per-task": "onea.methods.per_task:PerTaskAdapter",
+    "ease": "onea.methods.ease:EASE",
+    "mos": "onea.methods.mos:MOS",
+    "acmap": "onea.methods.acmap:ACMap",
+    "l2p": "onea.methods.l2p:L2P",
+    "dualprompt": "onea.methods.dualprompt:DualPrompt",
+    "coda-prompt": "onea.methods.coda_prompt:CODAPrompt",
+    "inflora": "onea.methods.inflora:InfLoRA",
+    "cl-lora": "onea.methods.cl_lora:CLLoRA",
+    "sema": "onea.methods.sema:SEMA",
+    "joint": "onea.methods.joint:Joint",
+    "sequential": "onea.methods.sequential:Sequential",
 }
+
+METHODS = Registry("method", "onea.methods", _OWN)
 
 
 def method_class(name: str) -> type[Method]:
     """The class of a method."""
-    if name not in METHODS:
-        raise OneaError(f"Unknown method '{name}'; {nearest(name, METHODS)}")
-    module, attribute = METHODS[name].split(":")
-    found: type[Method] = getattr(import_module(module), attribute)
+    found: type[Method] = METHODS.load(name)
     return found

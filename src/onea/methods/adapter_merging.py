@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -37,10 +38,34 @@ class MergingOptions(AdapterTraining):
     single_class: Literal["train", "skip"] = "train"
 
 
+def _recipe(rate: float, decay: float, batch: int, rank: int, epochs: tuple[int, int, int]) -> dict[str, Any]:
+    reference, smallest, largest = epochs
+    return {
+        "learning_rate": rate,
+        "weight_decay": decay,
+        "batch_size": batch,
+        "rank": rank,
+        "epochs": reference,
+        "min_epochs": smallest,
+        "max_epochs": largest,
+    }
+
+
+# One-A's table of hyper-parameters, with the epoch bounds of its published configurations.
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "cifar100": _recipe(0.01, 5e-4, 128, 128, (25, 20, 40)),
+    "cub200": _recipe(0.07, 5e-4, 16, 128, (10, 5, 20)),
+    "imagenet-a": _recipe(0.08, 3e-3, 64, 128, (40, 20, 50)),
+    "imagenet-r": _recipe(0.03, 5e-3, 24, 64, (30, 30, 50)),
+    "": _recipe(0.01, 5e-4, 128, 128, (25, 20, 40)),
+}
+
+
 class AdapterMerging(Method):
     """One adapter, merged task by task, and a prototype per class. Inference is one pass, for ever."""
 
     options: MergingOptions
+    published: ClassVar[Mapping[str, Mapping[str, Any]]] = PUBLISHED
 
     def __init__(
         self,

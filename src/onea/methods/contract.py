@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -29,11 +30,24 @@ class Method(ABC):
 
     A method keeps all that it knows in ``state_dict()`` and rebuilds the rest per task, so that a run can stop and
     resume at any task boundary.
+
+    Attributes:
+        title: the method's name as papers write it.
+        paper: link to its paper.
+        trains: what is trained, in a few words.
+        stores: what is kept between tasks, in a few words.
+        in_paper: whether the One-A paper reports it.
+        Options: dataclass of the method's own options.
+        published: options that its authors publish, by dataset; ``""`` is for any other dataset.
     """
 
     title: ClassVar[str]
     paper: ClassVar[str]
+    trains: ClassVar[str]
+    stores: ClassVar[str]
+    in_paper: ClassVar[bool] = True
     Options: ClassVar[type] = NoOptions
+    published: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     def __init__(self, vit: FrozenViT, options: Any, runtime: Runtime, plan: Plan | None = None):
         self.vit, self.options, self.runtime, self.plan = vit, options, runtime, plan

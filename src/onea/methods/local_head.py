@@ -27,10 +27,14 @@ def new_adapters(vit: FrozenViT, options: AdapterOptions, generator: torch.Gener
 
 def local_head(width: int, task: Task, kind: str, scale: float = 1.0) -> nn.Module:
     """A fresh head over the classes of a task."""
-    generator = seeds.generator(task.seed, task.index, "head")
+    return new_head(width, len(task.classes), kind, scale, seeds.generator(task.seed, task.index, "head"))
+
+
+def new_head(width: int, classes: int, kind: str, scale: float, generator: torch.Generator) -> nn.Module:
+    """A fresh head over so many classes."""
     if kind == "cosine":
-        return CosineHead(width, len(task.classes), generator, scale)
-    return LinearHead(width, len(task.classes), generator)
+        return CosineHead(width, classes, generator, scale)
+    return LinearHead(width, classes, generator)
 
 
 def train_with_local_head(

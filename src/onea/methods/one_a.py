@@ -44,6 +44,8 @@ class OneAMethod(AdapterMerging):
 
     title: ClassVar[str] = "One-A"
     paper: ClassVar[str] = "https://arxiv.org/abs/2603.10237"
+    trains: ClassVar[str] = "an adapter per task"
+    stores: ClassVar[str] = "one adapter, a prototype per class"
     Options: ClassVar[type] = OneAOptions
     options: OneAOptions
 

@@ -1,38 +1,49 @@
-"""Named hyper-parameters: ``paper``, as published for ViT-B/16, and ``small``, ours for smaller backbones."""
+"""Named hyper-parameters: ``paper``, as each method's authors publish them, and ``small``, ours for small backbones."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
-_PAPER_WIDTH = 768  # ViT-B, the paper's backbone
+from onea.methods import METHODS
+from onea.methods.contract import Method
 
+_PAPER_WIDTH = 768  # ViT-B, the backbone of the papers
 
-def _recipe(rate: float, decay: float, batch: int, rank: int, epochs: tuple[int, int, int]) -> dict[str, Any]:
-    reference, smallest, largest = epochs
-    return {
-        "learning_rate": rate,
-        "weight_decay": decay,
-        "batch_size": batch,
-        "rank": rank,
-        "epochs": reference,
-        "min_epochs": smallest,
-        "max_epochs": largest,
-    }
-
-
-# One-A's table of hyper-parameters, with the epoch bounds of its published configurations.
-_PAPER = {
-    "cifar100": _recipe(0.01, 5e-4, 128, 128, (25, 20, 40)),
-    "cub200": _recipe(0.07, 5e-4, 16, 128, (10, 5, 20)),
-    "imagenet-a": _recipe(0.08, 3e-3, 64, 128, (40, 20, 50)),
-    "imagenet-r": _recipe(0.03, 5e-3, 24, 64, (30, 30, 50)),
+# The small preset. What all methods share, by dataset; "" is for any other, with few images and small steps.
+_SHARED: dict[str, dict[str, Any]] = {
+    "cifar100": {"batch_size": 128, "epochs": 8, "min_epochs": 4, "max_epochs": 12},
+    "cub200": {"batch_size": 64, "epochs": 15, "min_epochs": 8, "max_epochs": 25},
+    "": {"batch_size": 32, "epochs": 15, "min_epochs": 8, "max_epochs": 25},
 }
+_EVERYWHERE = {"crop_scale": 0.3, "head": "cosine", "head_scale": 16.0}
+_ADAM = ("l2p", "dualprompt", "coda-prompt", "inflora")
+_RANKS = {"inflora": 10, "cl-lora": 8, "sema": 16, "mos": 16}
 
-_SMALL_COMMON = {"head": "cosine", "head_scale": 16.0, "crop_scale": 0.3}
-_SMALL = {
-    "cifar100": _SMALL_COMMON | _recipe(0.2, 5e-4, 128, 64, (8, 4, 12)),
-    "cub200": _SMALL_COMMON | _recipe(0.1, 5e-4, 32, 64, (15, 8, 25)),
-    "": _SMALL_COMMON | _recipe(0.1, 5e-4, 32, 64, (15, 8, 25)),
+# Learning rates for CIFAR-100 and CUB-200, each the best of six trials with vit_small_patch14_112 on 10 % of seed 0's
+# training images, held out (four for the bound "joint"; benchmarks/small-preset-trials.csv). APER's trials on CUB-200
+# say nothing, because the first task of seed 0 has one class: there it is the middle of the range.
+_RATES: dict[str, tuple[float, float]] = {
+    "one-a": (0.28, 0.2),
+    "adapter": (0.28, 0.2),
+    "running-mean": (0.4, 0.4),
+    "acmap": (0.2, 0.4),
+    "aper-adapter": (0.28, 0.1),
+    "aper-finetune": (0.04, 0.005),
+    "aper-ssf": (0.02, 0.05),
+    "aper-vpt-shallow": (12.0, 0.3),
+    "aper-vpt-deep": (0.1, 0.3),
+    "per-task": (0.1, 0.025),
+    "ease": (0.1, 0.05),
+    "mos": (0.1, 0.01),
+    "l2p": (0.0055, 0.03),
+    "dualprompt": (0.0055, 0.0055),
+    "coda-prompt": (0.02, 0.01),
+    "inflora": (0.0017, 0.0017),
+    "cl-lora": (0.055, 0.01),
+    "sema": (0.005, 0.005),
+    "joint": (0.4, 0.4),
+    "sequential": (0.0025, 0.0025),
 }
 
 
@@ -43,8 +54,24 @@ def choose_preset(preset: str, width: int) -> str:
     return "paper" if width >= _PAPER_WIDTH else "small"
 
 
-def preset_options(preset: str, data: str) -> dict[str, Any]:
-    """Hyper-parameters of a preset for a dataset; one that the paper does not use gets CIFAR-100's."""
-    if preset == "paper":
-        return _PAPER.get(data, _PAPER["cifar100"])
-    return _SMALL.get(data, _SMALL[""])
+def preset_options(method: str, preset: str, data: str) -> dict[str, Any]:
+    """Options of a preset for a dataset, as ``--data`` names it; a folder counts by its own name."""
+    dataset = data.rstrip("/").split("/")[-1]
+    kind: type[Method] = METHODS.load(method)
+    chosen = (
+        dict(kind.published.get(dataset, kind.published.get("", {}))) if preset == "paper" else _small(method, dataset)
+    )
+    known = {field.name for field in dataclasses.fields(kind.Options)}
+    return {name: value for name, value in chosen.items() if name in known}
+
+
+def _small(method: str, dataset: str) -> dict[str, Any]:
+    shared = _SHARED.get(dataset, _SHARED[""])
+    rank, decay = _RANKS.get(method, 64), 0.0 if method in _ADAM else 5e-4
+    options = _EVERYWHERE | shared | {"rank": rank, "weight_decay": decay}
+    if method in _RATES:
+        on_cifar, on_cub = _RATES[method]
+        # Elsewhere: CUB's, scaled to the smaller batch for SGD; Adam does not mind the size of a batch.
+        elsewhere = on_cub if method in _ADAM else on_cub * _SHARED[""]["batch_size"] / _SHARED["cub200"]["batch_size"]
+        options["learning_rate"] = {"cifar100": on_cifar, "cub200": on_cub}.get(dataset, elsewhere)
+    return options

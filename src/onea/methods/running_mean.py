@@ -14,6 +14,9 @@ class RunningMeanOfAdapters(AdapterMerging):
 
     title: ClassVar[str] = "Running mean"
     paper: ClassVar[str] = "https://arxiv.org/abs/2203.05482"
+    trains: ClassVar[str] = "an adapter per task"
+    stores: ClassVar[str] = "one adapter, a prototype per class"
+    in_paper: ClassVar[bool] = False
     Options: ClassVar[type] = MergingOptions
 
     def operator(self) -> Operator:

@@ -18,6 +18,8 @@ class SimpleCIL(Method):
 
     title: ClassVar[str] = "SimpleCIL"
     paper: ClassVar[str] = "https://arxiv.org/abs/2303.07338"
+    trains: ClassVar[str] = "nothing"
+    stores: ClassVar[str] = "a prototype per class"
 
     prototypes: Tensor | None = None
 

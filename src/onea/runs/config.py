@@ -43,6 +43,8 @@ class RunConfig:
         store: where packed images live: ``auto``, ``device``, ``host``, ``disk``; ``exact`` streams the originals.
         budget: gigabytes of memory the images may take.
         on_bad: what an unreadable image does: ``fail`` or ``skip``.
+        per_class: at most so many training images of each class, chosen by the seed.
+        holdout: evaluate on this share of the training images, held out by the seed, instead of the test images.
         options: of the method.
     """
 
@@ -67,6 +69,8 @@ class RunConfig:
     store: Literal["auto", "device", "host", "disk", "exact"] = "auto"
     budget: float | None = None
     on_bad: Literal["fail", "skip"] = "fail"
+    per_class: int | None = None
+    holdout: float | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
     def identity(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from onea.methods.adapter_merging import AdapterMemo
 from onea.metrics import summarise
 from onea.runs.config import RunConfig
+from onea.runs.cost import MEASURED_AFTER, measure
 from onea.runs.evaluation import correct_per_class
 from onea.runs.record import (
     FORMAT,
@@ -57,7 +58,7 @@ def _runtime(config: RunConfig, record: Record | None, progress: Progress | None
 
 
 def _new_record(config: RunConfig, prepared: Prepared, runtime: Runtime) -> Record:
-    totals = prepared.test.labels.bincount(minlength=prepared.stream.classes).tolist()
+    totals = prepared.test.labels[prepared.test.rows].bincount(minlength=prepared.stream.classes).tolist()
     return {
         "format": FORMAT,
         "status": "running",
@@ -68,6 +69,7 @@ def _new_record(config: RunConfig, prepared: Prepared, runtime: Runtime) -> Reco
         "correct": [],
         "tasks": [],
         "metrics": {},
+        "cost": [],
         "timings": {"learn_s": [], "evaluate_s": []},
         "memory": {"peak_bytes": []},
         "dates": {"started": now(), "resumed": [], "finished": None},
@@ -83,7 +85,7 @@ def _learn_task(index: int, prepared: Prepared, runtime: Runtime, record: Record
     learned = time.perf_counter()
     runtime.progress.note("evaluating")
     seen = task.classes.stop
-    correct = correct_per_class(method, prepared.test.images, prepared.test.labels, seen, prepared.seed)
+    correct = correct_per_class(method, prepared.test, seen, prepared.seed)
     evaluated = time.perf_counter()
 
     record["correct"].append(correct)
@@ -92,6 +94,8 @@ def _learn_task(index: int, prepared: Prepared, runtime: Runtime, record: Record
     record["timings"]["learn_s"].append(learned - started)
     record["timings"]["evaluate_s"].append(evaluated - learned)
     record["memory"]["peak_bytes"].append(peak_memory(runtime.device))
+    if index + 1 in MEASURED_AFTER or index + 1 == stream.tasks:
+        record["cost"].append(measure(method, prepared.test.images, index + 1))
     if index + 1 == stream.tasks:
         record["status"] = "finished"
         record["dates"]["finished"] = now()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,10 +37,11 @@ _DEFAULT_TASKS = 10
 
 @dataclass(frozen=True)
 class Side:
-    """Training or test images with their labels as stream positions."""
+    """Training or test images: which rows of a store, and the labels of all its rows as stream positions."""
 
     images: Images
     labels: Tensor
+    rows: Tensor
 
 
 @dataclass(frozen=True)
@@ -56,22 +58,20 @@ class Prepared:
     def task(self, index: int) -> Task:
         """A task of the stream, with its images."""
         classes = self.stream.range_of(index)
-        inside = (self.train.labels >= classes.start) & (self.train.labels < classes.stop)
-        rows = self._limit(inside.nonzero()[:, 0])
+        return self._task(index, classes, lambda: self._task(index, range(classes.stop)))
+
+    def _task(self, index: int, classes: range, so_far: Callable[[], Task] | None = None) -> Task:
+        labels = self.train.labels[self.train.rows]
+        rows = self._limit(self.train.rows[(labels >= classes.start) & (labels < classes.stop)])
         name = self.stream.names[index] if self.stream.names else f"task {index + 1}"
-        return Task(index, name, classes, self.train.images, rows, self.train.labels[rows], self.seed)
+        return Task(index, name, classes, self.train.images, rows, self.train.labels[rows], self.seed, so_far)
 
     def _limit(self, rows: Tensor) -> Tensor:
-        """At most as many images per class as a long-tailed stream allows, chosen by the seed."""
-        if self.stream.samples is None:
+        """At most as many images per class as a long-tailed stream allows."""
+        limits = self.stream.samples
+        if limits is None:
             return rows
-        labels = self.train.labels[rows]
-        kept = []
-        for position in labels.unique().tolist():
-            own = rows[labels == position]
-            draw = torch.randperm(len(own), generator=seeds.generator(self.seed, position, "long-tail"))
-            kept.append(own[draw[: self.stream.samples[position]]])
-        return torch.cat(kept).sort().values
+        return _pick(rows, self.train.labels, self.seed, "long-tail", lambda position, _: limits[position])
 
 
 def prepare(config: RunConfig, runtime: Runtime, memo: AdapterMemo | None = None) -> Prepared:
@@ -82,14 +82,15 @@ def prepare(config: RunConfig, runtime: Runtime, memo: AdapterMemo | None = None
     stream = _stream(config, dataset)
     method, options = _method(config, vit, stream, runtime, memo)
     train, test, stored = _images(config, dataset, stream, _preprocess(config, vit, dataset), runtime)
+    train, test = _choose_rows(config, train, test)
     vit.keep_matrices_in(runtime.dtype).to(runtime.device)
     description = {
         "data": {
             "name": dataset.name,
             "fingerprint": dataset.fingerprint,
             "classes": [dataset.classes[index] for index in stream.class_order],
-            "train_images": len(train.labels),
-            "test_images": len(test.labels),
+            "train_images": len(train.rows),
+            "test_images": len(test.rows),
             **stored,
         },
         "backbone": {"name": vit.name, "sha256": vit.digest, "input": vit.size, "depth": vit.depth, "width": vit.width},
@@ -147,11 +148,8 @@ def _method(
     config: RunConfig, vit: FrozenViT, stream: Stream, runtime: Runtime, memo: AdapterMemo | None
 ) -> tuple[Method, dict[str, Any]]:
     kind = method_class(config.method)
-    known = {field.name for field in dataclasses.fields(kind.Options)}
-    preset = preset_options(choose_preset(config.preset, vit.width), config.data)
-    options: Any = build(
-        kind.Options, {name: value for name, value in preset.items() if name in known} | config.options
-    )
+    preset = preset_options(config.method, choose_preset(config.preset, vit.width), config.data)
+    options: Any = build(kind.Options, preset | config.options)
     plan = Plan(stream.classes, stream.tasks)
     if issubclass(kind, AdapterMerging):
         return kind(vit, options, runtime, plan, memo), dataclasses.asdict(options)
@@ -180,13 +178,44 @@ def _images(
         Side(
             PackedImages(packed.pixels, preprocess, runtime.device, place),
             torch.from_numpy(position[side.labels[packed.rows]]),
+            torch.arange(len(packed.rows)),
         )
         for packed, side in zip(packs, sides, strict=True)
     )
     return train, test, {"stored": list(shape), "skipped": [line for packed in packs for line in packed.skipped]}
 
 
+def _choose_rows(config: RunConfig, train: Side, test: Side) -> tuple[Side, Side]:
+    """Fewer training images, or held-out ones in place of the test images, as asked."""
+    rows = train.rows
+    if (share := config.holdout) is not None:
+        if not 0 < share < 1:
+            raise OneaError(f"holdout is {share}; it must lie between 0 and 1.")
+        held = _pick(rows, train.labels, config.seed, "holdout", lambda _, count: max(1, round(share * count)))
+        test = dataclasses.replace(train, rows=held)
+        rows = rows[~torch.isin(rows, held)]
+        if len(train.labels[rows].unique()) < len(train.labels.unique()):
+            raise OneaError(f"holdout {share} leaves a class without training images; hold out less.")
+    if (most := config.per_class) is not None:
+        if most < 1:
+            raise OneaError(f"per_class is {most}; it must be at least 1.")
+        rows = _pick(rows, train.labels, config.seed, "per class", lambda _, __: most)
+    return dataclasses.replace(train, rows=rows), test
+
+
+def _pick(rows: Tensor, labels: Tensor, seed: int, purpose: str, count: Callable[[int, int], int]) -> Tensor:
+    """Some rows of every class, chosen by the seed; ``count`` says how many, given the class and how many it has."""
+    own = labels[rows]
+    kept = []
+    for position in own.unique().tolist():
+        of_class = rows[own == position]
+        draw = torch.randperm(len(of_class), generator=seeds.generator(seed, position, purpose))
+        kept.append(of_class[draw[: count(position, len(of_class))]])
+    return torch.cat(kept).sort().values
+
+
 def _exact(side: Split, position: np.ndarray[Any, Any], preprocess: Preprocess, runtime: Runtime) -> Side:
     if side.files is None:
         raise OneaError("--store exact streams original files, and this dataset has none; use --store auto.")
-    return Side(ExactImages(side.files, preprocess, runtime.device), torch.from_numpy(position[side.labels]))
+    labels = torch.from_numpy(position[side.labels])
+    return Side(ExactImages(side.files, preprocess, runtime.device), labels, torch.arange(len(labels)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +34,48 @@ class CosineHead(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """Logits ``[B, classes]``."""
         return self.scale * cosine_scores(features, self.weight)
+
+
+class GrowingHead(nn.Module):
+    """One linear classifier over all classes seen; every task adds its rows, so their number need not be known.
+
+    ``start`` is how new rows begin: ``truncated`` (normal with deviation 0.02, zero bias) or ``uniform`` (both within
+    1 / sqrt(width), as ``nn.Linear`` does).
+    """
+
+    def __init__(self, width: int, start: Literal["truncated", "uniform"] = "truncated"):
+        super().__init__()
+        self.start = start
+        self.weight = nn.Parameter(torch.empty(0, width))
+        self.bias = nn.Parameter(torch.empty(0))
+
+    def grow(self, classes: int, generator: torch.Generator) -> None:
+        """Add rows; the old ones keep their values."""
+        width = self.weight.shape[1]
+        bound = 1 / math.sqrt(width)
+        rows, bias = torch.empty(classes, width), torch.zeros(classes)
+        if self.start == "truncated":
+            nn.init.trunc_normal_(rows, std=0.02, generator=generator)
+        else:
+            rows.uniform_(-bound, bound, generator=generator)
+            bias.uniform_(-bound, bound, generator=generator)
+        device = self.weight.device
+        self.weight = nn.Parameter(torch.cat([self.weight.detach(), rows.to(device)]))
+        self.bias = nn.Parameter(torch.cat([self.bias.detach(), bias.to(device)]))
+
+    def load_rows(self, weight: Tensor, bias: Tensor) -> None:
+        """Take saved rows back, however many they are."""
+        device = self.weight.device
+        self.weight, self.bias = nn.Parameter(weight.to(device)), nn.Parameter(bias.to(device))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Logits ``[B, classes seen]``."""
+        return F.linear(features, self.weight, self.bias)
+
+
+def masked_cross_entropy(logits: Tensor, labels: Tensor, classes: range) -> Tensor:
+    """Cross-entropy over the classes of one task alone: what masking all other logits with minus infinity gives."""
+    return F.cross_entropy(logits[:, classes.start : classes.stop].float(), labels - classes.start)
 
 
 def _uniform(classes: int, width: int, generator: torch.Generator) -> Tensor:

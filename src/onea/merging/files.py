@@ -1,0 +1,250 @@
+"""Merge adapters that lie on disk: safetensors of bare matrices, states of our runs, and PEFT's LoRA folders."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+
+from onea.errors import OneaError
+from onea.files import unwritable, write_atomically, write_json
+from onea.merging import make_operator, operator_class
+from onea.merging.lora import CONFIG, WEIGHTS, Lora, check_alike, read_lora, write_lora
+from onea.merging.operator import Sizes, Tensors
+from onea.version import __version__
+
+_KEPT = "adapter."  # where the state of an adapter-merging run holds its adapter
+CARD = "merge.json"
+
+
+@dataclass(frozen=True)
+class Source:
+    """One input: what to merge of it, and what the card says about it.
+
+    Attributes:
+        tensors: to be merged.
+        about: path, kind and digests.
+        lora: the adapter, if it is a LoRA folder.
+        counts: classes and samples, if the file knows them.
+    """
+
+    tensors: Tensors
+    about: dict[str, Any]
+    lora: Lora | None = None
+    counts: tuple[int, int] | None = None
+
+
+def merge_files(
+    inputs: Sequence[Path],
+    out: Path,
+    *,
+    operator: str = "one-a",
+    options: Mapping[str, Any] | None = None,
+    classes: Sequence[int] | None = None,
+    samples: Sequence[int] | None = None,
+    rank: int | None = None,
+) -> dict[str, Any]:
+    """Merge two or more adapters from left to right, write the result with its card, and return the card.
+
+    Args:
+        inputs: ``.safetensors`` files, or PEFT LoRA folders.
+        out: a ``.safetensors`` file or, for LoRA, a folder; must not exist. The card is ``OUT.merge.json`` or, for
+            LoRA, ``merge.json`` inside the folder.
+        operator: a name in ``OPERATORS``.
+        options: of the operator.
+        classes: how many classes each input knows; states of our runs know it themselves.
+        samples: how many samples each input was trained on; by default the same numbers as the classes.
+        rank: of a LoRA result; by default the rank of the merged updates.
+    """
+    kind = operator_class(operator)
+    if getattr(kind, "needs", ""):
+        raise OneaError(
+            f"{kind.title} needs statistics of the training data, which bare files do not hold; choose another "
+            f"operator or train with `onea run adapter --merge {operator}`."
+        )
+    merging = make_operator(operator, **(options or {}))
+    _check_request(inputs, out, classes, samples, rank)
+    first = read_source(inputs[0])
+    _check_result(first, out, rank)
+    counts = [_counts(0, first, classes, samples)]
+    sources, merged = [first.about], first.tensors
+    state: Tensors = {}
+    for index, path in enumerate(inputs[1:], 1):
+        source = read_source(path)
+        _check_same_kind(first, source)
+        counts.append(_counts(index, source, classes, samples))
+        (old_classes, old_samples), (new_classes, new_samples) = map(sum, zip(*counts[:-1], strict=True)), counts[-1]
+        try:
+            sizes = Sizes(old_classes, new_classes, old_samples, new_samples)
+            merged, state = merging(merged, source.tensors, sizes, state)
+        except OneaError as error:
+            raise OneaError(f"{path}: {error}") from error
+        sources.append(source.about)
+    card = {
+        "operator": operator,
+        "options": dataclasses.asdict(merging) if dataclasses.is_dataclass(merging) else {},
+        "inputs": [
+            about | {"classes": count[0], "samples": count[1]} for about, count in zip(sources, counts, strict=True)
+        ],
+        "samples_are": "given" if samples else "as in the files" if not classes else "taken equal to classes",
+        "onea": __version__,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    return _write(out, first, merged, rank, card)
+
+
+def parse_counts(name: str, text: str) -> list[int]:
+    """Whole numbers with commas between them.
+
+    >>> parse_counts("classes", "40,5")
+    [40, 5]
+    """
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise OneaError(f"--{name} is '{text}'; write whole numbers with commas between them, such as 40,5.") from None
+
+
+def read_source(path: Path) -> Source:
+    """An input file or folder."""
+    if path.is_dir():
+        return _read_folder(path)
+    if path.suffix != ".safetensors":
+        raise OneaError(f"{path} is not a .safetensors file or a LoRA folder; other formats are not opened.")
+    tensors, digest = _read_tensors(path)
+    about: dict[str, Any] = {"path": str(path), "kind": "matrices", "sha256": digest}
+    if "prototypes" in tensors and "merged" in tensors:
+        adapter = {name.removeprefix(_KEPT): value for name, value in tensors.items() if name.startswith(_KEPT)}
+        if adapter:
+            known_classes, known_samples = tensors["merged"].tolist()
+            left_out = sorted(name for name in tensors if not name.startswith(_KEPT))
+            about |= {"kind": "state of a run", "left_out": left_out}
+            return Source(adapter, about, counts=(known_classes, known_samples))
+    for name, value in tensors.items():
+        if ".lora_" in name:
+            raise OneaError(f"{path} holds LoRA factors; give the folder with its {CONFIG}, which knows their scale.")
+        if not value.is_floating_point():
+            raise OneaError(f"{path}: '{name}' holds {value.dtype} numbers, not weights; take it out of the file.")
+    if not tensors:
+        raise OneaError(f"{path} holds no tensors; there is nothing to merge.")
+    return Source(tensors, about)
+
+
+def _read_folder(folder: Path) -> Source:
+    if not (folder / CONFIG).exists():
+        raise OneaError(f"{folder} has no {CONFIG}; give a PEFT LoRA folder or a .safetensors file.")
+    if not (folder / WEIGHTS).exists():
+        pickled = sorted(path.name for path in folder.glob("*.bin"))
+        if pickled:
+            raise OneaError(
+                f"{folder} holds {pickled[0]}, a pickle, which could run code and is never opened; load it in PEFT and "
+                "save it again as safetensors."
+            )
+        raise OneaError(f"{folder} has no {WEIGHTS}; fetch it again.")
+    tensors, digest = _read_tensors(folder / WEIGHTS)
+    lora = read_lora(folder, tensors)
+    about = {
+        "path": str(folder),
+        "kind": "LoRA",
+        "sha256": digest,
+        "config_sha256": hashlib.sha256((folder / CONFIG).read_bytes()).hexdigest(),
+        "base_model": lora.config.get("base_model_name_or_path"),
+    }
+    return Source(lora.deltas, about, lora)
+
+
+def _read_tensors(path: Path) -> tuple[Tensors, str]:
+    try:
+        content = path.read_bytes()
+        return load(content), hashlib.sha256(content).hexdigest()
+    except OSError as error:
+        raise OneaError(f"{path} cannot be read ({error.strerror}); check the path.") from error
+    except SafetensorError as error:
+        raise OneaError(f"{path} is damaged or not safetensors ({error}); fetch it again.") from error
+
+
+def _check_request(
+    inputs: Sequence[Path], out: Path, classes: Sequence[int] | None, samples: Sequence[int] | None, rank: int | None
+) -> None:
+    if len(inputs) < 2:
+        raise OneaError(f"Merging needs at least two inputs; got {len(inputs)}.")
+    for name, counts in (("classes", classes), ("samples", samples)):
+        if counts is not None and (len(counts) != len(inputs) or min(counts) < 1):
+            raise OneaError(
+                f"--{name} is {','.join(map(str, counts))}; it needs a positive number for each of the "
+                f"{len(inputs)} inputs, such as 40,5."
+            )
+    if rank is not None and rank < 1:
+        raise OneaError(f"rank is {rank}; it must be at least 1.")
+    for path in (out, _card_beside(out)):
+        if path.exists():
+            raise OneaError(f"{path} exists already; delete it or choose another name.")
+
+
+def _check_result(first: Source, out: Path, rank: int | None) -> None:
+    if first.lora is not None:
+        return
+    if rank is not None:
+        raise OneaError("--rank is for LoRA folders; bare matrices keep their shape.")
+    if out.suffix != ".safetensors":
+        raise OneaError(f"{out} would be a safetensors file; name it {out.name}.safetensors.")
+
+
+def _counts(
+    index: int, source: Source, classes: Sequence[int] | None, samples: Sequence[int] | None
+) -> tuple[int, int]:
+    """Classes and samples of an input: as given, else as the file says, else samples as many as classes."""
+    known = source.counts if classes is None else None
+    if known is None and classes is None:
+        raise OneaError(f"{source.about['path']} does not say how many classes it knows; give --classes, such as 40,5.")
+    own_classes, own_samples = known or (classes[index], classes[index])  # type: ignore[index]
+    return own_classes, samples[index] if samples else own_samples
+
+
+def _check_same_kind(first: Source, other: Source) -> None:
+    names = first.about["path"], other.about["path"]
+    if first.lora is None and other.lora is None:
+        return
+    if first.lora is None or other.lora is None:
+        raise OneaError(f"{names[0]} and {names[1]} are of different kinds; merge LoRA folders only with LoRA folders.")
+    check_alike(first.lora, other.lora, names)
+
+
+def _write(out: Path, first: Source, merged: Tensors, rank: int | None, card: dict[str, Any]) -> dict[str, Any]:
+    if first.lora is not None:
+        files, about = write_lora(first.lora, merged, rank)
+        card |= about
+        _write_folder(out, files | {CARD: (json.dumps(card, indent=1, allow_nan=False) + "\n").encode()})
+        return card
+    card["truncation_error"] = None  # nothing is factored, so nothing is truncated
+    tensors = {name: value.contiguous() for name, value in merged.items()}
+    write_atomically(out, save(tensors, {"format": "pt"}))
+    write_json(_card_beside(out), card)
+    return card
+
+
+def _card_beside(out: Path) -> Path:
+    return out.with_name(f"{out.name}.{CARD}")
+
+
+def _write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
+    """All files or none: they are complete in a hidden folder before it gets its name."""
+    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+    try:
+        for name, content in files.items():
+            write_atomically(partial / name, content)
+        partial.replace(folder)
+    except OSError as error:
+        raise unwritable(folder.parent, sum(map(len, files.values())), error, "choose another folder") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

@@ -1,0 +1,62 @@
+"""Iso-C: sum all tasks, then make every direction of the sum equally strong.
+
+Paper: "No Task Left Behind: Isotropic Model Merging" (arXiv 2502.04959). The raw sum is remembered and only
+what is deployed is flattened; otherwise every merge would flatten again what was flat already.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from onea.errors import OneaError
+from onea.merging.average import join_mean
+from onea.merging.operator import Sizes, Tensors, Traits, check_mergeable, count_of, is_matrix, like, matrix
+
+
+@dataclass(frozen=True)
+class IsoC(Traits):
+    """Every singular value of a matrix becomes their mean; vectors are averaged.
+
+    Attributes:
+        scale: factor on the flattened matrices (alpha).
+        tolerance: singular values below this share of the largest are noise and stay zero; without the cut, flattening
+            would raise a matrix of low rank to full rank.
+    """
+
+    title = "Iso-C"
+    paper = "https://arxiv.org/abs/2502.04959"
+    associative = True
+
+    scale: float = 1.0
+    tolerance: float = 1e-5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.tolerance < 1:
+            raise OneaError(f"tolerance is {self.tolerance}; it must lie in [0, 1).")
+
+    def __call__(self, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> tuple[Tensors, Tensors]:
+        """Merge; keeps the raw sum of every matrix as ``sum.NAME``, and ``count`` for the vectors."""
+        check_mergeable(accumulated, new)
+        count = count_of(state)
+        merged, kept = {}, {"count": torch.tensor(count + 1)}
+        for name, left in accumulated.items():
+            if not is_matrix(left):
+                merged[name] = like(join_mean(left, new[name], count), left)
+                continue
+            joining = matrix(new[name])
+            total = state.get(f"sum.{name}", matrix(left)).to(joining) + joining
+            merged[name] = like(self.scale * self.flat(total), left)
+            kept[f"sum.{name}"] = total
+        return merged, kept
+
+    def flat(self, total: Tensor) -> Tensor:
+        """The matrix with all its singular values that are not noise set to their mean."""
+        left, spectrum, right = torch.linalg.svd(total, full_matrices=False)
+        rank = int((spectrum > self.tolerance * spectrum[0]).sum())
+        if not rank:
+            return torch.zeros_like(total)
+        flat: Tensor = spectrum[:rank].mean() * left[:, :rank] @ right[:rank]
+        return flat

@@ -1,0 +1,79 @@
+"""OPCM: add only what is orthogonal to the leading directions of what is there, and keep the norm of a single task.
+
+Paper: "Merging Models on the Fly Without Retraining: A Sequential Approach to Scalable Continual Model Merging"
+(arXiv 2501.09522).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from onea.errors import OneaError
+from onea.merging.operator import Sizes, Tensors, Traits, check_mergeable, count_of, is_matrix, like, matrix, precise
+
+_NULL = 1e-9  # directions below this share of the largest singular value are not directions of the accumulated side
+
+
+@dataclass(frozen=True)
+class OPCM(Traits):
+    """Matrices are projected, vectors are added as they are; then everything is scaled to the mean norm of one task.
+
+    Attributes:
+        alpha: the leading directions are those before which the singular values sum to at most this share.
+        keep_diagonal: reproduce the official code, whose zeroing of the diagonal has no effect.
+    """
+
+    title = "OPCM"
+    paper = "https://arxiv.org/abs/2501.09522"
+
+    alpha: float = 0.5
+    keep_diagonal: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha <= 1:
+            raise OneaError(f"alpha is {self.alpha}; it must lie between 0 and 1.")
+
+    def __call__(self, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> tuple[Tensors, Tensors]:
+        """Merge; keeps ``count``, the ``factor`` that the sum was divided by, and the mean ``norm`` of a task."""
+        check_mergeable(accumulated, new)
+        count = count_of(state)
+        factor = float(state.get("factor", 1.0))
+        norm = (count * float(state.get("norm", _norm(accumulated))) + _norm(new)) / (count + 1)
+        sums = {}
+        for name, left in accumulated.items():
+            if is_matrix(left):
+                sums[name] = factor * matrix(left) + self.project(matrix(left), matrix(new[name]))
+            else:
+                sums[name] = factor * precise(left) + precise(new[name])
+        factor = _norm(sums) / norm if norm > 0 and _norm(sums) > 0 else 1.0
+        merged = {name: like(sums[name] / factor, left) for name, left in accumulated.items()}
+        numbers = {"factor": factor, "norm": norm}
+        kept = {name: torch.tensor(value, dtype=torch.float64) for name, value in numbers.items()}
+        return merged, {"count": torch.tensor(count + 1), **kept}
+
+    def project(self, accumulated: Tensor, new: Tensor) -> Tensor:
+        """``new`` without its part in the leading directions of ``accumulated``, nor along each direction's own pair.
+
+        Written as a subtraction, for which the thin decomposition suffices.
+        """
+        left, spectrum, right = torch.linalg.svd(accumulated, full_matrices=False)
+        rank = int((spectrum > _NULL * spectrum[0]).sum())
+        if not rank:
+            return new
+        left, spectrum, right = left[:, :rank], spectrum[:rank], right[:rank]
+        reached = (spectrum.cumsum(0) > self.alpha * spectrum.sum()).nonzero()
+        block = int(reached[0]) if len(reached) else rank
+        removed = torch.zeros(rank, rank, dtype=torch.bool, device=new.device)
+        removed[:block, :block] = True
+        if not self.keep_diagonal:
+            removed.fill_diagonal_(True)
+        conflict: Tensor = left @ (removed * (left.T @ new @ right.T)) @ right
+        return new - conflict
+
+
+def _norm(tensors: Tensors) -> float:
+    return math.sqrt(sum(float(precise(tensor).square().sum()) for tensor in tensors.values()))

@@ -1,0 +1,164 @@
+"""An adapter per task, merged by any operator of the merging library: ``onea run adapter --merge ties``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import nn
+
+from onea.errors import OneaError
+from onea.merging import make_operator
+from onea.merging.operator import Operator, Sizes, Tensors, like, precise
+from onea.methods.adapter_merging import AdapterMemo, AdapterMerging, MergingOptions
+from onea.methods.adapter_training import TrainedAdapter, blank_adapters
+from onea.methods.local_head import local_head, train_with_local_head
+from onea.methods.merge_statistics import diagonal_fisher, gram_matrices
+from onea.runtime import Runtime
+from onea.tasks import Plan, Task
+from onea.vit.frozen import FrozenViT
+
+_START, _ORIGIN = "start.", "origin."
+
+
+@dataclass(frozen=True)
+class MergedAdapterOptions(MergingOptions):
+    """Options of the training, and which merge follows it.
+
+    Attributes:
+        merge: the operator: one-a, running-mean, weighted-mean, task-arithmetic, ties, dare, fisher, regmean, knots,
+            knots-ties, tsv, iso-c, opcm, magmax, acmap, or one that an installed package adds.
+        merge_options: options of the operator, such as density=0.2,scale=0.6.
+    """
+
+    merge: str = "one-a"
+    merge_options: str = ""
+
+    def operator(self) -> Operator:
+        """The operator that these options name."""
+        return make_operator(self.merge, **parse_pairs(self.merge_options))
+
+
+def parse_pairs(text: str) -> dict[str, str]:
+    """Options in one word.
+
+    >>> parse_pairs("density=0.2, scale=0.6")
+    {'density': '0.2', 'scale': '0.6'}
+    """
+    pairs = {}
+    for part in filter(None, (word.strip() for word in text.split(","))):
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if not (name and equals and value):
+            raise OneaError(f"merge_options has '{part}'; write name=value pairs such as density=0.2,scale=0.6.")
+        pairs[name] = value
+    return pairs
+
+
+class MergedAdapter(AdapterMerging):
+    """One adapter, merged by the operator of your choice.
+
+    Operators made for deltas get the difference from the common start where there is one: with ``shared_init``, or with
+    an operator whose tasks start from one another (MagMax). Otherwise they get the weights as they are; the
+    up-projection starts at zero, so there weight and delta are the same. Fisher merging and RegMean get their
+    statistics from one more pass over the task's images.
+    """
+
+    title: ClassVar[str] = "Merged adapter"
+    paper: ClassVar[str] = "https://arxiv.org/abs/2603.10237"
+    trains: ClassVar[str] = "an adapter per task"
+    stores: ClassVar[str] = "one adapter, a prototype per class, what the operator remembers"
+    in_paper: ClassVar[bool] = False
+    Options: ClassVar[type] = MergedAdapterOptions
+    options: MergedAdapterOptions
+
+    def __init__(
+        self,
+        vit: FrozenViT,
+        options: MergedAdapterOptions,
+        runtime: Runtime,
+        plan: Plan | None = None,
+        memo: AdapterMemo | None = None,
+    ):
+        super().__init__(vit, options, runtime, plan, memo)
+        self._operator = options.operator()
+        self._needs: str = getattr(self._operator, "needs", "")
+        self._starts_from: str = getattr(self._operator, "starts_from", "fresh")
+        common_start = options.shared_init or self._starts_from != "fresh"
+        self._subtracts = common_start and bool(getattr(self._operator, "on_deltas", False))
+        self._head: nn.Module | None = None
+        self.start: Tensors = {}  # what the next task is trained from, unless fresh
+        self.origin: Tensors = {}  # what deltas are measured from, if anything
+
+    def operator(self) -> Operator:
+        """The operator that the options name."""
+        return self._operator
+
+    def merge(self, accumulated: Tensors, new: Tensors, sizes: Sizes) -> tuple[Tensors, dict[str, Any]]:
+        """The merged adapter; deltas are taken before and undone after."""
+        if not self.origin:
+            return super().merge(accumulated, new, sizes)
+        origin = {name: precise(value).to(accumulated[name].device) for name, value in self.origin.items()}
+        old, joining = (
+            {name: precise(value) - origin[name] for name, value in side.items()} for side in (accumulated, new)
+        )
+        merged, report = super().merge(old, joining, sizes)
+        return {name: like(origin[name] + merged[name], value) for name, value in accumulated.items()}, report
+
+    def state_dict(self) -> Tensors:
+        """All of the parent's, and where training and deltas start from."""
+        return {
+            **super().state_dict(),
+            **{_START + name: value for name, value in self.start.items()},
+            **{_ORIGIN + name: value for name, value in self.origin.items()},
+        }
+
+    def load_state_dict(self, state: Tensors) -> None:
+        """Continue from a saved state."""
+        super().load_state_dict(state)
+        self.start, self.origin = (
+            {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+            for prefix in (_START, _ORIGIN)
+        )
+
+    def _trained(self, task: Task) -> TrainedAdapter:
+        if self._starts_from == "fresh" and self._needs != "fisher":
+            return super()._trained(task)
+        return self._trained_with_head(task)
+
+    def _trained_with_head(self, task: Task) -> TrainedAdapter:
+        """As ``train_adapter`` does it, but from ``start`` if there is one, and without throwing the head away."""
+        options, classes = self.options, len(task.classes)
+        adapters = blank_adapters(self.vit, options, task.seed, task.index)
+        if self.start:
+            adapters.load_state_dict(self.start)
+        recipe = options.recipe(epochs=options.epochs_for(classes, self.plan))
+        share = options.contrastive_share(classes)
+        self._head = local_head(self.vit.width, task, options.head, options.head_scale)
+        losses = train_with_local_head(
+            self.vit, adapters, self._head, task, recipe, self.runtime, contrastive_share=share, margin=options.margin
+        )
+        tensors = {name: value.detach().clone() for name, value in adapters.state_dict().items()}
+        return TrainedAdapter(tensors, {"epochs": recipe.epochs, "contrastive_share": share, "losses": losses})
+
+    def _absorb(self, new: Tensors, task: Task) -> dict[str, Any]:
+        first = not self.merged_classes
+        if first and self._subtracts:
+            self.origin = dict(blank_adapters(self.vit, self.options, task.seed, task.index).state_dict())
+        prefix = "" if first else "new_"
+        self.memory |= {prefix + name: value for name, value in self._statistics(new, task).items()}
+        report = super()._absorb(new, task)
+        if self._starts_from == "previous" or (first and self._starts_from == "first"):
+            self.start = new
+        self._head = None
+        return report
+
+    def _statistics(self, new: Tensors, task: Task) -> Tensors:
+        if not self._needs:
+            return {}
+        self.runtime.progress.note("statistics")
+        adapters = blank_adapters(self.vit, self.options, task.seed, task.index).eval().to(self.runtime.device)
+        adapters.load_state_dict(new)
+        if self._needs == "gram":
+            return gram_matrices(self.vit, adapters, task, self.runtime)
+        assert self._head is not None  # _trained keeps it when the Fisher information is needed
+        return diagonal_fisher(self.vit, adapters, self._head, task, self.runtime)

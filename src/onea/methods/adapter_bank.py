@@ -1,0 +1,108 @@
+"""Methods that keep the adapter of every task: train a fresh one, freeze it, and run them all at inference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import accumulate, pairwise
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from onea import seeds
+from onea.merging.operator import Tensors
+from onea.methods.contract import Method
+from onea.methods.local_head import local_head, new_adapters, train_with_local_head
+from onea.methods.options import AdapterOptions
+from onea.runtime import Runtime
+from onea.tasks import Plan, Task
+from onea.vit.adapter import Adapters
+from onea.vit.frozen import FrozenViT
+
+_ADAPTERS = "adapters."
+
+
+def _recipe(rate: float, decay: float, batch: int, alpha: float = 0.1) -> dict[str, Any]:
+    return {
+        "learning_rate": rate,
+        "weight_decay": decay,
+        "batch_size": batch,
+        "epochs": 20,
+        "rank": 64,
+        "alpha": alpha,
+    }
+
+
+# EASE's configurations for the ImageNet-21k backbone; alpha is its own, and ignored where there is no such option.
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "cifar100": _recipe(0.025, 5e-4, 48),
+    "cub200": _recipe(0.008, 5e-4, 32, alpha=0.05),
+    "imagenet-a": _recipe(0.05, 5e-3, 32),
+    "imagenet-r": _recipe(0.05, 5e-3, 16),
+    "": _recipe(0.05, 5e-3, 16),
+}
+
+
+class AdapterBank(Method):
+    """One frozen adapter per task, in order; a pass through the network for each of them."""
+
+    trains: ClassVar[str] = "an adapter per task"
+    Options: ClassVar[type] = AdapterOptions
+    published: ClassVar[Mapping[str, Mapping[str, Any]]] = PUBLISHED
+    options: AdapterOptions
+
+    def __init__(self, vit: FrozenViT, options: AdapterOptions, runtime: Runtime, plan: Plan | None = None):
+        super().__init__(vit, options, runtime, plan)
+        self.adapters = nn.ModuleList().eval()
+        self.sizes: list[int] = []
+
+    @staticmethod
+    def passes(tasks: int) -> float:
+        """One for every adapter."""
+        return tasks
+
+    @property
+    def bank(self) -> list[Adapters]:
+        """The adapters, oldest first."""
+        return cast("list[Adapters]", list(self.adapters))
+
+    @property
+    def ranges(self) -> list[range]:
+        """The label positions of every task learned."""
+        return [range(start, stop) for start, stop in pairwise([0, *accumulate(self.sizes)])]
+
+    def add_adapter(self, task: Task) -> dict[str, Any]:
+        """Train a fresh adapter with a local head on a task and freeze it; older ones are not touched.
+
+        A task of one class has a constant loss: its adapter stays the identity, and its subspace the plain network's.
+        """
+        options = self.options
+        adapters = self._fresh(seeds.generator(task.seed, task.index, "adapter"))
+        head = local_head(self.vit.width, task, options.head, options.head_scale)
+        losses = train_with_local_head(self.vit, adapters, head, task, options.recipe(), self.runtime)
+        self._keep(adapters, len(task.classes))
+        return {"epochs": options.epochs, "losses": losses}
+
+    def features_by_task(self, images: Tensor) -> list[Tensor]:
+        """Features ``[B, width]`` of the images under each adapter."""
+        return [self.features(images, adapters) for adapters in self.bank]
+
+    def state_dict(self) -> Tensors:
+        """All adapters and the sizes of their tasks."""
+        saved = self.adapters.state_dict(prefix=_ADAPTERS)
+        return {**saved, "sizes": torch.tensor(self.sizes, dtype=torch.int64)}
+
+    def load_state_dict(self, state: Tensors) -> None:
+        """Rebuild as many adapters as were saved."""
+        self.adapters, self.sizes = nn.ModuleList().eval(), []
+        for size in state["sizes"].tolist():
+            self._keep(self._fresh(torch.Generator()), size)
+        saved = {name: value for name, value in state.items() if name.startswith(_ADAPTERS)}
+        self.adapters.load_state_dict({name.removeprefix(_ADAPTERS): value for name, value in saved.items()})
+
+    def _fresh(self, generator: torch.Generator) -> Adapters:
+        return new_adapters(self.vit, self.options, generator)
+
+    def _keep(self, adapters: Adapters, classes: int) -> None:
+        self.adapters.append(adapters.requires_grad_(False).eval().to(self.runtime.device))
+        self.sizes.append(classes)

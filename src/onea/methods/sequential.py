@@ -1,0 +1,89 @@
+"""The lower bound: one adapter and one head, fine-tuned task after task with nothing to keep them from forgetting."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from onea import seeds
+from onea.merging.operator import Tensors
+from onea.methods.adapter_merging import PUBLISHED
+from onea.methods.contract import Method
+from onea.methods.local_head import new_adapters
+from onea.methods.options import AdapterOptions
+from onea.runtime import Runtime
+from onea.tasks import Plan, Task
+from onea.training import Trained, train
+from onea.vit.adapter import Adapters
+from onea.vit.frozen import FrozenViT
+from onea.vit.heads import GrowingHead
+
+_ADAPTER, _HEAD = "adapter.", "head."
+
+
+@dataclass(frozen=True)
+class SequentialOptions(AdapterOptions):
+    """Options of sequential fine-tuning.
+
+    Attributes:
+        head: without effect; the one head that is kept is linear.
+        head_scale: without effect.
+    """
+
+
+class Sequential(Method):
+    """Plain fine-tuning: cross-entropy over all classes seen, on the images of the newest alone."""
+
+    title: ClassVar[str] = "Sequential (lower bound)"
+    paper: ClassVar[str] = ""
+    trains: ClassVar[str] = "one adapter and a linear head, on and on"
+    stores: ClassVar[str] = "one adapter, a linear head"
+    in_paper: ClassVar[bool] = False
+    Options: ClassVar[type] = SequentialOptions
+    # A bound has no authors: One-A's hyper-parameters, so that the two differ only in how they guard what is known.
+    published: ClassVar[Mapping[str, Mapping[str, Any]]] = PUBLISHED
+    options: SequentialOptions
+
+    def __init__(self, vit: FrozenViT, options: SequentialOptions, runtime: Runtime, plan: Plan | None = None):
+        super().__init__(vit, options, runtime, plan)
+        self.adapters: Adapters = new_adapters(vit, options, torch.Generator()).eval().to(runtime.device)
+        self.head = GrowingHead(vit.width, "uniform").to(runtime.device)
+
+    def learn(self, task: Task) -> dict[str, Any]:
+        """Add rows to the head and train everything on from where it stands."""
+        if len(self.head.weight) == 0:
+            generator = seeds.generator(task.seed, task.index, "adapter")
+            self.adapters = new_adapters(self.vit, self.options, generator).to(self.runtime.device)
+        self.head.grow(len(task.classes), seeds.generator(task.seed, task.index, "head"))
+
+        def loss(images: Tensor, labels: Tensor) -> Tensor:
+            # Old classes are in the softmax and never right, which pushes them down: the forgetting to measure.
+            return F.cross_entropy(self.head(self.vit(images, self.adapters)).float(), labels)
+
+        trained = [Trained(self.adapters), Trained(self.head)]
+        losses = train(trained, loss, task, self.options.recipe(), self.runtime)
+        return {"epochs": self.options.epochs, "losses": losses}
+
+    def scores(self, images: Tensor) -> Tensor:
+        """Logits of the head."""
+        with torch.no_grad():
+            logits: Tensor = self.head(self.features(images, self.adapters))
+            return logits
+
+    def state_dict(self) -> Tensors:
+        """The adapter and the head as they stand."""
+        return {
+            **{_ADAPTER + name: value for name, value in self.adapters.state_dict().items()},
+            **{_HEAD + name: value for name, value in self.head.state_dict().items()},
+        }
+
+    def load_state_dict(self, state: Tensors) -> None:
+        """Continue from a saved state."""
+        kept = {name.removeprefix(_ADAPTER): value for name, value in state.items() if name.startswith(_ADAPTER)}
+        self.adapters.load_state_dict(kept)
+        self.head.load_rows(state[_HEAD + "weight"], state[_HEAD + "bias"])

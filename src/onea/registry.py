@@ -1,0 +1,48 @@
+"""Names that stand for classes: our own, and those that installed packages add by entry point."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any
+
+from onea.errors import OneaError, nearest
+
+
+@dataclass(frozen=True)
+class Registry:
+    """Classes by name, imported when asked for.
+
+    Attributes:
+        kind: what is registered, as messages call it.
+        group: entry-point group where third parties register theirs.
+        own: name to ``module:Class``.
+    """
+
+    kind: str
+    group: str
+    own: Mapping[str, str]
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """Every known name and where its class is; a third party cannot replace one of ours."""
+        found = dict(self.own)
+        for point in entry_points(group=self.group):
+            if point.name in found:
+                warnings.warn(
+                    f"{self.kind} '{point.name}' of {point.value} is ignored: the name is taken", stacklevel=2
+                )
+            else:
+                found[point.name] = point.value
+        return found
+
+    def load(self, name: str) -> Any:
+        """The class behind a name."""
+        if name not in self.names:
+            raise OneaError(f"Unknown {self.kind} '{name}'; {nearest(name, self.names)}")
+        module, _, attribute = self.names[name].partition(":")
+        return getattr(import_module(module), attribute)

@@ -1,0 +1,51 @@
+"""SSF: a learned scale and shift after every operation of a frozen ViT."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from onea.vit.frozen import FrozenViT
+from onea.vit.plug import Plug
+
+_Layer = nn.LayerNorm | nn.Linear | nn.Conv2d
+
+
+class SSF(nn.Module, Plug):
+    """``scale * y + shift`` per channel of every output ``y`` of a norm, a linear layer or the patch embedding.
+
+    All of these end in an affine map, so the network runs at its own speed with ``scale * weight`` and
+    ``scale * bias + shift`` in place of weight and bias; a layer without a bias gains one. See
+    https://arxiv.org/abs/2210.08823, section 3.
+    """
+
+    def __init__(self, vit: FrozenViT, generator: torch.Generator, deviation: float = 0.02):
+        super().__init__()
+        self.scale, self.shift = nn.ParameterDict(), nn.ParameterDict()
+        for name, layer in _layers(vit):
+            channels = len(layer.weight)
+            # Near the identity, not at it: the authors draw scales around one and shifts around zero.
+            self.scale[_key(name)] = nn.Parameter(1 + deviation * torch.randn(channels, generator=generator))
+            self.shift[_key(name)] = nn.Parameter(deviation * torch.randn(channels, generator=generator))
+
+    def weights(self, vit: FrozenViT) -> dict[str, Tensor]:
+        """The network's affine maps with scale and shift folded in, in full precision."""
+        folded = {}
+        for name, layer in _layers(vit):
+            scale, shift, weight = self.scale[_key(name)], self.shift[_key(name)], layer.weight.float()
+            folded[f"{name}.weight"] = weight * scale.reshape(-1, *[1] * (weight.dim() - 1))
+            folded[f"{name}.bias"] = shift if layer.bias is None else layer.bias.float() * scale + shift
+        return folded
+
+
+def _layers(vit: FrozenViT) -> Iterator[tuple[str, _Layer]]:
+    for name, module in vit.named_modules():
+        if isinstance(module, nn.LayerNorm | nn.Linear | nn.Conv2d):
+            yield name, module
+
+
+def _key(name: str) -> str:
+    """A module's name without the dots that parameter names may not have."""
+    return name.removeprefix("vit.").replace(".", "_")

@@ -1,0 +1,55 @@
+"""The examples of docs/extending.md, taken from the page itself, installed like a third-party package and run."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).parent.parent / "docs" / "extending.md"
+
+
+@pytest.fixture
+def third_party(tmp_path) -> Path:
+    """A folder with the page's modules and entry points, as pip would lay them out."""
+    page = PAGE.read_text()
+    for name, code in re.findall(r'```python title="(\S+)"\n(.*?)```', page, re.S):
+        assert len(code.splitlines()) < 40
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(code)
+    points = re.findall(r'```toml\n\[project.entry-points."(\S+)"\]\n(.*?)```', page, re.S)
+    info = tmp_path / "my_package-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1.0\n")
+    text = "".join(f"[{group}]\n{lines.replace(chr(34), '')}\n" for group, lines in points)
+    (info / "entry_points.txt").write_text(text)
+    return tmp_path
+
+
+def onea(third_party: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    code = f"import sys; sys.path.insert(0, {str(third_party)!r}); from onea.cli import main; main()"
+    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=120)
+
+
+def test_the_documented_method_runs_and_takes_its_option(third_party, tiny_run):
+    inputs = [f"--{name}={tiny_run[name]}" for name in ("data", "backbone", "sizes")]
+    done = onea(third_party, "run", "centred", *inputs, "--centring", "0.5", "--out", str(third_party / "out"))
+    assert done.returncode == 0, done.stderr
+    record = json.loads((third_party / "out/record.json").read_text())
+    assert record["options"] == {"centring": 0.5}
+    assert record["metrics"]["A_T"] > 100 / 6
+    listed = onea(third_party, "methods")
+    assert "Centred" in listed.stdout
+
+
+def test_the_documented_operator_merges_adapters(third_party, tiny_run):
+    inputs = [f"--{name}={tiny_run[name]}" for name in ("data", "backbone", "sizes")]
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in tiny_run["options"].items()]
+    out = str(third_party / "out")
+    done = onea(third_party, "run", "adapter", *inputs, *options, "--merge", "larger-wins", "--out", out)
+    assert done.returncode == 0, done.stderr
