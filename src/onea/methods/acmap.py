@@ -16,6 +16,7 @@ from onea.merging.operator import Sizes, Tensors
 from onea.methods.contract import Method
 from onea.methods.local_head import local_head, new_adapters, train_with_local_head
 from onea.methods.options import AdapterOptions
+from onea.methods.state import part_of, prefixed
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
 from onea.vit.adapter import Adapters
@@ -115,7 +116,7 @@ class ACMap(Method):
     def state_dict(self) -> Tensors:
         """The merged adapters, the prototypes as measured and as mapped, and the sizes of the tasks."""
         return {
-            **{_MERGED + name: value for name, value in self.merged.state_dict().items()},
+            **prefixed(_MERGED, self.merged.state_dict()),
             "sources": self.sources,
             "prototypes": self.prototypes,
             "sizes": torch.tensor(self.sizes, dtype=torch.int64).reshape(-1, 2),
@@ -124,7 +125,7 @@ class ACMap(Method):
     def load_state_dict(self, state: Tensors) -> None:
         """Continue from a saved state."""
         self.sizes = [(classes, images) for classes, images in state["sizes"].tolist()]
-        merged = {name.removeprefix(_MERGED): value for name, value in state.items() if name.startswith(_MERGED)}
+        merged = part_of(_MERGED, state)
         self.merged = nn.ModuleList()
         for _ in {name.split(".")[0] for name in merged}:
             self._keep(self._blank(seed=0))

@@ -11,9 +11,9 @@ from onea.errors import OneaError
 from onea.merging import make_operator
 from onea.merging.operator import Operator, Sizes, Tensors, like, precise
 from onea.methods.adapter_merging import AdapterMemo, AdapterMerging, MergingOptions
-from onea.methods.adapter_training import TrainedAdapter, blank_adapters
-from onea.methods.local_head import local_head, train_with_local_head
+from onea.methods.adapter_training import TrainedAdapter, blank_adapters, train_adapter
 from onea.methods.merge_statistics import diagonal_fisher, gram_matrices
+from onea.methods.state import part_of, prefixed
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
 from onea.vit.frozen import FrozenViT
@@ -108,37 +108,21 @@ class MergedAdapter(AdapterMerging):
         """All of the parent's, and where training and deltas start from."""
         return {
             **super().state_dict(),
-            **{_START + name: value for name, value in self.start.items()},
-            **{_ORIGIN + name: value for name, value in self.origin.items()},
+            **prefixed(_START, self.start),
+            **prefixed(_ORIGIN, self.origin),
         }
 
     def load_state_dict(self, state: Tensors) -> None:
         """Continue from a saved state."""
         super().load_state_dict(state)
-        self.start, self.origin = (
-            {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
-            for prefix in (_START, _ORIGIN)
-        )
+        self.start, self.origin = (part_of(prefix, state) for prefix in (_START, _ORIGIN))
 
     def _trained(self, task: Task) -> TrainedAdapter:
         if self._starts_from == "fresh" and self._needs != "fisher":
             return super()._trained(task)
-        return self._trained_with_head(task)
-
-    def _trained_with_head(self, task: Task) -> TrainedAdapter:
-        """As ``train_adapter`` does it, but from ``start`` if there is one, and without throwing the head away."""
-        options, classes = self.options, len(task.classes)
-        adapters = blank_adapters(self.vit, options, task.seed, task.index)
-        if self.start:
-            adapters.load_state_dict(self.start)
-        recipe = options.recipe(epochs=options.epochs_for(classes, self.plan))
-        share = options.contrastive_share(classes)
-        self._head = local_head(self.vit.width, task, options.head, options.head_scale)
-        losses = train_with_local_head(
-            self.vit, adapters, self._head, task, recipe, self.runtime, contrastive_share=share, margin=options.margin
-        )
-        tensors = {name: value.detach().clone() for name, value in adapters.state_dict().items()}
-        return TrainedAdapter(tensors, {"epochs": recipe.epochs, "contrastive_share": share, "losses": losses})
+        trained = train_adapter(self.vit, task, self.options, self.runtime, self.plan, self.start)
+        self._head = trained.head
+        return trained
 
     def _absorb(self, new: Tensors, task: Task) -> dict[str, Any]:
         first = not self.merged_classes

@@ -14,6 +14,7 @@ from onea.merging.operator import Tensors
 from onea.methods.contract import Method
 from onea.methods.local_head import local_head, new_adapters, train_with_local_head
 from onea.methods.options import AdapterOptions
+from onea.methods.state import part_of
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
 from onea.vit.adapter import Adapters
@@ -97,8 +98,7 @@ class AdapterBank(Method):
         self.adapters, self.sizes = nn.ModuleList().eval(), []
         for size in state["sizes"].tolist():
             self._keep(self._fresh(torch.Generator()), size)
-        saved = {name: value for name, value in state.items() if name.startswith(_ADAPTERS)}
-        self.adapters.load_state_dict({name.removeprefix(_ADAPTERS): value for name, value in saved.items()})
+        self.adapters.load_state_dict(part_of(_ADAPTERS, state))
 
     def _fresh(self, generator: torch.Generator) -> Adapters:
         return new_adapters(self.vit, self.options, generator)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from onea.merging.operator import Operator, Sizes, Tensors
 from onea.methods.adapter_training import AdapterTraining, TrainedAdapter, blank_adapters, train_adapter
 from onea.methods.contract import Method
+from onea.methods.state import part_of, prefixed
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
 from onea.vit.adapter import Adapters
@@ -110,16 +111,16 @@ class AdapterMerging(Method):
     def state_dict(self) -> Tensors:
         """The kept adapter, the prototypes, what was merged so far, and what the operator remembers."""
         return {
-            **{_KEPT + name: value for name, value in self.kept.state_dict().items()},
-            **{_MEMORY + name: value for name, value in self.memory.items()},
+            **prefixed(_KEPT, self.kept.state_dict()),
+            **prefixed(_MEMORY, self.memory),
             "prototypes": self.prototypes,
             "merged": torch.tensor([self.merged_classes, self.merged_samples]),
         }
 
     def load_state_dict(self, state: Tensors) -> None:
         """Continue from a saved state."""
-        self.kept.load_state_dict(_under(_KEPT, state))
-        self.memory = _under(_MEMORY, state)
+        self.kept.load_state_dict(part_of(_KEPT, state))
+        self.memory = part_of(_MEMORY, state)
         self.prototypes = state["prototypes"].to(self.runtime.device)
         self.merged_classes, self.merged_samples = state["merged"].tolist()
 
@@ -130,7 +131,7 @@ class AdapterMerging(Method):
         key = (task.seed, task.index, task.classes, len(task), training, self.plan)
         if key in self.memo:
             trained = self.memo[key]
-            return TrainedAdapter(trained.tensors, trained.report | {"training_shared": True})
+            return replace(trained, report=trained.report | {"training_shared": True})
         self.memo[key] = train_adapter(self.vit, task, self.options, self.runtime, self.plan)
         return self.memo[key]
 
@@ -145,7 +146,3 @@ class AdapterMerging(Method):
         self.merged_classes += len(task.classes)
         self.merged_samples += len(task)
         return report
-
-
-def _under(prefix: str, state: Tensors) -> Tensors:
-    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from torch import nn
+
 from onea import seeds
 from onea.errors import OneaError
 from onea.losses import contrastive_share
@@ -70,10 +72,11 @@ class AdapterTraining(AdapterOptions):
 
 @dataclass(frozen=True)
 class TrainedAdapter:
-    """A task's adapter after training, and what to record of it."""
+    """A task's adapter after training, what to record of it, and the head it was trained with."""
 
     tensors: Tensors
     report: dict[str, Any]
+    head: nn.Module
 
 
 def blank_adapters(vit: FrozenViT, options: AdapterTraining, seed: int, task: int) -> Adapters:
@@ -82,10 +85,17 @@ def blank_adapters(vit: FrozenViT, options: AdapterTraining, seed: int, task: in
 
 
 def train_adapter(
-    vit: FrozenViT, task: Task, options: AdapterTraining, runtime: Runtime, plan: Plan | None
+    vit: FrozenViT,
+    task: Task,
+    options: AdapterTraining,
+    runtime: Runtime,
+    plan: Plan | None,
+    start: Tensors | None = None,
 ) -> TrainedAdapter:
-    """Train a fresh adapter with a local head on a task; the head is thrown away."""
+    """Train an adapter with a local head on a task: a fresh one, or from ``start``."""
     adapters = blank_adapters(vit, options, task.seed, task.index)
+    if start:
+        adapters.load_state_dict(start)
     classes = len(task.classes)
     recipe = options.recipe(epochs=options.epochs_for(classes, plan))
     share = options.contrastive_share(classes)
@@ -94,4 +104,4 @@ def train_adapter(
         vit, adapters, head, task, recipe, runtime, contrastive_share=share, margin=options.margin
     )
     tensors = {name: value.detach().clone() for name, value in adapters.state_dict().items()}
-    return TrainedAdapter(tensors, {"epochs": recipe.epochs, "contrastive_share": share, "losses": losses})
+    return TrainedAdapter(tensors, {"epochs": recipe.epochs, "contrastive_share": share, "losses": losses}, head)

@@ -19,6 +19,7 @@ from onea.merging.operator import Tensors
 from onea.methods.contract import Method
 from onea.methods.local_head import local_head, new_adapters, train_with_local_head
 from onea.methods.options import AdapterOptions, TrainingOptions
+from onea.methods.state import part_of
 from onea.tasks import Task
 from onea.vit.adapter import Adapters
 from onea.vit.finetune import FineTuned
@@ -118,7 +119,7 @@ class Aper(Method):
 
     def load_state_dict(self, state: Tensors) -> None:
         """Continue from a saved state."""
-        saved = {name.removeprefix(_ADAPTED): value for name, value in state.items() if name.startswith(_ADAPTED)}
+        saved = part_of(_ADAPTED, state)
         self.adapted = None
         if saved:
             self.adapted = self.fresh(torch.Generator())

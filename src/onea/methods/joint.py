@@ -17,6 +17,7 @@ from onea.methods.adapter_merging import PUBLISHED
 from onea.methods.contract import Method
 from onea.methods.local_head import local_head, new_adapters, new_head, train_with_local_head
 from onea.methods.options import AdapterOptions
+from onea.methods.state import part_of, prefixed
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
 from onea.vit.adapter import Adapters
@@ -89,17 +90,14 @@ class Joint(Method):
     def state_dict(self) -> Tensors:
         """The newest adapter, its head and the prototypes made with it."""
         return {
-            **{_ADAPTER + name: value for name, value in self.adapters.state_dict().items()},
-            **{_HEAD + name: value for name, value in self.head.state_dict().items()},
+            **prefixed(_ADAPTER, self.adapters.state_dict()),
+            **prefixed(_HEAD, self.head.state_dict()),
             "prototypes": self.prototypes,
         }
 
     def load_state_dict(self, state: Tensors) -> None:
         """Continue from a saved state."""
-        kept, head = (
-            {name.removeprefix(part): value for name, value in state.items() if name.startswith(part)}
-            for part in (_ADAPTER, _HEAD)
-        )
+        kept, head = (part_of(part, state) for part in (_ADAPTER, _HEAD))
         self.adapters.load_state_dict(kept)
         self.head = self._blank_head(len(head["weight"]))
         self.head.load_state_dict(head)

@@ -16,6 +16,7 @@ from onea.errors import OneaError
 from onea.merging.operator import Tensors
 from onea.methods.contract import EVALUATION_BATCH, Method
 from onea.methods.options import TrainingOptions
+from onea.methods.state import part_of
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
 from onea.training import Trained, train
@@ -140,10 +141,7 @@ class MOS(Method):
 
     def load_state_dict(self, state: Tensors) -> None:
         """Continue from a saved state."""
-        parts: dict[str, Tensors] = {
-            part: {name.removeprefix(part + "."): value for name, value in state.items() if name.startswith(part + ".")}
-            for part in _PARTS
-        }
+        parts: dict[str, Tensors] = {part: part_of(part + ".", state) for part in _PARTS}
         self.sizes = state["sizes"].tolist()
         self.working.load_state_dict(parts["working"])
         self.snapshots = nn.ModuleList(self._blank(seed=0).requires_grad_(False) for _ in self.sizes)

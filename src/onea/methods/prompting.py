@@ -15,6 +15,7 @@ from onea.errors import OneaError
 from onea.merging.operator import Tensors
 from onea.methods.contract import EVALUATION_BATCH, Method
 from onea.methods.options import TrainingOptions
+from onea.methods.state import part_of
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
 from onea.training import Recipe, Trained, train
@@ -175,6 +176,6 @@ class PromptMethod(Method):
 
     def load_state_dict(self, state: Tensors) -> None:
         """Continue from a saved state."""
-        self.load_prompt_state({n.removeprefix(_PROMPTS): v for n, v in state.items() if n.startswith(_PROMPTS)})
+        self.load_prompt_state(part_of(_PROMPTS, state))
         self.head.load_rows(state["head.weight"], state["head.bias"])
         self.learned = state["learned"].bool().cpu()

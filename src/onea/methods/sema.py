@@ -15,6 +15,7 @@ from onea.errors import OneaError
 from onea.merging.operator import Tensors
 from onea.methods.contract import Method
 from onea.methods.options import TrainingOptions
+from onea.methods.state import part_of, prefixed
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
 from onea.training import Loss, Recipe, Trained, train
@@ -119,13 +120,13 @@ class SEMA(Method):
     def state_dict(self) -> Tensors:
         """All modules, with the losses their descriptors remember, and the head."""
         return {
-            **{_MODULES + name: value for name, value in self.adapters.state_dict().items()},
-            **{_HEAD + name: value for name, value in self.head.state_dict().items()},
+            **prefixed(_MODULES, self.adapters.state_dict()),
+            **prefixed(_HEAD, self.head.state_dict()),
         }
 
     def load_state_dict(self, state: Tensors) -> None:
         """Continue from a saved state."""
-        modules = {name.removeprefix(_MODULES): value for name, value in state.items() if name.startswith(_MODULES)}
+        modules = part_of(_MODULES, state)
         if modules:
             self.adapters.rebuild(modules)
             self.adapters.to(self.runtime.device)

@@ -16,6 +16,7 @@ from onea.methods.adapter_merging import PUBLISHED
 from onea.methods.contract import Method
 from onea.methods.local_head import new_adapters
 from onea.methods.options import AdapterOptions
+from onea.methods.state import part_of, prefixed
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
 from onea.training import Trained, train
@@ -78,12 +79,12 @@ class Sequential(Method):
     def state_dict(self) -> Tensors:
         """The adapter and the head as they stand."""
         return {
-            **{_ADAPTER + name: value for name, value in self.adapters.state_dict().items()},
-            **{_HEAD + name: value for name, value in self.head.state_dict().items()},
+            **prefixed(_ADAPTER, self.adapters.state_dict()),
+            **prefixed(_HEAD, self.head.state_dict()),
         }
 
     def load_state_dict(self, state: Tensors) -> None:
         """Continue from a saved state."""
-        kept = {name.removeprefix(_ADAPTER): value for name, value in state.items() if name.startswith(_ADAPTER)}
+        kept = part_of(_ADAPTER, state)
         self.adapters.load_state_dict(kept)
         self.head.load_rows(state[_HEAD + "weight"], state[_HEAD + "bias"])
