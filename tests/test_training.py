@@ -32,7 +32,7 @@ class Ramp:
     def plain(self, rows):
         return rows.float()[:, None]
 
-    def augmented_batches(self, rows, size, crop_scale, generator):
+    def augmented_batches(self, rows, size, crop_scale, generator, deal=None):
         noise = 0.01 * torch.rand(len(rows), 1, generator=generator)
         return iter((rows.float()[:, None] / self.count + noise).split(size))
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from onea.errors import OneaError
+from onea.processes import Processes, join_processes
 
 
 class Progress:
@@ -41,6 +42,7 @@ class Runtime:
     precision: str
     threads: int
     progress: Progress = field(default_factory=Progress)
+    processes: Processes = field(default_factory=Processes)
 
     @cached_property
     def dtype(self) -> torch.dtype:
@@ -58,14 +60,20 @@ def make_runtime(
     device: str = "auto", precision: str = "auto", threads: int = 0, progress: Progress | None = None
 ) -> Runtime:
     """Resolve ``auto`` settings for this machine and apply the thread count (0: all cores we may use)."""
-    chosen = _device(device)
+    processes, given = join_processes(device)
+    chosen = given or _device(device)
     if precision == "auto":
         precision = "bf16" if _has_bf16(chosen) else "fp32"
     if precision not in ("bf16", "fp32"):
         raise OneaError(f"precision is '{precision}'; choose auto, bf16 or fp32.")
-    count = threads or len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
+    count = threads or max(1, _cores() // processes.count)
     torch.set_num_threads(count)
-    return Runtime(chosen, precision, count, progress or Progress())
+    shown = progress if progress and processes.first else Progress()
+    return Runtime(chosen, precision, count, shown, processes)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _device(name: str) -> torch.device:

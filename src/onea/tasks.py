@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from onea.data.store import Images
+from onea.data.store import Deal, Images, whole
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,13 @@ class Task:
             yield self.images.plain(rows), labels
 
     def augmented_batches(
-        self, size: int, crop_scale: float, order: torch.Generator, crops: torch.Generator
+        self, size: int, crop_scale: float, order: torch.Generator, crops: torch.Generator, deal: Deal = whole
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Training views of all images once, in random order, with their labels on the same device."""
+        """Training views of all images once, in random order, with their labels on the same device.
+
+        ``deal`` picks the part of each batch whose images are wanted; the labels are always the whole batch's.
+        """
         chosen = torch.randperm(len(self), generator=order)
         labels = self.labels[chosen].to(self.images.device).split(size)
-        yield from zip(self.images.augmented_batches(self.rows[chosen], size, crop_scale, crops), labels, strict=True)
+        images = self.images.augmented_batches(self.rows[chosen], size, crop_scale, crops, deal)
+        yield from zip(images, labels, strict=True)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from onea import schedules, seeds
+from onea.data.store import whole
 from onea.errors import OneaError
 from onea.runtime import Runtime
 from onea.tasks import Task
@@ -53,6 +54,7 @@ def train(
     before_step: Callable[[int], None] | None = None,
     after_step: Callable[[], None] | None = None,
     purpose: str = "",
+    dealt: bool = False,
 ) -> list[float]:
     """Optimise every parameter that wants a gradient on a task, and return the mean loss of each epoch.
 
@@ -66,6 +68,8 @@ def train(
         before_step: called before each optimiser step with the number of its loss; may change gradients.
         after_step: called after each optimiser step; may change weights.
         purpose: tells apart several trainings of one task, so that their draws differ.
+        dealt: where several processes share the run, give each loss this process's images and the labels of the whole
+            batch; it puts the features together with ``runtime.processes``. Otherwise every process does everything.
 
     Raises:
         OneaError: a loss is not finite.
@@ -73,6 +77,7 @@ def train(
     losses = [losses] if callable(losses) else list(losses)
     optimiser = _optimiser(trained, recipe)
     order, crops = (seeds.generator(task.seed, task.index, name + purpose) for name in ("order", "crops"))
+    deal = runtime.processes.deal if dealt else whole
     devices = [runtime.device] if runtime.device.type == "cuda" else []
     means = []
     with torch.random.fork_rng(devices):
@@ -83,12 +88,13 @@ def train(
             for group in optimiser.param_groups:
                 group["lr"] = group["initial_lr"] * recipe.schedule(epoch, recipe.epochs)
             values = []
-            for images, labels in task.augmented_batches(recipe.batch_size, recipe.crop_scale, order, crops):
+            for images, labels in task.augmented_batches(recipe.batch_size, recipe.crop_scale, order, crops, deal):
                 for number, loss in enumerate(losses):
                     with runtime.autocast():
                         value = loss(images, labels)
                     optimiser.zero_grad(set_to_none=True)
                     value.backward()
+                    runtime.processes.average(item.module for item in trained)
                     if before_step:
                         before_step(number)
                     optimiser.step()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -85,4 +86,5 @@ def run(
     folder = out or settings.folder()
     with RunDisplay() as display:
         record = run_one(settings, folder, display)
-    print_summary(record, folder)
+    if os.environ.get("RANK", "0") == "0":  # of several processes that share the run, the first one speaks
+        print_summary(record, folder)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
 from pathlib import Path
@@ -17,6 +17,12 @@ from onea.data.dataset import Pixels
 from onea.data.transforms import Preprocess
 
 Place = Literal["device", "host", "disk"]
+Deal = Callable[[Tensor], Tensor]
+
+
+def whole(batch: Tensor) -> Tensor:
+    """All of a batch."""
+    return batch
 
 
 class Images(Protocol):
@@ -30,9 +36,12 @@ class Images(Protocol):
         """Test-time view of these rows, deterministic."""
 
     def augmented_batches(
-        self, rows: Tensor, size: int, crop_scale: float, generator: torch.Generator
+        self, rows: Tensor, size: int, crop_scale: float, generator: torch.Generator, deal: Deal = whole
     ) -> Iterator[Tensor]:
-        """Training views of these rows in batches: random crops that cover ``crop_scale`` of the area or more."""
+        """Training views of these rows in batches: random crops that cover ``crop_scale`` of the area or more.
+
+        ``deal`` picks the part of each batch that is wanted; what is drawn for an image does not depend on it.
+        """
         ...
 
 
@@ -58,7 +67,7 @@ class PackedImages:
         return self.preprocess.plain(self._batch(rows))
 
     def augmented_batches(
-        self, rows: Tensor, size: int, crop_scale: float, generator: torch.Generator
+        self, rows: Tensor, size: int, crop_scale: float, generator: torch.Generator, deal: Deal = whole
     ) -> Iterator[Tensor]:
         """Training views of these rows in batches."""
         shape = (int(self.pixels.shape[2]), int(self.pixels.shape[3]))
@@ -66,7 +75,7 @@ class PackedImages:
         drawn = self.preprocess.draw(len(rows), shape, crop_scale, generator).to(self.device)
         rows = rows.to(self.device) if self.place == "device" else rows
         for chosen, how in zip(rows.split(size), drawn.split(size), strict=True):
-            yield self.preprocess.augmented(self._batch(chosen), how)
+            yield self.preprocess.augmented(self._batch(deal(chosen)), deal(how))
 
     def _batch(self, rows: Tensor) -> Tensor:
         if isinstance(self.pixels, Tensor):
@@ -89,13 +98,14 @@ class ExactImages:
         return self._stack(self._readers.map(self._plain, rows.tolist()))
 
     def augmented_batches(
-        self, rows: Tensor, size: int, crop_scale: float, generator: torch.Generator
+        self, rows: Tensor, size: int, crop_scale: float, generator: torch.Generator, deal: Deal = whole
     ) -> Iterator[Tensor]:
         """Training views of these rows in batches."""
         # One generator per image, seeded in order, so that the threads' timing cannot matter.
         seeds = torch.randint(2**62, (len(rows),), generator=generator)
         for chosen, own in zip(rows.split(size), seeds.split(size), strict=True):
-            yield self._stack(self._readers.map(self._augmented, chosen.tolist(), own.tolist(), repeat(crop_scale)))
+            mine, theirs = deal(chosen).tolist(), deal(own).tolist()
+            yield self._stack(self._readers.map(self._augmented, mine, theirs, repeat(crop_scale)))
 
     def _plain(self, row: int) -> Tensor:
         from torchvision.transforms.v2 import functional

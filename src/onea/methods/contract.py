@@ -81,5 +81,9 @@ class Method(ABC):
 
     def prototypes_of(self, task: Task, plug: Plug = NOTHING) -> Tensor:
         """Mean feature of each class of a task over its un-augmented images, ``[classes of the task, width]``."""
-        features = [self.features(images, plug) for images, _ in task.plain_batches(EVALUATION_BATCH)]
-        return class_means(torch.cat(features), task.labels, task.classes)
+        processes = self.runtime.processes
+        features = torch.zeros(len(task), self.vit.width, device=self.runtime.device)
+        for number, part in enumerate(torch.arange(len(task)).split(EVALUATION_BATCH)):
+            if number % processes.count == processes.rank:
+                features[part] = self.features(task.images.plain(task.rows[part]), plug)
+        return class_means(processes.sum_of(features), task.labels, task.classes)

@@ -71,7 +71,5 @@ def _small(method: str, dataset: str) -> dict[str, Any]:
     options = _EVERYWHERE | shared | {"rank": rank, "weight_decay": decay}
     if method in _RATES:
         on_cifar, on_cub = _RATES[method]
-        # Elsewhere: CUB's, scaled to the smaller batch for SGD; Adam does not mind the size of a batch.
-        elsewhere = on_cub if method in _ADAM else on_cub * _SHARED[""]["batch_size"] / _SHARED["cub200"]["batch_size"]
-        options["learning_rate"] = {"cifar100": on_cifar, "cub200": on_cub}.get(dataset, elsewhere)
+        options["learning_rate"] = on_cifar if dataset == "cifar100" else on_cub
     return options

@@ -46,7 +46,9 @@ def run(config: RunConfig, folder: Path, progress: Progress | None = None, memo:
         record["dates"]["resumed"].append(now())
     for index in range(len(record["correct"]), prepared.stream.tasks):
         _learn_task(index, prepared, runtime, record)
-        save_checkpoint(folder, record, prepared.method.state_dict())
+        if runtime.processes.first:
+            save_checkpoint(folder, record, prepared.method.state_dict())
+        runtime.processes.wait()
     return record
 
 
@@ -64,7 +66,12 @@ def _new_record(config: RunConfig, prepared: Prepared, runtime: Runtime) -> Reco
         "status": "running",
         "config": config.identity(),
         **prepared.description,
-        "runtime": {"device": runtime.device.type, "precision": runtime.precision, "threads": runtime.threads},
+        "runtime": {
+            "device": runtime.device.type,
+            "precision": runtime.precision,
+            "threads": runtime.threads,
+            "processes": runtime.processes.count,
+        },
         "total": totals,
         "correct": [],
         "tasks": [],

@@ -14,6 +14,10 @@ def correct_per_class(method: Method, test: Side, seen: int, seed: int) -> list[
     rows = test.rows[test.labels[test.rows] < seen]
     # No method may profit from neighbours of the same class, so the order is random (and the same for all methods).
     rows = rows[torch.randperm(len(rows), generator=seeds.generator(seed, 0, "test order"))]
-    answers = [method.scores(test.images.plain(batch)).argmax(1).cpu() for batch in rows.split(EVALUATION_BATCH)]
+    processes = method.runtime.processes
+    answers = torch.zeros(len(rows), dtype=torch.int64, device=method.runtime.device)
+    for number, part in enumerate(torch.arange(len(rows)).split(EVALUATION_BATCH)):
+        if number % processes.count == processes.rank:
+            answers[part] = method.scores(test.images.plain(rows[part])).argmax(1)
     truth = test.labels[rows]
-    return torch.bincount(truth[torch.cat(answers) == truth], minlength=seen).tolist()
+    return torch.bincount(truth[processes.sum_of(answers).cpu() == truth], minlength=seen).tolist()

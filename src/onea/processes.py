@@ -1,0 +1,102 @@
+"""Several processes that share one run, as ``accelerate launch`` or ``torchrun`` starts them; alone, nothing happens.
+
+Each process sees the same stream, seeds and batches. A batch is dealt out like cards, position i to process i mod n, so
+that the whole batch can be put together again in its order.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process's place among those that share the run."""
+
+    rank: int = 0
+    count: int = 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this process is the one that writes and shows progress."""
+        return self.rank == 0
+
+    def deal(self, batch: Tensor) -> Tensor:
+        """This process's part of a batch; as long for every process, the last image filling up."""
+        if self.count == 1:
+            return batch
+        each = -(-len(batch) // self.count)
+        own = batch[self.rank :: self.count]
+        return own if len(own) == each else torch.cat([own, batch[-1:]])
+
+    def together(self, dealt: Tensor, total: int) -> Tensor:
+        """The whole batch from everybody's part, in its order, with gradients to one's own part.
+
+        Every process is to compute the same loss from it, and to ``average`` gradients afterwards.
+        """
+        if self.count == 1:
+            return dealt
+        parts: Tensor = _Gather.apply(dealt, self.rank, self.count)
+        return parts.transpose(0, 1).flatten(0, 1)[:total]
+
+    def average(self, modules: Iterable[nn.Module]) -> None:
+        """Replace gradients by their mean over all processes."""
+        if self.count == 1:
+            return
+        for module in modules:
+            for parameter in module.parameters():
+                if parameter.grad is not None:
+                    dist.all_reduce(parameter.grad)
+                    parameter.grad /= self.count
+
+    def sum_of(self, values: Tensor) -> Tensor:
+        """The sum of everybody's values."""
+        if self.count > 1:
+            dist.all_reduce(values)
+        return values
+
+    def wait(self) -> None:
+        """Until everybody is here."""
+        if self.count > 1:
+            dist.barrier()
+
+
+class _Gather(torch.autograd.Function):
+    """Everybody's tensor, stacked. All compute the same loss, so one's own gradient is known without asking."""
+
+    @staticmethod
+    def forward(context: Any, own: Tensor, rank: int, count: int) -> Tensor:
+        context.rank, context.count = rank, count
+        parts = [torch.empty_like(own) for _ in range(count)]
+        dist.all_gather(parts, own.contiguous())
+        return torch.stack(parts)
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        # Others contribute their own parts; their mean, not their sum, is taken later, hence the factor.
+        return gradients[0][context.rank] * context.count, None, None
+
+
+def join_processes(device: str) -> tuple[Processes, torch.device | None]:
+    """Join the processes that a launcher started, with the device it gives to this one; nothing when alone."""
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        return Processes(), None
+    from accelerate import PartialState
+
+    state = PartialState(cpu=device == "cpu" or not torch.cuda.is_available())
+    atexit.register(_leave)
+    own = torch.device("cpu") if state.device.type == "cpu" else state.device
+    return Processes(state.process_index, state.num_processes), own
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
