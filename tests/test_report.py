@@ -17,7 +17,8 @@ import pytest
 from onea.cli.demo import _open
 from onea.errors import OneaError
 from onea.metrics import summarise
-from onea.report.curves import accuracy_curves, accuracy_matrix, spread
+from onea.report.curves import accuracy_curves, spread
+from onea.report.matrices import accuracy_matrix
 from onea.report.page import page
 from onea.report.tables import COLUMNS, labels, markdown, rows
 from onea.streams import make_stream

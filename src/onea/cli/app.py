@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import typer
 
+from onea.cli.compare import compare
 from onea.cli.demo import demo
 from onea.cli.merge import merge
 from onea.cli.methods import methods
+from onea.cli.report import report
 from onea.cli.run import run
 from onea.cli.stream import stream
 
@@ -23,6 +25,8 @@ app.command(context_settings=_LOOSE)(run)
 app.command()(stream)
 app.command()(methods)
 app.command(context_settings=_LOOSE)(merge)
+app.command()(report)
+app.command()(compare)
 
 
 @app.callback(invoke_without_command=True)

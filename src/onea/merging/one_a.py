@@ -27,12 +27,28 @@ _NULL = 1e-6  # directions below this share of the largest singular value carry 
 
 @dataclass(frozen=True)
 class Fusion:
-    """A stack of merged matrices and what the merge did to them; leading dimension: the matrices."""
+    """A stack of merged matrices and what the merge did to them; leading dimension: the matrices.
+
+    Attributes:
+        merged: the result.
+        spectrum: singular values of the base.
+        gates: of its singular directions.
+        align_share: the align side's share of the information.
+        base: the larger side.
+        left: its left singular vectors, as columns.
+    """
 
     merged: Tensor
     spectrum: Tensor
     gates: Tensor
     align_share: Tensor
+    base: Tensor
+    left: Tensor
+
+
+def normalised(spectrum: Tensor) -> Tensor:
+    """Singular values relative to the largest one."""
+    return spectrum / (spectrum[..., :1] + _DELTA)
 
 
 def gates(spectrum: Tensor, kappa: float, quantile: float) -> Tensor:
@@ -41,9 +57,9 @@ def gates(spectrum: Tensor, kappa: float, quantile: float) -> Tensor:
     >>> gates(torch.tensor([[2.0, 1.0, 0.0]], dtype=torch.float64), kappa=0.0, quantile=0.3)
     tensor([[0.5000, 0.5000, 0.5000]], dtype=torch.float64)
     """
-    normalised = spectrum / (spectrum[..., :1] + _DELTA)
-    threshold = torch.quantile(normalised, quantile, dim=-1, keepdim=True)
-    return torch.sigmoid(kappa * (threshold - normalised))
+    relative = normalised(spectrum)
+    threshold = torch.quantile(relative, quantile, dim=-1, keepdim=True)
+    return torch.sigmoid(kappa * (threshold - relative))
 
 
 def fuse(
@@ -70,7 +86,7 @@ def fuse(
     else:
         merged = base + share[:, None, None] * (align - base)
     empty = (base == 0).flatten(1).all(1)
-    return Fusion(torch.where(empty[:, None, None], align, merged), spectrum, gate, share)
+    return Fusion(torch.where(empty[:, None, None], align, merged), spectrum, gate, share, base, left)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
+from onea.merging.analysis import describe
 from onea.merging.one_a import OneA, Proxy, unstack
 from onea.merging.operator import Sizes, Tensors
 from onea.methods.adapter_merging import AdapterMerging, MergingOptions
@@ -54,7 +55,7 @@ class OneAMethod(AdapterMerging):
         return self.options.merge()
 
     def merge(self, accumulated: Tensors, new: Tensors, sizes: Sizes) -> tuple[Tensors, dict[str, Any]]:
-        """Merge, and record who was the base, the align share and the range of the gates over the matrices."""
+        """Merge, and record who was the base, the align share, the range of the gates and what each direction did."""
         operator = self.operator()
         fusions = operator.fusions(accumulated, new, sizes)
         matrices = [fusion for _, fusion in fusions if fusion.merged.shape[1] > 1]
@@ -63,5 +64,6 @@ class OneAMethod(AdapterMerging):
             "align_share": float(torch.cat([fusion.align_share for _, fusion in fusions]).mean()),
             "gate_min": min(float(fusion.gates.min()) for fusion in matrices),
             "gate_max": max(float(fusion.gates.max()) for fusion in matrices),
+            "analysis": describe(fusions),
         }
         return unstack(accumulated, fusions), report

@@ -1,4 +1,4 @@
-"""Pictures of runs: accuracy as classes arrive, one line a method, and which task lost how much when."""
+"""Pictures of runs: accuracy as classes arrive, one line a method."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ MOST_BESIDE = 10  # methods; beyond, names beside the lines would not fit
 LONGEST_BESIDE = 38  # letters; beyond, a name would take the lines' room
 MARKERS = "os^DvPX"
 MOST_NAMES = 20  # tasks; beyond, numbers replace names
-MOST_CELLS = 12  # tasks; beyond, the matrix has no room for numbers
 LETTER = 0.075  # inches that a letter of a tick label takes
 LONGEST_NAME = 14
 
 
-def accuracy_curves(records: Sequence[Record], width: float = WIDTH) -> Figure:
+def accuracy_curves(
+    records: Sequence[Record], width: float = WIDTH, bands: Sequence[Sequence[float] | None] | None = None
+) -> Figure:
     """A_t after every task, one line a method, above the sizes of the tasks.
 
     Args:
         records: runs on the same stream; the first one is emphasised.
         width: inches; a narrow figure, for small screens, names the methods underneath.
+        bands: half the height of the band around each line at each task; None for a line without a band.
     """
     sizes = _common_sizes(records)
     with style.themed():
@@ -37,31 +39,15 @@ def accuracy_curves(records: Sequence[Record], width: float = WIDTH) -> Figure:
         top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(4.2, 1))
         for index, record in reversed(list(enumerate(records))):  # the first one is drawn last, over the others
             _line(top, record["metrics"]["A"], index)
+            if bands and (half := bands[index]):
+                _band(top, record["metrics"]["A"], half, index)
         _accuracy_axis(top, records)
         if width < NARROW or len(records) > MOST_BESIDE or max(map(len, _line_names(records))) > LONGEST_BESIDE:
             _legend(figure, top, records)
         else:
             _name_ends(top, records)
-        _size_bars(bottom, sizes, width)
-        _name_tasks(bottom, records[0], width - 1.0 if width < NARROW else width - 2.2)
-    return figure
-
-
-def accuracy_matrix(record: Record, width: float = 7.4) -> Figure:
-    """How well each task (row) is recognised after each step (column), among all classes seen by then."""
-    matrix = record["metrics"]["matrix"]
-    steps = len(matrix)
-    with style.themed():
-        figure = style.blank(width, min(1.6 + 0.42 * steps, 0.9 * width) if steps > 1 else 2.4)
-        axes = figure.subplots()
-        image = axes.imshow(_filled(matrix), cmap=_blues(), vmin=0, vmax=100, aspect="auto")
-        if steps <= MOST_CELLS:
-            _write_cells(axes, matrix, 7.0 if width < NARROW else 8.5)
-        _matrix_axes(axes, record, steps, width)
-        if steps > MOST_CELLS:
-            bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.02, aspect=30, format="%d %%")
-            bar.outline.set_visible(False)
-            bar.ax.tick_params(length=0)
+        size_bars(bottom, sizes, width)
+        name_tasks(bottom, records[0], width - 1.0 if width < NARROW else width - 2.2)
     return figure
 
 
@@ -88,7 +74,7 @@ def task_names(record: Record) -> list[str]:
     return [str(name) for name in names] or [str(t + 1) for t in range(len(record["stream"]["sizes"]))]
 
 
-def _common_sizes(records: Sequence[Record]) -> list[int]:
+def _common_sizes(records: Sequence[Record]) -> list[float]:
     if not records:
         raise OneaError("there is no record to draw; give at least one")
     streams = {tuple(record["stream"]["sizes"]) for record in records}
@@ -112,6 +98,12 @@ def _line(axes: Any, accuracies: Sequence[float], index: int) -> None:
         clip_on=False,
         gid=f"method-{index}",
     )
+
+
+def _band(axes: Any, accuracies: Sequence[float], half: Sequence[float], index: int) -> None:
+    low, high = ([a + sign * h for a, h in zip(accuracies, half, strict=True)] for sign in (-1, 1))
+    tasks = range(1, len(accuracies) + 1)
+    axes.fill_between(tasks, low, high, color=_colour(index), alpha=0.16, linewidth=0, gid=f"band-{index}")
 
 
 def _colour(index: int) -> str:
@@ -171,13 +163,14 @@ def _last(record: Record) -> str:
     return value if finished(record) else f"{value} ({done} of {len(record['stream']['sizes'])} tasks)"
 
 
-def _size_bars(axes: Any, sizes: Sequence[int], width: float) -> None:
+def size_bars(axes: Any, sizes: Sequence[float], width: float) -> None:
+    """A bar for each task, with its count where there is room in a figure of this width."""
     from matplotlib.ticker import MaxNLocator
 
     bars = axes.bar(range(1, len(sizes) + 1), sizes, width=0.72, color=style.tint(style.INK, 0.45))
     room = width / len(sizes)
-    if room > LETTER * (1 + len(str(max(sizes)))):  # every count fits over its bar
-        axes.bar_label(bars, labels=[f"+{n}" for n in sizes], padding=1.5, fontsize=8.5 if room > 0.3 else 6.5)
+    if room > LETTER * (1 + max(len(f"{n:g}") for n in sizes)):  # every count fits over its bar
+        axes.bar_label(bars, labels=[f"+{n:g}" for n in sizes], padding=1.5, fontsize=8.5 if room > 0.3 else 6.5)
     axes.set_ylim(0, 1.35 * max(sizes))
     margin = 0.6 if len(sizes) > 3 else 1.6  # one or two bars must not fill the whole panel
     axes.set_xlim(1 - margin, len(sizes) + margin)
@@ -186,29 +179,29 @@ def _size_bars(axes: Any, sizes: Sequence[int], width: float) -> None:
     axes.tick_params(axis="x", length=0)
 
 
-def _name_tasks(axes: Any, record: Record, width: float) -> None:
+def name_tasks(axes: Any, record: Record, width: float) -> None:
     """Under every bar its task and the classes seen after it; only some numbers where names would collide."""
-    names = [_short(name) for name in task_names(record)]
-    seen = list(accumulate(record["stream"]["sizes"]))
+    names = [short(name) for name in task_names(record)]
+    seen = [round(n, 1) for n in accumulate(record["stream"]["sizes"])]
     tasks = range(1, len(names) + 1)
     if len(names) > MOST_NAMES:
-        shown = _round_numbers(len(names), max(3, int(width / 0.75)))
-        axes.set_xticks(shown, [f"{t}\n{seen[t - 1]}" for t in shown])
+        shown = round_numbers(len(names), max(3, int(width / 0.75)))
+        axes.set_xticks(shown, [f"{t}\n{seen[t - 1]:g}" for t in shown])
         axes.set_xlabel("task (above) and classes seen after it (below)")
     elif max(map(len, names)) * LETTER * len(names) <= width:
-        axes.set_xticks(tasks, [f"{name}\n{n}" for name, n in zip(names, seen, strict=True)], parse_math=False)
+        axes.set_xticks(tasks, [f"{name}\n{n:g}" for name, n in zip(names, seen, strict=True)], parse_math=False)
         axes.set_xlabel("task (above) and classes seen after it (below)")
     else:
         axes.set_xticks(tasks, names, rotation=50, ha="right", rotation_mode="anchor", parse_math=False)
-        axes.set_xlabel(f"tasks in order of arrival, {seen[-1]} classes in all")
+        axes.set_xlabel(f"tasks in order of arrival, {seen[-1]:g} classes in all")
 
 
-def _round_numbers(count: int, most: int) -> list[int]:
+def round_numbers(count: int, most: int) -> list[int]:
     """The first, the last and round numbers between, at most about so many.
 
-    >>> _round_numbers(40, 9)
+    >>> round_numbers(40, 9)
     [1, 5, 10, 15, 20, 25, 30, 35, 40]
-    >>> _round_numbers(200, 5)
+    >>> round_numbers(200, 5)
     [1, 50, 100, 150, 200]
     """
     step = next(s * 10**e for e in range(9) for s in (1, 2, 5) if count / (s * 10**e) <= most)
@@ -216,51 +209,6 @@ def _round_numbers(count: int, most: int) -> list[int]:
     return sorted({1, *between, count})
 
 
-def _short(name: str) -> str:
+def short(name: str) -> str:
+    """A name that fits under an axis."""
     return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
-
-
-def _filled(matrix: Sequence[Sequence[float | None]]) -> Any:
-    import numpy as np
-
-    return np.ma.masked_invalid(np.array(matrix, dtype=np.float64))  # None becomes NaN: the task had not arrived
-
-
-def _blues() -> Any:
-    from matplotlib.colors import LinearSegmentedColormap
-
-    stops: list[Any] = ["#ffffff", style.tint(style.PALETTE[0], 0.45), "#00466e"]
-    return LinearSegmentedColormap.from_list("onea", stops).with_extremes(bad="#f1f1f1")
-
-
-def _write_cells(axes: Any, matrix: Sequence[Sequence[float | None]], size: float) -> None:
-    for j, row in enumerate(matrix):
-        for k, value in enumerate(row):
-            if value is not None:
-                ink = "white" if value > 62 else style.INK
-                axes.text(k, j, f"{value:.0f}", ha="center", va="center", color=ink, fontsize=size)
-
-
-def _matrix_axes(axes: Any, record: Record, steps: int, width: float) -> None:
-    names = [_short(name) for name in task_names(record)[:steps]]
-    sizes = record["stream"]["sizes"]
-    if steps <= MOST_NAMES:
-        rows = [f"{name}  +{n}" for name, n in zip(names, sizes, strict=False)]
-        axes.set_yticks(range(steps), rows, parse_math=False)
-        upright = max(map(len, names)) * LETTER * steps <= width - 2.4
-        turn = {} if upright else {"rotation": 50, "ha": "right", "rotation_mode": "anchor"}
-        axes.set_xticks(range(steps), names, parse_math=False, **turn)
-    else:
-        shown = _round_numbers(steps, 9)
-        for setter in (axes.set_xticks, axes.set_yticks):
-            setter([t - 1 for t in shown], [str(t) for t in shown])
-    axes.set_xlabel("after learning task")
-    axes.set_ylabel("test images of task")
-    axes.tick_params(length=0)
-    axes.set_title(f"{labels([record])[0]}: % right of each task", parse_math=False)
-    axes.spines[:].set_visible(False)
-    if steps <= MOST_CELLS:
-        axes.set_xticks([t + 0.5 for t in range(steps - 1)], minor=True)
-        axes.set_yticks([t + 0.5 for t in range(steps - 1)], minor=True)
-        axes.grid(which="minor", color="white", linewidth=1.5)
-        axes.tick_params(which="minor", length=0)

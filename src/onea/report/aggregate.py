@@ -1,0 +1,191 @@
+"""Runs that differ in their seed alone, put together: mean and deviation of every metric and of every step."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any
+
+from onea.report.grid_table import Column, GridTable, Value
+from onea.report.tables import Record, finished
+
+METRICS = {
+    "A_T": Column("", "A_T %"),
+    "mean_A": Column("", "mean A %"),
+    "weighted_mean_A": Column("", "weighted mean A %"),
+    "F": Column("", "F", higher_is_better=False),
+    "balanced_A_T": Column("", "class-balanced A_T %"),
+}
+# What a record tells elsewhere as it turned out: the stream, the inputs, and the options that a preset stands for.
+_STREAM = ("order", "stream", "gamma", "tasks", "sizes", "long_tail", "seed")
+_NOT_CONFIGURATION = (*_STREAM, "data", "backbone", "method", "options", "preset")
+
+
+@dataclass(frozen=True)
+class Group:
+    """One configuration over its seeds; at most one record a seed, in order of the seeds."""
+
+    name: str
+    records: tuple[Record, ...]
+
+    @property
+    def done(self) -> tuple[Record, ...]:
+        """The finished runs."""
+        return tuple(record for record in self.records if finished(record))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Configurations that meet the same classes in the same sizes on the same network, and so may be compared."""
+
+    name: str
+    groups: tuple[Group, ...]
+
+    @property
+    def seeds(self) -> list[int]:
+        """All seeds that any of them ran with."""
+        return sorted({record["config"]["seed"] for group in self.groups for record in group.records})
+
+    def fixed(self) -> list[Record]:
+        """A record of each configuration under its name, all of the one seed that most of them have."""
+        seed = max(self.seeds, key=lambda s: (sum(_of_seed(g, s) is not None for g in self.groups), -s))
+        found = [(group, _of_seed(group, seed)) for group in self.groups]
+        return [record | {"title": group.name} for group, record in found if record is not None]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A_t over the tasks: the mean over seeds, and the deviation where there is more than one."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...] | None
+    seeds: int
+
+
+def summarise(values: Sequence[float], wanted: int = 0) -> Value:
+    """Mean and sample deviation.
+
+    >>> summarise([1.0, 3.0], wanted=5)
+    Value(mean=2.0, std=1.4142135623730951, seeds=2, wanted=5, reported=None)
+    """
+    if not values:
+        return Value(wanted=wanted)
+    return Value(fmean(values), stdev(values) if len(values) > 1 else None, len(values), wanted)
+
+
+def metric(group: Group, name: str, wanted: int = 0) -> Value:
+    """A metric over the finished runs of a configuration."""
+    values = [record["metrics"].get(name) for record in group.done]
+    return summarise([value for value in values if value is not None], wanted)
+
+
+def curve(group: Group) -> Curve:
+    """Accuracy after every task over the finished runs or, while there is none, over what all have reached."""
+    lines = [record["metrics"]["A"] for record in group.done or group.records]
+    steps = list(zip(*lines, strict=False))
+    spread = tuple(stdev(step) for step in steps) if len(lines) > 1 else None
+    return Curve(tuple(fmean(step) for step in steps), spread, len(lines))
+
+
+def settings(records: Sequence[Record]) -> list[Setting]:
+    """Records sorted into comparable settings and, in each, into configurations, in order of first appearance."""
+    found: dict[str, dict[str, dict[int, Record]]] = defaultdict(lambda: defaultdict(dict))
+    for record in records:
+        seeds = found[_setting(record)][_configuration(record)]
+        seed = record["config"]["seed"]
+        if seed not in seeds or _progress(record) > _progress(seeds[seed]):
+            seeds[seed] = record
+    groups = [[tuple(runs[s] for s in sorted(runs)) for runs in inside.values()] for inside in found.values()]
+    names = setting_names([inside[0][0] for inside in groups])
+    return [
+        Setting(name, tuple(map(Group, configuration_names([runs[0] for runs in inside]), inside)))
+        for name, inside in zip(names, groups, strict=True)
+    ]
+
+
+def grid_table(setting: Setting, title: str | None = None) -> GridTable:
+    """The metrics of a setting's configurations; a seed that others have run and one has not is a gap."""
+    wanted = len(setting.seeds)
+    values = {
+        (group.name, index): metric(group, name, wanted)
+        for group in setting.groups
+        for index, name in enumerate(METRICS)
+    }
+    one_task = len(setting.groups[0].records[0]["stream"]["sizes"]) == 1
+    columns = {index: column for index, column in enumerate(METRICS.values()) if not (one_task and column.name == "F")}
+    kept = {(row, place): values[row, index] for row, _ in values for place, index in enumerate(columns)}
+    rows = tuple(group.name for group in setting.groups)
+    return GridTable(title or setting.name, rows, tuple(columns.values()), kept)
+
+
+def configuration_names(records: Sequence[Record]) -> list[str]:
+    """A name for each configuration: its method and, where two share one, the settings in which they differ."""
+    plain = [str(record.get("title") or record["config"]["method"]) for record in records]
+    names = []
+    for index, (name, record) in enumerate(zip(plain, records, strict=True)):
+        others = [
+            _flat(r) for other, (n, r) in enumerate(zip(plain, records, strict=True)) if n == name and other != index
+        ]
+        mine = _flat(record)
+        keys = [key for key in mine if any(other.get(key) != mine[key] for other in others)]
+        detail = ", ".join(f"{key} {_short(mine[key])}" for key in keys)
+        names.append(f"{name} ({detail})" if detail else name)
+    return names
+
+
+def setting_names(records: Sequence[Record]) -> list[str]:
+    """A line for each setting; a number tells apart what the line does not."""
+    names = []
+    for record in records:
+        sizes, data = record["stream"]["sizes"], record["data"]["name"]
+        spread = f"{min(sizes)} to {max(sizes)}" if min(sizes) < max(sizes) else str(sizes[0])
+        tasks = f"{len(sizes)} tasks of {spread} classes" if len(sizes) > 1 else "1 task"
+        tail = ", long-tailed" if record["stream"].get("samples") else ""
+        order = "" if _order(record) in ("shuffled", "given") else f", {_order(record)}"
+        names.append(f"{data}: {tasks}{order}{tail}, {record['backbone']['name']}")
+    repeated = {name for name in names if names.count(name) > 1}
+    return [f"{name} (#{names[:i].count(name) + 1})" if name in repeated else name for i, name in enumerate(names)]
+
+
+def _flat(record: Record) -> dict[str, Any]:
+    """What may tell two configurations apart, options as they were resolved."""
+    config: dict[str, Any] = {k: v for k, v in record["config"].items() if k not in _NOT_CONFIGURATION}
+    return {k: v for k, v in (record.get("options", {}) | config).items() if v is not None}
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _setting(record: Record) -> str:
+    """What makes runs comparable; class and task order follow the seed, so only the sizes count, not their order."""
+    data, stream = record["data"], record["stream"]
+    images = sorted(stream["samples"]) if stream.get("samples") else None
+    inputs = (data["name"], data.get("fingerprint"), data.get("train_images"), data.get("test_images"))
+    network = (record["backbone"]["name"], record["backbone"].get("sha256"))
+    return json.dumps([inputs, sorted(stream["sizes"]), _order(record), images, network])
+
+
+def _order(record: Record) -> str:
+    config = record["config"]
+    if config.get("order"):
+        return str(config["order"])
+    given = record["stream"].get("names") or config.get("sizes") or config.get("stream") in ("balanced", "sizes")
+    return "given" if given else "shuffled"
+
+
+def _configuration(record: Record) -> str:
+    return json.dumps([record["config"]["method"], record.get("title"), _flat(record)], sort_keys=True)
+
+
+def _progress(record: Record) -> tuple[bool, int]:
+    return finished(record), len(record["metrics"]["A"])
+
+
+def _of_seed(group: Group, seed: int) -> Record | None:
+    return next((record for record in group.records if record["config"]["seed"] == seed), None)

@@ -1,0 +1,167 @@
+"""Two configurations on the same streams: paired differences over seeds, with a bootstrap interval."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from onea.errors import OneaError
+from onea.report.aggregate import METRICS, Group, configuration_names, settings
+from onea.report.tables import Record, finished
+
+RESAMPLES = 10_000
+LEVEL = 0.95
+FEW = 5  # seeds; an interval from fewer is narrower than it should be
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One metric of two sides over their common seeds.
+
+    Attributes:
+        name: of the metric, as a reader sees it.
+        first: mean of the first side.
+        second: mean of the second side.
+        differences: second minus first, by seed.
+        interval: of the mean difference; None for a single seed.
+        higher_is_better: whether a positive difference speaks for the second side.
+    """
+
+    name: str
+    first: float
+    second: float
+    differences: tuple[float, ...]
+    interval: tuple[float, float] | None
+    higher_is_better: bool
+
+    @property
+    def mean(self) -> float:
+        """The mean difference."""
+        return sum(self.differences) / len(self.differences)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All metrics of two sides, and what to know about them."""
+
+    names: tuple[str, str]
+    seeds: tuple[int, ...]
+    rows: tuple[Difference, ...]
+    notes: tuple[str, ...]
+
+
+def bootstrap_interval(
+    differences: Sequence[float], resamples: int = RESAMPLES, level: float = LEVEL, seed: int = 0
+) -> tuple[float, float] | None:
+    """The percentile interval of the mean over resampled seeds; None for fewer than two differences.
+
+    >>> bootstrap_interval([2.0, 2.0, 2.0])
+    (2.0, 2.0)
+    >>> bootstrap_interval([2.0]) is None
+    True
+    """
+    import numpy as np
+
+    if len(differences) < 2:
+        return None
+    values = np.asarray(differences, dtype=np.float64)
+    draws = np.random.default_rng(seed).integers(0, len(values), (resamples, len(values)))
+    low, high = np.quantile(values[draws].mean(axis=1), [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
+def compare(first: Sequence[Record], second: Sequence[Record]) -> Comparison:
+    """Compare two sets of records, each one configuration over seeds, on the seeds that both have finished.
+
+    Raises:
+        OneaError: if a side holds several configurations, no seed is common, or data or streams differ.
+    """
+    left, right = _one("first", first), _one("second", second)
+    a, b = ({record["config"]["seed"]: record for record in side.done} for side in (left, right))
+    seeds = tuple(sorted(a.keys() & b.keys()))
+    if not seeds:
+        raise OneaError(
+            f"The two sides share no finished seed (first: {_list(a) or 'none'}; second: {_list(b) or 'none'}); "
+            "run both with the same seeds."
+        )
+    for seed in seeds:
+        _check_alike(a[seed], b[seed], seed)
+    rows = []
+    for name, column in METRICS.items():
+        pairs = [(a[seed]["metrics"].get(name), b[seed]["metrics"].get(name)) for seed in seeds]
+        if any(value is None for pair in pairs for value in pair):
+            continue  # one task forgets nothing
+        gaps = tuple(float(y - x) for x, y in pairs)
+        x, y = (float(sum(values)) / len(seeds) for values in zip(*pairs, strict=True))
+        rows.append(Difference(column.name, x, y, gaps, bootstrap_interval(gaps), column.higher_is_better))
+    names = configuration_names([left.records[0], right.records[0]])
+    return Comparison((names[0], names[1]), seeds, tuple(rows), tuple(_notes(left, right, seeds)))
+
+
+def _one(which: str, records: Sequence[Record]) -> Group:
+    """The only configuration of a side."""
+    if not records:
+        raise OneaError(f"The {which} side has no record; give a run's folder or a folder of runs.")
+    groups = [group for setting in settings(records) for group in setting.groups]
+    if len(groups) > 1:
+        names = "; ".join(f"{group.name} on {group.records[0]['data']['name']}" for group in groups[:4])
+        raise OneaError(
+            f"The {which} side holds {len(groups)} configurations ({names}); give the folders of one of them."
+        )
+    return groups[0]
+
+
+def _check_alike(a: Record, b: Record, seed: int) -> None:
+    """Refuse to pair runs that did not meet the same images in the same order."""
+    checks: tuple[tuple[str, Any, Any], ...] = (
+        ("the dataset", _data(a), _data(b)),
+        ("the test images", a["total"], b["total"]),
+        ("the class order", a["stream"]["class_order"], b["stream"]["class_order"]),
+        ("the task sizes", a["stream"]["sizes"], b["stream"]["sizes"]),
+        ("the images per class", _images(a), _images(b)),
+    )
+    for what, mine, theirs in checks:
+        if mine != theirs:
+            raise OneaError(
+                f"The two runs of seed {seed} differ in {what} ({_brief(mine)} and {_brief(theirs)}), so their "
+                "difference says nothing about the method; run both on the same stream."
+            )
+
+
+def _data(record: Record) -> str:
+    data = record["data"]
+    return f"{data['name']} {str(data.get('fingerprint'))[:8]}"
+
+
+def _images(record: Record) -> Any:
+    return record["stream"].get("samples") or record["data"].get("train_images")
+
+
+def _brief(value: Any) -> str:
+    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def _notes(left: Group, right: Group, seeds: Sequence[int]) -> list[str]:
+    notes = []
+    if len(seeds) == 1:
+        notes.append(f"One common seed ({seeds[0]}): a difference of one run has no interval; run more seeds.")
+    elif len(seeds) < FEW:
+        notes.append(f"{len(seeds)} seeds: the interval is narrower than it should be; {FEW} or more are better.")
+    alone = {
+        side: sorted({r["config"]["seed"] for r in group.records} - set(seeds))
+        for side, group in (("first", left), ("second", right))
+    }
+    notes += [f"Left out of the {side} side, not finished by both: seeds {_list(s)}." for side, s in alone.items() if s]
+    networks = [group.records[0]["backbone"] for group in (left, right)]
+    if networks[0].get("sha256") != networks[1].get("sha256"):
+        notes.append(f"The two sides use different networks: {networks[0]['name']} and {networks[1]['name']}.")
+    unfinished = sum(not finished(record) for group in (left, right) for record in group.records)
+    if unfinished:
+        notes.append(f"{unfinished} of the runs are not finished; the same `onea run` command continues them.")
+    return notes
+
+
+def _list(seeds: Any) -> str:
+    return ", ".join(map(str, sorted(seeds)))

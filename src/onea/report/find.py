@@ -1,0 +1,39 @@
+"""Finding records on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from onea.errors import OneaError
+from onea.files import read_json
+from onea.report.tables import Record
+
+NAME, FORMAT = "record.json", 1
+
+
+def find_records(place: str | Path) -> list[Record]:
+    """All records at or below a folder, in a file, or at or below whatever a pattern such as ``runs/one-a-*`` matches.
+
+    Raises:
+        OneaError: if there is none, or one of them cannot be read.
+    """
+    given = Path(place)
+    roots = [given] if given.exists() else _matching(given)
+    if not roots:
+        raise OneaError(f"{place} does not exist; give a run's folder, a folder of runs or a pattern in quotes.")
+    files = [file for root in roots for file in ([root] if root.is_file() else sorted(root.rglob(NAME)))]
+    if not files:
+        raise OneaError(f"There is no {NAME} in or below {place}; `onea run` writes one after its first task.")
+    return [_read(file) for file in dict.fromkeys(files)]
+
+
+def _matching(pattern: Path) -> list[Path]:
+    root = Path(pattern.anchor or ".")
+    return sorted(root.glob(str(pattern.relative_to(pattern.anchor)))) if pattern.parts else []
+
+
+def _read(file: Path) -> Record:
+    record = read_json(file)
+    if not isinstance(record, dict) or record.get("format") != FORMAT or not record.get("metrics"):
+        raise OneaError(f"{file} is not a record of this version of onea; move it out of the way.")
+    return record

@@ -1,0 +1,93 @@
+"""How results were made: everything that runs record about themselves, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from onea.report import html
+from onea.report.tables import Record, finished, labels
+
+SHORT = 12  # characters of a digest that tell it apart
+
+
+def made(records: Sequence[Record]) -> str:
+    """The section that tells configuration, inputs, machine, versions and times, a column for each record."""
+    names = labels(records)
+    groups = {
+        "Configuration": [record["config"] for record in records],
+        "Options of the method": [record.get("options", {}) for record in records],
+        "Images and network": [_inputs(record) for record in records],
+        "Machine": [_machine(record) for record in records],
+        "Versions": [_versions(record) for record in records],
+        "Time": [_times(record) for record in records],
+    }
+    bodies = []
+    for group, values in groups.items():
+        keys = [
+            key for key in dict.fromkeys(k for v in values for k in v) if any(v.get(key) is not None for v in values)
+        ]
+        lines = [html.row(escape(key), _compared([v.get(key) for v in values])) for key in keys if key != "options"]
+        if lines:
+            head = f'<tr><th scope="rowgroup" colspan="{len(names) + 1}">{escape(group)}</th></tr>'
+            bodies.append(f"<tbody>{head}{''.join(lines)}</tbody>")
+    heads = [name.replace(" ", "\N{NO-BREAK SPACE}") for name in names]  # its columns are wide, one line will do
+    caption = "Everything that the runs record about themselves; a value that spans the row holds for all of them."
+    return f"<h2>How this was made</h2>{html.frame(caption, ['', *heads], ''.join(bodies), 'words')}"
+
+
+def _compared(values: Sequence[Any]) -> list[str]:
+    """One wide cell where all records agree."""
+    texts = ["–" if value is None else _plain(value) for value in values]
+    if len(texts) > 1 and len(set(texts)) == 1:
+        return [f'<td colspan="{len(texts)}">{escape(texts[0])}</td>']
+    return [html.td(text) for text in texts]
+
+
+def _inputs(record: Record) -> Record:
+    data, backbone = record.get("data", {}), record.get("backbone", {})
+    return {
+        "dataset": data.get("name"),
+        "data fingerprint": str(data["fingerprint"])[:SHORT] if data.get("fingerprint") else None,
+        "images": f"{data['train_images']:,} for training, {data['test_images']:,} for testing"
+        if "train_images" in data
+        else None,
+        "skipped images": len(data["skipped"]) if data.get("skipped") else None,
+        "network": backbone.get("name"),
+        "network's sha256": str(backbone["sha256"])[:SHORT] if backbone.get("sha256") else None,
+        "input": f"{backbone['input']} px" if "input" in backbone else None,
+    }
+
+
+def _machine(record: Record) -> Record:
+    runtime, environment = record.get("runtime", {}), record.get("environment", {})
+    return {
+        "accelerator": environment.get("accelerator"),
+        **{name: environment.get(name) for name in ("processor", "cores", "platform")},
+        **{name: runtime.get(name) for name in ("device", "precision", "threads")},
+    }
+
+
+def _versions(record: Record) -> Record:
+    named = ("processor", "cores", "platform", "accelerator")
+    return {name: value for name, value in record.get("environment", {}).items() if name not in named}
+
+
+def _times(record: Record) -> Record:
+    timings, dates = record["timings"], record.get("dates", {})
+    return {
+        "started": dates.get("started"),
+        "resumed": ", ".join(dates.get("resumed") or []) or None,
+        "finished": dates.get("finished") if finished(record) else "still running",
+        "seconds learning": f"{sum(timings['learn_s']):.1f}",
+        "seconds evaluating": f"{sum(timings['evaluate_s']):.1f}",
+    }
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {item}" for key, item in value.items())
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
