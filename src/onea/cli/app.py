@@ -8,6 +8,7 @@ from onea.cli.compare import compare
 from onea.cli.demo import demo
 from onea.cli.merge import merge
 from onea.cli.methods import methods
+from onea.cli.paper import paper
 from onea.cli.report import report
 from onea.cli.run import run
 from onea.cli.stream import stream
@@ -25,6 +26,7 @@ app.command(context_settings=_LOOSE)(run)
 app.command()(stream)
 app.command()(methods)
 app.command(context_settings=_LOOSE)(merge)
+app.command()(paper)
 app.command()(report)
 app.command()(compare)
 

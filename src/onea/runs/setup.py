@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,7 +141,7 @@ def _stream(config: RunConfig, dataset: Dataset) -> Stream:
         seed=config.seed,
         groups=dataset.groups,
         long_tail=config.long_tail,
-        n_max=int(np.bincount(dataset.train.labels).max()),
+        n_max=min(int(np.bincount(dataset.train.labels).max()), config.per_class or sys.maxsize),
     )
 
 

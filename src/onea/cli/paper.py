@@ -1,0 +1,83 @@
+"""``onea paper``: every table and figure of the paper by its name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from onea.paper.scale import Plan
+    from onea.runs.config import RunConfig
+    from onea.runs.executors import Executor
+    from onea.runs.store import RecordStore
+
+_CHANGES, _MACHINE = "Otherwise than the paper", "Machine"
+
+
+def paper(
+    name: Annotated[str | None, typer.Argument(help="A table or figure; without one, all are listed.")] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(help="Some of its datasets, one for all or one for each (repeat).", rich_help_panel=_CHANGES),
+    ] = None,
+    root: Annotated[str | None, typer.Option(help="Folder of downloaded datasets.", rich_help_panel=_CHANGES)] = None,
+    backbone: Annotated[str | None, typer.Option(help="Another network.", rich_help_panel=_CHANGES)] = None,
+    seeds: Annotated[int | None, typer.Option(help="How many seeds.", rich_help_panel=_CHANGES)] = None,
+    tasks: Annotated[int | None, typer.Option(help="Tasks of every stream.", rich_help_panel=_CHANGES)] = None,
+    scale: Annotated[
+        float,
+        typer.Option(help="Factor on images per class and epochs, never classes or tasks.", rich_help_panel=_CHANGES),
+    ] = 1.0,
+    out: Annotated[Path, typer.Option(help="Folder of the runs and the results.")] = Path("onea-paper"),
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the runs and their cost; run nothing.")] = False,
+    workers: Annotated[int | None, typer.Option(help="Runs at a time. [one per GPU]", rich_help_panel=_MACHINE)] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, ...", rich_help_panel=_MACHINE)] = None,
+    on: Annotated[
+        str, typer.Option(help="local, ray, or ray:ADDRESS of a cluster.", rich_help_panel=_MACHINE)
+    ] = "local",
+) -> None:
+    """Make a table or figure of the paper: run what is missing, then write our numbers beside the reported ones.
+
+    The same command again continues where it was stopped and repeats nothing.
+    """
+    from onea.cli.paper_display import print_experiments, print_plan, print_result
+    from onea.paper.experiments import find_experiment
+    from onea.paper.page import write_experiment
+    from onea.paper.scale import Changes, make_plan
+    from onea.runs.store import RecordStore
+
+    if name is None:
+        print_experiments()
+        return
+    experiment = find_experiment(name)
+    plan = make_plan(experiment, Changes(tuple(data or ()), root, backbone, seeds, tasks, scale, device))
+    store = RecordStore(out / "runs")
+    if dry_run:
+        print_plan(plan, {config.key() for config in plan.configs if store.find(config)})
+        return
+    failed = _run(plan, store, _executor(on, workers)) if plan.configs else ()
+    records = {config.key(): record for config in plan.configs if (record := store.find(config))}
+    table, files = write_experiment(plan, records, out / experiment.name)
+    print_result(table, files, {config.key(): str(store.failure(config)) for config in failed})
+    if failed:
+        raise typer.Exit(1)
+
+
+def _executor(on: str, workers: int | None) -> Executor:
+    from onea.errors import OneaError
+    from onea.runs.executors import choose_executor
+
+    kind, _, address = on.partition(":")
+    if kind not in ("local", "ray"):
+        raise OneaError(f"--on is '{on}'; choose local, ray or ray:ADDRESS.")
+    return choose_executor(workers, ray=(address or "local") if kind == "ray" else None)
+
+
+def _run(plan: Plan, store: RecordStore, executor: Executor) -> tuple[RunConfig, ...]:
+    from onea.cli.grid_display import GridDisplay
+    from onea.runs.grid import run_grid
+
+    with GridDisplay() as display:
+        return run_grid(plan.configs, store, executor, display).failed

@@ -1,0 +1,1 @@
+"""The paper as data: what it reports, and what each of its tables and figures is made of."""

@@ -1,0 +1,101 @@
+"""What must be known about data and backbone before anything is run: counts, and the width that picks a preset."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from onea.errors import OneaError
+from onea.paper.names import BACKBONE, BACKBONE_WIDTH, DATASETS, data_name
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """Counts of a dataset.
+
+    Attributes:
+        train: training images of each class.
+        test: test images of each class.
+        loaded: whether they were counted; otherwise they are the published ones, shared out evenly.
+    """
+
+    train: tuple[int, ...]
+    test: tuple[int, ...]
+    loaded: bool
+
+    @property
+    def classes(self) -> int:
+        """How many classes there are."""
+        return len(self.train)
+
+    @property
+    def per_class(self) -> float:
+        """Training images of a class, on average."""
+        return sum(self.train) / len(self.train)
+
+
+def data_facts(data: str, root: str | None) -> DataFacts:
+    """Count a dataset's images, or fall back on the published counts where it is one of the paper's and not here."""
+    if data == "cifar100":  # the same wherever it is, and counting would first download it
+        return _published(data, loaded=True)
+    import numpy as np
+
+    from onea.data.pack import default_cache
+    from onea.data.sources import load_dataset
+
+    try:
+        dataset = load_dataset(data, root=Path(root) if root else None, cache=default_cache())
+    except OneaError:
+        if data in DATASETS:
+            return _published(data, loaded=False)
+        raise
+    train, test = (
+        tuple(np.bincount(side.labels, minlength=len(dataset.classes)).tolist())
+        for side in (dataset.train, dataset.test)
+    )
+    return DataFacts(train, test, loaded=True)
+
+
+def _published(data: str, loaded: bool) -> DataFacts:
+    known = DATASETS[data_name(data)]
+    train, test = (_evenly(count, known.classes) for count in (known.train, known.test))
+    return DataFacts(train, test, loaded)
+
+
+def _evenly(count: int, classes: int) -> tuple[int, ...]:
+    each, left = divmod(count, classes)
+    return (each + 1,) * left + (each,) * (classes - left)
+
+
+@cache
+def backbone_width(name: str) -> int:
+    """The width of a backbone, without its weights where that is possible."""
+    if name == BACKBONE:
+        return BACKBONE_WIDTH
+    from onea.vit.backbones import EMBEDDED, load_backbone
+
+    if name == EMBEDDED:
+        return load_backbone(name).width
+    if name.endswith(".safetensors"):
+        return _width_in_file(Path(name).expanduser())
+    import timm
+    import torch
+
+    architecture = name.split(".")[0]
+    if not timm.is_model(architecture):
+        return load_backbone(name).width  # says what is wrong with the name
+    with torch.device("meta"):
+        return int(timm.create_model(architecture, pretrained=False).num_features)
+
+
+def _width_in_file(path: Path) -> int:
+    from safetensors import SafetensorError, safe_open
+
+    from onea.vit.backbones import load_backbone
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            return int(file.get_slice("patch_embed.proj.weight").get_shape()[0])
+    except (OSError, SafetensorError):
+        return load_backbone(str(path)).width  # says what is wrong with the file

@@ -1,0 +1,127 @@
+"""The pictures of an experiment, from its records and table; what has not been run is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from onea.paper.names import DATASETS
+from onea.paper.readings import Record, forgetting_curve
+from onea.paper.render import Records
+from onea.paper.tables import LONG_TAIL_FACTOR, PAPER_STREAMS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from onea.paper.scale import Plan
+    from onea.report.grid_table import GridTable
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One picture.
+
+    Attributes:
+        name: of its file, without suffix.
+        caption: one line.
+        draw: takes the width in inches by name, or nothing.
+    """
+
+    name: str
+    caption: str
+    draw: Callable[..., Figure]
+
+
+def pictures(plan: Plan, table: GridTable | None, records: Records) -> list[Picture]:
+    """Every picture that can be drawn of what is finished."""
+    experiment = plan.experiment
+    if experiment.kind == "streams":
+        return _streams(experiment.alias, plan.changes.tasks)
+    panels = _panels(plan, records)
+    if not panels or table is None or experiment.kind in ("table", "settings"):
+        return []
+    if experiment.kind in ("bars", "scatter", "forgetting"):
+        return [_whole(experiment.alias, experiment.kind, table, panels, experiment.title)]
+    if experiment.kind == "heatmap":
+        drawn = [_heat_map(plan, group, records) for group in panels]
+    else:
+        drawn = [_panel(experiment.kind, group, list(lines.values())) for group, lines in panels.items()]
+    return [
+        Picture(f"{experiment.alias}-{number}" if len(drawn) > 1 else experiment.alias, caption, draw)
+        for number, (caption, draw) in enumerate(drawn, start=1)
+    ]
+
+
+def _panels(plan: Plan, records: Records) -> dict[str, dict[str, Record]]:
+    """By group and row, the finished record of the first seed; One-A first, which curves emphasise."""
+    found: dict[str, dict[str, Record]] = {}
+    places = sorted(plan.places, key=lambda place: place.cell.row != "One-A")
+    for place in places:
+        record = records.get(place.runs[0].key())
+        if record is not None and record.get("status") == "finished":
+            group, _ = place.cell.headings()[0]
+            found.setdefault(group, {})[place.cell.row] = record | {"title": place.cell.row}
+    order = dict.fromkeys(group for place in plan.places for group, _ in place.cell.headings())
+    return {group: found[group] for group in order if group in found}
+
+
+def _whole(name: str, kind: str, table: GridTable, panels: dict[str, dict[str, Record]], caption: str) -> Picture:
+    from onea.paper.drawings import accuracy_against_time, bars, forgetting_curves
+
+    if kind == "bars":
+        return Picture(name, caption, partial(bars, table))
+    if kind == "scatter":
+        return Picture(name, caption, partial(accuracy_against_time, table))
+    curves = {
+        group: {row: (forgetting_curve(record), float(record["metrics"]["mean_A"])) for row, record in lines.items()}
+        for group, lines in panels.items()
+    }
+    return Picture(name, caption, partial(forgetting_curves, curves))
+
+
+def _panel(kind: str, group: str, records: list[Record]) -> tuple[str, Callable[..., Figure]]:
+    from onea.report.analysis_figures import basis_alignment, update_strength
+    from onea.report.curves import accuracy_curves
+
+    if kind == "directions":
+        return f"{group}: update of each singular direction in the last merge", partial(update_strength, records[0])
+    if kind == "alignment":
+        return f"{group}: bases before and after the last merge", partial(basis_alignment, records[0])
+    return f"{group}: accuracy after every task", partial(accuracy_curves, records)
+
+
+def _heat_map(plan: Plan, group: str, records: Records) -> tuple[str, Callable[..., Figure]]:
+    """All seeds of all cells of a group; the figure itself averages over seeds."""
+    from onea.report.sensitivity_figures import gate_heat_map
+
+    runs = [run for place in plan.places if place.cell.headings()[0][0] == group for run in place.runs]
+    found = [records[run.key()] for run in runs if run.key() in records]
+    return f"{group}: A_T over the gate's parameters", partial(gate_heat_map, found)
+
+
+def _streams(alias: str, tasks: int | None) -> list[Picture]:
+    from onea.report.stream_figures import comparison_figure, descending_figure, generation_figure
+    from onea.streams import make_stream
+
+    if alias == "descending-distribution":
+        found = []
+        for data, usual in PAPER_STREAMS:
+            known = DATASETS[data]
+            stream = make_stream(classes=known.classes, tasks=tasks or usual, order="descending")
+            name = f"{known.title} (T={stream.tasks})"
+            found.append(Picture(f"{alias}-{data}", f"{name}: classes of each task", _still(descending_figure, stream)))
+        return found
+    stream = make_stream(classes=DATASETS["cifar100"].classes, tasks=tasks or 10)
+    if alias == "generation":
+        caption = "Left the allocation from head to tail, right the order of arrival"
+        return [Picture(alias, caption, _still(generation_figure, stream))]
+    most = DATASETS["cifar100"].train // DATASETS["cifar100"].classes
+    caption = "Classes per task and images per class"
+    return [Picture(alias, caption, _still(comparison_figure, stream, most, LONG_TAIL_FACTOR))]
+
+
+def _still(draw: Callable[..., Figure], *given: object) -> Callable[..., Figure]:
+    """A drawing that has one width, whatever is asked."""
+    return lambda width=None: draw(*given)

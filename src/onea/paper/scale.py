@@ -1,0 +1,212 @@
+"""An experiment on other data, another backbone or a smaller scale: which runs that makes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from onea.errors import OneaError
+from onea.paper.experiments import Cell, Experiment
+from onea.paper.names import BACKBONE, data_name, data_title
+
+if TYPE_CHECKING:  # numpy and torch stand behind these
+    from onea.paper.facts import DataFacts
+    from onea.runs.config import RunConfig
+
+FEWEST_IMAGES = 2  # of a class, at any scale
+Facts = Callable[[str], "DataFacts"]
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What a user wants otherwise than the paper has it.
+
+    Attributes:
+        data: of the experiment's own datasets: only these; one other: in place of all; as many others as the
+            experiment has: in place of each.
+        root: folder of downloaded datasets.
+        backbone: another network; it then gets its own preprocessing instead of the paper's.
+        seeds: how many.
+        tasks: of every stream.
+        scale: factor on images per class and on epochs.
+        device: where to compute.
+    """
+
+    data: tuple[str, ...] = ()
+    root: str | None = None
+    backbone: str | None = None
+    seeds: int | None = None
+    tasks: int | None = None
+    scale: float = 1.0
+    device: str | None = None
+
+
+@dataclass(frozen=True)
+class Place:
+    """A cell as it is run here: what the paper has there, what we have, and one run for each seed."""
+
+    paper: Cell
+    cell: Cell
+    runs: tuple[RunConfig, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All runs of an experiment."""
+
+    experiment: Experiment
+    changes: Changes
+    places: tuple[Place, ...]
+
+    @property
+    def configs(self) -> tuple[RunConfig, ...]:
+        """Every run once."""
+        return tuple({run.key(): run for place in self.places for run in place.runs}.values())
+
+
+def make_plan(experiment: Experiment, changes: Changes, facts: Facts | None = None) -> Plan:
+    """The runs of an experiment with these changes; raises where they cannot be met.
+
+    Args:
+        experiment: a table or figure.
+        changes: what is to be otherwise.
+        facts: counts of a dataset by name; counted where they are not given.
+    """
+    from onea.paper.facts import data_facts
+
+    count = facts or (lambda data: data_facts(data, changes.root))
+    _check(experiment, changes)
+    replaced = substitute_data(experiment, changes.data)
+    places: dict[tuple[str, tuple[tuple[str, str], ...]], Place] = {}
+    known: dict[str, DataFacts] = {}
+    for paper in experiment.cells:
+        data = str(paper.options["data"])
+        if data not in replaced:
+            continue
+        cell = _with(paper, changes, replaced[data])
+        if (mine := str(cell.options["data"])) not in known:
+            known[mine] = count(mine)
+        place = Place(paper, cell, _runs(experiment, cell, changes, known[mine]))
+        first = places.setdefault((cell.row, cell.headings()), place)  # columns that have become the same are one
+        if first.runs != place.runs:
+            raise OneaError(f"Two datasets would both be called '{data_title(mine)}'; rename one of their folders.")
+    return Plan(experiment, changes, tuple(places.values()))
+
+
+def substitute_data(experiment: Experiment, data: tuple[str, ...]) -> dict[str, str]:
+    """Which of the experiment's datasets are used, each with what takes its place."""
+    own = experiment.datasets
+    if not data:
+        return {name: name for name in own}
+    if all(data_name(given) in own for given in data):
+        chosen = {data_name(given): given for given in data}
+        return {name: chosen[name] for name in own if name in chosen}
+    if len(data) == 1:
+        return dict.fromkeys(own, data[0])
+    if len(data) == len(own):
+        return dict(zip(own, data, strict=True))
+    raise OneaError(
+        f"{len(data)} datasets were given for the {len(own)} of {experiment.name} ({', '.join(own)}); "
+        f"give one for all of them, one for each, or some of these."
+    )
+
+
+def preset_values(config: RunConfig) -> dict[str, Any]:
+    """All options that the run's method has without being told otherwise, on the run's data and backbone."""
+    from onea.methods import method_class
+    from onea.methods.presets import choose_preset, preset_options
+    from onea.paper.facts import backbone_width
+
+    kind = method_class(config.method).Options
+    preset = preset_options(config.method, choose_preset(config.preset, backbone_width(config.backbone)), config.data)
+    return {item.name: item.default for item in dataclasses.fields(kind)} | preset
+
+
+def scaled_options(config: RunConfig, scale: float) -> dict[str, Any]:
+    """A run's options with every number of epochs at a smaller scale, at least one each.
+
+    What agrees with the preset is left out: a run is known by its options, and one that appears in two tables, here
+    by default and there as a row of an ablation, must not be made twice.
+    """
+    usual = preset_values(config)
+    values = usual | config.options
+    if scale != 1:
+        values |= {name: max(1, round(scale * values[name])) for name in values if name.endswith("epochs")}
+    return {name: value for name, value in values.items() if value != usual[name]}
+
+
+def scaled_images(per_class: float, scale: float) -> int:
+    """Images per class at a smaller scale.
+
+    >>> scaled_images(500, 0.1), scaled_images(30, 0.01)
+    (50, 2)
+    """
+    return max(FEWEST_IMAGES, round(scale * per_class))
+
+
+def pieces(sizes: tuple[int, ...], most: int) -> tuple[int, ...]:
+    """Task sizes with every task cut into parts as equal as they can be, of at most so many classes.
+
+    >>> pieces((14, 1, 3), 5)
+    (5, 5, 4, 1, 3)
+    """
+    from onea.streams import balanced
+
+    return tuple(part for size in sizes for part in balanced(size, -(-size // most)))
+
+
+def _check(experiment: Experiment, changes: Changes) -> None:
+    if not 0 < changes.scale <= 1:
+        raise OneaError(f"scale is {changes.scale:g}; it must lie above 0 and be at most 1 (the paper's size).")
+    if changes.seeds is not None and changes.seeds < 1:
+        raise OneaError(f"seeds is {changes.seeds}; ask for at least one.")
+    if changes.tasks is not None and changes.tasks < 1:
+        raise OneaError(f"tasks is {changes.tasks}; ask for at least one.")
+    if experiment.per_task and (changes.seeds or 1) > 1:
+        raise OneaError(f"{experiment.name} shows one stream task by task, so all rows share one seed; drop --seeds.")
+
+
+def _with(paper: Cell, changes: Changes, data: str) -> Cell:
+    options = {**paper.options, "data": data}
+    if changes.tasks is not None:
+        options["tasks"] = changes.tasks
+    if changes.backbone is not None and changes.backbone != BACKBONE:
+        options["backbone"] = changes.backbone
+        del options["protocol"]  # other weights expect the pixels they were trained with
+    return dataclasses.replace(paper, options=options)
+
+
+def _runs(experiment: Experiment, cell: Cell, changes: Changes, facts: DataFacts) -> tuple[RunConfig, ...]:
+    tasks = int(cell.options["tasks"])
+    if tasks > facts.classes:
+        title = data_title(str(cell.options["data"]))
+        raise OneaError(
+            f"{title} has {facts.classes} classes, too few for the {tasks} tasks of {experiment.name}; "
+            f"give --tasks {facts.classes} or fewer, or another --data."
+        )
+    seeds = range(1, 1 + (changes.seeds or experiment.seeds))
+    return tuple(_run(cell, seed, changes, facts) for seed in seeds)
+
+
+def _run(cell: Cell, seed: int, changes: Changes, facts: DataFacts) -> RunConfig:
+    from onea.runs.config import make_config
+
+    values = {**cell.options, "seed": seed, "root": changes.root, "device": changes.device}
+    if cell.split is not None:
+        values |= _split(cell, seed, facts)
+    if changes.scale != 1:
+        values["per_class"] = scaled_images(facts.per_class, changes.scale)
+    config = make_config(values)
+    return dataclasses.replace(config, options=scaled_options(config, changes.scale))
+
+
+def _split(cell: Cell, seed: int, facts: DataFacts) -> dict[str, Any]:
+    """The cell's stream, cut smaller; the class order depends on the seed alone, so the classes arrive as before."""
+    from onea.streams import make_stream
+
+    options = cell.options
+    whole = make_stream(classes=facts.classes, tasks=options["tasks"], gamma=options["gamma"], seed=seed)
+    parts = pieces(whole.sizes, int(cell.split or 1))
+    return {"stream": "sizes", "sizes": parts, "tasks": None}

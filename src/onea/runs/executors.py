@@ -1,0 +1,193 @@
+"""Where the runs of a grid happen: in this process, in processes of this machine, or on a cluster."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from abc import ABC, abstractmethod
+from collections import Counter, deque
+from collections.abc import Collection, Generator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+
+from onea.errors import OneaError
+from onea.runs.jobs import Job, Result, Tell, attempt, tell_nobody
+from onea.runs.store import Failure
+
+_PATIENCE = 30  # seconds for a process to end by itself after its result
+
+
+class Executor(ABC):
+    """Makes runs."""
+
+    @abstractmethod
+    def run(self, jobs: Sequence[Job], tell: Tell = tell_nobody) -> Generator[Result, None, None]:
+        """Results as they finish, one for each job. Closing the generator ends whatever it has started."""
+
+
+class InProcess(Executor):
+    """One run after the other, here.
+
+    Args:
+        share_adapters: train an adapter once for all runs that differ only in how they merge it. Results are the
+            same; the records say ``training_shared``, and the times of all but the first are those of the merge alone.
+    """
+
+    def __init__(self, share_adapters: bool = False) -> None:
+        self._share = share_adapters
+
+    def run(self, jobs: Sequence[Job], tell: Tell = tell_nobody) -> Generator[Result, None, None]:
+        """Results in the order of the jobs."""
+        from onea.methods.adapter_merging import AdapterMemo
+
+        memos: dict[str, AdapterMemo] = {}
+        for job in jobs:
+            tell(job, 0, 0)
+            # A memo tells recipes apart, but not images, streams or networks.
+            setting = json.dumps(job.config.identity() | {"method": None, "options": None}, sort_keys=True)
+            yield attempt(job, tell, memos.setdefault(setting, AdapterMemo()) if self._share else None)
+
+
+@dataclass(frozen=True)
+class _Worker:
+    job: Job
+    process: BaseProcess
+    gpu: str | None
+
+
+class LocalProcesses(Executor):
+    """A few runs at a time, each in a process of its own: memory is measured per run and always given back.
+
+    Args:
+        workers: how many at a time; by default one per GPU, or one per four cores where there is no GPU.
+        retries: how often a run is taken up again after its process has died (killed, or out of memory).
+    """
+
+    def __init__(self, workers: int | None = None, retries: int = 2) -> None:
+        if workers is not None and workers < 1:
+            raise OneaError(f"workers is {workers}; it must be at least 1.")
+        self._gpus = visible_gpus()
+        self._workers = workers or len(self._gpus) or max(1, _cores() // 4)
+        self._retries = retries
+
+    def run(self, jobs: Sequence[Job], tell: Tell = tell_nobody) -> Generator[Result, None, None]:
+        """Results as they finish."""
+        waiting, deaths = deque(jobs), Counter[str]()
+        active: dict[Connection, _Worker] = {}
+        try:
+            while waiting or active:
+                while waiting and len(active) < self._workers:
+                    connection, worker = self._start(waiting.popleft(), active.values())
+                    active[connection] = worker
+                    tell(worker.job, 0, 0)
+                for ready in wait(list(active)):
+                    assert isinstance(ready, Connection)
+                    job = active[ready].job
+                    try:
+                        message = ready.recv()
+                    except (EOFError, OSError):  # it has died without a word
+                        key, code = job.config.key(), _end(ready, active.pop(ready))
+                        deaths[key] += 1
+                        if deaths[key] <= self._retries:
+                            waiting.append(job)
+                        else:
+                            yield Result(job, Failure(_obituary(code, deaths[key]), attempts=deaths[key]))
+                        continue
+                    if isinstance(message, tuple):
+                        tell(job, *message)
+                    else:
+                        _end(ready, active.pop(ready))
+                        yield Result(job, message)
+        finally:
+            for worker in active.values():
+                worker.process.kill()  # a run may be killed at any moment; all it has finished is on disk
+            for connection, worker in active.items():
+                _end(connection, worker)
+
+    def _start(self, job: Job, busy: Collection[_Worker]) -> tuple[Connection, _Worker]:
+        used = Counter(worker.gpu for worker in busy)
+        gpu = min(self._gpus, key=lambda name: used[name]) if self._gpus else None
+        config = job.config
+        if config.threads == 0:
+            config = dataclasses.replace(config, threads=max(1, _cores() // self._workers))
+        context = multiprocessing.get_context("spawn")  # a forked CUDA context does not work
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_work, args=(Job(config, job.folder), theirs, gpu), daemon=True)
+        process.start()
+        theirs.close()  # so that its death closes the pipe
+        return ours, _Worker(job, process, gpu)
+
+
+def choose_executor(workers: int | None = None, ray: str | None = None) -> Executor:
+    """What a command line asks for.
+
+    Args:
+        workers: processes on this machine; by default one per GPU. One worker is this process.
+        ray: address of a Ray cluster (``host:port``), ``auto`` for the one that runs here, ``local`` for a new one.
+    """
+    if ray is not None:
+        if workers is not None:
+            raise OneaError("A Ray cluster has its own workers; leave out the number of workers.")
+        from onea.runs.ray_executor import RayExecutor
+
+        return RayExecutor(None if ray == "local" else ray)
+    count = max(1, len(visible_gpus())) if workers is None else workers
+    return InProcess() if count == 1 else LocalProcesses(count)
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs this process may use, as CUDA names them."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [name.strip() for name in named.split(",") if name.strip() not in ("", "-1")]
+    import torch
+
+    return [str(index) for index in range(torch.cuda.device_count())]
+
+
+def _work(job: Job, connection: Connection, gpu: str | None) -> None:
+    """The life of a worker process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; who started us decides
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    if gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # read when CUDA starts, which is later
+    result = attempt(job, lambda _, task, tasks: connection.send((task, tasks)))
+    connection.send(result.failure)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # all is on disk; to take torch down in order takes seconds
+
+
+def _die_with_parent() -> None:
+    """A grid that was killed must not leave runs behind that compete with those of its successor."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _end(connection: Connection, worker: _Worker) -> int | None:
+    """Take leave of a process, by force if it stays; its exit code."""
+    connection.close()
+    worker.process.join(_PATIENCE)
+    if worker.process.is_alive():
+        worker.process.kill()
+        worker.process.join()
+    code = worker.process.exitcode
+    worker.process.close()
+    return code
+
+
+def _obituary(code: int | None, deaths: int) -> str:
+    how = f"by signal {-code}" if code is not None and code < 0 else f"with exit status {code}"
+    return f"The process of the run ended {how}, {deaths} times; if memory ran out, use fewer workers."
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,58 @@
+"""Tables and figures of the paper, made by the command itself on a tiny random ViT and twenty classes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from tiny import write_tiny_images, write_tiny_vit
+
+from onea.cli import main
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory) -> list[str]:
+    root = tmp_path_factory.mktemp("paper")
+    write_tiny_vit(root / "tiny.safetensors", width=128)  # CODA-Prompt's components need the width
+    write_tiny_images(root / "images", classes=20, train=4, test=2)
+    sources = ["--data", f"folder:{root / 'images'}", "--backbone", str(root / "tiny.safetensors")]
+    return [*sources, "--scale", "0.01", "--device", "cpu"]
+
+
+def onea(*arguments: str, patch: pytest.MonkeyPatch) -> int:
+    patch.setattr(sys, "argv", ["onea", *arguments])
+    try:
+        main()
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    return 0
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "runs"),
+    [
+        ("table1", ["--tasks", "4", "--seeds", "1"], 10),
+        ("proxies", ["--tasks", "4"], 3),
+        ("forgetting", ["--tasks", "4"], 5),
+        ("directions", ["--tasks", "4"], 1),
+        ("generation", [], 0),
+    ],
+)
+def test_runs_renders_and_repeats_nothing(name, more, runs, inputs, tmp_path, monkeypatch):
+    command = ["paper", name, *inputs, *more, "--out", str(tmp_path)]
+    assert onea(*command, patch=monkeypatch) == 0
+    made = {path.suffix for path in tmp_path.rglob("*") if path.is_file()}
+    assert {".html"} <= made or {".png"} <= made
+    records = sorted(tmp_path.rglob("record.json"))
+    assert len(records) == runs
+    finished = {path: json.loads(path.read_text())["dates"]["finished"] for path in records}
+    assert all(finished.values())
+    pages = {path: path.read_bytes() for path in tmp_path.rglob("*.html")}
+    assert onea(*command, patch=monkeypatch) == 0
+    assert {path: json.loads(path.read_text())["dates"]["finished"] for path in records} == finished
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*.html")} == pages
+    for page in pages:
+        first = Path(page).read_text()
+        assert "http" not in first.split("<body")[0].replace("http-equiv", ""), "self-contained"
