@@ -202,6 +202,10 @@ def test_results_do_not_depend_on_where_the_images_live(tiny_run, tmp_path):
 def test_other_settings_run_to_the_end(change, tiny_run, tmp_path):
     record = run(make_config(tiny_run | change), tmp_path)
     assert record["status"] == "finished"
+    if "protocol" in change:
+        found = record["preprocess"]
+        assert (found["mean"], found["geometry"], found["filter"]) == ([0.0] * 3, "resize-crop", "bicubic")
+        assert found["resize"] == 32
     if "long_tail" in change:
         assert [task["images"] for task in record["tasks"]] == [6 + 5 + 4, 3, 2 + 2]
 

@@ -58,7 +58,7 @@ def check_same_run(record: Record, config: RunConfig, folder: Path) -> None:
 
 def check_same_inputs(record: Record, description: Record, folder: Path) -> None:
     """Refuse to continue on images or weights that have changed since."""
-    for what in ("data", "backbone", "stream", "options"):
+    for what in ("data", "backbone", "preprocess", "stream", "options"):
         if record[what] != description[what]:
             raise OneaError(f"The {what} of the run in {folder} changed since it began; choose another --out.")
 

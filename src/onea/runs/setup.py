@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -82,7 +83,8 @@ def prepare(config: RunConfig, runtime: Runtime, memo: AdapterMemo | None = None
     dataset = load_dataset(config.data, root=Path(config.root) if config.root else None, cache=default_cache())
     stream = _stream(config, dataset)
     method, options = _method(config, vit, stream, runtime, memo)
-    train, test, stored = _images(config, dataset, stream, _preprocess(config, vit, dataset), runtime)
+    preprocess = _preprocess(config, vit, dataset)
+    train, test, stored = _images(config, dataset, stream, preprocess, runtime)
     train, test = _choose_rows(config, train, test)
     vit.keep_matrices_in(runtime.dtype).to(runtime.device)
     description = {
@@ -95,6 +97,7 @@ def prepare(config: RunConfig, runtime: Runtime, memo: AdapterMemo | None = None
             **stored,
         },
         "backbone": {"name": vit.name, "sha256": vit.digest, "input": vit.size, "depth": vit.depth, "width": vit.width},
+        "preprocess": json.loads(json.dumps(dataclasses.asdict(preprocess))),  # as it will read back: lists, no tuples
         "stream": stream.to_json(),
         "options": options,
     }
