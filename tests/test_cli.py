@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -65,7 +66,9 @@ def test_run_prints_a_table_and_resumes(onea, arguments):
     assert record["options"]["gating"] is False
     assert f"{record['metrics']['A_T']:.2f}" in out
     again = onea("run", "one-a", *arguments, "--out", "out", "--no-gating")
-    assert again[:2] == (0, out)
+    assert again[0] == 0
+    assert again[1].startswith(out)
+    assert "nothing was run" in again[1]
 
 
 def test_the_default_folder_belongs_to_the_configuration(onea, arguments):
@@ -104,6 +107,14 @@ def test_version(onea):
         (["run", "one-a", "--data", "glyphs-mini", "--sizes", "3,4"], "add up to 7"),
         (["run", "one-a", "--kapa", "3"], "did you mean 'kappa'?"),
         (["run", "one-a", "--config", "nothing.yaml"], "nothing.yaml"),
+        (["run", "one-a", "--kappa", "nan"], "finite"),
+        (["run", "one-a", "--learning-rate", "inf"], "finite"),
+        (["run", "one-a", "--threads", "-3"], "threads"),
+        (["run", "one-a", "--budget", "-1"], "budget"),
+        (["run", "one-a", "--budget", "nan"], "finite"),
+        (["run", "one-a", "--out", "/dev/null/x"], "choose another"),
+        (["paper", "nope"], "`onea paper` lists"),
+        (["paper", "abblation"], "did you mean 'ablation'"),
         (["run", "one-a", "--device", "cuda:77"], "cuda:77"),
         (["run", "one-a", "--precision", "fp8"], "bf16"),
         (["run", "simplecil", "--data", "glyphs-mini", "--store", "exact"], "exact"),
@@ -191,6 +202,33 @@ def test_an_exploding_loss(onea, arguments):
     assert code == 2
     assert "task 1" in err
     assert not Path("o").exists()
+
+
+@pytest.mark.parametrize("text", ["5: x\n", "options: 5\n", "tasks: .inf\n", "- a\n"])
+def test_a_config_file_that_makes_no_sense(text, onea, tmp_path):
+    (tmp_path / "run.yaml").write_text(text)
+    code, _, err = onea("run", "one-a", "--config", "run.yaml")
+    assert code == 2
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_a_config_file_that_is_not_text(onea, tmp_path):
+    (tmp_path / "run.yaml").write_bytes(b"\xff\xfe\x00")
+    assert onea("run", "one-a", "--config", "run.yaml")[0] == 2
+
+
+def test_ctrl_c_says_that_nothing_is_lost(arguments, tmp_path):
+    command = [sys.executable, "-m", "onea", "run", "one-a", *arguments, "--out", str(tmp_path / "o")]
+    slow = ["--epochs", "3000", "--max-epochs", "3000"]
+    with subprocess.Popen([*command, *slow], stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+        assert process.stderr is not None
+        first = process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        rest = process.stderr.read()
+    assert first.startswith("task 1/3")
+    assert process.returncode == 130
+    assert "the same command continues" in rest
+    assert json.loads((tmp_path / "o/record.json").read_text())["status"] == "running"
 
 
 def test_another_runs_folder(onea, arguments):

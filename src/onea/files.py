@@ -43,6 +43,13 @@ def unwritable(folder: Path, size: int, error: OSError, remedy: str) -> OneaErro
     return OneaError(f"Cannot write to {folder} ({error.strerror or error}): make it writable or {remedy}.")
 
 
+def check_writable(folder: Path) -> None:
+    """Refuse a folder that could not be written to, before hours are spent on what should go there."""
+    existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        raise OneaError(f"Cannot write to {folder}: {existing} is not a folder that you may write to; choose another.")
+
+
 def read_json(path: Path) -> Any:
     """The value in a JSON file."""
     try:

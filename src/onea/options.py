@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import types
 from collections.abc import Mapping
@@ -44,8 +45,10 @@ def _read(name: str, value: Any, hint: Any) -> Any:
         raise OneaError(f"{name} is {value}; it needs {_wanted(hint)}.")
     try:
         number = hint(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise OneaError(f"{name} is '{value}'; it needs {_wanted(hint)}.") from None
+    if hint is float and not math.isfinite(number):
+        raise OneaError(f"{name} is {value}; it needs a finite number.")
     if hint is int and isinstance(value, float) and number != value:
         raise OneaError(f"{name} is {value}; it needs a whole number.")
     return number

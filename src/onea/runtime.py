@@ -66,10 +66,15 @@ def make_runtime(
         precision = "bf16" if _has_bf16(chosen) else "fp32"
     if precision not in ("bf16", "fp32"):
         raise OneaError(f"precision is '{precision}'; choose auto, bf16 or fp32.")
-    count = threads or max(1, _cores() // processes.count)
+    count = threads or _asked_threads() or max(1, _cores() // processes.count)
     torch.set_num_threads(count)
     shown = progress if progress and processes.first else Progress()
     return Runtime(chosen, precision, count, shown, processes)
+
+
+def _asked_threads() -> int:
+    asked = os.environ.get("OMP_NUM_THREADS", "")  # torch obeys it, so that nobody is surprised we do too
+    return int(asked) if asked.isdigit() else 0
 
 
 def _cores() -> int:

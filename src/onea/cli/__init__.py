@@ -18,11 +18,5 @@ def main() -> None:
     try:
         app()
     except OneaError as error:
-        sys.exit(_fail(str(error), 2))
-    except KeyboardInterrupt:
-        sys.exit(_fail("stopped; finished tasks are kept, and the same command continues.", 130))
-
-
-def _fail(message: str, code: int) -> int:
-    print(f"onea: {message}", file=sys.stderr)
-    return code
+        print(f"onea: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import typer
 
 from onea.cli.compare import compare
@@ -21,14 +25,29 @@ app = typer.Typer(
 )
 _LOOSE = {"allow_extra_args": True, "ignore_unknown_options": True}  # a method's or operator's own options
 
-app.command()(demo)
-app.command(context_settings=_LOOSE)(run)
-app.command()(stream)
-app.command()(methods)
-app.command(context_settings=_LOOSE)(merge)
-app.command()(paper)
-app.command()(report)
-app.command()(compare)
+
+def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
+    """Say on Ctrl-C that nothing is lost; typer would leave without a word."""
+
+    @functools.wraps(command)
+    def guarded(*arguments: Any, **options: Any) -> None:
+        try:
+            command(*arguments, **options)
+        except KeyboardInterrupt:
+            typer.echo("onea: stopped; finished tasks are kept, and the same command continues.", err=True)
+            raise typer.Exit(130) from None
+
+    return guarded
+
+
+app.command()(_interruptible(demo))
+app.command(context_settings=_LOOSE)(_interruptible(run))
+app.command()(_interruptible(stream))
+app.command()(_interruptible(methods))
+app.command(context_settings=_LOOSE)(_interruptible(merge))
+app.command()(_interruptible(paper))
+app.command()(_interruptible(report))
+app.command()(_interruptible(compare))
 
 
 @app.callback(invoke_without_command=True)

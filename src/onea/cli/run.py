@@ -79,12 +79,16 @@ def run(
     from onea.options import from_arguments
     from onea.runs.config import make_config, read_yaml
     from onea.runs.engine import run as run_one
+    from onea.runs.record import read_record
 
     named = {name: value for name, value in context.params.items() if name not in ("config", "out")}
     given = {name: value for name, value in named.items() if value is not None}
     settings = make_config((read_yaml(config) if config else {}) | given | from_arguments(context.args))
     folder = out or settings.folder()
+    earlier = read_record(folder)
     with RunDisplay() as display:
         record = run_one(settings, folder, display)
     if os.environ.get("RANK", "0") == "0":  # of several processes that share the run, the first one speaks
         print_summary(record, folder)
+        if earlier and earlier["status"] == "finished":
+            print(f"finished on {record['dates']['finished']}, nothing was run; delete {folder} to run it again")

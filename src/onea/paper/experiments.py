@@ -108,5 +108,8 @@ def find_experiment(name: str) -> Experiment:
     if name.lower() in ("figure3", "fig:framework"):
         raise OneaError("Figure 3 is a drawing of the method, not a result; `onea paper` lists what can be made.")
     if name not in names:
-        raise OneaError(f"There is no experiment '{name}'; {nearest(name, names)}")
+        hint = nearest(name, {key for one in known.values() for key in (one.name, one.alias)})
+        if not hint.startswith("did you mean"):
+            hint = "`onea paper` lists them all."
+        raise OneaError(f"There is no experiment '{name}'; {hint}")
     return names[name]

@@ -73,6 +73,12 @@ class RunConfig:
     holdout: float | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if self.threads < 0:
+            raise OneaError(f"threads is {self.threads}; give a positive number, or 0 for all.")
+        if self.budget is not None and self.budget <= 0:
+            raise OneaError(f"budget is {self.budget}; give the gigabytes that images may take, more than 0.")
+
     def identity(self) -> dict[str, Any]:
         """What distinguishes this run from another; two runs with equal identities give equal results."""
         values = {name: value for name, value in dataclasses.asdict(self).items() if name not in _RESOURCES}
@@ -116,11 +122,13 @@ def read_yaml(path: Path) -> dict[str, Any]:
     import yaml
 
     try:
-        loaded = yaml.safe_load(path.read_text())
+        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise OneaError(f"Config file {path} cannot be read ({error.strerror}); check the path.") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise OneaError(f"Config file {path} is not valid YAML: {' '.join(str(error).split())}.") from error
-    if not isinstance(loaded, dict):
-        raise OneaError(f"Config file {path} must hold 'option: value' lines.")
+    if not isinstance(loaded, dict) or not all(isinstance(key, str) for key in loaded):
+        raise OneaError(f"Config file {path} must hold 'option: value' lines, each option a word.")
+    if not isinstance(loaded.get("options") or {}, dict):
+        raise OneaError(f"'options' in {path} must itself hold 'option: value' lines.")
     return loaded

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from onea.files import check_writable
 from onea.methods.adapter_merging import AdapterMemo
 from onea.metrics import summarise
 from onea.runs.config import RunConfig
@@ -36,6 +37,7 @@ def run(config: RunConfig, folder: Path, progress: Progress | None = None, memo:
         check_same_run(record, config, folder)
         if record["status"] == "finished":
             return record
+    check_writable(folder)
     runtime = _runtime(config, record, progress)
     prepared = prepare(config, runtime, memo)
     if record is None:
@@ -49,6 +51,7 @@ def run(config: RunConfig, folder: Path, progress: Progress | None = None, memo:
         if runtime.processes.first:
             save_checkpoint(folder, record, prepared.method.state_dict())
         runtime.processes.wait()
+        runtime.progress.end_task(index, record["metrics"]["A"][-1])  # said only now that it cannot be lost any more
     return record
 
 
@@ -106,4 +109,3 @@ def _learn_task(index: int, prepared: Prepared, runtime: Runtime, record: Record
     if index + 1 == stream.tasks:
         record["status"] = "finished"
         record["dates"]["finished"] = now()
-    runtime.progress.end_task(index, record["metrics"]["A"][-1])
