@@ -42,7 +42,6 @@ class Images(Protocol):
 
         ``deal`` picks the part of each batch that is wanted; what is drawn for an image does not depend on it.
         """
-        ...
 
 
 class PackedImages:
