@@ -57,6 +57,16 @@ def test_frozen_weights_never_change_and_evaluation_has_no_effect(method, tiny_r
     assert digest_of(ready.method.vit.state_dict()) == before
 
 
+def test_tokens_that_nobody_reads_may_be_left_out(method, tiny_run, monkeypatch):
+    """The last block computes only what is read: with all tokens, every method must answer the same."""
+    ready = prepared(tiny_run, method)
+    learned = learn_all(ready)
+    images = test_images(ready)
+    lean = learned.scores(images)
+    monkeypatch.setattr(learned.vit, "_reads_class_token", False)
+    torch.testing.assert_close(learned.scores(images), lean, rtol=1e-4, atol=1e-4)
+
+
 def test_predictions_do_not_depend_on_the_batching(method, tiny_run):
     ready = prepared(tiny_run, method)
     learn_all(ready)

@@ -107,7 +107,7 @@ def test_a_finished_run_is_not_repeated_and_threads_are_restored(tiny_run, tmp_p
     again = run(make_config(tiny_run | {"threads": 2}), tmp_path)
     assert time.perf_counter() - started < 1
     assert again == first
-    assert first["runtime"] == {"device": "cpu", "precision": "fp32", "threads": 1, "processes": 1}
+    assert first["runtime"] == {"device": "cpu", "precision": "fp32", "threads": 1, "processes": 1, "compiled": False}
 
 
 def test_the_record_says_everything(tiny_run, tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -108,14 +108,15 @@ def train(
 
 
 def _optimiser(trained: Sequence[Trained], recipe: Recipe) -> torch.optim.Optimizer:
-    groups = []
+    groups: list[dict[str, Any]] = []
     for item in trained:
         wanted = [parameter for parameter in item.module.parameters() if parameter.requires_grad]
         rate = recipe.learning_rate * item.rate
         groups.append({"params": wanted, "lr": rate, "initial_lr": rate})
+    fused = all(item.device.type in ("cpu", "cuda") for group in groups for item in group["params"])
     if recipe.optimiser == "adam":
-        return torch.optim.Adam(groups, weight_decay=recipe.weight_decay)
-    return torch.optim.SGD(groups, momentum=0.9, weight_decay=recipe.weight_decay)
+        return torch.optim.Adam(groups, weight_decay=recipe.weight_decay, fused=fused)
+    return torch.optim.SGD(groups, momentum=0.9, weight_decay=recipe.weight_decay, fused=fused)
 
 
 def _set_training(trained: Sequence[Trained], mode: bool) -> None:

@@ -64,6 +64,9 @@ def run(
     precision: Annotated[str | None, typer.Option(help="auto, bf16 or fp32.", rich_help_panel=_MACHINE)] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, ...", rich_help_panel=_MACHINE)] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads; 0 is all.", rich_help_panel=_MACHINE)] = None,
+    compile: Annotated[
+        str | None, typer.Option(help="Compile the network: auto, yes or no.", rich_help_panel=_MACHINE)
+    ] = None,
     store: Annotated[
         str | None, typer.Option(help="auto, device, host, disk or exact.", rich_help_panel=_MACHINE)
     ] = None,

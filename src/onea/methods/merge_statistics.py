@@ -27,7 +27,7 @@ def gram_matrices(vit: FrozenViT, adapters: Adapters, task: Task, runtime: Runti
     sums: Tensors = {}
     for images, _ in task.plain_batches(EVALUATION_BATCH):
         with torch.no_grad(), runtime.autocast(), _recorded(adapters) as seen:
-            vit(images, adapters)
+            vit.eagerly(images, adapters)  # compiled, it would call no hooks
         for name, (inputs, _) in seen.items():
             rows = inputs.float().flatten(0, -2)
             _add(sums, f"gram.{name}.weight", rows.T @ rows)
@@ -45,7 +45,7 @@ def diagonal_fisher(vit: FrozenViT, adapters: Adapters, head: nn.Module, task: T
     for images, labels in task.plain_batches(_GRADIENT_BATCH):
         local = labels.to(runtime.device) - task.classes.start
         with torch.enable_grad(), runtime.autocast(), _recorded(adapters) as seen:
-            loss = F.cross_entropy(head(vit(images, adapters)).float(), local, reduction="sum")
+            loss = F.cross_entropy(head(vit.eagerly(images, adapters)).float(), local, reduction="sum")
         gradients = torch.autograd.grad(loss, [outputs for _, outputs in seen.values()])
         for (name, (inputs, _)), gradient in zip(seen.items(), gradients, strict=True):
             own = torch.einsum("bno,bni->boi", gradient.float(), inputs.detach().float())

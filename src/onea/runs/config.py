@@ -13,7 +13,7 @@ from onea.errors import OneaError
 from onea.options import build
 
 # Where a run computes or keeps its images does not make it another run.
-_RESOURCES = ("root", "device", "threads", "store", "budget")
+_RESOURCES = ("root", "device", "threads", "compile", "store", "budget")
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ class RunConfig:
         precision: ``bf16``, ``fp32`` or ``auto`` (bf16 where the chip has it).
         device: ``cpu``, ``cuda``, ... or ``auto``.
         threads: CPU threads; 0 is all.
+        compile: the network's passes: ``yes``, ``no`` or ``auto`` (on a GPU, when there are enough images to repay it).
         store: where packed images live: ``auto``, ``device``, ``host``, ``disk``; ``exact`` streams the originals.
         budget: gigabytes of memory the images may take.
         on_bad: what an unreadable image does: ``fail`` or ``skip``.
@@ -66,6 +67,7 @@ class RunConfig:
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     device: str = "auto"
     threads: int = 0
+    compile: Literal["auto", "yes", "no"] = "auto"
     store: Literal["auto", "device", "host", "disk", "exact"] = "auto"
     budget: float | None = None
     on_bad: Literal["fail", "skip"] = "fail"

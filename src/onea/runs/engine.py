@@ -74,6 +74,7 @@ def _new_record(config: RunConfig, prepared: Prepared, runtime: Runtime) -> Reco
             "precision": runtime.precision,
             "threads": runtime.threads,
             "processes": runtime.processes.count,
+            "compiled": prepared.compiled,
         },
         "total": totals,
         "correct": [],

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from onea.vit.plug import Plug
+
+
+def bottleneck(u: Tensor, weights: tuple[Tensor, ...], scale: float, dropout: float = 0.0) -> Tensor:
+    """``scale * up(dropout(relu(down(u))))`` for tokens ``[B, N, width]``.
+
+    Args:
+        u: the tokens.
+        weights: weight and bias of ``down``, weight and bias of ``up``.
+        scale: factor on the result.
+        dropout: share of hidden channels to drop; 0 outside training.
+    """
+    down, down_bias, up, up_bias = weights
+    hidden = F.dropout(F.relu(F.linear(u, down, down_bias)), dropout, training=dropout > 0)
+    return F.linear(hidden, up, up_bias) * scale
 
 
 class Adapter(nn.Module):
@@ -27,13 +42,20 @@ class Adapter(nn.Module):
 
     def forward(self, u: Tensor) -> Tensor:
         """Map tokens ``[B, N, width]`` to what is added to them."""
+        # Through its layers, unlike bottleneck(), so that their hooks hear of it.
         hidden = F.dropout(F.relu(self.down(u)), self.dropout, self.training)
         update: Tensor = self.up(hidden) * self.scale
         return update
 
+    def weights(self) -> tuple[Tensor, ...]:
+        """What ``bottleneck`` takes."""
+        return self.down.weight, self.down.bias, self.up.weight, self.up.bias
+
 
 class Adapters(nn.Module, Plug):
     """One adapter for every block of a ViT; the thing that One-A trains, merges and keeps."""
+
+    whole_sequence = False
 
     def __init__(
         self,
@@ -46,9 +68,29 @@ class Adapters(nn.Module, Plug):
         dropout: float = 0.1,
     ):
         super().__init__()
+        self.scale, self.dropout = scale, dropout
         self.blocks = nn.ModuleList(Adapter(width, rank, scale, dropout, generator) for _ in range(depth))
+
+    def each(self) -> Iterator[Adapter]:
+        """The adapters, block by block."""
+        for adapter in self.blocks:
+            assert isinstance(adapter, Adapter)
+            yield adapter
 
     def beside_mlp(self, block: int, u: Tensor) -> Tensor:
         """The update of block ``block`` for its residual stream ``u`` (after attention, before the second norm)."""
         update: Tensor = self.blocks[block](u)
         return update
+
+
+class GivenAdapters(Plug):
+    """Adapters whose weights are plain tensors, so that a compiled network takes any task's as arguments."""
+
+    whole_sequence = False
+
+    def __init__(self, weights: list[tuple[Tensor, ...]], scale: float, dropout: float):
+        self._weights, self._scale, self._dropout = weights, scale, dropout
+
+    def beside_mlp(self, block: int, u: Tensor) -> Tensor:
+        """The update of a block."""
+        return bottleneck(u, self._weights[block], self._scale, self._dropout)

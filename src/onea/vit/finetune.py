@@ -16,6 +16,8 @@ class FineTuned(nn.Module, Plug):
     The frozen matrices may be stored in a lower precision; small steps would vanish there, hence the copy is float32.
     """
 
+    whole_sequence = False
+
     def __init__(self, vit: FrozenViT):
         super().__init__()
         self.copy: nn.Module = copy.deepcopy(vit.vit).float().requires_grad_(True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from onea.errors import OneaError
+from onea.vit.compiled import CompiledViT
 from onea.vit.plug import NOTHING, Plug
 
 
@@ -40,6 +42,8 @@ class FrozenViT(nn.Module):
         self.depth = len(vit.blocks)
         self.heads: int = vit.blocks[0].attn.num_heads
         self.size: int = vit.patch_embed.img_size[0]
+        self._compiled: CompiledViT | None = None
+        self._reads_class_token = vit.global_pool == "token" and vit.attn_pool is None
 
     def train(self, mode: bool = True) -> FrozenViT:
         """Stay in evaluation mode whatever the parent module does."""
@@ -52,11 +56,22 @@ class FrozenViT(nn.Module):
                 module.to(dtype)
         return self
 
+    def compile_for(self, sizes: Collection[int], backend: str = "inductor") -> FrozenViT:
+        """Compile the passes of batches up to these sizes when they are first needed; none for never."""
+        self._compiled = CompiledViT(self, sizes, backend) if sizes else None
+        return self
+
     def forward(self, images: Tensor, plug: Plug = NOTHING, replaced: bool = False) -> Tensor:
         """Features ``[B, width]``: the class token (or the model's own pooling) after the final norm."""
         if not replaced and (weights := plug.weights(self)):
             called: Tensor = torch.func.functional_call(self, weights, (images, plug, True))
             return called
+        if self._compiled and self._compiled.takes(images, plug):
+            return self._compiled(images, plug)
+        return self.eagerly(images, plug)
+
+    def eagerly(self, images: Tensor, plug: Plug) -> Tensor:
+        """Features, operation by operation."""
         return self.features(self.through(self.embed(images, plug), plug), plug)
 
     def embed(self, images: Tensor, plug: Plug = NOTHING) -> Tensor:
@@ -65,7 +80,7 @@ class FrozenViT(nn.Module):
         return vit.norm_pre(plug.tokens(vit._pos_embed(vit.patch_embed(images)), self))  # type: ignore[no-any-return]
 
     def through(self, x: Tensor, plug: Plug = NOTHING, start: int = 0, stop: int | None = None) -> Tensor:
-        """Tokens after blocks ``start`` up to, not including, ``stop``."""
+        """Tokens after blocks ``start`` up to, not including, ``stop``; after the last block those that are read."""
         for index in range(start, self.depth if stop is None else stop):
             x = self._block(index, x, plug)
         return x
@@ -81,7 +96,10 @@ class FrozenViT(nn.Module):
         block = self.vit.blocks[index]
         x = plug.enter(index, x)
         h = block.norm1(x)
-        u = x + block.ls1(_attention(block.attn, h, plug.beside_qkv(index, h), plug.prefix(index)))
+        # Nobody reads the other tokens of the last block: they serve as keys and values only.
+        read = 1 if index == self.depth - 1 and self._reads_class_token and not plug.whole_sequence else x.shape[1]
+        mixed = _attention(block.attn, h, plug.beside_qkv(index, h), plug.prefix(index), read)
+        u = x[:, :read] + block.ls1(mixed)
         x = u + block.ls2(block.mlp(block.norm2(u)))
         beside = plug.beside_mlp(index, u)
         if beside is not None:
@@ -89,19 +107,36 @@ class FrozenViT(nn.Module):
         return plug.leave(index, x)
 
 
-def _attention(attn: Any, h: Tensor, update: Tensor | None, prefix: tuple[Tensor, Tensor] | None) -> Tensor:
-    """timm's self-attention with room for updates of its projections and for prefixed keys and values."""
-    qkv = attn.qkv(h)
-    if update is not None:
-        qkv = qkv + update
-    batch, length, _ = h.shape
-    q, k, v = qkv.reshape(batch, length, 3, attn.num_heads, attn.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
+def _attention(
+    attn: Any, h: Tensor, update: Tensor | None, prefix: tuple[Tensor, Tensor] | None, queries: int
+) -> Tensor:
+    """timm's self-attention for the first so many tokens, with room for updates of its projections and a prefix."""
+    q, k, v = (_in_heads(part, attn) for part in _project(attn, h, update, queries))
     q, k = attn.q_norm(q), attn.k_norm(k)
     if prefix is not None:
-        keys, values = (part.to(k.dtype).expand(batch, -1, -1, -1) for part in prefix)
+        keys, values = (part.to(k.dtype).expand(len(h), -1, -1, -1) for part in prefix)
         k, v = torch.cat([keys, k], dim=2), torch.cat([values, v], dim=2)
     mixed = F.scaled_dot_product_attention(q, k, v)
-    return attn.proj(attn.norm(mixed.transpose(1, 2).reshape(batch, length, -1)))  # type: ignore[no-any-return]
+    return attn.proj(attn.norm(mixed.transpose(1, 2).flatten(2)))  # type: ignore[no-any-return]
+
+
+def _project(attn: Any, h: Tensor, update: Tensor | None, queries: int) -> tuple[Tensor, ...]:
+    """Queries of the first so many tokens; keys and values of all."""
+    width = attn.num_heads * attn.head_dim
+    if queries == h.shape[1]:
+        qkv = attn.qkv(h)
+        return (qkv if update is None else qkv + update).split(width, dim=2)  # type: ignore[no-any-return]
+    weight, bias = attn.qkv.weight, attn.qkv.bias
+    q = F.linear(h[:, :queries], weight[:width], None if bias is None else bias[:width])
+    kv = F.linear(h, weight[width:], None if bias is None else bias[width:])
+    if update is not None:
+        q, kv = q + update[:, :queries, :width], kv + update[:, :, width:]
+    return q, *kv.split(width, dim=2)
+
+
+def _in_heads(x: Tensor, attn: Any) -> Tensor:
+    """``[B, N, width]`` to ``[B, heads, N, head width]``."""
+    return x.reshape(*x.shape[:2], attn.num_heads, attn.head_dim).transpose(1, 2)
 
 
 def _check_plain(vit: Any, name: str) -> None:

@@ -45,6 +45,8 @@ class LowRankUpdates(nn.Module, Plug):
         gains: factors on the updates, ``[3, blocks]`` in the order q, k, v, trained with them; None for no factors.
     """
 
+    whole_sequence = False
+
     def __init__(self, blocks: Sequence[Mapping[str, LowRank]], first: int = 0, gains: Tensor | None = None):
         super().__init__()
         self.first = first
@@ -80,6 +82,7 @@ class FoldedUpdates(nn.Module, Plug):
     """
 
     weight: Tensor
+    whole_sequence = False
 
     def __init__(self, depth: int, width: int, projections: Sequence[str] = PROJECTIONS):
         super().__init__()
@@ -101,6 +104,8 @@ class FoldedUpdates(nn.Module, Plug):
 
 class Together(nn.Module, Plug):
     """Several updates of the projections at once: their sum."""
+
+    whole_sequence = False
 
     def __init__(self, *updates: LowRankUpdates | FoldedUpdates):
         super().__init__()

@@ -20,7 +20,13 @@ class Plug:
         u = x + attention(qkv(h) + beside_qkv(h), keys and values prefixed by prefix())
         x = u + mlp(norm2(u)) + beside_mlp(u)
         x = leave(x)
+
+    Attributes:
+        whole_sequence: whether it must see every token in the last block. One that does not lets a network that reads
+            only its class token skip the others there: ``u`` then has one token, ``h`` still has all.
     """
+
+    whole_sequence = True
 
     def weights(self, vit: FrozenViT) -> dict[str, Tensor]:
         """Replacements for the network's own weights, by name; for what rescales or retunes them."""
@@ -55,4 +61,10 @@ class Plug:
         return None
 
 
-NOTHING = Plug()
+class Nothing(Plug):
+    """The network as it is."""
+
+    whole_sequence = False
+
+
+NOTHING = Nothing()

@@ -44,6 +44,8 @@ class PrefixPrompts(Plug):
     runs as it is: a prefix of zeros would not be none, for it takes its share of the attention.
     """
 
+    whole_sequence = False
+
     def __init__(self, heads: int, by_block: Mapping[int, tuple[Tensor, Tensor]]):
         self._heads, self._by_block = heads, by_block
 

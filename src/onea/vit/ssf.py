@@ -21,6 +21,8 @@ class SSF(nn.Module, Plug):
     https://arxiv.org/abs/2210.08823, section 3.
     """
 
+    whole_sequence = False
+
     def __init__(self, vit: FrozenViT, generator: torch.Generator, deviation: float = 0.02):
         super().__init__()
         self.scale, self.shift = nn.ParameterDict(), nn.ParameterDict()

@@ -1,0 +1,63 @@
+"""A frozen ViT compiled once and used for every task, because what a task changes comes in as an argument."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from onea.vit.adapter import Adapters, GivenAdapters
+from onea.vit.plug import NOTHING, Plug
+
+if TYPE_CHECKING:
+    from onea.vit.frozen import FrozenViT
+
+
+def can_compile(device: torch.device) -> bool:
+    """Whether this machine has what ``torch.compile`` needs for a device."""
+    if device.type == "cuda":
+        return importlib.util.find_spec("triton") is not None
+    return any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "clang++"))
+
+
+class CompiledViT:
+    """The network without a plug, or with adapters, for batches of a few known sizes.
+
+    Compilation takes from seconds to a minute per size and mode (training, inference), so the sizes are declared and a
+    smaller batch is padded to the next of them: images do not influence each other, and the padding's features are cut
+    off again.
+
+    Args:
+        vit: the network; its weights may move between devices later.
+        sizes: of batches.
+        backend: of ``torch.compile``.
+    """
+
+    def __init__(self, vit: FrozenViT, sizes: Collection[int], backend: str = "inductor"):
+        self.sizes = tuple(sorted(set(sizes)))
+
+        def run(images: Tensor, weights: list[tuple[Tensor, ...]] | None, scale: float, dropout: float) -> Tensor:
+            return vit.eagerly(images, NOTHING if weights is None else GivenAdapters(weights, scale, dropout))
+
+        self._run: Callable[..., Tensor] = torch.compile(run, dynamic=False, fullgraph=True, backend=backend)
+
+    def takes(self, images: Tensor, plug: Plug) -> bool:
+        """Whether this pass is one of those it is compiled for."""
+        return (plug is NOTHING or isinstance(plug, Adapters)) and len(images) <= self.sizes[-1]
+
+    def __call__(self, images: Tensor, plug: Plug) -> Tensor:
+        """Features ``[B, width]``."""
+        count = len(images)
+        missing = next(size for size in self.sizes if size >= count) - count
+        if missing:
+            images = F.pad(images, (0, 0) * (images.dim() - 1) + (0, missing))
+        if isinstance(plug, Adapters):
+            dropout = plug.dropout if plug.training else 0.0
+            return self._run(images, [adapter.weights() for adapter in plug.each()], plug.scale, dropout)[:count]
+        return self._run(images, None, 0.0, 0.0)[:count]

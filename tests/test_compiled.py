@@ -1,0 +1,71 @@
+"""The compiled network: the same features, for any task's adapter, compiled once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from onea.errors import OneaError
+from onea.runs.config import make_config
+from onea.runs.engine import run
+from onea.runs.setup import prepare
+from onea.runtime import make_runtime
+from onea.vit import compiled
+from onea.vit.adapter import Adapters
+from onea.vit.backbones import load_backbone
+from onea.vit.plug import NOTHING
+
+CPU = torch.device("cpu")
+needs_compiler = pytest.mark.skipif(not compiled.can_compile(CPU), reason="no C++ compiler")
+
+
+def adapters(vit, seed: int) -> Adapters:
+    plug = Adapters(vit.depth, vit.width, 4, generator=torch.Generator().manual_seed(seed), dropout=0.0)
+    with torch.no_grad():
+        for adapter in plug.each():
+            adapter.up.weight.normal_(generator=torch.Generator().manual_seed(seed + 1))
+    return plug
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=[needs_compiler, pytest.mark.slow])])
+def test_compiled_features_and_gradients_equal_eager_ones_without_recompiling(tiny_vit, backend):
+    torch.compiler.reset()
+    vit = load_backbone(str(tiny_vit)).compile_for({4}, backend)
+    images = torch.randn(7, 3, vit.size, vit.size, generator=torch.Generator().manual_seed(1))
+
+    def gradients(features, plug):
+        return torch.autograd.grad(features.square().sum(), list(plug.parameters()))
+
+    def check(seed: int, count: int) -> None:
+        plug = adapters(vit, seed)
+        mine, plain = vit(images[:count], plug), vit.eagerly(images[:count], plug)
+        torch.testing.assert_close(mine, plain, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(gradients(mine, plug), gradients(plain, plug), rtol=1e-3, atol=1e-3)
+
+    check(seed=1, count=4)
+    with torch.compiler.set_stance("fail_on_recompile"):  # another task's adapter, a full batch and the rest of one
+        check(seed=2, count=4)
+        check(seed=3, count=3)
+    too_many = images[:7]
+    torch.testing.assert_close(vit(too_many, NOTHING), vit.eagerly(too_many, NOTHING))
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_a_compiled_run_counts_the_same_operations(tiny_run, tmp_path):
+    changes = {"sizes": "3,3", "options": tiny_run["options"] | {"dropout": 0.0, "epochs": 1}}
+    plain = run(make_config(tiny_run | changes), tmp_path / "plain")
+    fast = run(make_config(tiny_run | changes | {"compile": "yes"}), tmp_path / "fast")
+    assert fast["runtime"]["compiled"]
+    assert not plain["runtime"]["compiled"]
+    assert fast["cost"] == plain["cost"]
+    assert fast["correct"][-1] == pytest.approx(plain["correct"][-1], abs=1)
+    for mine, theirs in zip(fast["tasks"], plain["tasks"], strict=True):
+        assert mine["losses"] == pytest.approx(theirs["losses"], rel=1e-3)
+
+
+def test_without_a_compiler_one_sentence_says_so(tiny_run, monkeypatch):
+    monkeypatch.setattr(compiled.shutil, "which", lambda _: None)
+    with pytest.raises(OneaError, match="needs a C\\+\\+ compiler"):
+        prepare(make_config(tiny_run | {"compile": "yes"}), make_runtime("cpu", "fp32", 1))
+    assert not prepare(make_config(tiny_run), make_runtime("cpu", "fp32", 1)).compiled
