@@ -14,6 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from onea.data.names import data_name
 from onea.runs.config import RunConfig
 from onea.runs.grid import GridProgress
 from onea.runs.store import Failure, Record
@@ -166,6 +167,5 @@ def labels(configs: Sequence[RunConfig]) -> dict[str, str]:
 
 
 def _label(config: RunConfig, values: dict[str, Any], varying: Sequence[str]) -> str:
-    data = config.data.rstrip("/").replace(":", "/").split("/")[-1]
     extra = [f"{name} {values[name]}" for name in varying if values.get(name) is not None]
-    return ", ".join([f"{config.method} {data} seed {config.seed}", *extra])
+    return ", ".join([f"{config.method} {data_name(config.data)} seed {config.seed}", *extra])

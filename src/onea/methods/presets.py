@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from onea.data.names import data_name
 from onea.methods import METHODS
 from onea.methods.contract import Method
 
@@ -56,7 +57,7 @@ def choose_preset(preset: str, width: int) -> str:
 
 def preset_options(method: str, preset: str, data: str) -> dict[str, Any]:
     """Options of a preset for a dataset, as ``--data`` names it; a folder counts by its own name."""
-    dataset = data.rstrip("/").split("/")[-1]
+    dataset = data_name(data)
     kind: type[Method] = METHODS.load(method)
     chosen = (
         dict(kind.published.get(dataset, kind.published.get("", {}))) if preset == "paper" else _small(method, dataset)

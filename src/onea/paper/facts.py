@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from onea.data.names import data_name
 from onea.errors import OneaError
-from onea.paper.names import BACKBONE, BACKBONE_WIDTH, DATASETS, data_name
+from onea.paper.names import BACKBONE, BACKBONE_WIDTH, DATASETS
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from onea.data.names import data_name
+
 BACKBONE = "vit_base_patch16_224.augreg_in21k"
 BACKBONE_TITLE = "ViT-B/16 pretrained on ImageNet-21K"
 BACKBONE_WIDTH = 768
@@ -48,15 +50,6 @@ METHODS: dict[str, str] = {
     "MOS": "mos",
     "One-A": "one-a",
 }
-
-
-def data_name(data: str) -> str:
-    """The name a dataset goes by; a folder counts by its own name, as it does for presets.
-
-    >>> data_name("folder:/data/cub200/"), data_name("cifar100")
-    ('cub200', 'cifar100')
-    """
-    return data.rstrip("/").split("/")[-1].split(":")[-1]
 
 
 def data_title(data: str) -> str:

@@ -6,8 +6,9 @@ import statistics
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from onea.data.names import data_name
 from onea.paper.experiments import Cell, Experiment
-from onea.paper.names import BACKBONE, BACKBONE_TITLE, DATASETS, METHODS, data_name
+from onea.paper.names import BACKBONE, BACKBONE_TITLE, DATASETS, METHODS
 from onea.paper.readings import READINGS, Reading, Record
 from onea.paper.reported import number, reported_tables
 from onea.report.grid_table import Column, GridTable, Value

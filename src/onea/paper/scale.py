@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from onea.data.names import data_name
 from onea.errors import OneaError
 from onea.paper.experiments import Cell, Experiment
-from onea.paper.names import BACKBONE, data_name, data_title
+from onea.paper.names import BACKBONE, data_title
 
 if TYPE_CHECKING:  # numpy and torch stand behind these
     from onea.paper.facts import DataFacts

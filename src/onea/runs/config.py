@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from onea.data.names import data_name
 from onea.errors import OneaError
 from onea.options import build
 
@@ -92,8 +93,7 @@ class RunConfig:
 
     def folder(self) -> Path:
         """Where the run goes unless told otherwise."""
-        data = self.data.rstrip("/").replace(":", "/").split("/")[-1]
-        return Path("runs") / f"{self.method}-{data}-seed{self.seed}-{self.key()}"
+        return Path("runs") / f"{self.method}-{data_name(self.data)}-seed{self.seed}-{self.key()}"
 
 
 def make_config(values: dict[str, Any]) -> RunConfig:
