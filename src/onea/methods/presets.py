@@ -13,7 +13,7 @@ _PAPER_WIDTH = 768  # ViT-B, the backbone of the papers
 
 # The small preset. What all methods share, by dataset; "" is for any other, with few images and small steps.
 _SHARED: dict[str, dict[str, Any]] = {
-    "cifar100": {"batch_size": 128, "epochs": 8, "min_epochs": 4, "max_epochs": 12},
+    "cifar100": {"batch_size": 128, "epochs": 5, "min_epochs": 3, "max_epochs": 8},
     "cub200": {"batch_size": 64, "epochs": 15, "min_epochs": 8, "max_epochs": 25},
     "": {"batch_size": 32, "epochs": 15, "min_epochs": 8, "max_epochs": 25},
 }
