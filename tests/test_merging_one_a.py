@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from onea.errors import OneaError
-from onea.merging.one_a import OneA, fuse, gates
+from onea.merging.one_a import OneA, fuse, gates, left_singular
 from onea.merging.operator import Sizes
 
 SHAPES = st.sampled_from([(4, 4), (3, 9), (9, 3), (1, 7), (6, 5)])
@@ -200,3 +200,26 @@ def test_unmergeable_sides_are_refused(new, words):
 def test_senseless_switches_are_refused(switches):
     with pytest.raises(OneaError, match="must"):
         OneA(**switches)
+
+
+@pytest.mark.parametrize("shape", [(16, 60), (60, 16), (16, 16)])
+@pytest.mark.parametrize("decades", [0, 3, 5, 9])
+def test_the_short_decomposition_moves_directions_as_the_full_one_does(shape, decades):
+    """Against torch's SVD, for spectra that fall by so many powers of ten and end in zeros."""
+    generator = torch.Generator().manual_seed(decades)
+    rank = min(shape)
+    left, right = (
+        torch.linalg.qr(torch.randn(side, rank, generator=generator, dtype=torch.float64))[0] for side in shape
+    )
+    values = torch.logspace(0, -decades, rank, dtype=torch.float64)
+    values[-2:] = 0
+    matrices = torch.stack([(left * values) @ right.T, torch.zeros(shape, dtype=torch.float64)])
+    mine, spectrum = left_singular(matrices)
+    full, expected, _ = torch.linalg.svd(matrices, full_matrices=False)
+    torch.testing.assert_close(spectrum, expected, rtol=0, atol=1e-8)
+    kept = expected > 1e-6 * expected[:, :1]
+
+    def moved(vectors, singular):
+        return (vectors * (gates(singular, 2.0, 0.3) * kept)[:, None, :]) @ vectors.mT
+
+    torch.testing.assert_close(moved(mine, spectrum), moved(full, expected), rtol=0, atol=1e-6)

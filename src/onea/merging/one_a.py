@@ -62,6 +62,26 @@ def gates(spectrum: Tensor, kappa: float, quantile: float) -> Tensor:
     return torch.sigmoid(kappa * (threshold - relative))
 
 
+def left_singular(matrices: Tensor) -> tuple[Tensor, Tensor]:
+    """Left singular vectors ``[n, out, k]`` and values ``[n, k]`` of float64 matrices ``[n, out, in]``.
+
+    From the small Gram matrix, which takes a fraction of the time of a full decomposition and no right vectors.
+    Directions below 1e-6 of the largest value, where squaring has cost the precision, come back as zero vectors; every
+    user masks them anyway.
+    """
+    wide = matrices.shape[1] <= matrices.shape[2]
+    gram = matrices @ matrices.mT if wide else matrices.mT @ matrices
+    small = torch.linalg.eigh(gram).eigenvectors.flip(-1)
+    images = matrices.mT @ small if wide else matrices @ small
+    spectrum = images.norm(dim=1)  # sharper than the roots of the eigenvalues
+    kept = spectrum > _NULL * spectrum[:, :1]
+    if wide:
+        return small * kept[:, None, :], spectrum
+    left = images / spectrum.where(kept, torch.ones_like(spectrum))[:, None, :] * kept[:, None, :]
+    # One Newton-Schulz step restores the orthogonality that division by small values has cost.
+    return left @ (1.5 * torch.eye(left.shape[2]).to(left) - 0.5 * left.mT @ left), spectrum
+
+
 def fuse(
     base: Tensor,
     align: Tensor,
@@ -78,7 +98,7 @@ def fuse(
     linear rule. A base matrix that is entirely zero carries no information, so the align side is taken whole.
     """
     share = torch.as_tensor(align_share, dtype=base.dtype, device=base.device).expand(len(base))
-    left, spectrum, _ = torch.linalg.svd(base, full_matrices=False)
+    left, spectrum = left_singular(base)
     gate = gates(spectrum, kappa, quantile) if gating and alignment else torch.ones_like(spectrum)
     if alignment:
         step = gate * share[:, None] * (spectrum > _NULL * spectrum[:, :1])

@@ -18,8 +18,7 @@ def measure(method: Method, images: Images, tasks: int) -> dict[str, Any]:
     """Floating-point operations and passes per image, and bytes kept, after this many tasks."""
     rows = torch.arange(min(_SAMPLE, len(images)))
     batch = images.plain(rows)
-    # Inside compiled code nothing can be counted.
-    with torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False) as counter:
+    with method.vit.uncompiled(), FlopCounterMode(display=False) as counter:
         method.scores(batch)
     return {
         "tasks": tasks,

@@ -45,7 +45,9 @@ class CompiledViT:
         def run(images: Tensor, weights: list[tuple[Tensor, ...]] | None, scale: float, dropout: float) -> Tensor:
             return vit.eagerly(images, NOTHING if weights is None else GivenAdapters(weights, scale, dropout))
 
-        self._run: Callable[..., Tensor] = torch.compile(run, dynamic=False, fullgraph=True, backend=backend)
+        # Recorded as CUDA graphs: a small network's kernels are shorter than the time it takes to launch them.
+        mode = "reduce-overhead" if backend == "inductor" else None
+        self._run: Callable[..., Tensor] = torch.compile(run, dynamic=False, fullgraph=True, backend=backend, mode=mode)
 
     def takes(self, images: Tensor, plug: Plug) -> bool:
         """Whether this pass is one of those it is compiled for."""
@@ -58,6 +60,8 @@ class CompiledViT:
         if missing:
             images = F.pad(images, (0, 0) * (images.dim() - 1) + (0, missing))
         if isinstance(plug, Adapters):
-            dropout = plug.dropout if plug.training else 0.0
-            return self._run(images, [adapter.weights() for adapter in plug.each()], plug.scale, dropout)[:count]
-        return self._run(images, None, 0.0, 0.0)[:count]
+            weights, dropout = [adapter.weights() for adapter in plug.each()], plug.dropout if plug.training else 0.0
+            features = self._run(images, weights, plug.scale, dropout)
+        else:
+            features = self._run(images, None, 0.0, 0.0)
+        return features[:count].clone()  # the graph writes its next result into the same memory

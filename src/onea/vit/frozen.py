@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import contextlib
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -60,6 +61,15 @@ class FrozenViT(nn.Module):
         """Compile the passes of batches up to these sizes when they are first needed; none for never."""
         self._compiled = CompiledViT(self, sizes, backend) if sizes else None
         return self
+
+    @contextlib.contextmanager
+    def uncompiled(self) -> Iterator[None]:
+        """Run every pass as it is written, so that its operations can be counted."""
+        compiled, self._compiled = self._compiled, None
+        try:
+            yield
+        finally:
+            self._compiled = compiled
 
     def forward(self, images: Tensor, plug: Plug = NOTHING, replaced: bool = False) -> Tensor:
         """Features ``[B, width]``: the class token (or the model's own pooling) after the final norm."""
