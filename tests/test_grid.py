@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import multiprocessing
@@ -11,14 +12,17 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 
 from onea.cli.grid_display import GridDisplay, labels
 from onea.errors import OneaError
+from onea.methods.adapter_merging import AdapterMemo
 from onea.runs import executors
 from onea.runs.config import make_config
 from onea.runs.engine import run
@@ -26,7 +30,10 @@ from onea.runs.executors import InProcess, LocalProcesses, choose_executor
 from onea.runs.grid import GridProgress, run_grid
 from onea.runs.jobs import Job, attempt, tell_nobody
 from onea.runs.record import essence
+from onea.runs.setup import prepare
+from onea.runs.sharing import once_per_training, with_memos
 from onea.runs.store import Failure, RecordStore
+from onea.runtime import make_runtime
 
 # A grid as a program of its own, to be killed.
 GRID = """
@@ -326,6 +333,55 @@ def test_shared_adapters_change_nothing_but_the_time(tiny_run, tmp_path):
 
     assert results(shared)[0] == results(apart)[0]
     assert results(shared)[1] == [[False] * 3, [True] * 3, [False] * 3], "other images are not the same training"
+
+
+def test_adapters_are_kept_only_while_a_later_job_needs_them(tiny_run, tmp_path):
+    def config(seed, method="one-a", **options):
+        values = tiny_run | {"seed": seed, "method": method}
+        return make_config(values | {"options": values["options"] | options})
+
+    mixed = [config(1), config(2), config(1, rank=5), config(1, kappa=9.0), config(3), config(2, "running-mean")]
+    alone = make_config(
+        {"method": "simplecil", **{k: v for k, v in tiny_run.items() if k not in ("method", "options")}}
+    )
+    given = list(with_memos([Job(one, tmp_path) for one in [*mixed, alone]]))
+    assert [job.config for job, _ in given] == [mixed[index] for index in (0, 3, 1, 5, 2, 4)] + [alone]
+    memos = [memo for _, memo in given]
+    assert memos[0] is memos[1]
+    assert memos[2] is memos[3]
+    assert memos[0] is not memos[2]
+    assert memos[4:] == [None] * 3, "nobody could use what they train"
+    assert once_per_training([*mixed, alone]) == [mixed[0], mixed[1], mixed[2], mixed[4], alone]
+
+    walk = with_memos([Job(one, tmp_path) for one in mixed])
+    first = weakref.ref(next(walk)[1])
+    assert next(walk)[1] is first()
+    next(walk)
+    gc.collect()
+    assert first() is None, "dropped with the last job that trains alike"
+
+
+def test_shared_adapters_lie_in_host_memory_and_are_lent_as_copies(tiny_run):
+    memo = AdapterMemo()
+    ready = prepare(make_config(tiny_run), make_runtime("cpu"), memo)
+    own, _ = ready.method._trained(ready.task(0))
+    lent, report = ready.method._trained(ready.task(0))
+    assert report["training_shared"]
+    ((kept, _),) = memo.values()
+    for name, value in kept.items():
+        assert value.device.type == "cpu"
+        assert torch.equal(value, own[name])
+        assert len({value.data_ptr(), own[name].data_ptr(), lent[name].data_ptr()}) == 3
+
+
+def test_training_is_shared_by_default_only_within_one_process():
+    assert choose_executor(1).share_adapters
+    assert not choose_executor(1, share_training=False).share_adapters
+    assert isinstance(choose_executor(2), LocalProcesses)
+    with pytest.raises(OneaError, match="--workers 1"):
+        choose_executor(2, share_training=True)
+    with pytest.raises(OneaError, match="--workers 1"):
+        choose_executor(ray="local", share_training=True)
 
 
 def test_each_process_gets_a_gpu_and_its_part_of_the_threads(quick, store, monkeypatch):

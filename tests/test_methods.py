@@ -180,7 +180,7 @@ def test_running_mean_keeps_the_mean_of_all_trained_adapters(tiny_run):
     memo = AdapterMemo()
     kept = learn_all(prepared(tiny_run, "running-mean", memo)).kept.state_dict()
     for name, value in kept.items():
-        mean = torch.stack([trained.tensors[name] for trained in memo.values()]).mean(0)
+        mean = torch.stack([tensors[name] for tensors, _ in memo.values()]).mean(0)
         torch.testing.assert_close(value, mean)
 
 

@@ -56,3 +56,19 @@ def test_runs_renders_and_repeats_nothing(name, more, runs, inputs, tmp_path, mo
     for page in pages:
         first = Path(page).read_text()
         assert "http" not in first.split("<body")[0].replace("http-equiv", ""), "self-contained"
+
+
+def test_runs_that_differ_only_in_the_merge_share_their_training(inputs, tmp_path, monkeypatch, capsys):
+    def shared(*more: str) -> list[bool]:
+        out = tmp_path / "-".join(["out", *more])
+        command = ["paper", "proxies", *inputs, "--tasks", "4", "--out", str(out), *more]
+        assert onea(*command, "--dry-run", patch=monkeypatch) == 0
+        said.append("2 of them differ from another only in the merge" in capsys.readouterr().out)
+        assert onea(*command, patch=monkeypatch) == 0
+        records = [json.loads(path.read_text()) for path in sorted(out.rglob("record.json"))]
+        return sorted(all(task.get("training_shared") for task in record["tasks"]) for record in records)
+
+    said: list[bool] = []
+    assert shared() == [False, True, True]
+    assert shared("--no-share-training") == [False, False, False]
+    assert said == [True, False]

@@ -18,6 +18,7 @@ from onea.cli.demo import _open
 from onea.errors import OneaError
 from onea.metrics import summarise
 from onea.report.curves import accuracy_curves, spread
+from onea.report.made import made as how_made
 from onea.report.matrices import accuracy_matrix
 from onea.report.page import page
 from onea.report.tables import COLUMNS, labels, markdown, rows
@@ -201,6 +202,7 @@ def test_training_that_another_run_did_is_said_and_earns_no_mark() -> None:
     assert best(records, "training s") == [True, True, False]
     assert "9 of 9 adapters were trained by another run" in rows(records)[2].note
     assert rows(records)[0].note == ""
+    assert "0.9 (9 of 9 adapters were trained by another run here" in how_made(records)
 
 
 def test_one_task_forgets_nothing() -> None:

@@ -34,6 +34,14 @@ def paper(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the runs and their cost; run nothing.")] = False,
     workers: Annotated[int | None, typer.Option(help="Runs at a time. [one per GPU]", rich_help_panel=_MACHINE)] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, ...", rich_help_panel=_MACHINE)] = None,
+    share_training: Annotated[
+        bool | None,
+        typer.Option(
+            "--share-training/--no-share-training",
+            help="Train once for runs that differ only in the merge. [on with one worker]",
+            rich_help_panel=_MACHINE,
+        ),
+    ] = None,
     on: Annotated[
         str, typer.Option(help="local, ray, or ray:ADDRESS of a cluster.", rich_help_panel=_MACHINE)
     ] = "local",
@@ -46,6 +54,7 @@ def paper(
     from onea.paper.experiments import find_experiment
     from onea.paper.page import write_experiment
     from onea.paper.scale import Changes, make_plan
+    from onea.runs.executors import InProcess
     from onea.runs.store import RecordStore
 
     if name is None:
@@ -53,11 +62,12 @@ def paper(
         return
     experiment = find_experiment(name)
     plan = make_plan(experiment, Changes(tuple(data or ()), root, backbone, seeds, tasks, scale, device))
-    store = RecordStore(out / "runs")
+    store, executor = RecordStore(out / "runs"), _executor(on, workers, share_training)
     if dry_run:
-        print_plan(plan, {config.key() for config in plan.configs if store.find(config)})
+        shared = isinstance(executor, InProcess) and executor.share_adapters
+        print_plan(plan, {config.key() for config in plan.configs if store.find(config)}, shared)
         return
-    failed = _run(plan, store, _executor(on, workers)) if plan.configs else ()
+    failed = _run(plan, store, executor) if plan.configs else ()
     records = {config.key(): record for config in plan.configs if (record := store.find(config))}
     table, files = write_experiment(plan, records, out / experiment.name)
     print_result(table, files, {config.key(): str(store.failure(config)) for config in failed})
@@ -65,14 +75,14 @@ def paper(
         raise typer.Exit(1)
 
 
-def _executor(on: str, workers: int | None) -> Executor:
+def _executor(on: str, workers: int | None, share_training: bool | None) -> Executor:
     from onea.errors import OneaError
     from onea.runs.executors import choose_executor
 
     kind, _, address = on.partition(":")
     if kind not in ("local", "ray"):
         raise OneaError(f"--on is '{on}'; choose local, ray or ray:ADDRESS.")
-    return choose_executor(workers, ray=(address or "local") if kind == "ray" else None)
+    return choose_executor(workers, (address or "local") if kind == "ray" else None, share_training)
 
 
 def _run(plan: Plan, store: RecordStore, executor: Executor) -> tuple[RunConfig, ...]:

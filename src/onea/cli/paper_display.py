@@ -30,9 +30,10 @@ def print_experiments() -> None:
     console.print("`onea paper NAME` makes one, `--dry-run` says first what it takes; figure 3 is a drawing.")
 
 
-def print_plan(plan: Plan, done: Collection[str]) -> None:
-    """The runs, what is done, and what the rest costs."""
+def print_plan(plan: Plan, done: Collection[str], shared: bool = False) -> None:
+    """The runs, what is done, and what the rest costs; less where runs share their training."""
     from onea.paper.render import notes
+    from onea.runs.sharing import once_per_training
 
     console = Console()
     console.print(f"{plan.experiment.name} ({plan.experiment.alias}): {escape(plan.experiment.title)}")
@@ -61,12 +62,18 @@ def print_plan(plan: Plan, done: Collection[str]) -> None:
                 state,
             )
     console.print(table)
-    left = [cost for key, cost in costs.items() if key not in done]
-    training, evaluation = sum(cost.training for cost in left), sum(cost.evaluation for cost in left)
+    left = [run for run in plan.configs if run.key() not in done]
+    trained = once_per_training(left) if shared else left
+    training = sum(costs[run.key()].training for run in trained)
+    evaluation = sum(costs[run.key()].evaluation for run in left)
     console.print(
         f"{len(costs)} runs, {len(costs) - len(left)} done; {len(left)} left cost about "
         f"{training:,} image-steps of training and {evaluation:,} of evaluation."
     )
+    if len(trained) < len(left):
+        console.print(
+            f"{len(left) - len(trained)} of them differ from another only in the merge and share its training."
+        )
     for data in uncounted:
         console.print(f"{data} is not here; its cost is estimated from its published counts.", markup=False)
 

@@ -11,7 +11,7 @@ from onea.errors import OneaError
 from onea.merging import make_operator
 from onea.merging.operator import Operator, Sizes, Tensors, like, precise
 from onea.methods.adapter_merging import AdapterMemo, AdapterMerging, MergingOptions
-from onea.methods.adapter_training import TrainedAdapter, blank_adapters, train_adapter
+from onea.methods.adapter_training import blank_adapters, train_adapter
 from onea.methods.merge_statistics import diagonal_fisher, gram_matrices
 from onea.methods.state import part_of, prefixed
 from onea.runtime import Runtime
@@ -117,12 +117,12 @@ class MergedAdapter(AdapterMerging):
         super().load_state_dict(state)
         self.start, self.origin = (part_of(prefix, state) for prefix in (_START, _ORIGIN))
 
-    def _trained(self, task: Task) -> TrainedAdapter:
+    def _trained(self, task: Task) -> tuple[Tensors, dict[str, Any]]:
         if self._starts_from == "fresh" and self._needs != "fisher":
             return super()._trained(task)
         trained = train_adapter(self.vit, task, self.options, self.runtime, self.plan, self.start)
         self._head = trained.head
-        return trained
+        return trained.tensors, trained.report
 
     def _absorb(self, new: Tensors, task: Task) -> dict[str, Any]:
         first = not self.merged_classes

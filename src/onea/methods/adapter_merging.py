@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from onea.merging.operator import Operator, Sizes, Tensors
-from onea.methods.adapter_training import AdapterTraining, TrainedAdapter, blank_adapters, train_adapter
+from onea.methods.adapter_training import AdapterTraining, blank_adapters, train_adapter
 from onea.methods.contract import Method
 from onea.methods.state import part_of, prefixed
 from onea.runtime import Runtime
@@ -23,8 +23,11 @@ from onea.vit.heads import cosine_scores
 _KEPT, _MEMORY = "adapter.", "operator."
 
 
-class AdapterMemo(dict[tuple[Any, ...], TrainedAdapter]):
-    """Adapters already trained in this process, for methods that differ only in how they merge them."""
+class AdapterMemo(dict[tuple[Any, ...], tuple[Tensors, dict[str, Any]]]):
+    """Adapters already trained in this process, and their reports, for methods that differ only in how they merge them.
+
+    They are kept in the host's memory: those of a long stream would fill a GPU.
+    """
 
 
 @dataclass(frozen=True)
@@ -97,9 +100,9 @@ class AdapterMerging(Method):
         """Train a fresh adapter, merge it into the kept one and add the prototypes of the new classes."""
         report: dict[str, Any] = {"trained": not (self.options.single_class == "skip" and len(task.classes) == 1)}
         if report["trained"]:
-            trained = self._trained(task)
-            report |= trained.report
-            report["merge"] = self._absorb(trained.tensors, task)
+            new, training = self._trained(task)
+            report |= training
+            report["merge"] = self._absorb(new, task)
         self.runtime.progress.note("prototypes")
         self.prototypes = torch.cat([self.prototypes, self.prototypes_of(task, self.kept)])
         return report
@@ -124,16 +127,19 @@ class AdapterMerging(Method):
         self.prototypes = state["prototypes"].to(self.runtime.device)
         self.merged_classes, self.merged_samples = state["merged"].tolist()
 
-    def _trained(self, task: Task) -> TrainedAdapter:
-        if self.memo is None:
-            return train_adapter(self.vit, task, self.options, self.runtime, self.plan)
+    def _trained(self, task: Task) -> tuple[Tensors, dict[str, Any]]:
+        """The task's adapter, and what to record of its training."""
         training = tuple(getattr(self.options, name) for name in AdapterTraining.__dataclass_fields__)
         key = (task.seed, task.index, task.classes, len(task), training, self.plan)
-        if key in self.memo:
-            trained = self.memo[key]
-            return replace(trained, report=trained.report | {"training_shared": True})
-        self.memo[key] = train_adapter(self.vit, task, self.options, self.runtime, self.plan)
-        return self.memo[key]
+        if self.memo is not None and key in self.memo:
+            tensors, report = self.memo[key]
+            here = {name: value.to(self.runtime.device, copy=True) for name, value in tensors.items()}
+            return here, report | {"training_shared": True}
+        trained = train_adapter(self.vit, task, self.options, self.runtime, self.plan)
+        if self.memo is not None:
+            kept = {name: value.to("cpu", copy=True) for name, value in trained.tensors.items()}
+            self.memo[key] = (kept, trained.report)
+        return trained.tensors, trained.report
 
     def _absorb(self, new: Tensors, task: Task) -> dict[str, Any]:
         self.runtime.progress.note("merging")

@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from onea.report import html
-from onea.report.tables import Record, finished, labels
+from onea.report.tables import Record, finished, labels, lent, lent_note
 
 SHORT = 12  # characters of a digest that tell it apart
 
@@ -80,7 +80,7 @@ def _times(record: Record) -> Record:
         "started": dates.get("started"),
         "resumed": ", ".join(dates.get("resumed") or []) or None,
         "finished": dates.get("finished") if finished(record) else "still running",
-        "seconds learning": f"{sum(timings['learn_s']):.1f}",
+        "seconds learning": f"{sum(timings['learn_s']):.1f}" + (f" ({lent_note(record)})" if lent(record) else ""),
         "seconds evaluating": f"{sum(timings['evaluate_s']):.1f}",
     }
 

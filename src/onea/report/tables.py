@@ -128,7 +128,7 @@ def _cells(column: Column, records: Sequence[Record]) -> list[Cell]:
 
 
 def _may_win(column: Column, record: Record, records: Sequence[Record]) -> bool:
-    if column is SECONDS and (_lent(record) or len({_machine(other) for other in records}) > 1):
+    if column is SECONDS and (lent(record) or len({_machine(other) for other in records}) > 1):
         return False  # seconds that others spent, or another machine's, are not this method's merit
     return finished(record)
 
@@ -143,16 +143,24 @@ def _note(record: Record) -> str:
     done, tasks = len(record["metrics"]["A"]), len(record["stream"]["sizes"])
     if not finished(record):
         notes.append(f"still running: {done} of {tasks} tasks")
-    if lent := _lent(record):
-        notes.append(f"{lent} of {done} adapters were trained by another run here, their training is not counted")
+    if lent(record):
+        notes.append(lent_note(record))
     if skipped := sum(task.get("trained") is False for task in record["tasks"]):
         notes.append(f"{skipped} of {done} tasks not trained")
     return "; ".join(notes)
 
 
-def _lent(record: Record) -> int:
+def lent(record: Record) -> int:
     """How many tasks of this record use an adapter that another run trained, without counting its time."""
     return sum(bool(task.get("training_shared")) for task in record["tasks"])
+
+
+def lent_note(record: Record) -> str:
+    """The sentence to put beside the seconds of a record that trained less than it used."""
+    return (
+        f"{lent(record)} of {len(record['tasks'])} adapters were trained by another run here, "
+        "their training is not counted"
+    )
 
 
 def _plain(text: str) -> str:

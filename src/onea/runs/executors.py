@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import multiprocessing
 import os
 import signal
@@ -18,6 +17,7 @@ from multiprocessing.process import BaseProcess
 
 from onea.errors import OneaError
 from onea.runs.jobs import Job, Result, Tell, attempt, tell_nobody
+from onea.runs.sharing import with_memos
 from onea.runs.store import Failure
 
 _PATIENCE = 30  # seconds for a process to end by itself after its result
@@ -37,21 +37,17 @@ class InProcess(Executor):
     Args:
         share_adapters: train an adapter once for all runs that differ only in how they merge it. Results are the
             same; the records say ``training_shared``, and the times of all but the first are those of the merge alone.
+            The adapters wait in the host's memory, those of one training at a time.
     """
 
     def __init__(self, share_adapters: bool = False) -> None:
-        self._share = share_adapters
+        self.share_adapters = share_adapters
 
     def run(self, jobs: Sequence[Job], tell: Tell = tell_nobody) -> Generator[Result, None, None]:
-        """Results in the order of the jobs."""
-        from onea.methods.adapter_merging import AdapterMemo
-
-        memos: dict[str, AdapterMemo] = {}
-        for job in jobs:
+        """Results in the order of the jobs, or, where adapters are shared, of their trainings."""
+        for job, memo in with_memos(jobs) if self.share_adapters else ((job, None) for job in jobs):
             tell(job, 0, 0)
-            # A memo tells recipes apart, but not images, streams or networks.
-            setting = json.dumps(job.config.identity() | {"method": None, "options": None}, sort_keys=True)
-            yield attempt(job, tell, memos.setdefault(setting, AdapterMemo()) if self._share else None)
+            yield attempt(job, tell, memo)
 
 
 @dataclass(frozen=True)
@@ -124,21 +120,25 @@ class LocalProcesses(Executor):
         return ours, _Worker(job, process, gpu)
 
 
-def choose_executor(workers: int | None = None, ray: str | None = None) -> Executor:
+def choose_executor(workers: int | None = None, ray: str | None = None, share_training: bool | None = None) -> Executor:
     """What a command line asks for.
 
     Args:
         workers: processes on this machine; by default one per GPU. One worker is this process.
         ray: address of a Ray cluster (``host:port``), ``auto`` for the one that runs here, ``local`` for a new one.
+        share_training: train an adapter once for all runs that differ only in the merge; by default wherever all runs
+            are made by this process.
     """
+    count = max(1, len(visible_gpus())) if workers is None else workers
+    if share_training and (ray is not None or count != 1):
+        raise OneaError("Only runs of one process can share their training; give --workers 1, or --no-share-training.")
     if ray is not None:
         if workers is not None:
             raise OneaError("A Ray cluster has its own workers; leave out the number of workers.")
         from onea.runs.ray_executor import RayExecutor
 
         return RayExecutor(None if ray == "local" else ray)
-    count = max(1, len(visible_gpus())) if workers is None else workers
-    return InProcess() if count == 1 else LocalProcesses(count)
+    return InProcess(share_adapters=share_training is not False) if count == 1 else LocalProcesses(count)
 
 
 def visible_gpus() -> list[str]:
