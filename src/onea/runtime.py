@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,6 +19,9 @@ from onea.processes import Processes, join_processes
 class Progress:
     """Listens to a run. This one ignores everything; a display overrides what it shows."""
 
+    def begin(self, record: dict[str, Any]) -> None:
+        """A run begins or is taken up again. The record stays up to date: what it holds grows with every task."""
+
     def start_task(self, task: int, tasks: int, name: str) -> None:
         """A task begins (counted from 0)."""
 
@@ -27,11 +31,56 @@ class Progress:
     def step(self, images: int) -> None:
         """So many images were trained on."""
 
+    def end_epoch(self, epoch: int, loss: float) -> None:
+        """An epoch (counted from 0) is over; its mean loss."""
+
     def note(self, text: str) -> None:
         """Something other than training began."""
 
     def end_task(self, task: int, accuracy: float) -> None:
         """A task was learned and evaluated; accuracy over all classes seen, in percent."""
+
+
+class Everyone(Progress):
+    """Several listeners as one."""
+
+    def __init__(self, *listeners: Progress) -> None:
+        self._listeners = listeners
+
+    def begin(self, record: dict[str, Any]) -> None:
+        """Tell everyone."""
+        for listener in self._listeners:
+            listener.begin(record)
+
+    def start_task(self, task: int, tasks: int, name: str) -> None:
+        """Tell everyone."""
+        for listener in self._listeners:
+            listener.start_task(task, tasks, name)
+
+    def start_epoch(self, epoch: int, epochs: int, images: int) -> None:
+        """Tell everyone."""
+        for listener in self._listeners:
+            listener.start_epoch(epoch, epochs, images)
+
+    def step(self, images: int) -> None:
+        """Tell everyone."""
+        for listener in self._listeners:
+            listener.step(images)
+
+    def end_epoch(self, epoch: int, loss: float) -> None:
+        """Tell everyone."""
+        for listener in self._listeners:
+            listener.end_epoch(epoch, loss)
+
+    def note(self, text: str) -> None:
+        """Tell everyone."""
+        for listener in self._listeners:
+            listener.note(text)
+
+    def end_task(self, task: int, accuracy: float) -> None:
+        """Tell everyone."""
+        for listener in self._listeners:
+            listener.end_task(task, accuracy)
 
 
 @dataclass(frozen=True)

@@ -103,6 +103,7 @@ def train(
                     values.append(value.detach())  # stays on the device: reading it here would stall the pipeline
                 runtime.progress.step(len(labels))
             means.append(_checked_mean(torch.stack(values), len(losses), task, epoch))
+            runtime.progress.end_epoch(epoch, means[-1])
         _set_training(trained, False)
     return means
 

@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
-_STREAM, _INPUT, _MACHINE = "Stream", "Images and network", "Machine"
+_STREAM, _INPUT, _MACHINE, _TRACK = "Stream", "Images and network", "Machine", "Tracking"
+
+_NOT_SETTINGS = ("config", "out", "track", "track_to")  # they do not change what is computed
 
 
 def run(
@@ -73,6 +75,13 @@ def run(
     budget: Annotated[
         float | None, typer.Option(help="Gigabytes of memory the images may take.", rich_help_panel=_MACHINE)
     ] = None,
+    track: Annotated[
+        list[str] | None,
+        typer.Option(help="Also log to tensorboard, wandb, mlflow, ... by Accelerate's names.", rich_help_panel=_TRACK),
+    ] = None,
+    track_to: Annotated[
+        Path | None, typer.Option(help="Folder for logs of several runs. [the run's own]", rich_help_panel=_TRACK)
+    ] = None,
 ) -> None:
     """Run one method on one stream. Options of the method itself (`onea methods NAME` lists them) go last.
 
@@ -83,14 +92,16 @@ def run(
     from onea.runs.config import make_config, read_yaml
     from onea.runs.engine import run as run_one
     from onea.runs.record import read_record
+    from onea.runs.tracking import Tracking
+    from onea.runtime import Everyone
 
-    named = {name: value for name, value in context.params.items() if name not in ("config", "out")}
+    named = {name: value for name, value in context.params.items() if name not in _NOT_SETTINGS}
     given = {name: value for name, value in named.items() if value is not None}
     settings = make_config((read_yaml(config) if config else {}) | given | from_arguments(context.args))
     folder = out or settings.folder()
     earlier = read_record(folder)
-    with RunDisplay() as display:
-        record = run_one(settings, folder, display)
+    with RunDisplay() as display, Tracking(track or (), folder, track_to) as tracking:
+        record = run_one(settings, folder, Everyone(display, tracking))
     if os.environ.get("RANK", "0") == "0":  # of several processes that share the run, the first one speaks
         print_summary(record, folder)
         if earlier and earlier["status"] == "finished":

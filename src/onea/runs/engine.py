@@ -46,6 +46,7 @@ def run(config: RunConfig, folder: Path, progress: Progress | None = None, memo:
         check_same_inputs(record, prepared.description, folder)
         prepared.method.load_state_dict(load_checkpoint(folder, record))
         record["dates"]["resumed"].append(now())
+    runtime.progress.begin(record)
     for index in range(len(record["correct"]), prepared.stream.tasks):
         _learn_task(index, prepared, runtime, record)
         if runtime.processes.first:
