@@ -56,6 +56,13 @@ def test_runs_renders_and_repeats_nothing(name, more, runs, inputs, tmp_path, mo
     for page in pages:
         first = Path(page).read_text()
         assert "http" not in first.split("<body")[0].replace("http-equiv", ""), "self-contained"
+        assert len(first) < 3_000_000
+        wanted = ["The stream", "What is kept of each task", "Spectra and gates per layer"] if runs else []
+        assert all(f"<h3>{heading}</h3>" in first for heading in wanted)
+        assert first.count("<h3>Accuracy as classes arrive</h3>") == bool(runs)
+        twice = {"directions": "Update strength per direction", "alignment": "Basis before and after"}.get(name)
+        assert not twice or f"<h3>{twice}</h3>" not in first, "what the figure itself shows is not shown again"
+        assert "Nothing has been run yet" not in first
 
 
 def test_runs_that_differ_only_in_the_merge_share_their_training(inputs, tmp_path, monkeypatch, capsys):

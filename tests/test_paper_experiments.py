@@ -21,7 +21,7 @@ from onea.paper import names
 from onea.paper.cost import estimate, stream_of
 from onea.paper.experiments import Experiment, experiments, find_experiment
 from onea.paper.facts import DataFacts, backbone_width, data_facts
-from onea.paper.page import write_experiment
+from onea.paper.page import detailed, write_experiment
 from onea.paper.pictures import pictures
 from onea.paper.readings import READINGS, forgetting_curve
 from onea.paper.render import grid_table
@@ -353,6 +353,31 @@ def test_one_a_leads_the_curves() -> None:
     assert list(first.get_ydata()) == known[ours.key()]["metrics"]["A"]
 
 
+def test_a_page_shows_every_finished_run_under_its_row_and_one_a_first() -> None:
+    made = plan("ablation", seeds=2)
+    known = records(made)
+    unfinished = made.places[0].runs[1].key()
+    known[unfinished] |= {"status": "running"}
+    shown = detailed(made, known)
+    assert len(shown) == len(made.configs) - 1
+    assert shown[0]["title"] == "ASA + GW + DG"
+    assert {record["group"] for record in shown} == {"CIFAR100", "ImageNet-A"}
+
+
+def test_of_a_heat_map_the_best_and_the_worst_run_of_each_panel_are_shown_in_detail() -> None:
+    made = plan("sensitivity")
+    known = {run.key(): record(run, 0.5 + 0.01 * number) for number, run in enumerate(made.configs)}
+    shown = [(one["group"], one["metrics"]["A_T"]) for one in detailed(made, known)]
+    for group in ("CIFAR100 (T=10)", "ImageNet-A (T=10)"):
+        every = [
+            known[place.runs[0].key()]["metrics"]["A_T"]
+            for place in made.places
+            if place.cell.headings()[0][0] == group
+        ]
+        assert [accuracy for of, accuracy in shown if of == group] == [max(every), min(every)]
+    assert len(detailed(made, {made.configs[0].key(): known[made.configs[0].key()]})) == 1
+
+
 def test_no_two_points_look_alike() -> None:
     made = plan("efficiency")
     known = records(made)
@@ -383,10 +408,10 @@ def test_what_needs_no_run_is_written(name: str, files: set[str], tmp_path: Path
 # ---- the command ----------------------------------------------------------------------------------------------------
 
 
-def call(*arguments: str) -> Any:
+def call(*arguments: str, columns: int = 200) -> Any:
     app = typer.Typer()
     app.command()(paper)
-    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
+    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": str(columns)})
 
 
 def test_the_command_lists_everything() -> None:
@@ -394,6 +419,21 @@ def test_the_command_lists_everything() -> None:
     for experiment in experiments().values():
         assert experiment.name in listed
         assert experiment.alias in listed
+    narrow = call(columns=80).stdout.splitlines()
+    assert max(map(len, narrow)) <= 80
+    assert len(narrow) <= 2 * len(experiments()) + 6, "at most two lines each"
+    assert not any("…" in line for line in narrow)
+
+
+def test_a_dry_run_tells_its_lines_apart(tmp_path: Path) -> None:
+    for name in ("ablation", "sensitivity"):
+        lines = call(name, "--data", "cifar100", "--dry-run", "--out", str(tmp_path)).stdout.splitlines()
+        cells = [line for line in lines if "CIFAR100" in line]
+        assert (
+            len(cells)
+            == len(set(cells))
+            == len([c for c in find_experiment(name).cells if c.options["data"] == "cifar100"])
+        )
 
 
 @pytest.mark.parametrize("experiment", experiments().values(), ids=lambda one: one.name)

@@ -6,28 +6,29 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
 if TYPE_CHECKING:
     from onea.paper.cost import Cost
-    from onea.paper.scale import Plan
+    from onea.paper.scale import Place, Plan
     from onea.report.grid_table import GridTable
 
 
 def print_experiments() -> None:
-    """Every table and figure, with what it takes."""
+    """Every table and figure, with how many runs it takes."""
     from onea.paper.experiments import experiments
-    from onea.paper.names import data_title
 
-    table = Table(Column("name", no_wrap=True), Column("or", no_wrap=True), "shows", "data", "cells", "seeds")
+    names = (Column(head, no_wrap=True) for head in ("name", "or"))
+    table = Table(*names, "shows", Column("runs", justify="right"), box=SIMPLE_HEAD, pad_edge=False)
     for one in experiments().values():
-        counts = (str(len(one.cells)), str(one.seeds)) if one.cells else ("–", "–")
-        table.add_row(one.name, one.alias, escape(one.title), ", ".join(map(data_title, one.datasets)), *counts)
+        runs = len(one.cells) * one.seeds
+        table.add_row(one.name, one.alias, escape(one.title), str(runs or "–"))
     console = Console()
     console.print(table)
-    console.print("`onea paper NAME` makes one, `--dry-run` says first what it takes; figure 3 is a drawing.")
+    console.print("`onea paper NAME` makes one; `--dry-run` says first what it takes. Figure 3 is a drawing.")
 
 
 def print_plan(plan: Plan, done: Collection[str], shared: bool = False) -> None:
@@ -43,32 +44,30 @@ def print_plan(plan: Plan, done: Collection[str], shared: bool = False) -> None:
         console.print("Nothing to run.")
         return
     costs, uncounted = _costs(plan)
-    numbers = (Column(name, justify="right", no_wrap=True) for name in ("training", "evaluation"))
-    table = Table("row", "column", "seed", Column("run", no_wrap=True), *numbers, "state")
+    titles = (Column(name, justify="right", no_wrap=True) for name in ("runs", "done", "training", "evaluation"))
+    table = Table("row", "column", *titles, box=SIMPLE_HEAD, pad_edge=False)
     shown: set[str] = set()
     for place in plan.places:
-        group, column = place.cell.headings()[0]
-        for run in place.runs:
-            key = run.key()
-            cost, state = costs[key], "done" if key in done else "again" if key in shown else ""
-            shown.add(key)
-            table.add_row(
-                escape(place.cell.row),
-                escape(group or column),
-                str(run.seed),
-                key,
-                f"{cost.training:,}",
-                f"{cost.evaluation:,}",
-                state,
-            )
+        keys = [run.key() for run in place.runs]
+        finished = str(sum(key in done for key in keys))
+        if shown.issuperset(keys):  # two rows may be one configuration; it is run once
+            numbers = ["as above", finished, "", ""]
+        else:
+            numbers = [str(len(keys)), finished]
+            numbers += [
+                f"{sum(costs[key].training for key in keys):,}",
+                f"{sum(costs[key].evaluation for key in keys):,}",
+            ]
+        shown.update(keys)
+        table.add_row(escape(place.cell.row), escape(_column(place, plan)), *numbers)
     console.print(table)
     left = [run for run in plan.configs if run.key() not in done]
     trained = once_per_training(left) if shared else left
     training = sum(costs[run.key()].training for run in trained)
     evaluation = sum(costs[run.key()].evaluation for run in left)
     console.print(
-        f"{len(costs)} runs, {len(costs) - len(left)} done; {len(left)} left cost about "
-        f"{training:,} image-steps of training and {evaluation:,} of evaluation."
+        f"{len(costs)} runs, {len(costs) - len(left)} done. The other {len(left)} train on about {training:,} images, "
+        f"each counted once an epoch, and evaluate about {evaluation:,}."
     )
     if len(trained) < len(left):
         console.print(
@@ -109,6 +108,15 @@ def print_result(table: GridTable | None, files: Sequence[Path], failures: Mappi
         console.print(str(file), markup=False, soft_wrap=True)
     for key, why in failures.items():
         console.print(f"run {key} failed: {why}", markup=False, soft_wrap=True)
+
+
+def _column(place: Place, plan: Plan) -> str:
+    """The column of a place: its group, and its own name where the group alone does not tell it apart."""
+    group, name = place.cell.headings()[0]
+    alike = [
+        other for other in plan.places if other.cell.row == place.cell.row and other.cell.headings()[0][0] == group
+    ]
+    return group if group and len(alike) == 1 else f"{group}, {name}" if group else name
 
 
 def _costs(plan: Plan) -> tuple[dict[str, Cost], list[str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from onea.paper.experiments import SHARED, Cell, Experiment
-from onea.paper.tables import ABLATION, BOTH, LAST, MAIN, PAPER_STREAMS, by_method, by_switch
+from onea.paper.tables import ABLATION, BOTH, COMPONENTS, LAST, MAIN, PAPER_STREAMS, by_method, by_switch
 
 GAMMAS = (0.001, 0.005, 0.01, 0.05)
 PIECES = (10, 5, 2)  # classes at most, of the micro-tasks that large tasks are cut into
@@ -80,7 +80,7 @@ FIGURES = (
             (("F", "F"), ("mean A", "mean_A")),
         ),
         per_task=True,
-        notes=(_FIXED,),
+        notes=(COMPONENTS, _FIXED),
     ),
     Experiment(
         "figure6a",
@@ -125,7 +125,13 @@ FIGURES = (
     Experiment(
         "figure8", "generation", "How a step-imbalanced stream is made", "fig:step_imbalance_generation", "streams"
     ),
-    Experiment("figure9", "long-tail-comparison", "SI-CIL against long-tailed CIL", "fig:sicil_vs_longtail", "streams"),
+    Experiment(
+        "figure9",
+        "long-tail-comparison",
+        "Uneven tasks against long-tailed classes",
+        "fig:sicil_vs_longtail",
+        "streams",
+    ),
     Experiment(
         "figure10",
         "descending-distribution",

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from html import escape
+import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from onea.files import write_atomically
+from onea.paper.names import METHODS
 from onea.paper.pictures import Picture, pictures
+from onea.paper.readings import Record
 from onea.paper.render import Records, grid_table
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from onea.paper.scale import Plan
     from onea.report.grid_table import GridTable
+    from onea.runs.config import RunConfig
+
+# What a kind of figure shows itself, so that the page need not show it again.
+_DRAWN_ALREADY = {"curves": ("curves",), "directions": ("updates",), "alignment": ("bases",)}
 
 
 def write_experiment(plan: Plan, records: Records, folder: Path) -> tuple[GridTable | None, list[Path]]:
@@ -34,35 +37,54 @@ def write_experiment(plan: Plan, records: Records, folder: Path) -> tuple[GridTa
         ):
             written.append(_write(folder / f"{name}.{suffix}", text))
     written += [style.save(picture.draw(), folder / f"{picture.name}.png") for picture in drawn]
-    written.append(_write(folder / f"{name}.html", page(plan, table, drawn)))
+    written.append(_write(folder / f"{name}.html", page(plan, table, drawn, records)))
     return table, written
 
 
-def page(plan: Plan, table: GridTable | None, drawn: list[Picture]) -> str:
+def page(plan: Plan, table: GridTable | None, drawn: list[Picture], records: Records) -> str:
     """One page that stands on its own; what the runs differ in from the paper's is its first line."""
-    from onea.report import formats, html
+    from onea.report.experiment_page import Picture as Shown
+    from onea.report.experiment_page import experiment_page
 
     experiment = plan.experiment
-    title = experiment.heading
-    figures = [html.figure(_with_width(picture), picture.caption, picture.caption) for picture in drawn]
-    return html.document(
-        title,
-        [
-            f"<h1>{escape(title)}</h1>",
-            formats.html(table) if table else "",
-            *figures,
-            f'<p class="soft">{escape(_origin(plan))}</p>',
-        ],
+    numbers = "; its numbers are in the table above." if table else "."
+    return experiment_page(
+        experiment.heading,
+        detailed(plan, records),
+        [dataclasses.replace(table, notes=())] if table else [],
+        table.notes if table else (),
+        [Shown(picture.caption, picture.draw, picture.caption + numbers, "") for picture in drawn],
+        leave_out=_DRAWN_ALREADY.get(experiment.kind, ()) if drawn else (),
+        closing=_origin(plan),
     )
+
+
+def detailed(plan: Plan, records: Records) -> list[Record]:
+    """The finished runs that the page shows in detail, under the names of their rows; the full One-A first.
+
+    Of a heat map's many runs these are the best and the worst of each panel.
+    """
+    found: dict[str, list[Record]] = {}
+    for place in sorted(plan.places, key=lambda place: not is_full_one_a(place.runs[0])):
+        group = place.cell.headings()[0][0]
+        for run in place.runs:
+            record = records.get(run.key(), {})
+            if record.get("status") == "finished":
+                found.setdefault(group, []).append(record | {"title": place.cell.row, "group": group})
+    if plan.experiment.kind == "heatmap":
+        by_accuracy = (sorted(group, key=lambda record: -record["metrics"]["A_T"]) for group in found.values())
+        return [record for group in by_accuracy for record in (group[0], *group[1:][-1:])]
+    return [record for group in found.values() for record in group]
+
+
+def is_full_one_a(run: RunConfig) -> bool:
+    """Whether a run is the method as published, whatever the scale."""
+    return run.method == METHODS["One-A"] and all(name.endswith("epochs") for name in run.options)
 
 
 def _origin(plan: Plan) -> str:
     where = f"{plan.experiment.label} of “One Adapter for All” (arXiv 2603.10237)"
     return f"After {where}, made by `onea paper {plan.experiment.alias}`."
-
-
-def _with_width(picture: Picture) -> Callable[[dict[str, Any]], Figure]:
-    return lambda given: picture.draw(**given)
 
 
 def _write(path: Path, text: str) -> Path:

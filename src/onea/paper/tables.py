@@ -32,6 +32,10 @@ TRAINING: dict[str, dict[str, Any]] = {
     "One-A": {},
 }
 
+COMPONENTS = (
+    "ASA: asymmetric alignment; GW: global weighting; DG: directional gating. Without any, adapters are averaged; with "
+    "all three, it is One-A."
+)
 ONE_SEED = (
     "The paper prints no deviation here and does not say over how many seeds; one by default, --seeds N for more."
 )
@@ -105,7 +109,7 @@ TABLES = (
             "{data}",
             (("T={tasks}", "A_T"),),
         ),
-        notes=(ONE_SEED,),
+        notes=(COMPONENTS, ONE_SEED),
     ),
     Experiment(
         "table4",
@@ -128,7 +132,11 @@ TABLES = (
         "tab:info",
         "table",
         by_switch({row: {"weights": proxy} for row, proxy in PROXIES.items()}, [("cifar100", 10), ("imagenet-a", 10)]),
-        notes=("The paper does not say T; 10 unless --tasks says otherwise.", ONE_SEED),
+        notes=(
+            "What weighs the two sides of a merge: norms, singular values (SV) or numbers of classes.",
+            "The paper does not say T; 10 unless --tasks says otherwise.",
+            ONE_SEED,
+        ),
     ),
     Experiment(
         "table6",
@@ -137,7 +145,11 @@ TABLES = (
         "tab:flexe_loss",
         "table",
         by_switch(TRAINING, [("cifar100", 10), ("imagenet-a", 10)]),
-        notes=("The paper does not say T; 10 unless --tasks says otherwise.", ONE_SEED),
+        notes=(
+            "L_ctr: the contrastive loss; E(t): longer training of larger tasks.",
+            "The paper does not say T; 10 unless --tasks says otherwise.",
+            ONE_SEED,
+        ),
     ),
     Experiment("table7", "hyperparameters", "One-A's hyper-parameters", "tab:dataset_hyper", "settings"),
     Experiment(

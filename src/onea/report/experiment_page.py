@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -46,28 +46,35 @@ def experiment_page(
     tables: Sequence[GridTable] = (),
     notes: Sequence[str] = (),
     pictures: Sequence[Picture] = (),
+    leave_out: Collection[str] = (),
+    closing: str = "",
 ) -> str:
     """The page as text.
 
     Args:
         title: heading of the page.
-        records: all runs it is about; a record may carry a ``title`` on top of what a run writes.
+        records: all runs it is about; on top of what a run writes, a record may carry a ``title`` and the ``group`` of
+            results that it belongs to.
         tables: of the experiment; by default one for each setting that the records come from.
         notes: what a reader must know before any number, in the first lines.
         pictures: of the experiment itself; they come before those that every page has.
+        leave_out: of ``curves``, ``updates`` and ``bases``, what the pictures show already.
+        closing: the last line.
     """
-    if not records and not tables:
+    if not records and not tables and not pictures:
         raise OneaError("there is no record and no table to make a page of; give at least one")
     found = settings(records)
     parts = [f"<h1>{escape(title)}</h1>", *(f'<p class="note">{html.symbols(note)}</p>' for note in notes)]
-    parts.append(_lead(found))
+    waiting = any(value.wanted for table in tables for value in table.values.values())
+    parts.append(_lead(found) if found or waiting else "")
     if tables:
-        parts += ["<h2>Results</h2>", *(formats.html(table) for table in tables), _legend()]
+        parts += ["<h2>Results</h2>", *(formats.html(table) for table in tables), _legend() if waiting else ""]
     parts += [f"<h2>{escape(p.heading)}</h2>{_drawn(p.draw, p.alt, p.caption)}" for p in pictures]
     for setting in found:
-        parts += _setting(setting, with_table=not tables)
+        parts += _setting(setting, not tables, leave_out)
     if found:
         parts.append(made([record for setting in found for record in setting.fixed()]))
+    parts.append(f'<p class="soft">{escape(closing)}</p>' if closing else "")
     return html.document(title, parts)
 
 
@@ -88,7 +95,7 @@ def _legend() -> str:
     )
 
 
-def _setting(setting: Setting, with_table: bool) -> list[str]:
+def _setting(setting: Setting, with_table: bool, leave_out: Collection[str]) -> list[str]:
     fixed = setting.fixed()
     parts = [f'<h2 class="part">{escape(setting.name)}</h2>']
     if with_table:
@@ -96,9 +103,10 @@ def _setting(setting: Setting, with_table: bool) -> list[str]:
             formats.html(grid_table(setting, f"Results over {html.count(len(setting.seeds), 'seed', 'seeds')}")),
             _legend(),
         ]
-    parts += [_curves(setting), _stream(fixed[0]), _matrices(fixed)]
+    parts += [_curves(setting)] if "curves" not in leave_out else []
+    parts += [_stream(fixed[0]), _matrices(fixed)]
     if analysed := next((record for record in fixed if analysis_figures.has_analysis(record)), None):
-        parts += _analysis(analysed)
+        parts += _analysis(analysed, leave_out)
     if sum(inference_cost(group) is not None for group in setting.groups) > 1:
         parts.append(_cost(setting))
     return parts
@@ -139,32 +147,33 @@ def _matrices(records: Sequence[Record]) -> str:
     return f"<h3>What is kept of each task</h3>{_drawn(lambda **w: matrix_panels(shown, **w), alt, caption)}"
 
 
-def _analysis(record: Record) -> list[str]:
+def _analysis(record: Record, leave_out: Collection[str]) -> list[str]:
     name, analysis = analysis_figures.analysed_merge(record)
     whose = f"{record['title']}, seed {record['config']['seed']}, merge of {name}"
     gates = [analysis_figures.numbers(layer["gate"]) for kind in analysis.values() for layer in kind["layers"]]
     low, high = min(map(min, gates)), max(map(max, gates))
-    pictures = (
-        Picture(
+    pictures = {
+        "spectra": Picture(
             "Spectra and gates per layer",
             lambda **w: analysis_figures.spectra_and_gates(record, **w),
             f"Line charts, normalised singular values and gates by layer; gates from {low:.2f} to {high:.2f}.",
             f"{whose}. The gate holds back the base's strongest directions, on the left, and lets the weaker follow.",
         ),
-        Picture(
+        "updates": Picture(
             "Update strength per direction",
             lambda **w: analysis_figures.update_strength(record, **w),
             f"Line charts, norm of the update along each singular direction of the base. {_mean_updates(analysis)}",
             f"{whose}. How far the merge moved the matrices along each singular direction of the base.",
         ),
-        Picture(
+        "bases": Picture(
             "Basis before and after",
             lambda **w: analysis_figures.basis_alignment(record, **w),
             f"Heat maps, overlap of the base's singular directions with those after the merge. {_diagonals(analysis)}",
             f"{whose}. A dark diagonal: the directions stayed where they were. Many directions are shown in blocks.",
         ),
-    )
-    return [f"<h3>{escape(p.heading)}</h3>{_drawn(p.draw, p.alt, p.caption)}" for p in pictures]
+    }
+    shown = [picture for name, picture in pictures.items() if name not in leave_out]
+    return [f"<h3>{escape(p.heading)}</h3>{_drawn(p.draw, p.alt, p.caption)}" for p in shown]
 
 
 def _mean_updates(analysis: Record) -> str:

@@ -87,7 +87,7 @@ def figure(draw: Callable[[dict[str, Any]], Figure], alt: str, caption: str) -> 
     wide, narrow = svg(draw({})), svg(draw({"width": PHONE}))
     return (
         f'<figure><picture><source media="(max-width: 40rem)" srcset="{narrow}"><img src="{wide}" '
-        f'alt="{escape(alt)}"></picture></figure><p class="soft">{escape(caption)}</p>'
+        f'alt="{escape(alt)}"></picture></figure>' + (f'<p class="soft">{escape(caption)}</p>' if caption else "")
     )
 
 
