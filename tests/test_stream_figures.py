@@ -67,7 +67,7 @@ def test_the_comparison_shows_both_kinds_of_imbalance() -> None:
 def test_a_long_tailed_or_even_stream_is_not_called_otherwise() -> None:
     tail = comparison_figure(make_stream(classes=20, tasks=4, long_tail=0.1, n_max=100), n_max=100)
     assert [text.get_text() for text in tail.axes[3].texts] == ["100", "10"]
-    assert tail.axes[3].get_title("left") == "SI-CIL: uneven classes"
+    assert tail.axes[3].get_title("left") == "Step-imbalanced: uneven classes"
     even = comparison_figure(make_stream(classes=20, tasks=4, kind="balanced"))
     assert even.axes[2].get_title("left") == "This stream: equal tasks"
 
@@ -172,3 +172,16 @@ def test_help_loads_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_on_a_phone_panels_stand_one_above_the_other() -> None:
+    for draw, panels in ((generation_figure, 2), (comparison_figure, 4)):
+        figure = draw(_stream(10), width=4.2)
+        figure.draw_without_rendering()
+        assert figure.get_size_inches()[0] == pytest.approx(4.2)
+        tops = [axes.get_position().y1 for axes in figure.axes]
+        assert len(tops) == panels
+        assert tops == sorted(tops, reverse=True)
+        assert len({round(axes.get_position().x0, 2) for axes in figure.axes}) == 1
+    upper, lower = (draw.axes for draw in (comparison_figure(_stream(10)), comparison_figure(_stream(10), width=4.2)))
+    assert [axes.get_ylim() for axes in upper] == [axes.get_ylim() for axes in lower]

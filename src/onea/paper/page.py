@@ -83,8 +83,9 @@ def is_full_one_a(run: RunConfig) -> bool:
 
 
 def _origin(plan: Plan) -> str:
-    where = f"{plan.experiment.label} of “One Adapter for All” (arXiv 2603.10237)"
-    return f"After {where}, made by `onea paper {plan.experiment.alias}`."
+    which = plan.experiment.heading.split(":")[0]
+    where = f"“One Adapter for All” (arXiv 2603.10237, {plan.experiment.label})"
+    return f"{which} of {where}; made here by `onea paper {plan.experiment.alias}`."
 
 
 def _write(path: Path, text: str) -> Path:

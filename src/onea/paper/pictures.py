@@ -111,17 +111,14 @@ def _streams(alias: str, tasks: int | None) -> list[Picture]:
             known = DATASETS[data]
             stream = make_stream(classes=known.classes, tasks=tasks or usual, order="descending")
             name = f"{known.title} (T={stream.tasks})"
-            found.append(Picture(f"{alias}-{data}", f"{name}: classes of each task", _still(descending_figure, stream)))
+            found.append(
+                Picture(f"{alias}-{data}", f"{name}: classes of each task", partial(descending_figure, stream))
+            )
         return found
     stream = make_stream(classes=DATASETS["cifar100"].classes, tasks=tasks or 10)
     if alias == "generation":
-        caption = "Left the allocation from head to tail, right the order of arrival"
-        return [Picture(alias, caption, _still(generation_figure, stream))]
+        caption = "How many classes each task gets, and when it arrives"
+        return [Picture(alias, caption, partial(generation_figure, stream))]
     most = DATASETS["cifar100"].train // DATASETS["cifar100"].classes
     caption = "Classes per task and images per class"
-    return [Picture(alias, caption, _still(comparison_figure, stream, most, LONG_TAIL_FACTOR))]
-
-
-def _still(draw: Callable[..., Figure], *given: object) -> Callable[..., Figure]:
-    """A drawing that has one width, whatever is asked."""
-    return lambda width=None: draw(*given)
+    return [Picture(alias, caption, partial(comparison_figure, stream, most, LONG_TAIL_FACTOR))]

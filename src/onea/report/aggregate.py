@@ -145,10 +145,15 @@ def setting_names(records: Sequence[Record]) -> list[str]:
         tasks = f"{len(sizes)} tasks of {spread} classes" if len(sizes) > 1 else "1 task"
         tail = ", long-tailed" if record["stream"].get("samples") else ""
         order = "" if _order(record) in ("shuffled", "given") else f", {_order(record)}"
-        group = f"{record['group']} — " if record.get("group") else ""
-        names.append(f"{group}{data}: {tasks}{order}{tail}, {record['backbone']['name']}")
+        group = str(record.get("group") or "")
+        told = [part for part in (group, data) if part == group or data.replace("-", "") not in _letters(group)]
+        names.append(f"{', '.join(filter(None, told))}: {tasks}{order}{tail}, {record['backbone']['name']}")
     repeated = {name for name in names if names.count(name) > 1}
     return [f"{name} (#{names[:i].count(name) + 1})" if name in repeated else name for i, name in enumerate(names)]
+
+
+def _letters(text: str) -> str:
+    return text.lower().replace("-", "")
 
 
 def _flat(record: Record) -> dict[str, Any]:

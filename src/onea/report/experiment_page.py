@@ -64,12 +64,12 @@ def experiment_page(
     if not records and not tables and not pictures:
         raise OneaError("there is no record and no table to make a page of; give at least one")
     found = settings(records)
-    parts = [f"<h1>{escape(title)}</h1>", *(f'<p class="note">{html.symbols(note)}</p>' for note in notes)]
+    parts = [f"<h1>{html.symbols(title)}</h1>", formats.html_notes(notes)]
     waiting = any(value.wanted for table in tables for value in table.values.values())
     parts.append(_lead(found) if found or waiting else "")
     if tables:
         parts += ["<h2>Results</h2>", *(formats.html(table) for table in tables), _legend() if waiting else ""]
-    parts += [f"<h2>{escape(p.heading)}</h2>{_drawn(p.draw, p.alt, p.caption)}" for p in pictures]
+    parts += [f"<h2>{html.symbols(p.heading)}</h2>{_drawn(p.draw, p.alt, p.caption)}" for p in pictures]
     for setting in found:
         parts += _setting(setting, not tables, leave_out)
     if found:
@@ -83,7 +83,7 @@ def _lead(found: Sequence[Setting]) -> str:
         return '<p class="lead">Nothing has been run yet.</p>'
     runs = sum(len(group.records) for setting in found for group in setting.groups)
     seeds = sorted({seed for setting in found for seed in setting.seeds})
-    which = f"{html.count(len(seeds), 'seed', 'seeds')} ({', '.join(map(str, seeds))})"
+    which = f"{len(seeds)} seeds ({', '.join(map(str, seeds))})" if len(seeds) > 1 else f"seed {seeds[0]}"
     where = html.count(len(found), "setting", "settings")
     return f'<p class="lead">{html.count(runs, "run", "runs")} with {which} in {where}.</p>'
 
@@ -105,8 +105,9 @@ def _setting(setting: Setting, with_table: bool, leave_out: Collection[str]) -> 
         ]
     parts += [_curves(setting)] if "curves" not in leave_out else []
     parts += [_stream(fixed[0]), _matrices(fixed)]
-    if analysed := next((record for record in fixed if analysis_figures.has_analysis(record)), None):
-        parts += _analysis(analysed, leave_out)
+    if analysed := [record for record in fixed if analysis_figures.has_analysis(record)]:
+        gated = (record for record in analysed if _gates(record)[0] < _gates(record)[1])
+        parts += _analysis(next(gated, analysed[0]), leave_out)
     if sum(inference_cost(group) is not None for group in setting.groups) > 1:
         parts.append(_cost(setting))
     return parts
@@ -150,8 +151,7 @@ def _matrices(records: Sequence[Record]) -> str:
 def _analysis(record: Record, leave_out: Collection[str]) -> list[str]:
     name, analysis = analysis_figures.analysed_merge(record)
     whose = f"{record['title']}, seed {record['config']['seed']}, merge of {name}"
-    gates = [analysis_figures.numbers(layer["gate"]) for kind in analysis.values() for layer in kind["layers"]]
-    low, high = min(map(min, gates)), max(map(max, gates))
+    low, high = _gates(record)
     pictures = {
         "spectra": Picture(
             "Spectra and gates per layer",
@@ -174,6 +174,13 @@ def _analysis(record: Record, leave_out: Collection[str]) -> list[str]:
     }
     shown = [picture for name, picture in pictures.items() if name not in leave_out]
     return [f"<h3>{escape(p.heading)}</h3>{_drawn(p.draw, p.alt, p.caption)}" for p in shown]
+
+
+def _gates(record: Record) -> tuple[float, float]:
+    """The lowest and the highest gate of the merge that is shown."""
+    _, analysis = analysis_figures.analysed_merge(record)
+    every = [analysis_figures.numbers(layer["gate"]) for kind in analysis.values() for layer in kind["layers"]]
+    return min(map(min, every)), max(map(max, every))
 
 
 def _mean_updates(analysis: Record) -> str:

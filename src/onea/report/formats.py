@@ -144,13 +144,17 @@ def html(table: GridTable) -> str:
             for index, column in enumerate(table.columns)
         ]
         body.append(html_row(symbols(name), cells))
-    caption = f"<caption><span>{escape(table.title)}</span></caption><thead>{_html_heads(table.columns)}</thead>"
-    notes = "".join(
-        f'<p class="{"note" if index == 0 else "soft"}">{symbols(note)}</p>' for index, note in enumerate(table.notes)
-    )
+    caption = f"<caption><span>{symbols(table.title)}</span></caption><thead>{_html_heads(table.columns)}</thead>"
     return (
-        f'{notes}<div class="scroll" role="region" tabindex="0" aria-label="{escape(table.title)}"><table>'
-        f"{caption}<tbody>{''.join(body)}</tbody></table></div>"
+        f'{html_notes(table.notes)}<div class="scroll" role="region" tabindex="0" aria-label="{escape(table.title)}">'
+        f"<table>{caption}<tbody>{''.join(body)}</tbody></table></div>"
+    )
+
+
+def html_notes(notes: Sequence[str]) -> str:
+    """What a reader must know, the first one most of all."""
+    return "".join(
+        f'<p class="{"note" if index == 0 else "soft"}">{symbols(note)}</p>' for index, note in enumerate(notes)
     )
 
 
@@ -174,7 +178,7 @@ def _html_cell(value: Value, digits: int, mark: Mark | None) -> str:
     paper = f'<span class="paper">paper {escape(value.reported)}</span>' if value.reported else ""
     text = " ".join(part for part in (number, f"({gap})" if gap and number else gap) if part)
     css = f' class="{kind}"' if kind else ""
-    return f"<td{css}>{escape(text) or '–'}{paper}</td>"
+    return f"<td{css}>{escape(text) or ('' if paper else '–')}{paper}</td>"
 
 
 def _latex_heads(columns: Sequence[Column]) -> list[str]:

@@ -48,7 +48,8 @@ thead th { color: var(--soft); font-size: .82rem; line-height: 1.35; white-space
 tbody tr + tr > * { border-top: 1px solid var(--line); }
 th[scope=row], th[scope=rowgroup], thead th:first-child, .words td, .words th { text-align: left; }
 tbody th, tbody td { white-space: nowrap; }
-tbody th[scope=row] { position: sticky; left: 0; background: var(--card); }
+tbody th[scope=row] { position: sticky; left: 0; background: var(--card); white-space: normal; min-width: 8rem;
+  max-width: 20rem; overflow-wrap: break-word; }
 tbody th[scope=rowgroup] { color: var(--soft); font-size: .82rem; padding-top: 1.1rem; }
 td.best { font-weight: 700; color: var(--mark); background: var(--wash); }
 tr.first th { color: var(--mark); }
@@ -66,7 +67,8 @@ thead tr:first-child th[colspan] { text-align: center; }
 .part { border-top: 1px solid var(--line); margin-top: 3rem; padding-top: 1.2rem; }
 h3 { font-size: 1.02rem; line-height: 1.35; margin: 2rem 0 .5rem; }
 @media (max-width: 40rem) { main { padding-top: 1.4rem; } h1 { font-size: 1.5rem; } figure { padding: .4rem; }
-  dl { grid-template-columns: 1fr; gap: 0; } dd { margin-bottom: .45rem; } th, td { padding: .4rem .6rem; } }
+  dl { grid-template-columns: 1fr; gap: 0; } dd { margin-bottom: .45rem; } th, td { padding: .4rem .6rem; }
+  tbody th[scope=row] { min-width: 7.5rem; max-width: 9.5rem; font-size: .85rem; } }
 @media print { body { background: #fff; } .scroll { overflow: visible; } }
 """
 

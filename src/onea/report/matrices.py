@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from onea.report import style
@@ -51,8 +52,8 @@ def matrix_panels(records: Sequence[Record], width: float = WIDTH) -> Figure:
             axes.tick_params(length=0)
             axes.spines[:].set_visible(False)
             name = str(record.get("title") or record["config"]["method"])
-            most = int(each / LETTER / 1.25)
-            axes.set_title(name if len(name) <= most else name[: most - 1] + "…", parse_math=False, fontsize=9.5)
+            lines = wrap(name, int((each - 0.5) / LETTER / 1.25), max_lines=3, placeholder=" …")
+            axes.set_title("\n".join(lines), parse_math=False, fontsize=9.5)
         for axes in panels[len(records) :]:
             axes.set_axis_off()
         figure.supxlabel("after learning task", fontsize=style.LABEL_SIZE)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onea.report import style
+from onea.report.curves import NARROW, WIDTH
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -17,13 +18,16 @@ EVERY_TICK = 20  # up to this many bars, each has its number below it
 MOST_LABELS = 60  # beyond this many bars, counts over them cannot be read
 
 
-def generation_figure(stream: Stream) -> Figure:
-    """Left the sizes from head to tail, right the order of arrival; a task keeps its colour from left to right."""
+def generation_figure(stream: Stream, width: float = WIDTH) -> Figure:
+    """Left the sizes from head to tail, right the order of arrival; a task keeps its colour. One above the other where
+    the width, in inches, is a phone's.
+    """
     head_to_tail = _by_size(stream.sizes)
     colour_of = dict(zip(head_to_tail, style.shades(stream.tasks), strict=True))
     with style.themed():
-        figure = style.blank(2 * _panel_width(stream.sizes), 3.4)
-        left, right = figure.subplots(1, 2, sharey=True)
+        each, narrow = _panel_width(stream.sizes), width < NARROW
+        figure = style.blank(max(width, each), 5.8) if narrow else style.blank(2 * each, 3.4)
+        left, right = figure.subplots(*((2, 1) if narrow else (1, 2)), sharey=True)
         _task_bars(left, [stream.sizes[t] for t in head_to_tail], [colour_of[t] for t in head_to_tail])
         _task_bars(right, stream.sizes, [colour_of[t] for t in range(stream.tasks)])
         _label(left, "Allocation, head to tail", "Rank by size", "Classes")
@@ -31,11 +35,11 @@ def generation_figure(stream: Stream) -> Figure:
     return figure
 
 
-def descending_figure(stream: Stream) -> Figure:
+def descending_figure(stream: Stream, width: float = WIDTH) -> Figure:
     """The sizes of this stream's tasks, largest first."""
     sizes = sorted(stream.sizes, reverse=True)
     with style.themed():
-        figure = style.blank(max(5.2, 1.1 * _panel_width(sizes)), 3.4)
+        figure = style.blank(max(min(width, 5.2), 1.1 * _panel_width(sizes)), 3.4)
         axes = figure.subplots()
         _task_bars(axes, sizes, style.shades(len(sizes)))
         title = (
@@ -45,27 +49,33 @@ def descending_figure(stream: Stream) -> Figure:
     return figure
 
 
-def comparison_figure(stream: Stream, n_max: int = 500, mu: float = 0.1) -> Figure:
+def comparison_figure(stream: Stream, n_max: int = 500, mu: float = 0.1, width: float = WIDTH) -> Figure:
     """Long-tailed class-incremental learning above, this stream below: classes per task left, images per class right.
 
     Args:
         stream: its sizes fill the lower left; the lower right is flat unless the stream is long-tailed itself.
         n_max: training images of the commonest class.
         mu: the rarest class's share of those, in the long-tailed row.
+        width: inches; on a phone all panels stand one above the other.
     """
     from onea.streams import balanced, long_tailed
 
     even = balanced(stream.classes, stream.tasks)
     tail = long_tailed(n_max, stream.classes, mu)
     samples = stream.samples or (n_max,) * stream.classes
-    wide, narrow = _panel_width(stream.sizes), 3.7
+    left, right = _panel_width(stream.sizes), 3.7
+    name = "Step-imbalanced" if _uneven(stream.sizes) else "This stream"
     with style.themed():
-        figure = style.blank(wide + narrow, 5.6)
-        grid = figure.subplots(2, 2, sharex="col", sharey="col", width_ratios=(wide, narrow))
-        _comparison_row(grid[0], "Long-tailed CIL", even, tail, style.PALETTE[1])
-        _comparison_row(
-            grid[1], "SI-CIL" if _uneven(stream.sizes) else "This stream", stream.sizes, samples, style.PALETTE[0]
-        )
+        if width < NARROW:
+            figure = style.blank(max(width, left), 10.4)
+            grid = figure.subplots(4, 1).reshape(2, 2)
+            for upper, lower in zip(*grid, strict=True):
+                lower.sharey(upper)
+        else:
+            figure = style.blank(left + right, 5.6)
+            grid = figure.subplots(2, 2, sharex="col", sharey="col", width_ratios=(left, right))
+        _comparison_row(grid[0], "Long-tailed", even, tail, style.PALETTE[1])
+        _comparison_row(grid[1], name, stream.sizes, samples, style.PALETTE[0])
         grid[1][0].set_xlabel("Task")
         grid[1][1].set_xlabel("Class, in order of arrival (bands: tasks)")
     return figure
