@@ -321,7 +321,7 @@ def test_hyper_parameters_are_the_presets() -> None:
     table = grid_table(plan("hyperparameters"), {})
     assert all(value.mean is None for value in table.values.values()), "only what differs is shown as ours"
     assert table.values["CUB", 0].reported == "0.07"
-    assert "is this" in table.notes[0]
+    assert "has these" in table.notes[0]
 
 
 def test_forgetting_after_every_task() -> None:

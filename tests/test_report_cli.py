@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from onea.cli.report import report as command
 from onea.errors import OneaError
-from onea.report.aggregate import settings
+from onea.report.aggregate import setting_names, settings
 from onea.report.bundle import with_titles, write_report
 from onea.report.experiment_figures import banded_curves
 from onea.report.experiment_page import Picture, experiment_page
@@ -170,3 +170,11 @@ def test_importing_the_commands_loads_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_setting_is_named_after_its_group_without_saying_the_data_twice() -> None:
+    made = [record(sizes=(2, 3), names=()) | {"group": group} for group in ("", "Some-Data (T=2)", "SOMEDATA", "γ=0.1")]
+    for one in made:
+        one["data"] |= {"name": "some-data"}
+    starts = [name.split(":")[0] for name in setting_names(made)]
+    assert starts == ["some-data", "Some-Data (T=2)", "SOMEDATA", "γ=0.1, some-data"]

@@ -82,7 +82,9 @@ def settings_table(experiment: Experiment) -> GridTable:
     digits = (2, 4, 0, 0, 0)
     columns = tuple(Column("", name, digits=count) for name, count in zip(table.columns, digits, strict=True))
     same = all(value.mean is None for value in values.values())
-    note = f"Our preset `paper`, taken by every backbone of the paper's width, {'is' if same else 'differs from'} this."
+    note = (
+        f"Our preset `paper`, taken by every backbone of the paper's width, {'has' if same else 'differs from'} these."
+    )
     return GridTable(experiment.heading, tuple(table.rows), columns, values, (note,))
 
 

@@ -146,8 +146,9 @@ def setting_names(records: Sequence[Record]) -> list[str]:
         tail = ", long-tailed" if record["stream"].get("samples") else ""
         order = "" if _order(record) in ("shuffled", "given") else f", {_order(record)}"
         group = str(record.get("group") or "")
-        told = [part for part in (group, data) if part == group or data.replace("-", "") not in _letters(group)]
-        names.append(f"{', '.join(filter(None, told))}: {tasks}{order}{tail}, {record['backbone']['name']}")
+        inside = _letters(data) in _letters(group)  # CIFAR100 (T=10) need not say cifar100 again
+        told = group if inside else f"{group}, {data}" if group else data
+        names.append(f"{told}: {tasks}{order}{tail}, {record['backbone']['name']}")
     repeated = {name for name in names if names.count(name) > 1}
     return [f"{name} (#{names[:i].count(name) + 1})" if name in repeated else name for i, name in enumerate(names)]
 
