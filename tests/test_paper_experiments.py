@@ -442,7 +442,7 @@ def test_a_dry_run_of_everything(experiment: Experiment, monkeypatch: pytest.Mon
     done = call(experiment.alias, "--dry-run", "--scale", "0.1", "--out", str(tmp_path / "out"))
     assert done.exit_code == 0, done.output
     count = COUNTS[experiment.name]
-    assert (f"{count} runs, 0 done" if count else "Nothing to run") in done.stdout
+    assert (f"{count} run{'s' * (count > 1)}, 0 done" if count else "Nothing to run") in done.stdout
     away = any(name != "cifar100" for name in experiment.datasets)
     assert ("is not here" in done.stdout) == away
     assert not (tmp_path / "out").exists()

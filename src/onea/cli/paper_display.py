@@ -34,6 +34,7 @@ def print_experiments() -> None:
 def print_plan(plan: Plan, done: Collection[str], shared: bool = False) -> None:
     """The runs, what is done, and what the rest costs; less where runs share their training."""
     from onea.paper.render import notes
+    from onea.report.html import count
     from onea.runs.sharing import once_per_training
 
     console = Console()
@@ -66,8 +67,10 @@ def print_plan(plan: Plan, done: Collection[str], shared: bool = False) -> None:
     training = sum(costs[run.key()].training for run in trained)
     evaluation = sum(costs[run.key()].evaluation for run in left)
     console.print(
-        f"{len(costs)} runs, {len(costs) - len(left)} done. The other {len(left)} train on about {training:,} images, "
-        f"each counted once an epoch, and evaluate about {evaluation:,}."
+        f"{count(len(costs), 'run', 'runs')}, {len(costs) - len(left)} done. What is left trains on about {training:,} "
+        f"images, each counted once an epoch, and evaluates about {evaluation:,}."
+        if left
+        else f"{count(len(costs), 'run', 'runs')}, all done."
     )
     if len(trained) < len(left):
         console.print(
@@ -112,7 +115,11 @@ def print_result(table: GridTable | None, files: Sequence[Path], failures: Mappi
 
 def _column(place: Place, plan: Plan) -> str:
     """The column of a place: its group, and its own name where the group alone does not tell it apart."""
+    from onea.paper.names import data_title
+
     group, name = place.cell.headings()[0]
+    if not group and "{" not in place.cell.columns[0][0]:  # all columns are of one stream, and named after metrics
+        return f"{data_title(place.cell.options['data'])} (T={place.cell.options['tasks']})"
     alike = [
         other for other in plan.places if other.cell.row == place.cell.row and other.cell.headings()[0][0] == group
     ]

@@ -50,7 +50,7 @@ FIGURES = (
             for cell in by_method([row], [("cifar100", 10)], group, LAST, stream=stream)
         ),
         seeds=5,
-        notes=("The paper names neither dataset nor T; CIFAR100 and 10 unless told otherwise.",),
+        notes=("The paper names neither dataset nor number of tasks; CIFAR100 and 10 unless told otherwise.",),
     ),
     Experiment(
         "figure4",
@@ -65,7 +65,7 @@ FIGURES = (
             for cell in by_method([row], [("imagenet-a", 10)], "{data}, γ={gamma}", gamma=gamma)
         ),
         per_task=True,
-        notes=("The paper does not say T; 10 unless --tasks says otherwise.", _FIXED),
+        notes=("The paper does not say T, the number of tasks; 10 unless --tasks says otherwise.", _FIXED),
     ),
     Experiment(
         "figure5",
@@ -90,7 +90,7 @@ FIGURES = (
         "directions",
         by_switch({"One-A": {}}, [("cifar100", 10)], "{data} (T={tasks})", LAST),
         per_task=True,
-        notes=("The paper names neither dataset nor T; CIFAR100 and 10 unless told otherwise.", _FIXED),
+        notes=("The paper names neither dataset nor number of tasks; CIFAR100 and 10 unless told otherwise.", _FIXED),
     ),
     Experiment(
         "figure6b",
@@ -100,7 +100,7 @@ FIGURES = (
         "alignment",
         by_switch({"One-A": {}}, [("cifar100", 10)], "{data} (T={tasks})", LAST),
         per_task=True,
-        notes=("The paper names neither dataset nor T; CIFAR100 and 10 unless told otherwise.", _FIXED),
+        notes=("The paper names neither dataset nor number of tasks; CIFAR100 and 10 unless told otherwise.", _FIXED),
     ),
     Experiment(
         "figure7",
@@ -163,7 +163,7 @@ FIGURES = (
         ),
         notes=(
             "Time: evaluation after the last task, image loading included; compare runs of one machine only.",
-            "The paper does not say T; 10 unless --tasks says otherwise.",
+            "The paper does not say T, the number of tasks; 10 unless --tasks says otherwise.",
         ),
     ),
 )

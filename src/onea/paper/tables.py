@@ -134,7 +134,7 @@ TABLES = (
         by_switch({row: {"weights": proxy} for row, proxy in PROXIES.items()}, [("cifar100", 10), ("imagenet-a", 10)]),
         notes=(
             "What weighs the two sides of a merge: norms, singular values (SV) or numbers of classes.",
-            "The paper does not say T; 10 unless --tasks says otherwise.",
+            "The paper does not say T, the number of tasks; 10 unless --tasks says otherwise.",
             ONE_SEED,
         ),
     ),
@@ -147,7 +147,7 @@ TABLES = (
         by_switch(TRAINING, [("cifar100", 10), ("imagenet-a", 10)]),
         notes=(
             "L_ctr: the contrastive loss; E(t): longer training of larger tasks.",
-            "The paper does not say T; 10 unless --tasks says otherwise.",
+            "The paper does not say T, the number of tasks; 10 unless --tasks says otherwise.",
             ONE_SEED,
         ),
     ),
@@ -178,6 +178,8 @@ TABLES = (
         "table",
         by_method(LONG_TAIL, [("cifar100", 10), ("cub200", 20)], "{data} (T={tasks})", long_tail=LONG_TAIL_FACTOR),
         seeds=5,
-        notes=(f"The paper does not say how long the tail is; the rarest class keeps {LONG_TAIL_FACTOR:g} here.",),
+        notes=(
+            f"The paper does not say how long the tail is; the rarest class keeps {LONG_TAIL_FACTOR:g} of its images.",
+        ),
     ),
 )
