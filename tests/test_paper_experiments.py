@@ -238,7 +238,7 @@ def test_another_backbone_gets_its_own_preprocessing_and_preset(tiny_vit: str) -
     runs = plan("main", backbone=tiny_vit, scale=0.5).configs
     assert {(run.backbone, run.protocol) for run in runs} == {(tiny_vit, None)}
     ours = next(run for run in runs if run.method == "one-a" and run.data == "cifar100")
-    assert ours.options == {"epochs": 4, "min_epochs": 2, "max_epochs": 6}, "half of the preset for small backbones"
+    assert ours.options == {"epochs": 2, "min_epochs": 2, "max_epochs": 4}, "half of the preset for small backbones"
 
 
 def test_widths(tiny_vit: str, tmp_path: Path) -> None:
