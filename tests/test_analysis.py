@@ -92,8 +92,8 @@ def test_descriptions_are_by_kind_and_layer_and_leave_out_vectors() -> None:
         assert [layer["layer"] for layer in entry["layers"]] == [0, 1, 2]
         (fusion,) = [f for names, f in fusions if f"blocks.0.{kind}.weight" in names]
         for index, layer in enumerate(entry["layers"]):
-            assert numbers(layer["gate"]) == pytest.approx(fusion.gates[index].tolist(), rel=1e-4)
-            assert numbers(layer["update"]) == pytest.approx(update_norms(fusion)[index].tolist(), rel=1e-4)
+            assert numbers(layer["gate"]) == pytest.approx(fusion.gates[index].tolist(), rel=1e-3)
+            assert numbers(layer["update"]) == pytest.approx(update_norms(fusion)[index].tolist(), rel=1e-3)
             assert numbers(layer["value"])[0] == pytest.approx(1.0, abs=1e-4)
         assert square(entry["overlap"]) == pytest.approx(basis_overlap(fusion).mean(0).numpy(), abs=6e-4)
 
@@ -109,7 +109,7 @@ def test_a_record_of_ten_tasks_and_twelve_layers_stays_small() -> None:
     made = record(sizes=(10,) * 10, names=())
     for task in made["tasks"][1:]:
         task["merge"] = {"analysis": merge}
-    assert len(json.dumps(made, indent=1)) < 400_000  # as runs write it
+    assert len(json.dumps(made, indent=1)) < 200_000  # as runs write it
 
 
 def test_runs_keep_the_analysis_of_every_merge(tiny_run: Record, tmp_path: Path) -> None:
@@ -118,8 +118,8 @@ def test_runs_keep_the_analysis_of_every_merge(tiny_run: Record, tmp_path: Path)
     for task in made["tasks"][1:]:
         assert {kind: len(entry["layers"]) for kind, entry in task["merge"]["analysis"].items()} == {"down": 2, "up": 2}
         gates = [numbers(layer["gate"]) for e in task["merge"]["analysis"].values() for layer in e["layers"]]
-        assert min(map(min, gates)) == pytest.approx(task["merge"]["gate_min"], rel=1e-4)
-        assert max(map(max, gates)) == pytest.approx(task["merge"]["gate_max"], rel=1e-4)
+        assert min(map(min, gates)) == pytest.approx(task["merge"]["gate_min"], rel=1e-3)
+        assert max(map(max, gates)) == pytest.approx(task["merge"]["gate_max"], rel=1e-3)
 
 
 # ---- pictures -------------------------------------------------------------------------------------------------------

@@ -32,6 +32,9 @@ def paper(
     ] = 1.0,
     out: Annotated[Path, typer.Option(help="Folder of the runs and the results.")] = Path("onea-paper"),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the runs and their cost; run nothing.")] = False,
+    render_only: Annotated[
+        bool, typer.Option("--render-only", help="Run nothing; show what is there, with the gaps marked.")
+    ] = False,
     workers: Annotated[int | None, typer.Option(help="Runs at a time. [one per GPU]", rich_help_panel=_MACHINE)] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, ...", rich_help_panel=_MACHINE)] = None,
     share_training: Annotated[
@@ -67,7 +70,7 @@ def paper(
         shared = isinstance(executor, InProcess) and executor.share_adapters
         print_plan(plan, {config.key() for config in plan.configs if store.find(config)}, shared)
         return
-    failed = _run(plan, store, executor) if plan.configs else ()
+    failed = _run(plan, store, executor) if plan.configs and not render_only else ()
     records = {config.key(): record for config in plan.configs if (record := store.find(config))}
     table, files = write_experiment(plan, records, out / experiment.name)
     print_result(table, files, {config.key(): str(store.failure(config)) for config in failed})

@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onea.merging.one_a import Fusion, normalised
+from onea.merging.one_a import Fusion, left_singular, normalised
 
-MOST_DIRECTIONS = 32  # points of a matrix's series; more directions are averaged in consecutive blocks
-MOST_BLOCKS = 16  # rows and columns of the overlap averaged over layers
-MOST_BLOCKS_OF_ONE = 8  # the same of a single matrix: there are many of them
+MOST_DIRECTIONS = 16  # points of a matrix's series; more directions are averaged in consecutive blocks
+MOST_BLOCKS = 16  # rows and columns of the overlap, which is averaged over layers
 
 
 def update_norms(fusion: Fusion) -> Tensor:
@@ -29,7 +28,7 @@ def update_norms(fusion: Fusion) -> Tensor:
 
 def basis_overlap(fusion: Fusion) -> Tensor:
     """``|U_base^T U_merged|``, ``[matrices, directions, directions]``: what of a base direction is where afterwards."""
-    after, _, _ = torch.linalg.svd(fusion.merged, full_matrices=False)
+    after, _ = left_singular(fusion.merged)
     overlap: Tensor = (fusion.left.mT @ after).abs()
     return overlap
 
@@ -77,15 +76,13 @@ def describe(fusions: list[tuple[list[str], Fusion]]) -> dict[str, Any]:
             "gate": block_means(fusion.gates, MOST_DIRECTIONS),
             "value": block_means(normalised(fusion.spectrum), MOST_DIRECTIONS),
         }
-        overlap = basis_overlap(fusion)
-        small, large = (block_overlap(overlap, blocks) for blocks in (MOST_BLOCKS_OF_ONE, MOST_BLOCKS))
+        overlap = block_overlap(basis_overlap(fusion), MOST_BLOCKS)
         for index, (layer, kind) in placed.items():
             entry = found.setdefault(kind, {"directions": fusion.spectrum.shape[1], "layers": []})
-            numbers = {name: _text(values[index]) for name, values in series.items()}
-            entry["layers"].append({"layer": layer, **numbers, "overlap": _text(small[index].flatten(), ".3f")})
+            entry["layers"].append({"layer": layer} | {name: _text(values[index]) for name, values in series.items()})
         for kind in {kind for _, kind in placed.values()}:
             mine = [index for index, (_, its) in placed.items() if its == kind]
-            found[kind]["overlap"] = _text(large[mine].mean(0).flatten(), ".3f")
+            found[kind]["overlap"] = _text(overlap[mine].mean(0).flatten(), ".3f")
     return found
 
 
@@ -107,5 +104,5 @@ def _place(name: str) -> tuple[int, str] | None:
     return None
 
 
-def _text(values: Tensor, form: str = ".5g") -> str:
+def _text(values: Tensor, form: str = ".4g") -> str:
     return " ".join(format(value, form) for value in values.tolist())

@@ -56,6 +56,7 @@ def page(plan: Plan, table: GridTable | None, drawn: list[Picture], records: Rec
         [Shown(picture.caption, picture.draw, picture.caption + numbers, "") for picture in drawn],
         leave_out=_DRAWN_ALREADY.get(experiment.kind, ()) if drawn else (),
         closing=_origin(plan),
+        runs=len(records),
     )
 
 

@@ -18,6 +18,7 @@ from onea.report.tables import Record
 
 def write_report(records: Sequence[Record], folder: Path, title: str) -> list[Path]:
     """Write page, tables and curves, and return their paths; records are grouped by data, stream and network."""
+    records = _best_first(records)
     found = settings(records)
     tables = [grid_table(setting) for setting in found]
     lines = [formats.csv_text(_told(table)).splitlines(keepends=True) for table in tables]
@@ -30,6 +31,11 @@ def write_report(records: Sequence[Record], folder: Path, title: str) -> list[Pa
     for name, text in texts.items():
         write_atomically(folder / name, text.encode(), "choose another --out")
     return [*(folder / name for name in texts), *_curves(found, folder)]
+
+
+def _best_first(records: Sequence[Record]) -> list[Record]:
+    """One-A, which this package is about and which curves emphasise, then the most accurate."""
+    return sorted(records, key=lambda record: (record["config"]["method"] != "one-a", -record["metrics"]["A"][-1]))
 
 
 def with_titles(records: Sequence[Record]) -> list[Record]:

@@ -35,15 +35,18 @@ def accuracy_curves(
     """
     sizes = _common_sizes(records)
     with style.themed():
-        figure = style.blank(width, 4.9)
+        listed = width < NARROW or len(records) > MOST_BESIDE or max(map(len, _line_names(records))) > LONGEST_BESIDE
+        columns = max(1, int(width / (0.45 + LETTER * max(map(len, _line_names(records))))))
+        rows = -(-len(records) // columns) if listed else 0
+        figure = style.blank(width, 4.9 + 0.22 * max(0, rows - 3))
         top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(4.2, 1))
         for index, record in reversed(list(enumerate(records))):  # the first one is drawn last, over the others
             _line(top, record["metrics"]["A"], index)
             if bands and (half := bands[index]):
                 _band(top, record["metrics"]["A"], half, index)
         _accuracy_axis(top, records)
-        if width < NARROW or len(records) > MOST_BESIDE or max(map(len, _line_names(records))) > LONGEST_BESIDE:
-            _legend(figure, top, records)
+        if listed:
+            _legend(figure, top, records, columns)
         else:
             _name_ends(top, records)
         size_bars(bottom, sizes, width)
@@ -120,11 +123,11 @@ def _accuracy_axis(axes: Any, records: Sequence[Record]) -> None:
     axes.set_title("Accuracy over all classes seen so far")
 
 
-def _legend(figure: Figure, axes: Any, records: Sequence[Record]) -> None:
+def _legend(figure: Figure, axes: Any, records: Sequence[Record], columns: int) -> None:
     by_id = {line.get_gid(): line for line in axes.lines}
     texts = _line_names(records)
     legend = figure.legend(
-        [by_id[f"method-{index}"] for index in range(len(texts))], texts, loc="outside lower left", ncols=1
+        [by_id[f"method-{index}"] for index in range(len(texts))], texts, loc="outside lower left", ncols=columns
     )
     for text in legend.get_texts():
         text.set_parse_math(False)

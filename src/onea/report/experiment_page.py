@@ -48,6 +48,7 @@ def experiment_page(
     pictures: Sequence[Picture] = (),
     leave_out: Collection[str] = (),
     closing: str = "",
+    runs: int | None = None,
 ) -> str:
     """The page as text.
 
@@ -60,13 +61,14 @@ def experiment_page(
         pictures: of the experiment itself; they come before those that every page has.
         leave_out: of ``curves``, ``updates`` and ``bases``, what the pictures show already.
         closing: the last line.
+        runs: how many stand behind the tables, where the records are only some of them.
     """
     if not records and not tables and not pictures:
         raise OneaError("there is no record and no table to make a page of; give at least one")
     found = settings(records)
     parts = [f"<h1>{html.symbols(title)}</h1>", formats.html_notes(notes)]
     waiting = any(value.wanted for table in tables for value in table.values.values())
-    parts.append(_lead(found) if found or waiting else "")
+    parts.append(_lead(found, runs) if found or waiting else "")
     if tables:
         parts += ["<h2>Results</h2>", *(formats.html(table) for table in tables), _legend() if waiting else ""]
     parts += [f"<h2>{html.symbols(p.heading)}</h2>{_drawn(p.draw, p.alt, p.caption)}" for p in pictures]
@@ -78,10 +80,10 @@ def experiment_page(
     return html.document(title, parts)
 
 
-def _lead(found: Sequence[Setting]) -> str:
+def _lead(found: Sequence[Setting], runs: int | None) -> str:
     if not found:
         return '<p class="lead">Nothing has been run yet.</p>'
-    runs = sum(len(group.records) for setting in found for group in setting.groups)
+    runs = runs or sum(len(group.records) for setting in found for group in setting.groups)
     seeds = sorted({seed for setting in found for seed in setting.seeds})
     which = f"{len(seeds)} seeds ({', '.join(map(str, seeds))})" if len(seeds) > 1 else f"seed {seeds[0]}"
     where = html.count(len(found), "setting", "settings")
