@@ -18,6 +18,7 @@ NARROW = 5.5  # inches; below, the methods are named under the figure instead of
 MOST_BESIDE = 10  # methods; beyond, names beside the lines would not fit
 LONGEST_BESIDE = 38  # letters; beyond, a name would take the lines' room
 MARKERS = "os^DvPX"
+LINES = ("-", "--", ":")
 MOST_NAMES = 20  # tasks; beyond, numbers replace names
 LETTER = 0.075  # inches that a letter of a tick label takes
 LONGEST_NAME = 14
@@ -36,9 +37,8 @@ def accuracy_curves(
     sizes = _common_sizes(records)
     with style.themed():
         listed = width < NARROW or len(records) > MOST_BESIDE or max(map(len, _line_names(records))) > LONGEST_BESIDE
-        columns = max(1, int(width / (0.45 + LETTER * max(map(len, _line_names(records))))))
-        rows = -(-len(records) // columns) if listed else 0
-        figure = style.blank(width, 4.9 + 0.22 * max(0, rows - 3))
+        columns, room = legend_columns(_line_names(records), width)
+        figure = style.blank(width, 4.9 + room if listed else 4.9)
         top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(4.2, 1))
         for index, record in reversed(list(enumerate(records))):  # the first one is drawn last, over the others
             _line(top, record["metrics"]["A"], index)
@@ -52,6 +52,12 @@ def accuracy_curves(
         size_bars(bottom, sizes, width)
         name_tasks(bottom, records[0], width - 1.0 if width < NARROW else width - 2.2)
     return figure
+
+
+def legend_columns(names: Sequence[str], width: float) -> tuple[int, float]:
+    """Columns of a legend under a figure of this width, and the inches to add to it when the rows are many."""
+    columns = max(1, int(width / (0.45 + LETTER * max(map(len, names)))))
+    return columns, 0.22 * max(0, -(-len(names) // columns) - 3)
 
 
 def spread(values: Sequence[float], gap: float) -> list[float]:
@@ -97,7 +103,7 @@ def _line(axes: Any, accuracies: Sequence[float], index: int) -> None:
         markeredgecolor="white",
         markeredgewidth=0.8 if len(accuracies) <= MOST_NAMES else 0,
         linewidth=2.6 if first else 1.5,
-        linestyle="-" if index < len(style.PALETTE) else "--",  # colours start again
+        linestyle=LINES[index // len(style.PALETTE) % len(LINES)],  # colours start again
         clip_on=False,
         gid=f"method-{index}",
     )

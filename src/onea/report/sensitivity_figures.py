@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from onea.errors import OneaError
 from onea.report import style
 from onea.report.aggregate import Group, metric, settings, summarise
-from onea.report.curves import MARKERS, NARROW, spread
+from onea.report.curves import MARKERS, NARROW, legend_columns, spread
 from onea.report.grid_table import Value
 from onea.report.matrices import blues
 from onea.report.tables import Record, finished
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WIDTH = 7.4
+FILLS = ("full", "none", "bottom")
 
 
 def by_options(records: Sequence[Record], names: Sequence[str], value: str = "A_T") -> dict[tuple[Any, ...], Value]:
@@ -102,15 +103,20 @@ def cost_scatter(groups: Sequence[Group], width: float = WIDTH, value: str = "A_
         raise OneaError("no finished record tells what inference costs; run again with this version")
     costs, heights = [cost / 1e9 for _, cost, _ in points], [cell.mean or 0.0 for _, _, cell in points]
     with style.themed():
-        figure = style.blank(width, 4.2)
+        listed = width < NARROW or len(points) > 8
+        columns, room = legend_columns([group.name for group, _, _ in points], width)
+        figure = style.blank(width, 4.2 + room if listed else 4.2)
         axes = figure.subplots()
         for index, (group, _, cell) in enumerate(points):
             colour, marker = style.PALETTE[index % len(style.PALETTE)], MARKERS[index % len(MARKERS)]
-            look: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 8, "linestyle": "none"}
-            axes.errorbar(costs[index], heights[index], yerr=cell.std, capsize=3, label=group.name, **look)
+            filled = FILLS[index // len(style.PALETTE) % len(FILLS)]  # colours start again
+            look: dict[str, Any] = {"color": colour, "marker": marker, "fillstyle": filled, "markersize": 8}
+            look |= {"linestyle": "none", "capsize": 3, "zorder": 100 - index}  # the first one lies on top
+            axes.errorbar(costs[index], heights[index], yerr=cell.std, label=group.name, **look)
         if max(costs) > 4 * min(costs):
             axes.set_xscale("log")
             axes.xaxis.set_major_formatter("{x:g}")
+            axes.xaxis.set_minor_formatter("{x:g}")
             axes.margins(x=0.12)
         else:
             axes.set_xlim(0, 1.25 * max(costs))  # from zero, or a few percent would look like a gulf
@@ -118,8 +124,8 @@ def cost_scatter(groups: Sequence[Group], width: float = WIDTH, value: str = "A_
         axes.set(xlabel="GFLOPs for one image after the last task", ylabel=f"{_symbol(value)} (%)")
         axes.set_title("Accuracy and the cost of inference")
         axes.grid()
-        if width < NARROW or len(points) > 8:
-            for text in figure.legend(loc="outside lower left", ncols=1 if width < NARROW else 2).get_texts():
+        if listed:
+            for text in figure.legend(loc="outside lower left", ncols=columns).get_texts():
                 text.set_parse_math(False)
         else:
             _name_points(axes, [group.name for group, _, _ in points], costs, heights)
