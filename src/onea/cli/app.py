@@ -8,6 +8,7 @@ from typing import Any
 
 import typer
 
+from onea.cli.bench import bench
 from onea.cli.compare import compare
 from onea.cli.demo import demo
 from onea.cli.merge import merge
@@ -48,6 +49,7 @@ app.command(context_settings=_LOOSE)(_interruptible(merge))
 app.command()(_interruptible(paper))
 app.command()(_interruptible(report))
 app.command()(_interruptible(compare))
+app.command()(_interruptible(bench))
 
 
 @app.callback(invoke_without_command=True)

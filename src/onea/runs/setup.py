@@ -34,7 +34,7 @@ from onea.vit.backbones import load_backbone
 from onea.vit.compiled import can_compile
 from onea.vit.frozen import FrozenViT
 
-_CROP_MARGIN = 256 / 224  # packed images keep the margin around the network's input that the published protocol has
+CROP_MARGIN = 256 / 224  # packed images keep the margin around the network's input that the published protocol has
 _DEFAULT_TASKS = 10
 _WORTH_COMPILING = 20_000  # training images: compilation takes about a minute, and saves half of what follows
 
@@ -137,7 +137,7 @@ def _preprocess(config: RunConfig, vit: FrozenViT, dataset: Dataset) -> Preproce
         mean=(0.0, 0.0, 0.0) if raw else vit.mean,
         std=(1.0, 1.0, 1.0) if raw else vit.std,
         geometry=config.geometry,
-        resize=round(vit.size * _CROP_MARGIN) if crop else 0,
+        resize=round(vit.size * CROP_MARGIN) if crop else 0,
         filter="bicubic" if crop else "bilinear",
         mirror=dataset.mirror,
     )
@@ -188,7 +188,7 @@ def _images(
     if config.store == "exact":
         train, test = (_exact(side, position, preprocess, runtime) for side in sides)
         return train, test, {"stored": "exact", "skipped": []}
-    size = round(preprocess.size * _CROP_MARGIN)
+    size = round(preprocess.size * CROP_MARGIN)
     shape = stored_shape(sides, size)
     packs = [
         pack(side, size, cache=default_cache(), on_bad=config.on_bad, shape=shape, class_names=dataset.classes)

@@ -1,0 +1,106 @@
+"""Whether cost depends on how many tasks came before: a real One-A run over many small tasks, in a fresh process."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from statistics import median
+
+import torch
+
+from onea.bench.backbone import bench_backbone
+from onea.bench.rows import FAST, Row, duration
+from onea.bench.scene import BenchConfig, Scene, make_scene
+from onea.bench.timing import timed_in_turn
+from onea.runs.cost import measure
+from onea.runs.evaluation import correct_per_class
+from onea.runs.record import peak_memory
+
+EARLY = 4  # tasks after which memory is compared; the first has everything to set up
+_CLASSES = 2  # of each task
+_CPU_BATCH = 16
+_LATENCY_BATCHES = (1, 32)
+
+
+def growth(config: BenchConfig) -> list[Row]:
+    """Time per task, peak memory, operations and latency, early and late.
+
+    In a process of its own, because a process's peak memory never falls.
+    """
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(_measure, config).result()
+
+
+def _measure(config: BenchConfig) -> list[Row]:
+    runtime = config.runtime(same_numerics=False)
+    if runtime.device.type != "cuda":
+        config = replace(config, batch=min(config.batch, _CPU_BATCH))
+    vit = bench_backbone(config.backbone)
+    # Training batches are full from the first task on, so that a larger peak later could only come from growth.
+    per_class = -(-config.batch // _CLASSES)
+    many = make_scene(config, vit, runtime, (_CLASSES,) * config.tasks, per_class, 1)
+    rows = _rows_of_run(many)
+    once = make_scene(config, vit, runtime, (_CLASSES * config.tasks,), 2, 1)
+    _learn(once, 0)
+    return rows + _rows_of_answers({1: once, config.tasks: many}, config.seconds)
+
+
+def _rows_of_run(scene: Scene) -> list[Row]:
+    """Learn and evaluate task by task, as a run does."""
+    seconds, peaks = [], []
+    kind = "device" if scene.runtime.device.type == "cuda" else "host"
+    tasks = scene.prepared.stream.tasks
+    for index in range(tasks):
+        seconds.append(_learn(scene, index))
+        peaks.append(peak_memory(scene.runtime.device)[kind])
+    window = min(EARLY, (tasks - 1) // 2)
+    return [
+        _time_row(f"tasks 2 to {1 + window}", seconds[1 : 1 + window]),
+        _time_row(f"tasks {tasks - window + 1} to {tasks}", seconds[-window:]),
+        Row("growth: peak memory", f"after task {EARLY}", FAST, peaks[EARLY - 1] / 1e6, "MB"),
+        Row("growth: peak memory", f"after task {tasks}", FAST, peaks[-1] / 1e6, "MB"),
+    ]
+
+
+def _learn(scene: Scene, index: int) -> float:
+    """Learn a task and evaluate; the seconds of learning."""
+    task = scene.prepared.task(index)
+    started = time.perf_counter()
+    scene.method.learn(task)
+    learned = time.perf_counter() - started
+    correct_per_class(scene.method, scene.prepared.test, task.classes.stop, scene.prepared.seed)
+    return learned
+
+
+def _time_row(setting: str, seconds: Sequence[float]) -> Row:
+    spread = (max(seconds) - min(seconds)) / 2
+    return Row("growth: learning a task", setting, FAST, median(seconds), "s", spread)
+
+
+def _rows_of_answers(scenes: dict[int, Scene], seconds: float) -> list[Row]:
+    """Inference after learning the same classes in one task and in many."""
+    rows = []
+    for tasks, scene in scenes.items():
+        flops = measure(scene.method, scene.prepared.test.images, tasks)["flops_per_image"] / 1e9
+        rows.append(Row("growth: inference", f"after {_tasks(tasks)}", FAST, flops, "GFLOP/image"))
+    for batch in _LATENCY_BATCHES:
+        device = next(iter(scenes.values())).runtime.device
+        timings = timed_in_turn([_answer(scene, batch) for scene in scenes.values()], device, seconds)
+        rows += [
+            duration("growth: inference", f"after {_tasks(tasks)}, batch {batch}", FAST, timing)
+            for tasks, timing in zip(scenes, timings, strict=True)
+        ]
+    return rows
+
+
+def _answer(scene: Scene, batch: int) -> Callable[[], object]:
+    test = scene.prepared.test
+    chosen = torch.arange(batch) % len(test.rows)
+    return lambda: scene.method.scores(test.images.plain(chosen))
+
+
+def _tasks(count: int) -> str:
+    return "1 task" if count == 1 else f"{count} tasks"

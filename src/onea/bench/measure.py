@@ -1,0 +1,117 @@
+"""What one column of the bench measures, through the product's own code."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from onea.bench.rows import Row, duration, rate
+from onea.bench.scene import Scene
+from onea.bench.timing import Timing, summarise, synchronise, timed
+from onea.merging.operator import Sizes
+from onea.methods.adapter_training import train_adapter
+from onea.runs.evaluation import correct_per_class
+from onea.runtime import Progress
+
+_IN_FLIGHT = 8  # batches asked for before the host waits, as an evaluation does
+_LEAST_EPOCHS, _MOST_EPOCHS = 4, 60
+
+
+class EpochClock(Progress):
+    """Notes when epochs begin; the device is idle at that moment."""
+
+    def __init__(self, device: torch.device):
+        self._device = device
+        self.times: list[float] = []
+
+    def start_epoch(self, epoch: int, epochs: int, images: int) -> None:
+        """Note the time."""
+        self.stop()
+
+    def stop(self) -> None:
+        """Note the time once everything asked for is done."""
+        synchronise(self._device)
+        self.times.append(time.perf_counter())
+
+
+@dataclass(frozen=True)
+class Column:
+    """A scene and the name under which its figures appear."""
+
+    name: str
+    scene: Scene
+    seconds: float
+
+    def training(self) -> Iterator[Row]:
+        """End to end from the stored bytes: augmentation, loss with the contrastive term, optimiser."""
+        scene, task = self.scene, self.scene.prepared.task(0)
+        device, batch = scene.runtime.device, scene.method.options.batch_size
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        warm = self._epochs(2)[-1]
+        count = min(max(round(self.seconds / warm), _LEAST_EPOCHS), _MOST_EPOCHS)
+        yield rate("training", f"batch {batch}", self.name, len(task), summarise(self._epochs(count + 1)[1:]))
+        if device.type == "cuda":
+            peak = torch.cuda.max_memory_allocated(device) / 1e6
+            yield Row("peak memory", f"training, batch {batch}", self.name, peak, "MB")
+
+    def _epochs(self, count: int) -> list[float]:
+        """Seconds of each epoch of one training."""
+        scene = self.scene
+        clock = EpochClock(scene.runtime.device)
+        options = replace(scene.method.options, epochs=count, min_epochs=count, max_epochs=count)
+        runtime = replace(scene.runtime, progress=clock)
+        train_adapter(scene.method.vit, scene.prepared.task(0), options, runtime, scene.method.plan)
+        clock.stop()
+        return [end - start for start, end in zip(clock.times, clock.times[1:], strict=False)]
+
+    def prototypes(self) -> Iterator[Row]:
+        """Class means of a task."""
+        method, task = self.scene.method, self.scene.prepared.task(0)
+        timing = self._timed(lambda: method.prototypes_of(task, method.kept))
+        yield rate("prototypes", "", self.name, len(task), timing)
+
+    def inference(self, batch: int) -> Iterator[Row]:
+        """Scores of stored images: the time of one request, and the speed with several in flight."""
+        method, images = self.scene.method, self.scene.prepared.test.images
+
+        def answer(rows: Tensor) -> Tensor:
+            return method.scores(images.plain(rows))
+
+        rows = torch.arange(batch)
+        yield duration(
+            "inference", f"batch {batch}", self.name, timed(lambda: answer(rows), images.device, self.seconds)
+        )
+        timing = self._timed(lambda: [answer(rows) for _ in range(_IN_FLIGHT)])
+        yield rate("inference", f"batch {batch}", self.name, _IN_FLIGHT * batch, timing)
+
+    def evaluation(self) -> Iterator[Row]:
+        """The evaluation of a run over all test images."""
+        prepared = self.scene.prepared
+        count, classes = len(prepared.test.rows), prepared.stream.classes
+        timing = self._timed(lambda: correct_per_class(self.scene.method, prepared.test, classes, prepared.seed))
+        yield Row("evaluation", f"{count} images", self.name, timing.seconds, "s", timing.spread)
+
+    def merge(self) -> Iterator[Row]:
+        """One merge of two trained-looking adapters: the operator alone, and with what a run records of it."""
+        method = self.scene.method
+        generator = torch.Generator().manual_seed(0)
+        old, new = (
+            {
+                name: torch.randn(value.shape, generator=generator).to(value)
+                for name, value in method.kept.state_dict().items()
+            }
+            for _ in range(2)
+        )
+        sizes, operator = Sizes(40, 5, 4000, 500), method.operator()
+        setting = f"{method.vit.depth} blocks, rank {method.options.rank}, float64"
+        yield duration("merge", setting, self.name, self._timed(lambda: operator(old, new, sizes, {})))
+        yield duration("merge and record", setting, self.name, self._timed(lambda: method.merge(old, new, sizes)))
+
+    def _timed(self, action: object) -> Timing:
+        assert callable(action)
+        return timed(action, self.scene.runtime.device, self.seconds)

@@ -1,0 +1,161 @@
+"""The whole bench: baselines, the two columns, how much of the chip they use, and growth."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from onea.bench.backbone import bench_backbone
+from onea.bench.flops import inference_flops, training_flops
+from onea.bench.growth import growth
+from onea.bench.measure import Column
+from onea.bench.peak import measured_peak, nominal_peak
+from onea.bench.plain import (
+    PlainImages,
+    infer_plain,
+    loader,
+    plain_latency,
+    plain_network,
+    plain_transform,
+    train_plain,
+)
+from onea.bench.rows import FAST, PLAIN, SAME, Row, chip_of, csv_name, duration, find, hardware_of, rate, write_csv
+from onea.bench.scene import CLASSES, BenchConfig, Scene, one_task, preprocess_of, synthetic_pixels
+from onea.bench.timm_baseline import TimmBaseline
+from onea.runs.record import environment
+from onea.runtime import Runtime
+from onea.vit.frozen import FrozenViT
+
+Tell = Callable[[str], None]
+_MOST_WORKERS = 8  # as published codes ask for
+_LOADER_STEPS, _FEWEST_IMAGES = 16, 128
+
+
+@dataclass(frozen=True)
+class BenchResult:
+    """All figures of one bench, and the machine they belong to."""
+
+    config: BenchConfig
+    rows: list[Row]
+    backbone: str
+    precision: str
+    compiled: bool
+    environment: dict[str, Any]
+
+    @property
+    def hardware(self) -> str:
+        """The chip and the cores."""
+        return hardware_of(self.environment, self.environment["cores"])
+
+    def write(self, folder: Path) -> Path:
+        """Leave the figures in a file whose name carries the hardware."""
+        path = folder / csv_name(self.environment, self.environment["cores"], self.backbone)
+        write_csv(path, self.rows, self.backbone, self.hardware, self.environment)
+        return path
+
+
+def bench(config: BenchConfig, tell: Tell = lambda text: None) -> BenchResult:
+    """Measure everything; ``tell`` hears what is being measured."""
+    same, fast = (config.runtime(same_numerics=numerics) for numerics in (True, False))
+    vit = bench_backbone(config.backbone)
+    rows: list[Row] = []
+    tell(f"{PLAIN}: training and inference")
+    rows += _plain_rows(config, vit, same)
+    for name, runtime in ((SAME, same), (FAST, fast)):
+        rows += _column_rows(config, vit, name, runtime, tell)
+        _release()
+    tell("peak of the chip")
+    rows += _utilisation(rows, config, {SAME: same, FAST: fast})
+    if config.tasks:
+        tell(f"growth over {config.tasks} tasks")
+        rows += growth(config)
+    compiled = bool(getattr(fast, "compile", False))
+    return BenchResult(config, rows, vit.name, fast.precision, compiled, environment(fast.device))
+
+
+def _plain_rows(config: BenchConfig, vit: FrozenViT, runtime: Runtime) -> Iterator[Row]:
+    """The plain loop on as many images as our columns get."""
+    device, seconds = runtime.device, config.seconds
+    labels = torch.arange(CLASSES).repeat_interleave(config.images_per_class(device))
+    pixels, preprocess = synthetic_pixels(len(labels), vit.size), preprocess_of(vit)
+    workers = config.workers or min(_MOST_WORKERS, os.cpu_count() or 1)
+    network = plain_network(vit.vit, config.rank).to(device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    images = PlainImages(pixels, labels, plain_transform(preprocess, training=True))
+    timing = train_plain(network, loader(images, config.batch, workers, shuffle=True), CLASSES, device, seconds)
+    yield rate("training", f"batch {config.batch}", PLAIN, len(images), timing)
+    if device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(device) / 1e6
+        yield Row("peak memory", f"training, batch {config.batch}", PLAIN, peak, "MB")
+    transform = plain_transform(preprocess, training=False)
+    for batch in config.batches:
+        some = min(len(pixels), max(_FEWEST_IMAGES, _LOADER_STEPS * batch))
+        part = PlainImages(pixels[:some], labels[:some], transform)
+        latency = plain_latency(network, part, min(batch, some), device, seconds)
+        yield duration("inference", f"batch {batch}", PLAIN, latency)
+        timing = infer_plain(network, loader(part, batch, workers, shuffle=False), device, seconds)
+        yield rate("inference", f"batch {batch}", PLAIN, some, timing)
+
+
+def _column_rows(config: BenchConfig, vit: FrozenViT, name: str, runtime: Runtime, tell: Tell) -> Iterator[Row]:
+    scene = one_task(config, vit, runtime)
+    column = Column(name, scene, config.seconds)
+    tell(f"{name}: warming up")
+    scene.method.learn(scene.prepared.task(0))
+    tell(f"{name}: training")
+    yield from column.training()
+    tell(f"{name}: prototypes, evaluation, merge")
+    yield from column.prototypes()
+    yield from column.evaluation()
+    yield from column.merge()
+    for batch in config.batches:
+        tell(f"{name}: inference at batch {batch}")
+        yield from column.inference(batch)
+    if name == SAME:
+        yield Row("operations", "training", name, training_flops(scene.method) / 1e9, "GFLOP/image")
+        yield Row("operations", "inference", name, inference_flops(scene.method) / 1e9, "GFLOP/image")
+    yield from _timm_rows(config, scene, tell)
+
+
+def _timm_rows(config: BenchConfig, scene: Scene, tell: Tell) -> Iterator[Row]:
+    """Plain timm, eager and compiled; in a quick bench only the way the column itself runs."""
+    own = bool(getattr(scene.runtime, "compile", False))
+    for compiled in [own] if config.quick else [False, True]:
+        baseline = TimmBaseline(scene, compiled, config.seconds)
+        tell(f"{baseline.name}: inference")
+        for batch in config.batches:
+            yield from baseline.inference(batch)
+
+
+def _utilisation(rows: list[Row], config: BenchConfig, runtimes: dict[str, Runtime]) -> Iterator[Row]:
+    """Operations per second of each column as a share of what the chip could do (MFU)."""
+    flops = {row.setting: row.value * 1e9 for row in rows if row.measure == "operations"}
+    settings = {"training": f"batch {config.batch}", "inference": f"batch {config.batches[-1]}"}
+    for name, runtime in runtimes.items():
+        peaks = {
+            "data sheet": nominal_peak(chip_of(environment(runtime.device)), runtime.precision),
+            "measured": measured_peak(runtime.device, runtime.precision, config.seconds),
+        }
+        for source, peak in peaks.items():
+            if peak is None:
+                continue
+            yield Row("peak of the chip", f"{source}, {runtime.precision}", name, peak / 1e12, "TFLOP/s")
+            for measure, setting in settings.items():
+                speed = find(rows, measure, setting, name, "images/s")
+                assert speed is not None
+                used = 100 * flops[measure] * speed.value / peak
+                yield Row("utilisation", f"{measure}, of {source} peak", name, used, "%")
+
+
+def _release() -> None:
+    """Give back the memory of what is not used any more."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

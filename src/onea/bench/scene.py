@@ -1,0 +1,133 @@
+"""What is timed: One-A on synthetic images, put together as a run puts it together."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from onea.data.dataset import Pixels
+from onea.data.store import PackedImages
+from onea.data.transforms import Preprocess
+from onea.errors import OneaError
+from onea.methods.one_a import OneAMethod, OneAOptions
+from onea.runs.setup import CROP_MARGIN, Prepared, Side
+from onea.runtime import Runtime, make_runtime
+from onea.streams import Stream
+from onea.tasks import Plan
+from onea.vit.frozen import FrozenViT
+
+SEED = 1
+CLASSES = 10
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    """What to measure and for how long.
+
+    Attributes:
+        backbone: see ``bench_backbone``.
+        rank: of the adapter.
+        device: ``cpu``, ``cuda``, ... or ``auto``.
+        batch: images per training step.
+        precision: of the fast column; ``auto`` is bf16 where the chip has it.
+        compile: whether the fast column is compiled; None leaves it to the product.
+        tasks: of the stream on which growth is measured; 0 leaves growth out.
+        seconds: about how long one measurement takes.
+        threads: CPU threads; 0 is all.
+        workers: processes that prepare images for the plain loop; 0 is one per core, eight at the most.
+        quick: fewer batch sizes and smaller epochs.
+    """
+
+    backbone: str
+    rank: int = 128
+    device: str = "auto"
+    batch: int = 128
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    compile: bool | None = None
+    tasks: int = 40
+    seconds: float = 5.0
+    threads: int = 0
+    workers: int = 0
+    quick: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("rank", "batch"):
+            if getattr(self, name) < 1:
+                raise OneaError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+        if self.seconds <= 0:
+            raise OneaError(f"seconds is {self.seconds:g}; it must be more than 0.")
+        if self.tasks and self.tasks < 5:
+            raise OneaError(f"tasks is {self.tasks}; growth shows from 5 tasks on, and 0 leaves it out.")
+
+    @property
+    def batches(self) -> tuple[int, ...]:
+        """Batch sizes of inference."""
+        return (1, 32) if self.quick else (1, 32, 256)
+
+    def images_per_class(self, device: torch.device) -> int:
+        """Enough for many steps in an epoch, and no more than the device is done with in seconds."""
+        steps = (8 if self.quick else 32) if device.type == "cuda" else (2 if self.quick else 4)
+        return -(-steps * self.batch // CLASSES)
+
+    def runtime(self, *, same_numerics: bool) -> Runtime:
+        """The machine settings of a column: full precision without compilation, or the product's fastest."""
+        arguments: dict[str, Any] = {
+            "device": self.device,
+            "precision": "fp32" if same_numerics else self.precision,
+            "threads": self.threads,
+        }
+        compiled = False if same_numerics else self.compile
+        if compiled is not None and "compile" in inspect.signature(make_runtime).parameters:
+            arguments["compile"] = compiled
+        return make_runtime(**arguments)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A method and its images on one device in one precision."""
+
+    prepared: Prepared
+    method: OneAMethod
+    runtime: Runtime
+
+
+def make_scene(
+    config: BenchConfig, vit: FrozenViT, runtime: Runtime, sizes: tuple[int, ...], per_class: int, test_per_class: int
+) -> Scene:
+    """One-A before its first task, on a stream of tasks of these sizes; ``vit`` itself is not changed."""
+    classes = sum(sizes)
+    vit = copy.deepcopy(vit).keep_matrices_in(runtime.dtype).to(runtime.device)
+    options = OneAOptions(rank=config.rank, batch_size=config.batch, epochs=1, min_epochs=1, max_epochs=1)
+    method = OneAMethod(vit, options, runtime, Plan(classes, len(sizes)))
+    preprocess = preprocess_of(vit)
+    train, test = (_side(classes, count, preprocess, runtime) for count in (per_class, test_per_class))
+    stream = Stream(tuple(range(classes)), sizes)
+    return Scene(Prepared(stream, train, test, method, {}, SEED), method, runtime)
+
+
+def one_task(config: BenchConfig, vit: FrozenViT, runtime: Runtime) -> Scene:
+    """A single task, large enough that an epoch is many steps on this device."""
+    train, test = config.images_per_class(runtime.device), -(-max(config.batches) // CLASSES)
+    return make_scene(config, vit, runtime, (CLASSES,), train, max(train, test))
+
+
+def preprocess_of(vit: FrozenViT) -> Preprocess:
+    """What a run does to images by default."""
+    return Preprocess(size=vit.size, mean=vit.mean, std=vit.std)
+
+
+def synthetic_pixels(count: int, network_size: int) -> Pixels:
+    """Noise as a run would store it: uint8 with the margin that crops need."""
+    side = round(network_size * CROP_MARGIN)
+    return np.random.default_rng(SEED).integers(0, 256, (count, 3, side, side), dtype=np.uint8)
+
+
+def _side(classes: int, per_class: int, preprocess: Preprocess, runtime: Runtime) -> Side:
+    pixels = synthetic_pixels(classes * per_class, preprocess.size)
+    images = PackedImages(pixels, preprocess, runtime.device, "device")
+    return Side(images, torch.arange(classes).repeat_interleave(per_class), torch.arange(len(pixels)))

@@ -1,0 +1,44 @@
+"""timm's own ViT without an adapter, on the images and in the precision of a column: what an adapter adds to it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onea.bench.rows import Row, duration, rate
+from onea.bench.scene import Scene
+from onea.bench.timing import timed
+
+_IN_FLIGHT = 8
+
+
+def timm_column(precision: str, compiled: bool) -> str:
+    """The name of this baseline's column."""
+    return f"timm {precision} {'compiled' if compiled else 'eager'}"
+
+
+class TimmBaseline:
+    """timm's forward pass with the weights, precision and input pipeline of a scene."""
+
+    def __init__(self, scene: Scene, compiled: bool, seconds: float):
+        self.scene, self.seconds = scene, seconds
+        self.name = timm_column(scene.runtime.precision, compiled)
+        network: Any = copy.deepcopy(scene.method.vit.vit)
+        self.network: Any = torch.compile(network, dynamic=False) if compiled else network
+
+    def inference(self, batch: int) -> Iterator[Row]:
+        """Features of stored images, timed as our own inference is."""
+        images, rows = self.scene.prepared.test.images, torch.arange(batch)
+
+        def answer() -> Tensor:
+            with torch.no_grad(), self.scene.runtime.autocast():
+                features: Tensor = self.network(images.plain(rows))
+                return features
+
+        yield duration("inference", f"batch {batch}", self.name, timed(answer, images.device, self.seconds))
+        timing = timed(lambda: [answer() for _ in range(_IN_FLIGHT)], images.device, self.seconds)
+        yield rate("inference", f"batch {batch}", self.name, _IN_FLIGHT * batch, timing)

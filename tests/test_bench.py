@@ -1,0 +1,159 @@
+"""The bench measures what it says, its baseline computes what we compute, and its file can be read."""
+
+from __future__ import annotations
+
+import csv
+
+import numpy as np
+import pytest
+import torch
+
+from onea.bench.backbone import bench_backbone
+from onea.bench.plain import PlainImages, loader, plain_network, plain_transform, train_plain
+from onea.bench.rows import FAST, PLAIN, SAME
+from onea.bench.run import bench
+from onea.bench.scene import BenchConfig, preprocess_of, synthetic_pixels
+from onea.bench.timing import timed_in_turn
+from onea.cli import main
+from onea.cli.bench_display import print_result
+from onea.data.store import PackedImages
+from onea.errors import OneaError
+from onea.vit.adapter import Adapters
+
+
+@pytest.fixture
+def vit(tiny_vit):
+    return bench_backbone(tiny_vit)
+
+
+def copied(network: torch.nn.Module, vit, rank: int) -> Adapters:
+    """Our adapters with the weights of the plain loop's."""
+    adapters = Adapters(vit.depth, vit.width, rank, generator=torch.Generator()).eval()
+    for block, adapter in zip(network.blocks, adapters.blocks, strict=True):
+        adapter.load_state_dict(block.adapter.state_dict())
+    return adapters
+
+
+@pytest.mark.parametrize("name", ["random:vit_tiny_patch16_224", "random:vit_little_patch16_reg1_gap_256"])
+def test_the_plain_networks_features_are_ours(name):
+    vit = bench_backbone(name)
+    network = plain_network(vit.vit, rank=8).eval()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            if parameter.requires_grad:
+                parameter.normal_(std=0.1, generator=torch.Generator().manual_seed(parameter.numel()))
+        images = torch.randn(2, 3, vit.size, vit.size, generator=torch.Generator().manual_seed(1))
+        plain, ours = network(images), vit(images, copied(network, vit, 8))
+        assert not torch.allclose(plain, vit(images)), "the adapter does something"
+    torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)
+
+
+def test_the_plain_loops_gradients_are_ours(vit):
+    network = plain_network(vit.vit, rank=4).eval()
+    adapters = copied(network, vit, 4)
+    images = torch.randn(3, 3, vit.size, vit.size, generator=torch.Generator().manual_seed(1))
+    network(images).square().sum().backward()
+    vit(images, adapters).square().sum().backward()
+    for block, adapter in zip(network.blocks, adapters.blocks, strict=True):
+        torch.testing.assert_close(adapter.up.weight.grad, block.adapter.up.weight.grad, rtol=1e-4, atol=1e-5)
+    assert all(not p.requires_grad for name, p in network.named_parameters() if ".adapter." not in name)
+
+
+def test_the_plain_loops_test_images_are_ours(vit):
+    preprocess = preprocess_of(vit)
+    smooth = np.repeat(np.repeat(synthetic_pixels(3, vit.size // 4), 4, 2), 4, 3)
+    plain = PlainImages(smooth, torch.arange(3), plain_transform(preprocess, training=False))
+    ours = PackedImages(smooth, preprocess, torch.device("cpu"), "device").plain(torch.arange(3))
+    theirs = torch.stack([plain[index][0] for index in range(3)])
+    levels = (ours - theirs).abs().amax() * 255 * min(preprocess.std)
+    assert levels <= 2, "Pillow rounds to whole grey levels after each axis; we do not"
+
+
+def test_the_plain_loop_learns(vit):
+    """Its adapters move and its loss falls, or it would be no baseline for training."""
+    torch.manual_seed(0)
+    network = plain_network(vit.vit, rank=4)
+    pixels = synthetic_pixels(16, vit.size)
+    pixels[8:] //= 4  # dark images are the second class
+    images = PlainImages(pixels, torch.arange(16) // 8, plain_transform(preprocess_of(vit), training=True))
+    batches = loader(images, 8, 0, shuffle=True)
+    assert train_plain(network, batches, 2, torch.device("cpu"), 0.01).seconds > 0
+    assert all(block.adapter.up.weight.abs().sum() > 0 for block in network.blocks)
+
+
+def test_random_weights_are_the_same_every_time_and_need_no_download():
+    first, second = (bench_backbone("vit_tiny_patch16_224").vit.state_dict() for _ in range(2))
+    assert all(torch.equal(value, second[name]) for name, value in first.items())
+    with pytest.raises(OneaError, match="did you mean 'vit_tiny_patch16_224'"):
+        bench_backbone("vit_tiny_patch16_22")
+
+
+def test_actions_are_timed_in_turn():
+    calls: list[str] = []
+    slow, quick = timed_in_turn(
+        [lambda: (calls.append("slow"), sum(range(200_000))), lambda: calls.append("quick")],
+        torch.device("cpu"),
+        0.001,
+        warm_up=1,
+    )
+    assert calls[2:6] == ["slow", "quick"] * 2
+    assert slow.seconds > quick.seconds
+
+
+@pytest.fixture(scope="module")
+def result(tiny_vit):
+    return bench(
+        BenchConfig(tiny_vit, rank=4, device="cpu", batch=8, tasks=5, seconds=0.01, threads=1, workers=1, quick=True)
+    )
+
+
+def test_a_whole_bench(result, tmp_path):
+    path = result.write(tmp_path)
+    assert path.name.startswith("bench-")
+    assert path.name.endswith("-tiny.csv")
+    with path.open() as file:
+        rows = list(csv.DictReader(file))
+    found = {(row["measure"], row["setting"], row["column"], row["unit"]): float(row["value"]) for row in rows}
+    assert all(value > 0 for value in found.values())
+    for column in (PLAIN, SAME, FAST):
+        assert ("training", "batch 8", column, "images/s") in found
+        assert ("inference", "batch 32", column, "images/s") in found
+        assert ("inference", "batch 1", column, "ms") in found
+    for column in (SAME, FAST):
+        assert ("merge", "2 blocks, rank 4, float64", column, "ms") in found
+        assert ("utilisation", "training, of measured peak", column, "%") in found
+    flops = [found["growth: inference", f"after {tasks}", FAST, "GFLOP/image"] for tasks in ("1 task", "5 tasks")]
+    assert flops[0] == flops[1]
+    early, late = (found["growth: peak memory", f"after task {task}", FAST, "MB"] for task in (4, 5))
+    assert late == pytest.approx(early, rel=0.02)
+    training, inference = (found["operations", what, SAME, "GFLOP/image"] for what in ("training", "inference"))
+    assert 1.2 < training / inference < 2.2, "forward and backward to the adapters, no gradients of frozen weights"
+    assert {row["hardware"] for row in rows} == {result.hardware}
+    assert "torch" in rows[0]["versions"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"batch": 0}, "batch is 0"), ({"seconds": 0.0}, "seconds is 0"), ({"tasks": 3}, "growth shows from 5")],
+)
+def test_mistakes_get_one_sentence(change, message):
+    with pytest.raises(OneaError, match=message):
+        BenchConfig("vit_tiny_patch16_224", **change)
+
+
+def test_the_tables_fit_a_terminal(result, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "100")
+    print_result(result)
+    out = capsys.readouterr().out
+    for label in ("training, batch 8, images/s", "fp32 eager, batch 32, images/s", "peak memory, MB"):
+        assert label in out
+    assert "…" not in out
+
+
+def test_a_mistake_of_the_command_is_one_sentence(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr("sys.argv", ["onea", "bench", "--backbone", "vit_tinny", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    assert "Unknown architecture 'vit_tinny'" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
