@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
+from onea.bench.answering import answering
 from onea.bench.rows import Row, duration, rate
 from onea.bench.scene import Scene
 from onea.bench.timing import Timing, summarise, synchronise, timed
@@ -17,8 +17,7 @@ from onea.methods.adapter_training import train_adapter
 from onea.runs.evaluation import correct_per_class
 from onea.runtime import Progress
 
-_IN_FLIGHT = 8  # batches asked for before the host waits, as an evaluation does
-_LEAST_EPOCHS, _MOST_EPOCHS = 4, 60
+_LEAST_EPOCHS, _MOST_EPOCHS = 3, 60
 
 
 class EpochClock(Progress):
@@ -76,18 +75,11 @@ class Column:
         yield rate("prototypes", "", self.name, len(task), timing)
 
     def inference(self, batch: int) -> Iterator[Row]:
-        """Scores of stored images: the time of one request, and the speed with several in flight."""
+        """Scores of stored images."""
         method, images = self.scene.method, self.scene.prepared.test.images
 
-        def answer(rows: Tensor) -> Tensor:
-            return method.scores(images.plain(rows))
-
         rows = torch.arange(batch)
-        yield duration(
-            "inference", f"batch {batch}", self.name, timed(lambda: answer(rows), images.device, self.seconds)
-        )
-        timing = self._timed(lambda: [answer(rows) for _ in range(_IN_FLIGHT)])
-        yield rate("inference", f"batch {batch}", self.name, _IN_FLIGHT * batch, timing)
+        yield from answering(self.name, batch, lambda: method.scores(images.plain(rows)), images.device, self.seconds)
 
     def evaluation(self) -> Iterator[Row]:
         """The evaluation of a run over all test images."""

@@ -19,10 +19,12 @@ class Timing:
     Attributes:
         seconds: the median.
         spread: half the distance between the quartiles.
+        best: the shortest.
     """
 
     seconds: float
     spread: float
+    best: float
 
     @property
     def relative_spread(self) -> float:
@@ -31,7 +33,7 @@ class Timing:
 
 
 def timed(
-    action: Callable[[], object], device: torch.device, seconds: float, *, warm_up: int = 3, fewest: int = 5
+    action: Callable[[], object], device: torch.device, seconds: float, *, warm_up: int = 2, fewest: int = 4
 ) -> Timing:
     """Time an action again and again for about so many seconds, and at least a few times."""
     return timed_in_turn([action], device, seconds, warm_up=warm_up, fewest=fewest)[0]
@@ -42,8 +44,8 @@ def timed_in_turn(
     device: torch.device,
     seconds: float,
     *,
-    warm_up: int = 3,
-    fewest: int = 5,
+    warm_up: int = 2,
+    fewest: int = 4,
 ) -> list[Timing]:
     """Time several actions in turn, so that whatever slows the machine down meets all of them alike."""
     for action in actions:
@@ -65,12 +67,12 @@ def summarise(taken: Sequence[float]) -> Timing:
     """Median and spread of some times.
 
     >>> summarise([1.0, 2.0, 3.0, 4.0, 100.0])
-    Timing(seconds=3.0, spread=1.0)
+    Timing(seconds=3.0, spread=1.0, best=1.0)
     """
     if len(taken) == 1:
-        return Timing(taken[0], 0.0)
+        return Timing(taken[0], 0.0, taken[0])
     low, _, high = quantiles(taken, n=4, method="inclusive")
-    return Timing(median(taken), (high - low) / 2)
+    return Timing(median(taken), (high - low) / 2, min(taken))
 
 
 def synchronise(device: torch.device) -> None:

@@ -9,11 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onea.bench.rows import Row, duration, rate
+from onea.bench.answering import answering
+from onea.bench.rows import Row
 from onea.bench.scene import Scene
-from onea.bench.timing import timed
-
-_IN_FLIGHT = 8
 
 
 def timm_column(precision: str, compiled: bool) -> str:
@@ -39,6 +37,4 @@ class TimmBaseline:
                 features: Tensor = self.network(images.plain(rows))
                 return features
 
-        yield duration("inference", f"batch {batch}", self.name, timed(answer, images.device, self.seconds))
-        timing = timed(lambda: [answer() for _ in range(_IN_FLIGHT)], images.device, self.seconds)
-        yield rate("inference", f"batch {batch}", self.name, _IN_FLIGHT * batch, timing)
+        yield from answering(self.name, batch, answer, images.device, self.seconds)
