@@ -127,7 +127,7 @@ def test_a_whole_bench(result, tmp_path):
     early, late = (found["growth: peak memory", f"after task {task}", FAST, "MB"] for task in (4, 5))
     assert late == pytest.approx(early, rel=0.02)
     training, inference = (found["operations", what, SAME, "GFLOP/image"] for what in ("training", "inference"))
-    assert 1.2 < training / inference < 2.2, "forward and backward to the adapters, no gradients of frozen weights"
+    assert 1 < training / inference < 2.2, "forward and backward to the adapters, no gradients of frozen weights"
     assert {row["hardware"] for row in rows} == {result.hardware}
     assert "torch" in rows[0]["versions"]
 

@@ -38,12 +38,12 @@ def _measure(config: BenchConfig) -> list[Row]:
     runtime = config.runtime(same_numerics=False)
     if runtime.device.type != "cuda":
         config = replace(config, batch=min(config.batch, _CPU_BATCH))
-    vit = bench_backbone(config.backbone)
+    vit, compiled = bench_backbone(config.backbone), config.compiles(runtime)
     # Training batches are full from the first task on, so that a larger peak later could only come from growth.
     per_class = -(-config.batch // _CLASSES)
-    many = make_scene(config, vit, runtime, (_CLASSES,) * config.tasks, per_class, 1)
+    many = make_scene(config, vit, runtime, (_CLASSES,) * config.tasks, per_class, 1, compiled=compiled)
     rows = _rows_of_run(many)
-    once = make_scene(config, vit, runtime, (_CLASSES * config.tasks,), 2, 1)
+    once = make_scene(config, vit, runtime, (_CLASSES * config.tasks,), 2, 1, compiled=compiled)
     _learn(once, 0)
     return rows + _rows_of_answers({1: once, config.tasks: many}, config.seconds)
 

@@ -67,15 +67,15 @@ def bench(config: BenchConfig, tell: Tell = lambda text: None) -> BenchResult:
     rows: list[Row] = []
     tell(f"{PLAIN}: training and inference")
     rows += _plain_rows(config, vit, same)
+    compiled = config.compiles(fast)
     for name, runtime in ((SAME, same), (FAST, fast)):
-        rows += _column_rows(config, vit, name, runtime, tell)
+        rows += _column_rows(config, name, one_task(config, vit, runtime, compiled=compiled and name == FAST), tell)
         _release()
     tell("peak of the chip")
     rows += _utilisation(rows, config, {SAME: same, FAST: fast})
     if config.tasks:
         tell(f"growth over {config.tasks} tasks")
         rows += growth(config)
-    compiled = bool(getattr(fast, "compile", False))
     return BenchResult(config, rows, vit.name, fast.precision, compiled, environment(fast.device))
 
 
@@ -104,8 +104,7 @@ def _plain_rows(config: BenchConfig, vit: FrozenViT, runtime: Runtime) -> Iterat
         yield rate("inference", f"batch {batch}", PLAIN, some, timing)
 
 
-def _column_rows(config: BenchConfig, vit: FrozenViT, name: str, runtime: Runtime, tell: Tell) -> Iterator[Row]:
-    scene = one_task(config, vit, runtime)
+def _column_rows(config: BenchConfig, name: str, scene: Scene, tell: Tell) -> Iterator[Row]:
     column = Column(name, scene, config.seconds)
     tell(f"{name}: warming up")
     scene.method.learn(scene.prepared.task(0))
@@ -126,8 +125,7 @@ def _column_rows(config: BenchConfig, vit: FrozenViT, name: str, runtime: Runtim
 
 def _timm_rows(config: BenchConfig, scene: Scene, tell: Tell) -> Iterator[Row]:
     """Plain timm, eager and compiled; in a quick bench only the way the column itself runs."""
-    own = bool(getattr(scene.runtime, "compile", False))
-    for compiled in [own] if config.quick else [False, True]:
+    for compiled in [scene.compiled] if config.quick else [False, True]:
         baseline = TimmBaseline(scene, compiled, config.seconds)
         tell(f"{baseline.name}: inference")
         for batch in config.batches:

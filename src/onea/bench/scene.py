@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -14,11 +13,13 @@ from onea.data.dataset import Pixels
 from onea.data.store import PackedImages
 from onea.data.transforms import Preprocess
 from onea.errors import OneaError
+from onea.methods.contract import EVALUATION_BATCH
 from onea.methods.one_a import OneAMethod, OneAOptions
 from onea.runs.setup import CROP_MARGIN, Prepared, Side
 from onea.runtime import Runtime, make_runtime
 from onea.streams import Stream
 from onea.tasks import Plan
+from onea.vit.compiled import can_compile
 from onea.vit.frozen import FrozenViT
 
 SEED = 1
@@ -35,7 +36,7 @@ class BenchConfig:
         device: ``cpu``, ``cuda``, ... or ``auto``.
         batch: images per training step.
         precision: of the fast column; ``auto`` is bf16 where the chip has it.
-        compile: whether the fast column is compiled; None leaves it to the product.
+        compile: whether the fast column is compiled; None is yes on a GPU that can.
         tasks: of the stream on which growth is measured; 0 leaves growth out.
         seconds: about how long one measurement takes.
         threads: CPU threads; 0 is all.
@@ -75,16 +76,18 @@ class BenchConfig:
         return -(-steps * self.batch // CLASSES)
 
     def runtime(self, *, same_numerics: bool) -> Runtime:
-        """The machine settings of a column: full precision without compilation, or the product's fastest."""
-        arguments: dict[str, Any] = {
-            "device": self.device,
-            "precision": "fp32" if same_numerics else self.precision,
-            "threads": self.threads,
-        }
-        compiled = False if same_numerics else self.compile
-        if compiled is not None and "compile" in inspect.signature(make_runtime).parameters:
-            arguments["compile"] = compiled
-        return make_runtime(**arguments)
+        """The machine settings of a column: full precision, or the product's fastest."""
+        return make_runtime(self.device, "fp32" if same_numerics else self.precision, self.threads)
+
+    def compiles(self, runtime: Runtime) -> bool:
+        """Whether the fast column compiles the network."""
+        if self.compile is None:  # as a run with many images does
+            return runtime.device.type == "cuda" and can_compile(runtime.device)
+        if self.compile and not can_compile(runtime.device):
+            raise OneaError(
+                "Compilation needs Triton on a GPU or a C++ compiler, which was not found; use --no-compile."
+            )
+        return self.compile
 
 
 @dataclass(frozen=True)
@@ -95,25 +98,39 @@ class Scene:
     method: OneAMethod
     runtime: Runtime
 
+    @property
+    def compiled(self) -> bool:
+        """Whether the network's passes are compiled."""
+        return self.prepared.compiled
+
 
 def make_scene(
-    config: BenchConfig, vit: FrozenViT, runtime: Runtime, sizes: tuple[int, ...], per_class: int, test_per_class: int
+    config: BenchConfig,
+    vit: FrozenViT,
+    runtime: Runtime,
+    sizes: tuple[int, ...],
+    per_class: int,
+    test_per_class: int,
+    *,
+    compiled: bool,
 ) -> Scene:
     """One-A before its first task, on a stream of tasks of these sizes; ``vit`` itself is not changed."""
     classes = sum(sizes)
     vit = copy.deepcopy(vit).keep_matrices_in(runtime.dtype).to(runtime.device)
+    if compiled:
+        vit.compile_for({config.batch, EVALUATION_BATCH, *config.batches})
     options = OneAOptions(rank=config.rank, batch_size=config.batch, epochs=1, min_epochs=1, max_epochs=1)
     method = OneAMethod(vit, options, runtime, Plan(classes, len(sizes)))
     preprocess = preprocess_of(vit)
     train, test = (_side(classes, count, preprocess, runtime) for count in (per_class, test_per_class))
     stream = Stream(tuple(range(classes)), sizes)
-    return Scene(Prepared(stream, train, test, method, {}, SEED), method, runtime)
+    return Scene(Prepared(stream, train, test, method, {}, SEED, compiled), method, runtime)
 
 
-def one_task(config: BenchConfig, vit: FrozenViT, runtime: Runtime) -> Scene:
+def one_task(config: BenchConfig, vit: FrozenViT, runtime: Runtime, *, compiled: bool) -> Scene:
     """A single task, large enough that an epoch is many steps on this device."""
     train, test = config.images_per_class(runtime.device), -(-max(config.batches) // CLASSES)
-    return make_scene(config, vit, runtime, (CLASSES,), train, max(train, test))
+    return make_scene(config, vit, runtime, (CLASSES,), train, max(train, test), compiled=compiled)
 
 
 def preprocess_of(vit: FrozenViT) -> Preprocess:

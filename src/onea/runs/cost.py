@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -32,11 +31,7 @@ def measure(method: Method, images: Images, tasks: int) -> dict[str, Any]:
 def count_flops(action: Callable[[], object]) -> int:
     """Floating-point operations of the matrix products in an action, as the mathematics needs them."""
     # Plain products, not compiled: the counter looks into neither every fused kernel nor every compiled graph.
-    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), _eagerly():
+    stance = torch.compiler.set_stance("force_eager")
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), stance:
         action()
     return int(counter.get_total_flops())
-
-
-def _eagerly() -> AbstractContextManager[Any]:
-    stance: Any = torch.compiler.set_stance  # untyped
-    return stance("force_eager")  # type: ignore[no-any-return]
