@@ -71,7 +71,7 @@ def _learn(scene: Scene, index: int) -> float:
     started = time.perf_counter()
     scene.method.learn(task)
     learned = time.perf_counter() - started
-    correct_per_class(scene.method, scene.prepared.test, task.classes.stop, scene.prepared.seed)
+    correct_per_class(scene.method, scene.prepared.test, scene.prepared.arrivals(index), scene.prepared.seed)
     return learned
 
 

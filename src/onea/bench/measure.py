@@ -84,8 +84,8 @@ class Column:
     def evaluation(self) -> Iterator[Row]:
         """The evaluation of a run over all test images."""
         prepared = self.scene.prepared
-        count, classes = len(prepared.test.rows), prepared.stream.classes
-        timing = self._timed(lambda: correct_per_class(self.scene.method, prepared.test, classes, prepared.seed))
+        count, arrivals = len(prepared.test.rows), prepared.arrivals(0)
+        timing = self._timed(lambda: correct_per_class(self.scene.method, prepared.test, arrivals, prepared.seed))
         yield Row("evaluation", f"{count} images", self.name, timing.seconds, "s", timing.spread)
 
     def merge(self) -> Iterator[Row]:

@@ -75,6 +75,10 @@ def run(
     budget: Annotated[
         float | None, typer.Option(help="Gigabytes of memory the images may take.", rich_help_panel=_MACHINE)
     ] = None,
+    cache_gb: Annotated[
+        float | None,
+        typer.Option(help="Gigabytes for test features of frozen parts; 0 is none.", rich_help_panel=_MACHINE),
+    ] = None,
     track: Annotated[
         list[str] | None,
         typer.Option(help="Also log to tensorboard, wandb, mlflow, ... by Accelerate's names.", rich_help_panel=_TRACK),

@@ -96,9 +96,16 @@ class ACMap(Method):
         self.sizes.append((len(task.classes), len(task)))
         return report
 
-    def scores(self, images: Tensor) -> Tensor:
+    def parts(self) -> dict[str, Plug]:
+        """The newest merged adapter, which stands still once the limit is reached."""
+        # The accident with dropout draws anew for every task, which makes every task's features others.
+        drawn = f", drawn in task {len(self.sizes)}" if self.options.acmap_test_dropout else ""
+        return {f"merge of {len(self.merged)}{drawn}": self._merged(-1)}
+
+    def scores_from(self, features: Mapping[str, Tensor]) -> Tensor:
         """Cosine of the adapted features to every mapped prototype."""
-        return cosine_scores(self.features(images, self._merged(-1)), self.prototypes)
+        (adapted,) = features.values()
+        return cosine_scores(adapted, self.prototypes)
 
     def features(self, images: Tensor, plug: Plug = NOTHING) -> Tensor:
         """Features for inference; with dropout where the official code's accident is asked for."""
@@ -161,8 +168,8 @@ class ACMap(Method):
 
         A centroid is the mean of class prototypes, not of images.
         """
-        older = [self.prototypes_of(task, self._merged(index)).mean(0) for index in range(len(self.merged) - 1)]
-        return current.mean(0) - torch.stack(older)
+        older = self.prototypes_under(task, [self._merged(index) for index in range(len(self.merged) - 1)])
+        return current.mean(0) - older.mean(1)
 
     def _blank(self, seed: int) -> Adapters:
         return new_adapters(self.vit, self.options, seeds.generator(seed, 0, "adapter"))

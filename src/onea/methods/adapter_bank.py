@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise
 from typing import Any, ClassVar, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from onea import seeds
 from onea.merging.operator import Tensors
@@ -19,6 +19,7 @@ from onea.runtime import Runtime
 from onea.tasks import Plan, Task
 from onea.vit.adapter import Adapters
 from onea.vit.frozen import FrozenViT
+from onea.vit.plug import Plug
 
 _ADAPTERS = "adapters."
 
@@ -84,9 +85,9 @@ class AdapterBank(Method):
         self._keep(adapters, len(task.classes))
         return {"epochs": options.epochs, "losses": losses}
 
-    def features_by_task(self, images: Tensor) -> list[Tensor]:
-        """Features ``[B, width]`` of the images under each adapter."""
-        return [self.features(images, adapters) for adapters in self.bank]
+    def parts(self) -> dict[str, Plug]:
+        """The adapters, each frozen once its task was learned."""
+        return {f"adapter {index}": adapters for index, adapters in enumerate(self.bank)}
 
     def state_dict(self) -> Tensors:
         """All adapters and the sizes of their tasks."""

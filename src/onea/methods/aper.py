@@ -24,6 +24,7 @@ from onea.tasks import Task
 from onea.vit.adapter import Adapters
 from onea.vit.finetune import FineTuned
 from onea.vit.heads import cosine_scores
+from onea.vit.plug import NOTHING, Plug
 from onea.vit.ssf import SSF
 from onea.vit.vpt import VPT
 
@@ -98,19 +99,20 @@ class Aper(Method):
         """Adapt to the first task; of every task keep the class means."""
         report = self._adapt(task) if self.prototypes is None else {"trained": False}
         self.runtime.progress.note("prototypes")
-        new = self.prototypes_of(task)
-        if self.adapted is not None:  # the mean of concatenated features is the concatenation of their means
-            new = torch.cat([new, self.prototypes_of(task, self.adapted)], dim=1)
+        # The mean of concatenated features is the concatenation of their means.
+        new = torch.cat(list(self.prototypes_under(task, list(self.parts().values()))), dim=1)
         self.prototypes = new if self.prototypes is None else torch.cat([self.prototypes, new])
         return report
 
-    def scores(self, images: Tensor) -> Tensor:
+    def parts(self) -> dict[str, Plug]:
+        """The plain network and, if the first task could teach it anything, the adapted one."""
+        plain: dict[str, Plug] = {"plain": NOTHING}
+        return plain if self.adapted is None else plain | {"adapted": self.adapted}
+
+    def scores_from(self, features: Mapping[str, Tensor]) -> Tensor:
         """Cosine of the concatenated features to every prototype, normalised jointly: the longer part counts more."""
         assert self.prototypes is not None, "learn a task first"
-        features = self.features(images)
-        if self.adapted is not None:
-            features = torch.cat([features, self.features(images, self.adapted)], dim=1)
-        return cosine_scores(features, self.prototypes)
+        return cosine_scores(torch.cat([features[name] for name in self.parts()], dim=1), self.prototypes)
 
     def state_dict(self) -> Tensors:
         """What was adapted, and the prototypes."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -14,7 +14,7 @@ from onea.merging.operator import Tensors
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
 from onea.vit.frozen import FrozenViT
-from onea.vit.heads import class_means
+from onea.vit.heads import class_sums
 from onea.vit.plug import NOTHING, Plug
 
 EVALUATION_BATCH = 256
@@ -57,16 +57,31 @@ class Method(ABC):
         """Learn a task and return what is worth recording about it, as JSON-able values."""
 
     @abstractmethod
-    def scores(self, images: Tensor) -> Tensor:
-        """Scores ``[B, classes seen]`` of a batch of network inputs; the largest is the answer."""
-
-    @abstractmethod
     def state_dict(self) -> Tensors:
         """Everything that must survive between tasks."""
 
     @abstractmethod
     def load_state_dict(self, state: Tensors) -> None:
         """Continue from a state that this method gave earlier."""
+
+    def scores(self, images: Tensor) -> Tensor:
+        """Scores ``[B, classes seen]`` of a batch of network inputs; the largest is the answer.
+
+        By default from the features of the frozen parts; a method that has none says how itself.
+        """
+        return self.scores_from({name: self.features(images, plug) for name, plug in self.parts().items()})
+
+    def parts(self) -> Mapping[str, Plug]:
+        """What the network is run with where its features alone decide the scores, and will not change any more.
+
+        A name means the same weights for ever, so that a run can pass every image through every part only once. What
+        changes from task to task is no such part; a method that has some of it names none.
+        """
+        return {}
+
+    def scores_from(self, features: Mapping[str, Tensor]) -> Tensor:
+        """Scores from the features ``[B, width]`` of every part."""
+        raise NotImplementedError(f"{type(self).__name__} must define scores, or parts and scores_from")
 
     @staticmethod
     def passes(tasks: int) -> float:
@@ -81,9 +96,16 @@ class Method(ABC):
 
     def prototypes_of(self, task: Task, plug: Plug = NOTHING) -> Tensor:
         """Mean feature of each class of a task over its un-augmented images, ``[classes of the task, width]``."""
-        processes = self.runtime.processes
-        features = torch.zeros(len(task), self.vit.width, device=self.runtime.device)
+        return self.prototypes_under(task, [plug])[0]
+
+    def prototypes_under(self, task: Task, plugs: Sequence[Plug]) -> Tensor:
+        """Mean features under several plugs, ``[plugs, classes of the task, width]``; every image is loaded once."""
+        processes, device = self.runtime.processes, self.runtime.device
+        sums = torch.zeros(len(plugs), len(task.classes), self.vit.width, dtype=torch.float64, device=device)
         for number, part in enumerate(torch.arange(len(task)).split(EVALUATION_BATCH)):
             if number % processes.count == processes.rank:
-                features[part] = self.features(task.images.plain(task.rows[part]), plug)
-        return class_means(processes.sum_of(features), task.labels, task.classes)
+                images, labels = task.images.plain(task.rows[part]), task.labels[part]
+                for total, plug in zip(sums, plugs, strict=True):
+                    total += class_sums(self.features(images, plug), labels, task.classes)
+        counts = torch.bincount(task.labels - task.classes.start, minlength=len(task.classes)).to(device)
+        return (processes.sum_of(sums) / counts[:, None]).float()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,6 +17,9 @@ from onea.runtime import Runtime
 from onea.tasks import Plan, Task
 from onea.vit.frozen import FrozenViT
 from onea.vit.heads import cosine_scores
+from onea.vit.plug import NOTHING, Plug
+
+_PLAIN = "plain"
 
 
 @dataclass(frozen=True)
@@ -65,22 +68,26 @@ class EASE(AdapterBank):
         """Train the task's adapter, then complete the prototypes of all classes in all subspaces."""
         report = self.add_adapter(task)
         self.runtime.progress.note("prototypes")
+        new = self.prototypes_under(task, list(self.parts().values()))
         if self.options.ptm_beta:
-            self.plain = torch.cat([self.plain, self.prototypes_of(task)])
-        new = torch.stack([self.prototypes_of(task, adapters) for adapters in self.bank])
+            self.plain, new = torch.cat([self.plain, new[-1]]), new[:-1]
         old = torch.cat([self.prototypes, self.prototypes.new_zeros(1, *self.prototypes.shape[1:])])
         self.prototypes = synthesise(torch.cat([old, new], dim=1), self.ranges, self.options.ease_recalc)
         return report
 
-    def scores(self, images: Tensor) -> Tensor:
+    def parts(self) -> dict[str, Plug]:
+        """The adapters and, where it counts, the plain network behind them."""
+        return super().parts() | ({_PLAIN: NOTHING} if self.options.ptm_beta else {})
+
+    def scores_from(self, features: Mapping[str, Tensor]) -> Tensor:
         """Cosines in every subspace, weighted per class; each block of features is normalised by itself."""
-        weights = subspace_weights(self.sizes, self.options.alpha).to(images.device)
-        features = self.features_by_task(images)
-        total = torch.zeros(len(images), sum(self.sizes), device=images.device)
-        for feature, prototypes, weight in zip(features, self.prototypes, weights, strict=True):
-            total += weight * cosine_scores(feature, prototypes)
+        weights = subspace_weights(self.sizes, self.options.alpha).to(self.prototypes.device)
+        subspaces = zip(super().parts(), self.prototypes, weights, strict=True)
+        total = torch.zeros((), device=self.prototypes.device)
+        for name, prototypes, weight in subspaces:
+            total = total + weight * cosine_scores(features[name], prototypes)
         if self.options.ptm_beta:
-            total += self.options.ptm_beta * cosine_scores(self.features(images), self.plain)
+            total = total + self.options.ptm_beta * cosine_scores(features[_PLAIN], self.plain)
         return total
 
     def real(self) -> Tensor:

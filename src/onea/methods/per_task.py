@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -38,11 +39,11 @@ class PerTaskAdapter(AdapterBank):
         self.prototypes = torch.cat([self.prototypes, self.prototypes_of(task, self.bank[-1])])
         return report
 
-    def scores(self, images: Tensor) -> Tensor:
+    def scores_from(self, features: Mapping[str, Tensor]) -> Tensor:
         """Cosine to each prototype of the features under the adapter that made it."""
         own = self.prototypes.split(self.sizes)
-        features = self.features_by_task(images)
-        return torch.cat([cosine_scores(*pair) for pair in zip(features, own, strict=True)], dim=1)
+        pairs = zip((features[name] for name in self.parts()), own, strict=True)
+        return torch.cat([cosine_scores(*pair) for pair in pairs], dim=1)
 
     def state_dict(self) -> Tensors:
         """All adapters and prototypes."""

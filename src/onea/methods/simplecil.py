@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -11,6 +12,7 @@ from onea.merging.operator import Tensors
 from onea.methods.contract import Method
 from onea.tasks import Task
 from onea.vit.heads import cosine_scores
+from onea.vit.plug import NOTHING, Plug
 
 
 class SimpleCIL(Method):
@@ -29,10 +31,14 @@ class SimpleCIL(Method):
         self.prototypes = new if self.prototypes is None else torch.cat([self.prototypes, new])
         return {}
 
-    def scores(self, images: Tensor) -> Tensor:
+    def parts(self) -> dict[str, Plug]:
+        """The plain network."""
+        return {"plain": NOTHING}
+
+    def scores_from(self, features: Mapping[str, Tensor]) -> Tensor:
         """Cosine to every prototype."""
         assert self.prototypes is not None, "learn a task first"
-        return cosine_scores(self.features(images), self.prototypes)
+        return cosine_scores(features["plain"], self.prototypes)
 
     def state_dict(self) -> Tensors:
         """The prototypes."""

@@ -14,7 +14,7 @@ from onea.errors import OneaError
 from onea.options import build
 
 # Where a run computes or keeps its images does not make it another run.
-_RESOURCES = ("root", "device", "threads", "compile", "store", "budget")
+_RESOURCES = ("root", "device", "threads", "compile", "store", "budget", "cache_gb")
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,8 @@ class RunConfig:
         compile: the network's passes: ``yes``, ``no`` or ``auto`` (on a GPU, when there are enough images to repay it).
         store: where packed images live: ``auto``, ``device``, ``host``, ``disk``; ``exact`` streams the originals.
         budget: gigabytes of memory the images may take.
+        cache_gb: gigabytes of host memory for features of frozen parts, which evaluations then compute only once; 0 is
+            none, and by default half of what is free may be used.
         on_bad: what an unreadable image does: ``fail`` or ``skip``.
         per_class: at most so many training images of each class, chosen by the seed.
         holdout: evaluate on this share of the training images, held out by the seed, instead of the test images.
@@ -71,6 +73,7 @@ class RunConfig:
     compile: Literal["auto", "yes", "no"] = "auto"
     store: Literal["auto", "device", "host", "disk", "exact"] = "auto"
     budget: float | None = None
+    cache_gb: float | None = None
     on_bad: Literal["fail", "skip"] = "fail"
     per_class: int | None = None
     holdout: float | None = None
@@ -81,6 +84,8 @@ class RunConfig:
             raise OneaError(f"threads is {self.threads}; give a positive number, or 0 for all.")
         if self.budget is not None and self.budget <= 0:
             raise OneaError(f"budget is {self.budget}; give the gigabytes that images may take, more than 0.")
+        if self.cache_gb is not None and self.cache_gb < 0:
+            raise OneaError(f"cache_gb is {self.cache_gb}; give the gigabytes that features may take, or 0 for none.")
 
     def identity(self) -> dict[str, Any]:
         """What distinguishes this run from another; two runs with equal identities give equal results."""

@@ -11,6 +11,7 @@ from onea.metrics import summarise
 from onea.runs.config import RunConfig
 from onea.runs.cost import MEASURED_AFTER, measure
 from onea.runs.evaluation import correct_per_class
+from onea.runs.feature_cache import FeatureCache
 from onea.runs.record import (
     FORMAT,
     Record,
@@ -47,8 +48,10 @@ def run(config: RunConfig, folder: Path, progress: Progress | None = None, memo:
         prepared.method.load_state_dict(load_checkpoint(folder, record))
         record["dates"]["resumed"].append(now())
     runtime.progress.begin(record)
+    bound = None if config.cache_gb is None else int(config.cache_gb * 1e9)
+    known = FeatureCache(prepared.test.rows, bound)
     for index in range(len(record["correct"]), prepared.stream.tasks):
-        _learn_task(index, prepared, runtime, record)
+        _learn_task(index, prepared, runtime, record, known)
         if runtime.processes.first:
             save_checkpoint(folder, record, prepared.method.state_dict())
         runtime.processes.wait()
@@ -89,15 +92,14 @@ def _new_record(config: RunConfig, prepared: Prepared, runtime: Runtime) -> Reco
     }
 
 
-def _learn_task(index: int, prepared: Prepared, runtime: Runtime, record: Record) -> None:
+def _learn_task(index: int, prepared: Prepared, runtime: Runtime, record: Record, known: FeatureCache) -> None:
     task, stream, method = prepared.task(index), prepared.stream, prepared.method
     runtime.progress.start_task(index, stream.tasks, task.name)
     started = time.perf_counter()
     report = method.learn(task)
     learned = time.perf_counter()
     runtime.progress.note("evaluating")
-    seen = task.classes.stop
-    correct = correct_per_class(method, prepared.test, seen, prepared.seed)
+    correct = correct_per_class(method, prepared.test, prepared.arrivals(index), prepared.seed, known)
     evaluated = time.perf_counter()
 
     record["correct"].append(correct)

@@ -2,22 +2,70 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache
+
 import torch
+from torch import Tensor
 
 from onea import seeds
 from onea.methods.contract import EVALUATION_BATCH, Method
+from onea.runs.feature_cache import FeatureCache
 from onea.runs.setup import Side
 
 
-def correct_per_class(method: Method, test: Side, seen: int, seed: int) -> list[int]:
-    """Right answers for each class seen, over the test images of those classes in one shuffled stream."""
-    rows = test.rows[test.labels[test.rows] < seen]
-    # No method may profit from neighbours of the same class, so the order is random (and the same for all methods).
-    rows = rows[torch.randperm(len(rows), generator=seeds.generator(seed, 0, "test order"))]
-    processes = method.runtime.processes
-    answers = torch.zeros(len(rows), dtype=torch.int64, device=method.runtime.device)
-    for number, part in enumerate(torch.arange(len(rows)).split(EVALUATION_BATCH)):
+def correct_per_class(
+    method: Method, test: Side, arrivals: Sequence[range], seed: int, known: FeatureCache | None = None
+) -> list[int]:
+    """Right answers for each class seen, over the test images of those classes.
+
+    Args:
+        method: after it has learned the classes.
+        test: images of all classes.
+        arrivals: the classes of every task so far.
+        seed: of the run.
+        known: features of earlier evaluations, for a method with frozen parts. They change nothing but the time.
+    """
+    known = known or FeatureCache(test.rows, bound=0)
+    known.keep_only(method.parts())
+    batches = _by_arrival(test, arrivals) if method.parts() else _shuffled(test, arrivals, seed)
+    processes, device = method.runtime.processes, method.runtime.device
+    truth = test.labels[torch.cat([test.rows[:0], *batches])]
+    answers = torch.zeros(len(truth), dtype=torch.int64, device=device)
+    for number, (rows, own) in enumerate(zip(batches, answers.split([len(rows) for rows in batches]), strict=True)):
         if number % processes.count == processes.rank:
-            answers[part] = method.scores(test.images.plain(rows[part])).argmax(1)
-    truth = test.labels[rows]
-    return torch.bincount(truth[processes.sum_of(answers).cpu() == truth], minlength=seen).tolist()
+            own.copy_(_scores(method, test, rows, known).argmax(1))
+    return torch.bincount(truth[processes.sum_of(answers).cpu() == truth], minlength=arrivals[-1].stop).tolist()
+
+
+def _scores(method: Method, test: Side, rows: Tensor, known: FeatureCache) -> Tensor:
+    parts, images = method.parts(), cache(lambda: test.images.plain(rows))
+    if not parts:
+        return method.scores(images())
+    features = {
+        name: known.features(name, rows, lambda plug=plug: method.features(images(), plug))  # type: ignore[misc]
+        for name, plug in parts.items()
+    }
+    return method.scores_from({name: value.to(method.runtime.device) for name, value in features.items()})
+
+
+def _by_arrival(test: Side, arrivals: Sequence[range]) -> list[Tensor]:
+    """The images of each task in batches of their own.
+
+    Always the same batches, so that it does not matter to the last bit which features are known from earlier. That
+    neighbours share a class does not matter either: each image's features are its own.
+    """
+    parts = [part for classes in arrivals for part in _rows(test, classes).split(EVALUATION_BATCH)]
+    return [part for part in parts if len(part)]  # a class may come without test images
+
+
+def _shuffled(test: Side, arrivals: Sequence[range], seed: int) -> list[Tensor]:
+    """No method may profit from neighbours of the same class, so the order is random (and the same for all methods)."""
+    rows = _rows(test, range(arrivals[-1].stop))
+    rows = rows[torch.randperm(len(rows), generator=seeds.generator(seed, 0, "test order"))]
+    return list(rows.split(EVALUATION_BATCH))
+
+
+def _rows(test: Side, classes: range) -> Tensor:
+    labels = test.labels[test.rows]
+    return test.rows[(labels >= classes.start) & (labels < classes.stop)]

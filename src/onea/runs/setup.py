@@ -60,6 +60,10 @@ class Prepared:
     seed: int
     compiled: bool = False
 
+    def arrivals(self, index: int) -> list[range]:
+        """The classes of every task up to this one."""
+        return [self.stream.range_of(task) for task in range(index + 1)]
+
     def task(self, index: int) -> Task:
         """A task of the stream, with its images."""
         classes = self.stream.range_of(index)

@@ -100,7 +100,11 @@ def class_means(features: Tensor, labels: Tensor, classes: range) -> Tensor:
     tensor([[2.],
             [5.]])
     """
+    counts = torch.bincount(labels - classes.start, minlength=len(classes)).to(features.device)
+    return (class_sums(features, labels, classes) / counts[:, None]).to(features.dtype)
+
+
+def class_sums(features: Tensor, labels: Tensor, classes: range) -> Tensor:
+    """The sum of the features of each class, ``[len(classes), width]`` float64."""
     local = (labels - classes.start).to(features.device)
-    one_hot = F.one_hot(local, len(classes)).double()
-    means = one_hot.T @ features.double() / one_hot.sum(0)[:, None]
-    return means.to(features.dtype)
+    return F.one_hot(local, len(classes)).double().T @ features.double()
