@@ -9,7 +9,7 @@ fused attention), so the baseline is on the strong side.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -17,7 +17,6 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from onea.bench.timing import Timing, timed
 from onea.data.dataset import Pixels
 from onea.data.transforms import Preprocess
 
@@ -100,48 +99,49 @@ def loader(images: PlainImages, batch: int, workers: int, *, shuffle: bool) -> D
     return DataLoader(images, batch, shuffle=shuffle, num_workers=workers, persistent_workers=workers > 0)
 
 
-def train_plain(
-    network: nn.Module, batches: DataLoader[Any], classes: int, device: torch.device, seconds: float
-) -> Timing:
-    """Seconds per epoch of plain training."""
+def plain_epoch(network: nn.Module, batches: Iterable[Any], classes: int, device: torch.device) -> Callable[[], float]:
+    """One epoch of plain training as an action; returns the mean loss."""
     width: Any = network.embed_dim
     head = nn.Linear(width, classes).to(device)
-    network.to(device).train()
+    network.to(device)
     wanted = [parameter for parameter in network.parameters() if parameter.requires_grad]
     optimiser = torch.optim.SGD([*wanted, *head.parameters()], lr=0.01, momentum=0.9, weight_decay=5e-4)
     criterion = nn.CrossEntropyLoss()
 
     def epoch() -> float:
-        total = 0.0
+        network.train()
+        losses: list[float] = []
         for images, labels in batches:
             loss = criterion(head(network(images.to(device))), labels.to(device))
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
-            total += loss.item()
-        return total / len(batches)
+            losses.append(loss.item())
+        return sum(losses) / len(losses)
 
-    return timed(epoch, device, seconds, warm_up=1, fewest=3)
+    return epoch
 
 
-@torch.no_grad()
-def infer_plain(network: nn.Module, batches: DataLoader[Any], device: torch.device, seconds: float) -> Timing:
-    """Seconds per pass over all images."""
-    network.to(device).eval()
+def plain_pass(network: nn.Module, batches: Iterable[Any], device: torch.device) -> Callable[[], None]:
+    """One pass over all images as an action."""
+    network.to(device)
 
+    @torch.no_grad()
     def once() -> None:
+        network.eval()
         for images, _ in batches:
             network(images.to(device))
 
-    return timed(once, device, seconds, warm_up=1, fewest=3)
+    return once
 
 
-@torch.no_grad()
-def plain_latency(network: nn.Module, images: PlainImages, batch: int, device: torch.device, seconds: float) -> Timing:
-    """Seconds to answer one request of so many images, in this process."""
-    network.to(device).eval()
+def plain_request(network: nn.Module, images: PlainImages, batch: int, device: torch.device) -> Callable[[], None]:
+    """The answer to one request of so many images, in this process, as an action."""
+    network.to(device)
 
+    @torch.no_grad()
     def answer() -> None:
+        network.eval()
         network(torch.stack([images[index][0] for index in range(batch)]).to(device))
 
-    return timed(answer, device, seconds)
+    return answer

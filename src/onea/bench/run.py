@@ -16,17 +16,10 @@ from onea.bench.flops import inference_flops, training_flops
 from onea.bench.growth import growth
 from onea.bench.measure import Column
 from onea.bench.peak import measured_peak, nominal_peak
-from onea.bench.plain import (
-    PlainImages,
-    infer_plain,
-    loader,
-    plain_latency,
-    plain_network,
-    plain_transform,
-    train_plain,
-)
+from onea.bench.plain import PlainImages, loader, plain_epoch, plain_network, plain_pass, plain_request, plain_transform
 from onea.bench.rows import FAST, PLAIN, SAME, Row, chip_of, csv_name, duration, find, hardware_of, rate, write_csv
 from onea.bench.scene import CLASSES, BenchConfig, Scene, one_task, preprocess_of, synthetic_pixels
+from onea.bench.timing import timed
 from onea.bench.timm_baseline import TimmBaseline
 from onea.runs.record import environment
 from onea.runtime import Runtime
@@ -89,7 +82,8 @@ def _plain_rows(config: BenchConfig, vit: FrozenViT, runtime: Runtime) -> Iterat
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     images = PlainImages(pixels, labels, plain_transform(preprocess, training=True))
-    timing = train_plain(network, loader(images, config.batch, workers, shuffle=True), CLASSES, device, seconds)
+    epoch = plain_epoch(network, loader(images, config.batch, workers, shuffle=True), CLASSES, device)
+    timing = timed(epoch, device, seconds, warm_up=1, fewest=3)
     yield rate("training", f"batch {config.batch}", PLAIN, len(images), timing)
     if device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(device) / 1e6
@@ -98,9 +92,10 @@ def _plain_rows(config: BenchConfig, vit: FrozenViT, runtime: Runtime) -> Iterat
     for batch in config.batches:
         some = min(len(pixels), max(_FEWEST_IMAGES, _LOADER_STEPS * batch))
         part = PlainImages(pixels[:some], labels[:some], transform)
-        latency = plain_latency(network, part, min(batch, some), device, seconds)
+        latency = timed(plain_request(network, part, min(batch, some), device), device, seconds)
         yield duration("inference", f"batch {batch}", PLAIN, latency)
-        timing = infer_plain(network, loader(part, batch, workers, shuffle=False), device, seconds)
+        once = plain_pass(network, loader(part, batch, workers, shuffle=False), device)
+        timing = timed(once, device, seconds, warm_up=1, fewest=3)
         yield rate("inference", f"batch {batch}", PLAIN, some, timing)
 
 
