@@ -21,7 +21,8 @@ def print_result(result: BenchResult) -> None:
     console = Console(highlight=False)
     how = f"{result.precision}, {'compiled' if result.compiled else 'eager'}"
     console.print(f"{result.backbone}, rank {result.config.rank}, {result.hardware}")
-    console.print(f"same numerics: fp32, eager; fast: {how}; plain loop: fp32, eager, DataLoader workers")
+    console.print(f"plain loop: fp32, eager, DataLoader workers; same numerics: ours, fp32, eager; fast: ours, {how}")
+    console.print("×: how many times better than the plain loop")
     own = [row for row in result.rows if not row.measure.startswith("growth")]
     console.print(_columns(own))
     console.print(_against_timm(result))
@@ -31,7 +32,7 @@ def print_result(result: BenchResult) -> None:
 
 
 def _columns(rows: list[Row]) -> Table:
-    table = _table("", right=(PLAIN, SAME, FAST, "gain, same", "fast"))
+    table = _table("", right=(PLAIN, SAME, FAST, "same ×", "fast ×"))
     for measure, setting, unit in dict.fromkeys((row.measure, row.setting, row.unit) for row in rows):
         found = {name: find(rows, measure, setting, name, unit) for name in (PLAIN, SAME, FAST)}
         values = [_number(row) for row in found.values()]
