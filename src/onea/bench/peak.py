@@ -31,7 +31,7 @@ def nominal_peak(chip: str, precision: str) -> float | None:
 
 def measured_peak(device: torch.device, precision: str, seconds: float) -> float:
     """Operations per second of one large square matrix product, at its best."""
-    side = 8192 if device.type == "cuda" else 2048
+    side = 8192 if device.type == "cuda" else 1024
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
     return 2 * side**3 / timed(lambda: left @ right, device, seconds).best

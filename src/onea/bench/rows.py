@@ -74,14 +74,17 @@ def csv_name(environment: dict[str, Any], cores: int, backbone: str) -> str:
     return "-".join(re.sub(r"[^a-z0-9_.]+", "-", part.lower()).strip("-") for part in parts) + ".csv"
 
 
-def write_csv(path: Path, rows: Sequence[Row], backbone: str, hardware: str, environment: dict[str, Any]) -> None:
-    """All rows in long format, each with the backbone, the hardware and the versions it belongs to."""
+def write_csv(
+    path: Path, rows: Sequence[Row], backbone: str, hardware: str, load: float, environment: dict[str, Any]
+) -> None:
+    """All rows in long format, each with the backbone, hardware, load by others and versions it belongs to."""
     versions = " ".join(f"{name} {environment[name]}" for name in ("onea", "python", "torch", "torchvision", "timm"))
     text = io.StringIO()
     names = [field.name for field in fields(Row)]
-    table = csv.DictWriter(text, [*names, "backbone", "hardware", "versions"], lineterminator="\n")
+    table = csv.DictWriter(text, [*names, "backbone", "hardware", "load", "versions"], lineterminator="\n")
     table.writeheader()
+    where = {"backbone": backbone, "hardware": hardware, "load": f"{load:.2f}", "versions": versions}
     for row in rows:
         numbers = {"value": f"{row.value:.6g}", "spread": f"{row.spread:.3g}"}
-        table.writerow({**asdict(row), **numbers, "backbone": backbone, "hardware": hardware, "versions": versions})
+        table.writerow({**asdict(row), **numbers, **where})
     write_atomically(path, text.getvalue().encode())

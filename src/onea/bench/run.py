@@ -26,19 +26,25 @@ from onea.runtime import Runtime
 from onea.vit.frozen import FrozenViT
 
 Tell = Callable[[str], None]
+_BUSY = 0.25  # of the cores
 _MOST_WORKERS = 8  # as published codes ask for
 _LOADER_STEPS, _FEWEST_IMAGES = 16, 128
 
 
 @dataclass(frozen=True)
 class BenchResult:
-    """All figures of one bench, and the machine they belong to."""
+    """All figures of one bench, and the machine they belong to.
+
+    Attributes:
+        load: processes that wanted a core on average in the minute before, none of them ours.
+    """
 
     config: BenchConfig
     rows: list[Row]
     backbone: str
     precision: str
     compiled: bool
+    load: float
     environment: dict[str, Any]
 
     @property
@@ -49,12 +55,18 @@ class BenchResult:
     def write(self, folder: Path) -> Path:
         """Leave the figures in a file whose name carries the hardware."""
         path = folder / csv_name(self.environment, self.environment["cores"], self.backbone)
-        write_csv(path, self.rows, self.backbone, self.hardware, self.environment)
+        write_csv(path, self.rows, self.backbone, self.hardware, self.load, self.environment)
         return path
+
+    @property
+    def busy(self) -> bool:
+        """Whether others were using the machine enough to spoil the figures."""
+        return self.load > _BUSY * self.environment["cores"]
 
 
 def bench(config: BenchConfig, tell: Tell = lambda text: None) -> BenchResult:
     """Measure everything; ``tell`` hears what is being measured."""
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     same, fast = (config.runtime(same_numerics=numerics) for numerics in (True, False))
     vit = bench_backbone(config.backbone)
     rows: list[Row] = []
@@ -69,7 +81,7 @@ def bench(config: BenchConfig, tell: Tell = lambda text: None) -> BenchResult:
     if config.tasks:
         tell(f"growth over {config.tasks} tasks")
         rows += growth(config)
-    return BenchResult(config, rows, vit.name, fast.precision, compiled, environment(fast.device))
+    return BenchResult(config, rows, vit.name, fast.precision, compiled, load, environment(fast.device))
 
 
 def _plain_rows(config: BenchConfig, vit: FrozenViT, runtime: Runtime) -> Iterator[Row]:

@@ -23,6 +23,8 @@ def print_result(result: BenchResult) -> None:
     console.print(f"{result.backbone}, rank {result.config.rank}, {result.hardware}")
     console.print(f"plain loop: fp32, eager, DataLoader workers; same numerics: ours, fp32, eager; fast: ours, {how}")
     console.print("×: how many times better than the plain loop")
+    if result.busy:
+        console.print(f"[yellow]others use this machine (load {result.load:.1f}): measure again when it is idle[/]")
     own = [row for row in result.rows if not row.measure.startswith("growth")]
     console.print(_columns(own))
     console.print(_against_timm(result))
