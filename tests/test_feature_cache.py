@@ -22,6 +22,13 @@ GROWING = ["ease", "per-task"]
 STANDING = ["simplecil", "aper-adapter", "aper-finetune", "aper-ssf", "aper-vpt-shallow", "aper-vpt-deep"]
 
 
+@pytest.fixture(autouse=True)
+def _no_filling(monkeypatch, request):
+    """Where passes are counted, batches are not filled up."""
+    if "cost" in request.node.name or "limit" in request.node.name:
+        monkeypatch.setattr("onea.methods.contract.GRID", 1)
+
+
 class PassCounter:
     """How many images went through the whole network since it was last asked."""
 
@@ -152,3 +159,28 @@ def test_only_frozen_things_are_named_parts(tiny_run):
 def test_the_option_is_checked(tiny_run):
     with pytest.raises(OneaError, match="cache_gb is -1"):
         make_config(tiny_run | {"cache_gb": -1})
+
+
+def test_batches_are_filled_up_to_few_sizes(tiny_run):
+    """A new batch size after every task would cost a CPU memory for each of them."""
+    sizes = set()
+    for method in ("one-a", "ease"):
+        ready = prepared(tiny_run, method, sizes=SIZES)
+        for index in range(ready.stream.tasks):
+            ready.method.learn(ready.task(index))
+            plain = ready.method.vit.vit.patch_embed.register_forward_pre_hook(
+                lambda _, given: sizes.add(len(given[0]))
+            )
+            correct_per_class(ready.method, ready.test, ready.arrivals(index), ready.seed)
+            ready.method.prototypes_of(ready.task(index))
+            plain.remove()
+    assert sizes
+    assert all(size % 16 == 0 for size in sizes)
+
+
+def test_filled_rows_do_not_count(tiny_run, monkeypatch):
+    ready = prepared(tiny_run)
+    ready.method.learn(ready.task(0))
+    filled = ready.method.prototypes_of(ready.task(0))
+    monkeypatch.setattr("onea.methods.contract.GRID", 1)
+    torch.testing.assert_close(ready.method.prototypes_of(ready.task(0)), filled)

@@ -21,7 +21,7 @@ from onea.runs.record import peak_memory
 
 EARLY = 4  # tasks after which memory is compared; the first has everything to set up
 _CLASSES = 2  # of each task
-_CPU_BATCH = 16
+_CPU_BATCH = 64
 _LATENCY_BATCHES = (1, 32)
 
 

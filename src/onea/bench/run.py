@@ -61,7 +61,7 @@ class BenchResult:
     @property
     def busy(self) -> bool:
         """Whether others were using the machine enough to spoil the figures."""
-        return self.load > _BUSY * self.environment["cores"]
+        return bool(self.load > _BUSY * self.environment["cores"])
 
 
 def bench(config: BenchConfig, tell: Tell = lambda text: None) -> BenchResult:

@@ -18,6 +18,16 @@ from onea.vit.heads import class_sums
 from onea.vit.plug import NOTHING, Plug
 
 EVALUATION_BATCH = 256
+GRID = 16  # batches over whole sets of images are filled up to a multiple of this
+
+
+def filled_up(rows: Tensor) -> Tensor:
+    """Rows filled up by the last one, so that a run meets few batch sizes; cut what comes of them again.
+
+    A CPU keeps code and scratch memory for every batch size it has met, some 10 MB each in bf16, and a last batch that
+    grows with the classes seen would meet a new one after every task.
+    """
+    return torch.cat([rows, rows[-1:].expand(-len(rows) % GRID)])
 
 
 @dataclass(frozen=True)
@@ -104,8 +114,8 @@ class Method(ABC):
         sums = torch.zeros(len(plugs), len(task.classes), self.vit.width, dtype=torch.float64, device=device)
         for number, part in enumerate(torch.arange(len(task)).split(EVALUATION_BATCH)):
             if number % processes.count == processes.rank:
-                images, labels = task.images.plain(task.rows[part]), task.labels[part]
+                images, labels = task.images.plain(filled_up(task.rows[part])), task.labels[part]
                 for total, plug in zip(sums, plugs, strict=True):
-                    total += class_sums(self.features(images, plug), labels, task.classes)
+                    total += class_sums(self.features(images, plug)[: len(part)], labels, task.classes)
         counts = torch.bincount(task.labels - task.classes.start, minlength=len(task.classes)).to(device)
         return (processes.sum_of(sums) / counts[:, None]).float()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from onea import seeds
-from onea.methods.contract import EVALUATION_BATCH, Method
+from onea.methods.contract import EVALUATION_BATCH, Method, filled_up
 from onea.runs.feature_cache import FeatureCache
 from onea.runs.setup import Side
 
@@ -39,11 +39,11 @@ def correct_per_class(
 
 
 def _scores(method: Method, test: Side, rows: Tensor, known: FeatureCache) -> Tensor:
-    parts, images = method.parts(), cache(lambda: test.images.plain(rows))
+    parts, images = method.parts(), cache(lambda: test.images.plain(filled_up(rows)))
     if not parts:
-        return method.scores(images())
+        return method.scores(images())[: len(rows)]
     features = {
-        name: known.features(name, rows, lambda plug=plug: method.features(images(), plug))  # type: ignore[misc]
+        name: known.features(name, rows, lambda plug=plug: method.features(images(), plug)[: len(rows)])  # type: ignore[misc]
         for name, plug in parts.items()
     }
     return method.scores_from({name: value.to(method.runtime.device) for name, value in features.items()})
