@@ -125,6 +125,7 @@ def _column_rows(config: BenchConfig, name: str, scene: Scene, tell: Tell) -> It
         tell(f"{name}: inference at batch {batch}")
         yield from column.inference(batch)
     if name == SAME:
+        # This column is not compiled, so that its operations can be counted.
         yield Row("operations", "training", name, training_flops(scene.method) / 1e9, "GFLOP/image")
         yield Row("operations", "inference", name, inference_flops(scene.method) / 1e9, "GFLOP/image")
     yield from _timm_rows(config, scene, tell)
