@@ -1,5 +1,22 @@
 """Learn new classes in batches of any size with one adapter on a frozen vision transformer."""
 
+from typing import TYPE_CHECKING, Any
+
 from onea.version import __version__
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    from onea.model.estimator import OneA
+    from onea.model.folder import load
+
+__all__ = ["OneA", "__version__", "load"]
+
+_HOMES = {"OneA": "onea.model.estimator", "load": "onea.model.folder"}
+
+
+def __getattr__(name: str) -> Any:
+    """Load the estimator when it is first asked for: importing onea stays instant."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'onea' has no attribute '{name}'")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)

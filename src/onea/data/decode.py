@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import functools
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from io import SEEK_END, BytesIO
 from os import PathLike
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
@@ -50,24 +52,30 @@ class BadImage(OneaError):  # noqa: N818 - it names the file, and is raised for 
         return f"Cannot read image {self.path}: {self.reason}."
 
 
-def read_image(path: str | PathLike[str], *, at_least: int | None = None) -> Image.Image:
+def read_image(source: str | PathLike[str] | bytes, *, at_least: int | None = None, name: str = "image") -> Image.Image:
     """Read one image as it is meant to be seen: RGB, turned upright, transparency on white, first frame.
 
     Args:
-        path: any file in a format that Pillow reads without outside programs.
+        source: any file in a format that Pillow reads without outside programs, or the bytes of one.
         at_least: the short side that is needed later. A large JPEG is then decoded at a half, a quarter or an
             eighth of its size (never below twice this), which is many times faster and looks the same afterwards.
+        name: what messages call an image that is given as bytes.
 
     Raises:
         BadImage: the file is missing, not an image, broken, or claims more than ``MAX_PIXELS`` pixels.
     """
-    with _opened(Path(path)) as image:
+    opened = _opened_bytes(source, name) if isinstance(source, bytes) else _opened(Path(source))
+    with opened as image:
         if at_least is not None:
             image.draft(None, (2 * at_least, 2 * at_least))
         image.load()
-        orientation = _orientation(image)
-        upright = image.transpose(_TURN_BACK[orientation]) if orientation in _TURN_BACK else image
-        return _to_rgb(upright)
+        return upright_rgb(image)
+
+
+def upright_rgb(image: Image.Image) -> Image.Image:
+    """An image that is open already, as it is meant to be seen: RGB, turned upright, transparency on white."""
+    orientation = _orientation(image)
+    return _to_rgb(image.transpose(_TURN_BACK[orientation]) if orientation in _TURN_BACK else image)
 
 
 def image_size(path: str | PathLike[str]) -> tuple[int, int]:
@@ -137,18 +145,27 @@ def _opened(path: Path) -> Iterator[Image.Image]:
         if error.errno in (errno.EMFILE, errno.ENFILE):  # too many open files says nothing about this one
             raise
         raise BadImage(path, f"it cannot be opened ({error.strerror})") from error
-    with stream:
-        try:
-            _lift_pillow_limit()
-            with Image.open(stream, formats=_formats()) as image:
-                if image.width * image.height > MAX_PIXELS:
-                    raise BadImage(path, _too_many_pixels())
-                yield image
-        except BadImage:
-            raise
-        except Exception as error:
-            # Decoders meet broken bytes with almost any exception (OSError, SyntaxError, struct.error, IndexError...).
-            raise BadImage(path, _reason(path, error)) from error
+    with stream, _decoded(stream, path) as image:
+        yield image
+
+
+def _opened_bytes(content: bytes, name: str) -> AbstractContextManager[Image.Image]:
+    return _decoded(BytesIO(content), Path(name))
+
+
+@contextmanager
+def _decoded(stream: BinaryIO, path: Path) -> Iterator[Image.Image]:
+    try:
+        _lift_pillow_limit()
+        with Image.open(stream, formats=_formats()) as image:
+            if image.width * image.height > MAX_PIXELS:
+                raise BadImage(path, _too_many_pixels())
+            yield image
+    except BadImage:
+        raise
+    except Exception as error:
+        # Decoders meet broken bytes with almost any exception (OSError, SyntaxError, struct.error, IndexError...).
+        raise BadImage(path, _reason(stream, error)) from error
 
 
 def _lift_pillow_limit() -> None:
@@ -195,11 +212,11 @@ def _to_8_bits(image: Image.Image) -> Pixels:
     return np.clip(np.rint(values), 0, 255).astype(np.uint8)
 
 
-def _reason(path: Path, error: Exception) -> str:
+def _reason(stream: BinaryIO, error: Exception) -> str:
     if isinstance(error, (Image.DecompressionBombError, Image.DecompressionBombWarning)):
         return _too_many_pixels()
     if isinstance(error, UnidentifiedImageError):
-        return "the file is empty" if path.stat().st_size == 0 else "it is not an image in a format we know"
+        return "the file is empty" if stream.seek(0, SEEK_END) == 0 else "it is not an image in a format we know"
     if isinstance(error, MemoryError):
         return "there is not enough memory to decode it"
     if "truncated" in str(error).lower():

@@ -25,6 +25,7 @@ from onea.files import CACHE_REMEDY, unwritable, write_atomically
 
 OnBad = Literal["fail", "skip"]
 Progress = Callable[[int, int], None]
+Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 # Part of the key of every cached pack: raise it when decoding or resizing changes.
@@ -72,7 +73,7 @@ def stored_shape(splits: Sequence[Split], size: int) -> tuple[int, int]:
     if held:
         return held.pop()
     common: tuple[int, int] | None = None
-    for found in _in_threads(_size_or_none, [file for split in splits for file in split.files or ()]):
+    for found in in_threads(_size_or_none, [file for split in splits for file in split.files or ()]):
         if found is None:
             continue
         if max(found) > 2 * size or (common is not None and found != common):
@@ -174,7 +175,7 @@ def _write(
             stream.flush()
             os.fsync(stream.fileno())  # or a power cut could leave an index beside pixels that never reached the disk
         if skipped and on_bad == "fail":
-            raise OneaError(_bad_files(skipped, len(split)))
+            raise OneaError(bad_files(skipped, len(split)))
         _refuse_empty_classes(split, rows, skipped, class_names)
         temporary.replace(target)
     except OSError as error:
@@ -202,7 +203,7 @@ def _decode_into(
 
     rows: list[int] = []
     skipped: list[str] = []
-    for row, result in enumerate(_in_threads(decode, files)):
+    for row, result in enumerate(in_threads(decode, files)):
         if isinstance(result, str):
             skipped.append(result)
         elif not (skipped and on_bad == "fail"):
@@ -231,7 +232,8 @@ def _check_space(cache: Path, bytes_needed: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def _bad_files(skipped: Sequence[str], total: int) -> str:
+def bad_files(skipped: Sequence[str], total: int) -> str:
+    """What to tell a user whose images cannot be read, ``path: reason`` each."""
     named = "; ".join(skipped[:_NAMED_BAD_FILES])
     more = f"; and {len(skipped) - _NAMED_BAD_FILES} more" if len(skipped) > _NAMED_BAD_FILES else ""
     it = "it" if len(skipped) == 1 else "them"
@@ -257,7 +259,7 @@ def _size_or_none(file: Path) -> tuple[int, int] | None:
         return None
 
 
-def _in_threads(work: Callable[[Path], Result], files: Sequence[Path]) -> Iterator[Result]:
+def in_threads(work: Callable[[Item], Result], files: Sequence[Item]) -> Iterator[Result]:
     """The results in order, from one thread for each core (Pillow decodes without the interpreter's lock)."""
     workers = _cores()
     waiting: deque[Future[Result]] = deque()

@@ -98,13 +98,18 @@ class AdapterMerging(Method):
 
     def learn(self, task: Task) -> dict[str, Any]:
         """Train a fresh adapter, merge it into the kept one and add the prototypes of the new classes."""
+        report = self.adapt(task)
+        self.runtime.progress.note("prototypes")
+        self.prototypes = torch.cat([self.prototypes, self.prototypes_of(task, self.kept)])
+        return report
+
+    def adapt(self, task: Task) -> dict[str, Any]:
+        """Train a fresh adapter on a task and merge it into the kept one; the prototypes stay as they are."""
         report: dict[str, Any] = {"trained": not (self.options.single_class == "skip" and len(task.classes) == 1)}
         if report["trained"]:
             new, training = self._trained(task)
             report |= training
             report["merge"] = self._absorb(new, task)
-        self.runtime.progress.note("prototypes")
-        self.prototypes = torch.cat([self.prototypes, self.prototypes_of(task, self.kept)])
         return report
 
     def scores(self, images: Tensor) -> Tensor:

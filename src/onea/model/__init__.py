@@ -1,0 +1,1 @@
+"""The estimator that a practitioner holds: teach, predict, save, load, export."""

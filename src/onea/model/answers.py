@@ -1,0 +1,132 @@
+"""One version of a model, ready to answer; it never changes, so any number of threads may ask."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from onea import seeds
+from onea.data.pack import OnBad
+from onea.errors import OneaError
+from onea.methods.local_head import new_adapters
+from onea.methods.one_a import OneAOptions
+from onea.model import calibration
+from onea.model.engine import Engine
+from onea.model.images import Batch, read_unlabelled
+from onea.model.names import UNKNOWN
+from onea.model.state import State
+from onea.options import build
+from onea.vit.heads import cosine_scores
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model says about one image.
+
+    Attributes:
+        image: its path or number.
+        label: the class, or ``unknown``.
+        top: the most likely classes with their probabilities, best first; also for an unknown image.
+        version: of the model that said so.
+    """
+
+    image: str
+    label: str
+    top: tuple[tuple[str, float], ...]
+    version: int
+
+    @property
+    def unknown(self) -> bool:
+        """Whether the image is too far from every class."""
+        return self.label == UNKNOWN
+
+
+class Snapshot:
+    """Answers of one version of a model.
+
+    Attributes:
+        version: which one.
+        classes: what it knows, in the order of the columns of ``predict_proba``.
+    """
+
+    def __init__(self, engine: Engine, state: State, false_alarms: float | None):
+        self.state, self._engine = state, engine
+        options = build(OneAOptions, state.options)
+        adapters = new_adapters(engine.vit, options, seeds.generator(0, 0, "adapter"))
+        adapters.load_state_dict(state.adapter)
+        self._adapters = adapters.eval().requires_grad_(False).to(engine.runtime.device)
+        self._threshold = -np.inf if not false_alarms else calibration.threshold(state.margins, false_alarms)
+
+    @property
+    def version(self) -> int:
+        """The number of the update that made it."""
+        return self.state.version
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The classes it can answer."""
+        return self.state.classes
+
+    def predict(self, images: Any) -> npt.NDArray[np.str_]:
+        """The class of each image, or ``unknown``."""
+        scores = self.similarities(images)
+        names = np.array([*self.classes, UNKNOWN])
+        return names[torch.where(self._strange(scores), len(self.classes), _ranked(scores)[:, 0]).numpy()]
+
+    def predict_proba(self, images: Any) -> npt.NDArray[np.float64]:
+        """The probability of each known class, ``[N, classes]``; calibrated on held-out images."""
+        found: npt.NDArray[np.float64] = self._probabilities(self.similarities(images)).numpy()
+        return found
+
+    def predict_topk(self, images: Any, k: int = 5) -> list[list[tuple[str, float]]]:
+        """The ``k`` most likely classes of each image with their probabilities, best first."""
+        return [list(answer.top) for answer in self.answers(images, k)]
+
+    def answers(self, images: Any, k: int = 5, on_bad: OnBad = "fail") -> list[Answer]:
+        """All there is to say about each image."""
+        batch = images if isinstance(images, Batch) else self.read(images, on_bad)
+        return self.answers_from(batch, self.similarities(batch), k)
+
+    def answers_from(self, batch: Batch, scores: Tensor, k: int = 5) -> list[Answer]:
+        """All there is to say about images whose similarities are known."""
+        if k < 1:
+            raise OneaError(f"k is {k}; ask for at least one class.")
+        rows = _ranked(scores)[:, :k]
+        likely = self._probabilities(scores).gather(1, rows)
+        strange = self._strange(scores).tolist()
+        return [
+            Answer(
+                image,
+                UNKNOWN if odd else self.classes[best[0]],
+                tuple((self.classes[row], p) for row, p in zip(best, chances, strict=True)),
+                self.version,
+            )
+            for image, odd, best, chances in zip(batch.names, strange, rows.tolist(), likely.tolist(), strict=True)
+        ]
+
+    def read(self, images: Any, on_bad: OnBad = "fail") -> Batch:
+        """Images as the network needs them, to be asked about as often as wanted."""
+        return read_unlabelled(images, self._engine.side, on_bad)
+
+    def similarities(self, images: Any) -> Tensor:
+        """Cosine of each image's feature to every prototype, ``[N, classes]``."""
+        if not self.classes:
+            raise OneaError("The model knows no class yet; teach it some first.")
+        batch = images if isinstance(images, Batch) else self.read(images)
+        return cosine_scores(self._engine.features(batch.pixels, self._adapters), self.state.prototypes)
+
+    def _probabilities(self, scores: Tensor) -> Tensor:
+        return torch.softmax(scores.double() / self.state.temperature, dim=1)
+
+    def _strange(self, scores: Tensor) -> Tensor:
+        return calibration.margins(scores, self.state.familiar) < self._threshold
+
+
+def _ranked(scores: Tensor) -> Tensor:
+    """Classes from the nearest to the farthest; of two that are equally near, the older one first."""
+    return scores.sort(dim=1, descending=True, stable=True).indices

@@ -1,0 +1,123 @@
+"""The model card: what a model knows and how it came to know it, in Markdown and as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from io import BytesIO
+from typing import Any
+
+from onea.model.state import State, Update
+from onea.report import style
+
+CARD, PICTURE = "README.md", "history.png"
+_FRONT = """---
+library_name: onea
+pipeline_tag: image-classification
+tags:
+- class-incremental-learning
+- one-a
+---
+"""
+_MOST_BARS = 60
+
+
+def card(state: State, name: str) -> str:
+    """The model card in Markdown."""
+    title = name.removesuffix(".onea") or "model"
+    learned = [update for update in state.updates if update["kind"] == "learn"]
+    images = sum(update["images"] for update in learned)
+    lines = [
+        _FRONT,
+        f"# {title}",
+        "",
+        f"Knows {len(state.classes):,} classes, taught with {images:,} images in {len(learned):,} updates "
+        f"(version {state.version}), without keeping any image: one adapter on the frozen "
+        f"`{state.backbone['name']}` (sha256 `{state.backbone['sha256'][:16]}…`).",
+        "",
+        "```python",
+        "import onea",
+        "",
+        f'model = onea.load("{name}")',
+        'model.predict(["photo.jpg"])',
+        "```",
+        "",
+        "## History",
+        "",
+        f"![Classes and held-out accuracy after each update]({PICTURE})",
+        "",
+        *history_table(state.updates),
+        "",
+        "Held-out accuracy: of images of that update kept out of training, answered among all classes known by then. "
+        "It says nothing about older classes. A class that was forgotten is no longer answered; what the adapter "
+        "learned from its images stays in it.",
+        "",
+        "## Classes",
+        "",
+        ", ".join(_escaped(name) for name in state.classes) + ".",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def history_table(updates: Sequence[Update]) -> list[str]:
+    """The history as lines of a Markdown table."""
+    lines = ["| version | date | what | classes | images | known | held-out accuracy | seconds |", "|" + "---|" * 8]
+    return lines + ["| " + " | ".join(_escaped(cell) for cell in history_row(update)) + " |" for update in updates]
+
+
+def history_row(update: Update) -> tuple[str, ...]:
+    """One update as cells: version, date, what, classes, images, known, held-out accuracy, seconds."""
+    version, date = str(update["version"]), update["date"][:16].replace("T", " ")
+    if update["kind"] != "learn":
+        what = (
+            f"forgot {', '.join(update['classes'])}"
+            if update["kind"] == "forget"
+            else "renamed {} to {}".format(*update["classes"])
+        )
+        return version, date, what, "", "", str(update["known"]), "", ""
+    again = len(update["classes"]) - update["new_classes"]
+    classes = f"+{update['new_classes']}" + (f", {again} again" if again else "")
+    accuracy = update["held_out_accuracy"]
+    shown = "" if accuracy is None else f"{100 * accuracy:.1f} % of {update['held_out']}"
+    cells = (version, date, update["name"], classes, f"{update['images']:,}", str(update["known"]), shown)
+    return (*cells, f"{update['seconds']:.1f}")
+
+
+def history_picture(state: State) -> bytes:
+    """Two panels over the updates, as PNG: classes that arrived and classes known; accuracy on held-out images."""
+    updates = state.updates[-_MOST_BARS:]
+    steps = range(len(updates))
+    with style.themed():
+        figure = style.blank(7.4, 4.2)
+        above, below = figure.subplots(2, 1, sharex=True)
+        above.bar(steps, [update.get("new_classes", 0) for update in updates], color=style.PALETTE[0], label="new")
+        above.plot(steps, [update["known"] for update in updates], color=style.PALETTE[1], marker="o", label="known")
+        above.set_ylabel("classes")
+        above.legend(loc="upper left")
+        measured = [
+            (step, 100 * update["held_out_accuracy"])
+            for step, update in zip(steps, updates, strict=True)
+            if update.get("held_out_accuracy") is not None
+        ]
+        below.plot(*zip(*measured, strict=True) if measured else ((), ()), color=style.PALETTE[2], marker="o")
+        below.set_ylim(0, 104)
+        below.set_ylabel("held-out images right, %")
+        below.set_xlabel("version")
+        shown = [step for step in steps if len(updates) <= 20 or step % 5 == 0]
+        below.set_xticks(shown, [str(updates[step]["version"]) for step in shown])
+        for axes in (above, below):
+            axes.grid(axis="y")
+        return _png(figure)
+
+
+def _png(figure: Any) -> bytes:
+    content = BytesIO()
+    figure.savefig(content, format="png", dpi=style.DPI)
+    return content.getvalue()
+
+
+def _escaped(text: str) -> str:
+    """Text that Markdown shows as it is."""
+    for mark in "\\`*_[]<>|#":
+        text = text.replace(mark, "\\" + mark)
+    return text

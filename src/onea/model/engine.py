@@ -1,0 +1,65 @@
+"""The frozen network and the machine a model computes on."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onea.data.dataset import Pixels
+from onea.data.transforms import Preprocess
+from onea.errors import OneaError
+from onea.methods.contract import EVALUATION_BATCH
+from onea.runtime import Progress, Runtime, make_runtime
+from onea.vit.adapter import Adapters
+from onea.vit.backbones import load_backbone
+from onea.vit.frozen import FrozenViT
+
+_CROP_MARGIN = 256 / 224  # images are kept a little larger than the input, so that training crops have room
+
+
+class Engine:
+    """A frozen network on its device. Answers are computed in full precision, training in the precision asked for.
+
+    Attributes:
+        vit: the network, in full precision.
+        preprocess: how squares of pixels become its input.
+        side: of those squares.
+        backbone: what a model folder notes about the network.
+    """
+
+    def __init__(self, backbone: str, device: str, precision: str, threads: int, mirror: bool):
+        self._training = make_runtime(device, precision, threads)
+        self.runtime = dataclasses.replace(self._training, precision="fp32")
+        self.vit = load_backbone(backbone).to(self.runtime.device)
+        self.preprocess = Preprocess(self.vit.size, self.vit.mean, self.vit.std, mirror=mirror)
+        self.side = round(self.vit.size * _CROP_MARGIN)
+        self.backbone: dict[str, Any] = {"source": backbone, "name": self.vit.name, "sha256": self.vit.digest}
+
+    def check_is(self, backbone: Mapping[str, Any]) -> None:
+        """Refuse another network than the one a model was taught with."""
+        if self.vit.digest != backbone["sha256"]:
+            raise OneaError(
+                f"Backbone '{self.vit.name}' holds other weights than '{backbone['name']}', which the model was taught "
+                "with; give that one (backbone=...)."
+            )
+
+    def for_training(self, progress: Progress | None) -> tuple[FrozenViT, Runtime]:
+        """The network and the runtime to train with; in low precision the network is a copy."""
+        runtime = dataclasses.replace(self._training, progress=progress or Progress())
+        if runtime.dtype == torch.float32:
+            return self.vit, runtime
+        return copy.deepcopy(self.vit).keep_matrices_in(runtime.dtype), runtime
+
+    def features(self, pixels: Pixels, adapters: Adapters) -> Tensor:
+        """Features of squares of pixels, ``[N, width]``, on the CPU."""
+        parts = [torch.empty(0, self.vit.width)]
+        with torch.no_grad():
+            for part in torch.from_numpy(pixels).split(EVALUATION_BATCH):
+                images = self.preprocess.plain(part.to(self.runtime.device))
+                parts.append(self.vit(images, adapters).cpu())
+        return torch.cat(parts)

@@ -1,0 +1,315 @@
+"""``onea.OneA``: teach it classes as they arrive, ask it what an image shows, save it, load it."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from onea.data.pack import OnBad
+from onea.errors import OneaError, nearest
+from onea.model.answers import Snapshot
+from onea.model.engine import Engine
+from onea.model.images import read_labelled
+from onea.model.learning import blank, choose_options, learn, now
+from onea.model.state import State
+from onea.runtime import Progress
+from onea.vit.backbones import EMBEDDED
+
+_OPTIONS = ("epochs", "learning_rate", "batch_size", "rank", "single_class")
+_FIXED = ("backbone", "mirror", *_OPTIONS, "options", "preset")  # once a class has been taught
+
+
+class OneA:
+    """Learns new classes in batches of any size and answers what an image shows.
+
+    Follows scikit-learn's conventions. Class names are text; other labels are turned into it. Learning builds the next
+    version aside and swaps it in whole, so other threads may ask meanwhile; they get the old version's answers.
+
+    >>> import numpy as np, onea
+    >>> rng = np.random.default_rng(0)
+    >>> dark, light = (rng.integers(low, low + 90, (6, 40, 40, 3), dtype=np.uint8) for low in (0, 160))
+    >>> model = onea.OneA(epochs=1, precision="fp32", threads=1)
+    >>> model.learn(np.concatenate([dark, light]), ["dark"] * 6 + ["light"] * 6).predict(light[:2]).tolist()
+    ['light', 'light']
+
+    Args:
+        backbone: the embedded network, a timm ``architecture.tag`` name or a ``.safetensors`` file.
+        unknown: share of images of known classes that may be answered ``unknown``; 0 or None never answers so.
+        held_out: share of each new class's images that calibrates the answers instead of training.
+        keep: earlier versions that ``undo`` can go back to.
+        preset: hyper-parameters: ``auto``, ``paper`` or ``small``.
+        epochs: over an arrival of ten classes; smaller ones get fewer, larger ones more. The preset's, if None.
+        learning_rate: the preset's, if None.
+        batch_size: images per training step; the preset's, if None.
+        rank: width of the adapter; the preset's, if None.
+        single_class: what an arrival of one class does to the adapter: ``skip`` (only its prototype is learned, in
+            seconds) or ``train``.
+        mirror: whether an image flipped left to right still shows its class.
+        options: any further options of One-A, as ``onea methods one-a`` lists them.
+        device: ``auto``, ``cpu``, ``cuda``, ...
+        precision: of the training: ``auto``, ``bf16`` or ``fp32``. Answers are always computed in fp32.
+        threads: CPU threads; 0 is all.
+        seed: decides every draw.
+    """
+
+    def __init__(
+        self,
+        *,
+        backbone: str = EMBEDDED,
+        unknown: float | None = 0.05,
+        held_out: float = 0.1,
+        keep: int = 5,
+        preset: str = "auto",
+        epochs: int | None = None,
+        learning_rate: float | None = None,
+        batch_size: int | None = None,
+        rank: int | None = None,
+        single_class: Literal["skip", "train"] = "skip",
+        mirror: bool = True,
+        options: Mapping[str, Any] | None = None,
+        device: str = "auto",
+        precision: str = "auto",
+        threads: int = 0,
+        seed: int = 0,
+    ):
+        self.backbone, self.unknown, self.held_out, self.keep = backbone, unknown, held_out, keep
+        self.preset, self.epochs, self.learning_rate, self.batch_size = preset, epochs, learning_rate, batch_size
+        self.rank, self.single_class, self.mirror, self.options = rank, single_class, mirror, options
+        self.device, self.precision, self.threads, self.seed = device, precision, threads, seed
+        self._engine: Engine | None = None
+        self._snapshot: Snapshot | None = None
+        self._past: tuple[State, ...] = ()
+        self._counter = 0
+        self.ancestry: set[str] = set()  # ids of all states it has been in, so that no other model is overwritten
+        self._changing = threading.RLock()
+
+    # scikit-learn's conventions
+
+    @classmethod
+    def _names(cls) -> list[str]:
+        return [name for name in inspect.signature(cls.__init__).parameters if name != "self"]
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The arguments this estimator was made with."""
+        return {name: getattr(self, name) for name in self._names()}
+
+    def set_params(self, **params: Any) -> OneA:
+        """Change arguments; those that a taught model is made of can no longer change."""
+        for name, value in params.items():
+            if name not in self._names():
+                raise OneaError(f"Unknown parameter '{name}'; {nearest(name, self._names())}")
+            if self._snapshot and name in _FIXED and value != getattr(self, name):
+                raise OneaError(f"{name} cannot change after the model was taught; make a new OneA({name}=...).")
+        with self._changing:
+            for name, value in params.items():
+                setattr(self, name, value)
+            if params.keys() & {"device", "precision", "threads", "backbone", "mirror"}:
+                self._engine = None
+            if self._snapshot:
+                self._swap(self._snapshot.state)
+        return self
+
+    def __repr__(self) -> str:
+        defaults = {name: p.default for name, p in inspect.signature(type(self).__init__).parameters.items()}
+        changed = ", ".join(f"{n}={v!r}" for n, v in self.get_params().items() if v != defaults[n])
+        return f"OneA({changed})"
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return self._snapshot is not None
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise OneaError("A model is not pickled; use save(path) and onea.load(path).")
+
+    # what it knows
+
+    @property
+    def classes_(self) -> npt.NDArray[np.str_]:
+        """Names of the classes it knows, in the order of the columns of ``predict_proba``."""
+        if self._snapshot is None:  # scikit-learn takes a missing attribute for an estimator that is not fitted
+            raise AttributeError("classes_ is not there before a class was taught")
+        return np.array(self._snapshot.classes, dtype=np.str_)
+
+    @property
+    def version(self) -> int:
+        """Number of the update that made the present state; 0 before the first. Never used twice, even after undo."""
+        return self._snapshot.version if self._snapshot else 0
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """Every update that made the present state, oldest first."""
+        return [dict(update) for update in self._snapshot.state.updates] if self._snapshot else []
+
+    @property
+    def counter(self) -> int:
+        """The highest version ever given; the next update gets the one after it."""
+        return self._counter
+
+    def states(self) -> tuple[State, ...]:
+        """The states that ``undo`` can go back to and the present one, oldest first."""
+        with self._changing:
+            return (*self._past, self.snapshot().state)
+
+    def snapshot(self) -> Snapshot:
+        """The present version as an object that answers and never changes, whatever is learned meanwhile."""
+        current = self._snapshot
+        if current is None:
+            raise OneaError("The model knows no class yet; teach it some first.")
+        return current
+
+    # learning
+
+    def fit(self, X: Any, y: Any = None) -> OneA:
+        """Forget everything and learn these classes."""
+        with self._changing:
+            before = self._snapshot, self._past
+            self._snapshot, self._past = None, ()
+            try:
+                return self.learn(X, y)
+            except BaseException:
+                self._snapshot, self._past = before
+                raise
+
+    def learn(
+        self,
+        images: Any,
+        labels: Any = None,
+        *,
+        name: str | None = None,
+        progress: Progress | None = None,
+        on_bad: OnBad = "fail",
+    ) -> OneA:
+        """Learn one arrival of classes, new ones or more images of known ones, and keep everything known before.
+
+        Args:
+            images: a folder with one folder of images for each class; a Hugging Face dataset or a loader of
+                ``(images, labels)``; or paths, Pillow images, arrays or tensors, with ``labels``.
+            labels: the class of each image, where ``images`` does not say.
+            name: what the history calls this update.
+            progress: hears what is going on.
+            on_bad: what an image that cannot be read does: ``fail`` or ``skip``.
+
+        Raises:
+            OneaError: one sentence about what is wrong; the model is as it was.
+        """
+        with self._changing:
+            self._check_params()
+            engine = self._ready()
+            state = self._snapshot.state if self._snapshot else blank(engine, self._chosen(engine))
+            if progress:
+                progress.note("reading images")
+            batch = read_labelled(images, labels, engine.side, on_bad)
+            self._commit(
+                learn(
+                    engine,
+                    state,
+                    batch,
+                    version=self._counter + 1,
+                    name=name,
+                    held_out=self.held_out,
+                    seed=self.seed,
+                    progress=progress,
+                )
+            )
+        return self
+
+    partial_fit = learn
+
+    def forget(self, *classes: str) -> OneA:
+        """No longer answer these classes. What the adapter learned from their images stays in it."""
+        with self._changing:
+            self._commit(self.snapshot().state.without(classes, self._counter + 1, now()))
+        return self
+
+    def rename(self, old: str, new: str) -> OneA:
+        """Call a class by another name."""
+        with self._changing:
+            self._commit(self.snapshot().state.renamed(old, new, self._counter + 1, now()))
+        return self
+
+    def undo(self) -> OneA:
+        """Go back to before the last update."""
+        with self._changing:
+            self.snapshot()
+            if not self._past:
+                raise OneaError("There is no earlier version to go back to; the last updates alone are kept.")
+            self._swap(self._past[-1])
+            self._past = self._past[:-1]
+        return self
+
+    # answering
+
+    def predict(self, X: Any) -> npt.NDArray[np.str_]:
+        """The class of each image, or ``unknown`` where it is too far from all of them."""
+        return self.snapshot().predict(X)
+
+    def predict_proba(self, X: Any) -> npt.NDArray[np.float64]:
+        """The probability of each known class, ``[N, classes]``, calibrated on held-out images."""
+        return self.snapshot().predict_proba(X)
+
+    def predict_topk(self, X: Any, k: int = 5) -> list[list[tuple[str, float]]]:
+        """The ``k`` most likely classes of each image with their probabilities, best first."""
+        return self.snapshot().predict_topk(X, k)
+
+    def score(self, X: Any, y: Any = None) -> float:
+        """Share of images whose class is predicted; one that is answered ``unknown`` counts as wrong."""
+        current = self.snapshot()
+        batch = read_labelled(X, y, self._ready().side)
+        return float(np.mean(current.predict(batch) == np.array(batch.labels)))
+
+    # disk
+
+    def save(self, path: str | Path) -> Path:
+        """Write the model folder, or bring it up to date; whole or not at all."""
+        from onea.model.folder import save
+
+        return save(self, Path(path))
+
+    # inside
+
+    def _chosen(self, engine: Engine) -> Any:
+        given = {name: getattr(self, name) for name in _OPTIONS if getattr(self, name) is not None}
+        return choose_options(engine, self.preset, _epoch_bounds(self.epochs) | given | dict(self.options or {}))
+
+    def _ready(self) -> Engine:
+        with self._changing:
+            if self._engine is None:
+                self._engine = Engine(self.backbone, self.device, self.precision, self.threads, self.mirror)
+            return self._engine
+
+    def _check_params(self) -> None:
+        if not 0 <= self.held_out <= 0.5:
+            raise OneaError(f"held_out is {self.held_out}; it must lie between 0 and 0.5.")
+        if self.unknown is not None and not 0 <= self.unknown < 1:
+            raise OneaError(f"unknown is {self.unknown}; it must lie in [0, 1).")
+        if self.keep < 0:
+            raise OneaError(f"keep is {self.keep}; it must not be negative.")
+
+    def _commit(self, state: State) -> None:
+        past = self._past
+        if self._snapshot:
+            past = (*past, self._snapshot.state)
+        self._swap(state)
+        self._past = past[max(0, len(past) - self.keep) :]
+        self._counter = state.version
+
+    def _swap(self, state: State) -> None:
+        self._snapshot = Snapshot(self._ready(), state, self.unknown)
+        self.ancestry.add(state.id)
+
+    def _restore(self, states: Sequence[State], counter: int) -> None:
+        """Become what was saved: states from the oldest to the present one."""
+        self._ready().check_is(states[-1].backbone)
+        self._swap(states[-1])
+        self._past, self._counter = tuple(states[:-1]), counter
+        self.ancestry.update(state.id for state in states)
+
+
+def _epoch_bounds(epochs: int | None) -> dict[str, int]:
+    """Bounds of the epoch schedule that leave room for what was asked: half and twice of it."""
+    return {} if epochs is None else {"min_epochs": max(1, epochs // 2), "max_epochs": 2 * epochs}

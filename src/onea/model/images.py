@@ -1,0 +1,214 @@
+"""Images however a user holds them (folder, files, Pillow, arrays, tensors, loaders) as squares of pixels and names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from onea.data.assemble import natural_key
+from onea.data.dataset import Pixels
+from onea.data.decode import BadImage, fit, read_image, upright_rgb
+from onea.data.folders import read_tree
+from onea.data.pack import OnBad, bad_files, in_threads
+from onea.errors import OneaError
+from onea.model.arrays import images_in, is_array, to_image
+
+ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".avif", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".jp2", ".tga", ".qoi")
+_IMAGE_COLUMNS, _LABEL_COLUMNS = ("image", "img", "images"), ("label", "labels", "fine_label", "class")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Decoded images.
+
+    Attributes:
+        pixels: ``uint8 [N, 3, size, size]``.
+        labels: the class name of each, or None where none were given.
+        names: what to call each image: its path, or its number.
+        skipped: ``path: reason`` of each that could not be read.
+    """
+
+    pixels: Pixels
+    labels: tuple[str, ...] | None
+    names: tuple[str, ...]
+    skipped: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+
+def read_labelled(images: Any, labels: Any, size: int, on_bad: OnBad = "fail") -> Batch:
+    """Images with their classes: a folder of class folders, a dataset or loader, or images and their labels."""
+    if labels is None:
+        items, found = _labelled_source(images)
+    else:
+        items = list(_items(images))
+        found = [_label(label) for label in _plain_list(labels)]
+        if len(items) != len(found):
+            raise OneaError(f"There are {len(items)} images but {len(found)} labels; give one label for each image.")
+    if not items:
+        raise OneaError("There are no images to learn from; give at least two for each new class.")
+    return _decode(items, found, size, on_bad)
+
+
+def read_unlabelled(images: Any, size: int, on_bad: OnBad = "fail") -> Batch:
+    """Images alone: a folder (everything below it), paths, bytes, Pillow images, arrays, tensors, a dataset or loader."""
+    return _decode(list(_items(images)), None, size, on_bad)
+
+
+def find_images(path: Path) -> list[Path]:
+    """The file itself, or every image file below a folder in natural order; hidden ones do not count."""
+    if not path.is_dir():
+        return [path]
+    found = []
+    for place, folders, files in os.walk(path):
+        folders[:] = sorted((name for name in folders if not name.startswith(".")), key=natural_key)
+        wanted = (name for name in files if name.lower().endswith(ENDINGS) and not name.startswith("."))
+        found.extend(Path(place) / name for name in sorted(wanted, key=natural_key))
+    if not found:
+        raise OneaError(f"There are no images below {path}; give image files or a folder that holds some.")
+    return found
+
+
+def _labelled_source(source: Any) -> tuple[list[Any], list[str]]:
+    if isinstance(source, str | os.PathLike):
+        return _from_folder(Path(source))
+    if columns := _columns(source):
+        image, label, names = columns
+        if label is None:
+            raise OneaError(f"The dataset has no label column (it has {', '.join(source.column_names)}); give labels.")
+        return [row[image] for row in source], [_named(row[label], names) for row in source]
+    pairs = list(_pairs(source))
+    names = getattr(getattr(source, "dataset", source), "classes", None)
+    return [image for image, _ in pairs], [_named(label, names) for _, label in pairs]
+
+
+def _from_folder(path: Path) -> tuple[list[Any], list[str]]:
+    if not path.is_dir():
+        problem = "is a file" if path.exists() else "does not exist"
+        raise OneaError(
+            f"{path} {problem}; give a folder with one folder of images for each class, or give labels too."
+        )
+    by_class = read_tree(path).images
+    items = [(image.path, label) for label, members in by_class.items() for image in members]
+    return [image for image, _ in items], [label for _, label in items]
+
+
+def _items(source: Any) -> Iterator[Any]:
+    """The images of a source, one by one: each a path, bytes, a Pillow image or an array ``[H, W(, channels)]``."""
+    if isinstance(source, str | os.PathLike):
+        yield from find_images(Path(source))
+    elif isinstance(source, bytes | Image.Image):
+        yield source
+    elif is_array(source):
+        yield from images_in(source)
+    elif columns := _columns(source):
+        yield from (row[columns[0]] for row in source)
+    elif isinstance(source, list | tuple):
+        for item in source:
+            yield from _items(item) if isinstance(item, str | os.PathLike) or is_array(item) else [item]
+    elif isinstance(source, Iterable) or hasattr(source, "__getitem__"):
+        yield from (image for image, _ in _pairs(source))
+    else:
+        raise _unknown(source)
+
+
+def _pairs(source: Any) -> Iterator[tuple[Any, Any]]:
+    """What a loader (batches) or a dataset (single images) yields, one image and label at a time."""
+    if not (isinstance(source, Iterable) or hasattr(source, "__getitem__")):
+        raise _unknown(source)
+    for pair in source if isinstance(source, Iterable) else (source[i] for i in range(len(source))):
+        if not (isinstance(pair, list | tuple) and len(pair) == 2):
+            raise OneaError(
+                "Labels are missing: give learn(images, labels), a folder of class folders, or (image, label) pairs."
+            )
+        images, labels = pair
+        members = list(_items(images))
+        own = _plain_list(labels) if is_array(labels) or isinstance(labels, list | tuple) else [labels]
+        if len(members) != len(own):
+            raise OneaError(f"A batch has {len(members)} images but {len(own)} labels; give one label for each image.")
+        yield from zip(members, own, strict=True)
+
+
+def _columns(source: Any) -> tuple[str, str | None, Sequence[str] | None] | None:
+    """Image column, label column and class names of a Hugging Face dataset; None for anything else."""
+    features, columns = getattr(source, "features", None), getattr(source, "column_names", None)
+    if features is None or not isinstance(columns, list):
+        return None
+    kinds = {name: type(features[name]).__name__ for name in columns}
+    image = next((n for n in columns if kinds[n] == "Image"), next((n for n in _IMAGE_COLUMNS if n in columns), None))
+    if image is None:
+        raise OneaError(f"The dataset has no image column (it has {', '.join(columns)}); give the images themselves.")
+    label = next(
+        (n for n in columns if kinds[n] == "ClassLabel"), next((n for n in _LABEL_COLUMNS if n in columns), None)
+    )
+    return image, label, getattr(features[label], "names", None) if label else None
+
+
+def _plain_list(labels: Any) -> list[Any]:
+    if isinstance(labels, str | bytes):
+        raise OneaError("labels is a single text; give one label for each image.")
+    flat = labels.tolist() if hasattr(labels, "tolist") else list(labels)
+    return flat if isinstance(flat, list) else [flat]
+
+
+def _named(label: Any, names: Sequence[str] | None) -> str:
+    if names is not None and isinstance(label, int) and 0 <= label < len(names):
+        return _label(names[label])
+    return _label(label.item() if hasattr(label, "item") else label)
+
+
+def _label(label: Any) -> str:
+    return label if isinstance(label, str) else str(label)
+
+
+def _decode(items: Sequence[Any], labels: Sequence[str] | None, size: int, on_bad: OnBad) -> Batch:
+    names = [str(item) if isinstance(item, str | os.PathLike) else f"image {n + 1}" for n, item in enumerate(items)]
+    results = in_threads(_squarer(size), list(zip(items, names, strict=True)))
+    pixels = np.empty((len(items), 3, size, size), np.uint8)
+    good: list[int] = []
+    skipped: list[str] = []
+    for row, result in enumerate(results):
+        if isinstance(result, str):
+            skipped.append(result)
+        else:
+            pixels[len(good)] = result
+            good.append(row)
+    if skipped and (on_bad == "fail" or not good):
+        raise OneaError(bad_files(skipped, len(items)))
+    kept = None if labels is None else tuple(labels[row] for row in good)
+    return Batch(pixels[: len(good)], kept, tuple(names[row] for row in good), tuple(skipped))
+
+
+def _squarer(size: int) -> Callable[[tuple[Any, str]], Pixels | str]:
+    def square(item: tuple[Any, str]) -> Pixels | str:
+        source, name = item
+        try:
+            return fit(_rgb(source, name, size), size, size)
+        except BadImage as error:
+            return f"{error.path}: {error.reason}"
+
+    return square
+
+
+def _rgb(source: Any, name: str, size: int) -> Image.Image:
+    if isinstance(source, str | os.PathLike | bytes):
+        return read_image(source, at_least=size, name=name)
+    if isinstance(source, Image.Image):
+        return upright_rgb(source)
+    if is_array(source):
+        return to_image(source, name)
+    raise _unknown(source)
+
+
+def _unknown(source: Any) -> OneaError:
+    return OneaError(
+        f"{type(source).__name__} is not something to read images from; give a folder, paths, Pillow images, arrays, "
+        "tensors, a Hugging Face dataset or a DataLoader."
+    )

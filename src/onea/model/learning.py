@@ -1,0 +1,227 @@
+"""One update: train an adapter on what arrived, merge it, move the prototypes and calibrate the answers."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onea.data.assemble import natural_key
+from onea.data.store import PackedImages, choose_place
+from onea.errors import OneaError
+from onea.merging.operator import Tensors
+from onea.methods.one_a import OneAMethod, OneAOptions
+from onea.methods.presets import choose_preset, preset_options
+from onea.methods.state import prefixed
+from onea.model import calibration
+from onea.model.engine import Engine
+from onea.model.images import Batch
+from onea.model.names import check_names
+from onea.model.state import State, Update, new_id
+from onea.options import build
+from onea.runtime import Progress
+from onea.tasks import Task
+from onea.vit.heads import class_means, cosine_scores
+
+_GATE_SUMMARY = ("base", "align_share", "gate_min", "gate_max")
+_ENOUGH = 20  # known images that say where 5 % lie; with fewer held out, training images have a say too
+_MOST_MARGINS = 64  # that are kept of one class
+
+
+def now() -> str:
+    """The time, as histories write it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def choose_options(engine: Engine, preset: str, given: Mapping[str, Any]) -> OneAOptions:
+    """One-A's options: those of the preset for this backbone, then what was given."""
+    chosen = preset_options("one-a", choose_preset(preset, engine.vit.width), "")
+    return build(OneAOptions, chosen | dict(given))
+
+
+def blank(engine: Engine, options: OneAOptions) -> State:
+    """The state of a model that knows nothing; its adapter leaves the network as it is."""
+    from onea.methods.adapter_training import blank_adapters
+
+    return State(
+        version=0,
+        backbone=engine.backbone,
+        preprocess=dataclasses.asdict(engine.preprocess),
+        options=dataclasses.asdict(options),
+        classes=(),
+        adapter=_on_cpu(blank_adapters(engine.vit, options, seed=0, task=0).state_dict()),
+        merged=(0, 0),
+        prototypes=torch.empty(0, engine.vit.width),
+        counts=torch.empty(0, dtype=torch.int64),
+        familiar=torch.empty(0),
+        margins=torch.empty(0),
+        margin_rows=torch.empty(0, dtype=torch.int64),
+        temperature=calibration.PRIOR_TEMPERATURE,
+        calibrated_on=0,
+        updates=(),
+    )
+
+
+def check_arrival(batch: Batch, state: State) -> list[str]:
+    """The classes of an arrival in natural order, or one sentence about what is wrong with them."""
+    assert batch.labels is not None
+    names = sorted(set(batch.labels), key=natural_key)
+    check_names(names, state.classes)
+    for name in names:
+        if name not in state.classes and batch.labels.count(name) < 2:
+            raise OneaError(f"Class '{name}' has one image; give at least two, better ten or more.")
+    return names
+
+
+def learn(
+    engine: Engine,
+    state: State,
+    batch: Batch,
+    *,
+    version: int,
+    name: str | None = None,
+    held_out: float = 0.1,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> State:
+    """The state after one more arrival of classes, new or known; the old state stays as it is.
+
+    Raises:
+        OneaError: a class has one image or a name that cannot be used, or training failed.
+    """
+    started = time.perf_counter()
+    names = check_arrival(batch, state)
+    assert batch.labels is not None
+    labels = torch.tensor([names.index(label) for label in batch.labels])
+    held = calibration.held_out_rows(labels, names, held_out, seed, version)
+    trained = torch.ones(len(labels), dtype=torch.bool).index_fill(0, held, False)
+
+    method, report = _adapt(engine, state, batch, labels, trained, version, name or f"update {version}", seed, progress)
+    method.runtime.progress.note("prototypes")
+    features = engine.features(batch.pixels, method.kept)
+
+    classes = state.classes + tuple(label for label in names if label not in state.classes)
+    rows = torch.tensor([classes.index(label) for label in names])[labels]
+    grown = _grown(state, len(classes))
+    on_trained = _with_evidence(grown, features[trained], rows[trained])
+    after = _with_evidence(grown, features, rows)
+    left_out = calibration.left_out_scores(features, rows, after.prototypes, after.counts)
+    after = _familiar(after, grown, left_out, rows)
+
+    # Held-out images are judged by prototypes that have not seen them; where there are too few, all images are, each
+    # by a prototype without itself.
+    unseen = cosine_scores(features[held], on_trained.prototypes)
+    accuracy = float((unseen.argmax(1) == rows[held]).double().mean()) if len(held) else None
+    judged, truth = (unseen, rows[held]) if len(held) else (left_out, rows)
+    temperature = calibration.fit_temperature(judged, truth)
+    if len(held) + len(grown.margins) < _ENOUGH:
+        judged, truth = left_out, rows
+    after = _with_margins(after, calibration.margins(judged, after.familiar), truth)
+
+    update: Update = {
+        "version": version,
+        "kind": "learn",
+        "name": name or f"update {version}",
+        "date": now(),
+        "classes": names,
+        "new_classes": len(classes) - len(state.classes),
+        "known": len(classes),
+        "images": len(batch),
+        "held_out": len(held),
+        "held_out_accuracy": accuracy,
+        "trained": report["trained"],
+        "epochs": report.get("epochs", 0),
+        "merge": {key: value for key, value in report.get("merge", {}).items() if key in _GATE_SUMMARY} or None,
+        "skipped": len(batch.skipped),
+        "seconds": round(time.perf_counter() - started, 3),
+    }
+    fitted_on = len(held)
+    return dataclasses.replace(
+        after,
+        version=version,
+        classes=classes,
+        adapter=_on_cpu(method.kept.state_dict()),
+        merged=(method.merged_classes, method.merged_samples),
+        temperature=calibration.combined_temperature(state.temperature, state.calibrated_on, temperature, fitted_on),
+        calibrated_on=state.calibrated_on + fitted_on,
+        updates=(*state.updates, update),
+    )
+
+
+def _adapt(
+    engine: Engine,
+    state: State,
+    batch: Batch,
+    labels: Tensor,
+    trained: Tensor,
+    version: int,
+    name: str,
+    seed: int,
+    progress: Progress | None,
+) -> tuple[OneAMethod, dict[str, Any]]:
+    """Train on the arrival and merge; the method then holds the new adapter."""
+    vit, runtime = engine.for_training(progress)
+    method = OneAMethod(vit, build(OneAOptions, state.options), runtime)
+    method.load_state_dict(
+        {
+            **prefixed("adapter.", state.adapter),
+            "prototypes": state.prototypes,
+            "merged": torch.tensor(state.merged),
+        }
+    )
+    place = choose_place(batch.pixels.nbytes, None, runtime.device)
+    images = PackedImages(batch.pixels, engine.preprocess, runtime.device, place)
+    chosen = trained.nonzero()[:, 0]
+    classes = range(int(labels.max()) + 1)
+    runtime.progress.start_task(len(state.updates), len(state.updates) + 1, name)
+    return method, method.adapt(Task(version, name, classes, images, chosen, labels[chosen], seed))
+
+
+def _grown(state: State, classes: int) -> State:
+    """The state with an empty row for every class that is new."""
+    more = classes - len(state.counts)
+    return dataclasses.replace(
+        state,
+        id=new_id(),
+        prototypes=torch.cat([state.prototypes, torch.zeros(more, state.prototypes.shape[1])]),
+        counts=torch.cat([state.counts, torch.zeros(more, dtype=torch.int64)]),
+        familiar=torch.cat([state.familiar, torch.zeros(more)]),
+    )
+
+
+def _with_evidence(state: State, features: Tensor, rows: Tensor) -> State:
+    """Each prototype as the mean of what was behind it and these features."""
+    taught = rows.unique()
+    position = torch.searchsorted(taught, rows)
+    means = class_means(features, position, range(len(taught))).double()
+    new, old = torch.bincount(position), state.counts[taught]
+    total = old + new
+    moved = (state.prototypes[taught].double() * old[:, None] + means * new[:, None]) / total[:, None]
+    return dataclasses.replace(
+        state,
+        prototypes=state.prototypes.index_copy(0, taught, moved.float()),
+        counts=state.counts.index_copy(0, taught, total),
+    )
+
+
+def _familiar(state: State, before: State, left_out: Tensor, rows: Tensor) -> State:
+    """How similar the images of each taught class are to its prototype, on average over all that it has seen."""
+    own = left_out.gather(1, rows[:, None])[:, 0].double()
+    sums = (before.familiar.double() * before.counts).index_add(0, rows, own)
+    mean = torch.where(state.counts > 0, sums / state.counts.clamp_min(1), 0.0)
+    return dataclasses.replace(state, familiar=mean.float())
+
+
+def _with_margins(state: State, margins: Tensor, rows: Tensor) -> State:
+    margins, rows = torch.cat([margins, state.margins]), torch.cat([rows, state.margin_rows])  # newest first
+    kept = torch.cat([(rows == row).nonzero()[:_MOST_MARGINS, 0] for row in rows.unique()]).sort().values
+    return dataclasses.replace(state, margins=margins[kept], margin_rows=rows[kept])
+
+
+def _on_cpu(tensors: Mapping[str, Tensor]) -> Tensors:
+    return {name: value.detach().cpu().clone() for name, value in tensors.items()}

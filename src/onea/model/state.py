@@ -1,0 +1,101 @@
+"""What a model knows after so many updates: an immutable value that can be swapped whole."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onea.errors import OneaError, nearest
+from onea.merging.operator import Tensors
+from onea.model.names import check_names
+
+Update = dict[str, Any]
+
+
+def new_id() -> str:
+    """Tells apart states that happen to have the same version."""
+    return uuid.uuid4().hex
+
+
+@dataclass(frozen=True)
+class State:
+    """One version of a model; nothing in it ever changes. Class ``i`` has row ``i`` everywhere. All on the CPU.
+
+    Attributes:
+        version: number of the update that made it; never used twice.
+        backbone: source, name and sha256 of the frozen network.
+        preprocess: how images become its input.
+        options: of the training and the merge.
+        adapter: the one adapter that is kept.
+        merged: classes and images inside the adapter so far.
+        prototypes: mean feature of each class, ``[C, width]``.
+        counts: images behind each prototype, ``[C]``.
+        familiar: mean similarity of a class's images to its prototype, ``[C]``.
+        margins: of known images that were held out, ``[R]``; see ``onea.model.calibration``.
+        margin_rows: the class that each margin's image shows, ``[R]``.
+        temperature: of the probabilities.
+        calibrated_on: images that the temperature was fitted on.
+        updates: what happened so far, oldest first, as JSON-able values.
+    """
+
+    version: int
+    backbone: Mapping[str, Any]
+    preprocess: Mapping[str, Any]
+    options: Mapping[str, Any]
+    classes: tuple[str, ...]
+    adapter: Tensors
+    merged: tuple[int, int]
+    prototypes: Tensor
+    counts: Tensor
+    familiar: Tensor
+    margins: Tensor
+    margin_rows: Tensor
+    temperature: float
+    calibrated_on: int
+    updates: tuple[Update, ...]
+    id: str = field(default_factory=new_id)
+
+    def row(self, name: str) -> int:
+        """The row of a class."""
+        if name not in self.classes:
+            raise OneaError(f"The model does not know '{name}'; {nearest(name, self.classes)}")
+        return self.classes.index(name)
+
+    def without(self, names: Sequence[str], version: int, date: str) -> State:
+        """The next state, which no longer answers these classes. What the adapter learned from them stays in it."""
+        gone = {self.row(name) for name in names}
+        kept = torch.tensor([row for row in range(len(self.classes)) if row not in gone], dtype=torch.int64)
+        position = torch.full((len(self.classes),), -1).scatter(0, kept, torch.arange(len(kept)))
+        rows = position[self.margin_rows]
+        classes = tuple(self.classes[row] for row in kept.tolist())
+        return replace(
+            self,
+            id=new_id(),
+            version=version,
+            classes=classes,
+            prototypes=self.prototypes[kept],
+            counts=self.counts[kept],
+            familiar=self.familiar[kept],
+            margins=self.margins[rows >= 0],
+            margin_rows=rows[rows >= 0],
+            updates=(*self.updates, _update("forget", version, date, list(names), len(classes))),
+        )
+
+    def renamed(self, old: str, new: str, version: int, date: str) -> State:
+        """The next state, in which a class has another name."""
+        row = self.row(old)
+        check_names([new], [name for name in self.classes if name != old])
+        if new in self.classes:
+            raise OneaError(f"The model already knows '{new}'; choose another name for '{old}'.")
+        classes = (*self.classes[:row], new, *self.classes[row + 1 :])
+        note = _update("rename", version, date, [old, new], len(classes))
+        return replace(self, id=new_id(), version=version, classes=classes, updates=(*self.updates, note))
+
+
+def _update(kind: str, version: int, date: str, classes: list[str], known: int) -> Update:
+    return {"version": version, "kind": kind, "date": date, "classes": classes, "known": known}
