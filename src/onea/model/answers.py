@@ -76,7 +76,9 @@ class Snapshot:
         """The class of each image, or ``unknown``."""
         scores = self.similarities(images)
         names = np.array([*self.classes, UNKNOWN])
-        return names[torch.where(self._strange(scores), len(self.classes), _ranked(scores)[:, 0]).numpy()]
+        rows = torch.where(self._strange(scores), len(self.classes), _ranked(scores)[:, 0])
+        found: npt.NDArray[np.str_] = names[rows.numpy()]
+        return found
 
     def predict_proba(self, images: Any) -> npt.NDArray[np.float64]:
         """The probability of each known class, ``[N, classes]``; calibrated on held-out images."""

@@ -152,13 +152,10 @@ def read_state(path: Path, version: int) -> State:
         if hashlib.sha256(content).hexdigest() != written["sha256"]:
             raise ValueError("the tensors changed")
         tensors = load_tensors(content)
-        values = {name: written[name] for name in _VALUES}
-        return State(
-            **values | {"classes": tuple(values["classes"]), "merged": tuple(values["merged"])},
-            **{name: tensors[name] for name in _TENSORS},
-            adapter=part_of(_ADAPTER, tensors),
-            updates=tuple(written["updates"]),
-        )
+        values: dict[str, Any] = {name: written[name] for name in _VALUES}
+        values |= {name: tuple(written[name]) for name in ("classes", "merged", "updates")}
+        values |= {name: tensors[name] for name in _TENSORS}
+        return State(**values, adapter=part_of(_ADAPTER, tensors))
     except (KeyError, TypeError, ValueError) as error:
         raise OneaError(f"{folder} is damaged ({error}); go back with `onea undo` or restore a copy.") from error
 

@@ -58,7 +58,7 @@ def read_labelled(images: Any, labels: Any, size: int, on_bad: OnBad = "fail") -
 
 
 def read_unlabelled(images: Any, size: int, on_bad: OnBad = "fail") -> Batch:
-    """Images alone: a folder (everything below it), paths, bytes, Pillow images, arrays, tensors, a dataset or loader."""
+    """Images alone: a folder (all below it), paths, bytes, Pillow images, arrays, tensors, a dataset or a loader."""
     return _decode(list(_items(images)), None, size, on_bad)
 
 
@@ -66,7 +66,7 @@ def find_images(path: Path) -> list[Path]:
     """The file itself, or every image file below a folder in natural order; hidden ones do not count."""
     if not path.is_dir():
         return [path]
-    found = []
+    found: list[Path] = []
     for place, folders, files in os.walk(path):
         folders[:] = sorted((name for name in folders if not name.startswith(".")), key=natural_key)
         wanted = (name for name in files if name.lower().endswith(ENDINGS) and not name.startswith("."))
