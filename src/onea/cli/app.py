@@ -11,12 +11,17 @@ import typer
 from onea.cli.bench import bench
 from onea.cli.compare import compare
 from onea.cli.demo import demo
+from onea.cli.evaluate import evaluate
+from onea.cli.export import export
 from onea.cli.merge import merge
 from onea.cli.methods import methods
 from onea.cli.paper import paper
+from onea.cli.predict import predict
 from onea.cli.report import report
 from onea.cli.run import run
 from onea.cli.stream import stream
+from onea.cli.teach import teach
+from onea.cli.upkeep import forget, history, rename, undo
 
 app = typer.Typer(
     help="Learn new classes in batches of any size with one adapter on a frozen vision transformer.",
@@ -27,7 +32,10 @@ app = typer.Typer(
 _LOOSE = {"allow_extra_args": True, "ignore_unknown_options": True}  # a method's or operator's own options
 
 
-def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
+_KEPT = "finished tasks are kept, and the same command continues"
+
+
+def _interruptible(command: Callable[..., None], kept: str = _KEPT) -> Callable[..., None]:
     """Say on Ctrl-C that nothing is lost; typer would leave without a word."""
 
     @functools.wraps(command)
@@ -35,12 +43,14 @@ def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
         try:
             command(*arguments, **options)
         except KeyboardInterrupt:
-            typer.echo("onea: stopped; finished tasks are kept, and the same command continues.", err=True)
+            typer.echo(f"onea: stopped; {kept}.", err=True)
             raise typer.Exit(130) from None
 
     return guarded
 
 
+for model_command in (teach, predict, evaluate, history, undo, forget, rename, export):
+    app.command(rich_help_panel="A model of your own")(_interruptible(model_command, "the model is as it was"))
 app.command()(_interruptible(demo))
 app.command(context_settings=_LOOSE)(_interruptible(run))
 app.command()(_interruptible(stream))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,21 +48,37 @@ class Answer:
         return self.label == UNKNOWN
 
 
+def as_rows(answers: Sequence[Answer]) -> list[dict[str, Any]]:
+    """Answers as JSON-able values."""
+    return [
+        {
+            "image": answer.image,
+            "answer": answer.label,
+            "top": [{"class": name, "probability": chance} for name, chance in answer.top],
+            "version": answer.version,
+        }
+        for answer in answers
+    ]
+
+
 class Snapshot:
     """Answers of one version of a model.
 
     Attributes:
         version: which one.
         classes: what it knows, in the order of the columns of ``predict_proba``.
+        state: all that it knows.
+        engine: the network that it uses, together with ``adapters``.
+        threshold: the margin below which an image is ``unknown``.
     """
 
     def __init__(self, engine: Engine, state: State, false_alarms: float | None):
-        self.state, self._engine = state, engine
+        self.state, self.engine = state, engine
         options = build(OneAOptions, state.options)
         adapters = new_adapters(engine.vit, options, seeds.generator(0, 0, "adapter"))
         adapters.load_state_dict(state.adapter)
-        self._adapters = adapters.eval().requires_grad_(False).to(engine.runtime.device)
-        self._threshold = -np.inf if not false_alarms else calibration.threshold(state.margins, false_alarms)
+        self.adapters = adapters.eval().requires_grad_(False).to(engine.runtime.device)
+        self.threshold = -math.inf if not false_alarms else calibration.threshold(state.margins, false_alarms)
 
     @property
     def version(self) -> int:
@@ -71,6 +89,11 @@ class Snapshot:
     def classes(self) -> tuple[str, ...]:
         """The classes it can answer."""
         return self.state.classes
+
+    @property
+    def side(self) -> int:
+        """Side of the squares that images are read as."""
+        return self.engine.side
 
     def predict(self, images: Any) -> npt.NDArray[np.str_]:
         """The class of each image, or ``unknown``."""
@@ -113,20 +136,20 @@ class Snapshot:
 
     def read(self, images: Any, on_bad: OnBad = "fail") -> Batch:
         """Images as the network needs them, to be asked about as often as wanted."""
-        return read_unlabelled(images, self._engine.side, on_bad)
+        return read_unlabelled(images, self.engine.side, on_bad)
 
     def similarities(self, images: Any) -> Tensor:
         """Cosine of each image's feature to every prototype, ``[N, classes]``."""
         if not self.classes:
             raise OneaError("The model knows no class yet; teach it some first.")
         batch = images if isinstance(images, Batch) else self.read(images)
-        return cosine_scores(self._engine.features(batch.pixels, self._adapters), self.state.prototypes)
+        return cosine_scores(self.engine.features(batch.pixels, self.adapters), self.state.prototypes)
 
     def _probabilities(self, scores: Tensor) -> Tensor:
         return torch.softmax(scores.double() / self.state.temperature, dim=1)
 
     def _strange(self, scores: Tensor) -> Tensor:
-        return calibration.margins(scores, self.state.familiar) < self._threshold
+        return calibration.margins(scores, self.state.familiar) < self.threshold
 
 
 def _ranked(scores: Tensor) -> Tensor:

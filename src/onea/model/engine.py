@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,7 +39,8 @@ class Engine:
         self.vit = load_backbone(backbone).to(self.runtime.device)
         self.preprocess = Preprocess(self.vit.size, self.vit.mean, self.vit.std, mirror=mirror)
         self.side = round(self.vit.size * _CROP_MARGIN)
-        self.backbone: dict[str, Any] = {"source": backbone, "name": self.vit.name, "sha256": self.vit.digest}
+        source = str(Path(backbone).expanduser().resolve()) if backbone.endswith(".safetensors") else backbone
+        self.backbone: dict[str, Any] = {"source": source, "name": self.vit.name, "sha256": self.vit.digest}
 
     def check_is(self, backbone: Mapping[str, Any]) -> None:
         """Refuse another network than the one a model was taught with."""

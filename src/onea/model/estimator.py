@@ -270,6 +270,21 @@ class OneA:
 
         return save(self, Path(path))
 
+    def push_to_hub(self, repo: str, *, private: bool | None = None, token: str | None = None) -> str:
+        """Upload the present version to the Hugging Face Hub (``owner/name``); returns its address."""
+        from onea.model.hub import push
+
+        return push(self, repo, private=private, token=token)
+
+    @classmethod
+    def from_pretrained(
+        cls, name: str, *, revision: str | None = None, token: str | None = None, **params: Any
+    ) -> OneA:
+        """The model in a repository of the Hugging Face Hub (``owner/name``) or in a local folder."""
+        from onea.model.hub import pull
+
+        return pull(name, revision=revision, token=token, **params)
+
     # inside
 
     def _chosen(self, engine: Engine) -> Any:

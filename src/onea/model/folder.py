@@ -78,13 +78,23 @@ def load(path: str | Path, **params: Any) -> OneA:
     return model
 
 
+def load_for(path: Path, **params: Any) -> OneA:
+    """The model in a folder, with those parameters that are not None."""
+    return load(path, **{name: value for name, value in params.items() if value is not None})
+
+
+def holds_model(path: Path) -> bool:
+    """Whether a folder holds a model, of whatever format."""
+    return (path / _MANIFEST).is_file()
+
+
 def save(model: OneA, path: Path, *, have_lock: bool = False) -> Path:
     """Bring a model folder up to date, or make it; a crash at any moment leaves the last complete version valid."""
     if not have_lock:
         with locked(path):
             return save(model, path, have_lock=True)
     states = model.states()
-    if (path / _MANIFEST).exists():
+    if holds_model(path):
         present = read_manifest(path).versions[-1]
         if read_state(path, present).id not in model.ancestry:
             raise OneaError(
@@ -93,9 +103,13 @@ def save(model: OneA, path: Path, *, have_lock: bool = False) -> Path:
             )
     elif path.exists() and {entry.name for entry in path.iterdir()} - {"lock", _STATES}:
         raise OneaError(f"{path} is not empty and holds no model; choose another folder.")
-    params = {name: value for name, value in model.get_params().items() if name not in _MACHINE}
-    write(path, states, Manifest(tuple(state.version for state in states), model.counter, params))
+    write(path, states, Manifest(tuple(state.version for state in states), model.counter, model_params(model)))
     return path
+
+
+def model_params(model: OneA) -> dict[str, Any]:
+    """The parameters that belong to a model wherever it runs."""
+    return {name: value for name, value in model.get_params().items() if name not in _MACHINE}
 
 
 def change(path: Path, how: Callable[[State, int, str], State]) -> State:
@@ -125,7 +139,7 @@ def undo(path: Path) -> tuple[State, State]:
 
 def read_manifest(path: Path) -> Manifest:
     """What a model folder says about itself."""
-    if not (path / _MANIFEST).is_file():
+    if not holds_model(path):
         found = "holds no model" if path.is_dir() else "is a file" if path.exists() else "does not exist"
         raise OneaError(f"{path} {found}; give a folder that `onea teach` or save() made.")
     content = read_json(path / _MANIFEST)

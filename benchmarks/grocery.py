@@ -1,0 +1,108 @@
+"""Teach the Grocery Store photos as a shop would get them, and all at once for comparison.
+
+    python benchmarks/grocery.py --data FOLDER --out results.json
+
+FOLDER holds ``train/CLASS/*`` and ``test/CLASS/*`` of the Grocery Store Dataset's 81 fine classes. The arrivals, of 1
+to 20 classes, are in grocery-arrivals.json; they were chosen before anything was measured. ``--validate`` looks at a
+tenth of the training photos, held out, in place of the test photos: whatever is chosen is chosen there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onea.cli.display import RunDisplay
+from onea.data.assemble import natural_key
+from onea.files import write_json
+from onea.model.estimator import OneA
+from onea.model.evaluation import evaluate
+from onea.model.images import find_images
+
+ARRIVALS = Path(__file__).with_name("grocery-arrivals.json")
+Photos = dict[str, list[Path]]
+
+
+def photos(folder: Path) -> Photos:
+    """The files of each class."""
+    return {place.name: find_images(place) for place in sorted(folder.iterdir()) if place.is_dir()}
+
+
+def divided(train: Photos) -> tuple[Photos, Photos]:
+    """Nine tenths of each class to learn from, and one to look at."""
+    rng = np.random.default_rng(0)
+    kept: Photos = {}
+    seen: Photos = {}
+    for name, files in train.items():
+        chosen = set(rng.choice(len(files), max(2, len(files) // 10), replace=False).tolist())
+        kept[name] = [file for index, file in enumerate(files) if index not in chosen]
+        seen[name] = [files[index] for index in sorted(chosen)]
+    return kept, seen
+
+
+def labelled(sides: Photos, classes: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """Files and labels of some classes."""
+    pairs = [(file, name) for name in classes for file in sorted(sides[name], key=lambda file: natural_key(file.name))]
+    return [file for file, _ in pairs], [name for _, name in pairs]
+
+
+def teach(model: OneA, arrivals: Sequence[dict[str, Any]], train: Photos, test: Photos) -> dict[str, Any]:
+    """Teach one arrival after the other, and look at the test photos of all classes known after each."""
+    steps, known = [], []
+    for arrival in arrivals:
+        started = time.perf_counter()
+        with RunDisplay(title=arrival["name"]) as display:
+            model.learn(*labelled(train, arrival["classes"]), name=arrival["name"], progress=display)
+        seconds = time.perf_counter() - started
+        known += arrival["classes"]
+        found = evaluate(model.snapshot(), *labelled(test, known))
+        step = {
+            "name": arrival["name"],
+            "classes": len(arrival["classes"]),
+            "known": len(known),
+            "seconds": round(seconds, 1),
+            "accuracy": round(100 * found.accuracy, 2),
+            "class_balanced": round(100 * found.balanced_accuracy, 2),
+            "answered_unknown": round(100 * found.unknown, 2),
+            "epochs": model.history[-1]["epochs"],
+            "images": model.history[-1]["images"],
+            "held_out_accuracy": model.history[-1]["held_out_accuracy"],
+        }
+        print(json.dumps(step), flush=True)
+        steps.append(step)
+    taught = sum(step["epochs"] * step["images"] for step in steps)
+    total = sum(step["seconds"] for step in steps)
+    return {"seconds": round(total, 1), "image_steps_per_second": round(taught / total, 1), "steps": steps}
+
+
+def main() -> None:
+    """Both ways, or one of them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", required=True, type=Path)
+    parser.add_argument("--out", required=True, type=Path)
+    parser.add_argument("--way", choices=("stream", "at-once", "both"), default="both")
+    parser.add_argument("--validate", action="store_true")
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--params", type=json.loads, default={}, help="of OneA, as JSON")
+    arguments = parser.parse_args()
+    arrivals = json.loads(ARRIVALS.read_text())
+    train, test = photos(arguments.data / "train"), photos(arguments.data / "test")
+    if arguments.validate:
+        train, test = divided(train)
+    at_once = [{"name": "all at once", "classes": [name for arrival in arrivals for name in arrival["classes"]]}]
+    results: dict[str, Any] = {"params": arguments.params, "looked_at": "held-out" if arguments.validate else "test"}
+    for way, given in (("stream", arrivals), ("at-once", at_once)):
+        if arguments.way in (way, "both"):
+            model = OneA(threads=arguments.threads, **arguments.params)
+            results[way] = teach(model, given, train, test)
+            write_json(arguments.out, results)
+
+
+if __name__ == "__main__":
+    main()

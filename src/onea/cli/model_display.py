@@ -1,0 +1,138 @@
+"""What a person sees of a model: teaching as it goes on, what was learned, answers, evaluations and the history."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
+from rich.table import Table
+from rich.text import Text
+
+from onea.runtime import Progress
+
+if TYPE_CHECKING:
+    from onea.model.answers import Answer
+    from onea.model.estimator import OneA
+    from onea.model.evaluation import Evaluation
+
+
+class TeachDisplay(Progress):
+    """One bar over all epochs of an update, with what is going on."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        console = console or Console(stderr=True)
+        self._bars = Bars(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=28),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._bar = self._bars.add_task("loading the network", total=None, note="")
+
+    def __enter__(self) -> TeachDisplay:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bars.stop()
+
+    def start_epoch(self, epoch: int, epochs: int, images: int) -> None:
+        """The first epoch sets the length of the bar."""
+        if epoch == 0:
+            self._bars.reset(self._bar, total=epochs * images, description="training")
+        self._bars.update(self._bar, note=f"epoch {epoch + 1}/{epochs}")
+
+    def step(self, images: int) -> None:
+        """Advance."""
+        self._bars.update(self._bar, advance=images)
+
+    def note(self, text: str) -> None:
+        """Say what is going on besides training."""
+        self._bars.update(self._bar, description=text, note="")
+
+
+def print_learned(console: Console, model: OneA, path: Path) -> None:
+    """What an update brought."""
+    update = model.history[-1]
+    again = len(update["classes"]) - update["new_classes"]
+    what = _count(update["new_classes"], "new class", "new classes") if update["new_classes"] else ""
+    more = _count(again, "known class", "known classes") + " again" if again else ""
+    line = f"learned {' and '.join(part for part in (what, more) if part)} from {update['images']:,} images"
+    line += f" in {update['seconds']:.1f} s"
+    if update["skipped"]:
+        line += f"; {_count(update['skipped'], 'unreadable image', 'unreadable images')} left out"
+    console.print(line, highlight=False, markup=False)
+    if update["held_out_accuracy"] is not None:
+        console.print(
+            f"{100 * update['held_out_accuracy']:.1f} % of {update['held_out']} held-out images right, "
+            f"among all {update['known']} classes",
+            highlight=False,
+        )
+    console.print(
+        f"{path} now knows {_count(update['known'], 'class', 'classes')} (version {model.version})",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def print_answers(console: Console, answers: Sequence[Answer]) -> None:
+    """A line for each image: the answer, and the likeliest classes with their probabilities."""
+    table = Table("image", "answer", "likeliest classes", box=None, pad_edge=False)
+    for answer in answers:
+        likely = ", ".join(f"{name} {100 * chance:.1f} %" for name, chance in answer.top)
+        shown = Text(answer.label, style="dim" if answer.unknown else "bold")
+        table.add_row(Text(answer.image, overflow="fold"), shown, Text(likely))
+    console.print(table)
+
+
+def print_evaluation(console: Console, found: Evaluation) -> None:
+    """Every class, the worst first; the most frequent mistakes; and the sum of it."""
+    table = Table("class", "images", "right %", "unknown")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, images, right, unknown in found.worst_first():
+        shown = f"{name} (never taught)" if name in found.never_taught else name
+        table.add_row(Text(shown), str(images), f"{100 * right / images:.1f}", str(unknown) if unknown else "")
+    console.print(table)
+    if mistakes := found.confusions():
+        wrong = Table("is", "taken for", "images", title="most frequent mistakes", title_justify="left")
+        wrong.columns[2].justify = "right"
+        for name, answer, count in mistakes:
+            wrong.add_row(Text(name), Text(answer), str(count))
+        console.print(wrong)
+    console.print(
+        f"{100 * found.accuracy:.2f} % of {int(found.images.sum()):,} images right, "
+        f"{100 * found.balanced_accuracy:.2f} % with every class weighing the same; "
+        f"{100 * found.unknown:.1f} % of known classes' images answered unknown (version {found.version})",
+        highlight=False,
+    )
+
+
+def print_history(console: Console, updates: Sequence[dict[str, Any]], kept: Sequence[int]) -> None:
+    """All updates; a mark shows those that undo can go back to."""
+    from onea.model.card import history_row
+
+    heads = ("version", "date", "what", "classes", "images", "known", "held-out right", "seconds")
+    table = Table(*heads, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    for update in updates:
+        version, date, *rest = history_row(update)
+        table.add_row(version, date[:10], *(Text(cell) for cell in rest))
+    console.print(table)
+    earlier = ", ".join(map(str, kept[:-1])) or "none"
+    console.print(f"present version {kept[-1]}; undo can go back to: {earlier}", highlight=False)
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number:,} {one if number == 1 else many}"

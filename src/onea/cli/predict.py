@@ -1,0 +1,62 @@
+"""``onea predict``: what images show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def predict(
+    model: Annotated[Path, typer.Argument(help="Model folder.")],
+    images: Annotated[list[Path], typer.Argument(help="Image files, and folders with images anywhere below.")],
+    top: Annotated[int, typer.Option(help="How many of the likeliest classes to show.")] = 3,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="A header and one line per image.")] = False,
+    on_bad: Annotated[str, typer.Option(help="What an unreadable image does: fail or skip.")] = "fail",
+    backbone: Annotated[str | None, typer.Option(help="Where the model's backbone file is now.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
+    threads: Annotated[int, typer.Option(help="CPU threads; 0 is all.")] = 0,
+) -> None:
+    """Say what each image shows, or that it is unknown: too far from everything that was taught."""
+    import sys
+
+    from rich.console import Console
+
+    from onea.cli.model_display import print_answers
+    from onea.errors import OneaError
+    from onea.model.answers import as_rows
+    from onea.model.folder import load_for
+    from onea.model.images import find_images
+
+    if as_json and as_csv:
+        raise OneaError("--json and --csv exclude each other; give one of them.")
+    if on_bad not in ("fail", "skip"):
+        raise OneaError(f"--on-bad is '{on_bad}'; choose fail or skip.")
+    if top < 1:
+        raise OneaError(f"--top is {top}; ask for at least one class.")
+    files = [file for place in images for file in find_images(place)]
+    loaded = load_for(model, backbone=backbone, device=device, threads=threads).snapshot()
+    batch = loaded.read(files, on_bad)  # type: ignore[arg-type]
+    for line in batch.skipped:
+        print(f"onea: left out {line}", file=sys.stderr)
+    answers = loaded.answers(batch, top)
+    if as_json:
+        import json
+
+        for row in as_rows(answers):
+            print(json.dumps(row, ensure_ascii=False))
+    elif as_csv:
+        import csv
+
+        shown = min(top, len(loaded.classes))
+        likely = [name for place in range(1, shown + 1) for name in (f"class_{place}", f"probability_{place}")]
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(["image", "answer", "version", *likely])
+        for answer in answers:
+            writer.writerow(
+                [answer.image, answer.label, answer.version, *(cell for pair in answer.top for cell in pair)]
+            )
+    else:
+        print_answers(Console(), answers)

@@ -1,0 +1,47 @@
+"""``onea teach``: classes from a folder of class folders into a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def teach(
+    model: Annotated[Path, typer.Argument(help="Model folder, such as shop.onea; made if it does not exist.")],
+    folder: Annotated[Path, typer.Argument(help="Folder with one folder of images for each class.")],
+    name: Annotated[str | None, typer.Option(help="What the history calls this; by default the folder's name.")] = None,
+    backbone: Annotated[
+        str | None,
+        typer.Option(
+            help="Of a new model: embedded name, timm architecture.tag or .safetensors file; of an old one: its file."
+        ),
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Of a new model: passes over ten classes' images; by default chosen for you.")
+    ] = None,
+    unknown: Annotated[
+        float | None, typer.Option(help="Share of known images that may be answered 'unknown'. [0.05]")
+    ] = None,
+    on_bad: Annotated[str, typer.Option(help="What an unreadable image does: fail or skip.")] = "fail",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
+    precision: Annotated[str, typer.Option(help="Of the training: auto, bf16 or fp32.")] = "auto",
+    threads: Annotated[int, typer.Option(help="CPU threads; 0 is all.")] = 0,
+    seed: Annotated[int | None, typer.Option(help="Of a new model: decides every draw. [0]")] = None,
+) -> None:
+    """Teach a model the classes in a folder; it keeps all it knew before. A class it knows gets more evidence.
+
+    Interrupted at any moment, the model is as it was before.
+    """
+    from rich.console import Console
+
+    from onea.cli.model_display import TeachDisplay, print_learned
+    from onea.model.workshop import teach_folder
+
+    given = {"backbone": backbone, "epochs": epochs, "unknown": unknown, "seed": seed}
+    machine = {"device": device, "precision": precision, "threads": threads}
+    chosen = {key: value for key, value in given.items() if value is not None}
+    with TeachDisplay() as display:
+        taught = teach_folder(model, folder, name, chosen, machine, on_bad, display)
+    print_learned(Console(), taught, model)

@@ -1,0 +1,57 @@
+"""Models on the Hugging Face Hub: the model folder as it is, with its present version alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onea.errors import OneaError
+from onea.model.folder import Manifest, holds_model, load, model_params, write
+
+if TYPE_CHECKING:
+    from onea.model.estimator import OneA
+
+
+def push(model: OneA, repo: str, *, private: bool | None = None, token: str | None = None) -> str:
+    """Upload the present version; makes the repository if need be. Returns its address."""
+    import huggingface_hub
+
+    state = model.snapshot().state
+    # Where the backbone's file lies on this machine is nobody else's business.
+    source = state.backbone["name"]
+    state = dataclasses.replace(state, backbone={**state.backbone, "source": source})
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / f"{repo.split('/')[-1].removesuffix('.onea')}.onea"
+        write(folder, [state], Manifest((state.version,), model.counter, model_params(model) | {"backbone": source}))
+        try:
+            huggingface_hub.create_repo(repo, private=private, token=token, exist_ok=True)
+            done: Any = huggingface_hub.upload_folder(
+                repo_id=repo, folder_path=folder, token=token, commit_message=f"Version {state.version}"
+            )
+        except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:
+            raise OneaError(
+                f"{repo} could not be uploaded ({_first_line(error)}); check name, token and network."
+            ) from error
+    return str(done)
+
+
+def pull(name: str, *, revision: str | None = None, token: str | None = None, **params: Any) -> OneA:
+    """The model in a local folder or in a repository of the Hub."""
+    import huggingface_hub
+
+    if holds_model(Path(name)):
+        return load(name, **params)
+    try:
+        folder = huggingface_hub.snapshot_download(name, revision=revision, token=token)
+    except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:
+        raise OneaError(
+            f"{name} could not be downloaded ({_first_line(error)}); check name, token and network."
+        ) from error
+    return load(folder, **params)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return (lines[0] if lines else type(error).__name__).rstrip(".:")
