@@ -14,9 +14,7 @@ def teach(
     name: Annotated[str | None, typer.Option(help="What the history calls this; by default the folder's name.")] = None,
     backbone: Annotated[
         str | None,
-        typer.Option(
-            help="Of a new model: embedded name, timm architecture.tag or .safetensors file; of an old one: its file."
-        ),
+        typer.Option(help="Of a new model: embedded name, timm architecture.tag or .safetensors file."),
     ] = None,
     epochs: Annotated[
         int | None, typer.Option(help="Of a new model: passes over ten classes' images; by default chosen for you.")

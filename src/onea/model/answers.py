@@ -23,7 +23,6 @@ from onea.model.images import Batch, read_unlabelled
 from onea.model.names import UNKNOWN
 from onea.model.state import State
 from onea.options import build
-from onea.vit.heads import cosine_scores
 
 
 @dataclass(frozen=True)
@@ -69,6 +68,7 @@ class Snapshot:
         classes: what it knows, in the order of the columns of ``predict_proba``.
         state: all that it knows.
         engine: the network that it uses, together with ``adapters``.
+        metric: the map of features in which similarities are taken.
         threshold: the margin below which an image is ``unknown``.
     """
 
@@ -78,6 +78,7 @@ class Snapshot:
         adapters = new_adapters(engine.vit, options, seeds.generator(0, 0, "adapter"))
         adapters.load_state_dict(state.adapter)
         self.adapters = adapters.eval().requires_grad_(False).to(engine.runtime.device)
+        self.metric = state.evidence.metric(state.readout)
         self.threshold = -math.inf if not false_alarms else calibration.threshold(state.margins, false_alarms)
 
     @property
@@ -139,11 +140,12 @@ class Snapshot:
         return read_unlabelled(images, self.engine.side, on_bad)
 
     def similarities(self, images: Any) -> Tensor:
-        """Cosine of each image's feature to every prototype, ``[N, classes]``."""
+        """Cosine of each image's feature to every prototype under ``metric``, ``[N, classes]``."""
         if not self.classes:
             raise OneaError("The model knows no class yet; teach it some first.")
         batch = images if isinstance(images, Batch) else self.read(images)
-        return cosine_scores(self.engine.features(batch.pixels, self.adapters), self.state.prototypes)
+        features = self.engine.features(batch.pixels, self.adapters)
+        return self.state.evidence.similarities(features, self.metric)
 
     def _probabilities(self, scores: Tensor) -> Tensor:
         return torch.softmax(scores.double() / self.state.temperature, dim=1)

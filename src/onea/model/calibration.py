@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from onea import seeds
-from onea.vit.heads import cosine_scores
 
 FEW = 4  # a class with fewer images holds none out
 PRIOR_TEMPERATURE = 0.05  # where a fit without evidence stays
@@ -56,15 +55,6 @@ def combined_temperature(old: float, old_count: int, new: float, new_count: int)
     if old_count + new_count == 0:
         return new
     return math.exp((old_count * math.log(old) + new_count * math.log(new)) / (old_count + new_count))
-
-
-def left_out_scores(features: Tensor, rows: Tensor, prototypes: Tensor, counts: Tensor) -> Tensor:
-    """Cosine of each feature to every prototype, its own class's prototype (``rows``) without that very feature."""
-    scores = cosine_scores(features, prototypes)
-    own, count = prototypes[rows].double(), counts[rows].double()[:, None]
-    without = (own * count - features.double()) / (count - 1)
-    similarity = F.cosine_similarity(features.double(), without, dim=1).to(scores)
-    return scores.scatter(1, rows[:, None], similarity[:, None])
 
 
 def margins(scores: Tensor, familiar: Tensor) -> Tensor:

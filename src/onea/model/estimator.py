@@ -17,12 +17,13 @@ from onea.model.answers import Snapshot
 from onea.model.engine import Engine
 from onea.model.images import read_labelled
 from onea.model.learning import blank, choose_options, learn, now
+from onea.model.readout import Readout
 from onea.model.state import State
 from onea.runtime import Progress
 from onea.vit.backbones import EMBEDDED
 
 _OPTIONS = ("epochs", "learning_rate", "batch_size", "rank", "single_class")
-_FIXED = ("backbone", "mirror", *_OPTIONS, "options", "preset")  # once a class has been taught
+_FIXED = ("backbone", "mirror", "readout", *_OPTIONS, "options", "preset")  # once a class has been taught
 
 
 class OneA:
@@ -50,6 +51,8 @@ class OneA:
         rank: width of the adapter; the preset's, if None.
         single_class: what an arrival of one class does to the adapter: ``skip`` (only its prototype is learned, in
             seconds) or ``train``.
+        readout: how an image is compared with prototypes: ``whitened`` (cosine after dividing out how images spread
+            around their prototypes: one more matrix is kept) or ``cosine`` (the paper).
         mirror: whether an image flipped left to right still shows its class.
         options: any further options of One-A, as ``onea methods one-a`` lists them.
         device: ``auto``, ``cpu``, ``cuda``, ...
@@ -71,6 +74,7 @@ class OneA:
         batch_size: int | None = None,
         rank: int | None = None,
         single_class: Literal["skip", "train"] = "skip",
+        readout: Readout = "whitened",
         mirror: bool = True,
         options: Mapping[str, Any] | None = None,
         device: str = "auto",
@@ -80,7 +84,8 @@ class OneA:
     ):
         self.backbone, self.unknown, self.held_out, self.keep = backbone, unknown, held_out, keep
         self.preset, self.epochs, self.learning_rate, self.batch_size = preset, epochs, learning_rate, batch_size
-        self.rank, self.single_class, self.mirror, self.options = rank, single_class, mirror, options
+        self.rank, self.single_class, self.readout = rank, single_class, readout
+        self.mirror, self.options = mirror, options
         self.device, self.precision, self.threads, self.seed = device, precision, threads, seed
         self._engine: Engine | None = None
         self._snapshot: Snapshot | None = None
@@ -200,7 +205,7 @@ class OneA:
         with self._changing:
             self._check_params()
             engine = self._ready()
-            state = self._snapshot.state if self._snapshot else blank(engine, self._chosen(engine))
+            state = self._snapshot.state if self._snapshot else blank(engine, self._chosen(engine), self.readout)
             if progress:
                 progress.note("reading images")
             batch = read_labelled(images, labels, engine.side, on_bad)
@@ -302,6 +307,8 @@ class OneA:
             raise OneaError(f"held_out is {self.held_out}; it must lie between 0 and 0.5.")
         if self.unknown is not None and not 0 <= self.unknown < 1:
             raise OneaError(f"unknown is {self.unknown}; it must lie in [0, 1).")
+        if self.readout not in ("whitened", "cosine"):
+            raise OneaError(f"readout is '{self.readout}'; choose whitened or cosine.")
         if self.keep < 0:
             raise OneaError(f"keep is {self.keep}; it must not be negative.")
 

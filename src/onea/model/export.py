@@ -41,7 +41,8 @@ class Graph(nn.Module):
         self.register_buffer("resize", axis_weights(*whole, side, size, engine.preprocess.filter)[0])
         self.register_buffer("mean", torch.tensor(engine.preprocess.mean)[:, None, None])
         self.register_buffer("std", torch.tensor(engine.preprocess.std)[:, None, None])
-        self.register_buffer("prototypes", F.normalize(state.prototypes, dim=1).T.contiguous())
+        self.register_buffer("metric", model.metric)
+        self.register_buffer("prototypes", F.normalize(state.evidence.prototypes @ model.metric, dim=1).T.contiguous())
         self.register_buffer("familiar", state.familiar.clone())
         self.temperature, self.threshold = state.temperature, max(model.threshold, -4.0)  # a graph has no infinity
 
@@ -50,7 +51,8 @@ class Graph(nn.Module):
         resize: Tensor = self.get_buffer("resize")
         pixels = (resize @ (images @ resize.T)).clamp(0, 1)
         inputs = (pixels - self.get_buffer("mean")) / self.get_buffer("std")
-        scores = F.normalize(self.vit(inputs, self.adapters), dim=1) @ self.get_buffer("prototypes")
+        features = self.vit(inputs, self.adapters) @ self.get_buffer("metric")
+        scores = F.normalize(features, dim=1) @ self.get_buffer("prototypes")
         best, index = scores.max(1)
         familiar = best - self.get_buffer("familiar")[index] >= self.threshold
         return torch.softmax(scores / self.temperature, dim=1), familiar

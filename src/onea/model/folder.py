@@ -29,6 +29,7 @@ from onea.methods.state import part_of, prefixed
 from onea.model.card import CARD, PICTURE, card, history_picture
 from onea.model.learning import now
 from onea.model.lock import locked
+from onea.model.readout import Evidence
 from onea.model.state import State
 from onea.version import __version__
 
@@ -37,8 +38,11 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 _MANIFEST, _STATES, _ADAPTER = "model.json", "states", "adapter."
-_TENSORS = ("prototypes", "counts", "familiar", "margins", "margin_rows")
-_VALUES = ("version", "id", "backbone", "preprocess", "options", "classes", "merged", "temperature", "calibrated_on")
+_EVIDENCE, _TENSORS = ("prototypes", "counts", "scatter"), ("familiar", "margins", "margin_rows")
+_VALUES = (
+    *("version", "id", "backbone", "preprocess", "options", "readout"),
+    *("classes", "merged", "temperature", "calibrated_on", "updates"),
+)
 _MACHINE = ("device", "precision", "threads")  # belong to where a model runs, not to the model
 _REMEDY = "choose another folder"
 
@@ -169,7 +173,8 @@ def read_state(path: Path, version: int) -> State:
         values: dict[str, Any] = {name: written[name] for name in _VALUES}
         values |= {name: tuple(written[name]) for name in ("classes", "merged", "updates")}
         values |= {name: tensors[name] for name in _TENSORS}
-        return State(**values, adapter=part_of(_ADAPTER, tensors))
+        evidence = Evidence(**{name: tensors[name] for name in _EVIDENCE}, freedom=int(written["freedom"]))
+        return State(**values, evidence=evidence, adapter=part_of(_ADAPTER, tensors))
     except (KeyError, TypeError, ValueError) as error:
         raise OneaError(f"{folder} is damaged ({error}); go back with `onea undo` or restore a copy.") from error
 
@@ -198,9 +203,10 @@ def _is_there(path: Path, state: State) -> bool:
 
 def _write_state(path: Path, state: State) -> None:
     tensors = {name: getattr(state, name) for name in _TENSORS} | prefixed(_ADAPTER, state.adapter)
+    tensors |= {name: getattr(state.evidence, name) for name in _EVIDENCE}
     content = save_tensors({name: value.contiguous() for name, value in tensors.items()})
     written = {name: getattr(state, name) for name in _VALUES}
-    written |= {"format": FORMAT, "sha256": hashlib.sha256(content).hexdigest(), "updates": state.updates}
+    written |= {"format": FORMAT, "freedom": state.evidence.freedom, "sha256": hashlib.sha256(content).hexdigest()}
     files = {
         "state.safetensors": content,
         "state.json": (json.dumps(written, indent=1, allow_nan=False) + "\n").encode(),

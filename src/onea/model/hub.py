@@ -31,9 +31,7 @@ def push(model: OneA, repo: str, *, private: bool | None = None, token: str | No
                 repo_id=repo, folder_path=folder, token=token, commit_message=f"Version {state.version}"
             )
         except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:
-            raise OneaError(
-                f"{repo} could not be uploaded ({_first_line(error)}); check name, token and network."
-            ) from error
+            raise _failed(repo, "uploaded", error) from error
     return str(done)
 
 
@@ -46,12 +44,11 @@ def pull(name: str, *, revision: str | None = None, token: str | None = None, **
     try:
         folder = huggingface_hub.snapshot_download(name, revision=revision, token=token)
     except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:
-        raise OneaError(
-            f"{name} could not be downloaded ({_first_line(error)}); check name, token and network."
-        ) from error
+        raise _failed(name, "downloaded", error) from error
     return load(folder, **params)
 
 
-def _first_line(error: Exception) -> str:
+def _failed(name: str, what: str, error: Exception) -> OneaError:
     lines = str(error).strip().splitlines()
-    return (lines[0] if lines else type(error).__name__).rstrip(".:")
+    reason = (lines[0] if lines else type(error).__name__).rstrip(".:")
+    return OneaError(f"{name} could not be {what} ({reason}); check its name, your token and the network.")

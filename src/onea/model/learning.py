@@ -22,11 +22,11 @@ from onea.model import calibration
 from onea.model.engine import Engine
 from onea.model.images import Batch
 from onea.model.names import check_names
+from onea.model.readout import Evidence, Readout
 from onea.model.state import State, Update, new_id
 from onea.options import build
 from onea.runtime import Progress
 from onea.tasks import Task
-from onea.vit.heads import class_means, cosine_scores
 
 _GATE_SUMMARY = ("base", "align_share", "gate_min", "gate_max")
 _ENOUGH = 20  # known images that say where 5 % lie; with fewer held out, training images have a say too
@@ -44,10 +44,11 @@ def choose_options(engine: Engine, preset: str, given: Mapping[str, Any]) -> One
     return build(OneAOptions, chosen | dict(given))
 
 
-def blank(engine: Engine, options: OneAOptions) -> State:
+def blank(engine: Engine, options: OneAOptions, readout: Readout = "whitened") -> State:
     """The state of a model that knows nothing; its adapter leaves the network as it is."""
     from onea.methods.adapter_training import blank_adapters
 
+    width = engine.vit.width
     return State(
         version=0,
         backbone=engine.backbone,
@@ -56,8 +57,13 @@ def blank(engine: Engine, options: OneAOptions) -> State:
         classes=(),
         adapter=_on_cpu(blank_adapters(engine.vit, options, seed=0, task=0).state_dict()),
         merged=(0, 0),
-        prototypes=torch.empty(0, engine.vit.width),
-        counts=torch.empty(0, dtype=torch.int64),
+        evidence=Evidence(
+            torch.empty(0, width),
+            torch.empty(0, dtype=torch.int64),
+            torch.zeros(width, width, dtype=torch.float64),
+            freedom=0,
+        ),
+        readout=readout,
         familiar=torch.empty(0),
         margins=torch.empty(0),
         margin_rows=torch.empty(0, dtype=torch.int64),
@@ -107,21 +113,21 @@ def learn(
 
     classes = state.classes + tuple(label for label in names if label not in state.classes)
     rows = torch.tensor([classes.index(label) for label in names])[labels]
-    grown = _grown(state, len(classes))
-    on_trained = _with_evidence(grown, features[trained], rows[trained])
-    after = _with_evidence(grown, features, rows)
-    left_out = calibration.left_out_scores(features, rows, after.prototypes, after.counts)
-    after = _familiar(after, grown, left_out, rows)
+    before = state.evidence.grown(len(classes))
+    evidence = before.plus(features, rows)
+    crossed = before.crossed(features, rows, state.readout)
+    familiar = _familiar(state, before, evidence, crossed, rows)
 
-    # Held-out images are judged by prototypes that have not seen them; where there are too few, all images are, each
-    # by a prototype without itself.
-    unseen = cosine_scores(features[held], on_trained.prototypes)
+    # Held-out images are judged by evidence that has not seen them; where there are too few, all images are, each by
+    # what the others say.
+    seen = before.plus(features[trained], rows[trained])
+    unseen = seen.similarities(features[held], seen.metric(state.readout))
     accuracy = float((unseen.argmax(1) == rows[held]).double().mean()) if len(held) else None
-    judged, truth = (unseen, rows[held]) if len(held) else (left_out, rows)
+    judged, truth = (unseen, rows[held]) if len(held) else (crossed, rows)
     temperature = calibration.fit_temperature(judged, truth)
-    if len(held) + len(grown.margins) < _ENOUGH:
-        judged, truth = left_out, rows
-    after = _with_margins(after, calibration.margins(judged, after.familiar), truth)
+    if len(held) + len(state.margins) < _ENOUGH:
+        judged, truth = crossed, rows
+    margins, margin_rows = _with_margins(state, calibration.margins(judged, familiar), truth)
 
     update: Update = {
         "version": version,
@@ -142,10 +148,15 @@ def learn(
     }
     fitted_on = len(held)
     return dataclasses.replace(
-        after,
+        state,
+        id=new_id(),
         version=version,
         classes=classes,
         adapter=_on_cpu(method.kept.state_dict()),
+        evidence=evidence,
+        familiar=familiar,
+        margins=margins,
+        margin_rows=margin_rows,
         merged=(method.merged_classes, method.merged_samples),
         temperature=calibration.combined_temperature(state.temperature, state.calibrated_on, temperature, fitted_on),
         calibrated_on=state.calibrated_on + fitted_on,
@@ -170,7 +181,7 @@ def _adapt(
     method.load_state_dict(
         {
             **prefixed("adapter.", state.adapter),
-            "prototypes": state.prototypes,
+            "prototypes": state.evidence.prototypes,
             "merged": torch.tensor(state.merged),
         }
     )
@@ -182,45 +193,19 @@ def _adapt(
     return method, method.adapt(Task(version, name, classes, images, chosen, labels[chosen], seed))
 
 
-def _grown(state: State, classes: int) -> State:
-    """The state with an empty row for every class that is new."""
-    more = classes - len(state.counts)
-    return dataclasses.replace(
-        state,
-        id=new_id(),
-        prototypes=torch.cat([state.prototypes, torch.zeros(more, state.prototypes.shape[1])]),
-        counts=torch.cat([state.counts, torch.zeros(more, dtype=torch.int64)]),
-        familiar=torch.cat([state.familiar, torch.zeros(more)]),
-    )
+def _familiar(state: State, before: Evidence, after: Evidence, crossed: Tensor, rows: Tensor) -> Tensor:
+    """How similar the images of each class are to its prototype, on average over all that it has seen."""
+    own = crossed.gather(1, rows[:, None])[:, 0].double()
+    more = len(after.counts) - len(state.familiar)
+    sums = torch.cat([state.familiar, torch.zeros(more)]).double() * before.counts
+    return (sums.index_add(0, rows, own) / after.counts).float()
 
 
-def _with_evidence(state: State, features: Tensor, rows: Tensor) -> State:
-    """Each prototype as the mean of what was behind it and these features."""
-    taught = rows.unique()
-    position = torch.searchsorted(taught, rows)
-    means = class_means(features, position, range(len(taught))).double()
-    new, old = torch.bincount(position), state.counts[taught]
-    total = old + new
-    moved = (state.prototypes[taught].double() * old[:, None] + means * new[:, None]) / total[:, None]
-    return dataclasses.replace(
-        state,
-        prototypes=state.prototypes.index_copy(0, taught, moved.float()),
-        counts=state.counts.index_copy(0, taught, total),
-    )
-
-
-def _familiar(state: State, before: State, left_out: Tensor, rows: Tensor) -> State:
-    """How similar the images of each taught class are to its prototype, on average over all that it has seen."""
-    own = left_out.gather(1, rows[:, None])[:, 0].double()
-    sums = (before.familiar.double() * before.counts).index_add(0, rows, own)
-    mean = torch.where(state.counts > 0, sums / state.counts.clamp_min(1), 0.0)
-    return dataclasses.replace(state, familiar=mean.float())
-
-
-def _with_margins(state: State, margins: Tensor, rows: Tensor) -> State:
-    margins, rows = torch.cat([margins, state.margins]), torch.cat([rows, state.margin_rows])  # newest first
+def _with_margins(state: State, margins: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The margins that are kept, newest first, and their classes."""
+    margins, rows = torch.cat([margins, state.margins]), torch.cat([rows, state.margin_rows])
     kept = torch.cat([(rows == row).nonzero()[:_MOST_MARGINS, 0] for row in rows.unique()]).sort().values
-    return dataclasses.replace(state, margins=margins[kept], margin_rows=rows[kept])
+    return margins[kept], rows[kept]
 
 
 def _on_cpu(tensors: Mapping[str, Tensor]) -> Tensors:

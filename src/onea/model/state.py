@@ -13,6 +13,7 @@ from torch import Tensor
 from onea.errors import OneaError, nearest
 from onea.merging.operator import Tensors
 from onea.model.names import check_names
+from onea.model.readout import Evidence, Readout
 
 Update = dict[str, Any]
 
@@ -33,8 +34,8 @@ class State:
         options: of the training and the merge.
         adapter: the one adapter that is kept.
         merged: classes and images inside the adapter so far.
-        prototypes: mean feature of each class, ``[C, width]``.
-        counts: images behind each prototype, ``[C]``.
+        evidence: the prototype of each class, and how images spread around them.
+        readout: how similarities are taken from it.
         familiar: mean similarity of a class's images to its prototype, ``[C]``.
         margins: of known images that were held out, ``[R]``; see ``onea.model.calibration``.
         margin_rows: the class that each margin's image shows, ``[R]``.
@@ -50,8 +51,8 @@ class State:
     classes: tuple[str, ...]
     adapter: Tensors
     merged: tuple[int, int]
-    prototypes: Tensor
-    counts: Tensor
+    evidence: Evidence
+    readout: Readout
     familiar: Tensor
     margins: Tensor
     margin_rows: Tensor
@@ -78,8 +79,9 @@ class State:
             id=new_id(),
             version=version,
             classes=classes,
-            prototypes=self.prototypes[kept],
-            counts=self.counts[kept],
+            evidence=replace(
+                self.evidence, prototypes=self.evidence.prototypes[kept], counts=self.evidence.counts[kept]
+            ),
             familiar=self.familiar[kept],
             margins=self.margins[rows >= 0],
             margin_rows=rows[rows >= 0],
