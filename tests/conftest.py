@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,3 +56,24 @@ def tiny_run(tiny_vit: str, tiny_images: Path):
         "threads": 1,
         "options": options,
     }
+
+
+@pytest.fixture
+def onea(monkeypatch, tmp_path, capsys):
+    """Run the command in an empty folder; returns exit code, standard output and error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    from onea.cli import main
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["onea", *arguments])
+        try:
+            main()
+            code = 0
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call

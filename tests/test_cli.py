@@ -13,27 +13,6 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from onea.cli import main
-
-
-@pytest.fixture
-def onea(monkeypatch, tmp_path, capsys):
-    """Run the command in an empty folder; returns exit code, standard output and error."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["onea", *arguments])
-        try:
-            main()
-            code = 0
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
-
 
 @pytest.fixture
 def arguments(tiny_run):

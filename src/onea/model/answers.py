@@ -12,17 +12,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from onea import seeds
 from onea.data.pack import OnBad
 from onea.errors import OneaError
-from onea.methods.local_head import new_adapters
-from onea.methods.one_a import OneAOptions
 from onea.model import calibration
 from onea.model.engine import Engine
 from onea.model.images import Batch, read_unlabelled
+from onea.model.learning import adapters_of
 from onea.model.names import UNKNOWN
 from onea.model.state import State
-from onea.options import build
 
 
 @dataclass(frozen=True)
@@ -74,10 +71,7 @@ class Snapshot:
 
     def __init__(self, engine: Engine, state: State, false_alarms: float | None):
         self.state, self.engine = state, engine
-        options = build(OneAOptions, state.options)
-        adapters = new_adapters(engine.vit, options, seeds.generator(0, 0, "adapter"))
-        adapters.load_state_dict(state.adapter)
-        self.adapters = adapters.eval().requires_grad_(False).to(engine.runtime.device)
+        self.adapters = adapters_of(engine, state)
         self.metric = state.evidence.metric(state.readout)
         self.threshold = -math.inf if not false_alarms else calibration.threshold(state.margins, false_alarms)
 

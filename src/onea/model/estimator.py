@@ -53,6 +53,7 @@ class OneA:
             seconds) or ``train``.
         readout: how an image is compared with prototypes: ``whitened`` (cosine after dividing out how images spread
             around their prototypes: one more matrix is kept) or ``cosine`` (the paper).
+        follow_drift: whether old prototypes move with the adapter, as the new images show (off: the paper).
         mirror: whether an image flipped left to right still shows its class.
         options: any further options of One-A, as ``onea methods one-a`` lists them.
         device: ``auto``, ``cpu``, ``cuda``, ...
@@ -75,6 +76,7 @@ class OneA:
         rank: int | None = None,
         single_class: Literal["skip", "train"] = "skip",
         readout: Readout = "whitened",
+        follow_drift: bool = True,
         mirror: bool = True,
         options: Mapping[str, Any] | None = None,
         device: str = "auto",
@@ -85,7 +87,7 @@ class OneA:
         self.backbone, self.unknown, self.held_out, self.keep = backbone, unknown, held_out, keep
         self.preset, self.epochs, self.learning_rate, self.batch_size = preset, epochs, learning_rate, batch_size
         self.rank, self.single_class, self.readout = rank, single_class, readout
-        self.mirror, self.options = mirror, options
+        self.follow_drift, self.mirror, self.options = follow_drift, mirror, options
         self.device, self.precision, self.threads, self.seed = device, precision, threads, seed
         self._engine: Engine | None = None
         self._snapshot: Snapshot | None = None
@@ -111,6 +113,8 @@ class OneA:
                 raise OneaError(f"Unknown parameter '{name}'; {nearest(name, self._names())}")
             if self._snapshot and name in _FIXED and value != getattr(self, name):
                 raise OneaError(f"{name} cannot change after the model was taught; make a new OneA({name}=...).")
+        if self._snapshot:  # before that, scikit-learn wants mistakes to be told when they matter
+            _check(self.get_params() | params)
         with self._changing:
             for name, value in params.items():
                 setattr(self, name, value)
@@ -203,7 +207,7 @@ class OneA:
             OneaError: one sentence about what is wrong; the model is as it was.
         """
         with self._changing:
-            self._check_params()
+            _check(self.get_params())
             engine = self._ready()
             state = self._snapshot.state if self._snapshot else blank(engine, self._chosen(engine), self.readout)
             if progress:
@@ -217,6 +221,7 @@ class OneA:
                     version=self._counter + 1,
                     name=name,
                     held_out=self.held_out,
+                    follow_drift=self.follow_drift,
                     seed=self.seed,
                     progress=progress,
                 )
@@ -302,16 +307,6 @@ class OneA:
                 self._engine = Engine(self.backbone, self.device, self.precision, self.threads, self.mirror)
             return self._engine
 
-    def _check_params(self) -> None:
-        if not 0 <= self.held_out <= 0.5:
-            raise OneaError(f"held_out is {self.held_out}; it must lie between 0 and 0.5.")
-        if self.unknown is not None and not 0 <= self.unknown < 1:
-            raise OneaError(f"unknown is {self.unknown}; it must lie in [0, 1).")
-        if self.readout not in ("whitened", "cosine"):
-            raise OneaError(f"readout is '{self.readout}'; choose whitened or cosine.")
-        if self.keep < 0:
-            raise OneaError(f"keep is {self.keep}; it must not be negative.")
-
     def _commit(self, state: State) -> None:
         past = self._past
         if self._snapshot:
@@ -335,3 +330,14 @@ class OneA:
 def _epoch_bounds(epochs: int | None) -> dict[str, int]:
     """Bounds of the epoch schedule that leave room for what was asked: half and twice of it."""
     return {} if epochs is None else {"min_epochs": max(1, epochs // 2), "max_epochs": 2 * epochs}
+
+
+def _check(params: Mapping[str, Any]) -> None:
+    if not 0 <= params["held_out"] <= 0.5:
+        raise OneaError(f"held_out is {params['held_out']}; it must lie between 0 and 0.5.")
+    if params["unknown"] is not None and not 0 <= params["unknown"] < 1:
+        raise OneaError(f"unknown is {params['unknown']}; it must lie in [0, 1).")
+    if params["readout"] not in ("whitened", "cosine"):
+        raise OneaError(f"readout is '{params['readout']}'; choose whitened or cosine.")
+    if params["keep"] < 0:
+        raise OneaError(f"keep is {params['keep']}; it must not be negative.")

@@ -67,7 +67,12 @@ def find_images(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     found: list[Path] = []
-    for place, folders, files in os.walk(path):
+    seen: set[str] = set()  # links are followed, but not in circles
+    for place, folders, files in os.walk(path, followlinks=True):
+        if (real := os.path.realpath(place)) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
         folders[:] = sorted((name for name in folders if not name.startswith(".")), key=natural_key)
         wanted = (name for name in files if name.lower().endswith(ENDINGS) and not name.startswith("."))
         found.extend(Path(place) / name for name in sorted(wanted, key=natural_key))

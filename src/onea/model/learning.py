@@ -11,14 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onea import seeds
 from onea.data.assemble import natural_key
 from onea.data.store import PackedImages, choose_place
 from onea.errors import OneaError
 from onea.merging.operator import Tensors
+from onea.methods.local_head import new_adapters
 from onea.methods.one_a import OneAMethod, OneAOptions
 from onea.methods.presets import choose_preset, preset_options
 from onea.methods.state import prefixed
 from onea.model import calibration
+from onea.model.drift import drift
 from onea.model.engine import Engine
 from onea.model.images import Batch
 from onea.model.names import check_names
@@ -27,6 +30,7 @@ from onea.model.state import State, Update, new_id
 from onea.options import build
 from onea.runtime import Progress
 from onea.tasks import Task
+from onea.vit.adapter import Adapters
 
 _GATE_SUMMARY = ("base", "align_share", "gate_min", "gate_max")
 _ENOUGH = 20  # known images that say where 5 % lie; with fewer held out, training images have a say too
@@ -73,6 +77,13 @@ def blank(engine: Engine, options: OneAOptions, readout: Readout = "whitened") -
     )
 
 
+def adapters_of(engine: Engine, state: State) -> Adapters:
+    """The adapter of a state as a module on the engine's device, for inference."""
+    adapters = new_adapters(engine.vit, build(OneAOptions, state.options), seeds.generator(0, 0, "adapter"))
+    adapters.load_state_dict(state.adapter)
+    return adapters.eval().requires_grad_(False).to(engine.runtime.device)
+
+
 def check_arrival(batch: Batch, state: State) -> list[str]:
     """The classes of an arrival in natural order, or one sentence about what is wrong with them."""
     assert batch.labels is not None
@@ -92,6 +103,7 @@ def learn(
     version: int,
     name: str | None = None,
     held_out: float = 0.1,
+    follow_drift: bool = True,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> State:
@@ -113,7 +125,10 @@ def learn(
 
     classes = state.classes + tuple(label for label in names if label not in state.classes)
     rows = torch.tensor([classes.index(label) for label in names])[labels]
-    before = state.evidence.grown(len(classes))
+    known = state.evidence
+    if report["trained"] and state.classes and follow_drift:
+        known = known.moved(drift(engine.features(batch.pixels, adapters_of(engine, state)), features))
+    before = known.grown(len(classes))
     evidence = before.plus(features, rows)
     crossed = before.crossed(features, rows, state.readout)
     familiar = _familiar(state, before, evidence, crossed, rows)

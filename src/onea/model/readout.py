@@ -61,6 +61,11 @@ class Evidence:
             self.freedom + len(rows) - int((old == 0).sum()),
         )
 
+    def moved(self, by: Tensor) -> Evidence:
+        """The evidence after a linear map of all features."""
+        prototypes = (self.prototypes.double() @ by).float()
+        return Evidence(prototypes, self.counts, by.T @ self.scatter @ by, self.freedom)
+
     def metric(self, readout: Readout) -> Tensor:
         """The map of features in which similarities are taken, ``[width, width]`` float32."""
         width = len(self.scatter)
@@ -104,8 +109,7 @@ def whitening(scatter: Tensor, freedom: int) -> Tensor:
         return torch.eye(width)
     covariance = scatter / mean  # of mean variance one: a common factor does not matter to a cosine
     square, trace = (covariance**2).sum(), float(width)
-    top = (1 - 2 / width) * square + trace**2
-    bottom = (freedom + 1 - 2 / width) * (square - trace**2 / width)
+    top, bottom = square + trace**2, (freedom + 1) * (square - trace**2 / width)  # without terms of order 1 / width
     share = float((top / bottom).clamp(0, 1)) if bottom > 0 else 1.0
     shrunk = (1 - share) * covariance + share * torch.eye(width, dtype=torch.float64)
     values, vectors = torch.linalg.eigh(shrunk)

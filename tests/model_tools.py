@@ -1,0 +1,23 @@
+"""A tiny model to teach, and the files of class folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from onea.data.assemble import natural_key
+from onea.model.estimator import OneA
+
+
+def tiny_model(vit: str, **params: Any) -> OneA:
+    """Learns in a fraction of a second."""
+    small: dict[str, Any] = {"backbone": vit, "epochs": 2, "rank": 4, "learning_rate": 0.05, "batch_size": 8}
+    return OneA(**small | {"precision": "fp32", "threads": 1, "device": "cpu"} | params)
+
+
+def class_folders(root: Path) -> dict[str, list[Path]]:
+    """The files of each class folder."""
+    return {
+        folder.name: sorted(folder.iterdir(), key=lambda file: natural_key(file.name))
+        for folder in sorted(root.iterdir())
+    }

@@ -1,0 +1,283 @@
+"""The estimator: what it must keep whatever is taught in which order, and how it behaves towards scikit-learn."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from model_tools import class_folders, tiny_model
+
+import onea
+from onea.errors import OneaError
+from onea.model.readout import Evidence, whitening
+
+
+def empty(width: int) -> Evidence:
+    zeros = torch.zeros(width, width, dtype=torch.float64)
+    return Evidence(torch.empty(0, width), torch.empty(0, dtype=torch.int64), zeros, 0)
+
+
+@given(seed=st.integers(0, 10**6), width=st.integers(1, 8), parts=st.integers(1, 4))
+@settings(max_examples=40, deadline=None)
+def test_evidence_adds_up_however_it_arrives(seed, width, parts):
+    """Prototypes are means and the scatter is that around them, in one piece or in several, in any order."""
+    rng = np.random.default_rng(seed)
+    features = torch.from_numpy(rng.normal(3, 2, (40, width))).float()
+    rows = torch.from_numpy(np.concatenate([np.arange(4), rng.integers(0, 4, 36)]))
+    found = empty(width).grown(4)
+    for part in torch.from_numpy(rng.permutation(40)).tensor_split(parts):
+        found = found.plus(features[part], rows[part])
+    for row in range(4):
+        own = features[rows == row].double()
+        torch.testing.assert_close(found.prototypes[row].double(), own.mean(0), rtol=1e-5, atol=1e-5)
+    deviations = torch.cat([features[rows == r].double() - features[rows == r].double().mean(0) for r in range(4)])
+    torch.testing.assert_close(found.scatter, deviations.T @ deviations, rtol=1e-4, atol=1e-4)
+    assert found.freedom == 36
+    assert found.counts.sum() == 40
+
+
+@given(seed=st.integers(0, 10**6))
+@settings(max_examples=20, deadline=None)
+def test_whitening_makes_every_direction_equally_wide(seed):
+    rng = np.random.default_rng(seed)
+    turned = np.linalg.qr(rng.normal(size=(5, 5)))[0]
+    deviations = torch.from_numpy(rng.normal(size=(50_000, 5)) * np.array([4, 2, 1, 0.5, 0.5]) @ turned)
+    white = deviations @ whitening(deviations.T @ deviations, len(deviations)).double()
+    covariance = white.T @ white / len(white)
+    torch.testing.assert_close(covariance / covariance.diagonal().mean(), torch.eye(5).double(), atol=0.05, rtol=0)
+
+
+def test_the_shrinkage_equals_scikit_learns():
+    """Against an independent implementation of the shrinkage, where scikit-learn is installed."""
+    covariance = pytest.importorskip("sklearn.covariance")
+    deviations = np.random.default_rng(0).normal(size=(30, 12)) * np.linspace(0.2, 3, 12)
+    reference = covariance.OAS(assume_centered=True, store_precision=True).fit(deviations)
+    root = whitening(torch.from_numpy(deviations.T @ deviations), 30).double().numpy()
+    ours, theirs = root @ root, reference.precision_
+    np.testing.assert_allclose(ours / np.trace(ours), theirs / np.trace(theirs), rtol=2e-4, atol=1e-6)
+
+
+def test_without_evidence_the_metric_changes_nothing():
+    assert torch.equal(whitening(torch.zeros(3, 3, dtype=torch.float64), 0), torch.eye(3))
+
+
+@pytest.fixture(scope="module")
+def taught(tiny_vit, tiny_images):
+    return tiny_model(tiny_vit).learn(tiny_images / "train")
+
+
+def test_it_learns_what_it_is_taught(taught, tiny_images):
+    """Far above the sixth that guessing gives; an image answered unknown counts as wrong."""
+    assert taught.score(tiny_images / "test") > 0.6
+    assert taught.classes_.tolist() == [f"class{n:02d}" for n in range(6)]
+    assert taught.version == 1
+    assert taught.history[0]["held_out"] == 6
+
+
+def test_batched_and_single_answers_are_the_same(taught, tiny_images):
+    files = sorted((tiny_images / "test").rglob("*.png"))
+    together = taught.predict_proba(files)
+    alone = np.concatenate([taught.predict_proba(file) for file in files])
+    np.testing.assert_allclose(together, alone, atol=1e-5)
+    assert taught.predict(files).tolist() == [taught.predict(file)[0] for file in files]
+
+
+def test_probabilities_and_top_answers_agree(taught, tiny_images):
+    probabilities = taught.predict_proba(tiny_images / "test")
+    np.testing.assert_allclose(probabilities.sum(1), 1)
+    for row, top in zip(probabilities, taught.predict_topk(tiny_images / "test", 3), strict=True):
+        assert [name for name, _ in top] == taught.classes_[np.argsort(-row, kind="stable")[:3]].tolist()
+        np.testing.assert_allclose([chance for _, chance in top], np.sort(row)[::-1][:3])
+    assert len(taught.predict_topk(tiny_images / "test", 99)[0]) == 6
+
+
+def test_the_same_seed_teaches_the_same_model(tiny_vit, tiny_images, taught):
+    again = tiny_model(tiny_vit).learn(tiny_images / "train")
+    assert np.array_equal(again.predict_proba(tiny_images / "test"), taught.predict_proba(tiny_images / "test"))
+    other = tiny_model(tiny_vit, seed=1).learn(tiny_images / "train")
+    assert not np.array_equal(other.predict_proba(tiny_images / "test"), taught.predict_proba(tiny_images / "test"))
+
+
+def test_single_classes_may_arrive_in_any_order(tiny_vit, tiny_images):
+    """One class at a time trains no adapter, so only the order of the classes is left to differ."""
+    folders = class_folders(tiny_images / "train")
+    models = []
+    for order in (list(folders), list(reversed(folders))):
+        model = tiny_model(tiny_vit, held_out=0)
+        for name in order:
+            model.learn(folders[name], [name] * len(folders[name]))
+        models.append(model)
+    one, other = models
+    assert not one.history[-1]["trained"]
+    columns = [other.classes_.tolist().index(name) for name in one.classes_]
+    files = tiny_images / "test"
+    similar = one.snapshot().similarities(files), other.snapshot().similarities(files)[:, columns]
+    torch.testing.assert_close(*similar, atol=1e-4, rtol=0)
+
+
+def test_a_class_taught_again_adds_evidence(tiny_vit, tiny_images):
+    folders = class_folders(tiny_images / "train")
+    model = tiny_model(tiny_vit)
+    first = {name: files[:4] for name, files in folders.items()}
+    model.learn([f for files in first.values() for f in files], [n for n, files in first.items() for _ in files])
+    before = model.snapshot().state
+    model.learn(folders["class03"][4:], ["class03"] * 2)
+    after = model.snapshot().state
+    assert after.classes == before.classes
+    assert after.evidence.counts.tolist() == [4, 4, 4, 6, 4, 4]
+    moved = (after.evidence.prototypes != before.evidence.prototypes).any(1)
+    assert moved.tolist() == [False, False, False, True, False, False]
+    assert model.history[-1]["new_classes"] == 0
+    model.learn(folders["class03"][4:5], ["class03"])  # one more image of a known class is enough
+    assert model.snapshot().state.evidence.counts[3] == 7
+    two = {name: folders[name] for name in ("class00", "class01")}
+    model.learn([f for files in two.values() for f in files], [n for n, files in two.items() for _ in files])
+    assert model.history[-1]["trained"]
+    assert model.history[-1]["merge"]["base"] in ("new", "accumulated")
+    assert 0 < model.history[-1]["merge"]["gate_min"] < model.history[-1]["merge"]["gate_max"] < 1
+
+
+def test_forget_rename_and_undo(tiny_vit, tiny_images):
+    model = tiny_model(tiny_vit).learn(tiny_images / "train")
+    files = tiny_images / "test"
+    at_first = model.predict_proba(files)
+    model.forget("class02")
+    assert model.version == 2
+    assert "class02" not in model.predict(files)
+    remaining = np.delete(at_first, 2, axis=1)
+    np.testing.assert_allclose(model.predict_proba(files), remaining / remaining.sum(1, keepdims=True), atol=1e-6)
+    answers = model.predict(files)
+    model.rename("class05", "five")
+    assert (model.predict(files) == np.where(answers == "class05", "five", answers)).all()
+    model.undo().undo()
+    assert model.version == 1
+    assert np.array_equal(model.predict_proba(files), at_first)
+    model.forget("class00")
+    assert model.version == 4  # 2 and 3 are never used again
+    assert [update["version"] for update in model.history] == [1, 4]
+
+
+def test_undo_goes_back_only_as_far_as_is_kept(tiny_vit, tiny_images):
+    model = tiny_model(tiny_vit, keep=2).learn(tiny_images / "train")
+    for name in ("class00", "class01", "class02"):
+        model.forget(name)
+    model.undo().undo()
+    with pytest.raises(OneaError, match="no earlier version"):
+        model.undo()
+    assert len(model.classes_) == 5
+
+
+def test_failed_learning_changes_nothing(taught, tiny_images):
+    before, version = taught.predict_proba(tiny_images / "test"), taught.version
+    bad = [
+        ({"images": [np.zeros((8, 8, 3), np.uint8)], "labels": ["new"]}, "one image"),
+        ({"images": [np.zeros((8, 8, 3), np.uint8)] * 2, "labels": ["CLASS00"] * 2}, "only in case"),
+        ({"images": [np.zeros((8, 8, 3), np.uint8)] * 4, "labels": ["New", "New", "new", "new"]}, "only in case"),
+        ({"images": [np.zeros((8, 8, 3), np.uint8)] * 2, "labels": ["Unknown"] * 2}, "cannot be called"),
+        ({"images": [np.zeros((8, 8, 3), np.uint8)] * 2, "labels": [" a"] * 2}, "class name"),
+        ({"images": [np.zeros((8, 8, 3), np.uint8)] * 2, "labels": ["a"]}, "2 images but 1 labels"),
+        ({"images": [], "labels": []}, "no images"),
+        ({"images": tiny_images / "nowhere"}, "does not exist"),
+        ({"images": tiny_images / "train/class00"}, "no class folders"),
+        ({"images": [b"no image"] * 2, "labels": ["new"] * 2}, "cannot be read"),
+    ]
+    for arguments, words in bad:
+        with pytest.raises(OneaError, match=words):
+            taught.learn(**arguments)
+    assert taught.version == version
+    assert np.array_equal(taught.predict_proba(tiny_images / "test"), before)
+
+
+def test_fit_starts_over_and_survives_a_mistake(tiny_vit, tiny_images):
+    folders = class_folders(tiny_images / "train")
+    model = tiny_model(tiny_vit).learn(tiny_images / "train")
+    with pytest.raises(OneaError):
+        model.fit(folders["class00"][:1], ["x"])
+    assert len(model.classes_) == 6
+    files = folders["class00"] + folders["class01"]
+    model.fit(files, ["a"] * 6 + ["b"] * 6)
+    assert model.classes_.tolist() == ["a", "b"]
+    assert model.version == 2
+
+
+def test_answers_while_learning_come_from_one_whole_version(tiny_vit, tiny_images):
+    folders = class_folders(tiny_images / "train")
+    model = tiny_model(tiny_vit)
+    model.learn(folders["class00"] + folders["class01"], ["class00"] * 6 + ["class01"] * 6)
+    seen, failures, stop = set(), [], threading.Event()
+    file = next((tiny_images / "test").rglob("*.png"))
+
+    def ask() -> None:
+        while not stop.is_set():
+            current = model.snapshot()
+            answer = current.answers(file, k=99)[0]
+            if answer.version != current.version or len(answer.top) != current.version + 1:
+                failures.append(answer)
+            seen.add(answer.version)
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for name in ("class02", "class03", "class04"):
+        model.learn(folders[name], [name] * 6)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert len(seen) > 1
+
+
+def test_scikit_learns_conventions(tiny_vit):
+    model = tiny_model(tiny_vit)
+    again = onea.OneA(**model.get_params())
+    assert again.get_params() == model.get_params()
+    assert "epochs=2" in repr(model)
+    with pytest.raises(OneaError, match="did you mean 'epochs'"):
+        model.set_params(epoch=3)
+    assert model.set_params(epochs=3).epochs == 3
+    assert not hasattr(model, "classes_")
+    with pytest.raises(OneaError, match="teach it"):
+        model.predict(np.zeros((8, 8, 3), np.uint8))
+    sklearn = pytest.importorskip("sklearn.base")
+    assert sklearn.clone(model).get_params() == model.get_params()
+
+
+def test_a_taught_model_keeps_what_it_is_made_of(taught):
+    with pytest.raises(OneaError, match="rank cannot change"):
+        taught.set_params(rank=8)
+    with pytest.raises(OneaError, match="unknown is 2"):
+        taught.set_params(unknown=2)
+    assert taught.unknown == 0.05
+    with pytest.raises(OneaError, match="save"):
+        pickle.dumps(taught)
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        ({"held_out": 0.9}, "held_out"),
+        ({"unknown": 1.5}, "unknown"),
+        ({"readout": "other"}, "readout"),
+        ({"options": {"kapa": 3}}, "kappa"),
+        ({"backbone": "nowhere.safetensors"}, "does not exist"),
+    ],
+)
+def test_bad_parameters_get_one_sentence(tiny_vit, tiny_images, params, words):
+    with pytest.raises(OneaError, match=words):
+        tiny_model(tiny_vit, **params).learn(tiny_images / "train")
+
+
+def test_importing_onea_is_instant():
+    import subprocess
+    import sys
+
+    code = "import sys, onea; print('torch' in sys.modules, onea.OneA.__name__, callable(onea.load))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "OneA", "True"]
+    assert Path(onea.__file__).name == "__init__.py"

@@ -1,0 +1,51 @@
+"""Drift of features: found where the new images show it, and never invented."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from model_tools import class_folders, tiny_model
+
+from onea.model.drift import drift
+
+
+def features(seed: int, count: int, width: int) -> torch.Tensor:
+    return torch.randn(count, width, generator=torch.Generator().manual_seed(seed))
+
+
+@given(seed=st.integers(0, 10**6), size=st.floats(0, 1))
+@settings(max_examples=25, deadline=None)
+def test_a_linear_move_is_found(seed, size):
+    move = torch.eye(6) + size * features(seed + 1, 6, 6) / 3
+    found = drift(features(seed, 200, 6), features(seed, 200, 6) @ move)
+    torch.testing.assert_close(found.float(), move, atol=5e-3, rtol=0)
+
+
+@given(seed=st.integers(0, 10**6))
+@settings(max_examples=25, deadline=None)
+def test_noise_is_no_move(seed):
+    """What cannot be predicted from the old feature does not move prototypes much."""
+    old = features(seed, 60, 30)
+    found = drift(old, old + features(seed + 1, 60, 30))
+    assert (found - torch.eye(30)).norm() < 0.5 * 30**0.5
+
+
+def test_directions_that_no_image_shows_stay():
+    old = torch.cat([features(0, 50, 3), torch.zeros(50, 3)], dim=1)
+    found = drift(old, 2 * old)
+    torch.testing.assert_close(found[3:, 3:], torch.eye(3).double())
+    assert (found[:3, 3:].abs().max(), found[3:, :3].abs().max()) == (0, 0)
+
+
+def test_only_training_moves_old_prototypes(tiny_vit, tiny_images):
+    files = class_folders(tiny_images / "train")
+    teach = [("class00", "class01"), ("class02",), ("class03", "class04")]
+    moved = []
+    model = tiny_model(tiny_vit)
+    for names in teach:
+        before = model.snapshot().state.evidence.prototypes.clone() if model.version else None
+        model.learn([f for name in names for f in files[name]], [name for name in names for _ in files[name]])
+        if before is not None:
+            moved.append(not torch.equal(model.snapshot().state.evidence.prototypes[: len(before)], before))
+    assert moved == [False, True]

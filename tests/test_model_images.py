@@ -1,0 +1,145 @@
+"""Images however a user holds them: the same photo gives the same answer from a file, Pillow, an array or a loader."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from model_tools import class_folders
+from PIL import Image
+
+from onea.errors import OneaError
+from onea.model.images import find_images, read_labelled, read_unlabelled
+
+SIDE = 32
+
+
+@pytest.fixture(scope="module")
+def files(tiny_images):
+    return class_folders(tiny_images / "train")["class00"]
+
+
+@pytest.fixture(scope="module")
+def pixels(files):
+    """The photos as ``[N, H, W, 3]``; they have the size that is asked for, so every pixel must survive."""
+    return np.stack([np.array(Image.open(file)) for file in files])
+
+
+SOURCES = {
+    "paths": lambda files, pixels: files,
+    "text": lambda files, pixels: [str(file) for file in files],
+    "folder": lambda files, pixels: files[0].parent,
+    "bytes": lambda files, pixels: [file.read_bytes() for file in files],
+    "pillow": lambda files, pixels: [Image.open(file) for file in files],
+    "NHWC": lambda files, pixels: pixels,
+    "NCHW": lambda files, pixels: pixels.transpose(0, 3, 1, 2),
+    "list of HWC": lambda files, pixels: list(pixels),
+    "floats in 0..1": lambda files, pixels: pixels.astype(np.float32) / 255,
+    "floats in 0..255": lambda files, pixels: pixels.astype(np.float64),
+    "tensor": lambda files, pixels: torch.from_numpy(pixels).permute(0, 3, 1, 2),
+    "float tensor": lambda files, pixels: torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255,
+    "half tensor": lambda files, pixels: torch.from_numpy(pixels).permute(0, 3, 1, 2).bfloat16(),
+    "tensors": lambda files, pixels: list(torch.from_numpy(pixels).permute(0, 3, 1, 2)),
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_every_way_to_hold_images_gives_the_same_pixels(source, files, pixels):
+    batch = read_unlabelled(SOURCES[source](files, pixels), SIDE)
+    assert np.array_equal(batch.pixels, pixels.transpose(0, 3, 1, 2))
+
+
+def test_one_image_is_a_batch_of_one(files, pixels):
+    for one in (files[0], str(files[0]), files[0].read_bytes(), Image.open(files[0]), pixels[0], pixels[0].mean(2)):
+        assert len(read_unlabelled(one, SIDE)) == 1
+
+
+def test_loaders_and_datasets_bring_their_labels(pixels):
+    images = torch.from_numpy(pixels).permute(0, 3, 1, 2)
+    numbers = torch.tensor([0, 1, 0, 1, 1, 0])
+    dataset = torch.utils.data.TensorDataset(images, numbers)
+    loader = torch.utils.data.DataLoader(dataset, batch_size=4)
+    for source in (loader, dataset, list(loader), iter(loader)):
+        batch = read_labelled(source, None, SIDE)
+        assert batch.labels == ("0", "1", "0", "1", "1", "0")
+        assert np.array_equal(batch.pixels, images.numpy())
+    dataset.classes = ["cat", "dog"]  # as torchvision's folders have them
+    assert read_labelled(loader, None, SIDE).labels == ("cat", "dog", "cat", "dog", "dog", "cat")
+    assert len(read_unlabelled(loader, SIDE)) == 6
+
+
+class Table:
+    """What a Hugging Face dataset looks like from outside."""
+
+    def __init__(self, **columns):
+        self.columns = columns
+
+    column_names = property(lambda self: list(self.columns))
+
+    @property
+    def features(self):
+        names = type("ClassLabel", (), {"names": ["cat", "dog"]})
+        kinds = {"photo": type("Image", (), {})(), "kind": names(), "id": type("Value", (), {})()}
+        return {name: kinds[name] for name in self.columns}
+
+    def __iter__(self):
+        return (dict(zip(self.columns, row, strict=True)) for row in zip(*self.columns.values(), strict=True))
+
+
+def test_hugging_face_datasets_name_their_classes(files):
+    photos = [Image.open(file) for file in files]
+    table = Table(id=range(6), photo=photos, kind=[0, 1, 0, 1, 1, 0])
+    assert read_labelled(table, None, SIDE).labels == ("cat", "dog", "cat", "dog", "dog", "cat")
+    assert len(read_unlabelled(table, SIDE)) == 6
+    with pytest.raises(OneaError, match="no label column"):
+        read_labelled(Table(photo=photos), None, SIDE)
+    with pytest.raises(OneaError, match="no image column"):
+        read_unlabelled(Table(id=range(6)), SIDE)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (np.zeros((2, 5, 5, 7), np.uint8), "not \\[H, W, 3\\]"),
+        (np.zeros((2, 2, 3, 5, 5), np.uint8), "holds no images"),
+        (np.full((5, 5, 3), -1.0), "before they are normalised"),
+        (np.full((5, 5, 3), np.nan), "finite"),
+        ([object()], "not something to read images from"),
+        (3, "not something to read images from"),
+        ("nowhere.png", "no such file"),
+        ([b""], "empty"),
+    ],
+)
+def test_what_is_no_image_gets_one_sentence(source, words):
+    with pytest.raises(OneaError, match=words):
+        read_unlabelled(source, SIDE)
+
+
+def test_labels_must_fit(files):
+    with pytest.raises(OneaError, match="one label for each"):
+        read_labelled(files, "cat", SIDE)
+    with pytest.raises(OneaError, match="Labels are missing"):
+        read_labelled(files, None, SIDE)
+    assert read_labelled(files, np.arange(6), SIDE).labels == ("0", "1", "2", "3", "4", "5")
+
+
+def test_bad_images_can_be_left_out(tmp_path, files):
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(files[0].read_bytes()[:60])
+    with pytest.raises(OneaError, match=r"1 of 7 images cannot be read .*cut short"):
+        read_labelled([*files, broken], ["a"] * 7, SIDE)
+    batch = read_labelled([*files[:2], broken, *files[2:]], list("aabaaaa"), SIDE, "skip")
+    assert batch.labels == ("a",) * 6
+    assert "broken.png" in batch.skipped[0]
+
+
+def test_images_are_found_in_natural_order(tmp_path, files):
+    for name in ("b/10.png", "b/9.png", "a.png", ".hidden/x.png", "notes.txt", "b/.x.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(files[0].read_bytes())
+    assert [str(file.relative_to(tmp_path)) for file in find_images(tmp_path)] == ["a.png", "b/9.png", "b/10.png"]
+    (tmp_path / "b/circle").symlink_to(tmp_path)
+    assert len(find_images(tmp_path)) == 3
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(OneaError, match="no images below"):
+        find_images(tmp_path / "empty")
