@@ -32,6 +32,8 @@ from onea.runtime import Progress
 from onea.tasks import Task
 from onea.vit.adapter import Adapters
 
+# Fewer epochs than the preset's for small backbones: a person waits for them, on whatever machine there is.
+_SHORTER = {"epochs": 6, "min_epochs": 3, "max_epochs": 12}
 _GATE_SUMMARY = ("base", "align_share", "gate_min", "gate_max")
 _ENOUGH = 20  # known images that say where 5 % lie; with fewer held out, training images have a say too
 _MOST_MARGINS = 64  # that are kept of one class
@@ -44,8 +46,9 @@ def now() -> str:
 
 def choose_options(engine: Engine, preset: str, given: Mapping[str, Any]) -> OneAOptions:
     """One-A's options: those of the preset for this backbone, then what was given."""
-    chosen = preset_options("one-a", choose_preset(preset, engine.vit.width), "")
-    return build(OneAOptions, chosen | dict(given))
+    named = choose_preset(preset, engine.vit.width)
+    chosen = preset_options("one-a", named, "")
+    return build(OneAOptions, chosen | (_SHORTER if named == "small" else {}) | dict(given))
 
 
 def blank(engine: Engine, options: OneAOptions, readout: Readout = "whitened") -> State:
