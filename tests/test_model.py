@@ -97,6 +97,12 @@ def test_probabilities_and_top_answers_agree(taught, tiny_images):
     assert len(taught.predict_topk(tiny_images / "test", 99)[0]) == 6
 
 
+def test_no_image_gets_no_answer(taught):
+    assert taught.predict([]).tolist() == []
+    assert taught.predict_proba([]).shape == (0, 6)
+    assert taught.predict_topk([], 3) == []
+
+
 def test_the_same_seed_teaches_the_same_model(tiny_vit, tiny_images, taught):
     again = tiny_model(tiny_vit).learn(tiny_images / "train")
     assert np.array_equal(again.predict_proba(tiny_images / "test"), taught.predict_proba(tiny_images / "test"))

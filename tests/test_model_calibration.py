@@ -55,7 +55,7 @@ def test_known_images_fall_below_the_threshold_as_often_as_stated(rate, seed):
     known = torch.from_numpy(rng.normal(size=2000))
     fresh = torch.from_numpy(rng.normal(size=20_000))
     below = float((fresh < calibration.threshold(known, rate)).double().mean())
-    assert below == pytest.approx(rate, abs=0.02)
+    assert below == pytest.approx(rate, abs=0.05)
 
 
 @pytest.fixture(scope="module")

@@ -39,9 +39,8 @@ def fit_temperature(scores: Tensor, labels: Tensor) -> float:
     >>> round(fit_temperature(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64)), 3)
     0.05
     """
-    logits = scores.double()[None] / _TEMPERATURES[:, None, None]
-    target = labels.expand(len(_TEMPERATURES), -1)
-    losses = F.cross_entropy(logits.transpose(1, 2), target, reduction="none").sum(1)
+    exact = scores.double()
+    losses = torch.stack([F.cross_entropy(exact / value, labels, reduction="sum") for value in _TEMPERATURES])
     losses = losses + _PRIOR_STRENGTH * (_TEMPERATURES / PRIOR_TEMPERATURE).log() ** 2
     return float(_TEMPERATURES[losses.argmin()])
 

@@ -33,14 +33,32 @@ class Engine:
         backbone: what a model folder notes about the network.
     """
 
-    def __init__(self, backbone: str, device: str, precision: str, threads: int, mirror: bool):
+    def __init__(
+        self,
+        backbone: str,
+        device: str,
+        precision: str,
+        threads: int,
+        mirror: bool,
+        preprocess: Mapping[str, Any] | None = None,
+    ):
         self._training = make_runtime(device, precision, threads)
         self.runtime = dataclasses.replace(self._training, precision="fp32")
         self.vit = load_backbone(backbone).to(self.runtime.device)
-        self.preprocess = Preprocess(self.vit.size, self.vit.mean, self.vit.std, mirror=mirror)
-        self.side = round(self.vit.size * _CROP_MARGIN)
+        if preprocess is None:
+            self.preprocess = Preprocess(self.vit.size, self.vit.mean, self.vit.std, mirror=mirror)
+            self.side = round(self.vit.size * _CROP_MARGIN)
+        else:  # as the model was taught, whatever the defaults are by now
+            values = {name: value for name, value in preprocess.items() if name != "side"}
+            values |= {name: tuple(values[name]) for name in ("mean", "std")}
+            self.preprocess, self.side = Preprocess(**values), int(preprocess["side"])
         source = str(Path(backbone).expanduser().resolve()) if backbone.endswith(".safetensors") else backbone
         self.backbone: dict[str, Any] = {"source": source, "name": self.vit.name, "sha256": self.vit.digest}
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """How images become the network's input, as a model folder notes it."""
+        return {**dataclasses.asdict(self.preprocess), "side": self.side}
 
     def check_is(self, backbone: Mapping[str, Any]) -> None:
         """Refuse another network than the one a model was taught with."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -90,6 +91,7 @@ class OneA:
         self.follow_drift, self.mirror, self.options = follow_drift, mirror, options
         self.device, self.precision, self.threads, self.seed = device, precision, threads, seed
         self._engine: Engine | None = None
+        self._preprocess: Mapping[str, Any] | None = None  # of a loaded model
         self._snapshot: Snapshot | None = None
         self._past: tuple[State, ...] = ()
         self._counter = 0
@@ -206,6 +208,7 @@ class OneA:
         Raises:
             OneaError: one sentence about what is wrong; the model is as it was.
         """
+        started = time.perf_counter()
         with self._changing:
             _check(self.get_params())
             engine = self._ready()
@@ -224,6 +227,7 @@ class OneA:
                     follow_drift=self.follow_drift,
                     seed=self.seed,
                     progress=progress,
+                    started=started,
                 )
             )
         return self
@@ -269,7 +273,7 @@ class OneA:
     def score(self, X: Any, y: Any = None) -> float:
         """Share of images whose class is predicted; one that is answered ``unknown`` counts as wrong."""
         current = self.snapshot()
-        batch = read_labelled(X, y, self._ready().side)
+        batch = read_labelled(X, y, current.side)
         return float(np.mean(current.predict(batch) == np.array(batch.labels)))
 
     # disk
@@ -304,7 +308,8 @@ class OneA:
     def _ready(self) -> Engine:
         with self._changing:
             if self._engine is None:
-                self._engine = Engine(self.backbone, self.device, self.precision, self.threads, self.mirror)
+                machine = self.device, self.precision, self.threads
+                self._engine = Engine(self.backbone, *machine, self.mirror, self._preprocess)
             return self._engine
 
     def _commit(self, state: State) -> None:
@@ -321,6 +326,7 @@ class OneA:
 
     def _restore(self, states: Sequence[State], counter: int) -> None:
         """Become what was saved: states from the oldest to the present one."""
+        self._preprocess = states[-1].preprocess
         self._ready().check_is(states[-1].backbone)
         self._swap(states[-1])
         self._past, self._counter = tuple(states[:-1]), counter

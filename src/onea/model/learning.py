@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -59,7 +60,7 @@ def blank(engine: Engine, options: OneAOptions, readout: Readout = "whitened") -
     return State(
         version=0,
         backbone=engine.backbone,
-        preprocess=dataclasses.asdict(engine.preprocess),
+        preprocess=engine.description,
         options=dataclasses.asdict(options),
         classes=(),
         adapter=_on_cpu(blank_adapters(engine.vit, options, seed=0, task=0).state_dict()),
@@ -92,8 +93,9 @@ def check_arrival(batch: Batch, state: State) -> list[str]:
     assert batch.labels is not None
     names = sorted(set(batch.labels), key=natural_key)
     check_names(names, state.classes)
+    counts = Counter(batch.labels)
     for name in names:
-        if name not in state.classes and batch.labels.count(name) < 2:
+        if counts[name] < 2 and name not in state.classes:
             raise OneaError(f"Class '{name}' has one image; give at least two, better ten or more.")
     return names
 
@@ -109,16 +111,20 @@ def learn(
     follow_drift: bool = True,
     seed: int = 0,
     progress: Progress | None = None,
+    started: float | None = None,
 ) -> State:
     """The state after one more arrival of classes, new or known; the old state stays as it is.
+
+    ``started`` is when the clock of the update began, where that was before the call.
 
     Raises:
         OneaError: a class has one image or a name that cannot be used, or training failed.
     """
-    started = time.perf_counter()
     names = check_arrival(batch, state)
     assert batch.labels is not None
-    labels = torch.tensor([names.index(label) for label in batch.labels])
+    started = time.perf_counter() if started is None else started
+    position = {label: index for index, label in enumerate(names)}
+    labels = torch.tensor([position[label] for label in batch.labels])
     held = calibration.held_out_rows(labels, names, held_out, seed, version)
     trained = torch.ones(len(labels), dtype=torch.bool).index_fill(0, held, False)
 
