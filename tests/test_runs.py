@@ -26,7 +26,7 @@ GOLDEN = Path(__file__).parent / "golden" / "tiny-run.json"
 
 KILL_POINTS = {
     "mid-epoch": ("torch.optim.SGD", "step", 7),
-    "mid-merge": ("torch.linalg", "svd", 2),
+    "mid-merge": ("torch.linalg", "eigh", 2),
     "mid-checkpoint: the new state is written, the record is not": ("pathlib.Path", "replace", 4),
     "mid-checkpoint: half of the state is written": ("os", "fsync", 3),
     "mid-evaluation": ("onea.vit.heads", "cosine_scores", 3),
