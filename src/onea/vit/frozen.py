@@ -131,8 +131,15 @@ def _attention(
     if prefix is not None:
         keys, values = (part.to(k.dtype).expand(len(h), -1, -1, -1) for part in prefix)
         k, v = torch.cat([keys, k], dim=2), torch.cat([values, v], dim=2)
-    mixed = F.scaled_dot_product_attention(q, k, v)
+    mixed = _mix(q, k, v)
     return attn.proj(attn.norm(mixed.transpose(1, 2).flatten(2)))  # type: ignore[no-any-return]
+
+
+def _mix(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Values weighed by attention: PyTorch's fused kernel, but for bf16 on a CPU, where it trains 2-7 times slower."""
+    if q.device.type == "cpu" and q.dtype == torch.bfloat16:
+        return torch.softmax((q * q.shape[-1] ** -0.5) @ k.mT, dim=-1) @ v
+    return F.scaled_dot_product_attention(q, k, v)
 
 
 def _project(attn: Any, h: Tensor, update: Tensor | None, queries: int) -> tuple[Tensor, ...]:
