@@ -26,17 +26,6 @@ def can_compile(device: torch.device) -> bool:
     return any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "clang++"))
 
 
-def indifferent(plug: Plug) -> bool:
-    """Whether a plug knows nothing of the batch, so that the batch may be filled up with empty images."""
-    return plug is NOTHING or isinstance(plug, Adapters)
-
-
-def filled(images: Tensor, size: int) -> Tensor:
-    """A batch filled up with empty images to a size."""
-    missing = size - len(images)
-    return F.pad(images, (0, 0) * (images.dim() - 1) + (0, missing)) if missing else images
-
-
 class CompiledViT:
     """The network without a plug, or with adapters, for batches of a few known sizes.
 
@@ -62,12 +51,14 @@ class CompiledViT:
 
     def takes(self, images: Tensor, plug: Plug) -> bool:
         """Whether this pass is one of those it is compiled for."""
-        return indifferent(plug) and len(images) <= self.sizes[-1]
+        return (plug is NOTHING or isinstance(plug, Adapters)) and len(images) <= self.sizes[-1]
 
     def __call__(self, images: Tensor, plug: Plug) -> Tensor:
         """Features ``[B, width]``."""
         count = len(images)
-        images = filled(images, next(size for size in self.sizes if size >= count))
+        missing = next(size for size in self.sizes if size >= count) - count
+        if missing:
+            images = F.pad(images, (0, 0) * (images.dim() - 1) + (0, missing))
         if isinstance(plug, Adapters):
             weights, dropout = [adapter.weights() for adapter in plug.each()], plug.dropout if plug.training else 0.0
             features = self._run(images, weights, plug.scale, dropout)

@@ -11,10 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from onea.errors import OneaError
-from onea.vit.compiled import CompiledViT, filled, indifferent
+from onea.vit.compiled import CompiledViT
 from onea.vit.plug import NOTHING, Plug
-
-_GRID = 16  # larger batches on a CPU are filled up to a multiple of this
 
 
 class FrozenViT(nn.Module):
@@ -80,9 +78,6 @@ class FrozenViT(nn.Module):
             return called
         if self._compiled and self._compiled.takes(images, plug):
             return self._compiled(images, plug)
-        if images.device.type == "cpu" and len(images) > _GRID and indifferent(plug):
-            # A CPU keeps some 10 MB for every batch size it meets, and every task's last batch is another one.
-            return self.eagerly(filled(images, -(-len(images) // _GRID) * _GRID), plug)[: len(images)]
         return self.eagerly(images, plug)
 
     def eagerly(self, images: Tensor, plug: Plug) -> Tensor:
