@@ -52,7 +52,13 @@ class BadImage(OneaError):  # noqa: N818 - it names the file, and is raised for 
         return f"Cannot read image {self.path}: {self.reason}."
 
 
-def read_image(source: str | PathLike[str] | bytes, *, at_least: int | None = None, name: str = "image") -> Image.Image:
+def read_image(
+    source: str | PathLike[str] | bytes,
+    *,
+    at_least: int | None = None,
+    name: str = "image",
+    max_pixels: int | None = None,
+) -> Image.Image:
     """Read one image as it is meant to be seen: RGB, turned upright, transparency on white, first frame.
 
     Args:
@@ -60,11 +66,15 @@ def read_image(source: str | PathLike[str] | bytes, *, at_least: int | None = No
         at_least: the short side that is needed later. A large JPEG is then decoded at a half, a quarter or an
             eighth of its size (never below twice this), which is many times faster and looks the same afterwards.
         name: what messages call an image that is given as bytes.
+        max_pixels: an image that claims more is refused before any of them is decoded; ``MAX_PIXELS``, if None.
 
     Raises:
-        BadImage: the file is missing, not an image, broken, or claims more than ``MAX_PIXELS`` pixels.
+        BadImage: the file is missing, not an image, broken, or claims more than ``max_pixels`` pixels.
     """
-    opened = _opened_bytes(source, name) if isinstance(source, bytes) else _opened(Path(source))
+    if isinstance(source, bytes):
+        opened: AbstractContextManager[Image.Image] = _decoded(BytesIO(source), Path(name), max_pixels)
+    else:
+        opened = _opened(Path(source), max_pixels)
     with opened as image:
         if at_least is not None:
             image.draft(None, (2 * at_least, 2 * at_least))
@@ -131,7 +141,7 @@ def _middle(image: Image.Image, height: int, width: int) -> Image.Image:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Image.Image]:
+def _opened(path: Path, max_pixels: int | None = None) -> Iterator[Image.Image]:
     """Open an image lazily; whatever goes wrong with the file, here or in the body, becomes a ``BadImage``."""
     try:
         stream = path.open("rb")
@@ -145,27 +155,24 @@ def _opened(path: Path) -> Iterator[Image.Image]:
         if error.errno in (errno.EMFILE, errno.ENFILE):  # too many open files says nothing about this one
             raise
         raise BadImage(path, f"it cannot be opened ({error.strerror})") from error
-    with stream, _decoded(stream, path) as image:
+    with stream, _decoded(stream, path, max_pixels) as image:
         yield image
 
 
-def _opened_bytes(content: bytes, name: str) -> AbstractContextManager[Image.Image]:
-    return _decoded(BytesIO(content), Path(name))
-
-
 @contextmanager
-def _decoded(stream: BinaryIO, path: Path) -> Iterator[Image.Image]:
+def _decoded(stream: BinaryIO, path: Path, limit: int | None) -> Iterator[Image.Image]:
+    max_pixels = MAX_PIXELS if limit is None else min(limit, MAX_PIXELS)
     try:
         _lift_pillow_limit()
         with Image.open(stream, formats=_formats()) as image:
-            if image.width * image.height > MAX_PIXELS:
-                raise BadImage(path, _too_many_pixels())
+            if image.width * image.height > max_pixels:
+                raise BadImage(path, _too_many_pixels(max_pixels))
             yield image
     except BadImage:
         raise
     except Exception as error:
         # Decoders meet broken bytes with almost any exception (OSError, SyntaxError, struct.error, IndexError...).
-        raise BadImage(path, _reason(stream, error)) from error
+        raise BadImage(path, _reason(stream, error, max_pixels)) from error
 
 
 def _lift_pillow_limit() -> None:
@@ -212,9 +219,9 @@ def _to_8_bits(image: Image.Image) -> Pixels:
     return np.clip(np.rint(values), 0, 255).astype(np.uint8)
 
 
-def _reason(stream: BinaryIO, error: Exception) -> str:
+def _reason(stream: BinaryIO, error: Exception, max_pixels: int) -> str:
     if isinstance(error, (Image.DecompressionBombError, Image.DecompressionBombWarning)):
-        return _too_many_pixels()
+        return _too_many_pixels(max_pixels)
     if isinstance(error, UnidentifiedImageError):
         return "the file is empty" if stream.seek(0, SEEK_END) == 0 else "it is not an image in a format we know"
     if isinstance(error, MemoryError):
@@ -224,8 +231,8 @@ def _reason(stream: BinaryIO, error: Exception) -> str:
     return f"the image data is broken ({_one_line(error)})"
 
 
-def _too_many_pixels() -> str:
-    return f"it has more than {MAX_PIXELS // 1_000_000} megapixels"
+def _too_many_pixels(max_pixels: int) -> str:
+    return f"it has more than {max_pixels // 1_000_000} megapixels"
 
 
 def _one_line(error: Exception) -> str:
