@@ -19,6 +19,7 @@ from onea.cli.paper import paper
 from onea.cli.predict import predict
 from onea.cli.report import report
 from onea.cli.run import run
+from onea.cli.serve import serve
 from onea.cli.stream import stream
 from onea.cli.teach import teach
 from onea.cli.upkeep import forget, history, rename, undo
@@ -49,7 +50,7 @@ def _interruptible(command: Callable[..., None], kept: str = _KEPT) -> Callable[
     return guarded
 
 
-for model_command in (teach, predict, evaluate, history, undo, forget, rename, export):
+for model_command in (teach, predict, evaluate, history, undo, forget, rename, export, serve):
     app.command(rich_help_panel="A model of your own")(_interruptible(model_command, "the model is as it was"))
 app.command()(_interruptible(demo))
 app.command(context_settings=_LOOSE)(_interruptible(run))

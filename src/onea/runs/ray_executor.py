@@ -36,7 +36,7 @@ class RayExecutor(Executor):
     def __init__(
         self, address: str | None = None, gpus: float | None = None, cpus: float = 1, retries: int = 2
     ) -> None:
-        self._ray = _import_ray()
+        self._ray = import_ray()
         self._address, self._gpus, self._cpus, self._retries = address, gpus, cpus, retries
 
     def run(self, jobs: Sequence[Job], tell: Tell = tell_nobody) -> Generator[Result, None, None]:
@@ -44,7 +44,7 @@ class RayExecutor(Executor):
         if not jobs:
             return
         ray = self._ray
-        with self._connection():
+        with connected(self._address):
             board = self._board()
             task = ray.remote(**self._resources())(_task)
             here = _Place.here()
@@ -59,28 +59,6 @@ class RayExecutor(Executor):
             finally:
                 for reference in pending:
                     ray.cancel(reference, force=True)
-
-    @contextlib.contextmanager
-    def _connection(self) -> Iterator[None]:
-        """Join or start a cluster, and leave it; one that the caller has joined already is used and kept."""
-        ray = self._ray
-        if ray.is_initialized():
-            yield
-            return
-        quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
-        if self._address is None:
-            quiet["include_dashboard"] = False
-        try:
-            ray.init(address=self._address or "local", **quiet)
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            reason = " ".join(str(error).split())
-            raise OneaError(
-                f"No Ray cluster answers at '{self._address}' ({reason}); start one with 'ray start --head'."
-            ) from error
-        try:
-            yield
-        finally:
-            ray.shutdown()  # also ends the tasks that are left
 
     def _resources(self) -> dict[str, Any]:
         there = self._ray.cluster_resources().get("GPU", 0)
@@ -159,7 +137,31 @@ def _task(job: Job, number: int, board: Any, place: _Place) -> Result:
     return attempt(job, lambda _, done, tasks: board.put.remote(number, done, tasks))
 
 
-def _import_ray() -> Any:
+@contextlib.contextmanager
+def connected(address: str | None) -> Iterator[None]:
+    """Join or start a cluster, and leave it; one that the caller has joined already is used and kept."""
+    ray = import_ray()
+    if ray.is_initialized():
+        yield
+        return
+    quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
+    if address is None:
+        quiet["include_dashboard"] = False
+    try:
+        ray.init(address=address or "local", **quiet)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise OneaError(
+            f"No Ray cluster answers at '{address}' ({reason}); start one with 'ray start --head'."
+        ) from error
+    try:
+        yield
+    finally:
+        ray.shutdown()  # also ends the tasks that are left
+
+
+def import_ray() -> Any:
+    """Ray, or one sentence about how to get it."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is to be sent anywhere
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # what Ray will do by itself, without its warning
     try:

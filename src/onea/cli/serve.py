@@ -1,0 +1,69 @@
+"""``onea serve``: a model behind HTTP, with a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def serve(
+    model: Annotated[Path, typer.Argument(help="Model folder.")],
+    host: Annotated[str, typer.Option(help="Address to listen on; by default only this machine can reach it.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(help="File with the token that allows teaching and undo; by default ONEA_TOKEN, else nobody may."),
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Images of different requests in one pass; 1: no batching.")] = 32,
+    wait: Annotated[float, typer.Option(help="Milliseconds that a request waits for others to share its pass.")] = 2.0,
+    max_upload: Annotated[int, typer.Option(help="Megabytes of a request to learn; an eighth of it to predict.")] = 512,
+    max_megapixels: Annotated[int, typer.Option(help="Of one image.")] = 50,
+    grace: Annotated[float, typer.Option(help="Seconds that a running lesson has to finish on Ctrl-C.")] = 10.0,
+    on: Annotated[str, typer.Option(help="Where to run: here, or ray (prediction only).")] = "here",
+    replicas: Annotated[int, typer.Option(help="With --on ray: how many processes answer.")] = 1,
+    address: Annotated[
+        str | None, typer.Option(help="With --on ray: host:port of a cluster, or auto; by default one is started here.")
+    ] = None,
+    backbone: Annotated[str | None, typer.Option(help="Where the model's backbone file is now.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
+    threads: Annotated[int, typer.Option(help="CPU threads; 0 is all.")] = 0,
+) -> None:
+    """Serve a model over HTTP: predictions, teaching for whoever has the token, and a page.
+
+    The page is at /, what the service can do at /docs.
+    """
+    from onea.errors import OneaError
+
+    try:
+        from onea.serve.access import read_token
+        from onea.serve.service import Service
+        from onea.serve.settings import Limits, Settings, check_settings
+    except ModuleNotFoundError as error:
+        raise OneaError(f"Serving needs {error.name}; install it with: pip install 'onea[serve]'") from error
+    if on not in ("here", "ray"):
+        raise OneaError(f"--on is '{on}'; choose here or ray.")
+    limits = Limits(
+        predict_bytes=max_upload * 125_000, learn_bytes=max_upload * 1_000_000, pixels=max_megapixels * 1_000_000
+    )
+    settings = check_settings(Settings(read_token(token_file), limits, batch, wait / 1000, grace))
+    machine = {"backbone": backbone, "device": device, "threads": threads}
+    if on == "ray":
+        from onea.serve.on_ray import run_on_ray
+
+        run_on_ray(model, settings, machine, replicas, host, port, address)
+        return
+    from onea.serve.server import bind, run
+
+    opened = bind(host, port)
+    service = Service(model, settings, machine)
+    state = service.present.state
+    teaching = "teaching needs the token" if settings.token else "teaching is off (set ONEA_TOKEN to allow it)"
+    where, port = opened.getsockname()[:2]
+    shown = f"[{where}]" if ":" in where else where
+    print(f"{model} (version {state.version}, {len(state.classes):,} classes) at http://{shown}:{port}", flush=True)
+    print(f"{teaching}; stop with Ctrl-C", flush=True)
+    run(service, opened)

@@ -1,0 +1,1 @@
+"""A model behind HTTP: predict, teach, undo, and a page for people. Needs the extra ``onea[serve]``."""

@@ -1,0 +1,108 @@
+"""The app: routes, page and guard around one service."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import FileResponse
+from starlette.staticfiles import StaticFiles
+
+from onea.serve import metrics, problems
+from onea.serve.batching import Batcher
+from onea.serve.guard import Guard
+from onea.serve.routes import Parts, router
+from onea.serve.schemas import ProblemDocument
+from onea.serve.service import Service
+from onea.version import __version__
+
+STATIC = Path(__file__).parent / "static"
+_DESCRIPTION = (
+    "A model that learns classes as they arrive. Every answer names the version of the model that gave it. "
+    "Whatever is wrong with a request is said in one sentence in a problem document (RFC 9457)."
+)
+
+
+def create_app(service: Service) -> FastAPI:
+    """The service as an ASGI app."""
+    counters = metrics.Metrics()
+    guards: list[Guard] = []
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        settings = service.settings
+        batcher = Batcher(lambda: service.present.snapshot, settings.batch, settings.wait, _batch_counter(counters))
+        with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="onea-decode") as decoders:
+            app.state.parts = Parts(service, batcher, decoders, counters)
+            tasks = [asyncio.create_task(batcher.run())]
+            if settings.follow:
+                tasks.append(asyncio.create_task(_follow(service, settings.follow)))
+            yield
+            service.close()
+            await run_in_threadpool(service.settle, settings.grace)
+            for task in tasks:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+
+    def guarded(inner: Any) -> Guard:
+        guards.append(Guard(inner, service.settings.limits, lambda: service.closing, counters))
+        return guards[-1]
+
+    app = FastAPI(
+        title="onea", version=__version__, description=_DESCRIPTION, lifespan=lifespan, docs_url=None, redoc_url=None
+    )
+    app.state.active = lambda: sum(guard.active for guard in guards)
+    app.add_middleware(guarded)
+    problems.install(app)
+    app.include_router(router)
+    app.mount("/static", StaticFiles(directory=STATIC), name="static")
+    for address, page in (("/", "index.html"), ("/docs", "docs.html")):
+        _add_page(app, address, page)
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    return app
+
+
+def _add_page(app: FastAPI, address: str, page: str) -> None:
+    async def show() -> FileResponse:
+        return FileResponse(STATIC / page, headers={"Cache-Control": "no-cache"})
+
+    app.add_api_route(address, show, include_in_schema=False, response_class=FileResponse)
+
+
+def _batch_counter(counters: metrics.Metrics) -> Any:
+    def count(images: int) -> None:
+        counters.observe("onea_batch_images", "Images in one pass through the network.", images, metrics.IMAGES)
+
+    return count
+
+
+async def _follow(service: Service, seconds: float) -> None:
+    """Take over what other processes do to the model folder."""
+    while True:
+        await asyncio.sleep(seconds)
+        await run_in_threadpool(service.refresh)
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    """FastAPI's document, with the schema that all problem documents share."""
+    if not app.openapi_schema:
+        document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+        schemas = document["components"]["schemas"]
+        schemas["ProblemDocument"] = ProblemDocument.model_json_schema()
+        for name in ("HTTPValidationError", "ValidationError"):  # ours are problem documents
+            schemas.pop(name, None)
+        for operations in document["paths"].values():
+            for operation in operations.values():
+                if "application/json" in operation["responses"].get("422", {}).get("content", {}):
+                    del operation["responses"]["422"]
+        app.openapi_schema = document
+    return app.openapi_schema

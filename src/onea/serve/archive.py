@@ -1,0 +1,133 @@
+"""Zips of class folders. Nothing is unpacked to disk: each image is read on its own, within limits checked before."""
+
+from __future__ import annotations
+
+import stat
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import PurePosixPath
+from typing import BinaryIO
+
+from onea.serve.problems import Problem
+from onea.serve.settings import MEGABYTE, Limits
+
+_LAYOUT = "make it of one folder of images for each class"
+_END, _LONGEST_COMMENT = struct.Struct("<4s4H2LH"), 65_535
+_LOCATOR_64 = b"PK\x06\x07"
+_DIRECTORY_BYTES = 1_000  # of one entry of the directory: its fields and a long name
+_SMALL = MEGABYTE  # text and flat pictures may be packed as tightly as they like up to this size
+_ENCRYPTED = 0x1
+_NOT_CLASSES = ("__MACOSX",)
+
+
+class Archive:
+    """The images in a zip: ``<class>/<image>``, or the same below one folder that holds everything.
+
+    Attributes:
+        entries: class, name and reader of each image.
+
+    Raises:
+        Problem: it is not a zip, is larger than allowed, has names that lead elsewhere, or another layout.
+    """
+
+    def __init__(self, file: BinaryIO, limits: Limits) -> None:
+        _check_directory(file, limits)
+        try:
+            self._zip = zipfile.ZipFile(file)
+        except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError, OSError, struct.error) as error:
+            raise _not_a_zip() from error
+        _check_entries(self._zip.infolist(), limits)
+        files = [entry for entry in self._zip.infolist() if not entry.is_dir() and not _hidden(entry.filename)]
+        self.entries = [
+            (label, name, self._reader(entry)) for entry, (label, name) in zip(files, _placed(files), strict=True)
+        ]
+
+    def _reader(self, entry: zipfile.ZipInfo) -> Callable[[], bytes]:
+        def read() -> bytes:
+            try:
+                with self._zip.open(entry) as file:
+                    content = file.read(entry.file_size + 1)
+            except (zipfile.BadZipFile, NotImplementedError, RuntimeError, zlib.error, EOFError, OSError) as error:
+                raise _damaged(entry) from error
+            if len(content) != entry.file_size:
+                raise _damaged(entry)
+            return content
+
+        return read
+
+
+def _check_directory(file: BinaryIO, limits: Limits) -> None:
+    """Refuse a directory of millions of entries before it is read: it is read whole."""
+    size = file.seek(0, 2)
+    file.seek(max(0, size - _END.size - _LONGEST_COMMENT))
+    tail = file.read()
+    place = tail.rfind(b"PK\x05\x06")
+    if place < 0 or len(tail) - place < _END.size:
+        raise _not_a_zip()
+    _, _, _, _, entries, directory, _, _ = _END.unpack_from(tail, place)
+    if tail[max(0, place - 20) : place].startswith(_LOCATOR_64):
+        raise Problem(422, "The zip is of the kind for huge archives (zip64); send several smaller ones.")
+    if entries > 2 * limits.zip_entries or directory > 2 * limits.zip_entries * _DIRECTORY_BYTES:
+        raise _too_many(limits)
+    file.seek(0)
+
+
+def _check_entries(entries: list[zipfile.ZipInfo], limits: Limits) -> None:
+    if len(entries) > 2 * limits.zip_entries or sum(not entry.is_dir() for entry in entries) > limits.zip_entries:
+        raise _too_many(limits)
+    if sum(entry.file_size for entry in entries) > limits.zip_bytes:
+        raise Problem(413, f"The zip unpacks to more than {limits.zip_bytes // MEGABYTE:,} MB; send several smaller.")
+    for entry in entries:
+        _check_name(entry)
+        if stat.S_ISLNK(entry.external_attr >> 16):
+            raise Problem(422, f"{_shown(entry)} in the zip is a link; put the image itself in.")
+        if entry.flag_bits & _ENCRYPTED:
+            raise Problem(422, "The zip is encrypted; make it without a password.")
+        if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise Problem(422, f"{_shown(entry)} in the zip is packed in an unusual way; use plain zip (deflate).")
+        if entry.file_size > max(_SMALL, limits.zip_ratio * entry.compress_size):
+            raise Problem(413, f"{_shown(entry)} in the zip unpacks to more than {limits.zip_ratio} times its size.")
+
+
+def _check_name(entry: zipfile.ZipInfo) -> None:
+    """Nothing is written to disk, but an archive with such names was made to do harm."""
+    name = entry.orig_filename
+    parts = PurePosixPath(name).parts
+    if name.startswith("/") or "\\" in name or "\0" in name or ".." in parts or (parts and parts[0].endswith(":")):
+        raise Problem(422, f"The zip has an entry that leads out of it ({_shown(entry)}); {_LAYOUT}.")
+
+
+def _placed(files: list[zipfile.ZipInfo]) -> list[tuple[str, str]]:
+    """Class and name of each file."""
+    paths = [PurePosixPath(entry.filename).parts for entry in files]
+    if not paths:
+        raise Problem(422, f"There are no images in the zip; {_LAYOUT}.")
+    if all(len(parts) == 3 for parts in paths) and len({parts[0] for parts in paths}) == 1:
+        paths = [parts[1:] for parts in paths]
+    for entry, parts in zip(files, paths, strict=True):
+        if len(parts) != 2:
+            raise Problem(422, f"{_shown(entry)} is not an image in a class folder of the zip; {_LAYOUT}.")
+    return [(parts[0], "/".join(parts)) for parts in paths]
+
+
+def _hidden(name: str) -> bool:
+    return any((part.startswith(".") and part != "..") or part in _NOT_CLASSES for part in PurePosixPath(name).parts)
+
+
+def _shown(entry: zipfile.ZipInfo) -> str:
+    name = entry.filename if entry.filename.isprintable() else "an entry"
+    return f"'{name[:100]}'"
+
+
+def _damaged(entry: zipfile.ZipInfo) -> Problem:
+    return Problem(422, f"{_shown(entry)} in the zip is damaged; make the zip again.")
+
+
+def _not_a_zip() -> Problem:
+    return Problem(422, "This is not a zip, or it is damaged; make it again.")
+
+
+def _too_many(limits: Limits) -> Problem:
+    return Problem(413, f"The zip holds more than {limits.zip_entries:,} files; send several smaller ones.")

@@ -1,0 +1,219 @@
+"""The addresses of the service. Thin: they read the request, ask the service, and write the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+from fastapi import APIRouter, Depends, Query, Request, Response
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import StreamingResponse
+
+from onea.model.images import Batch
+from onea.serve import metrics
+from onea.serve.access import bearer, check_token
+from onea.serve.batching import Batcher
+from onea.serve.lessons import Lesson
+from onea.serve.problems import Problem
+from onea.serve.schemas import (
+    LEARN_BODY,
+    PREDICT_BODY,
+    Classes,
+    Health,
+    History,
+    ImageAnswer,
+    KnownClass,
+    LessonReport,
+    Prediction,
+    Undone,
+    refusals,
+)
+from onea.serve.service import Service
+from onea.serve.uploads import images_to_learn, images_to_predict, learnable, square
+
+_TICK = 0.2  # seconds between two looks at a lesson
+_HEARTBEAT = 15  # seconds after which proxies would take a silent stream for dead
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the routes work with."""
+
+    service: Service
+    batcher: Batcher
+    decoders: ThreadPoolExecutor
+    counters: metrics.Metrics
+
+
+def _parts(request: Request) -> Parts:
+    parts: Parts = request.app.state.parts
+    return parts
+
+
+def _teacher(request: Request) -> None:
+    check_token(request, _parts(request).service.settings)
+
+
+Serving = Annotated[Parts, Depends(_parts)]
+TEACHER = [Depends(bearer), Depends(_teacher)]
+router = APIRouter()
+
+
+@router.post(
+    "/predict",
+    tags=["ask"],
+    openapi_extra=PREDICT_BODY,
+    responses=refusals(400, 408, 413, 415, 422, 503, 507),
+    summary="What one or several images show",
+)
+async def predict(
+    request: Request,
+    serving: Serving,
+    top: Annotated[int, Query(ge=1, le=100, description="How many of the nearest classes to name.")] = 3,
+) -> Prediction:
+    """Answer what each image shows, or that it is unknown: far from everything that was taught."""
+    service, limits = serving.service, serving.service.settings.limits
+    async with images_to_predict(request, limits) as sent:
+        loop = asyncio.get_running_loop()
+        squares = await asyncio.gather(
+            *(loop.run_in_executor(serving.decoders, square, image, service.side, limits) for image in sent)
+        )
+        names = tuple(image.name for image in sent)
+    answers = await serving.batcher.ask(Batch(np.stack(squares), None, names), top)
+    serving.counters.count("onea_images_total", "Images answered.", len(answers))
+    serving.counters.count("onea_unknown_total", "Images answered 'unknown'.", sum(a.unknown for a in answers))
+    return Prediction(version=answers[0].version, answers=[ImageAnswer.of(answer) for answer in answers])
+
+
+@router.get("/classes", tags=["ask"], responses=refusals(503), summary="What the model knows")
+async def classes(serving: Serving) -> Classes:
+    """Every class that can be answered, in the order it was taught."""
+    state = serving.service.present.state
+    counts = state.evidence.counts.tolist()
+    known = [KnownClass(name=name, images=images) for name, images in zip(state.classes, counts, strict=True)]
+    return Classes(version=state.version, count=len(known), classes=known)
+
+
+@router.get("/history", tags=["ask"], responses=refusals(503), summary="How the model came to know it")
+async def history(serving: Serving) -> History:
+    """Every update, oldest first, and the versions that undo can go back to."""
+    present = serving.service.present
+    return History(
+        version=present.state.version, kept=list(present.manifest.versions), updates=list(present.state.updates)
+    )
+
+
+@router.post(
+    "/learn",
+    tags=["teach"],
+    status_code=202,
+    dependencies=TEACHER,
+    openapi_extra=LEARN_BODY,
+    responses=refusals(400, 401, 403, 408, 409, 413, 415, 422, 503, 507),
+    summary="Teach classes",
+)
+async def learn(request: Request, response: Response, serving: Serving) -> LessonReport:
+    """Learn new classes, or more images of known ones, in the background; the present version answers meanwhile.
+
+    Everything that can be checked is checked before the answer. Follow the lesson at `/learn/{id}/events`.
+    """
+    service, limits = serving.service, serving.service.settings.limits
+    service.refuse_while_busy()
+    async with images_to_learn(request, limits) as (sent, name):
+        if name is not None and (not name.strip() or not name.isprintable() or len(name) > 200):
+            raise Problem(422, "The name of the lesson must have 1 to 200 printable characters.")
+        batch = await run_in_threadpool(learnable, sent, service.side, limits)
+    lesson = await run_in_threadpool(service.teach, batch, name)
+    response.headers["Location"] = f"/learn/{lesson.id}"
+    serving.counters.count("onea_lessons_total", "Lessons begun.")
+    return LessonReport(**lesson.report())
+
+
+@router.get("/learn/{id}", tags=["teach"], responses=refusals(404, 422, 503), summary="How far a lesson is")
+async def lesson(id: str, serving: Serving) -> LessonReport:
+    """The state of a lesson now."""
+    return LessonReport(**serving.service.lesson(id).report())
+
+
+@router.get(
+    "/learn/{id}/events",
+    tags=["teach"],
+    response_class=StreamingResponse,
+    responses=refusals(404, 422, 503) | {200: {"description": "Reports.", "content": {"text/event-stream": {}}}},
+    summary="A lesson as it goes on",
+)
+async def events(id: str, serving: Serving) -> StreamingResponse:
+    """Server-sent events: `progress` with the report whenever it changes, and `end` with the last one."""
+    return StreamingResponse(_events(serving.service.lesson(id)), media_type="text/event-stream")
+
+
+@router.post(
+    "/undo",
+    tags=["teach"],
+    dependencies=TEACHER,
+    responses=refusals(401, 403, 409, 503, 507),
+    summary="Go back to before the last update",
+)
+async def undo(serving: Serving) -> Undone:
+    """Go back to before the last update."""
+    undone, now = await run_in_threadpool(serving.service.undo)
+    return Undone(undone=undone.version, version=now.version, classes=len(now.classes))
+
+
+@router.get("/healthz", tags=["operate"], responses=refusals(503), summary="Whether it serves")
+async def healthz(serving: Serving) -> Health:
+    """Answers 200 while the service takes requests, and 503 once it is being stopped."""
+    service = serving.service
+    settings = service.settings
+    return Health(
+        status="ok",
+        name=service.path.name.removesuffix(".onea"),
+        version=service.present.state.version,
+        classes=len(service.present.state.classes),
+        learning=service.learning,
+        teaching=settings.token is not None and not settings.prediction_only,
+        predict_images=settings.limits.predict_images,
+        learn_files=settings.limits.learn_files,
+    )
+
+
+@router.get(
+    "/metrics",
+    tags=["operate"],
+    response_class=Response,
+    responses=refusals(503) | {200: {"description": "Counters.", "content": {"text/plain": {}}}},
+    summary="Counters for Prometheus",
+)
+async def prometheus(serving: Serving) -> Response:
+    """Counters in the text format of Prometheus."""
+    state = serving.service.present.state
+    gauges = {
+        "onea_model_version": ("Version of the model that answers.", float(state.version)),
+        "onea_model_classes": ("Classes it knows.", float(len(state.classes))),
+        "onea_learning": ("1 while it is being taught.", float(serving.service.learning)),
+    }
+    return Response(serving.counters.text(gauges), headers={"Content-Type": metrics.CONTENT_TYPE})
+
+
+async def _events(lesson: Lesson) -> AsyncIterator[str]:
+    told: dict[str, Any] = {}
+    silent = 0.0
+    while True:
+        over = lesson.ended.is_set()  # before the report, so that the last one is told
+        report = lesson.report()
+        if over:
+            yield f"event: end\ndata: {json.dumps(report)}\n\n"
+            return
+        if report | {"seconds": 0} != told:
+            told, silent = report | {"seconds": 0}, 0.0
+            yield f"event: progress\ndata: {json.dumps(report)}\n\n"
+        elif silent >= _HEARTBEAT:
+            silent = 0.0
+            yield ": still here\n\n"
+        await asyncio.sleep(_TICK)
+        silent += _TICK

@@ -1,0 +1,175 @@
+"""What the service answers, as the OpenAPI document describes it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from onea.model.answers import Answer
+from onea.serve.problems import MEDIA_TYPE
+
+
+class Likely(BaseModel):
+    """A class that an image may show."""
+
+    name: str = Field(serialization_alias="class")
+    confidence: float = Field(description="Probability among the known classes, calibrated on held-out images.")
+
+
+class ImageAnswer(BaseModel):
+    """What the model says about one image."""
+
+    image: str = Field(description="The name of the file as it was sent, or its number.")
+    name: str = Field(
+        serialization_alias="class", description="The class, or 'unknown' for an image far from every class."
+    )
+    confidence: float | None = Field(description="Of the class; null where the answer is 'unknown'.")
+    unknown: bool
+    top: list[Likely] = Field(description="The nearest classes, best first; also for an unknown image.")
+    version: int = Field(description="Of the model that said so.")
+
+    @classmethod
+    def of(cls, answer: Answer) -> ImageAnswer:
+        """An answer as clients get it."""
+        return cls(
+            image=answer.image,
+            name=answer.label,
+            confidence=None if answer.unknown else answer.top[0][1],
+            unknown=answer.unknown,
+            top=[Likely(name=name, confidence=chance) for name, chance in answer.top],
+            version=answer.version,
+        )
+
+
+class Prediction(BaseModel):
+    """One answer for each image of a request, in its order, all by one version of the model."""
+
+    version: int
+    answers: list[ImageAnswer]
+
+
+class KnownClass(BaseModel):
+    """A class that was taught."""
+
+    name: str
+    images: int = Field(description="Images it was taught with.")
+
+
+class Classes(BaseModel):
+    """The classes that can be answered."""
+
+    version: int
+    count: int
+    classes: list[KnownClass]
+
+
+class History(BaseModel):
+    """Every update of the model, oldest first."""
+
+    version: int
+    kept: list[int] = Field(description="Versions on disk, oldest first; the last one is the present.")
+    updates: list[dict[str, Any]]
+
+
+class Health(BaseModel):
+    """Whether and what the service serves."""
+
+    status: Literal["ok"]
+    name: str
+    version: int
+    classes: int
+    learning: bool
+    teaching: bool = Field(description="Whether learning and undo are offered to whoever has the token.")
+    predict_images: int = Field(description="Images that one request to predict may have.")
+    learn_files: int = Field(description="Images that one form to learn may have; a zip may have more.")
+
+
+class LessonReport(BaseModel):
+    """How far a lesson is."""
+
+    id: str
+    status: Literal["waiting", "learning", "done", "failed"]
+    classes: list[str]
+    images: int
+    note: str
+    done: int = Field(description="Training steps done, in images.")
+    total: int = Field(description="Training steps to do, in images; 0 where nothing is to be trained.")
+    seconds: float
+    version: int | None = Field(description="Of the model that the lesson made.")
+    detail: str | None = Field(description="Why it failed.")
+
+
+class Undone(BaseModel):
+    """What was undone, and what answers now."""
+
+    undone: int
+    version: int
+    classes: int
+
+
+class ProblemDocument(BaseModel):
+    """RFC 9457: what is wrong and what to do, in one sentence."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+
+
+def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The problem documents that a route may answer with."""
+    schema = {"schema": {"$ref": "#/components/schemas/ProblemDocument"}}
+    return {status: {"description": _MEANING[status], "content": {MEDIA_TYPE: schema}} for status in statuses}
+
+
+_MEANING = {
+    400: "The request cannot be read.",
+    401: "The token is missing or wrong.",
+    403: "Teaching is switched off.",
+    404: "There is no such thing.",
+    405: "The method is not one of this address.",
+    408: "The request stopped half-way.",
+    409: "The model is being changed, or cannot be.",
+    413: "More than allowed.",
+    415: "Neither an image nor a form.",
+    422: "Not an image, or not something to learn from.",
+    503: "Busy, or being stopped.",
+    507: "No disk space is left.",
+}
+_BINARY = {"type": "string", "format": "binary"}
+_IMAGES = {"type": "array", "items": _BINARY, "minItems": 1}
+
+PREDICT_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "description": "One image as the body, or one or several as files of a form.",
+        "content": {
+            "multipart/form-data": {
+                "schema": {"type": "object", "required": ["images"], "properties": {"images": _IMAGES}}
+            },
+            "image/*": {"schema": _BINARY},
+            "application/octet-stream": {"schema": _BINARY},
+        },
+    }
+}
+LEARN_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "description": "A zip with one folder of images for each class, or the images of one class as files of a form.",
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "properties": {
+                        "class": {"type": "string", "description": "With images: what they show."},
+                        "images": {**_IMAGES, "description": "Two or more; better ten."},
+                        "zip": {**_BINARY, "description": "Instead of class and images."},
+                        "name": {"type": "string", "description": "What the history calls it."},
+                    },
+                }
+            },
+            "application/zip": {"schema": _BINARY},
+        },
+    }
+}

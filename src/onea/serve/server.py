@@ -1,0 +1,76 @@
+"""The service on this machine, from an open port to an orderly end."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from onea.errors import OneaError
+from onea.serve.app import create_app
+from onea.serve.service import Service
+
+_TICK = 0.05
+
+
+class Server(uvicorn.Server):
+    """Uvicorn that, asked to stop, first refuses new requests politely while it finishes what has begun.
+
+    Asked a second time it stops at once.
+    """
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI, service: Service) -> None:
+        super().__init__(config)
+        self._onea, self._service = app, service
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal to stop."""
+        if self._service.closing:
+            self._service.abandon()
+            super().handle_exit(sig, frame)
+            return
+        self._service.close()
+        threading.Thread(target=self._drain, name="onea-drain", daemon=True).start()
+
+    def _drain(self) -> None:
+        self._service.settle(self._service.settings.grace)
+        end = time.monotonic() + self._service.settings.grace
+        while self._onea.state.active() and time.monotonic() < end:
+            time.sleep(_TICK)
+        self.should_exit = True
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """An open port.
+
+    Raises:
+        OneaError: another program has it, or it is not ours to take.
+    """
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        opened = socket.socket(family, socket.SOCK_STREAM)
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        opened.bind((host, port))
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise OneaError(f"Cannot listen on {host} port {port} ({reason}); choose another --port or --host.") from error
+    return opened
+
+
+def run(service: Service, opened: socket.socket) -> None:
+    """Serve until a signal says stop."""
+    app = create_app(service)
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=5,
+        lifespan="on",
+    )
+    Server(config, app, service).run([opened])

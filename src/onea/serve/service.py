@@ -1,0 +1,211 @@
+"""A model folder that answers, learns and goes back, one version at a time; knows nothing of HTTP."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from onea.errors import OneaError
+from onea.model.answers import Snapshot
+from onea.model.folder import Manifest, change, load_for, read_manifest, read_state, undo
+from onea.model.images import Batch
+from onea.model.learning import check_arrival, learn
+from onea.model.state import State
+from onea.serve.lessons import Abandoned, Lesson
+from onea.serve.problems import Problem, of_folder, unexpected
+from onea.serve.settings import Settings
+
+_REMEMBERED = 50  # lessons
+
+
+@dataclass(frozen=True)
+class Present:
+    """The version that answers now; replaced whole, never changed.
+
+    Attributes:
+        snapshot: answers.
+        manifest: what the model folder said when it was read.
+    """
+
+    snapshot: Snapshot
+    manifest: Manifest
+
+    @property
+    def state(self) -> State:
+        """All that it knows."""
+        return self.snapshot.state
+
+
+class Service:
+    """One model folder being served.
+
+    A new version is complete on disk before it answers, so whatever happens the folder is what clients last saw, or the
+    version before it.
+
+    Args:
+        path: the model folder.
+        settings: how to behave.
+        machine: device, threads and the like, as ``onea.load`` takes them; None is left to the model.
+    """
+
+    def __init__(self, path: Path, settings: Settings, machine: Mapping[str, Any] | None = None) -> None:
+        self.path, self.settings = path.resolve(), settings
+        model = load_for(self.path, **(machine or {}))
+        snapshot = model.snapshot()
+        self._engine, self._params = snapshot.engine, model.get_params()
+        self._present = Present(snapshot, read_manifest(self.path))
+        self._changing, self._swapping = threading.Lock(), threading.Lock()
+        self._lessons: OrderedDict[str, Lesson] = OrderedDict()
+        self._thread: threading.Thread | None = None
+        self.closing = False
+
+    @property
+    def present(self) -> Present:
+        """The version that answers now."""
+        return self._present
+
+    @property
+    def side(self) -> int:
+        """Side of the squares that images are read as."""
+        return self._engine.side
+
+    @property
+    def learning(self) -> bool:
+        """Whether a lesson or an undo is going on."""
+        return self._changing.locked()
+
+    # learning
+
+    def teach(self, batch: Batch, name: str | None = None) -> Lesson:
+        """Learn these classes in the background; returns once learning has begun.
+
+        Raises:
+            OneaError: the classes cannot be learned as they are.
+            Problem: another lesson is going on, or the model folder cannot be written.
+        """
+        classes = check_arrival(batch, self._present.state)
+        self._take_turn()
+        lesson = Lesson(classes, len(batch))
+        try:
+            self._remember(lesson)
+            self._thread = threading.Thread(
+                target=self._learn, args=(lesson, batch, name), name="onea-lesson", daemon=True
+            )
+            self._thread.start()
+        except BaseException:
+            self._changing.release()
+            raise
+        lesson.settled.wait()
+        if lesson.error:  # before learning began: the client hears it at once
+            raise lesson.error
+        return lesson
+
+    def lesson(self, id: str) -> Lesson:
+        """A lesson by its name."""
+        if (found := self._lessons.get(id)) is None:
+            raise Problem(404, "There is no such lesson; it may have been before the service was started.")
+        return found
+
+    def undo(self) -> tuple[State, State]:
+        """Go back to before the last update; returns what was undone and what answers now."""
+        self._take_turn()
+        try:
+            with self._swapping:
+                undone, now = undo(self.path)
+                self._swap(now, read_manifest(self.path))
+            return undone, now
+        except OneaError as error:
+            raise of_folder(error, self.path) from error
+        finally:
+            self._changing.release()
+
+    def refuse_while_busy(self) -> None:
+        """Refuse early what would be refused later, before a large upload is read."""
+        if self.learning:
+            raise Problem(409, "The model is being taught right now; wait until that is done.", {"Retry-After": "5"})
+
+    def refresh(self) -> None:
+        """Take over what another process did to the model folder; what cannot be read now is left for the next time."""
+        with suppress(OneaError), self._swapping:
+            manifest = read_manifest(self.path)
+            if manifest != self._present.manifest:
+                state = read_state(self.path, manifest.versions[-1])
+                self._engine.check_is(state.backbone)
+                self._swap(state, manifest)
+
+    # stopping
+
+    def close(self) -> None:
+        """Take no new requests; what has begun goes on."""
+        self.closing = True
+
+    def settle(self, seconds: float) -> None:
+        """Give a running lesson so long to finish, then abandon it; returns when nothing is going on."""
+        if self._thread is not None:
+            self._thread.join(seconds)
+            self.abandon()
+            self._thread.join()
+
+    def abandon(self) -> None:
+        """Do not finish a running lesson; the model stays as it was."""
+        for lesson in list(self._lessons.values()):
+            lesson.abandon()
+
+    # inside
+
+    def _take_turn(self) -> None:
+        if not self._changing.acquire(blocking=False):
+            self.refuse_while_busy()
+            self._take_turn()  # it ended just now
+        elif self.closing:
+            self._changing.release()
+            raise Problem(503, "The service is being stopped; try again in a moment.", {"Retry-After": "5"})
+
+    def _learn(self, lesson: Lesson, batch: Batch, name: str | None) -> None:
+        outcome = self._learned(lesson, batch, name)
+        self._changing.release()  # first, so that whoever hears of the end may teach again at once
+        if isinstance(outcome, Problem):
+            lesson.fail(outcome)
+        else:
+            lesson.finish(outcome)
+
+    def _learned(self, lesson: Lesson, batch: Batch, name: str | None) -> int | Problem:
+        """The number of the version that answers from now on, or why there is none."""
+
+        def next_state(state: State, version: int, date: str) -> State:
+            lesson.begin()
+            return learn(
+                self._engine,
+                state,
+                batch,
+                version=version,
+                name=name,
+                held_out=self._params["held_out"],
+                seed=self._params["seed"],
+                progress=lesson,
+            )
+
+        try:
+            state = change(self.path, next_state)
+            with self._swapping:
+                self._swap(state, read_manifest(self.path))
+            return state.version
+        except Abandoned:
+            return Problem(503, "The service was stopped before the lesson was over; nothing was changed.")
+        except OneaError as error:
+            return of_folder(error, self.path)
+        except Exception as error:
+            return unexpected(error)
+
+    def _swap(self, state: State, manifest: Manifest) -> None:
+        self._present = Present(Snapshot(self._engine, state, self._params["unknown"]), manifest)
+
+    def _remember(self, lesson: Lesson) -> None:
+        self._lessons[lesson.id] = lesson
+        while len(self._lessons) > _REMEMBERED:
+            self._lessons.popitem(last=False)

@@ -1,0 +1,189 @@
+"""What a client sent, as images: from forms and raw bodies, always decoded, never by a path."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from tempfile import SpooledTemporaryFile
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from onea.data.dataset import Pixels
+from onea.data.decode import BadImage, fit, read_image
+from onea.data.pack import in_threads
+from onea.errors import nearest
+from onea.model.images import Batch
+from onea.serve.archive import Archive
+from onea.serve.problems import Problem
+from onea.serve.settings import Limits
+
+_IN_MEMORY = 1_000_000  # bytes of an upload; larger ones wait on disk
+_NAMED = 3  # bad images in a message
+_RAW = ("image/", "application/octet-stream")
+_ZIP = ("application/zip", "application/x-zip-compressed")
+Reader = Callable[[], bytes]
+
+
+@dataclass(frozen=True)
+class Sent:
+    """An image that a client sent: what to call it, how to read it, and its class where one was given."""
+
+    name: str
+    read: Reader
+    label: str | None = None
+
+
+def square(sent: Sent, side: int, limits: Limits) -> Pixels:
+    """The image as a square of pixels.
+
+    Raises:
+        BadImage: it cannot be read as an image, or has more pixels than allowed.
+    """
+    image = read_image(sent.read(), at_least=side, name=sent.name, max_pixels=limits.pixels)
+    return fit(image, side, side)
+
+
+def learnable(images: Sequence[Sent], side: int, limits: Limits) -> Batch:
+    """All images with their classes.
+
+    Raises:
+        Problem: some cannot be read; the message names them.
+    """
+
+    def pixels_or_reason(sent: Sent) -> Pixels | str:
+        try:
+            return square(sent, side, limits)
+        except BadImage as error:
+            return f"{sent.name}: {error.reason}"
+
+    pixels = np.empty((len(images), 3, side, side), np.uint8)
+    bad: list[str] = []
+    for row, result in enumerate(in_threads(pixels_or_reason, images)):
+        if isinstance(result, str):
+            bad.append(result)
+        else:
+            pixels[row] = result
+    if bad:
+        more = f"; and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
+        it = "it" if len(bad) == 1 else "them"
+        raise Problem(
+            422,
+            f"{len(bad)} of {len(images)} images cannot be read ({'; '.join(bad[:_NAMED])}{more}); leave {it} out and "
+            "send the rest again.",
+        )
+    labels = tuple(sent.label or "" for sent in images)
+    return Batch(pixels, labels, tuple(sent.name for sent in images))
+
+
+@asynccontextmanager
+async def images_to_predict(request: Request, limits: Limits) -> AsyncIterator[list[Sent]]:
+    """The images of a request: every file of a form, or the body itself; gone when the block is left."""
+    kind = _kind(request)
+    if kind == "multipart/form-data":
+        async with _form(request, limits.predict_images, ("images",)) as form:
+            images = [_of_file(file, n) for n, file in enumerate(_files(form, "images"))]
+            if not images:
+                raise Problem(422, "The form has no image; send at least one file in the field 'images'.")
+            yield images
+    elif kind.startswith(_RAW):
+        async with _body(request) as body:
+            yield [Sent("image 1", body.read)]
+    else:
+        raise Problem(415, "Send an image as the body with its type (image/jpeg), or a form (multipart/form-data).")
+
+
+@asynccontextmanager
+async def images_to_learn(request: Request, limits: Limits) -> AsyncIterator[tuple[list[Sent], str | None]]:
+    """The images of a lesson with their classes, and what the history calls it; gone when the block is left."""
+    kind = _kind(request)
+    if kind in _ZIP:
+        async with _body(request) as body:
+            yield await run_in_threadpool(_of_zip, body, limits), None
+    elif kind == "multipart/form-data":
+        async with _form(request, limits.learn_files, ("images", "class", "zip", "name")) as form:
+            yield await run_in_threadpool(_of_form, form, limits), _text(form, "name")
+    else:
+        raise Problem(
+            415,
+            "Send a zip of class folders (application/zip), or a form (multipart/form-data) with a class and images.",
+        )
+
+
+def _of_form(form: Any, limits: Limits) -> list[Sent]:
+    zips, files, label = _files(form, "zip"), _files(form, "images"), _text(form, "class")
+    if zips and (files or label is not None):
+        raise Problem(422, "The form has a zip as well as images of one class; send one of the two.")
+    if len(zips) > 1:
+        raise Problem(422, "The form has several zips; send one after the other.")
+    if zips:
+        return _of_zip(zips[0].file, limits)
+    if label is None or not files:
+        raise Problem(422, "The form needs a class name in the field 'class' and its photos in the field 'images'.")
+    return [_of_file(file, n, label) for n, file in enumerate(files)]
+
+
+def _of_zip(file: BinaryIO, limits: Limits) -> list[Sent]:
+    return [Sent(name, read, label) for label, name, read in Archive(file, limits).entries]
+
+
+def _of_file(upload: UploadFile, number: int, label: str | None = None) -> Sent:
+    """Clients name files as they like; a name is only ever shown, and only its last part."""
+    name = (upload.filename or "").replace("\\", "/").rsplit("/", 1)[-1].strip()[:100]
+    shown = name if name and name.isprintable() else f"image {number + 1}"
+    return Sent(shown, lambda: upload.file.read(), label)
+
+
+def _kind(request: Request) -> str:
+    return request.headers.get("content-type", "").split(";")[0].strip().lower()
+
+
+@asynccontextmanager
+async def _form(request: Request, files: int, known: tuple[str, ...]) -> AsyncIterator[Any]:
+    try:
+        opened: AbstractAsyncContextManager[Any] = request.form(max_files=files, max_fields=10, max_part_size=10_000)
+        async with opened as form:
+            for name in form:
+                if name not in known:
+                    raise Problem(422, f"The form has an unknown field '{name[:50]}'; {nearest(name[:50], known)}")
+            yield form
+    except HTTPException as error:
+        raise _form_problem(str(error.detail), files) from error
+
+
+def _form_problem(reason: str, files: int) -> Problem:
+    if reason.startswith("Too many files"):
+        return Problem(
+            413, f"The form has more than {files} files; send them in several requests, or as a zip to learn."
+        )
+    if reason.startswith(("Too many fields", "Part exceeded")):
+        return Problem(413, "The form has more or longer fields than needed; send images as files.")
+    return Problem(400, "The form cannot be read; send it as multipart/form-data with a boundary.")
+
+
+def _files(form: Any, name: str) -> list[UploadFile]:
+    found = form.getlist(name)
+    if not all(isinstance(value, UploadFile) for value in found):
+        raise Problem(422, f"The field '{name}' is text; send files in it.")
+    return list(found)
+
+
+def _text(form: Any, name: str) -> str | None:
+    found = form.getlist(name)
+    if len(found) > 1 or any(isinstance(value, UploadFile) for value in found):
+        raise Problem(422, f"The field '{name}' must be one piece of text.")
+    return str(found[0]) if found else None
+
+
+@asynccontextmanager
+async def _body(request: Request) -> AsyncIterator[BinaryIO]:
+    with SpooledTemporaryFile(max_size=_IN_MEMORY) as file:
+        async for part in request.stream():
+            file.write(part)
+        file.seek(0)
+        yield cast(BinaryIO, file)
