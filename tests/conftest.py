@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -77,3 +78,33 @@ def onea(monkeypatch, tmp_path, capsys):
         return code, out, err
 
     return call
+
+
+@pytest.fixture(scope="session")
+def _taught(tmp_path_factory: pytest.TempPathFactory, tiny_vit: str, tiny_images: Path) -> Path:
+    from serving import teach_first
+
+    path = tmp_path_factory.mktemp("taught") / "shop.onea"
+    teach_first(path, tiny_images, tiny_vit)
+    return path
+
+
+@pytest.fixture(scope="session")
+def _taught_slowly(tmp_path_factory: pytest.TempPathFactory, tiny_vit: str, tiny_images: Path) -> Path:
+    from serving import teach_first
+
+    path = tmp_path_factory.mktemp("slow") / "shop.onea"
+    teach_first(path, tiny_images, tiny_vit, epochs=200)
+    return path
+
+
+@pytest.fixture
+def shop(_taught: Path, tmp_path: Path) -> Path:
+    """A model folder of one's own that knows class00 to class03 and learns within a second."""
+    return Path(shutil.copytree(_taught, tmp_path / "models" / "shop.onea"))
+
+
+@pytest.fixture
+def slow_shop(_taught_slowly: Path, tmp_path: Path) -> Path:
+    """The same with many epochs, so that a lesson of many images takes long enough to be disturbed."""
+    return Path(shutil.copytree(_taught_slowly, tmp_path / "models" / "shop.onea"))

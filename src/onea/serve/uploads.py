@@ -17,7 +17,6 @@ from starlette.requests import Request
 from onea.data.dataset import Pixels
 from onea.data.decode import BadImage, fit, read_image
 from onea.data.pack import in_threads
-from onea.errors import nearest
 from onea.model.images import Batch
 from onea.serve.archive import Archive
 from onea.serve.problems import Problem
@@ -93,7 +92,7 @@ async def images_to_predict(request: Request, limits: Limits) -> AsyncIterator[l
             yield images
     elif kind.startswith(_RAW):
         async with _body(request) as body:
-            yield [Sent("image 1", body.read)]
+            yield [Sent("1", body.read)]
     else:
         raise Problem(415, "Send an image as the body with its type (image/jpeg), or a form (multipart/form-data).")
 
@@ -135,7 +134,7 @@ def _of_zip(file: BinaryIO, limits: Limits) -> list[Sent]:
 def _of_file(upload: UploadFile, number: int, label: str | None = None) -> Sent:
     """Clients name files as they like; a name is only ever shown, and only its last part."""
     name = (upload.filename or "").replace("\\", "/").rsplit("/", 1)[-1].strip()[:100]
-    shown = name if name and name.isprintable() else f"image {number + 1}"
+    shown = name if name and name.isprintable() else str(number + 1)
     return Sent(shown, lambda: upload.file.read(), label)
 
 
@@ -150,7 +149,8 @@ async def _form(request: Request, files: int, known: tuple[str, ...]) -> AsyncIt
         async with opened as form:
             for name in form:
                 if name not in known:
-                    raise Problem(422, f"The form has an unknown field '{name[:50]}'; {nearest(name[:50], known)}")
+                    takes = ", ".join(known)
+                    raise Problem(422, f"The form has an unknown field '{name[:50]}'; the fields are: {takes}.")
             yield form
     except HTTPException as error:
         raise _form_problem(str(error.detail), files) from error
