@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint types unit slow format clean
+.PHONY: demo test test-browser lint types unit slow format clean
 
 demo: .venv/.core
 	$(BIN)/onea demo
@@ -22,6 +22,9 @@ unit: .venv/.dev
 
 slow: .venv/.dev
 	$(BIN)/python -m pytest -q --slow -m slow
+
+test-browser: .venv/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -m browser tests/test_serve_browser.py
 
 format: .venv/.dev
 	$(BIN)/ruff check --fix src tests

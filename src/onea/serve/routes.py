@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 
@@ -60,6 +60,7 @@ def _teacher(request: Request) -> None:
 
 
 Serving = Annotated[Parts, Depends(_parts)]
+LessonId = Annotated[str, Path(description="As the answer of POST /learn says.")]
 TEACHER = [Depends(bearer), Depends(_teacher)]
 router = APIRouter()
 
@@ -135,7 +136,7 @@ async def learn(request: Request, response: Response, serving: Serving) -> Lesso
 
 
 @router.get("/learn/{id}", tags=["teach"], responses=refusals(404, 422, 503), summary="How far a lesson is")
-async def lesson(id: str, serving: Serving) -> LessonReport:
+async def lesson(id: LessonId, serving: Serving) -> LessonReport:
     """The state of a lesson now."""
     return LessonReport(**serving.service.lesson(id).report())
 
@@ -147,7 +148,7 @@ async def lesson(id: str, serving: Serving) -> LessonReport:
     responses=refusals(404, 422, 503) | {200: {"description": "Reports.", "content": {"text/event-stream": {}}}},
     summary="A lesson as it goes on",
 )
-async def events(id: str, serving: Serving) -> StreamingResponse:
+async def events(id: LessonId, serving: Serving) -> StreamingResponse:
     """Server-sent events: `progress` with the report whenever it changes, and `end` with the last one."""
     return StreamingResponse(_events(serving.service.lesson(id)), media_type="text/event-stream")
 

@@ -1,0 +1,98 @@
+// The history as a picture: classes of each update above, accuracy on held-out photos below.
+const SPACE = "http://www.w3.org/2000/svg";
+const MOST = 60;
+const LEFT = 50, RIGHT = 8, TOP = 26, BARS = 110, GAP = 40, POINTS = 80, FOOT = 24;
+
+function draw(parent, tag, attributes, text) {
+  const element = document.createElementNS(SPACE, tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  if (text !== undefined) element.textContent = text;
+  parent.append(element);
+  return element;
+}
+
+// Two or three whole numbers from 0 to just above the largest value.
+function ticks(largest) {
+  const rough = Math.max(1, largest) / 2;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = Math.max(1, [1, 2, 5, 10].map((m) => m * power).find((s) => s >= rough));
+  return [0, step, 2 * step].filter((tick) => tick < largest + step);
+}
+
+export function drawHistory(figure, all) {
+  const width = Math.round(figure.clientWidth);
+  if (!width) return;
+  const updates = all.slice(-MOST);
+  const height = TOP + BARS + GAP + POINTS + FOOT;
+  const svg = document.createElementNS(SPACE, "svg");
+  svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+  svg.setAttribute("role", "img");
+  svg.setAttribute("aria-label", inWords(updates, all.length));
+  const slot = (width - LEFT - RIGHT) / updates.length;
+  const middle = (n) => LEFT + slot * (n + 0.5);
+
+  const taught = (update) => (update.kind === "learn" ? update.classes.length : 0);
+  const marks = ticks(Math.max(...updates.map(taught), 1));
+  const y = (classes) => TOP + BARS - (BARS * classes) / marks.at(-1);
+  draw(svg, "text", { class: "title", x: 0, y: 12 }, "Classes in each update");
+  for (const mark of marks) line(svg, width, y(mark), mark);
+  if (updates.some((update) => update.kind === "learn" && update.classes.length > update.new_classes)) legend(svg, width);
+  const wide = Math.min(44, slot * 0.7);
+  updates.forEach((update, n) => {
+    const left = middle(n) - wide / 2;
+    const group = draw(svg, "g", {});
+    draw(group, "title", {}, about(update));
+    if (update.kind !== "learn") {
+      draw(group, "rect", { class: "other", x: middle(n) - 3, y: y(0) - 6, width: 6, height: 6, rx: 1 });
+      return;
+    }
+    const again = taught(update) - update.new_classes;
+    if (again) draw(group, "rect", { class: "again", x: left, y: y(again), width: wide, height: y(0) - y(again), rx: 2 });
+    if (update.new_classes) {
+      const top = y(again + update.new_classes);
+      draw(group, "rect", { class: "new", x: left, y: top, width: wide, height: y(again) - top, rx: 2 });
+    }
+  });
+
+  const base = TOP + BARS + GAP;
+  const z = (share) => base + POINTS * (1 - share);
+  draw(svg, "text", { class: "title", x: 0, y: base - 14 }, "Held-out photos answered right");
+  for (const share of [0, 0.5, 1]) line(svg, width, z(share), `${100 * share} %`);
+  const measured = updates.map((update, n) => [n, update]).filter(([, update]) => update.held_out_accuracy != null);
+  const path = measured.map(([n, update], i) => `${i ? "L" : "M"}${middle(n)} ${z(update.held_out_accuracy)}`).join("");
+  if (path) draw(svg, "path", { class: "accuracy", d: path });
+  else draw(svg, "text", { x: LEFT + 6, y: z(0.5) - 6 }, "Not measured yet: needs four photos of a class.");
+  for (const [n, update] of measured) {
+    const dot = draw(svg, "circle", { class: "dot", cx: middle(n), cy: z(update.held_out_accuracy), r: 5 });
+    draw(dot, "title", {}, about(update));
+  }
+  const every = Math.ceil(30 / slot);
+  updates.forEach((update, n) => {
+    if (n % every === 0) draw(svg, "text", { x: middle(n), y: height - 6, "text-anchor": "middle" }, `v${update.version}`);
+  });
+  figure.replaceChildren(svg);
+}
+
+function legend(svg, width) {
+  [["new", "new", 132], ["again", "taught again", 82]].forEach(([kind, words, left]) => {
+    draw(svg, "rect", { class: kind, x: width - RIGHT - left - 14, y: 3, width: 10, height: 10, rx: 2 });
+    draw(svg, "text", { x: width - RIGHT - left, y: 12 }, words);
+  });
+}
+
+function line(svg, width, height, label) {
+  draw(svg, "line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: height, y2: height });
+  draw(svg, "text", { x: LEFT - 8, y: height + 4, "text-anchor": "end" }, label);
+}
+
+function about(update) {
+  if (update.kind !== "learn") return `Version ${update.version}: ${update.kind}`;
+  const right = update.held_out_accuracy == null ? "" : `, ${(100 * update.held_out_accuracy).toFixed(0)} % of ${update.held_out} held-out right`;
+  return `Version ${update.version}, ${update.name}: ${update.classes.length} classes, ${update.images} photos${right}`;
+}
+
+function inWords(updates, all) {
+  const last = updates.findLast((update) => update.held_out_accuracy != null);
+  const accuracy = last ? ` At the last measurement ${(100 * last.held_out_accuracy).toFixed(0)} % of held-out photos were right.` : "";
+  return `${all} updates; the last one made version ${updates.at(-1)?.version}.${accuracy} The table below has every number.`;
+}

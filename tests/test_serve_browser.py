@@ -1,0 +1,143 @@
+"""The page in a real browser: teach a class and recognise it, wide and narrow, by hand and by keyboard."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from serving import TOKEN, folder_hash, live, photos, png, service_of
+
+playwright_api = pytest.importorskip("playwright.sync_api")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")]
+
+OUTLINED = """() => [document.activeElement, document.activeElement.parentElement]
+    .some((element) => getComputedStyle(element).outlineStyle !== "none")"""
+UNNAMED = """[...document.querySelectorAll("input, button")]
+    .filter((element) => !element.labels?.length && !element.textContent).map((element) => element.id)"""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(browser, shop):
+    """Open the page of a live service at some width; afterwards nothing may have been complained about."""
+    service = service_of(shop)
+    complaints, asked, pages = [], set(), []
+    with live(service) as address:
+
+        def opened(width, **options):
+            page = browser.new_page(viewport={"width": width, "height": 900}, **options)
+            page.set_default_timeout(10_000)
+            page.on("console", lambda message: message.type == "error" and complaints.append(message.text))
+            page.on("pageerror", lambda error: complaints.append(str(error)))
+            page.on("request", lambda request: asked.add(request.url.split("/", 3)[2]))
+            page.goto(address)
+            page.get_by_text("Knows 4 classes").wait_for()
+            pages.append(page)
+            return page
+
+        yield opened
+        for page in pages:
+            page.close()
+    assert asked == {address.removeprefix("http://")}, "nothing comes from elsewhere"
+    refusals = [text for text in complaints if "the server responded with a status of 4" in text]
+    assert complaints == refusals
+
+
+def saved(folder, contents):
+    folder.mkdir(exist_ok=True)
+    files = [folder / f"{n}.png" for n in range(len(contents))]
+    for file, content in zip(files, contents, strict=True):
+        file.write_bytes(content)
+    return files
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_teach_a_class_and_recognise_it(open_page, tiny_images, tmp_path, width):
+    page = open_page(width, has_touch=width < 500)
+    known, fresh = (saved(tmp_path / side, photos(tiny_images, 4, side)) for side in ("train", "test"))
+
+    page.get_by_label("Class name").fill("plum jam")
+    page.get_by_label("Photos of it").set_input_files(known)
+    page.get_by_text("6 photos", exact=True).wait_for()
+    page.get_by_label("Token").fill(TOKEN)
+    page.get_by_role("button", name="Teach").click()
+    page.get_by_text("Learned “plum jam” from 6 photos").wait_for()
+    page.get_by_text("Knows 5 classes · version 2").wait_for()
+    assert page.locator("#classes .fresh").inner_text().startswith("plum jam")
+
+    page.locator("#ask-files").set_input_files(fresh)
+    page.locator("#answers > li").nth(2).wait_for()
+    verdicts = page.locator("#answers .verdict").all_inner_texts()
+    assert sum(verdict.startswith("plum jam") for verdict in verdicts) >= 2, verdicts
+    assert "sure" in page.locator("#ask-status").inner_text()
+
+    assert page.locator("#chart .new").count() == 2
+    page.get_by_text("As a table").click()
+    assert page.locator("#history-rows tr").all_inner_texts()[0].startswith("2\t")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width, "nothing sticks out"
+
+    page.get_by_role("button", name="Undo the last update").click()
+    page.get_by_role("button", name="Really undo “plum jam”?").click()
+    page.get_by_text("Version 2 is undone").wait_for()
+    page.get_by_text("Knows 4 classes · version 1").wait_for()
+
+
+def test_refusals_are_shown_as_they_are_and_nothing_changes(open_page, shop, tiny_images, tmp_path):
+    before = folder_hash(shop)
+    page = open_page(390, color_scheme="dark")
+    page.get_by_label("Class name").fill("plum")
+    page.get_by_label("Photos of it").set_input_files(saved(tmp_path / "a", [png(), png()]))
+    page.get_by_label("Token").fill("a-wrong-token-of-some-length")
+    page.get_by_role("button", name="Teach").click()
+    page.get_by_role("alert").get_by_text("The token is missing or wrong").wait_for()
+    page.get_by_label("Class name").fill("CLASS00")
+    page.get_by_label("Token").fill(TOKEN)
+    page.get_by_role("button", name="Teach").click()
+    page.get_by_role("alert").get_by_text("differs from 'class00' only in case").wait_for()
+    broken = saved(tmp_path / "b", [b"not an image"])
+    page.locator("#ask-files").set_input_files(broken)
+    page.get_by_role("alert").get_by_text("Cannot read image 0.png").wait_for()
+    page.locator("#ask-files").set_input_files(saved(tmp_path / "c", [png(colour=(0, 255, 0))]))
+    page.locator("#answers .unknown .verdict").get_by_text("Unknown").wait_for()
+    assert folder_hash(shop) == before
+
+
+def test_the_keyboard_reaches_everything_and_shows_where_it_is(open_page):
+    page = open_page(1280)
+    reached = []
+    for _ in range(10):
+        page.keyboard.press("Tab")
+        reached.append(page.evaluate("document.activeElement.id || document.activeElement.textContent"))
+        assert page.evaluate(OUTLINED), reached
+    assert reached[:3] == ["Skip to content", "API", "ask-files"]
+    assert {"search", "teach-class", "teach-files", "token", "teach-go"} <= set(reached)
+    page.get_by_label("Search classes").fill("03")
+    assert page.locator("#classes li").all_inner_texts() == ["class036"]
+    assert page.locator("#search-status").inner_text() == "1 class found"
+    assert page.evaluate(UNNAMED) == []
+
+
+def test_the_documents_show_every_address(open_page):
+    page = open_page(390)
+    page.get_by_role("link", name="API").click()
+    page.locator(".op").nth(8).wait_for()
+    assert page.locator(".op h3").count() == 9
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_without_a_token_the_page_says_that_teaching_is_off(browser, shop):
+    with live(service_of(shop, token=None)) as address:
+        page = browser.new_page()
+        page.goto(address)
+        page.get_by_text("Teaching is switched off here").wait_for()
+        assert page.get_by_label("Class name").is_hidden()
+        assert page.get_by_role("button", name="Undo").count() == 0
+        page.close()
