@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import logging
 import signal
 import threading
 from collections.abc import Mapping
@@ -39,13 +40,14 @@ def run_on_ray(
         raise OneaError(f"--replicas is {replicas}; ask for at least one.")
     read_manifest(path)  # a sentence now rather than a replica that never starts
     serve = _import_serve()
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
     with connected(address):
         try:
             serve.start(http_options={"host": host, "port": port})
             serve.run(deployment(path, settings, machine, replicas), name=APP, route_prefix="/")
+            for number in (signal.SIGINT, signal.SIGTERM):  # only now, because Ray puts its own in their place
+                signal.signal(number, lambda *_: stop.set())
             print(f"{path} on {replicas} Ray replicas at http://{host}:{port}; prediction only", flush=True)
             stop.wait()
         finally:
