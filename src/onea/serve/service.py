@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -57,7 +58,7 @@ class Service:
         self.path, self.settings = path.resolve(), settings
         model = load_for(self.path, **(machine or {}))
         snapshot = model.snapshot()
-        self._engine, self._params = snapshot.engine, model.get_params()
+        self._engine, self._defaults = snapshot.engine, model.get_params()
         self._present = Present(snapshot, read_manifest(self.path))
         self._changing, self._swapping = threading.Lock(), threading.Lock()
         self._lessons: OrderedDict[str, Lesson] = OrderedDict()
@@ -179,16 +180,9 @@ class Service:
 
         def next_state(state: State, version: int, date: str) -> State:
             lesson.begin()
-            return learn(
-                self._engine,
-                state,
-                batch,
-                version=version,
-                name=name,
-                held_out=self._params["held_out"],
-                seed=self._params["seed"],
-                progress=lesson,
-            )
+            params = self._defaults | self._present.manifest.params
+            own = {key: params[key] for key in inspect.signature(learn).parameters if key in params}
+            return learn(self._engine, state, batch, version=version, name=name, progress=lesson, **own)
 
         try:
             state = change(self.path, next_state)
@@ -203,7 +197,8 @@ class Service:
             return unexpected(error)
 
     def _swap(self, state: State, manifest: Manifest) -> None:
-        self._present = Present(Snapshot(self._engine, state, self._params["unknown"]), manifest)
+        unknown = (self._defaults | manifest.params)["unknown"]
+        self._present = Present(Snapshot(self._engine, state, unknown), manifest)
 
     def _remember(self, lesson: Lesson) -> None:
         self._lessons[lesson.id] = lesson
