@@ -175,7 +175,15 @@ def test_a_body_without_a_length_is_cut_off_when_it_is_too_long(client, refused)
         with pytest.raises(httpx.HTTPError):  # the connection is closed while the client still sends
             httpx.post(f"{address}/predict", content=endless(), headers=IMAGE).raise_for_status()
         assert httpx.get(f"{address}/healthz").status_code == 200
-    assert len(sent) < 3_000
+    assert len(sent) < 20_000
+
+
+def test_a_client_that_sends_too_much_hears_why(shop):
+    with live(service_of(shop, limits=Limits(predict_bytes=300_000))) as address:
+        for content in (b"x" * 8_000_000, (b"x" * 100_000 for _ in range(80))):  # with a length, and without
+            response = httpx.post(f"{address}/predict", content=content, headers=IMAGE)
+            assert response.status_code == 413
+            assert "more than 0.3 MB" in response.json()["detail"]
 
 
 def test_a_body_that_stops_half_way(shop):

@@ -89,7 +89,10 @@ async def _follow(service: Service, seconds: float) -> None:
     """Take over what other processes do to the model folder."""
     while True:
         await asyncio.sleep(seconds)
-        await run_in_threadpool(service.refresh)
+        try:
+            await run_in_threadpool(service.refresh)
+        except Exception as error:  # whatever it is, the version that answers goes on answering
+            problems.unexpected(error)
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:

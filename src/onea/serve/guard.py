@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -24,6 +25,8 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
+
+_LINGER_SECONDS, _LINGER_BYTES = 2.0, 32 * MEGABYTE
 
 
 class Guard:
@@ -48,9 +51,11 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        watched = _Watched(send)
+        watched = _Watched(send, scope["path"])
         started = time.perf_counter()
         if refusal := self._refusal(scope):
+            if refusal.status == 413:
+                await _linger(receive)
             await problems.response(refusal)(scope, receive, watched)
         else:
             self.active += 1
@@ -117,15 +122,30 @@ class _Limited:
         self._complete = not message.get("more_body", False)
         self._bytes += len(message.get("body", b""))
         if self._bytes > self._limit:
+            if not self._complete:
+                await _linger(self._receive)
             raise too_large(self._limit)
         return message
+
+
+async def _linger(receive: Receive) -> None:
+    """Let a client send on for a moment: one whose connection is closed while it sends does not hear why."""
+    heard = 0
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_LINGER_SECONDS):
+            while heard < _LINGER_BYTES:
+                message = await receive()
+                heard += len(message.get("body", b""))
+                if not message.get("more_body", False):
+                    return
 
 
 class _Watched:
     """Sends a response with the headers that every response has, and remembers its status."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, path: str) -> None:
         self._send, self.status = send, 0
+        self._caching = "no-cache" if path.startswith("/static/") else "no-store"  # no-cache: asks whether it changed
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -133,5 +153,5 @@ class _Watched:
             headers = MutableHeaders(scope=message)
             for name, value in _HEADERS.items():
                 headers.setdefault(name, value)
-            headers.setdefault("Cache-Control", "no-store")
+            headers.setdefault("Cache-Control", self._caching)
         await self._send(message)

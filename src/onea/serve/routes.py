@@ -150,7 +150,8 @@ async def lesson(id: LessonId, serving: Serving) -> LessonReport:
 )
 async def events(id: LessonId, serving: Serving) -> StreamingResponse:
     """Server-sent events: `progress` with the report whenever it changes, and `end` with the last one."""
-    return StreamingResponse(_events(serving.service.lesson(id)), media_type="text/event-stream")
+    unbuffered = {"X-Accel-Buffering": "no"}  # a proxy must not collect what should arrive at once
+    return StreamingResponse(_events(serving.service.lesson(id)), media_type="text/event-stream", headers=unbuffered)
 
 
 @router.post(
