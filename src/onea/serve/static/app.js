@@ -177,8 +177,11 @@ function showLesson(note, done = 0, total = 0) {
   else $("lesson-bar").removeAttribute("value");
 }
 
+const STAGES = { "reading the model": "Starting", prototypes: "Looking at every photo" };
+
 function followed(id) {
-  const show = (report) => showLesson(`${report.note[0].toUpperCase()}${report.note.slice(1)}…`, report.done, report.total);
+  const words = (note) => STAGES[note] ?? note[0].toUpperCase() + note.slice(1);
+  const show = (report) => showLesson(`${words(report.note)}…`, report.done, report.total);
   return new Promise((resolve, reject) => {
     const events = new EventSource(`/learn/${id}/events`);
     events.addEventListener("progress", (event) => show(JSON.parse(event.data)));
