@@ -269,6 +269,7 @@ def bomb() -> bytes:
         (zipped({"plum/0.png": b"x" * 99}, zipfile.ZIP_LZMA), 422, "packed in an unusual way"),
         (special_zip("../../etc/cron.d/x"), 422, "leads out of it"),
         (special_zip("/etc/cron.d/evil"), 422, "leads out of it"),
+        (special_zip("\0.png"), 422, "leads out of it"),
         (special_zip("..\\..\\evil\\0.png"), 422, "leads out of it"),
         (special_zip("C:/evil/0.png"), 422, "leads out of it"),
         (special_zip("plum/0.png", b"/etc/passwd", mode=0o120777), 422, "is a link"),

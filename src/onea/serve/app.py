@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +34,7 @@ _DESCRIPTION = (
 
 def create_app(service: Service) -> FastAPI:
     """The service as an ASGI app."""
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it would note every malformed form
     counters = metrics.Metrics()
     guards: list[Guard] = []
 

@@ -38,7 +38,7 @@ class Archive:
         except Exception as error:  # broken bytes bring out almost any exception: ValueError, struct.error, OSError...
             raise _not_a_zip() from error
         _check_entries(self._zip.infolist(), limits)
-        files = [entry for entry in self._zip.infolist() if not entry.is_dir() and not _hidden(entry.filename)]
+        files = [entry for entry in self._zip.infolist() if not _is_folder(entry) and not _hidden(entry.filename)]
         self.entries = [
             (label, name, self._reader(entry)) for entry, (label, name) in zip(files, _placed(files), strict=True)
         ]
@@ -74,7 +74,7 @@ def _check_directory(file: BinaryIO, limits: Limits) -> None:
 
 
 def _check_entries(entries: list[zipfile.ZipInfo], limits: Limits) -> None:
-    if len(entries) > 2 * limits.zip_entries or sum(not entry.is_dir() for entry in entries) > limits.zip_entries:
+    if len(entries) > 2 * limits.zip_entries or sum(not _is_folder(entry) for entry in entries) > limits.zip_entries:
         raise _too_many(limits)
     if sum(entry.file_size for entry in entries) > limits.zip_bytes:
         raise Problem(413, f"The zip unpacks to more than {limits.zip_bytes // MEGABYTE:,} MB; send several smaller.")
@@ -94,7 +94,14 @@ def _check_name(entry: zipfile.ZipInfo) -> None:
     """Nothing is written to disk, but an archive with such names was made to do harm."""
     name = entry.orig_filename
     parts = PurePosixPath(name).parts
-    if name.startswith("/") or "\\" in name or "\0" in name or ".." in parts or (parts and parts[0].endswith(":")):
+    if (
+        not name
+        or name.startswith("/")
+        or "\\" in name
+        or "\0" in name
+        or ".." in parts
+        or (parts and parts[0].endswith(":"))
+    ):
         raise Problem(422, f"The zip has an entry that leads out of it ({_shown(entry)}); {_LAYOUT}.")
 
 
@@ -109,6 +116,10 @@ def _placed(files: list[zipfile.ZipInfo]) -> list[tuple[str, str]]:
         if len(parts) != 2:
             raise Problem(422, f"{_shown(entry)} is not an image in a class folder of the zip; {_LAYOUT}.")
     return [(parts[0], "/".join(parts)) for parts in paths]
+
+
+def _is_folder(entry: zipfile.ZipInfo) -> bool:
+    return entry.filename.endswith("/")  # is_dir() of older Pythons fails on an empty name
 
 
 def _hidden(name: str) -> bool:
