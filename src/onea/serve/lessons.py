@@ -62,7 +62,7 @@ class Lesson(Progress):
 
     # what the training tells
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """The model folder is ours."""
         self._set("learning", "reading the model")
         self.settled.set()

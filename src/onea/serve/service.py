@@ -179,7 +179,7 @@ class Service:
         """The number of the version that answers from now on, or why there is none."""
 
         def next_state(state: State, version: int, date: str) -> State:
-            lesson.begin()
+            lesson.start()
             params = self._defaults | self._present.manifest.params
             own = {key: params[key] for key in inspect.signature(learn).parameters if key in params}
             return learn(self._engine, state, batch, version=version, name=name, progress=lesson, **own)
