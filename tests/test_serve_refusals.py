@@ -9,9 +9,9 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
 import zipfile
 import zlib
+from contextlib import contextmanager
 
 import httpx
 import pytest
@@ -186,15 +186,19 @@ def test_a_client_that_sends_too_much_hears_why(shop):
             assert "more than 0.3 MB" in response.json()["detail"]
 
 
+@contextmanager
+def half_sent(address):
+    """A connection on which a request has begun, and no other was under way."""
+    host, port = address.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        head = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\nContent-Length: 99\r\n\r\n"
+        connection.sendall(head + b"x")
+        yield connection
+
+
 def test_a_body_that_stops_half_way(shop):
-    service = service_of(shop, limits=Limits(patience=0.3))
-    with live(service) as address:
-        host, port = address.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port)), timeout=10) as connection:
-            head = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\nContent-Length: 99\r\n\r\n"
-            connection.sendall(head + b"x")
-            answer = connection.recv(4_000)
-        assert answer.startswith(b"HTTP/1.1 408")
+    with live(service_of(shop, limits=Limits(patience=0.3))) as address, half_sent(address) as connection:
+        assert connection.recv(4_000).startswith(b"HTTP/1.1 408")
 
 
 # who may teach
@@ -345,23 +349,12 @@ def test_a_full_disk(client, refused, tiny_images, monkeypatch):
 
 
 def test_more_requests_than_allowed_are_asked_to_come_again(shop):
-    limits = Limits(requests=1, patience=5)
-    with live(service_of(shop, limits=limits)) as address:
-        release = threading.Event()
-
-        def slow():
-            yield b"x"
-            release.wait(5)
-
-        first = threading.Thread(target=lambda: httpx.post(f"{address}/predict", content=slow(), headers=IMAGE))
-        first.start()
-        try:
+    with live(service_of(shop, limits=Limits(requests=1))) as address:
+        with half_sent(address):
             busy = wait_for(lambda: (r := httpx.get(f"{address}/healthz")).status_code == 503 and r)
             assert busy.headers["retry-after"] == "1"
             assert "busy" in busy.json()["detail"]
-        finally:
-            release.set()
-            first.join()
+        wait_for(lambda: httpx.get(f"{address}/healthz").status_code == 200)
 
 
 def test_the_lock_is_the_folders(shop):
