@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from onea import schedules, seeds
 from onea.errors import OneaError
-from onea.merging.operator import Tensors
+from onea.merging.operator import Tensors, precise
 from onea.methods.prompting import PromptMethod, PromptOptions, by_dataset
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
@@ -198,7 +198,7 @@ def orthonormal_rows(old: Tensor, fresh: Tensor) -> Tensor:
     >>> orthonormal_rows(torch.tensor([[2.0, 0.0, 0.0], [1.0, 1.0, 0.0]]), torch.tensor([[5.0, 6.0, 7.0]])).round()
     tensor([[0., 0., 1.]])
     """
-    basis, upper = torch.linalg.qr(torch.cat([old, fresh]).double().T)
+    basis, upper = torch.linalg.qr(precise(torch.cat([old, fresh])).T)
     signs = upper.diagonal()[len(old) :].sign()  # QR is free to flip a direction; Gram-Schmidt does not
     rows: Tensor = (basis[:, len(old) :] * signs).T
-    return rows.to(fresh.dtype)
+    return rows.to(fresh)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from onea.merging.operator import Tensors
+from onea.merging.operator import Tensors, precise
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
 from onea.vit.frozen import FrozenViT
@@ -111,11 +111,11 @@ class Method(ABC):
     def prototypes_under(self, task: Task, plugs: Sequence[Plug]) -> Tensor:
         """Mean features under several plugs, ``[plugs, classes of the task, width]``; every image is loaded once."""
         processes, device = self.runtime.processes, self.runtime.device
-        sums = torch.zeros(len(plugs), len(task.classes), self.vit.width, dtype=torch.float64, device=device)
+        sums = precise(torch.zeros(len(plugs), len(task.classes), self.vit.width, device=device))
         for number, part in enumerate(torch.arange(len(task)).split(EVALUATION_BATCH)):
             if number % processes.count == processes.rank:
                 images, labels = task.images.plain(filled_up(task.rows[part])), task.labels[part]
                 for total, plug in zip(sums, plugs, strict=True):
                     total += class_sums(self.features(images, plug)[: len(part)], labels, task.classes)
-        counts = torch.bincount(task.labels - task.classes.start, minlength=len(task.classes)).to(device)
-        return (processes.sum_of(sums) / counts[:, None]).float()
+        counts = torch.bincount(task.labels - task.classes.start, minlength=len(task.classes)).to(sums.device)
+        return (processes.sum_of(sums) / counts[:, None]).float().to(device)

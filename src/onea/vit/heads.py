@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from onea.merging.operator import precise
+
 
 class LinearHead(nn.Module):
     """A plain linear classifier over a task's own classes."""
@@ -100,11 +102,13 @@ def class_means(features: Tensor, labels: Tensor, classes: range) -> Tensor:
     tensor([[2.],
             [5.]])
     """
-    counts = torch.bincount(labels - classes.start, minlength=len(classes)).to(features.device)
-    return (class_sums(features, labels, classes) / counts[:, None]).to(features.dtype)
+    sums = class_sums(features, labels, classes)
+    counts = torch.bincount(labels - classes.start, minlength=len(classes)).to(sums.device)
+    return (sums / counts[:, None]).to(features)
 
 
 def class_sums(features: Tensor, labels: Tensor, classes: range) -> Tensor:
     """The sum of the features of each class, ``[len(classes), width]`` float64."""
-    local = (labels - classes.start).to(features.device)
-    return F.one_hot(local, len(classes)).double().T @ features.double()
+    exact = precise(features)
+    local = (labels - classes.start).to(exact.device)
+    return F.one_hot(local, len(classes)).double().T @ exact
