@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-browser lint types unit slow format clean
+.PHONY: demo test test-browser lint types unit slow format docs clean
 
 demo: .venv/.core
 	$(BIN)/onea demo
@@ -30,8 +30,12 @@ format: .venv/.dev
 	$(BIN)/ruff check --fix src tests
 	$(BIN)/ruff format src tests
 
+docs: .venv/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo site/index.html
+
 clean:
-	rm -rf .venv build dist
+	rm -rf .venv build dist site
 
 .venv/.core: pyproject.toml constraints.txt
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'onea needs Python 3.11 or newer; set PYTHON=...')"

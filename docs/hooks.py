@@ -1,0 +1,164 @@
+"""What the documentation takes from the program at build time, so that it cannot grow stale.
+
+Pages hold ``<!-- generated: NAME -->`` where a table goes. Files outside docs/ that pages link to become part of the site.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+MARK = re.compile(r"^<!-- generated: (\S+) -->$", re.M)
+BENCHMARKS = "benchmarks"
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table; bars inside cells are escaped."""
+    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in (heads, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(heads), *lines[1:]])
+
+
+def methods_table() -> str:
+    """Every registered method."""
+    from onea.methods import METHODS, method_class
+
+    def row(name: str) -> Sequence[str]:
+        kind = method_class(name)
+        passes = " / ".join(f"{kind.passes(tasks):g}" for tasks in (1, 10, 40))
+        title = f"[{kind.title}]({kind.paper})" if kind.paper else kind.title
+        return f"`{name}`", title, kind.trains, kind.stores, passes, "yes" if kind.in_paper else ""
+
+    heads = ("name", "method", "trains", "keeps", "passes per image after 1 / 10 / 40 tasks", "in the paper")
+    return table(heads, (row(name) for name in METHODS.own))
+
+
+def method_options() -> str:
+    """The options of every method, each below its name."""
+    from onea.methods import METHODS, method_class
+
+    return "\n\n".join(
+        _folded(f"`{name}`: {method_class(name).title}", _options(method_class(name).Options)) for name in METHODS.own
+    )
+
+
+def operators_table() -> str:
+    """Every registered merging operator."""
+    from onea.merging import OPERATORS, operator_class
+
+    def row(name: str) -> Sequence[str]:
+        kind = operator_class(name)
+        marks = ["yes" if flag else "" for flag in (kind.uses_sizes, kind.associative)]
+        needs = {"": "", "fisher": "Fisher information", "gram": "Gram matrices"}[kind.needs]
+        return f"`{name}`", f"[{kind.title}]({kind.paper})" if kind.paper else kind.title, *marks, needs
+
+    heads = ("name", "operator", "sizes matter", "any order gives the same", "needs statistics")
+    return table(heads, (row(name) for name in OPERATORS.own))
+
+
+def operator_options() -> str:
+    """The options of every operator that has some."""
+    import dataclasses
+
+    from onea.merging import OPERATORS, operator_class
+
+    kinds = {name: operator_class(name) for name in OPERATORS.own}
+    return "\n\n".join(
+        _folded(f"`{name}`: {kind.title}", _options(kind)) for name, kind in kinds.items() if dataclasses.fields(kind)
+    )
+
+
+def datasets_table() -> str:
+    """Every dataset by its name on the command line."""
+    from onea.data.sources import DATASETS
+
+    return table(("`--data`", "what it is"), ((f"`{info.usage}`", info.description) for info in DATASETS.values()))
+
+
+def experiments_table() -> str:
+    """Every table and figure of the paper."""
+    from onea.paper.experiments import experiments
+
+    rows = (
+        (f"`{each.name}`", f"`{each.alias}`", each.title) for each in experiments().values()
+    )
+    return table(("name", "or", "shows"), rows)
+
+
+def commands_reference() -> str:
+    """Every command with its arguments and options, as the parser itself knows them."""
+    import typer
+
+    from onea.cli.app import app
+
+    group: Any = typer.main.get_command(app)
+    return "\n\n".join(_command(name, command) for name, command in group.commands.items())
+
+
+def _command(name: str, command: Any) -> str:
+    context = command.make_context(name, [], resilient_parsing=True)
+    usage = " ".join(["onea", name, *command.collect_usage_pieces(context)])
+    rows = []
+    for parameter in command.params:
+        if parameter.param_type_name == "argument":
+            shown = f"`{parameter.name.upper()}`"
+        else:
+            shown = ", ".join(f"`{word}`" for word in (*parameter.opts, *parameter.secondary_opts))
+        rows.append((shown, parameter.help or "", _default(parameter)))
+    help_text = " ".join((command.help or "").split())
+    return f"## onea {name}\n\n{help_text}\n\n```text\n{usage}\n```\n\n" + table(("", "meaning", "default"), rows)
+
+
+def _default(parameter: Any) -> str:
+    if isinstance(getattr(parameter, "show_default", None), str):
+        return str(parameter.show_default)
+    value = parameter.default
+    return "" if parameter.required or value is None or value is False or callable(value) else f"`{value}`"
+
+
+def _options(kind: type) -> str:
+    from onea.options import describe
+
+    rows = ((f"`--{name.replace('_', '-')}`", f"`{default}`", meaning) for name, default, meaning in describe(kind))
+    return table(("option", "default", "meaning"), rows)
+
+
+def _folded(title: str, content: str) -> str:
+    body = "\n".join(f"    {line}" for line in content.splitlines())
+    return f'??? note "{title}"\n\n{body}'
+
+
+GENERATED: dict[str, Callable[[], str]] = {
+    "methods": methods_table,
+    "method-options": method_options,
+    "operators": operators_table,
+    "operator-options": operator_options,
+    "datasets": datasets_table,
+    "experiments": experiments_table,
+    "commands": commands_reference,
+}
+
+
+# mkdocs calls these by name
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Measured files lie beside docs/; pages link to them, so they come along, with a page that lists them."""
+    from mkdocs.structure.files import File
+
+    kept = sorted(path for path in (ROOT / BENCHMARKS).iterdir() if path.suffix in (".csv", ".json", ".py"))
+    for path in kept:
+        files.append(File.generated(config, f"{BENCHMARKS}/{path.name}", abs_src_path=str(path)))
+    listed = "\n".join(f"- [{path.name}]({path.name})" for path in kept)
+    text = f"# Measured files\n\nWhat benchmarks left behind; the name says on which hardware.\n\n{listed}\n"
+    files.append(File.generated(config, f"{BENCHMARKS}/index.md", content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Fill in what is generated, and turn links out of docs/ to where those files are on the site."""
+    markdown = re.sub(rf"\]\(\.\./{BENCHMARKS}/?\)", f"]({BENCHMARKS}/index.md)", markdown)
+    markdown = markdown.replace(f"](../{BENCHMARKS}/", f"]({BENCHMARKS}/")
+    return MARK.sub(lambda found: GENERATED[found[1]](), markdown)
