@@ -1,6 +1,7 @@
 """What the documentation takes from the program at build time, so that it cannot grow stale.
 
-Pages hold ``<!-- generated: NAME -->`` where a table goes. Files outside docs/ that pages link to become part of the site.
+Pages hold ``<!-- generated: NAME -->`` where a table goes. Files outside docs/ that pages link to
+become part of the site.
 """
 
 from __future__ import annotations
@@ -81,9 +82,7 @@ def experiments_table() -> str:
     """Every table and figure of the paper."""
     from onea.paper.experiments import experiments
 
-    rows = (
-        (f"`{each.name}`", f"`{each.alias}`", each.title) for each in experiments().values()
-    )
+    rows = ((f"`{each.name}`", f"`{each.alias}`", each.title) for each in experiments().values())
     return table(("name", "or", "shows"), rows)
 
 
@@ -148,7 +147,7 @@ def on_files(files: Any, config: Any) -> Any:
     """Measured files lie beside docs/; pages link to them, so they come along, with a page that lists them."""
     from mkdocs.structure.files import File
 
-    kept = sorted(path for path in (ROOT / BENCHMARKS).iterdir() if path.suffix in (".csv", ".json", ".py"))
+    kept = sorted(path for path in (ROOT / BENCHMARKS).iterdir() if path.suffix in (".csv", ".json"))
     for path in kept:
         files.append(File.generated(config, f"{BENCHMARKS}/{path.name}", abs_src_path=str(path)))
     listed = "\n".join(f"- [{path.name}]({path.name})" for path in kept)

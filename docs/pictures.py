@@ -1,6 +1,6 @@
 """The figures of concepts.md, from committed records and the program's own code; no training.
 
-    python docs/pictures.py
+python docs/pictures.py
 """
 
 from __future__ import annotations
@@ -131,7 +131,13 @@ def network() -> Any:
         axes.plot(6.6, 1.25, "o", markersize=9, color="white", markeredgecolor=style.MUTED)
         axes.text(6.6, 1.25, "+", ha="center", va="center")
         words = {"size": style.TICK_SIZE, "va": "center"}
-        axes.text(0.2, 0.25, f"one of {vit.depth} blocks\n{frozen:.1f} M numbers in all, frozen", color=style.PALETTE[0], **words)
+        axes.text(
+            0.2,
+            0.25,
+            f"one of {vit.depth} blocks\n{frozen:.1f} M numbers in all, frozen",
+            color=style.PALETTE[0],
+            **words,
+        )
         axes.text(4.0, -0.32, f"adapter, rank 64: {small:.2f} M numbers in all blocks", color=style.PALETTE[1], **words)
         axes.set_xlim(0, 7.5)
         axes.set_ylim(-0.5, 2.1)

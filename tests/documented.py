@@ -1,0 +1,73 @@
+"""The examples in README and docs: fenced blocks, what the comment above one asks for, and the commands inside."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PAGES = tuple(sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs").glob("*/README.md")]))
+SHELL = ("sh", "bash", "console")
+_SETTING = re.compile(r"[A-Z_]+=")  # of the shell, before a command or alone
+_BLOCK = re.compile(
+    r"(?:^<!-- test: (?P<how>[^\n]+?) -->\n)?^```(?P<language>\w+)[^\n]*\n(?P<text>.*?)^```$", re.M | re.S
+)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block.
+
+    Attributes:
+        how: ``run`` (run it), ``exact`` (run it and compare what it prints), ``parse`` (which is what all shell blocks
+            get), or the test file that runs it.
+    """
+
+    page: Path
+    line: int
+    language: str
+    how: str
+    text: str
+
+    @property
+    def where(self) -> str:
+        """For messages."""
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+    def commands(self) -> Iterator[list[str]]:
+        """The words of each command, comments left out and variables of the block filled in."""
+        variables: dict[str, str] = {}
+        for line in self._lines():
+            for name, value in variables.items():
+                line = line.replace(f"${name}", value)
+            words = shlex.split(line, comments=True)
+            settings = list(takewhile(_SETTING.match, words))
+            if len(words) > len(settings):
+                yield words[len(settings) :]
+            else:
+                variables |= dict(word.split("=", 1) for word in settings)
+
+    def _lines(self) -> Iterator[str]:
+        lines = self.text.replace("\\\n", " ").splitlines()
+        if self.language == "console":
+            lines = [line[2:] for line in lines if line.startswith("$ ")]
+        for line in lines:
+            yield from line.split(" && ")
+
+    def sessions(self) -> list[tuple[list[str], str]]:
+        """Of a console block: each command and what it prints."""
+        parts = re.split(r"^\$ ", self.text, flags=re.M)[1:]
+        return [(shlex.split(part.partition("\n")[0]), part.partition("\n")[2].strip()) for part in parts]
+
+
+def blocks(page: Path) -> list[Block]:
+    """All fenced blocks with a language, in order."""
+    text = page.read_text(encoding="utf-8")
+    return [
+        Block(page, text.count("\n", 0, found.start()) + 1, found["language"], found["how"] or "parse", found["text"])
+        for found in _BLOCK.finditer(text)
+    ]

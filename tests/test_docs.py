@@ -1,0 +1,295 @@
+"""What README and docs show: what can run offline is run, on tiny things; all other commands are parsed or dry-run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+from documented import PAGES, ROOT, SHELL, Block, blocks
+from PIL import Image
+from safetensors.torch import save_file
+from tiny import write_tiny_images
+
+from onea.errors import OneaError
+
+BLOCKS = [block for page in PAGES for block in blocks(page)]
+COMMANDS = [(block, words) for block in BLOCKS if block.language in SHELL for words in block.commands()]
+RUN = sorted({block.page for block in BLOCKS if block.how in ("run", "exact")})
+ELSEWHERE = ("serve", "bench", "demo")  # other tests run them: they take minutes, or never end
+NOT_OURS = ("curl", "docker", "export", "git", "tensorboard", "cd")
+USAGE_ERROR = typer.BadParameter.__mro__[1]  # of click, or of the parser that newer typers bring along
+SMALL = ["--threads", "1", "--precision", "fp32"]
+TRAINING = ["--rank", "4", "--batch-size", "8", "--epochs", "1", "--min-epochs", "1", "--max-epochs", "1"]
+
+
+def named(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+# every command is parsed
+
+
+def check_onea(words: list[str]) -> None:
+    """Parse a command as the command line does, and look up every name in it; raises where it would not be accepted."""
+    from onea.cli.app import app
+
+    group: Any = typer.main.get_command(app)
+    name, *arguments = words
+    if name.startswith("-"):
+        return
+    assert name in group.commands, f"there is no command '{name}'"
+    context = group.commands[name].make_context(name, arguments)
+    given = context.params
+    if name == "run":
+        from onea.data.sources import DATASETS
+        from onea.options import from_arguments
+        from onea.runs.config import RunConfig, make_config
+
+        fields = {key: value for key, value in given.items() if key in RunConfig.__dataclass_fields__}
+        config = make_config(fields | from_arguments(context.args))
+        assert config.data.partition(":")[0] in DATASETS
+    elif name == "merge":
+        from onea.merging import make_operator
+        from onea.options import from_arguments
+
+        loose = [*given["inputs"], *context.args]
+        cut = next((index for index, word in enumerate(loose) if word.startswith("--")), len(loose))
+        make_operator(given["operator"], **from_arguments(loose[cut:]))
+    elif name == "methods" and given["name"]:
+        from onea.methods import method_class
+
+        method_class(given["name"])
+    elif name == "paper" and given["name"]:
+        from onea.paper.experiments import find_experiment
+
+        find_experiment(given["name"])
+
+
+def check_command(words: list[str]) -> None:
+    match words:
+        case ["onea", *rest] | ["accelerate", "launch", "-m", "onea", *rest] | ["torchrun", "-m", "onea", *rest]:
+            check_onea(rest)
+        case ["make", target]:
+            assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M), f"make has no '{target}'"
+        case ["python", script, *_]:
+            assert (ROOT / script).is_file(), f"there is no {script}"
+        case ["pip", "install", package]:
+            extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+            wanted = re.fullmatch(r"onea\[(\w+)\]", package)
+            assert package == "." or (wanted and wanted[1] in extras), f"there is no extra in {package}"
+        case [program, *_]:
+            assert program in NOT_OURS, f"nobody checks '{program}'"
+
+
+@pytest.mark.parametrize(("block", "words"), COMMANDS, ids=[f"{b.where} {' '.join(w)[:50]}" for b, w in COMMANDS])
+def test_every_command_is_accepted(block: Block, words: list[str]) -> None:
+    if block.how.endswith(".py"):  # about things that only that test installs
+        assert (ROOT / block.how).is_file()
+    else:
+        check_command(words)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "onea tech a b",
+        "onea teach a",
+        "onea predict a b --jsn",
+        "onea run one-a --kapa 3",
+        "onea run one-b",
+        "onea merge a b -o c --with tis",
+        "onea paper tabel3",
+        "oena demo",
+        "make dmeo",
+        "pip install onea[srve]",
+        "python missing.py",
+    ],
+)
+def test_a_command_that_would_not_be_accepted_is_noticed(wrong: str) -> None:
+    with pytest.raises((AssertionError, OneaError, USAGE_ERROR)):
+        check_command(wrong.split())
+
+
+# what can run offline is run
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory, tiny_vit: str) -> Path:
+    """Everything the pages speak of, tiny: photos and arrivals, adapters, LoRAs, runs, and folders with mistakes."""
+    root = tmp_path_factory.mktemp("shop")
+    images = root / "images"
+    write_tiny_images(images, classes=6, train=6, test=3)
+    first = ["Banana", "Kiwi", "Lemon", "Mango", "Papaya", "Leek"]
+    for old, new in zip(sorted((images / "train").iterdir()), first, strict=True):
+        day = "tuesday" if new == "Papaya" else "monday"
+        shutil.copytree(old, root / "photos" / day / new)
+        shutil.copytree(images / "test" / old.name, root / "photos" / "test" / new)
+    for day in ("monday", "tuesday"):
+        shutil.copytree(root / "photos" / day, root / "arrivals" / day)
+    some = Image.open(root / "photos/test/Papaya/0.png")
+    (root / "new").mkdir()
+    for name in ("photo.webp", "photo.jpg", "other.webp", "new/1.jpg", "new/papaya.webp"):
+        some.save(root / name)
+    _mistakes(root, some)
+    _grocery(root, images)
+    _adapters(root)
+    return root
+
+
+def _mistakes(root: Path, some: Image.Image) -> None:
+    (root / "photos/empty").mkdir()
+    for folder, names in {
+        "single": ["Plum"],
+        "twice": ["Plum", "plum"],
+        "reserved": ["unknown"],
+        "broken": ["Fig"],
+    }.items():
+        for name in names:
+            place = root / "photos" / folder / name
+            place.mkdir(parents=True)
+            for number in range(1 if folder == "single" else 2):
+                some.save(place / f"{number}.png")
+    cut = root / "photos/broken/Fig/1.png"
+    cut.write_bytes(cut.read_bytes()[:200])
+
+
+def _grocery(root: Path, images: Path) -> None:
+    """The classes that grocery.md copies, as links to a few images; and the list that says which."""
+    import json
+
+    (root / "benchmarks").mkdir()
+    shutil.copy(ROOT / "benchmarks/grocery-arrivals.json", root / "benchmarks")
+    names = [
+        name
+        for one in json.loads((root / "benchmarks/grocery-arrivals.json").read_text())[:5]
+        for name in one["classes"]
+    ]
+    for number, name in enumerate(names):
+        for side in ("train", "test"):
+            shutil.copytree(images / side / f"class{number % 6:02d}", root / "grocery" / side / name)
+
+
+def _adapters(root: Path) -> None:
+    import json
+
+    generator = torch.Generator().manual_seed(0)
+    for name in "AB":
+        weights = {"down": torch.randn(4, 16, generator=generator), "up": torch.randn(16, 4, generator=generator)}
+        save_file(weights, root / f"{name}.safetensors")
+        lora = root / f"lora-{name.lower()}"
+        lora.mkdir()
+        prefix = "base_model.model.layer"
+        factors = {
+            f"{prefix}.lora_A.weight": torch.randn(3, 12, generator=generator),
+            f"{prefix}.lora_B.weight": torch.randn(8, 3, generator=generator),
+        }
+        save_file(factors, lora / "adapter_model.safetensors")
+        config = {"peft_type": "LORA", "r": 3, "lora_alpha": 6, "target_modules": ["layer"], "bias": "none"}
+        (lora / "adapter_config.json").write_text(json.dumps(config))
+
+
+@pytest.fixture
+def place(shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the shop of one's own, as the working folder."""
+    shutil.copytree(shop, tmp_path / "here")
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.delenv("ONEA_DATA", raising=False)
+    return tmp_path / "here"
+
+
+def tiny_words(words: list[str], vit: str) -> list[str]:
+    """The same command with tiny images, a tiny network and short training; grids only say what they would do."""
+    words = [match for word in words for match in (sorted(map(str, Path().glob(word))) if "*" in word else [word])]
+    swaps = {"--backbone": vit, "--tasks": "3"}
+    words = [swaps.get(before, word) for before, word in zip(["", *words], words, strict=False)]
+    words = ["folder:images" if word.startswith(("glyphs", "cifar100", "folder:photos")) else word for word in words]
+    match words:
+        case ["onea", "teach", model, *_] if not Path(model).exists():
+            return [*words, "--backbone", vit, "--epochs", "1", *SMALL]
+        case ["onea", "teach", *_]:
+            return [*words, *SMALL]
+        case ["onea", "run", method, *rest]:
+            stream = [] if {"--tasks", "--sizes"} & {*rest} or "folder:arrivals" in rest else ["--tasks", "3"]
+            network = [] if "--backbone" in rest else ["--backbone", vit]
+            return [*words, *stream, *network, *SMALL, *(TRAINING if method != "simplecil" else [])]
+        case ["onea", "paper", _, *rest]:
+            return [*words, *({"--dry-run"} - {*rest}), *([] if "--tasks" in rest else ["--tasks", "3"])]
+    return words
+
+
+def run_python(code: str, name: str) -> None:
+    exec(compile(code, name, "exec"), {"__name__": "__main__"})
+
+
+@pytest.mark.parametrize("page", RUN, ids=named)
+def test_what_can_run_offline_runs(page: Path, place: Path, tiny_vit: str, onea: Callable[..., Any]) -> None:
+    os.chdir(place)  # the onea fixture goes to an empty folder
+    if page.name in ("README.md", "paper.md", "merging.md"):
+        for name in "AB":
+            words = ["onea", "run", "one-a", "--data", "glyphs", "--out", f"runs/{name}"]
+            words += ["--no-gating"] if name == "B" else []
+            assert onea(*tiny_words(words, tiny_vit)[1:])[0] == 0
+    for block in blocks(page):
+        if block.how == "exact":
+            for words, printed in block.sessions():
+                code, out, err = onea(*words[1:])
+                assert " ".join((out + err).split()) == " ".join(printed.split()), block.where
+                assert code == (2 if printed.startswith("onea: ") else 0)
+        elif block.how == "run" and block.language == "python":
+            with contextlib.redirect_stdout(None):
+                run_python(block.text, block.where)
+        elif block.how == "run":
+            for words in block.commands():
+                if words[0] == "python" or words[1] in ELSEWHERE:
+                    continue  # test_the_pictures_of_the_concepts_can_be_drawn
+                assert words[0] == "onea", f"{block.where}: only our own commands can be marked to run"
+                code, out, err = onea(*tiny_words(words, tiny_vit)[1:])
+                assert code == 0, f"{block.where}: {' '.join(words)}\n{out}\n{err}"
+
+
+def test_the_pictures_of_the_concepts_can_be_drawn(tmp_path: Path) -> None:
+    pictures = SourceFileLoader("pictures", str(ROOT / "docs/pictures.py")).load_module()
+    pictures.OUT = tmp_path
+    pictures.main()
+    kept = {path.name for path in (ROOT / "docs/pictures").glob("*.png")} - {
+        "grocery-confusion.png",
+        "grocery-history.png",
+    }
+    assert {path.name for path in tmp_path.iterdir()} == kept
+
+
+# the site
+
+
+def test_the_site_is_built_strictly_and_offline(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs")
+    site = tmp_path / "site"
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(site)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    pages = list(site.rglob("index.html"))
+    assert len(pages) > 15
+    for page in pages:
+        fetched = re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="(https?:)?//[^"]+"', page.read_text())
+        assert not fetched, page
+    assert (site / "results/table3/table3.html").read_text() == (ROOT / "docs/results/table3/table3.html").read_text()
+    methods = (site / "methods/index.html").read_text()
+    from onea.merging import OPERATORS
+    from onea.methods import METHODS
+
+    assert all(f"<code>{name}</code>" in methods for name in (*METHODS.own, *OPERATORS.own))
+    commands = (site / "commands/index.html").read_text()
+    assert all(word in commands for word in ("onea-teach", "onea-paper", "--share-training", "--on-bad"))
