@@ -11,8 +11,8 @@ demo: .venv/.core
 test: lint types unit
 
 lint: .venv/.dev
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests docs
+	$(BIN)/ruff format --check src tests docs
 
 types: .venv/.dev
 	$(BIN)/mypy
@@ -27,8 +27,8 @@ test-browser: .venv/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -m browser tests/test_serve_browser.py
 
 format: .venv/.dev
-	$(BIN)/ruff check --fix src tests
-	$(BIN)/ruff format src tests
+	$(BIN)/ruff check --fix src tests docs
+	$(BIN)/ruff format src tests docs
 
 docs: .venv/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -32,7 +32,7 @@ def methods_table() -> str:
         title = f"[{kind.title}]({kind.paper})" if kind.paper else kind.title
         return f"`{name}`", title, kind.trains, kind.stores, passes, "yes" if kind.in_paper else ""
 
-    heads = ("name", "method", "trains", "keeps", "passes per image after 1 / 10 / 40 tasks", "in the paper")
+    heads = ("name", "method", "trains", "keeps", "passes after 1 / 10 / 40 tasks", "in the paper")
     return table(heads, (row(name) for name in METHODS.own))
 
 
@@ -97,17 +97,18 @@ def commands_reference() -> str:
 
 
 def _command(name: str, command: Any) -> str:
-    context = command.make_context(name, [], resilient_parsing=True)
-    usage = " ".join(["onea", name, *command.collect_usage_pieces(context)])
-    rows = []
+    usage, rows = ["onea", name], []
     for parameter in command.params:
         if parameter.param_type_name == "argument":
             shown = f"`{parameter.name.upper()}`"
+            many = parameter.name.upper() + ("..." if parameter.nargs == -1 else "")
+            usage.append(many if parameter.required else f"[{many}]")
         else:
             shown = ", ".join(f"`{word}`" for word in (*parameter.opts, *parameter.secondary_opts))
         rows.append((shown, parameter.help or "", _default(parameter)))
     help_text = " ".join((command.help or "").split())
-    return f"## onea {name}\n\n{help_text}\n\n```text\n{usage}\n```\n\n" + table(("", "meaning", "default"), rows)
+    shape = f"```text\n{' '.join(usage)} [OPTIONS]\n```"
+    return "\n\n".join([f"## onea {name}", help_text, shape, table(("", "meaning", "default"), rows)])
 
 
 def _default(parameter: Any) -> str:
