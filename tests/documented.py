@@ -58,7 +58,7 @@ class Block:
         for line in lines:
             yield from line.split(" && ")
 
-    def sessions(self) -> list[tuple[list[str], str]]:
+    def exchanges(self) -> list[tuple[list[str], str]]:
         """Of a console block: each command and what it prints."""
         parts = re.split(r"^\$ ", self.text, flags=re.M)[1:]
         return [(shlex.split(part.partition("\n")[0]), part.partition("\n")[2].strip()) for part in parts]
