@@ -82,8 +82,11 @@ def experiments_table() -> str:
     """Every table and figure of the paper."""
     from onea.paper.experiments import experiments
 
-    rows = ((f"`{each.name}`", f"`{each.alias}`", each.title) for each in experiments().values())
-    return table(("name", "or", "shows"), rows)
+    rows = (
+        (f"`{each.name}`", f"`{each.alias}`", each.title, str(len(each.cells) * each.seeds or ""))
+        for each in experiments().values()
+    )
+    return table(("name", "or", "shows", "runs"), rows)
 
 
 def commands_reference() -> str:
