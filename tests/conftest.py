@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 import shutil
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 from tiny import write_tiny_images, write_tiny_vit
+
+# Ray reads both once in a process, whoever imports it first: clusters of these tests speak only to this process and
+# what it starts, and no token is looked for or left in the home folder.
+os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts things in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 import signal
 import subprocess
@@ -44,18 +43,6 @@ def configs(tiny_run):
     """Runs by seed, long enough to be hit."""
     options = tiny_run["options"] | {"epochs": 60, "min_epochs": 60, "max_epochs": 60}
     return {seed: make_config(tiny_run | {"seed": seed, "options": options}) for seed in (1, 2, 3)}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _own_token():
-    """Clusters of these tests speak only to these tests, and no token is looked for or left in the home folder.
-
-    For the whole module: Ray reads both once in a process, when it starts.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_MODE", "token")
-        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
-        yield
 
 
 @pytest.fixture
