@@ -12,6 +12,7 @@ from tiny import write_tiny_images
 from torch.nn import functional as F
 
 from onea.model import calibration
+from onea.vit.heads import cosine_scores
 
 
 @pytest.mark.parametrize("temperature", [0.01, 0.05, 0.3])
@@ -29,22 +30,51 @@ def test_where_the_labels_say_nothing_the_temperature_stays():
     assert 0.01 < no_mistake < 0.2
 
 
+def drawn(counts: list[int], seed: int) -> tuple[torch.Tensor, list[str], torch.Tensor]:
+    labels = torch.from_numpy(np.repeat(np.arange(len(counts)), counts))
+    features = torch.randn(len(labels), 5, generator=torch.Generator().manual_seed(seed))
+    return labels, [f"c{n}" for n in range(len(counts))], features
+
+
 @given(counts=st.lists(st.integers(2, 60), min_size=1, max_size=8), share=st.floats(0, 0.5), seed=st.integers(0, 99))
 @settings(max_examples=50, deadline=None)
 def test_every_class_keeps_two_images_to_learn_from(counts, share, seed):
-    labels = torch.from_numpy(np.repeat(np.arange(len(counts)), counts))
-    names = [f"c{n}" for n in range(len(counts))]
-    held = calibration.held_out_rows(labels, names, share, seed, 1)
+    labels, names, features = drawn(counts, seed)
+    held = calibration.held_out_rows(labels, names, features, share, seed, 1)
     assert len(held.unique()) == len(held)
     taken = torch.bincount(labels[held], minlength=len(counts))
     for count, out in zip(counts, taken.tolist(), strict=True):
-        wanted = max(1, round(share * count)) if share > 0 and count >= calibration.FEW else 0
-        assert out == min(wanted, count - 2)
+        if share > 0 and count >= calibration.FEW:
+            assert 1 <= out <= min(2 * max(1, round(share * count)), count - 2)
+        else:
+            assert out == 0
+
+
+def test_about_the_share_is_held_out():
+    labels, names, features = drawn([40] * 50, 0)
+    held = calibration.held_out_rows(labels, names, features, 0.2, 0, 1)
+    assert len(held) / len(labels) == pytest.approx(0.2, abs=0.03)
+
+
+def test_equal_images_are_held_out_too():
+    held = calibration.held_out_rows(torch.zeros(10, dtype=torch.int64), ["a"], torch.ones(10, 3), 0.2, 0, 1)
+    assert len(held) == 2
+
+
+@given(seed=st.integers(0, 10**6))
+@settings(max_examples=30, deadline=None)
+def test_a_series_is_held_out_whole_or_not_at_all(seed):
+    generator = torch.Generator().manual_seed(seed)
+    series = torch.arange(6).repeat_interleave(5)[torch.randperm(30, generator=generator)]
+    features = 10 * torch.eye(8)[series] + torch.randn(30, 8, generator=generator)
+    held = calibration.held_out_rows(torch.zeros(30, dtype=torch.int64), ["a"], features, 0.2, seed, 1)
+    assert torch.bincount(series[held], minlength=6).sort().values.tolist() == [0, 0, 0, 0, 0, 5]
 
 
 def test_what_is_held_out_does_not_depend_on_other_classes():
-    alone = calibration.held_out_rows(torch.zeros(20, dtype=torch.int64), ["a"], 0.2, 3, 1)
-    both = calibration.held_out_rows(torch.tensor([0] * 20 + [1] * 20), ["a", "b"], 0.2, 3, 1)
+    labels, names, features = drawn([20, 20], 0)
+    both = calibration.held_out_rows(labels, names, features, 0.2, 3, 1)
+    alone = calibration.held_out_rows(labels[:20], names[:1], features[:20], 0.2, 3, 1)
     assert both[both < 20].tolist() == alone.tolist()
 
 
@@ -58,6 +88,33 @@ def test_known_images_fall_below_the_threshold_as_often_as_stated(rate, seed):
     assert below == pytest.approx(rate, abs=0.05)
 
 
+def in_series(generator: torch.Generator, centres: torch.Tensor, series: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Features and labels of photos of each class: five of each series, which lie close together."""
+    shape = (len(centres), series, 5, centres.shape[1])
+    spread = torch.randn(shape[0], series, 1, shape[3], generator=generator)
+    features = centres[:, None, None] + spread + 0.2 * torch.randn(shape, generator=generator)
+    return features.flatten(0, 2), torch.arange(len(centres)).repeat_interleave(series * 5)
+
+
+def test_photos_of_another_day_are_unknown_about_as_often_as_stated():
+    """Photos come in series; those held out say what to expect of new series, which random ones would not."""
+    generator = torch.Generator().manual_seed(0)
+    centres = 2 * torch.randn(30, 16, generator=generator)
+    features, labels = in_series(generator, centres, 6)
+    fresh, _ = in_series(generator, centres, 20)
+    names = [f"c{n}" for n in range(30)]
+    rate = {}
+    for how, looks in (("groups", features), ("random", torch.randn(features.shape, generator=generator))):
+        held = calibration.held_out_rows(labels, names, looks, 0.15, 0, 1)
+        rest = torch.ones(len(labels), dtype=torch.bool).index_fill(0, held, False)
+        means = torch.stack([features[rest & (labels == c)].mean(0) for c in range(30)])
+        near = calibration.margins(cosine_scores(features[held], means), torch.zeros(30))
+        found = calibration.margins(cosine_scores(fresh, means), torch.zeros(30))
+        rate[how] = float((found < calibration.threshold(near, 0.1)).double().mean())
+    assert rate["groups"] == pytest.approx(0.1, abs=0.05)
+    assert rate["random"] > rate["groups"] + 0.05
+
+
 @pytest.fixture(scope="module")
 def many(tmp_path_factory):
     root = tmp_path_factory.mktemp("many")
@@ -66,9 +123,10 @@ def many(tmp_path_factory):
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.2])
-def test_fresh_known_images_are_answered_unknown_about_as_often_as_stated(tiny_vit, many, rate):
+def test_fresh_known_images_are_answered_unknown_at_most_as_often_as_stated(tiny_vit, many, rate):
+    """These images come in no series, so that held-out groups are farther away than fresh images are."""
     model = tiny_model(tiny_vit, unknown=rate, held_out=0.3).learn(many / "train")
-    assert (model.predict(many / "test") == "unknown").mean() == pytest.approx(rate, abs=0.06)
+    assert rate / 4 < (model.predict(many / "test") == "unknown").mean() < rate + 0.03
 
 
 def test_strange_images_are_unknown_and_nothing_is_when_switched_off(tiny_vit, many):
@@ -82,13 +140,13 @@ def test_strange_images_are_unknown_and_nothing_is_when_switched_off(tiny_vit, m
 
 
 def test_probabilities_are_calibrated(tiny_vit, many):
-    """The mean probability of the answer comes near the share of right answers."""
+    """The mean probability of the answer comes near the share of right answers, rather below than above it."""
     model = tiny_model(tiny_vit, unknown=None, held_out=0.3).learn(many / "train")
     probabilities = torch.from_numpy(model.predict_proba(many / "test"))
     labels = torch.from_numpy(np.repeat(np.arange(6), 60))
     accuracy = float((probabilities.argmax(1) == labels).double().mean())
-    assert float(probabilities.max(1).values.mean()) == pytest.approx(accuracy, abs=0.12)
+    assert accuracy - 0.12 < float(probabilities.max(1).values.mean()) < accuracy + 0.05
     raw = model.snapshot().similarities(many / "test").double()
     fitted = F.nll_loss(probabilities.log(), labels)
-    for other in (model.snapshot().state.temperature * 10, model.snapshot().state.temperature / 10):
+    for other in (model.snapshot().state.temperature * 10, model.snapshot().state.temperature / 30):
         assert fitted < F.cross_entropy(raw / other, labels)

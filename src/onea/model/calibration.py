@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from onea import seeds
+from onea.model.groups import similar_groups
 
 FEW = 4  # a class with fewer images holds none out
 PRIOR_TEMPERATURE = 0.05  # where a fit without evidence stays
@@ -17,18 +18,39 @@ _TEMPERATURES = torch.logspace(-3, 0, 121, dtype=torch.float64)
 _PRIOR_STRENGTH = 0.1  # a tenth of what one image says when the temperature is off by a factor of e
 
 
-def held_out_rows(labels: Tensor, names: Sequence[str], share: float, seed: int, update: int) -> Tensor:
-    """Rows kept out of training: this share of each class, at least one where it has four images or more.
+def held_out_rows(
+    labels: Tensor, names: Sequence[str], features: Tensor, share: float, seed: int, update: int
+) -> Tensor:
+    """Rows kept out of training: about this share of each class, at least one where it has four images or more.
 
-    The choice depends on the seed, the update and the class's name, not on the other classes.
+    Whole groups of images that resemble each other are: next to a photo of the same series, the answer to a held-out
+    one would be no surprise. The choice depends on the seed, the update and the class's name, not on other classes.
     """
     rows = [torch.empty(0, dtype=torch.int64)]
     for index, name in enumerate(names):
         own = (labels == index).nonzero()[:, 0]
-        count = max(1, round(share * len(own))) if share > 0 and len(own) >= FEW else 0
-        draw = torch.randperm(len(own), generator=seeds.generator(seed, update, f"held out/{name}"))
-        rows.append(own[draw[: min(count, len(own) - 2)]])
+        if share > 0 and len(own) >= FEW:
+            count = min(max(1, round(share * len(own))), len(own) - 2)
+            generator = seeds.generator(seed, update, f"held out/{name}")
+            rows.append(own[_whole_groups(similar_groups(features[own]), count, generator)])
     return torch.cat(rows).sort().values
+
+
+def _whole_groups(groups: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Members of groups that are together about this many; of the smallest group so many, where all are too large.
+
+    >>> _whole_groups(torch.tensor([0, 0, 0, 1, 1, 0, 0, 0]), 2, torch.Generator().manual_seed(0))
+    tensor([3, 4])
+    """
+    sizes = torch.bincount(groups)
+    chosen = torch.zeros(len(groups), dtype=torch.bool)
+    for number in torch.randperm(len(sizes), generator=generator).tolist():
+        total, size = int(chosen.sum()), int(sizes[number])
+        if abs(total + size - count) < abs(total - count) and total + size <= len(groups) - 2:
+            chosen |= groups == number
+    if not chosen.any():
+        return (groups == sizes.argmin()).nonzero()[:count, 0]
+    return chosen.nonzero()[:, 0]
 
 
 def fit_temperature(scores: Tensor, labels: Tensor) -> float:

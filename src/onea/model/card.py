@@ -48,9 +48,9 @@ def card(state: State, name: str) -> str:
         *history_table(state.updates),
         "",
         "Held-out accuracy: of images of that update kept out of training, answered among all classes known by then. "
-        "It says nothing about older classes, and where photos were taken in series, held-out ones resemble those "
-        "trained on more than new ones will. A class that was forgotten is no longer answered; what the adapter "
-        "learned from its images stays in it.",
+        "Images that look alike were kept out together, to stand for photos of another day. It says nothing about "
+        "older classes. A class that was forgotten is no longer answered; what the adapter learned from its images "
+        "stays in it.",
         "",
         "## Classes",
         "",

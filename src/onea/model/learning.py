@@ -125,7 +125,8 @@ def learn(
     started = time.perf_counter() if started is None else started
     position = {label: index for index, label in enumerate(names)}
     labels = torch.tensor([position[label] for label in batch.labels])
-    held = calibration.held_out_rows(labels, names, held_out, seed, version)
+    earlier = engine.features(batch.pixels, adapters_of(engine, state))
+    held = calibration.held_out_rows(labels, names, earlier, held_out, seed, version)
     trained = torch.ones(len(labels), dtype=torch.bool).index_fill(0, held, False)
 
     method, report = _adapt(engine, state, batch, labels, trained, version, name or f"update {version}", seed, progress)
@@ -136,7 +137,7 @@ def learn(
     rows = torch.tensor([classes.index(label) for label in names])[labels]
     known = state.evidence
     if report["trained"] and state.classes and follow_drift:
-        known = known.moved(drift(engine.features(batch.pixels, adapters_of(engine, state)), features))
+        known = known.moved(drift(earlier, features))
     before = known.grown(len(classes))
     evidence = before.plus(features, rows)
     crossed = before.crossed(features, rows, state.readout)
