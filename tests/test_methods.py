@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import torch
 
+from onea.errors import OneaError
 from onea.methods import METHODS, method_class
 from onea.methods.adapter_merging import AdapterMemo
 from onea.methods.presets import preset_options
@@ -153,6 +154,19 @@ def test_skipped_single_class_tasks_leave_the_adapter_and_the_counts_alone(tiny_
     skipping.method.learn(skipping.task(2))
     assert all(torch.equal(kept[name], value) for name, value in skipping.method.kept.state_dict().items())
     assert skipping.method.merged_classes == 3
+
+
+def test_tasks_of_too_small_a_share_leave_the_adapter_and_the_counts_alone(tiny_run):
+    ready = prepared(tiny_run, sizes="2,2,1,1", options=tiny_run["options"] | {"min_share": 0.3})
+    reports = [ready.method.learn(ready.task(index)) for index in range(2)]
+    kept = {name: value.clone() for name, value in ready.method.kept.state_dict().items()}
+    reports += [ready.method.learn(ready.task(index)) for index in range(2, 4)]
+    assert [report["trained"] for report in reports] == [True, True, False, False]
+    assert all(torch.equal(kept[name], value) for name, value in ready.method.kept.state_dict().items())
+    assert ready.method.merged_classes == 4
+    assert len(ready.method.prototypes) == 6
+    with pytest.raises(OneaError, match="min_share is 2"):
+        prepared(tiny_run, options=tiny_run["options"] | {"min_share": 2.0})
 
 
 def test_the_first_adapter_is_adopted_and_old_prototypes_stay(tiny_run):

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from onea.errors import OneaError
 from onea.merging.operator import Operator, Sizes, Tensors
 from onea.methods.adapter_training import AdapterTraining, blank_adapters, train_adapter
 from onea.methods.contract import Method
@@ -37,9 +38,23 @@ class MergingOptions(AdapterTraining):
     Attributes:
         single_class: what a task of one class does to the adapter: ``train`` (train and merge it like any other) or
             ``skip`` (neither trained nor merged, nor counted; its prototype is still learned).
+        min_share: a task with a smaller share of the classes merged with it is skipped likewise: the merge would hear
+            little of it, and the old prototypes would have to follow. 0 trains every task (the paper).
     """
 
     single_class: Literal["train", "skip"] = "train"
+    min_share: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.min_share <= 1:
+            raise OneaError(f"min_share is {self.min_share}; it must lie between 0 and 1.")
+
+    def trains(self, classes: int, merged: int) -> bool:
+        """Whether a task of so many classes trains an adapter, where so many were merged before."""
+        if self.single_class == "skip" and classes == 1:
+            return False
+        return classes / (classes + merged) >= self.min_share
 
 
 def _recipe(rate: float, decay: float, batch: int, rank: int, epochs: tuple[int, int, int]) -> dict[str, Any]:
@@ -105,7 +120,7 @@ class AdapterMerging(Method):
 
     def adapt(self, task: Task) -> dict[str, Any]:
         """Train a fresh adapter on a task and merge it into the kept one; the prototypes stay as they are."""
-        report: dict[str, Any] = {"trained": not (self.options.single_class == "skip" and len(task.classes) == 1)}
+        report: dict[str, Any] = {"trained": self.options.trains(len(task.classes), self.merged_classes)}
         if report["trained"]:
             new, training = self._trained(task)
             report |= training

@@ -33,8 +33,16 @@ from onea.runtime import Progress
 from onea.tasks import Task
 from onea.vit.adapter import Adapters
 
-# Fewer epochs than the preset's for small backbones: a person waits for them, on whatever machine there is.
-_SHORTER = {"epochs": 6, "min_epochs": 3, "max_epochs": 12}
+# What differs from the preset for small backbones. Fewer epochs: a person waits for them, on whatever machine there is.
+# The rest was chosen on photos held out in groups that look alike (docs/models.md).
+_SMALL = {
+    "epochs": 6,
+    "min_epochs": 3,
+    "max_epochs": 12,
+    "learning_rate": 0.4,
+    "shared_init": True,
+    "min_share": 0.25,
+}
 _GATE_SUMMARY = ("base", "align_share", "gate_min", "gate_max")
 _ENOUGH = 20  # known images that say where 5 % lie; with fewer held out, training images have a say too
 _MOST_MARGINS = 64  # that are kept of one class
@@ -49,7 +57,7 @@ def choose_options(engine: Engine, preset: str, given: Mapping[str, Any]) -> One
     """One-A's options: those of the preset for this backbone, then what was given."""
     named = choose_preset(preset, engine.vit.width)
     chosen = preset_options("one-a", named, "")
-    return build(OneAOptions, chosen | (_SHORTER if named == "small" else {}) | dict(given))
+    return build(OneAOptions, chosen | (_SMALL if named == "small" else {}) | dict(given))
 
 
 def blank(engine: Engine, options: OneAOptions, readout: Readout = "whitened") -> State:
