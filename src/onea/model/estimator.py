@@ -56,7 +56,8 @@ class OneA:
             around their prototypes: one more matrix is kept) or ``cosine`` (the paper).
         follow_drift: whether old prototypes move with the adapter, as the new images show (off: the paper).
         mirror: whether an image flipped left to right still shows its class.
-        options: any further options of One-A, as ``onea methods one-a`` lists them.
+        options: any further options of One-A, as ``onea methods one-a`` lists them. Small backbones come with
+            ``min_share=0.25``: an arrival with a smaller share of the classes learns prototypes only, in seconds.
         device: ``auto``, ``cpu``, ``cuda``, ...
         precision: of the training: ``auto``, ``bf16`` or ``fp32``. Answers are always computed in fp32.
         threads: CPU threads; 0 is all.
