@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import json
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from onea.bench.backbone import bench_backbone
 from onea.bench.plain import PlainImages, loader, plain_epoch, plain_network, plain_transform
@@ -132,6 +134,39 @@ def test_a_whole_bench(result, tmp_path):
     assert 1 < training / inference < 2.2, "forward and backward to the adapters, no gradients of frozen weights"
     assert {row["hardware"] for row in rows} == {result.hardware}
     assert "torch" in rows[0]["versions"]
+
+
+def test_a_whole_stream_is_timed_and_its_record_kept(tiny_vit, tmp_path, monkeypatch, capsys):
+    images = np.random.default_rng(1).integers(0, 255, (10, 3, 8, 8, 3), dtype=np.uint8)
+    for label, pictures in enumerate(images):
+        for side, some in (("train", pictures[:2]), ("test", pictures[2:])):
+            folder = tmp_path / "tens" / side / f"class{label}"
+            folder.mkdir(parents=True)
+            for number, pixels in enumerate(some):
+                Image.fromarray(pixels).save(folder / f"{number}.png")
+    monkeypatch.setenv("COLUMNS", "100")
+    what = ["--data", f"folder:{tmp_path / 'tens'}", "--backbone", str(tiny_vit), "--out", str(tmp_path)]
+    how = ["--device", "cpu", "--precision", "fp32", "--threads", "1"]
+    monkeypatch.setattr("sys.argv", ["onea", "bench", *what, *how])
+
+    def figures():
+        with pytest.raises(SystemExit, match="0"):
+            main()
+        assert "accuracy A_T" in capsys.readouterr().out
+        [path] = tmp_path.glob("bench-*-tens-fp32.csv")
+        with path.open() as file:
+            rows = list(csv.DictReader(file))
+        return {(row["setting"].removeprefix("tens, 10 tasks, "), row["unit"]): float(row["value"]) for row in rows}
+
+    first = figures()
+    record = json.loads((tmp_path / "stream-tens-fp32" / "record.json").read_text())
+    assert record["status"] == "finished"
+    assert all(20 <= task["epochs"] <= 40 for task in record["tasks"]), "the paper's epochs"
+    assert first["accuracy A_T", "%"] == pytest.approx(record["metrics"]["A_T"])
+    assert first["from start to end", "s"] > first["learning", "s"] > 0
+    again = figures()
+    assert "from start to end" not in {name for name, _ in again}, "nothing was run, so nothing was timed"
+    assert again["learning", "s"] == first["learning", "s"]
 
 
 @pytest.mark.parametrize(

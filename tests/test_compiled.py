@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
@@ -48,6 +50,25 @@ def test_compiled_features_and_gradients_equal_eager_ones_without_recompiling(ti
         check(seed=3, count=3)
     too_many = images[:7]
     torch.testing.assert_close(vit(too_many, NOTHING), vit.eagerly(too_many, NOTHING))
+
+
+def test_many_networks_in_one_process_do_not_use_up_each_others_versions(tiny_vit):
+    torch.compiler.reset()
+    alive = []
+    for seed in range(torch._dynamo.config.recompile_limit + 1):
+        alive.append(vit := load_backbone(str(tiny_vit)).compile_for({2}, "eager"))
+        images, plug = torch.randn(2, 3, vit.size, vit.size), adapters(vit, seed)
+        torch.testing.assert_close(vit(images, plug), vit.eagerly(images, plug))
+
+
+def test_weights_follow_their_adapter_to_another_type_and_a_copy(tiny_vit):
+    plug = adapters(load_backbone(str(tiny_vit)), 1)
+    assert plug.weights_by_block[0][0] is plug.blocks[0].down.weight
+    twin = copy.deepcopy(plug).double()
+    assert twin.weights_by_block[0][0] is twin.blocks[0].down.weight
+    assert plug.weights_by_block[0][0].dtype == torch.float32
+    plug.double()
+    assert plug.weights_by_block[1][2].dtype == torch.float64
 
 
 @needs_compiler

@@ -17,7 +17,7 @@ from PIL import Image
 from onea.data import pack as pack_module
 from onea.data.dataset import Split
 from onea.data.decode import read_image, to_square
-from onea.data.pack import OnBad, Packed, default_cache, pack, stored_shape
+from onea.data.pack import OnBad, Packed, default_cache, in_threads, pack, stored_shape
 from onea.errors import OneaError
 
 
@@ -99,6 +99,27 @@ def test_the_shape_of_pixels_is_given() -> None:
     assert stored_shape([pixels(32, 30), pixels(32, 30)], 8) == (32, 30)
     with pytest.raises(OneaError, match=r"differ in size \(32 x 30 and 32 x 32\): give both the same"):
         stored_shape([pixels(32, 30), pixels(32, 32)], 8)
+
+
+def test_headers_of_the_same_files_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    split, cache = make_split(tmp_path / "d", [(9, 9)] * 3), tmp_path / "c"
+    assert stored_shape([split], 8, cache) == (9, 9)
+    with monkeypatch.context() as patch:
+        patch.setattr("onea.data.pack.image_size", lambda file: pytest.fail(f"reads {file} again"))
+        assert stored_shape([split], 8, cache) == (9, 9)
+    [known] = cache.glob("shape-*.json")
+    known.write_text("broken")
+    assert stored_shape([split], 8, cache) == (9, 9)
+    assert split.files is not None
+    noise(10, 9).save(split.files[0])
+    assert stored_shape([split], 8, cache) == (8, 8)
+    assert stored_shape([split], 16, cache) == (16, 16)
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 300])
+@pytest.mark.parametrize("threads", [None, 1, 3])
+def test_results_come_in_order(count: int, threads: int | None) -> None:
+    assert list(in_threads(lambda item: -item, range(count), threads)) == [-item for item in range(count)]
 
 
 def test_unreadable_files_have_no_say_in_the_shape(tmp_path: Path) -> None:

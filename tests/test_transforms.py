@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchvision.transforms.v2 import InterpolationMode, RandomResizedCrop, functional
 
-from onea.data.resample import axis_weights, crop_resize
+from onea.data.resample import axis_weights, crop_resize, resize
 from onea.data.transforms import Preprocess, random_boxes
 
 IDENTITY = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
@@ -66,6 +66,14 @@ def test_box_law_equals_torchvisions(height, width):
     assert ((ours.std(0) - theirs.std(0)).abs() < 0.12 * spread).all()
     assert (ours[:, 0] + ours[:, 2] <= height).all()
     assert (ours[:, 1] + ours[:, 3] <= width).all()
+
+
+@pytest.mark.parametrize("kind", ["bilinear", "bicubic"])
+def test_resizing_whole_images_is_cropping_nothing_away(kind):
+    images = pictures(3, 20, 31)
+    boxes = torch.tensor([[0, 0, 20, 31]] * 3)
+    for size in ((8, 12), (28, 40)):
+        torch.testing.assert_close(resize(images, size, kind), crop_resize(images, boxes, size, kind))
 
 
 def test_direct_geometry_is_a_plain_resize_with_the_backbones_normalisation():

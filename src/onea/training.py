@@ -90,9 +90,9 @@ def train(
             values = []
             for images, labels in task.augmented_batches(recipe.batch_size, recipe.crop_scale, order, crops, deal):
                 for number, loss in enumerate(losses):
+                    optimiser.zero_grad(set_to_none=True)
                     with runtime.autocast():
                         value = loss(images, labels)
-                    optimiser.zero_grad(set_to_none=True)
                     value.backward()
                     runtime.processes.average(item.module for item in trained)
                     if before_step:

@@ -64,14 +64,14 @@ def hardware_of(environment: dict[str, Any], cores: int) -> str:
     return f"{chip_of(environment)}, {cores} cores"
 
 
-def csv_name(environment: dict[str, Any], cores: int, backbone: str) -> str:
+def csv_name(environment: dict[str, Any], cores: int, backbone: str, data: str = "") -> str:
     """A file name that carries the hardware.
 
     >>> csv_name({"accelerator": "NVIDIA H200", "processor": "x"}, 16, "random:vit_base_patch16_224")
     'bench-nvidia-h200-16-random-vit_base_patch16_224.csv'
     """
-    parts = ("bench", chip_of(environment), str(cores), backbone.removesuffix(".safetensors"))
-    return "-".join(re.sub(r"[^a-z0-9_.]+", "-", part.lower()).strip("-") for part in parts) + ".csv"
+    parts = ("bench", chip_of(environment), str(cores), Path(backbone).name.removesuffix(".safetensors"), data)
+    return "-".join(re.sub(r"[^a-z0-9_.]+", "-", part.lower()).strip("-") for part in parts if part) + ".csv"
 
 
 def write_csv(

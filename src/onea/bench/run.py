@@ -37,6 +37,7 @@ class BenchResult:
 
     Attributes:
         load: processes that wanted a core on average in the minute before, none of them ours.
+        data: the dataset of a whole stream, if that is what was measured.
     """
 
     config: BenchConfig
@@ -46,6 +47,7 @@ class BenchResult:
     compiled: bool
     load: float
     environment: dict[str, Any]
+    data: str = ""
 
     @property
     def hardware(self) -> str:
@@ -54,7 +56,7 @@ class BenchResult:
 
     def write(self, folder: Path) -> Path:
         """Leave the figures in a file whose name carries the hardware."""
-        path = folder / csv_name(self.environment, self.environment["cores"], self.backbone)
+        path = folder / csv_name(self.environment, self.environment["cores"], self.backbone, self.data)
         write_csv(path, self.rows, self.backbone, self.hardware, self.load, self.environment)
         return path
 

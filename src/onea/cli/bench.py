@@ -23,6 +23,10 @@ def bench(
     threads: Annotated[int, typer.Option(help="CPU threads; 0 is all.")] = 0,
     workers: Annotated[int, typer.Option(help="Processes that feed the plain loop; 0 is one per core, at most 8.")] = 0,
     tasks: Annotated[int, typer.Option(help="Tasks of the run that shows growth; 0 leaves it out.")] = 40,
+    data: Annotated[
+        str | None,
+        typer.Option(help="Instead of all that, time One-A on this dataset: 10 tasks, the paper's epochs."),
+    ] = None,
     seconds: Annotated[float | None, typer.Option(help="About how long one measurement takes. [5; quick: 0.5]")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer batch sizes, shorter epochs.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder of the CSV. [benchmarks/ if it exists, else here]")] = None,
@@ -35,6 +39,7 @@ def bench(
 
     from onea.bench.run import bench as measure
     from onea.bench.scene import BenchConfig
+    from onea.bench.stream import stream_bench
     from onea.cli.bench_display import print_result
     from onea.files import check_writable
     from onea.options import build
@@ -57,6 +62,7 @@ def bench(
     check_writable(folder)
     console = Console(stderr=True)
     with console.status("preparing") as status:
-        result = measure(config, tell=status.update)
+        tell = status.update
+        result = stream_bench(config, data, folder, tell) if data else measure(config, tell)
     print_result(result)
     print(result.write(folder))

@@ -20,17 +20,28 @@ def print_result(result: BenchResult) -> None:
     """Our columns beside the plain loop, then beside plain timm, then what grows."""
     console = Console(highlight=False)
     how = f"{result.precision}, {'compiled' if result.compiled else 'eager'}"
+    if result.busy:
+        console.print(f"[yellow]others use this machine (load {result.load:.1f}): measure again when it is idle[/]")
+    if result.data:
+        console.print(f"One-A with {result.backbone}, {how}, {result.hardware}")
+        console.print(_list(result.rows))
+        return
     console.print(f"{result.backbone}, rank {result.config.rank}, {result.hardware}")
     console.print(f"plain loop: fp32, eager, DataLoader workers; same numerics: ours, fp32, eager; fast: ours, {how}")
     console.print("×: how many times better than the plain loop")
-    if result.busy:
-        console.print(f"[yellow]others use this machine (load {result.load:.1f}): measure again when it is idle[/]")
     own = [row for row in result.rows if not row.measure.startswith("growth")]
     console.print(_columns(own))
     console.print(_against_timm(result))
     late = [row for row in result.rows if row.measure.startswith("growth")]
     if late:
         console.print(_growth(late))
+
+
+def _list(rows: list[Row]) -> Table:
+    table = _table("", right=("",))
+    for row in rows:
+        table.add_row(f"{row.setting}, {row.unit}", _number(row))
+    return table
 
 
 def _columns(rows: list[Row]) -> Table:

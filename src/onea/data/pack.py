@@ -31,6 +31,8 @@ Result = TypeVar("Result")
 # Part of the key of every cached pack: raise it when decoding or resizing changes.
 _VERSION = 1
 _NAMED_BAD_FILES = 5
+_AT_ONCE = 16  # files that a thread takes
+_FEW_THREADS, _SMALL_BYTES, _SAMPLED = 4, 16_000, 64
 
 
 @dataclass(frozen=True)
@@ -57,11 +59,12 @@ def default_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "onea"
 
 
-def stored_shape(splits: Sequence[Split], size: int) -> tuple[int, int]:
+def stored_shape(splits: Sequence[Split], size: int, cache: Path | None = None) -> tuple[int, int]:
     """Height and width at which all these splits are to be stored, so that training and test images agree.
 
     Images that all have one size, no side above ``2 * size``, keep it and with it every pixel. All others become
-    squares of ``size``. Only headers are read; images that cannot be read have no say.
+    squares of ``size``. Only headers are read; images that cannot be read have no say. With a ``cache`` folder the
+    headers of the same files are read only once.
 
     Raises:
         OneaError: splits that hold pixels differ in size.
@@ -72,8 +75,23 @@ def stored_shape(splits: Sequence[Split], size: int) -> tuple[int, int]:
         raise OneaError(f"The training and test pixels differ in size ({sizes}): give both the same height and width.")
     if held:
         return held.pop()
+    files = [file for split in splits for file in split.files or ()]
+    if cache is None:
+        return _common_shape(files, size)
+    known = cache / f"shape-{_key(files, (size, size))}.json"
+    try:
+        height, width = json.loads(known.read_text(encoding="utf-8"))
+        return int(height), int(width)
+    except (OSError, ValueError, TypeError):
+        shape = _common_shape(files, size)
+    with suppress(OSError, OneaError):  # whoever cannot write here is told so when the pixels are written
+        write_atomically(known, json.dumps(shape).encode())
+    return shape
+
+
+def _common_shape(files: Sequence[Path], size: int) -> tuple[int, int]:
     common: tuple[int, int] | None = None
-    for found in in_threads(_size_or_none, [file for split in splits for file in split.files or ()]):
+    for found in in_threads(_size_or_none, files, _FEW_THREADS):
         if found is None:
             continue
         if max(found) > 2 * size or (common is not None and found != common):
@@ -125,10 +143,12 @@ def pack(
     return packed
 
 
-def _key(files: Sequence[Path], shape: tuple[int, int], on_bad: OnBad) -> str:
-    digest = hashlib.sha256(repr((_VERSION, shape, on_bad)).encode())
+def _key(files: Sequence[Path], shape: tuple[int, int], *more: str) -> str:
+    digest = hashlib.sha256(repr((_VERSION, shape, *more)).encode())
+    here = f"{Path.cwd()}{os.sep}"
     for file in files:
-        digest.update(os.fsencode(file.absolute()) + b"\0")
+        # As Path.absolute() has it, which takes longer than all the rest.
+        digest.update(os.fsencode(str(file) if file.is_absolute() else f"{here}{file}") + b"\0")
         with suppress(OSError):  # a missing file is reported when it is to be decoded
             status = file.stat()
             digest.update(f"{status.st_size} {status.st_mtime_ns}\n".encode())
@@ -203,7 +223,7 @@ def _decode_into(
 
     rows: list[int] = []
     skipped: list[str] = []
-    for row, result in enumerate(in_threads(decode, files)):
+    for row, result in enumerate(in_threads(decode, files, _threads_for(files))):
         if isinstance(result, str):
             skipped.append(result)
         elif not (skipped and on_bad == "fail"):
@@ -259,19 +279,30 @@ def _size_or_none(file: Path) -> tuple[int, int] | None:
         return None
 
 
-def in_threads(work: Callable[[Item], Result], files: Sequence[Item]) -> Iterator[Result]:
-    """The results in order, from one thread for each core (Pillow decodes without the interpreter's lock)."""
-    workers = _cores()
-    waiting: deque[Future[Result]] = deque()
+def _threads_for(files: Sequence[Path]) -> int:
+    """A small image takes longer to hand over than to decode: many threads would only queue for the interpreter."""
+    sizes = []
+    for file in files[:: max(1, len(files) // _SAMPLED)]:
+        with suppress(OSError):
+            sizes.append(file.stat().st_size)
+    small = sum(sizes) < _SMALL_BYTES * len(sizes)
+    return min(_FEW_THREADS, _cores()) if small else _cores()
+
+
+def in_threads(work: Callable[[Item], Result], files: Sequence[Item], threads: int | None = None) -> Iterator[Result]:
+    """The results in order, by default from a thread for each core (Pillow decodes without the interpreter's lock)."""
+    workers = min(threads or _cores(), _cores())
+    waiting: deque[Future[list[Result]]] = deque()
     pool = ThreadPoolExecutor(workers, thread_name_prefix="onea-decode")
+    some = max(1, min(_AT_ONCE, len(files) // (8 * workers)))
     try:
-        for file in files:
+        for start in range(0, len(files), some):
             # A bounded queue: when the disk is slower than the decoders, memory must not fill up with images.
-            if len(waiting) >= 8 * workers:
-                yield waiting.popleft().result()
-            waiting.append(pool.submit(work, file))
+            if len(waiting) >= 2 * workers:
+                yield from waiting.popleft().result()
+            waiting.append(pool.submit(lambda part: [work(file) for file in part], files[start : start + some]))
         while waiting:
-            yield waiting.popleft().result()
+            yield from waiting.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
 

@@ -78,7 +78,9 @@ class PackedImages:
 
     def _batch(self, rows: Tensor) -> Tensor:
         if isinstance(self.pixels, Tensor):
-            return self.pixels[rows.to(self.pixels.device)].to(self.device, non_blocking=True)
+            # Not blocking: the host would wait for everything that the device still has to do.
+            chosen = self.pixels[rows.to(self.pixels.device, non_blocking=True)]
+            return chosen.to(self.device, non_blocking=True)
         return torch.from_numpy(self.pixels[rows.numpy()]).to(self.device)
 
 

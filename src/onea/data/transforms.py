@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Literal
@@ -9,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from onea.data.resample import Filter, crop_resize
+from onea.data.resample import Filter, crop_resize, resize
 
 Geometry = Literal["direct", "resize-crop"]
 _TRIES = 10  # as torchvision's RandomResizedCrop
@@ -40,12 +41,11 @@ class Preprocess:
 
     def plain(self, images: Tensor) -> Tensor:
         """Test-time view of a uint8 batch ``[B, 3, H, W]``, deterministic."""
-        boxes = torch.tensor([0, 0, images.shape[2], images.shape[3]], device=images.device).expand(len(images), 4)
         if self.geometry == "direct":
-            return self.normalise(crop_resize(images, boxes, (self.size, self.size), self.filter))
+            return self.normalise(resize(images, (self.size, self.size), self.filter))
         short = min(images.shape[2:])
         height, width = (int(side * self.resize / short) for side in images.shape[2:])
-        resized = crop_resize(images, boxes, (height, width), self.filter)
+        resized = resize(images, (height, width), self.filter)
         top, left = round((height - self.size) / 2), round((width - self.size) / 2)
         return self.normalise(resized[:, :, top : top + self.size, left : left + self.size])
 
@@ -69,9 +69,13 @@ class Preprocess:
         """Pixels in 0-255 to what the network expects."""
         # Resampling with negative lobes (bicubic) overshoots; an 8-bit image could not, so neither do we.
         pixels = pixels.clamp(0, 255) / 255
-        mean = torch.tensor(self.mean, device=pixels.device)[:, None, None]
-        std = torch.tensor(self.std, device=pixels.device)[:, None, None]
-        return (pixels - mean) / std
+        return (pixels - _channels(self.mean, pixels.device)) / _channels(self.std, pixels.device)
+
+
+@functools.lru_cache(maxsize=64)
+def _channels(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """One value per channel, uploaded once: an upload in every step would make the host wait for the device."""
+    return torch.tensor(values, device=device)[:, None, None]
 
 
 def random_boxes(count: int, height: int, width: int, smallest: float, generator: torch.Generator) -> Tensor:

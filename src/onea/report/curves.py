@@ -178,8 +178,9 @@ def size_bars(axes: Any, sizes: Sequence[float], width: float) -> None:
 
     bars = axes.bar(range(1, len(sizes) + 1), sizes, width=0.72, color=style.tint(style.INK, 0.45))
     room = width / len(sizes)
-    if room > LETTER * (1 + max(len(f"{n:g}") for n in sizes)):  # every count fits over its bar
-        axes.bar_label(bars, labels=[f"+{n:g}" for n in sizes], padding=1.5, fontsize=8.5 if room > 0.3 else 6.5)
+    labels = [f"+{round(n, 1):g}" for n in sizes]
+    if room > LETTER * max(map(len, labels)):  # every count fits over its bar
+        axes.bar_label(bars, labels=labels, padding=1.5, fontsize=8.5 if room > 0.3 else 6.5)
     axes.set_ylim(0, 1.35 * max(sizes))
     margin = 0.6 if len(sizes) > 3 else 1.6  # one or two bars must not fill the whole panel
     axes.set_xlim(1 - margin, len(sizes) + margin)

@@ -43,7 +43,7 @@ def stream_bars(record: Record, width: float = WIDTH) -> Figure:
 
 def _mean_sizes(setting: Setting) -> list[float]:
     streams = [record["stream"]["sizes"] for group in setting.groups for record in group.records]
-    return [round(fmean(sizes), 1) for sizes in zip(*streams, strict=True)]
+    return [fmean(sizes) for sizes in zip(*streams, strict=True)]
 
 
 def _mean_record(group: Group, mean: Sequence[float], sizes: Sequence[float]) -> Record:

@@ -193,7 +193,7 @@ def _images(
         train, test = (_exact(side, position, preprocess, runtime) for side in sides)
         return train, test, {"stored": "exact", "skipped": []}
     size = round(preprocess.size * CROP_MARGIN)
-    shape = stored_shape(sides, size)
+    shape = stored_shape(sides, size, default_cache())
     packs = [
         pack(side, size, cache=default_cache(), on_bad=config.on_bad, shape=shape, class_names=dataset.classes)
         for side in sides

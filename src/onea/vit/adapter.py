@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 
@@ -76,6 +77,11 @@ class Adapters(nn.Module, Plug):
         for adapter in self.blocks:
             assert isinstance(adapter, Adapter)
             yield adapter
+
+    @functools.cached_property
+    def weights_by_block(self) -> list[tuple[Tensor, ...]]:
+        """What ``bottleneck`` takes, block by block; looked up once, because a module's attributes are slow to find."""
+        return [adapter.weights() for adapter in self.each()]
 
     def beside_mlp(self, block: int, u: Tensor) -> Tensor:
         """The update of block ``block`` for its residual stream ``u`` (after attention, before the second norm)."""

@@ -6,7 +6,8 @@ import importlib.util
 import os
 import shutil
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -47,7 +48,9 @@ class CompiledViT:
 
         # Recorded as CUDA graphs: a small network's kernels are shorter than the time it takes to launch them.
         mode = "reduce-overhead" if backend == "inductor" else None
-        self._run: Callable[..., Tensor] = torch.compile(run, dynamic=False, fullgraph=True, backend=backend, mode=mode)
+        self._run: Callable[..., Tensor] = torch.compile(
+            _with_own_code(run), dynamic=False, fullgraph=True, backend=backend, mode=mode
+        )
 
     def takes(self, images: Tensor, plug: Plug) -> bool:
         """Whether this pass is one of those it is compiled for."""
@@ -60,8 +63,16 @@ class CompiledViT:
         if missing:
             images = F.pad(images, (0, 0) * (images.dim() - 1) + (0, missing))
         if isinstance(plug, Adapters):
-            weights, dropout = [adapter.weights() for adapter in plug.each()], plug.dropout if plug.training else 0.0
-            features = self._run(images, weights, plug.scale, dropout)
+            features = self._run(images, plug.weights_by_block, plug.scale, plug.dropout if plug.training else 0.0)
         else:
             features = self._run(images, None, 0.0, 0.0)
         return features[:count].clone()  # the graph writes its next result into the same memory
+
+
+def _with_own_code(function: Any) -> FunctionType:
+    """A copy that shares nothing: PyTorch keeps what it compiles by code object, and allows eight versions of each.
+
+    Several runs in one process each have a network, and would use up each other's.
+    """
+    code = function.__code__.replace()
+    return FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
