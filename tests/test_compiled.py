@@ -13,7 +13,7 @@ from onea.runs.engine import run
 from onea.runs.setup import prepare
 from onea.runtime import make_runtime
 from onea.vit import compiled
-from onea.vit.adapter import Adapters
+from onea.vit.adapter import Adapters, FlatAdapters
 from onea.vit.backbones import load_backbone
 from onea.vit.plug import NOTHING
 
@@ -54,21 +54,45 @@ def test_compiled_features_and_gradients_equal_eager_ones_without_recompiling(ti
 
 def test_many_networks_in_one_process_do_not_use_up_each_others_versions(tiny_vit):
     torch.compiler.reset()
-    alive = []
     for seed in range(torch._dynamo.config.recompile_limit + 1):
-        alive.append(vit := load_backbone(str(tiny_vit)).compile_for({2}, "eager"))
+        vit = load_backbone(str(tiny_vit)).compile_for({2}, "eager")
         images, plug = torch.randn(2, 3, vit.size, vit.size), adapters(vit, seed)
         torch.testing.assert_close(vit(images, plug), vit.eagerly(images, plug))
 
 
-def test_weights_follow_their_adapter_to_another_type_and_a_copy(tiny_vit):
+def test_one_flat_row_gives_back_every_weight(tiny_vit):
+    vit = load_backbone(str(tiny_vit))
+    plug = adapters(vit, 1)
+    tokens = torch.randn(2, 5, vit.width)
+    for frozen in (False, True):
+        flat = plug.requires_grad_(not frozen).flat(torch.float32)
+        given = FlatAdapters(flat, vit.depth, vit.width, plug.rank, plug.scale, 0.0)
+        for block in range(vit.depth):
+            assert torch.equal(given.beside_mlp(block, tokens), plug.beside_mlp(block, tokens))
+
+
+def test_the_flat_row_follows_every_change_of_its_adapter(tiny_vit):
     plug = adapters(load_backbone(str(tiny_vit)), 1)
-    assert plug.weights_by_block[0][0] is plug.blocks[0].down.weight
-    twin = copy.deepcopy(plug).double()
-    assert twin.weights_by_block[0][0] is twin.blocks[0].down.weight
-    assert plug.weights_by_block[0][0].dtype == torch.float32
+
+    def check(dtype: torch.dtype = torch.float32) -> None:
+        trained = plug.requires_grad_(True).flat(dtype)
+        kept = plug.requires_grad_(False).flat(dtype)
+        assert torch.equal(kept, trained)
+        assert plug.flat(dtype) is kept, "made only once"
+
+    check()
+    plug.load_state_dict({name: value + 1 for name, value in plug.state_dict().items()})
+    check()
+    plug.requires_grad_(True).flat(torch.float32).square().sum().backward()
+    torch.optim.SGD(plug.parameters(), lr=0.1, fused=True).step()  # does not count as a change of version
+    assert plug.flat(torch.float32)[0] == plug.blocks[0].down.weight[0, 0]
+    assert plug.requires_grad_(False).flat(torch.float32)[0] == plug.blocks[0].down.weight[0, 0]
+    twin = copy.deepcopy(plug.requires_grad_(False)).double()
+    assert twin.flat(torch.float64).dtype == torch.float64
+    plug.load_state_dict({name: value + 1 for name, value in plug.state_dict().items()})
+    check()
     plug.double()
-    assert plug.weights_by_block[1][2].dtype == torch.float64
+    check(torch.float64)
 
 
 @needs_compiler

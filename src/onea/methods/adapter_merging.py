@@ -96,7 +96,8 @@ class AdapterMerging(Method):
     ):
         super().__init__(vit, options, runtime, plan)
         self.memo = memo
-        self.kept: Adapters = blank_adapters(vit, options, seed=0, task=0).eval().to(runtime.device)
+        blank = blank_adapters(vit, options, seed=0, task=0)
+        self.kept: Adapters = blank.requires_grad_(False).eval().to(runtime.device)
         self.prototypes = torch.empty(0, vit.width, device=runtime.device)
         self.merged_classes = 0
         self.merged_samples = 0

@@ -69,7 +69,8 @@ class Adapters(nn.Module, Plug):
         dropout: float = 0.1,
     ):
         super().__init__()
-        self.scale, self.dropout = scale, dropout
+        self.scale, self.dropout, self.rank = scale, dropout, rank
+        self._flat: tuple[object, Tensor] | None = None
         self.blocks = nn.ModuleList(Adapter(width, rank, scale, dropout, generator) for _ in range(depth))
 
     def each(self) -> Iterator[Adapter]:
@@ -78,10 +79,29 @@ class Adapters(nn.Module, Plug):
             assert isinstance(adapter, Adapter)
             yield adapter
 
+    def flat(self, dtype: torch.dtype) -> Tensor:
+        """All weights as one row, which ``FlatAdapters`` takes; of a frozen adapter in ``dtype`` and made only once.
+
+        The matrices come first, so that they stay aligned.
+        """
+        first = self._parts[0]
+        if first.requires_grad:  # an optimiser may change it unseen
+            return torch.cat([part.flatten() for part in self._parts])
+        state = (dtype, first.device, first.dtype, sum(part._version for part in self._parts))
+        if self._flat is None or self._flat[0] != state:
+            self._flat = state, torch.cat([part.flatten() for part in self._parts]).to(dtype)
+        return self._flat[1]
+
+    def requires_grad_(self, requires_grad: bool = True) -> Adapters:
+        """Freeze, or let it be trained; whatever was made of the weights before is forgotten."""
+        self._flat = None
+        return super().requires_grad_(requires_grad)
+
     @functools.cached_property
-    def weights_by_block(self) -> list[tuple[Tensor, ...]]:
-        """What ``bottleneck`` takes, block by block; looked up once, because a module's attributes are slow to find."""
-        return [adapter.weights() for adapter in self.each()]
+    def _parts(self) -> tuple[Tensor, ...]:
+        """All weights; looked up once, because a module's attributes are slow to find."""
+        down, down_bias, up, up_bias = zip(*(adapter.weights() for adapter in self.each()), strict=True)
+        return (*down, *up, *down_bias, *up_bias)
 
     def beside_mlp(self, block: int, u: Tensor) -> Tensor:
         """The update of block ``block`` for its residual stream ``u`` (after attention, before the second norm)."""
@@ -89,13 +109,25 @@ class Adapters(nn.Module, Plug):
         return update
 
 
-class GivenAdapters(Plug):
-    """Adapters whose weights are plain tensors, so that a compiled network takes any task's as arguments."""
+class FlatAdapters(Plug):
+    """Adapters whose weights are one plain tensor, so that a compiled network takes any task's as an argument.
+
+    One instead of four for every block: each costs a small network more time than it takes to use it.
+    """
 
     whole_sequence = False
 
-    def __init__(self, weights: list[tuple[Tensor, ...]], scale: float, dropout: float):
-        self._weights, self._scale, self._dropout = weights, scale, dropout
+    def __init__(self, flat: Tensor, depth: int, width: int, rank: int, scale: float, dropout: float):
+        matrix = depth * width * rank
+        down, up, down_bias, up_bias = flat.split([matrix, matrix, depth * rank, depth * width])
+        parts = (
+            down.view(depth, rank, width),
+            down_bias.view(depth, rank),
+            up.view(depth, width, rank),
+            up_bias.view(depth, width),
+        )
+        self._weights = list(zip(*(part.unbind() for part in parts), strict=True))
+        self._scale, self._dropout = scale, dropout
 
     def beside_mlp(self, block: int, u: Tensor) -> Tensor:
         """The update of a block."""

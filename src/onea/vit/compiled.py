@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from onea.vit.adapter import Adapters, GivenAdapters
+from onea.vit.adapter import Adapters, FlatAdapters
 from onea.vit.plug import NOTHING, Plug
 
 if TYPE_CHECKING:
@@ -42,9 +42,13 @@ class CompiledViT:
 
     def __init__(self, vit: FrozenViT, sizes: Collection[int], backend: str = "inductor"):
         self.sizes = tuple(sorted(set(sizes)))
+        self._dtype = lambda: vit.matrix_dtype
 
-        def run(images: Tensor, weights: list[tuple[Tensor, ...]] | None, scale: float, dropout: float) -> Tensor:
-            return vit.eagerly(images, NOTHING if weights is None else GivenAdapters(weights, scale, dropout))
+        def run(images: Tensor, flat: Tensor | None, rank: int, scale: float, dropout: float) -> Tensor:
+            if flat is None:
+                return vit.eagerly(images, NOTHING)
+            flat = flat.to(vit.matrix_dtype)  # all at once, instead of every matrix where it is used
+            return vit.eagerly(images, FlatAdapters(flat, vit.depth, vit.width, rank, scale, dropout))
 
         # Recorded as CUDA graphs: a small network's kernels are shorter than the time it takes to launch them.
         mode = "reduce-overhead" if backend == "inductor" else None
@@ -63,9 +67,10 @@ class CompiledViT:
         if missing:
             images = F.pad(images, (0, 0) * (images.dim() - 1) + (0, missing))
         if isinstance(plug, Adapters):
-            features = self._run(images, plug.weights_by_block, plug.scale, plug.dropout if plug.training else 0.0)
+            dropout = plug.dropout if plug.training else 0.0
+            features = self._run(images, plug.flat(self._dtype()), plug.rank, plug.scale, dropout)
         else:
-            features = self._run(images, None, 0.0, 0.0)
+            features = self._run(images, None, 0, 0.0, 0.0)
         return features[:count].clone()  # the graph writes its next result into the same memory
 
 

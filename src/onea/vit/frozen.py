@@ -57,6 +57,12 @@ class FrozenViT(nn.Module):
                 module.to(dtype)
         return self
 
+    @property
+    def matrix_dtype(self) -> torch.dtype:
+        """The precision in which the frozen matrices are stored."""
+        dtype: torch.dtype = self.vit.blocks[0].mlp.fc1.weight.dtype
+        return dtype
+
     def compile_for(self, sizes: Collection[int], backend: str = "inductor") -> FrozenViT:
         """Compile the passes of batches up to these sizes when they are first needed; none for never."""
         self._compiled = CompiledViT(self, sizes, backend) if sizes else None
