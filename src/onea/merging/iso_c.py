@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from onea.decompose import svd
 from onea.errors import OneaError
 from onea.merging.average import join_mean
 from onea.merging.operator import Sizes, Tensors, Traits, check_mergeable, count_of, is_matrix, like, matrix
@@ -54,7 +55,7 @@ class IsoC(Traits):
 
     def flat(self, total: Tensor) -> Tensor:
         """The matrix with all its singular values that are not noise set to their mean."""
-        left, spectrum, right = torch.linalg.svd(total, full_matrices=False)
+        left, spectrum, right = svd(total)
         rank = int((spectrum > self.tolerance * spectrum[0]).sum())
         if not rank:
             return torch.zeros_like(total)

@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from onea.decompose import svd
 from onea.merging.operator import Sizes, Tensors, Traits, check_mergeable, count_of, like, precise
 from onea.merging.ties import Votes, check_trimming, elect, trim, votes_of
 
@@ -23,7 +24,7 @@ def align(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
     The singular values stay with the codes, so that trimming by magnitude sees how much each direction matters.
     """
-    basis, spectrum, rows = torch.linalg.svd(torch.cat([left, right], dim=1), full_matrices=False)
+    basis, spectrum, rows = svd(torch.cat([left, right], dim=1))
     kept = spectrum > _THRESHOLD
     codes = (spectrum[:, None] * rows)[kept]
     return basis[:, kept], codes[:, : left.shape[1]], codes[:, left.shape[1] :]

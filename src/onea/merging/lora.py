@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
+from onea.decompose import svd
 from onea.errors import OneaError
 from onea.files import read_json
 from onea.merging.operator import Tensors
@@ -85,7 +86,7 @@ def write_lora(like: Lora, deltas: Tensors, rank: int | None) -> tuple[dict[str,
     All modules get one rank, the largest that any of them needs unless ``rank`` says otherwise; factors of modules that
     need less are padded with zeros. Alpha equals the rank, so that the scale is 1.
     """
-    parts = {module: torch.linalg.svd(delta, full_matrices=False) for module, delta in deltas.items()}
+    parts = {module: svd(delta) for module, delta in deltas.items()}
     needed = max(int((spectrum > _NULL * spectrum[0]).sum()) for _, spectrum, _ in parts.values())
     common = rank or max(needed, 1)
     factors, losses = {}, {}

@@ -17,6 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from onea.decompose import eigh
 from onea.errors import OneaError
 from onea.merging.operator import Sizes, Tensors, Traits, check_mergeable
 
@@ -71,7 +72,7 @@ def left_singular(matrices: Tensor) -> tuple[Tensor, Tensor]:
     """
     wide = matrices.shape[1] <= matrices.shape[2]
     gram = matrices @ matrices.mT if wide else matrices.mT @ matrices
-    small = torch.linalg.eigh(gram).eigenvectors.flip(-1)
+    small = eigh(gram)[1].flip(-1)
     images = matrices.mT @ small if wide else matrices @ small
     spectrum = images.norm(dim=1)  # sharper than the roots of the eigenvalues
     kept = spectrum > _NULL * spectrum[:, :1]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from onea.decompose import svd
 from onea.errors import OneaError
 from onea.merging.operator import Sizes, Tensors, Traits, check_mergeable, count_of, is_matrix, like, matrix, precise
 
@@ -60,7 +61,7 @@ class OPCM(Traits):
 
         Written as a subtraction, for which the thin decomposition suffices.
         """
-        left, spectrum, right = torch.linalg.svd(accumulated, full_matrices=False)
+        left, spectrum, right = svd(accumulated)
         rank = int((spectrum > _NULL * spectrum[0]).sum())
         if not rank:
             return new

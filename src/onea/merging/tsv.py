@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from onea.decompose import svd
 from onea.errors import OneaError
 from onea.merging.average import join_mean
 from onea.merging.operator import Sizes, Tensors, Traits, check_mergeable, count_of, is_matrix, like, matrix
@@ -20,7 +21,7 @@ _NULL = 1e-6  # components below this share of the largest are noise, and would 
 
 def leading(side: Tensor, components: int) -> tuple[Tensor, Tensor, Tensor]:
     """Left vectors ``[out, k]``, values ``[k]`` and right vectors ``[in, k]`` of the largest components."""
-    left, spectrum, right = torch.linalg.svd(side, full_matrices=False)
+    left, spectrum, right = svd(side)
     rank = int((spectrum > _NULL * spectrum[0]).sum())
     kept = min(components, rank)
     return left[:, :kept], spectrum[:kept], right[:kept].T
@@ -30,7 +31,7 @@ def orthogonal(vectors: Tensor) -> Tensor:
     """The nearest matrix with orthonormal columns (polar factor); repeated directions share one column's weight."""
     if not vectors.shape[1]:
         return vectors
-    left, spectrum, right = torch.linalg.svd(vectors, full_matrices=False)
+    left, spectrum, right = svd(vectors)
     factor: Tensor = (left * (spectrum > _NULL * spectrum[0])) @ right
     return factor
 

@@ -15,6 +15,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from onea.decompose import eigh
+
 # What counts as the energy of a direction, with s the singular values of the second moment: InfLoRA's code takes s
 # squared, so the fourth power of the inputs' singular values; gradient projection memory as first described takes s.
 Energy = Literal["published", "textbook"]
@@ -94,7 +96,7 @@ def _free(memory: Memory | None, moment: Tensor) -> Tensor:
 
 def _leading(symmetric: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues, largest first and never negative, with their vectors as columns."""
-    values, vectors = torch.linalg.eigh((symmetric + symmetric.T) / 2)
+    values, vectors = eigh((symmetric + symmetric.T) / 2)
     return values.flip(0).clamp_min(0), vectors.flip(1)
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from onea.decompose import svd
+
 _STRENGTHS = torch.logspace(-4, 4, 33, dtype=torch.float64)  # relative to the mean squared singular value
 
 
@@ -20,7 +22,7 @@ def drift(before: Tensor, after: Tensor) -> Tensor:
     True
     """
     old, change = before.double(), (after - before).double()
-    left, spectrum, right = torch.linalg.svd(old, full_matrices=False)
+    left, spectrum, right = svd(old)
     power = spectrum**2
     inside = left.T @ change
     best, least = torch.zeros_like(power), float((change**2).sum())  # no move at all, unless something predicts better

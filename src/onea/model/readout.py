@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from onea.decompose import eigh
 from onea.vit.heads import class_means, cosine_scores
 
 Readout = Literal["whitened", "cosine"]
@@ -112,6 +113,6 @@ def whitening(scatter: Tensor, freedom: int) -> Tensor:
     top, bottom = square + trace**2, (freedom + 1) * (square - trace**2 / width)  # without terms of order 1 / width
     share = float((top / bottom).clamp(0, 1)) if bottom > 0 else 1.0
     shrunk = (1 - share) * covariance + share * torch.eye(width, dtype=torch.float64)
-    values, vectors = torch.linalg.eigh(shrunk)
+    values, vectors = eigh(shrunk)
     root: Tensor = (vectors * values.clamp_min(1e-9).rsqrt()) @ vectors.T
     return root.float()

@@ -1,0 +1,42 @@
+"""Small decompositions: what PyTorch computes, and the threads as they were."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from onea import decompose
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 8), (3, 8, 5), (6, 6)])
+def test_factors_give_back_the_matrices(shape, two_threads):
+    matrices = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    left, spectrum, right = decompose.svd(matrices)
+    torch.testing.assert_close(left * spectrum[..., None, :] @ right, matrices)
+    gram = matrices @ matrices.mT
+    values, vectors = decompose.eigh(gram)
+    torch.testing.assert_close(vectors * values[..., None, :] @ vectors.mT, gram)
+    assert torch.get_num_threads() == 2
+
+
+def test_threads_come_back_after_a_failure(two_threads):
+    with pytest.raises(torch.linalg.LinAlgError):
+        decompose.eigh(torch.full((4, 4), torch.nan))
+    assert torch.get_num_threads() == 2
+
+
+def test_small_ones_take_one_thread_and_large_ones_all(two_threads, monkeypatch):
+    seen = []
+    plain = torch.linalg.eigh
+    monkeypatch.setattr(torch.linalg, "eigh", lambda m: (seen.append(torch.get_num_threads()), plain(m))[1])
+    for side in (decompose._SMALL, decompose._SMALL + 1):
+        decompose.eigh(torch.eye(side))
+    assert seen == [1, 2]
