@@ -228,6 +228,15 @@ def test_damage_is_named(saved):
         onea.load(saved)
 
 
+def test_a_description_of_images_that_lacks_something_is_named(saved):
+    path = saved / "states/000003/state.json"
+    state = json.loads(path.read_text())
+    del state["preprocess"]["side"]
+    path.write_text(json.dumps(state))
+    with pytest.raises(OneaError, match="What the model says of its images is damaged \\('side'\\)"):
+        onea.load(saved).predict([np.zeros((8, 8, 3), np.uint8)])
+
+
 def test_another_backbone_is_refused(saved, tmp_path):
     from tiny import write_tiny_vit
 

@@ -208,7 +208,7 @@ def test_sizes_written_by_hand() -> None:
         (lambda: balanced(-3, 1), "classes must be at least 1, not -3"),
         (lambda: class_order(5, -1), "seed cannot be -1"),
         (lambda: arrange((1, 2), "shufled", 1), "no order 'shufled'; did you mean 'shuffled'"),
-        (lambda: parse_sizes("3,x"), "cannot read '3,x'"),
+        (lambda: parse_sizes("3,x"), "Cannot read '3,x'"),
         (lambda: parse_sizes(""), "at least one task"),
         (lambda: parse_sizes("3,0,2"), "cannot have 0 classes"),
         (lambda: parse_sizes("3,2", 6), "add up to 5 but there are 6 classes; add 1"),
@@ -223,9 +223,9 @@ def test_sizes_written_by_hand() -> None:
         (lambda: make_stream(classes=5, tasks=2, long_tail=0.1), "give n_max"),
         (lambda: make_stream(classes=5, kind="natural"), "no natural groups"),
         (lambda: make_stream(classes=8, tasks=2, kind="natural", groups=GROUPS), "2 tasks were asked"),
-        (lambda: make_stream(classes=9, kind="natural", groups=GROUPS), "class 8 is in no group"),
+        (lambda: make_stream(classes=9, kind="natural", groups=GROUPS), "Class 8 is in no group"),
         (lambda: make_stream(classes=7, kind="natural", groups=GROUPS), "name class 7, but"),
-        (lambda: natural((Group("a", (0, 1)), Group("b", (1,))), 2, "given", 1), "class 1 .* 'a' and 'b'"),
+        (lambda: natural((Group("a", (0, 1)), Group("b", (1,))), 2, "given", 1), "Class 1 .* 'a' and 'b'"),
         (lambda: natural((Group("a", (0, 1)), Group("b", ())), 2, "given", 1), "group 'b' has no classes"),
         (lambda: Stream((0, 0), (2,)), "exactly once"),
         (lambda: Stream((0, 1), (1,)), "add up to 1"),
@@ -238,7 +238,7 @@ def test_sizes_written_by_hand() -> None:
 def test_mistakes_get_one_sentence(call, says: str) -> None:
     with pytest.raises(OneaError, match=says) as caught:
         call()
-    assert re.fullmatch(r"[^\n]+; [^\n]+[^.]", str(caught.value)), "why; the fix"
+    assert re.fullmatch(r"[^\n]+; [^\n]+[.?]", str(caught.value)), "why; the fix"
 
 
 def test_positions_and_tasks_outside_the_stream() -> None:

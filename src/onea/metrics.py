@@ -70,7 +70,7 @@ def weighted_mean_accuracy(A: npt.ArrayLike, sizes: Sequence[int]) -> float:
     """
     steps = _steps(A)
     if len(sizes) != len(steps):
-        raise OneaError(f"{len(steps)} accuracies for {len(sizes)} tasks; give one accuracy per task")
+        raise OneaError(f"{len(steps)} accuracies for {len(sizes)} tasks; give one accuracy per task.")
     seen = np.cumsum(np.asarray(sizes, dtype=np.float64))
     weights = len(steps) * seen / (seen[-1] * np.arange(1, len(steps) + 1))
     return float((weights * steps).sum() / weights.sum())
@@ -84,7 +84,7 @@ def forgetting_per_task(matrix: npt.ArrayLike) -> Floats:
     """
     table = np.asarray(matrix, dtype=np.float64)
     if table.ndim != 2 or table.shape[0] != table.shape[1]:
-        raise OneaError(f"an accuracy matrix is square, not {table.shape}; give one row and one column per task")
+        raise OneaError(f"An accuracy matrix is square, not {table.shape}; give one row and one column per task.")
     last = len(table) - 1
     return np.array([table[j, j:last].max() - table[j, last] for j in range(last)], dtype=np.float64)
 
@@ -110,7 +110,7 @@ def class_balanced(correct_per_class: npt.ArrayLike, total_per_class: npt.ArrayL
     right, images = _pair(correct_per_class, total_per_class)
     tested = images > 0
     if not tested.any():
-        raise OneaError("no class has a test image, so there is no accuracy; give at least one class some")
+        raise OneaError("No class has a test image, so there is no accuracy; give at least one class some.")
     return float((100.0 * right[tested] / images[tested]).mean())
 
 
@@ -173,12 +173,12 @@ def summarise(
 
 def _check_steps(correct: Sequence[Sequence[int]], total: Sequence[int], sizes: Sequence[int]) -> None:
     if not 1 <= len(correct) <= len(sizes):
-        raise OneaError(f"{len(correct)} steps of counts for {len(sizes)} tasks; give one for every task learnt")
+        raise OneaError(f"{len(correct)} steps of counts for {len(sizes)} tasks; give one for every task learnt.")
     for step, (right, seen) in enumerate(zip(correct, accumulate(sizes), strict=False)):
         if len(right) != seen or len(total) < seen:
             raise OneaError(
-                f"after task {step + 1}, {seen} classes have been seen, but {len(right)} were counted right and "
-                f"{len(total)} have test counts; give one count per class seen"
+                f"After task {step + 1}, {seen} classes have been seen, but {len(right)} were counted right and "
+                f"{len(total)} have test counts; give one count per class seen."
             )
 
 
@@ -187,10 +187,10 @@ def _counts(correct: npt.ArrayLike, total: npt.ArrayLike) -> tuple[Floats, Float
     right = np.asarray(correct, dtype=np.float64)
     if images.ndim != 1 or not len(images) or right.shape != (len(images), len(images)):
         raise OneaError(
-            f"counts of shape {right.shape} do not fit totals of shape {images.shape}; give T x T counts and T totals"
+            f"Counts of shape {right.shape} do not fit totals of shape {images.shape}; give T x T counts and T totals."
         )
     if images.min() <= 0:
-        raise OneaError(f"task {int(images.argmin()) + 1} has no test images; give every task at least one")
+        raise OneaError(f"Task {int(images.argmin()) + 1} has no test images; give every task at least one.")
     known = np.triu_indices(len(images))
     _pair(right[known], images[known[0]])
     return right, images
@@ -199,14 +199,14 @@ def _counts(correct: npt.ArrayLike, total: npt.ArrayLike) -> tuple[Floats, Float
 def _pair(correct: npt.ArrayLike, total: npt.ArrayLike) -> tuple[Floats, Floats]:
     right, images = np.asarray(correct, dtype=np.float64), np.asarray(total, dtype=np.float64)
     if right.shape != images.shape:
-        raise OneaError(f"{right.size} counts for {images.size} totals; give one of each per class")
+        raise OneaError(f"{right.size} counts for {images.size} totals; give one of each per class.")
     if ((right < 0) | (right > images)).any():
-        raise OneaError("a count of right images is negative or above its total; count the same test images for both")
+        raise OneaError("A count of right images is negative or above its total; count the same test images for both.")
     return right, images
 
 
 def _steps(A: npt.ArrayLike) -> Floats:
     steps = np.asarray(A, dtype=np.float64)
     if steps.ndim != 1 or not len(steps):
-        raise OneaError("there are no step accuracies; evaluate after at least one task")
+        raise OneaError("There are no step accuracies; evaluate after at least one task.")
     return steps

@@ -45,20 +45,20 @@ class Stream:
     def __post_init__(self) -> None:
         if sorted(self.class_order) != list(range(len(self.class_order))):
             raise OneaError(
-                f"the class order must hold every class from 0 to {len(self.class_order) - 1} exactly once; "
-                "rebuild the stream or correct its class_order"
+                f"The class order must hold every class from 0 to {len(self.class_order) - 1} exactly once; "
+                "rebuild the stream or correct its class_order."
             )
         check_sizes(self.sizes, self.classes)
         if self.names and len(self.names) != self.tasks:
-            raise OneaError(f"{len(self.names)} task names for {self.tasks} tasks; give one name per task, or none")
+            raise OneaError(f"{len(self.names)} task names for {self.tasks} tasks; give one name per task, or none.")
         if self.samples is not None:
             self._check_samples(self.samples)
 
     def _check_samples(self, samples: tuple[int, ...]) -> None:
         if len(samples) != self.classes:
-            raise OneaError(f"{len(samples)} sample counts for {self.classes} classes; give one per class, or none")
+            raise OneaError(f"{len(samples)} sample counts for {self.classes} classes; give one per class, or none.")
         if min(samples) < 1:
-            raise OneaError(f"a class cannot learn from {min(samples)} images; give every class at least one")
+            raise OneaError(f"A class cannot learn from {min(samples)} images; give every class at least one.")
 
     @property
     def classes(self) -> int:
@@ -118,7 +118,7 @@ class Stream:
         """The stream that ``to_json`` described; what is unknown is ignored, so that newer files still load."""
         missing = [key for key in ("class_order", "sizes") if key not in block]
         if missing:
-            raise OneaError(f"a stream's description lacks {' and '.join(missing)}; write it again with to_json()")
+            raise OneaError(f"A stream's description lacks {' and '.join(missing)}; write it again with to_json().")
         samples = block.get("samples")
         return cls(
             class_order=tuple(int(c) for c in block["class_order"]),
@@ -153,7 +153,7 @@ def step_imbalanced(classes: int, tasks: int, gamma: float) -> tuple[int, ...]:
     if not 0 < gamma <= 1:
         raise OneaError(
             f"gamma is the smallest task's weight relative to the largest and cannot be {gamma:g}; "
-            "choose a number above 0 and up to 1 (1 is balanced, 0.01 is the paper's)"
+            "choose a number above 0 and up to 1 (1 is balanced, 0.01 is the paper's)."
         )
     weights = np.power(float(gamma), np.arange(tasks) / max(tasks - 1, 1))
     shared = np.round(weights / weights.sum() * (classes - tasks)).astype(int)
@@ -184,7 +184,7 @@ def parse_sizes(text: str, classes: int | None = None) -> tuple[int, ...]:
         sizes = tuple(int(word) for word in words)
     except ValueError:
         raise OneaError(
-            f"cannot read '{text}' as task sizes; write whole numbers with commas between them, such as 36,1,14"
+            f"Cannot read '{text}' as task sizes; write whole numbers with commas between them, such as 36,1,14."
         ) from None
     check_sizes(sizes, sum(sizes) if classes is None else classes)
     return sizes
@@ -193,13 +193,13 @@ def parse_sizes(text: str, classes: int | None = None) -> tuple[int, ...]:
 def check_sizes(sizes: Sequence[int], classes: int) -> None:
     """Complain unless every task has a class and together they have them all."""
     if not sizes:
-        raise OneaError("a stream needs at least one task; give at least one task size")
+        raise OneaError("A stream needs at least one task; give at least one task size.")
     if min(sizes) < 1:
-        raise OneaError(f"a task cannot have {min(sizes)} classes; give every task at least one")
+        raise OneaError(f"A task cannot have {min(sizes)} classes; give every task at least one.")
     if sum(sizes) != classes:
         raise OneaError(
-            f"the task sizes add up to {sum(sizes)} but there are {classes} classes; "
-            f"{'add' if sum(sizes) < classes else 'take away'} {abs(classes - sum(sizes))}"
+            f"The task sizes add up to {sum(sizes)} but there are {classes} classes; "
+            f"{'add' if sum(sizes) < classes else 'take away'} {abs(classes - sum(sizes))}."
         )
 
 
@@ -225,7 +225,7 @@ def long_tailed(n_max: int, classes: int, mu: float = 0.1) -> tuple[int, ...]:
     if not 0 < mu <= 1:
         raise OneaError(
             f"mu is the rarest class's share of the commonest one's images and cannot be {mu:g}; "
-            "choose a number above 0 and up to 1"
+            "choose a number above 0 and up to 1."
         )
     last = max(classes - 1, 1)
     return tuple(max(FEWEST_SAMPLES, round(n_max * mu ** (c / last))) for c in range(classes))
@@ -277,7 +277,7 @@ def make_stream(
     """
     _known("kind", kind, get_args(Kind))
     if sizes and kind != "sizes":
-        raise OneaError(f"task sizes were given to a stream of kind '{kind}'; drop them or choose the kind 'sizes'")
+        raise OneaError(f"Task sizes were given to a stream of kind '{kind}'; drop them or choose the kind 'sizes'.")
     order = order or ("shuffled" if kind == "step" else "given")
     samples = _samples(long_tail, n_max, classes)
     if kind == "natural":
@@ -294,7 +294,7 @@ def _sizes(kind: Kind, classes: int, tasks: int | None, gamma: float, sizes: Seq
         _same_tasks(tasks, len(sizes), "task sizes")
         return tuple(sizes)
     if tasks is None:
-        raise OneaError(f"a stream of kind '{kind}' needs to know how many tasks to make; give a number of tasks")
+        raise OneaError(f"A stream of kind '{kind}' needs to know how many tasks to make; give a number of tasks.")
     return balanced(classes, tasks) if kind == "balanced" else step_imbalanced(classes, tasks, gamma)
 
 
@@ -302,7 +302,7 @@ def _samples(mu: float | None, n_max: int | None, classes: int) -> tuple[int, ..
     if mu is None:
         return None
     if n_max is None:
-        raise OneaError("a long tail starts from the images of the commonest class; give n_max as well")
+        raise OneaError("A long tail starts from the images of the commonest class; give n_max as well.")
     return long_tailed(n_max, classes, mu)
 
 
@@ -332,22 +332,22 @@ def _arrival(sizes: Sequence[int], order: Order, seed: int) -> list[int]:
 
 def _check_groups(groups: Sequence[Group], classes: int) -> None:
     if not groups:
-        raise OneaError("this data has no natural groups; choose the kind 'step', 'balanced' or 'sizes' instead")
+        raise OneaError("This data has no natural groups; choose the kind 'step', 'balanced' or 'sizes' instead.")
     empty = [g.name for g in groups if not g.classes]
     if empty:
-        raise OneaError(f"the group '{empty[0]}' has no classes; drop it or give it some")
+        raise OneaError(f"The group '{empty[0]}' has no classes; drop it or give it some.")
     owners = Counter(c for g in groups for c in g.classes)
     twice = [c for c, n in owners.items() if n > 1]
     if twice:
         names = " and ".join(f"'{g.name}'" for g in groups if twice[0] in g.classes)
-        raise OneaError(f"class {twice[0]} is listed more than once, in {names}; leave it in one group, once")
+        raise OneaError(f"Class {twice[0]} is listed more than once, in {names}; leave it in one group, once.")
     unknown = sorted(c for c in owners if not 0 <= c < classes)
     if unknown:
-        raise OneaError(f"the groups name class {unknown[0]}, but classes run from 0 to {classes - 1}; correct it")
+        raise OneaError(f"The groups name class {unknown[0]}, but classes run from 0 to {classes - 1}; correct it.")
     orphans = [c for c in range(classes) if c not in owners]
     if orphans:
         more = f" and {len(orphans) - 1} more" if len(orphans) > 1 else ""
-        raise OneaError(f"class {orphans[0]}{more} is in no group; put every class into one")
+        raise OneaError(f"Class {orphans[0]}{more} is in no group; put every class into one.")
 
 
 def _check_counts(classes: int, tasks: int) -> None:
@@ -356,26 +356,26 @@ def _check_counts(classes: int, tasks: int) -> None:
     if tasks > classes:
         raise OneaError(
             f"{classes} classes cannot fill {tasks} tasks, as each task needs at least one; "
-            f"ask for {classes} tasks or fewer"
+            f"ask for {classes} tasks or fewer."
         )
 
 
 def _same_tasks(asked: int | None, found: int, source: str) -> None:
     if asked is not None and asked != found:
-        raise OneaError(f"{asked} tasks were asked for but there are {found} {source}; drop the number of tasks")
+        raise OneaError(f"{asked} tasks were asked for but there are {found} {source}; drop the number of tasks.")
 
 
 def _at_least_one(name: str, value: int) -> None:
     if value < 1:
-        raise OneaError(f"{name} must be at least 1, not {value}; give a positive whole number")
+        raise OneaError(f"{name} must be at least 1, not {value}; give a positive whole number.")
 
 
 def _known(what: str, value: str, known: Sequence[str]) -> None:
     if value not in known:
-        raise OneaError(f"there is no {what} '{value}'; {nearest(value, known)}")
+        raise OneaError(f"There is no {what} '{value}'; {nearest(value, known)}")
 
 
 def _generator(seed: int) -> np.random.RandomState:
     if not 0 <= seed < 2**32:
-        raise OneaError(f"the seed cannot be {seed}; choose a whole number from 0 to {2**32 - 1}")
+        raise OneaError(f"The seed cannot be {seed}; choose a whole number from 0 to {2**32 - 1}.")
     return np.random.RandomState(seed)

@@ -65,7 +65,7 @@ def _make(
     from onea.streams import make_stream, parse_sizes
 
     if even and sizes is not None:
-        raise OneaError("--balanced and --sizes both decide the task sizes; give one of them")
+        raise OneaError("--balanced and --sizes both decide the task sizes; give one of them.")
     own = None if sizes is None else parse_sizes(sizes, classes)
     kind: Kind = "sizes" if own else "balanced" if even else "step"
     if classes is None:

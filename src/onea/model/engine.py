@@ -49,9 +49,14 @@ class Engine:
             self.preprocess = Preprocess(self.vit.size, self.vit.mean, self.vit.std, mirror=mirror)
             self.side = round(self.vit.size * _CROP_MARGIN)
         else:  # as the model was taught, whatever the defaults are by now
-            values = {name: value for name, value in preprocess.items() if name != "side"}
-            values |= {name: tuple(values[name]) for name in ("mean", "std")}
-            self.preprocess, self.side = Preprocess(**values), int(preprocess["side"])
+            try:
+                values = {name: value for name, value in preprocess.items() if name != "side"}
+                values |= {name: tuple(values[name]) for name in ("mean", "std")}
+                self.preprocess, self.side = Preprocess(**values), int(preprocess["side"])
+            except (KeyError, TypeError, ValueError) as error:
+                raise OneaError(
+                    f"What the model says of its images is damaged ({error}); go back with `onea undo`."
+                ) from error
         source = str(Path(backbone).expanduser().resolve()) if backbone.endswith(".safetensors") else backbone
         self.backbone: dict[str, Any] = {"source": source, "name": self.vit.name, "sha256": self.vit.digest}
 

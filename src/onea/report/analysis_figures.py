@@ -54,7 +54,7 @@ def analysed_merge(record: Record, task: int | None = None) -> tuple[str, Record
     found = _merges(record)
     if not found or (task is not None and task not in found):
         which = "no merge" if task is None else f"no merge of task {task + 1}"
-        raise OneaError(f"the record of {record['config']['method']} holds the analysis of {which}; run it again")
+        raise OneaError(f"The record of {record['config']['method']} holds the analysis of {which}; run it again.")
     chosen = max(found) if task is None else task
     return str(record["tasks"][chosen]["name"]), found[chosen]
 

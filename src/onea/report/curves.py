@@ -85,10 +85,10 @@ def task_names(record: Record) -> list[str]:
 
 def _common_sizes(records: Sequence[Record]) -> list[float]:
     if not records:
-        raise OneaError("there is no record to draw; give at least one")
+        raise OneaError("There is no record to draw; give at least one.")
     streams = {tuple(record["stream"]["sizes"]) for record in records}
     if len(streams) > 1:
-        raise OneaError("the records come from streams of different task sizes; draw one figure per stream")
+        raise OneaError("The records come from streams of different task sizes; draw one figure per stream.")
     return list(streams.pop())
 
 

@@ -64,7 +64,7 @@ def experiment_page(
         runs: how many stand behind the tables, where the records are only some of them.
     """
     if not records and not tables and not pictures:
-        raise OneaError("there is no record and no table to make a page of; give at least one")
+        raise OneaError("There is no record and no table to make a page of; give at least one.")
     found = settings(records)
     parts = [f"<h1>{html.symbols(title)}</h1>", formats.html_notes(notes)]
     waiting = any(value.wanted for table in tables for value in table.values.values())

@@ -35,7 +35,7 @@ def gate_heat_map(records: Sequence[Record], width: float = WIDTH, value: str = 
     """A metric over the gate's sharpness (columns) and quantile (rows); what has not been run stays blank."""
     cells = by_options(records, ("kappa", "quantile"), value)
     if not cells:
-        raise OneaError("no finished record has the options kappa and quantile; run one-a with several of them")
+        raise OneaError("No finished record has the options kappa and quantile; run one-a with several of them.")
     kappas, quantiles = (sorted({key[place] for key in cells}) for place in (0, 1))
     means = {key: cell.mean for key, cell in cells.items() if cell.mean is not None}
     low, high = min(means.values()), max(means.values())
@@ -67,7 +67,7 @@ def rank_curves(records: Sequence[Record], width: float = WIDTH, value: str = "A
     """A metric over the adapter's rank, a line for each setting, with the deviation over seeds."""
     lines = _by_rank(records, value)
     if not lines:
-        raise OneaError("no finished record has the option rank; run a method with adapters of several ranks")
+        raise OneaError("No finished record has the option rank; run a method with adapters of several ranks.")
     ticks = sorted({rank for cells in lines.values() for rank in cells})
     with style.themed():
         figure = style.blank(width, 3.8)
@@ -100,7 +100,7 @@ def cost_scatter(groups: Sequence[Group], width: float = WIDTH, value: str = "A_
     known = [(group, inference_cost(group), metric(group, value)) for group in groups]
     points = [(group, cost, cell) for group, cost, cell in known if cost and cell.mean is not None]
     if not points:
-        raise OneaError("no finished record tells what inference costs; run again with this version")
+        raise OneaError("No finished record tells what inference costs; run again with this version.")
     costs, heights = [cost / 1e9 for _, cost, _ in points], [cell.mean or 0.0 for _, _, cell in points]
     with style.themed():
         listed = width < NARROW or len(points) > 8
