@@ -15,6 +15,7 @@ from onea.bench.plain import PlainImages, loader, plain_epoch, plain_network, pl
 from onea.bench.rows import FAST, PLAIN, SAME
 from onea.bench.run import bench
 from onea.bench.scene import BenchConfig, preprocess_of, synthetic_pixels
+from onea.bench.stream import _config as stream_config
 from onea.bench.timing import timed_in_turn
 from onea.cli import main
 from onea.cli.bench_display import print_result
@@ -149,24 +150,30 @@ def test_a_whole_stream_is_timed_and_its_record_kept(tiny_vit, tmp_path, monkeyp
     how = ["--device", "cpu", "--precision", "fp32", "--threads", "1"]
     monkeypatch.setattr("sys.argv", ["onea", "bench", *what, *how])
 
-    def figures():
-        with pytest.raises(SystemExit, match="0"):
-            main()
-        assert "accuracy A_T" in capsys.readouterr().out
-        [path] = tmp_path.glob("bench-*-tens-fp32.csv")
-        with path.open() as file:
-            rows = list(csv.DictReader(file))
-        return {(row["setting"].removeprefix("tens, 10 tasks, "), row["unit"]): float(row["value"]) for row in rows}
-
-    first = figures()
-    record = json.loads((tmp_path / "stream-tens-fp32" / "record.json").read_text())
+    with pytest.raises(SystemExit, match="0"):
+        main()
+    assert "accuracy A_T" in capsys.readouterr().out
+    [path] = tmp_path.glob("bench-*-tens-fp32.csv")
+    with path.open() as file:
+        rows = list(csv.DictReader(file))
+    found = {(row["setting"].removeprefix("tens, 10 tasks, "), row["unit"]): float(row["value"]) for row in rows}
+    record = json.loads((tmp_path / "stream-tiny-tens-fp32" / "record.json").read_text())
     assert record["status"] == "finished"
     assert all(20 <= task["epochs"] <= 40 for task in record["tasks"]), "the paper's epochs"
-    assert first["accuracy A_T", "%"] == pytest.approx(record["metrics"]["A_T"])
-    assert first["from start to end", "s"] > first["learning", "s"] > 0
-    again = figures()
-    assert "from start to end" not in {name for name, _ in again}, "nothing was run, so nothing was timed"
-    assert again["learning", "s"] == first["learning", "s"]
+    assert found["accuracy A_T", "%"] == pytest.approx(record["metrics"]["A_T"])
+    assert found["from start to end", "s"] > found["learning", "s"] > 0
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert "holds an earlier run; delete it to measure again" in capsys.readouterr().err
+    monkeypatch.setattr("sys.argv", ["onea", "bench", *what, *how, "--rank", "4"])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert "--rank has no effect with --data" in capsys.readouterr().err
+
+
+def test_a_stream_has_the_epochs_its_dataset_has_in_the_paper():
+    config = stream_config(BenchConfig("x.safetensors"), "cub200")
+    assert [config.options[name] for name in ("epochs", "min_epochs", "max_epochs")] == [10, 5, 20]
 
 
 @pytest.mark.parametrize(

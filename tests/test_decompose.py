@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from onea import decompose
+from onea.serve.batching import Batcher
 
 
 @pytest.fixture
@@ -40,3 +41,11 @@ def test_small_ones_take_one_thread_and_large_ones_all(two_threads, monkeypatch)
     for side in (decompose._SMALL, decompose._SMALL + 1):
         decompose.eigh(torch.eye(side))
     assert seen == [1, 2]
+
+
+def test_a_service_that_begins_to_answer_during_a_decomposition_keeps_its_threads(two_threads):
+    batcher = Batcher(lambda: pytest.fail("nobody asks"), most=1, wait=0)
+    with decompose._one_thread_if_small(torch.eye(2)):
+        during = batcher._thread.submit(torch.get_num_threads).result()
+    assert during == 2
+    assert batcher._thread.submit(torch.get_num_threads).result() == 2

@@ -116,6 +116,27 @@ def test_headers_of_the_same_files_are_read_once(tmp_path: Path, monkeypatch: py
     assert stored_shape([split], 16, cache) == (16, 16)
 
 
+def test_a_shape_is_not_remembered_while_a_file_cannot_be_read(tmp_path: Path) -> None:
+    split, cache = make_split(tmp_path / "d", [(9, 9), (9, 9), (50, 50)]), tmp_path / "c"
+    assert split.files is not None
+    content = split.files[2].read_bytes()
+    break_file(split, 2)
+    assert stored_shape([split], 20, cache) == (9, 9)
+    assert not list(cache.glob("shape-*"))
+    split.files[2].write_bytes(content)
+    assert stored_shape([split], 20, cache) == (20, 20)
+
+
+def test_absolute_files_need_no_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    split = make_split(tmp_path / "d", [(9, 9)] * 2)
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert stored_shape([split], 8, tmp_path / "c") == (9, 9)
+    assert len(pack(split, 8, cache=tmp_path / "c", on_bad="fail").rows) == 2
+
+
 @pytest.mark.parametrize("count", [0, 1, 5, 300])
 @pytest.mark.parametrize("threads", [None, 1, 3])
 def test_results_come_in_order(count: int, threads: int | None) -> None:

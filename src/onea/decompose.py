@@ -1,6 +1,8 @@
 """Decompositions of small matrices, by one thread on a CPU.
 
 Several threads wait for each other at every column: 12 matrices of 128 x 768 take two of them three times as long.
+PyTorch knows one number of threads for the whole process, which a new thread takes over at its first operation: threads
+that may begin while others are in here must be told theirs.
 """
 
 from __future__ import annotations

@@ -90,6 +90,7 @@ def train(
             values = []
             for images, labels in task.augmented_batches(recipe.batch_size, recipe.crop_scale, order, crops, deal):
                 for number, loss in enumerate(losses):
+                    # Before the pass: a recorded graph writes the next gradients where the last ones are.
                     optimiser.zero_grad(set_to_none=True)
                     with runtime.autocast():
                         value = loss(images, labels)

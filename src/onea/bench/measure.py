@@ -55,7 +55,7 @@ class Column:
         count = min(max(round(self.seconds / warm), _LEAST_EPOCHS), _MOST_EPOCHS)
         yield rate("training", f"batch {batch}", self.name, len(task), summarise(self._epochs(count + 1)[1:]))
         if device.type == "cuda":
-            peak = torch.cuda.max_memory_allocated(device) / 1e6
+            peak = torch.cuda.max_memory_reserved(device) / 1e6
             yield Row("peak memory", f"training, batch {batch}", self.name, peak, "MB")
 
     def _epochs(self, count: int) -> list[float]:

@@ -100,7 +100,7 @@ def _plain_rows(config: BenchConfig, vit: FrozenViT, runtime: Runtime) -> Iterat
     timing = timed(epoch, device, seconds, warm_up=1, fewest=3)
     yield rate("training", f"batch {config.batch}", PLAIN, len(images), timing)
     if device.type == "cuda":
-        peak = torch.cuda.max_memory_allocated(device) / 1e6
+        peak = torch.cuda.max_memory_reserved(device) / 1e6
         yield Row("peak memory", f"training, batch {config.batch}", PLAIN, peak, "MB")
     transform = plain_transform(preprocess, training=False)
     for batch in config.batches:

@@ -37,7 +37,9 @@ class TimmBaseline:
         prototypes = self.scene.method.prototypes
 
         def answer() -> Tensor:
+            pixels = images.plain(rows)
             with torch.no_grad(), self.scene.runtime.autocast():
-                return cosine_scores(self.network(images.plain(rows)), prototypes)
+                features: Tensor = self.network(pixels)
+            return cosine_scores(features.float(), prototypes)
 
         yield from answering(self.name, batch, answer, images.device, self.seconds)

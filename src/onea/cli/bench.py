@@ -7,8 +7,11 @@ from typing import Annotated
 
 import typer
 
+_NOT_OF_A_STREAM = ("rank", "batch", "workers", "tasks", "seconds", "quick")
+
 
 def bench(
+    context: typer.Context,
     backbone: Annotated[
         str,
         typer.Option(help="Embedded name, timm architecture (random weights), architecture.tag or .safetensors."),
@@ -41,9 +44,15 @@ def bench(
     from onea.bench.scene import BenchConfig
     from onea.bench.stream import stream_bench
     from onea.cli.bench_display import print_result
+    from onea.errors import OneaError
     from onea.files import check_writable
     from onea.options import build
 
+    if data:
+        sources = {name: context.get_parameter_source(name) for name in _NOT_OF_A_STREAM}
+        given = [name for name, source in sources.items() if source is not None and source.name != "DEFAULT"]
+        if given:
+            raise OneaError(f"--{given[0]} has no effect with --data, which runs One-A as its preset says; drop it.")
     values = {
         "backbone": backbone,
         "rank": rank,

@@ -77,27 +77,31 @@ def stored_shape(splits: Sequence[Split], size: int, cache: Path | None = None) 
         return held.pop()
     files = [file for split in splits for file in split.files or ()]
     if cache is None:
-        return _common_shape(files, size)
+        return _common_shape(files, size)[0]
     known = cache / f"shape-{_key(files, (size, size))}.json"
     try:
         height, width = json.loads(known.read_text(encoding="utf-8"))
         return int(height), int(width)
     except (OSError, ValueError, TypeError):
-        shape = _common_shape(files, size)
-    with suppress(OSError, OneaError):  # whoever cannot write here is told so when the pixels are written
-        write_atomically(known, json.dumps(shape).encode())
+        shape, final = _common_shape(files, size)
+    if final:
+        with suppress(OSError, OneaError):  # whoever cannot write here is told so when the pixels are written
+            write_atomically(known, json.dumps(shape).encode())
     return shape
 
 
-def _common_shape(files: Sequence[Path], size: int) -> tuple[int, int]:
+def _common_shape(files: Sequence[Path], size: int) -> tuple[tuple[int, int], bool]:
+    """The shape, and whether no file that could not be read might have had another say."""
     common: tuple[int, int] | None = None
+    all_read = True
     for found in in_threads(_size_or_none, files, _FEW_THREADS):
         if found is None:
+            all_read = False
             continue
         if max(found) > 2 * size or (common is not None and found != common):
-            return size, size
+            return (size, size), True
         common = found
-    return common or (size, size)
+    return common or (size, size), all_read
 
 
 def pack(
@@ -145,7 +149,7 @@ def pack(
 
 def _key(files: Sequence[Path], shape: tuple[int, int], *more: str) -> str:
     digest = hashlib.sha256(repr((_VERSION, shape, *more)).encode())
-    here = f"{Path.cwd()}{os.sep}"
+    here = "" if all(file.is_absolute() for file in files) else f"{Path.cwd()}{os.sep}"
     for file in files:
         # As Path.absolute() has it, which takes longer than all the rest.
         digest.update(os.fsencode(str(file) if file.is_absolute() else f"{here}{file}") + b"\0")

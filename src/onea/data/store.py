@@ -78,9 +78,10 @@ class PackedImages:
 
     def _batch(self, rows: Tensor) -> Tensor:
         if isinstance(self.pixels, Tensor):
-            # Not blocking: the host would wait for everything that the device still has to do.
-            chosen = self.pixels[rows.to(self.pixels.device, non_blocking=True)]
-            return chosen.to(self.device, non_blocking=True)
+            # On CUDA without waiting for all it still has to do; elsewhere a copy may read memory that is gone by then.
+            free = self.device.type == "cuda"
+            chosen = self.pixels[rows.to(self.pixels.device, non_blocking=free)]
+            return chosen.to(self.device, non_blocking=free)
         return torch.from_numpy(self.pixels[rows.numpy()]).to(self.device)
 
 

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 
 from onea.data.dataset import Pixels
 from onea.model.answers import Answer, Snapshot
@@ -54,7 +55,9 @@ class Batcher:
         self._present, self._most, self._wait, self._told = present, most, wait, told
         self._questions: asyncio.Queue[Question] = asyncio.Queue()
         self._left_over: Question | None = None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="onea-answers")
+        # Told its number of threads, or it would keep the one of a decomposition that happens to go on (see decompose).
+        threads = torch.get_num_threads()
+        self._thread = ThreadPoolExecutor(1, "onea-answers", initializer=torch.set_num_threads, initargs=(threads,))
 
     async def ask(self, images: Batch, top: int) -> list[Answer]:
         """The answers about some images, when their turn has come."""

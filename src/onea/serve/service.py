@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from onea.errors import OneaError
 from onea.model.answers import Snapshot
 from onea.model.folder import Manifest, change, load_for, read_manifest, read_state, undo
@@ -168,6 +170,7 @@ class Service:
             raise Problem(503, "The service is being stopped; try again in a moment.", {"Retry-After": "5"})
 
     def _learn(self, lesson: Lesson, batch: Batch, name: str | None) -> None:
+        torch.set_num_threads(self._engine.runtime.threads)  # or it keeps those of a decomposition (see decompose)
         outcome = self._learned(lesson, batch, name)
         self._changing.release()  # first, so that whoever hears of the end may teach again at once
         if isinstance(outcome, Problem):

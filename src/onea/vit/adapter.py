@@ -82,11 +82,13 @@ class Adapters(nn.Module, Plug):
     def flat(self, dtype: torch.dtype) -> Tensor:
         """All weights as one row, which ``FlatAdapters`` takes; of a frozen adapter in ``dtype`` and made only once.
 
-        The matrices come first, so that they stay aligned.
+        The matrices come first, so that they stay aligned. What is written to a frozen adapter through ``.data`` goes
+        unseen.
         """
-        first = self._parts[0]
-        if first.requires_grad:  # an optimiser may change it unseen
+        if any(part.requires_grad for part in self._parts):  # an optimiser may change them unseen
+            self._flat = None
             return torch.cat([part.flatten() for part in self._parts])
+        first = self._parts[0]
         state = (dtype, first.device, first.dtype, sum(part._version for part in self._parts))
         if self._flat is None or self._flat[0] != state:
             self._flat = state, torch.cat([part.flatten() for part in self._parts]).to(dtype)
