@@ -259,6 +259,8 @@ def test_a_taught_model_keeps_what_it_is_made_of(taught):
         taught.set_params(rank=8)
     with pytest.raises(OneaError, match="unknown is 2"):
         taught.set_params(unknown=2)
+    with pytest.raises(OneaError, match="unknown is 'often'; it must be a number"):
+        taught.set_params(unknown="often")
     assert taught.unknown == 0.05
     with pytest.raises(OneaError, match="save"):
         pickle.dumps(taught)

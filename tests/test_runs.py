@@ -210,6 +210,12 @@ def test_other_settings_run_to_the_end(change, tiny_run, tmp_path):
         assert [task["images"] for task in record["tasks"]] == [6 + 5 + 4, 3, 2 + 2]
 
 
+@pytest.mark.parametrize("tasks", [0, -3])
+def test_no_tasks_is_a_mistake(tasks, tiny_run):
+    with pytest.raises(OneaError, match=f"tasks is {tasks}; there must be at least 1"):
+        make_config(tiny_run | {"sizes": None, "tasks": tasks})
+
+
 def test_held_out_training_images_replace_the_test_images(tiny_run, tmp_path):
     ready = prepare(make_config(tiny_run | {"holdout": 0.34}), make_runtime("cpu", "fp32", 1))
     assert not set(ready.train.rows.tolist()) & set(ready.test.rows.tolist())

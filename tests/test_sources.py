@@ -137,6 +137,7 @@ def test_one_folder_is_divided_by_class(tmp_path: Path) -> None:
     images(tmp_path / "cat", 10)
     images(tmp_path / "dog", 2)
     image(tmp_path / "cat" / ".hidden.png")
+    (tmp_path / "cat" / "Thumbs.db").write_bytes(b"left by a file manager")
     (tmp_path / ".git").mkdir()
     (tmp_path / "README.txt").write_text("about")
     dataset = load_dataset(f"folder:{tmp_path}")

@@ -139,7 +139,7 @@ def test_class_means_average_before_anything_else():
         ("missing.safetensors", "does not exist"),
         ("vit_base_patch16_224", "needs its tag"),
         ("vit_small_d6_patch14_85", "did you mean 'vit_small_d6_patch14_84'"),
-        ("resnet50.a1_in1k", "Unknown backbone"),
+        ("resnet50.a1_in1k", "only plain vision transformers of timm work, such as vit_base"),
     ],
 )
 def test_wrong_names_get_one_sentence(name, words):

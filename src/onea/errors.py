@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+_LISTED = 40  # names in one sentence
+
 
 class OneaError(ValueError):
     """A mistake in what we were given. The message is complete; the command line prints it and exits with 2."""
@@ -20,4 +22,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """
     names = sorted(known)
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
-    return f"did you mean '{close[0]}'?" if close else "known: " + ", ".join(names)
+    if close:
+        return f"did you mean '{close[0]}'?"
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return f"known: {', '.join(names[:_LISTED])}{more}"

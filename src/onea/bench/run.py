@@ -104,9 +104,10 @@ def _plain_rows(config: BenchConfig, vit: FrozenViT, runtime: Runtime) -> Iterat
         yield Row("peak memory", f"training, batch {config.batch}", PLAIN, peak, "MB")
     transform = plain_transform(preprocess, training=False)
     for batch in config.batches:
-        some = min(len(pixels), max(_FEWEST_IMAGES, _LOADER_STEPS * batch))
-        part = PlainImages(pixels[:some], labels[:some], transform)
-        latency = timed(plain_request(network, part, min(batch, some), device), device, seconds)
+        # At least a batch for each of two workers; on a GPU as many as training has.
+        some = max(min(len(pixels), max(_FEWEST_IMAGES, _LOADER_STEPS * batch)), 2 * batch)
+        part = PlainImages(synthetic_pixels(some, vit.size), torch.zeros(some, dtype=torch.long), transform)
+        latency = timed(plain_request(network, part, batch, device), device, seconds)
         yield duration("inference", f"batch {batch}", PLAIN, latency)
         once = plain_pass(network, loader(part, batch, workers, shuffle=False), device)
         timing = timed(once, device, seconds, warm_up=1, fewest=3)

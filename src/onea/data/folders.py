@@ -155,9 +155,12 @@ def _lines(path: Path) -> list[str]:
         raise OneaError(f"Cannot read the list {path}: {error.strerror}.") from None
 
 
+_LITTER = ("thumbs.db", "desktop.ini")  # what a file manager leaves in folders of pictures
+
+
 @dataclass(frozen=True)
 class _Listing:
-    """What one folder holds, hidden entries left out."""
+    """What one folder holds, hidden entries and litter left out."""
 
     folders: tuple[Path, ...]
     files: tuple[Path, ...]
@@ -170,7 +173,7 @@ def _list(path: Path) -> _Listing:
     try:
         with os.scandir(path) as entries:  # it knows folders from files without a look at each
             for entry in entries:
-                if entry.name.startswith("."):
+                if entry.name.startswith(".") or entry.name.lower() in _LITTER:
                     continue
                 if entry.is_dir():
                     folders.append(path / entry.name)

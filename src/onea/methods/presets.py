@@ -24,8 +24,8 @@ _RANKS = {"inflora": 10, "cl-lora": 8, "sema": 16, "mos": 16}
 # Learning rates for CIFAR-100 and CUB-200, each the best of six trials with vit_small_patch14_112 on 10 % of seed 0's
 # training images, held out (four for the bound "joint"; benchmarks/small-preset-trials.csv). Seed 0's stream of CUB-200
 # begins with one class, which teaches APER nothing: its variants were tried there on arrivals of 20 and 180 classes.
-# APER-Finetune had six more trials on CIFAR-100: the first six began far above what this backbone stands. Some of APER's
-# best rates lie at an edge of what was tried. "adapter" takes One-A's. Other datasets take CUB-200's.
+# APER-Finetune had six more trials on CIFAR-100. Some of the best rates lie at an edge of what was tried. Rows without
+# a result diverged. "adapter" takes One-A's rates; other datasets take CUB-200's.
 _RATES: dict[str, tuple[float, float]] = {
     "one-a": (0.28, 0.2),
     "adapter": (0.28, 0.2),

@@ -340,6 +340,9 @@ def _epoch_bounds(epochs: int | None) -> dict[str, int]:
 
 
 def _check(params: Mapping[str, Any]) -> None:
+    for name in ("held_out", "unknown", "keep"):
+        if not isinstance(params[name], int | float) and not (name == "unknown" and params[name] is None):
+            raise OneaError(f"{name} is {params[name]!r}; it must be a number.")
     if not 0 <= params["held_out"] <= 0.5:
         raise OneaError(f"held_out is {params['held_out']}; it must lie between 0 and 0.5.")
     if params["unknown"] is not None and not 0 <= params["unknown"] < 1:

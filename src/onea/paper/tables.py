@@ -33,8 +33,8 @@ TRAINING: dict[str, dict[str, Any]] = {
 }
 
 COMPONENTS = (
-    "ASA: asymmetric alignment; GW: global weighting; DG: directional gating. Without any, adapters are averaged; with "
-    "all three, it is One-A."
+    "ASA: asymmetric alignment; GW: global weighting; DG: directional gating. Without any, each merge "
+    "takes half of either side; with all three, it is One-A."
 )
 ONE_SEED = (
     "The paper prints no deviation here and does not say over how many seeds; one by default, --seeds N for more."

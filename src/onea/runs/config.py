@@ -80,6 +80,8 @@ class RunConfig:
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if self.tasks is not None and self.tasks < 1:
+            raise OneaError(f"tasks is {self.tasks}; there must be at least 1.")
         if self.threads < 0:
             raise OneaError(f"threads is {self.threads}; give a positive number, or 0 for all.")
         if self.budget is not None and self.budget <= 0:

@@ -115,6 +115,11 @@ def _from_timm(name: str) -> FrozenViT:
             raise OneaError(
                 f"Backbone '{name}' needs its tag, which says which weights are meant: {', '.join(tagged)}."
             )
+        if not name.startswith(("vit", "deit")):
+            raise OneaError(
+                f"Unknown backbone '{name}'; only plain vision transformers of timm work, such as "
+                "vit_base_patch16_224.augreg_in21k."
+            )
         raise OneaError(f"Unknown backbone '{name}'; {nearest(name, [EMBEDDED, *known])}")
     try:
         vit = timm.create_model(name, pretrained=True, num_classes=0, pretrained_cfg_overlay=_cached_weights(name))
