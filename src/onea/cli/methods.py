@@ -18,12 +18,14 @@ def methods(
     from onea.options import describe
 
     if name is None:
-        table = Table("name", "method", "trains", "keeps", "passes after\n1 / 10 / 40 tasks", "in the\npaper", "paper")
+        table = Table.grid(padding=(0, 2))
+        table.add_row("", "passes per image are after 1, 10 and 40 tasks; *: in the One-A paper's tables")
         for known in METHODS.names:
             kind = method_class(known)
-            passes = " / ".join(f"{kind.passes(tasks):g}" for tasks in (1, 10, 40))
-            reported = "yes" if kind.in_paper else ""
-            table.add_row(known, kind.title, kind.trains, kind.stores, passes, reported, kind.paper)
+            passes = ", ".join(f"{kind.passes(tasks):g}" for tasks in (1, 10, 40))
+            where = f", {kind.paper.removeprefix('https://')}" if kind.paper else ""
+            about = f"{kind.title}{'*' if kind.in_paper else ''}: {passes} passes{where}"
+            table.add_row(f"[bold]{known}", f"{about}\n[dim]trains {kind.trains}\nkeeps {kind.stores}")
     else:
         table = Table("option", "default", "meaning", title=f"options of {name} (presets change some defaults)")
         for option, default, meaning in describe(method_class(name).Options):
