@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -79,3 +80,19 @@ def test_runs_that_differ_only_in_the_merge_share_their_training(inputs, tmp_pat
     assert shared() == [False, True, True]
     assert shared("--no-share-training") == [False, False, False]
     assert said == [True, False]
+
+
+def test_records_are_rendered_without_their_data_and_backbone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_tiny_vit(tmp_path / "tiny.safetensors")
+    write_tiny_images(tmp_path / "images", classes=6, train=2, test=1)
+    sources = ["--data", "folder:images", "--backbone", "tiny.safetensors", "--device", "cpu"]
+    command = ["paper", "proxies", *sources, "--tasks", "3", "--out", "results"]
+    assert onea(*command, patch=monkeypatch) == 0
+    pages = {path: path.read_bytes() for path in sorted((tmp_path / "results" / "table5").iterdir())}
+    shutil.rmtree(tmp_path / "results" / "table5")
+    shutil.rmtree(tmp_path / "images")
+    (tmp_path / "tiny.safetensors").unlink()
+    assert onea(*command, patch=monkeypatch) == 2, "running needs them"
+    assert onea(*command, "--render-only", patch=monkeypatch) == 0
+    assert {path: path.read_bytes() for path in sorted((tmp_path / "results" / "table5").iterdir())} == pages

@@ -55,6 +55,7 @@ def paper(
     """
     from onea.cli.paper_display import print_experiments, print_plan, print_result
     from onea.paper.experiments import find_experiment
+    from onea.paper.facts import Recorded
     from onea.paper.page import write_experiment
     from onea.paper.scale import Changes, make_plan
     from onea.runs.executors import InProcess
@@ -64,8 +65,13 @@ def paper(
         print_experiments()
         return
     experiment = find_experiment(name)
-    plan = make_plan(experiment, Changes(tuple(data or ()), root, backbone, seeds, tasks, scale, device))
+    changes = Changes(tuple(data or ()), root, backbone, seeds, tasks, scale, device)
     store, executor = RecordStore(out / "runs"), _executor(on, workers, share_training)
+    if render_only:  # the records know what their data and backbone were
+        known = Recorded(store.records(), root)
+        plan = make_plan(experiment, changes, known.facts, known.width)
+    else:
+        plan = make_plan(experiment, changes)
     if dry_run:
         shared = isinstance(executor, InProcess) and executor.share_adapters
         print_plan(plan, {config.key() for config in plan.configs if store.find(config)}, shared)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from onea.data.names import data_name
 from onea.errors import OneaError
@@ -56,6 +58,29 @@ def data_facts(data: str, root: str | None) -> DataFacts:
         for side in (dataset.train, dataset.test)
     )
     return DataFacts(train, test, loaded=True)
+
+
+class Recorded:
+    """What finished records tell of their data and backbones, which need not be at hand any more."""
+
+    def __init__(self, records: Iterable[dict[str, Any]], root: str | None):
+        self._root = root
+        self._facts: dict[str, DataFacts] = {}
+        self._widths: dict[str, int] = {}
+        for record in records:
+            config, total = record["config"], tuple(record["total"])
+            train = _evenly(record["data"]["train_images"], len(total))
+            if config["per_class"] is None and config["holdout"] is None:
+                self._facts[config["data"]] = DataFacts(train, total, loaded=True)
+            self._widths[config["backbone"]] = record["backbone"]["width"]
+
+    def facts(self, data: str) -> DataFacts:
+        """Counts of a dataset, from a record if there is one."""
+        return self._facts.get(data) or data_facts(data, self._root)
+
+    def width(self, backbone: str) -> int:
+        """The width of a backbone, from a record if there is one."""
+        return self._widths.get(backbone) or backbone_width(backbone)
 
 
 def _published(data: str, loaded: bool) -> DataFacts:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # numpy and torch stand behind these
 
 FEWEST_IMAGES = 2  # of a class, at any scale
 Facts = Callable[[str], "DataFacts"]
+Width = Callable[[str], int]
 
 
 @dataclass(frozen=True)
@@ -67,17 +68,18 @@ class Plan:
         return tuple({run.key(): run for place in self.places for run in place.runs}.values())
 
 
-def make_plan(experiment: Experiment, changes: Changes, facts: Facts | None = None) -> Plan:
+def make_plan(experiment: Experiment, changes: Changes, facts: Facts | None = None, width: Width | None = None) -> Plan:
     """The runs of an experiment with these changes; raises where they cannot be met.
 
     Args:
         experiment: a table or figure.
         changes: what is to be otherwise.
         facts: counts of a dataset by name; counted where they are not given.
+        width: of a backbone by name; looked up where it is not given.
     """
-    from onea.paper.facts import data_facts
+    from onea.paper.facts import backbone_width, data_facts
 
-    count = facts or (lambda data: data_facts(data, changes.root))
+    count, width = facts or (lambda data: data_facts(data, changes.root)), width or backbone_width
     _check(experiment, changes)
     replaced = substitute_data(experiment, changes.data)
     places: dict[tuple[str, tuple[tuple[str, str], ...]], Place] = {}
@@ -89,7 +91,7 @@ def make_plan(experiment: Experiment, changes: Changes, facts: Facts | None = No
         cell = _with(paper, changes, replaced[data])
         if (mine := str(cell.options["data"])) not in known:
             known[mine] = count(mine)
-        place = Place(paper, cell, _runs(experiment, cell, changes, known[mine]))
+        place = Place(paper, cell, _runs(experiment, cell, changes, known[mine], width))
         first = places.setdefault((cell.row, cell.headings()), place)  # columns that have become the same are one
         if first.runs != place.runs:
             raise OneaError(f"Two datasets would both be called '{data_title(mine)}'; rename one of their folders.")
@@ -114,24 +116,25 @@ def substitute_data(experiment: Experiment, data: tuple[str, ...]) -> dict[str, 
     )
 
 
-def preset_values(config: RunConfig) -> dict[str, Any]:
+def preset_values(config: RunConfig, width: Width | None = None) -> dict[str, Any]:
     """All options that the run's method has without being told otherwise, on the run's data and backbone."""
     from onea.methods import method_class
     from onea.methods.presets import choose_preset, preset_options
     from onea.paper.facts import backbone_width
 
     kind = method_class(config.method).Options
-    preset = preset_options(config.method, choose_preset(config.preset, backbone_width(config.backbone)), config.data)
-    return {item.name: item.default for item in dataclasses.fields(kind)} | preset
+    preset = choose_preset(config.preset, (width or backbone_width)(config.backbone))
+    chosen = preset_options(config.method, preset, config.data)
+    return {item.name: item.default for item in dataclasses.fields(kind)} | chosen
 
 
-def scaled_options(config: RunConfig, scale: float) -> dict[str, Any]:
+def scaled_options(config: RunConfig, scale: float, width: Width | None = None) -> dict[str, Any]:
     """A run's options with every number of epochs at a smaller scale, at least one each.
 
     What agrees with the preset is left out: a run is known by its options, and one that appears in two tables, here
     by default and there as a row of an ablation, must not be made twice.
     """
-    usual = preset_values(config)
+    usual = preset_values(config, width)
     values = usual | config.options
     if scale != 1:
         values |= {name: max(1, round(scale * values[name])) for name in values if name.endswith("epochs")}
@@ -179,7 +182,9 @@ def _with(paper: Cell, changes: Changes, data: str) -> Cell:
     return dataclasses.replace(paper, options=options)
 
 
-def _runs(experiment: Experiment, cell: Cell, changes: Changes, facts: DataFacts) -> tuple[RunConfig, ...]:
+def _runs(
+    experiment: Experiment, cell: Cell, changes: Changes, facts: DataFacts, width: Width
+) -> tuple[RunConfig, ...]:
     tasks = int(cell.options["tasks"])
     if tasks > facts.classes:
         title = data_title(str(cell.options["data"]))
@@ -188,10 +193,10 @@ def _runs(experiment: Experiment, cell: Cell, changes: Changes, facts: DataFacts
             f"give --tasks {facts.classes} or fewer, or another --data."
         )
     seeds = range(1, 1 + (changes.seeds or experiment.seeds))
-    return tuple(_run(cell, seed, changes, facts) for seed in seeds)
+    return tuple(_run(cell, seed, changes, facts, width) for seed in seeds)
 
 
-def _run(cell: Cell, seed: int, changes: Changes, facts: DataFacts) -> RunConfig:
+def _run(cell: Cell, seed: int, changes: Changes, facts: DataFacts, width: Width) -> RunConfig:
     from onea.runs.config import make_config
 
     values = {**cell.options, "seed": seed, "root": changes.root, "device": changes.device}
@@ -200,7 +205,7 @@ def _run(cell: Cell, seed: int, changes: Changes, facts: DataFacts) -> RunConfig
     if changes.scale != 1:
         values["per_class"] = scaled_images(facts.per_class, changes.scale)
     config = make_config(values)
-    return dataclasses.replace(config, options=scaled_options(config, changes.scale))
+    return dataclasses.replace(config, options=scaled_options(config, changes.scale, width))
 
 
 def _split(cell: Cell, seed: int, facts: DataFacts) -> dict[str, Any]:
