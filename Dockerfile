@@ -7,7 +7,9 @@ RUN useradd --create-home --uid 10001 onea
 WORKDIR /app
 COPY pyproject.toml constraints.txt README.md LICENSE NOTICE ./
 COPY src ./src
-RUN pip install --no-cache-dir --extra-index-url https://download.pytorch.org/whl/cpu -c constraints.txt ".[serve]"
+# Without a GPU a smaller build of PyTorch will do: --build-arg PIP_EXTRA_INDEX_URL=... (an index that has one).
+ARG PIP_EXTRA_INDEX_URL
+RUN pip install --no-cache-dir -c constraints.txt ".[serve]"
 
 USER onea
 ENV PYTHONUNBUFFERED=1
