@@ -62,7 +62,8 @@ def _make(
     sizes: str | None,
     long_tail: float | None,
 ) -> Stream:
-    from onea.streams import make_stream, parse_sizes
+    from onea.streams import make_stream
+    from onea.task_sizes import parse_sizes
 
     if even and sizes is not None:
         raise OneaError("--balanced and --sizes both decide the task sizes; give one of them.")

@@ -45,7 +45,8 @@ def estimate(config: RunConfig, facts: DataFacts) -> Cost:
 
 def stream_of(config: RunConfig, facts: DataFacts) -> Stream:
     """The stream of a run of this package, as the run itself will make it."""
-    from onea.streams import make_stream, parse_sizes
+    from onea.streams import make_stream
+    from onea.task_sizes import parse_sizes
 
     return make_stream(
         classes=facts.classes,

@@ -156,7 +156,7 @@ def pieces(sizes: tuple[int, ...], most: int) -> tuple[int, ...]:
     >>> pieces((14, 1, 3), 5)
     (5, 5, 4, 1, 3)
     """
-    from onea.streams import balanced
+    from onea.task_sizes import balanced
 
     return tuple(part for size in sizes for part in balanced(size, -(-size // most)))
 

@@ -28,7 +28,8 @@ from onea.methods.presets import choose_preset, preset_options
 from onea.options import build
 from onea.runs.config import RunConfig
 from onea.runtime import Runtime
-from onea.streams import Stream, make_stream, parse_sizes
+from onea.streams import Stream, make_stream
+from onea.task_sizes import parse_sizes
 from onea.tasks import Plan, Task
 from onea.vit.backbones import load_backbone
 from onea.vit.compiled import can_compile
