@@ -18,6 +18,7 @@ from onea.model.answers import Snapshot
 from onea.model.engine import Engine
 from onea.model.images import read_labelled
 from onea.model.learning import blank, choose_options, learn, now
+from onea.model.params import check_params, epoch_bounds
 from onea.model.readout import Readout
 from onea.model.state import State
 from onea.runtime import Progress
@@ -117,7 +118,7 @@ class OneA:
             if self._snapshot and name in _FIXED and value != getattr(self, name):
                 raise OneaError(f"{name} cannot change after the model was taught; make a new OneA({name}=...).")
         if self._snapshot:  # before that, scikit-learn wants mistakes to be told when they matter
-            _check(self.get_params() | params)
+            check_params(self.get_params() | params)
         with self._changing:
             for name, value in params.items():
                 setattr(self, name, value)
@@ -211,7 +212,7 @@ class OneA:
         """
         started = time.perf_counter()
         with self._changing:
-            _check(self.get_params())
+            check_params(self.get_params())
             engine = self._ready()
             state = self._snapshot.state if self._snapshot else blank(engine, self._chosen(engine), self.readout)
             if progress:
@@ -304,7 +305,7 @@ class OneA:
 
     def _chosen(self, engine: Engine) -> Any:
         given = {name: getattr(self, name) for name in _OPTIONS if getattr(self, name) is not None}
-        return choose_options(engine, self.preset, _epoch_bounds(self.epochs) | given | dict(self.options or {}))
+        return choose_options(engine, self.preset, epoch_bounds(self.epochs) | given | dict(self.options or {}))
 
     def _ready(self) -> Engine:
         with self._changing:
@@ -332,22 +333,3 @@ class OneA:
         self._swap(states[-1])
         self._past, self._counter = tuple(states[:-1]), counter
         self.ancestry.update(state.id for state in states)
-
-
-def _epoch_bounds(epochs: int | None) -> dict[str, int]:
-    """Bounds of the epoch schedule that leave room for what was asked: half and twice of it."""
-    return {} if epochs is None else {"min_epochs": max(1, epochs // 2), "max_epochs": 2 * epochs}
-
-
-def _check(params: Mapping[str, Any]) -> None:
-    for name in ("held_out", "unknown", "keep"):
-        if not isinstance(params[name], int | float) and not (name == "unknown" and params[name] is None):
-            raise OneaError(f"{name} is {params[name]!r}; it must be a number.")
-    if not 0 <= params["held_out"] <= 0.5:
-        raise OneaError(f"held_out is {params['held_out']}; it must lie between 0 and 0.5.")
-    if params["unknown"] is not None and not 0 <= params["unknown"] < 1:
-        raise OneaError(f"unknown is {params['unknown']}; it must lie in [0, 1).")
-    if params["readout"] not in ("whitened", "cosine"):
-        raise OneaError(f"readout is '{params['readout']}'; choose whitened or cosine.")
-    if params["keep"] < 0:
-        raise OneaError(f"keep is {params['keep']}; it must not be negative.")

@@ -1,0 +1,28 @@
+"""What may be asked of the estimator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from onea.errors import OneaError
+
+
+def epoch_bounds(epochs: int | None) -> dict[str, int]:
+    """Bounds of the epoch schedule that leave room for what was asked: half and twice of it."""
+    return {} if epochs is None else {"min_epochs": max(1, epochs // 2), "max_epochs": 2 * epochs}
+
+
+def check_params(params: Mapping[str, Any]) -> None:
+    """Complain about the first value that is out of its range."""
+    for name in ("held_out", "unknown", "keep"):
+        if not isinstance(params[name], int | float) and not (name == "unknown" and params[name] is None):
+            raise OneaError(f"{name} is {params[name]!r}; it must be a number.")
+    if not 0 <= params["held_out"] <= 0.5:
+        raise OneaError(f"held_out is {params['held_out']}; it must lie between 0 and 0.5.")
+    if params["unknown"] is not None and not 0 <= params["unknown"] < 1:
+        raise OneaError(f"unknown is {params['unknown']}; it must lie in [0, 1).")
+    if params["readout"] not in ("whitened", "cosine"):
+        raise OneaError(f"readout is '{params['readout']}'; choose whitened or cosine.")
+    if params["keep"] < 0:
+        raise OneaError(f"keep is {params['keep']}; it must not be negative.")
