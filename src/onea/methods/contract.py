@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from onea.errors import OneaError
 from onea.merging.operator import Tensors, precise
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
@@ -91,7 +92,7 @@ class Method(ABC):
 
     def scores_from(self, features: Mapping[str, Tensor]) -> Tensor:
         """Scores from the features ``[B, width]`` of every part."""
-        raise NotImplementedError(f"{type(self).__name__} must define scores, or parts and scores_from")
+        raise OneaError(f"{type(self).__name__} cannot answer; let it define scores, or parts and scores_from.")
 
     @staticmethod
     def passes(tasks: int) -> float:
