@@ -42,7 +42,7 @@ class CompiledViT:
 
     def __init__(self, vit: FrozenViT, sizes: Collection[int], backend: str = "inductor"):
         self.sizes = tuple(sorted(set(sizes)))
-        self._dtype = lambda: vit.matrix_dtype
+        self._vit = vit
 
         def run(images: Tensor, flat: Tensor | None, rank: int, scale: float, dropout: float) -> Tensor:
             if flat is None:
@@ -68,7 +68,7 @@ class CompiledViT:
             images = F.pad(images, (0, 0) * (images.dim() - 1) + (0, missing))
         if isinstance(plug, Adapters):
             dropout = plug.dropout if plug.training else 0.0
-            features = self._run(images, plug.flat(self._dtype()), plug.rank, plug.scale, dropout)
+            features = self._run(images, plug.flat(self._vit.matrix_dtype), plug.rank, plug.scale, dropout)
         else:
             features = self._run(images, None, 0, 0.0, 0.0)
         return features[:count].clone()  # the graph writes its next result into the same memory
