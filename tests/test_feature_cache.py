@@ -168,9 +168,7 @@ def test_batches_are_filled_up_to_few_sizes(tiny_run):
         ready = prepared(tiny_run, method, sizes=SIZES)
         for index in range(ready.stream.tasks):
             ready.method.learn(ready.task(index))
-            plain = ready.method.vit.vit.patch_embed.register_forward_pre_hook(
-                lambda _, given: sizes.add(len(given[0]))
-            )
+            plain = ready.method.vit.vit.norm_pre.register_forward_pre_hook(lambda _, given: sizes.add(len(given[0])))
             correct_per_class(ready.method, ready.test, ready.arrivals(index), ready.seed)
             ready.method.prototypes_of(ready.task(index))
             plain.remove()

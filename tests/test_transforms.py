@@ -76,6 +76,29 @@ def test_resizing_whole_images_is_cropping_nothing_away(kind):
         torch.testing.assert_close(resize(images, size, kind), crop_resize(images, boxes, size, kind))
 
 
+def test_mirrored_crops_are_the_crops_flipped():
+    images, drawn = pictures(4, 20, 31), random_boxes(4, 20, 31, 0.3, torch.Generator().manual_seed(2))
+    mirrored = torch.tensor([True, False, True, False])
+    plain = crop_resize(images, drawn, (12, 9))
+    flipped = crop_resize(images, drawn, (12, 9), mirrored=mirrored)
+    torch.testing.assert_close(flipped[::2], plain[::2].flip(3))
+    torch.testing.assert_close(flipped[1::2], plain[1::2])
+
+
+def test_half_precision_rounds_less_than_bytes_do():
+    """Stored bytes are exact in it, so only the weights and two results are rounded: to an eighth of a grey level."""
+    preprocess, images = Preprocess(28, **IDENTITY), pictures(6, 40, 40)
+    drawn = preprocess.draw(6, (40, 40), 0.3, torch.Generator().manual_seed(1))
+    for view in (
+        lambda dtype: preprocess.plain(images, dtype),
+        lambda dtype: preprocess.augmented(images, drawn, dtype),
+    ):
+        exact, half = (255 * view(dtype) for dtype in (torch.float32, torch.float16))
+        assert half.dtype == torch.float32
+        assert 0 < (half - exact).abs().max() < 0.25
+        assert (half - exact).abs().mean() < 0.05
+
+
 def test_direct_geometry_is_a_plain_resize_with_the_backbones_normalisation():
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     images = pictures(2, 32, 32)

@@ -50,6 +50,21 @@ def test_a_file_gives_back_the_model_that_wrote_it(name, extra, tmp_path):
     assert loaded.digest == digest_of(load_file(path))
 
 
+@pytest.mark.parametrize(("size", "patch"), [(32, 16), (30, 14), ((28, 42), 14)])
+def test_patches_equal_timms_convolution(size, patch):
+    """Also where the image is no multiple of the patch, whose rest nobody reads."""
+    model = timm.create_model("vit_tiny_patch16_224", img_size=size, patch_size=patch, embed_dim=96, depth=1).eval()
+    frozen = FrozenViT(model, "", "", (0.5,) * 3, (0.5,) * 3)
+    images = torch.randn(2, 3, *model.patch_embed.img_size, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        torch.testing.assert_close(frozen.embed(images), model._pos_embed(model.patch_embed(images)))
+
+
+def test_images_of_another_size_are_refused(embedded):
+    with pytest.raises(AssertionError, match="doesn't match model"):
+        embedded(torch.zeros(1, 3, 98, 98))
+
+
 def test_the_embedded_backbone(embedded):
     assert (embedded.size, embedded.depth, embedded.width) == (84, 6, 384)
     assert not any(parameter.requires_grad for parameter in embedded.parameters())

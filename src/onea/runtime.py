@@ -98,6 +98,11 @@ class Runtime:
         """The type of the big matrix products."""
         return torch.bfloat16 if self.precision == "bf16" else torch.float32
 
+    @property
+    def pixel_dtype(self) -> torch.dtype:
+        """The type in which images are resampled: half of the bits on a GPU in bf16, which rounds more."""
+        return torch.float16 if self.device.type == "cuda" and self.precision == "bf16" else torch.float32
+
     @contextlib.contextmanager
     def autocast(self) -> Iterator[None]:
         """Run matrix products in the chosen precision; losses, prototypes and merges stay in full precision."""

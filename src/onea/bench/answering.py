@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
 from onea.bench.rows import Row, duration, rate
-from onea.bench.timing import timed
+from onea.bench.timing import timed_in_turn
 
+Answer = Callable[[], object]
 _IN_FLIGHT = 8  # batches asked for before the host waits, as an evaluation does
 
 
-def answering(
-    column: str, batch: int, answer: Callable[[], object], device: torch.device, seconds: float
-) -> Iterator[Row]:
-    """The time of one request, and the speed with several in flight where the device works apart from the host."""
+def answering(answers: Mapping[str, Answer], batch: int, device: torch.device, seconds: float) -> Iterator[Row]:
+    """The time of one request, and the speed with several in flight where the device works apart from the host.
+
+    All columns take turns, because the differences between them are small.
+    """
     setting = f"batch {batch}"
-    alone = timed(answer, device, seconds)
-    yield duration("inference", setting, column, alone)
-    if device.type == "cpu":
-        yield rate("inference", setting, column, batch, alone)
-    else:
-        several = timed(lambda: [answer() for _ in range(_IN_FLIGHT)], device, seconds)
-        yield rate("inference", setting, column, _IN_FLIGHT * batch, several)
+    alone = timed_in_turn(list(answers.values()), device, seconds)
+    for column, timing in zip(answers, alone, strict=True):
+        yield duration("inference", setting, column, timing)
+    count, several = 1, alone
+    if device.type != "cpu":
+        count, several = _IN_FLIGHT, timed_in_turn([_several(answer) for answer in answers.values()], device, seconds)
+    for column, timing in zip(answers, several, strict=True):
+        yield rate("inference", setting, column, count * batch, timing)
+
+
+def _several(answer: Answer) -> Answer:
+    return lambda: [answer() for _ in range(_IN_FLIGHT)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from onea.bench.answering import answering
+from onea.bench.answering import Answer
 from onea.bench.rows import Row, duration, rate
 from onea.bench.scene import Scene
 from onea.bench.timing import Timing, summarise, synchronise, timed
@@ -74,12 +74,10 @@ class Column:
         timing = self._timed(lambda: method.prototypes_of(task, method.kept))
         yield rate("prototypes", "", self.name, len(task), timing)
 
-    def inference(self, batch: int) -> Iterator[Row]:
+    def answer(self, batch: int) -> Answer:
         """Scores of stored images."""
-        method, images = self.scene.method, self.scene.prepared.test.images
-
-        rows = torch.arange(batch)
-        yield from answering(self.name, batch, lambda: method.scores(images.plain(rows)), images.device, self.seconds)
+        method, images, rows = self.scene.method, self.scene.prepared.test.images, torch.arange(batch)
+        return lambda: method.scores(images.plain(rows))
 
     def evaluation(self) -> Iterator[Row]:
         """The evaluation of a run over all test images."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from onea.bench.answering import answering
 from onea.bench.backbone import bench_backbone
 from onea.bench.flops import inference_flops, training_flops
 from onea.bench.growth import growth
@@ -124,23 +125,16 @@ def _column_rows(config: BenchConfig, name: str, scene: Scene, tell: Tell) -> It
     yield from column.prototypes()
     yield from column.evaluation()
     yield from column.merge()
-    for batch in config.batches:
-        tell(f"{name}: inference at batch {batch}")
-        yield from column.inference(batch)
     if name == SAME:
         # This column is not compiled, so that its operations can be counted.
         yield Row("operations", "training", name, training_flops(scene.method) / 1e9, "GFLOP/image")
         yield Row("operations", "inference", name, inference_flops(scene.method) / 1e9, "GFLOP/image")
-    yield from _timm_rows(config, scene, tell)
-
-
-def _timm_rows(config: BenchConfig, scene: Scene, tell: Tell) -> Iterator[Row]:
-    """Plain timm, eager and compiled; in a quick bench only the way the column itself runs."""
-    for compiled in [scene.compiled] if config.quick else [False, True]:
-        baseline = TimmBaseline(scene, compiled, config.seconds)
-        tell(f"{baseline.name}: inference")
-        for batch in config.batches:
-            yield from baseline.inference(batch)
+    # Plain timm, eager and compiled; in a quick bench only the way the column itself runs.
+    baselines = [TimmBaseline(scene, compiled) for compiled in ([scene.compiled] if config.quick else [False, True])]
+    for batch in config.batches:
+        tell(f"{name} and timm: inference at batch {batch}")
+        answers = {name: column.answer(batch)} | {timm.name: timm.answer(batch) for timm in baselines}
+        yield from answering(answers, batch, scene.runtime.device, config.seconds)
 
 
 def _utilisation(rows: list[Row], config: BenchConfig, runtimes: dict[str, Runtime]) -> Iterator[Row]:

@@ -146,5 +146,5 @@ def synthetic_pixels(count: int, network_size: int) -> Pixels:
 
 def _side(classes: int, per_class: int, preprocess: Preprocess, runtime: Runtime) -> Side:
     pixels = synthetic_pixels(classes * per_class, preprocess.size)
-    images = PackedImages(pixels, preprocess, runtime.device, "device")
+    images = PackedImages(pixels, preprocess, runtime.device, "device", runtime.pixel_dtype)
     return Side(images, torch.arange(classes).repeat_interleave(per_class), torch.arange(len(pixels)))

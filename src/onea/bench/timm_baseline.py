@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from onea.bench.answering import answering
-from onea.bench.rows import Row
+from onea.bench.answering import Answer
 from onea.bench.scene import Scene
 from onea.vit.heads import cosine_scores
 
@@ -23,23 +21,23 @@ def timm_column(precision: str, compiled: bool) -> str:
 class TimmBaseline:
     """timm's forward pass with the weights, precision and input pipeline of a scene."""
 
-    def __init__(self, scene: Scene, compiled: bool, seconds: float):
-        self.scene, self.seconds = scene, seconds
+    def __init__(self, scene: Scene, compiled: bool):
+        self.scene = scene
         self.name = timm_column(scene.runtime.precision, compiled)
         network: Any = copy.deepcopy(scene.method.vit.vit)
         if compiled:  # as our own network is
             network = torch.compile(network, dynamic=False, fullgraph=True, mode="reduce-overhead")
         self.network: Any = network
 
-    def inference(self, batch: int) -> Iterator[Row]:
-        """Scores of stored images, timed as our own inference is."""
+    def answer(self, batch: int) -> Answer:
+        """Scores of stored images, as our own inference gives them."""
         images, rows = self.scene.prepared.test.images, torch.arange(batch)
         prototypes = self.scene.method.prototypes
 
-        def answer() -> Tensor:
+        def scores() -> Tensor:
             pixels = images.plain(rows)
             with torch.no_grad(), self.scene.runtime.autocast():
                 features: Tensor = self.network(pixels)
             return cosine_scores(features.float(), prototypes)
 
-        yield from answering(self.name, batch, answer, images.device, self.seconds)
+        return scores

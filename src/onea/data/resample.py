@@ -53,7 +53,15 @@ def axis_weights(start: Tensor, length: Tensor, pixels: int, size: int, kind: Fi
     return weights / weights.sum(dim=2, keepdim=True)
 
 
-def crop_resize(images: Tensor, boxes: Tensor, size: tuple[int, int], kind: Filter = "bilinear") -> Tensor:
+def crop_resize(
+    images: Tensor,
+    boxes: Tensor,
+    size: tuple[int, int],
+    kind: Filter = "bilinear",
+    *,
+    mirrored: Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
     """Cut a box out of every image and resize it.
 
     Args:
@@ -61,26 +69,35 @@ def crop_resize(images: Tensor, boxes: Tensor, size: tuple[int, int], kind: Filt
         boxes: ``[B, 4]`` integer (top, left, height, width), each inside its image.
         size: (height, width) of the result.
         kind: interpolation filter.
+        mirrored: which results to flip left to right, ``[B]``.
+        dtype: of the products and the result.
 
     Returns:
-        float32 ``[B, channels, *size]`` in the units of the input.
+        ``[B, channels, *size]`` in the units of the input.
     """
     top, left, height, width = boxes.unbind(1)
     rows = axis_weights(top, height, images.shape[2], size[0], kind)
     columns = axis_weights(left, width, images.shape[3], size[1], kind)
-    pixels = images.to(torch.float32)
-    return rows[:, None] @ (pixels @ columns.transpose(1, 2)[:, None])
+    if mirrored is not None:  # flipping the weights is cheaper than flipping the images, and the same
+        columns = torch.where(mirrored[:, None, None], columns.flip(1), columns)
+    # All channels as one tall matrix, whose product needs no copy of the weights for each.
+    narrow = images.to(dtype).flatten(1, 2) @ columns.to(dtype).mT
+    resized: Tensor = rows.to(dtype)[:, None] @ narrow.unflatten(1, images.shape[1:3])
+    return resized
 
 
-def resize(images: Tensor, size: tuple[int, int], kind: Filter = "bilinear") -> Tensor:
+def resize(
+    images: Tensor, size: tuple[int, int], kind: Filter = "bilinear", dtype: torch.dtype = torch.float32
+) -> Tensor:
     """Resize every image whole: ``crop_resize`` with the same box for all, whose weights are made only once."""
     rows, columns = (
-        _whole_axis(pixels, wanted, kind, images.device) for pixels, wanted in zip(images.shape[2:], size, strict=True)
+        _whole_axis(pixels, wanted, kind, images.device, dtype)
+        for pixels, wanted in zip(images.shape[2:], size, strict=True)
     )
-    return rows @ (images.to(torch.float32) @ columns.mT)
+    return rows @ (images.to(dtype) @ columns.mT)
 
 
 @functools.lru_cache(maxsize=64)
-def _whole_axis(pixels: int, size: int, kind: Filter, device: torch.device) -> Tensor:
+def _whole_axis(pixels: int, size: int, kind: Filter, device: torch.device, dtype: torch.dtype) -> Tensor:
     start, length = torch.tensor([0]), torch.tensor([pixels])
-    return axis_weights(start, length, pixels, size, kind)[0].to(device)
+    return axis_weights(start, length, pixels, size, kind)[0].to(device, dtype)

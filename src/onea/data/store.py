@@ -45,10 +45,25 @@ class Images(Protocol):
 
 
 class PackedImages:
-    """All images as one uint8 array ``[N, 3, H, W]``; cropping and resizing happen in batches on the device."""
+    """All images as one uint8 array ``[N, 3, H, W]``; cropping and resizing happen in batches on the device.
 
-    def __init__(self, pixels: Pixels, preprocess: Preprocess, device: torch.device, place: Place):
-        self.preprocess, self.device, self.place = preprocess, device, place
+    Args:
+        pixels: the array.
+        preprocess: what is done to them.
+        device: of the network.
+        place: where they are kept.
+        dtype: in which they are resampled.
+    """
+
+    def __init__(
+        self,
+        pixels: Pixels,
+        preprocess: Preprocess,
+        device: torch.device,
+        place: Place,
+        dtype: torch.dtype = torch.float32,
+    ):
+        self.preprocess, self.device, self.place, self.dtype = preprocess, device, place, dtype
         self.pixels: Tensor | Pixels = pixels
         if place != "disk":
             held = torch.from_numpy(np.array(pixels))
@@ -63,7 +78,7 @@ class PackedImages:
 
     def plain(self, rows: Tensor) -> Tensor:
         """Test-time view of these rows."""
-        return self.preprocess.plain(self._batch(rows))
+        return self.preprocess.plain(self._batch(rows), self.dtype)
 
     def augmented_batches(
         self, rows: Tensor, size: int, crop_scale: float, generator: torch.Generator, deal: Deal = whole
@@ -74,7 +89,7 @@ class PackedImages:
         drawn = self.preprocess.draw(len(rows), shape, crop_scale, generator).to(self.device)
         rows = rows.to(self.device) if self.place == "device" else rows
         for chosen, how in zip(rows.split(size), drawn.split(size), strict=True):
-            yield self.preprocess.augmented(self._batch(deal(chosen)), deal(how))
+            yield self.preprocess.augmented(self._batch(deal(chosen)), deal(how), self.dtype)
 
     def _batch(self, rows: Tensor) -> Tensor:
         if isinstance(self.pixels, Tensor):

@@ -39,13 +39,13 @@ class Preprocess:
     filter: Filter = "bilinear"
     mirror: bool = True
 
-    def plain(self, images: Tensor) -> Tensor:
-        """Test-time view of a uint8 batch ``[B, 3, H, W]``, deterministic."""
+    def plain(self, images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Test-time view of a uint8 batch ``[B, 3, H, W]``, deterministic; resampled in ``dtype``."""
         if self.geometry == "direct":
-            return self.normalise(resize(images, (self.size, self.size), self.filter))
+            return self.normalise(resize(images, (self.size, self.size), self.filter, dtype))
         short = min(images.shape[2:])
         height, width = (int(side * self.resize / short) for side in images.shape[2:])
-        resized = resize(images, (height, width), self.filter)
+        resized = resize(images, (height, width), self.filter, dtype)
         top, left = round((height - self.size) / 2), round((width - self.size) / 2)
         return self.normalise(resized[:, :, top : top + self.size, left : left + self.size])
 
@@ -60,22 +60,25 @@ class Preprocess:
         flips = torch.rand(count, generator=generator) < (0.5 if self.mirror else 0.0)
         return torch.cat([boxes, flips[:, None].long()], dim=1)
 
-    def augmented(self, images: Tensor, drawn: Tensor) -> Tensor:
-        """Training view of a uint8 batch, as drawn."""
-        crops = crop_resize(images, drawn[:, :4], (self.size, self.size))
-        return self.normalise(torch.where((drawn[:, 4] == 1)[:, None, None, None], crops.flip(3), crops))
+    def augmented(self, images: Tensor, drawn: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Training view of a uint8 batch, as drawn; resampled in ``dtype``."""
+        size, flips = (self.size, self.size), drawn[:, 4] == 1
+        return self.normalise(crop_resize(images, drawn[:, :4], size, mirrored=flips, dtype=dtype))
 
     def normalise(self, pixels: Tensor) -> Tensor:
-        """Pixels in 0-255 to what the network expects."""
-        # Resampling with negative lobes (bicubic) overshoots; an 8-bit image could not, so neither do we.
-        pixels = pixels.clamp(0, 255) / 255
-        return (pixels - _channels(self.mean, pixels.device)) / _channels(self.std, pixels.device)
+        """Pixels in 0-255 to what the network expects, in full precision."""
+        if self.filter == "bicubic":
+            # Its negative lobes overshoot; an 8-bit image could not, so neither do we.
+            pixels = pixels.clamp(0, 255)
+        factor, offset = _affine(self.mean, self.std, pixels.device)
+        return torch.addcmul(offset, pixels, factor)
 
 
 @functools.lru_cache(maxsize=64)
-def _channels(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """One value per channel, uploaded once: an upload in every step would make the host wait for the device."""
-    return torch.tensor(values, device=device)[:, None, None]
+def _affine(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Factor and offset per channel, uploaded once: an upload in every step would make the host wait for the device."""
+    middle, spread = (torch.tensor(values, dtype=torch.float64)[:, None, None] for values in (mean, std))
+    return (1 / (255 * spread)).float().to(device), (-middle / spread).float().to(device)
 
 
 def random_boxes(count: int, height: int, width: int, smallest: float, generator: torch.Generator) -> Tensor:

@@ -219,7 +219,7 @@ def _adapt(
         }
     )
     place = choose_place(batch.pixels.nbytes, None, runtime.device)
-    images = PackedImages(batch.pixels, engine.preprocess, runtime.device, place)
+    images = PackedImages(batch.pixels, engine.preprocess, runtime.device, place, runtime.pixel_dtype)
     chosen = trained.nonzero()[:, 0]
     classes = range(int(labels.max()) + 1)
     runtime.progress.start_task(len(state.updates), len(state.updates) + 1, name)

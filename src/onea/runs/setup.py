@@ -204,7 +204,7 @@ def _images(
     place = choose_place(total, budget, runtime.device) if config.store == "auto" else config.store
     train, test = (
         Side(
-            PackedImages(packed.pixels, preprocess, runtime.device, place),
+            PackedImages(packed.pixels, preprocess, runtime.device, place, runtime.pixel_dtype),
             torch.from_numpy(position[side.labels[packed.rows]]),
             torch.arange(len(packed.rows)),
         )

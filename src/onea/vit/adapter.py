@@ -5,12 +5,15 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator
+from operator import attrgetter
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from onea.vit.plug import Plug
+
+_wants_gradient, _version = attrgetter("requires_grad"), attrgetter("_version")
 
 
 def bottleneck(u: Tensor, weights: tuple[Tensor, ...], scale: float, dropout: float = 0.0) -> Tensor:
@@ -85,11 +88,11 @@ class Adapters(nn.Module, Plug):
         The matrices come first, so that they stay aligned. What is written to a frozen adapter through ``.data`` goes
         unseen.
         """
-        if any(part.requires_grad for part in self._parts):  # an optimiser may change them unseen
+        if any(map(_wants_gradient, self._parts)):  # an optimiser may change them unseen
             self._flat = None
             return torch.cat([part.flatten() for part in self._parts])
         first = self._parts[0]
-        state = (dtype, first.device, first.dtype, sum(part._version for part in self._parts))
+        state = (dtype, first.device, first.dtype, sum(map(_version, self._parts)))
         if self._flat is None or self._flat[0] != state:
             self._flat = state, torch.cat([part.flatten() for part in self._parts]).to(dtype)
         return self._flat[1]

@@ -71,7 +71,8 @@ class CompiledViT:
             features = self._run(images, plug.flat(self._vit.matrix_dtype), plug.rank, plug.scale, dropout)
         else:
             features = self._run(images, None, 0, 0.0, 0.0)
-        return features[:count].clone()  # the graph writes its next result into the same memory
+        features = features[:count] if missing else features
+        return features.clone()  # the graph writes its next result into the same memory
 
 
 def _with_own_code(function: Any) -> FunctionType:
