@@ -13,7 +13,7 @@ from onea.runs.engine import run
 from onea.runs.setup import prepare
 from onea.runtime import make_runtime
 from onea.vit import compiled
-from onea.vit.adapter import Adapters, FlatAdapters
+from onea.vit.adapter import Adapters, AdaptersInOne, FlatAdapters
 from onea.vit.backbones import load_backbone
 from onea.vit.plug import NOTHING
 
@@ -69,6 +69,21 @@ def test_one_flat_row_gives_back_every_weight(tiny_vit):
         given = FlatAdapters(flat, vit.depth, vit.width, plug.rank, plug.scale, 0.0)
         for block in range(vit.depth):
             assert torch.equal(given.beside_mlp(block, tokens), plug.beside_mlp(block, tokens))
+
+
+def test_weights_trained_as_one_parameter_go_back_where_they_belong(tiny_vit):
+    vit = load_backbone(str(tiny_vit))
+    plug, images = adapters(vit, 1), torch.randn(2, 3, vit.size, vit.size)
+    whole = AdaptersInOne(plug).eval()
+    assert [value.shape for value in whole.parameters()] == [(sum(value.numel() for value in plug.parameters()),)]
+    assert torch.equal(vit(images, whole), vit(images, plug.eval()))
+    before = copy.deepcopy(plug)
+    with torch.no_grad():
+        whole.row.mul_(2)
+    assert torch.equal(vit(images, plug), vit(images, before))  # not before it is asked for
+    whole.give_back()
+    for mine, theirs in zip(plug.parameters(), before.parameters(), strict=True):
+        assert torch.equal(mine, 2 * theirs)
 
 
 def test_the_flat_row_follows_every_change_of_its_adapter(tiny_vit):

@@ -10,6 +10,7 @@ import torch
 from onea.errors import OneaError
 from onea.methods import METHODS, method_class
 from onea.methods.adapter_merging import AdapterMemo
+from onea.methods.contract import EVALUATION_BATCH
 from onea.methods.presets import preset_options
 from onea.options import build
 from onea.runs.config import make_config
@@ -66,6 +67,20 @@ def test_tokens_that_nobody_reads_may_be_left_out(method, tiny_run, monkeypatch)
     lean = learned.scores(images)
     monkeypatch.setattr(learned.vit, "_reads_class_token", False)
     torch.testing.assert_close(learned.scores(images), lean, rtol=1e-4, atol=1e-4)
+
+
+def test_compiled_networks_learn_the_same(method, tiny_run):
+    """Traced, padded to full batches, and adapters trained as one parameter: as on a GPU, but for its kernels."""
+    torch.compiler.reset()
+    options = tiny_run["options"] | {"dropout": 0.0}  # what is drawn for padding would change what comes after it
+    plain, traced = (prepared(tiny_run, method, options=options) for _ in range(2))
+    traced.method.vit.compile_for({8, len(traced.test.labels), EVALUATION_BATCH}, "eager")
+    for index in range(2):  # a second task meets what the first has compiled
+        reports = [ready.method.learn(ready.task(index)) for ready in (plain, traced)]
+        for mine, theirs in zip(*(report.get("losses", []) for report in reports), strict=True):
+            assert mine == pytest.approx(theirs, rel=1e-3)
+    expected, found = (ready.method.scores(test_images(ready)) for ready in (plain, traced))
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
 
 
 def test_predictions_do_not_depend_on_the_batching(method, tiny_run):

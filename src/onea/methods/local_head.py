@@ -12,7 +12,7 @@ from onea.methods.options import AdapterOptions
 from onea.runtime import Runtime
 from onea.tasks import Task
 from onea.training import Recipe, Trained, train
-from onea.vit.adapter import Adapters
+from onea.vit.adapter import Adapters, AdaptersInOne
 from onea.vit.frozen import FrozenViT
 from onea.vit.heads import CosineHead, LinearHead
 from onea.vit.plug import Plug
@@ -52,13 +52,18 @@ def train_with_local_head(
 
     The loss is cross-entropy over the task's own classes, of which ``contrastive_share`` goes to the contrastive term.
     """
-    assert isinstance(plug, nn.Module)
     share = contrastive_share
+    whole = AdaptersInOne(plug.to(runtime.device)) if vit.compiled and isinstance(plug, Adapters) else None
+    trained = whole or plug
+    assert isinstance(trained, nn.Module)
 
     def loss(images: Tensor, labels: Tensor) -> Tensor:
-        features = runtime.processes.together(vit(images, plug), len(labels))
+        features = runtime.processes.together(vit(images, trained), len(labels))
         total = (1 - share) * F.cross_entropy(head(features).float(), labels - task.classes.start)
         return total + share * contrastive(features, labels, margin) if share else total
 
-    trained = [Trained(plug.to(runtime.device)), Trained(head.to(runtime.device))]
-    return train(trained, loss, task, recipe, runtime, dealt=True)
+    modules = [Trained(module.to(runtime.device)) for module in (trained, head)]
+    losses = train(modules, loss, task, recipe, runtime, dealt=True)
+    if whole:
+        whole.give_back()
+    return losses

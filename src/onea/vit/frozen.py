@@ -68,6 +68,11 @@ class FrozenViT(nn.Module):
         self._compiled = CompiledViT(self, sizes, backend) if sizes else None
         return self
 
+    @property
+    def compiled(self) -> bool:
+        """Whether passes are compiled."""
+        return self._compiled is not None
+
     @contextlib.contextmanager
     def uncompiled(self) -> Iterator[None]:
         """Run every pass as it is written, so that its operations can be counted."""
