@@ -26,7 +26,9 @@ def bottleneck(u: Tensor, weights: tuple[Tensor, ...], scale: float, dropout: fl
         dropout: share of hidden channels to drop; 0 outside training.
     """
     down, down_bias, up, up_bias = weights
-    hidden = F.dropout(F.relu(F.linear(u, down, down_bias)), dropout, training=dropout > 0)
+    hidden = F.relu(F.linear(u, down, down_bias))
+    if dropout > 0:
+        hidden = F.dropout(hidden, dropout)
     return F.linear(hidden, up, up_bias) * scale
 
 
@@ -47,7 +49,9 @@ class Adapter(nn.Module):
     def forward(self, u: Tensor) -> Tensor:
         """Map tokens ``[B, N, width]`` to what is added to them."""
         # Through its layers, unlike bottleneck(), so that their hooks hear of it.
-        hidden = F.dropout(F.relu(self.down(u)), self.dropout, self.training)
+        hidden = F.relu(self.down(u))
+        if self.training:
+            hidden = F.dropout(hidden, self.dropout)
         update: Tensor = self.up(hidden) * self.scale
         return update
 

@@ -142,7 +142,7 @@ def _attention(
     attn: Any, h: Tensor, update: Tensor | None, prefix: tuple[Tensor, Tensor] | None, queries: int
 ) -> Tensor:
     """timm's self-attention for the first so many tokens, with room for updates of its projections and a prefix."""
-    q, k, v = (_in_heads(part, attn) for part in _project(attn, h, update, queries))
+    q, k, v = _project(attn, h, update, queries)
     q, k = attn.q_norm(q), attn.k_norm(k)
     if prefix is not None:
         keys, values = (part.to(k.dtype).expand(len(h), -1, -1, -1) for part in prefix)
@@ -163,22 +163,23 @@ def _mix(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _project(attn: Any, h: Tensor, update: Tensor | None, queries: int) -> tuple[Tensor, ...]:
-    """Queries of the first so many tokens; keys and values of all."""
+    """Queries of the first so many tokens; keys and values of all; each ``[B, heads, N, head width]``."""
     width = attn.num_heads * attn.head_dim
     if queries == h.shape[1]:
         qkv = attn.qkv(h)
-        return (qkv if update is None else qkv + update).split(width, dim=2)  # type: ignore[no-any-return]
+        return _in_heads(qkv if update is None else qkv + update, attn)
     weight, bias = attn.qkv.weight, attn.qkv.bias
     q = F.linear(h[:, :queries], weight[:width], None if bias is None else bias[:width])
     kv = F.linear(h, weight[width:], None if bias is None else bias[width:])
     if update is not None:
         q, kv = q + update[:, :queries, :width], kv + update[:, :, width:]
-    return q, *kv.split(width, dim=2)
+    return *_in_heads(q, attn), *_in_heads(kv, attn)
 
 
-def _in_heads(x: Tensor, attn: Any) -> Tensor:
-    """``[B, N, width]`` to ``[B, heads, N, head width]``."""
-    return x.reshape(*x.shape[:2], attn.num_heads, attn.head_dim).transpose(1, 2)
+def _in_heads(x: Tensor, attn: Any) -> tuple[Tensor, ...]:
+    """``[B, N, parts * width]`` to as many ``[B, heads, N, head width]``."""
+    parts = x.shape[2] // (attn.num_heads * attn.head_dim)  # not -1: there may be no image
+    return x.reshape(*x.shape[:2], parts, attn.num_heads, attn.head_dim).permute(2, 0, 3, 1, 4).unbind()
 
 
 def _check_plain(vit: Any, name: str) -> None:
