@@ -6,8 +6,11 @@ import copy
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
 
 from onea.errors import OneaError
+from onea.methods.contract import EVALUATION_BATCH
 from onea.runs.config import make_config
 from onea.runs.engine import run
 from onea.runs.setup import prepare
@@ -44,12 +47,63 @@ def test_compiled_features_and_gradients_equal_eager_ones_without_recompiling(ti
         torch.testing.assert_close(mine, plain, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(gradients(mine, plug), gradients(plain, plug), rtol=1e-3, atol=1e-3)
 
+    def check_as_one(seed: int) -> None:
+        apart = adapters(vit, seed)
+        whole = AdaptersInOne(apart)
+        (row,) = gradients(vit(images[:4], whole), whole)
+        parts = gradients(vit.eagerly(images[:4], apart), apart)
+        assert row.norm() == pytest.approx(float(torch.cat([part.flatten() for part in parts]).norm()), rel=1e-3)
+
     check(seed=1, count=4)
     with torch.compiler.set_stance("fail_on_recompile"):  # another task's adapter, a full batch and the rest of one
         check(seed=2, count=4)
         check(seed=3, count=3)
+        check_as_one(seed=4)
     too_many = images[:7]
     torch.testing.assert_close(vit(too_many, NOTHING), vit.eagerly(too_many, NOTHING))
+
+
+def in_reused_memory(graph, examples):
+    """Results in the same memory at every call, as a recorded CUDA graph leaves them."""
+    kept: dict[int, torch.Tensor] = {}
+
+    def run(*given):
+        inputs = {value.data_ptr() for value in given if isinstance(value, torch.Tensor)}
+        results = []
+        for index, value in enumerate(graph(*given)):
+            if isinstance(value, torch.Tensor) and value.data_ptr() not in inputs:
+                buffer = kept.setdefault(index, torch.empty_like(value))
+                value = buffer.copy_(value).detach()
+            results.append(value)
+        return results
+
+    return make_boxed_func(run)
+
+
+REUSING = aot_autograd(fw_compiler=in_reused_memory, bw_compiler=in_reused_memory)
+
+
+@pytest.mark.parametrize("method", ["one-a", "joint"])
+def test_training_survives_results_whose_memory_is_used_again(method, tiny_run):
+    """Features, gradients and what is kept of them, over two tasks and an evaluation between."""
+    torch.compiler.reset()
+    options = {"rank": 4, "epochs": 2, "learning_rate": 0.5, "dropout": 0.0, "batch_size": 8}
+    config = make_config(tiny_run | {"method": method, "options": options})
+    answers = []
+    for backend in (None, REUSING):
+        ready = prepare(config, make_runtime("cpu", "fp32", 1))
+        images = ready.test.images.plain(torch.arange(len(ready.test.labels)))
+        if backend:
+            ready.method.vit.compile_for({8, len(images), EVALUATION_BATCH}, backend)
+        for index in range(2):
+            ready.method.learn(ready.task(index))
+            first = ready.method.features(images)
+            before = first.clone()
+            ready.method.features(images.flip(0))
+            assert torch.equal(first, before)
+            answers.append(ready.method.scores(images))
+    for mine, theirs in zip(answers[:2], answers[2:], strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
 
 
 def test_many_networks_in_one_process_do_not_use_up_each_others_versions(tiny_vit):

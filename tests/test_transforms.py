@@ -86,7 +86,7 @@ def test_mirrored_crops_are_the_crops_flipped():
 
 
 def test_half_precision_rounds_less_than_bytes_do():
-    """Stored bytes are exact in it, so only the weights and two results are rounded: to an eighth of a grey level."""
+    """Stored bytes are exact in it, so only the weights and two results are rounded."""
     preprocess, images = Preprocess(28, **IDENTITY), pictures(6, 40, 40)
     drawn = preprocess.draw(6, (40, 40), 0.3, torch.Generator().manual_seed(1))
     for view in (

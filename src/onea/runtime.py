@@ -100,7 +100,7 @@ class Runtime:
 
     @property
     def pixel_dtype(self) -> torch.dtype:
-        """The type in which images are resampled: half of the bits on a GPU in bf16, which rounds more."""
+        """The type in which images are resampled: float16 on a GPU in bf16, whose rounding is coarser."""
         return torch.float16 if self.device.type == "cuda" and self.precision == "bf16" else torch.float32
 
     @contextlib.contextmanager

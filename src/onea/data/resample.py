@@ -1,8 +1,9 @@
 """Crop and resize a whole batch at once, each image from its own box, as two matrix products.
 
 A separable resize is linear in the pixels, so it is one small matrix per axis. Building those matrices per image from
-its crop box gives exactly what torchvision's ``resized_crop(antialias=True)`` computes one image at a time, but on the
-device and without a Python loop. (``grid_sample`` has no antialiasing filter and is not a substitute.)
+its crop box gives what torchvision's ``resized_crop(antialias=True)`` computes one image at a time (in float32, but for
+the last digits), on the device and without a Python loop. (``grid_sample`` has no antialiasing filter and is not a
+substitute.)
 """
 
 from __future__ import annotations

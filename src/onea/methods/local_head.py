@@ -53,7 +53,9 @@ def train_with_local_head(
     The loss is cross-entropy over the task's own classes, of which ``contrastive_share`` goes to the contrastive term.
     """
     share = contrastive_share
-    whole = AdaptersInOne(plug.to(runtime.device)) if vit.compiled and isinstance(plug, Adapters) else None
+    whole = None
+    if vit.compiled and isinstance(plug, Adapters) and plug.wholly_trained:
+        whole = AdaptersInOne(plug.to(runtime.device))
     trained = whole or plug
     assert isinstance(trained, nn.Module)
 

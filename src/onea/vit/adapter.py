@@ -101,6 +101,11 @@ class Adapters(nn.Module, Plug):
             self._flat = state, torch.cat([part.flatten() for part in self._parts]).to(dtype)
         return self._flat[1]
 
+    @property
+    def wholly_trained(self) -> bool:
+        """Whether every weight wants a gradient."""
+        return all(map(_wants_gradient, self._parts))
+
     def requires_grad_(self, requires_grad: bool = True) -> Adapters:
         """Freeze, or let it be trained; whatever was made of the weights before is forgotten."""
         self._flat = None
@@ -165,11 +170,13 @@ class AdaptersInOne(nn.Module, Plug):
 
     def flat(self, dtype: torch.dtype) -> Tensor:
         """All weights as one row."""
-        return self.row.view(-1)
+        return self.row.view(-1)  # a parameter itself would be taken for one that never moves, and compiled anew
 
     def give_back(self) -> None:
-        """Make the adapters' weights these."""
-        self._adapters[0].take(self.row)
+        """Make the adapters' weights these, and leave them in the mode this is in."""
+        (adapters,) = self._adapters
+        adapters.train(self.training)
+        adapters.take(self.row)
 
     def beside_mlp(self, block: int, u: Tensor) -> Tensor:
         """The update of a block, where the network is not compiled after all."""
