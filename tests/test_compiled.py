@@ -11,6 +11,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 from onea.errors import OneaError
 from onea.methods.contract import EVALUATION_BATCH
+from onea.methods.local_head import local_head, train_with_local_head
 from onea.runs.config import make_config
 from onea.runs.engine import run
 from onea.runs.setup import prepare
@@ -104,6 +105,22 @@ def test_training_survives_results_whose_memory_is_used_again(method, tiny_run):
             answers.append(ready.method.scores(images))
     for mine, theirs in zip(answers[:2], answers[2:], strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_frozen_of_an_adapter_stays_so_when_compiled(tiny_run):
+    torch.compiler.reset()
+    ready = prepare(make_config(tiny_run), make_runtime("cpu", "fp32", 1))
+    vit, task, options = ready.method.vit.compile_for({8}, "eager"), ready.task(0), ready.method.options
+    plug = adapters(vit, 1)
+    for adapter in plug.each():
+        adapter.down.requires_grad_(False)
+    before = copy.deepcopy(plug)
+    train_with_local_head(
+        vit, plug, local_head(vit.width, task, "linear"), task, options.recipe(), ready.method.runtime
+    )
+    for now, then in zip(plug.each(), before.each(), strict=True):
+        assert torch.equal(now.down.weight, then.down.weight)
+        assert not torch.equal(now.up.weight, then.up.weight)
 
 
 def test_many_networks_in_one_process_do_not_use_up_each_others_versions(tiny_vit):

@@ -58,6 +58,12 @@ def test_patches_equal_timms_convolution(size, patch):
     images = torch.randn(2, 3, *model.patch_embed.img_size, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         torch.testing.assert_close(frozen.embed(images), model._pos_embed(model.patch_embed(images)))
+    high, wide = (side // patch * patch - patch for side in model.patch_embed.img_size)
+    with pytest.raises(AssertionError, match="doesn't match model"):
+        frozen.embed(images[:, :, :high, :wide])
+    if images.shape[2] % patch:  # as many patches, but not the network's size
+        with pytest.raises(AssertionError, match="doesn't match model"):
+            frozen.embed(images[:, :, :-2, :-2])
 
 
 def test_images_of_another_size_are_refused(embedded):
