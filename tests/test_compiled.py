@@ -17,8 +17,9 @@ from onea.runs.engine import run
 from onea.runs.setup import prepare
 from onea.runtime import make_runtime
 from onea.vit import compiled
-from onea.vit.adapter import Adapters, AdaptersInOne, FlatAdapters
+from onea.vit.adapter import Adapters
 from onea.vit.backbones import load_backbone
+from onea.vit.flat_adapters import AdaptersInOne, FlatAdapters
 from onea.vit.plug import NOTHING
 
 CPU = torch.device("cpu")

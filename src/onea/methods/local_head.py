@@ -12,7 +12,8 @@ from onea.methods.options import AdapterOptions
 from onea.runtime import Runtime
 from onea.tasks import Task
 from onea.training import Recipe, Trained, train
-from onea.vit.adapter import Adapters, AdaptersInOne
+from onea.vit.adapter import Adapters
+from onea.vit.flat_adapters import AdaptersInOne
 from onea.vit.frozen import FrozenViT
 from onea.vit.heads import CosineHead, LinearHead
 from onea.vit.plug import Plug

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from onea.vit.adapter import Adapters, AdaptersInOne, FlatAdapters
+from onea.vit.adapter import Adapters
+from onea.vit.flat_adapters import AdaptersInOne, FlatAdapters
 from onea.vit.plug import NOTHING, Plug
 
 if TYPE_CHECKING:
