@@ -76,15 +76,9 @@ def crop_resize(
     Returns:
         ``[B, channels, *size]`` in the units of the input.
     """
-    starts, lengths = boxes[:, :2].T, boxes[:, 2:].T
-    if images.shape[2] == images.shape[3] and size[0] == size[1]:  # both axes at once: half of the launches
-        both = axis_weights(starts.flatten(), lengths.flatten(), images.shape[2], size[0], kind)
-        rows, columns = both.to(dtype).chunk(2)
-    else:
-        rows, columns = (
-            axis_weights(starts[axis], lengths[axis], images.shape[2 + axis], size[axis], kind).to(dtype)
-            for axis in (0, 1)
-        )
+    top, left, height, width = boxes.unbind(1)
+    rows = axis_weights(top, height, images.shape[2], size[0], kind).to(dtype)
+    columns = axis_weights(left, width, images.shape[3], size[1], kind).to(dtype)
     if mirrored is not None:  # flipping the weights is cheaper than flipping the images, and the same
         columns = torch.where(mirrored[:, None, None], columns.flip(1), columns)
     # All channels as one tall matrix, whose product needs no copy of the weights for each.
