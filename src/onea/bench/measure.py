@@ -15,9 +15,22 @@ from onea.bench.timing import Timing, summarise, synchronise, timed
 from onea.merging.operator import Sizes
 from onea.methods.adapter_training import train_adapter
 from onea.runs.evaluation import correct_per_class
+from onea.runs.record import peak_memory
 from onea.runtime import Progress
 
 _LEAST_EPOCHS, _MOST_EPOCHS = 3, 60
+
+
+def forget_peak(device: torch.device) -> None:
+    """Let the peak of a GPU's memory begin anew."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_rows(column: str, batch: int, device: torch.device) -> Iterator[Row]:
+    """What training has taken of a GPU's memory since the peak was forgotten."""
+    if device.type == "cuda":
+        yield Row("peak memory", f"training, batch {batch}", column, peak_memory(device)["device"] / 1e6, "MB")
 
 
 class EpochClock(Progress):
@@ -49,14 +62,11 @@ class Column:
         """End to end from the stored bytes: augmentation, loss with the contrastive term, optimiser."""
         scene, task = self.scene, self.scene.prepared.task(0)
         device, batch = scene.runtime.device, scene.method.options.batch_size
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
+        forget_peak(device)
         warm = self._epochs(2)[-1]
         count = min(max(round(self.seconds / warm), _LEAST_EPOCHS), _MOST_EPOCHS)
         yield rate("training", f"batch {batch}", self.name, len(task), summarise(self._epochs(count + 1)[1:]))
-        if device.type == "cuda":
-            peak = torch.cuda.max_memory_reserved(device) / 1e6
-            yield Row("peak memory", f"training, batch {batch}", self.name, peak, "MB")
+        yield from peak_rows(self.name, batch, device)
 
     def _epochs(self, count: int) -> list[float]:
         """Seconds of each epoch of one training."""

@@ -15,7 +15,7 @@ from onea.bench.answering import answering
 from onea.bench.backbone import bench_backbone
 from onea.bench.flops import inference_flops, training_flops
 from onea.bench.growth import growth
-from onea.bench.measure import Column
+from onea.bench.measure import Column, forget_peak, peak_rows
 from onea.bench.peak import measured_peak, nominal_peak
 from onea.bench.plain import PlainImages, loader, plain_epoch, plain_network, plain_pass, plain_request, plain_transform
 from onea.bench.rows import FAST, PLAIN, SAME, Row, chip_of, csv_name, duration, find, hardware_of, rate, write_csv
@@ -94,15 +94,12 @@ def _plain_rows(config: BenchConfig, vit: FrozenViT, runtime: Runtime) -> Iterat
     pixels, preprocess = synthetic_pixels(len(labels), vit.size), preprocess_of(vit)
     workers = config.workers or min(_MOST_WORKERS, os.cpu_count() or 1)
     network = plain_network(vit.vit, config.rank).to(device)
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+    forget_peak(device)
     images = PlainImages(pixels, labels, plain_transform(preprocess, training=True))
     epoch = plain_epoch(network, loader(images, config.batch, workers, shuffle=True), CLASSES, device)
     timing = timed(epoch, device, seconds, warm_up=1, fewest=3)
     yield rate("training", f"batch {config.batch}", PLAIN, len(images), timing)
-    if device.type == "cuda":
-        peak = torch.cuda.max_memory_reserved(device) / 1e6
-        yield Row("peak memory", f"training, batch {config.batch}", PLAIN, peak, "MB")
+    yield from peak_rows(PLAIN, config.batch, device)
     transform = plain_transform(preprocess, training=False)
     for batch in config.batches:
         # At least a batch for each of two workers; on a GPU as many as training has.
