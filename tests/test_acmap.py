@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_methods import learn_all, prepared, test_images
+from test_methods import learn_all, prepared, shown_images
 from tiny import write_tiny_images
 from torch.nn import functional as F
 
@@ -116,15 +116,15 @@ def test_a_centroid_averages_classes_and_not_images(tiny_run):
 def test_one_task_equals_an_adapter_with_prototypes(tiny_run):
     ready = acmap(tiny_run, "6")
     method = learn_all(ready)
-    features = method.features(test_images(ready), method.merged[0])
+    features = method.features(shown_images(ready), method.merged[0])
     expected = F.cosine_similarity(features[:, None], class_means(method, ready, 0, 0)[None], dim=2)
-    torch.testing.assert_close(method.scores(test_images(ready)), expected)
+    torch.testing.assert_close(method.scores(shown_images(ready)), expected)
 
 
 def test_a_first_task_of_one_class_leaves_the_network_as_it_is(tiny_run):
     ready = acmap(tiny_run, "1,5")
     learn_all(ready, [0])
-    images = test_images(ready)
+    images = shown_images(ready)
     assert torch.equal(ready.method.features(images, ready.method.merged[0]), ready.method.features(images))
 
 
@@ -159,7 +159,7 @@ def test_dropout_at_test_time_is_a_switch(tiny_run):
     learn_all(dropping, [0])
     assert torch.equal(plain.method.merged[0].blocks[0].up.weight, dropping.method.merged[0].blocks[0].up.weight)
     assert not torch.equal(plain.method.prototypes, dropping.method.prototypes)
-    images = test_images(plain)
+    images = shown_images(plain)
     state = torch.get_rng_state()
     first, second = dropping.method.scores(images), dropping.method.scores(images)
     assert torch.equal(first, second), "the draws are seeded"
@@ -172,7 +172,7 @@ def test_dropout_at_test_time_is_a_switch(tiny_run):
 def test_one_image_per_class(tiny_run, tmp_path):
     write_tiny_images(tmp_path, train=1)
     ready = acmap(tiny_run | {"data": f"folder:{tmp_path}"}, "1,3,2")
-    assert torch.isfinite(learn_all(ready).scores(test_images(ready))).all()
+    assert torch.isfinite(learn_all(ready).scores(shown_images(ready))).all()
 
 
 def test_published_adapter_has_the_published_size():

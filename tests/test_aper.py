@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from test_methods import learn_all, prepared, test_images
+from test_methods import learn_all, prepared, shown_images
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 from torch.nn import functional as F
@@ -75,7 +75,7 @@ def test_a_single_class_first_task_makes_it_simplecil(variant, tiny_run):
     assert ready.method.learn(ready.task(0)) == {"trained": False}
     learn_all(ready, [1, 2])
     learn_all(simple)
-    images = test_images(ready)
+    images = shown_images(ready)
     assert torch.equal(ready.method.scores(images), simple.method.scores(images))
     assert passes(ready.method, images) == 1
 
@@ -85,7 +85,7 @@ def test_training_on_a_single_class_leaves_the_adapter_the_identity(tiny_run):
     ready, simple = (prepared(tiny_run, name, sizes="1,3,2", options=options) for name in ("aper-adapter", "simplecil"))
     learn_all(ready)
     learn_all(simple)
-    images = test_images(ready)
+    images = shown_images(ready)
     assert torch.equal(ready.method.features(images), ready.method.features(images, ready.method.adapted))
     # The cosine of [f, f] is that of f.
     torch.testing.assert_close(ready.method.scores(images), simple.method.scores(images), rtol=1e-5, atol=1e-6)
@@ -97,8 +97,8 @@ def test_training_on_a_single_class_is_finite_where_it_is_asked_for(variant, tin
     report = ready.method.learn(ready.task(0))
     assert report["losses"] == [0.0, 0.0]
     ready.method.learn(ready.task(1))
-    assert torch.isfinite(ready.method.scores(test_images(ready))).all()
-    assert passes(ready.method, test_images(ready)) == 2
+    assert torch.isfinite(ready.method.scores(shown_images(ready))).all()
+    assert passes(ready.method, shown_images(ready)) == 2
 
 
 def test_only_the_first_task_trains(variant, tiny_run):
@@ -113,14 +113,14 @@ def test_only_the_first_task_trains(variant, tiny_run):
     assert all(torch.equal(value, first[name]) for name, value in ready.method.adapted.state_dict().items())
     assert not any(value.requires_grad for value in ready.method.adapted.parameters())
     assert not any(module.training for module in ready.method.adapted.modules())
-    assert passes(ready.method, test_images(ready)) == ready.method.passes(3) == 2
+    assert passes(ready.method, shown_images(ready)) == ready.method.passes(3) == 2
 
 
 def test_the_order_of_later_tasks_does_not_matter(variant, tiny_run):
     ready, swapped = prepared(tiny_run, variant), prepared(tiny_run, variant)
     learn_all(ready, [0, 1, 2])
     learn_all(swapped, [0, 2, 1])
-    images = test_images(ready)
+    images = shown_images(ready)
     columns = [0, 1, 2, 4, 5, 3]  # tasks of three, one and two classes
     assert torch.equal(ready.method.prototypes[columns], swapped.method.prototypes)
     torch.testing.assert_close(ready.method.scores(images)[:, columns], swapped.method.scores(images))
@@ -134,13 +134,13 @@ def test_scores_are_cosines_of_features_that_were_concatenated_and_then_normalis
     def both(images):
         return method.features(images).double(), method.features(images, method.adapted).double()
 
-    test = both(test_images(ready))
+    test = both(shown_images(ready))
     train = both(ready.train.images.plain(torch.arange(len(ready.train.labels))))
     means = [torch.stack([part[ready.train.labels == c].mean(0) for c in range(6)]) for part in train]
     dots = sum(features @ mean.T for features, mean in zip(test, means, strict=True))
     lengths = [sum(part.pow(2).sum(1) for part in parts).sqrt() for parts in (test, means)]
     expected = dots / (lengths[0][:, None] * lengths[1][None, :])
-    scores = method.scores(test_images(ready)).double()
+    scores = method.scores(shown_images(ready)).double()
     torch.testing.assert_close(scores, expected, rtol=1e-4, atol=1e-5)
     averaged = sum(F.normalize(f) @ F.normalize(m).T for f, m in zip(test, means, strict=True)) / 2
     assert (averaged - expected).abs().max() > 1e-6, "averaging two cosines is another classifier"
@@ -152,7 +152,7 @@ def test_it_trains_in_full_precision_on_a_network_stored_in_half(variant, tiny_r
     assert ready.method.vit.vit.blocks[0].attn.qkv.weight.dtype == torch.bfloat16
     learn_all(ready)
     assert {value.dtype for value in ready.method.state_dict().values()} == {torch.float32}
-    assert torch.isfinite(ready.method.scores(test_images(ready))).all()
+    assert torch.isfinite(ready.method.scores(shown_images(ready))).all()
     assert digest_of(ready.method.vit.state_dict()) == before
 
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 import torch
-from test_methods import learn_all, prepared, test_images
+from test_methods import learn_all, prepared, shown_images
 from torch.nn import functional as F
 
 from onea import seeds
@@ -52,7 +52,7 @@ def test_joint_is_one_training_on_all_images_with_the_draws_of_the_last_task(tin
 
 def test_joint_answers_with_its_head(tiny_run):
     ready = bound(tiny_run, "joint")
-    images = test_images(ready)
+    images = shown_images(ready)
     method = learn_all(ready)
     features = method.features(images, method.adapters)
     with torch.no_grad():
@@ -90,7 +90,7 @@ def test_joint_says_what_it_needs_when_old_images_are_gone(tiny_run):
 def test_joint_with_no_training_is_the_nearest_mean_of_the_bare_network(tiny_run):
     joint = learn_all(bound(tiny_run, "joint", learning_rate=0.0, classifier="prototypes"))
     simple = prepared(tiny_run, "simplecil", sizes=SIZES)
-    images = test_images(simple)
+    images = shown_images(simple)
     torch.testing.assert_close(joint.scores(images), learn_all(simple).scores(images))
 
 

@@ -7,7 +7,7 @@ import dataclasses
 
 import pytest
 import torch
-from test_methods import learn_all, prepared, test_images
+from test_methods import learn_all, prepared, shown_images
 from torch.nn import functional as F
 
 from onea.errors import OneaError
@@ -91,7 +91,7 @@ def test_the_first_half_is_shared_and_keys_are_left_alone(ready):
 
 def test_scores_with_a_shared_first_half_equal_full_passes(ready):
     learn_all(ready)
-    method, images = ready.method, test_images(ready)
+    method, images = ready.method, shown_images(ready)
     full = [
         cosine_scores(method.features(images, Together(method.shared, own)), prototypes)
         for own, prototypes in zip(method.specific, method.prototypes, strict=True)
@@ -166,7 +166,7 @@ def test_distillation_matches_a_naive_loop_and_reaches_both_sides():
 
 def test_early_features_leave_after_the_shared_half(ready):
     learn_all(ready, [0])
-    method, images = ready.method, test_images(ready)
+    method, images = ready.method, shown_images(ready)
     with torch.no_grad():
         tokens = method.vit.through(method.vit.embed(images), method.shared, stop=1)
         expected = method.vit.vit.norm(tokens)[:, 0]
@@ -191,7 +191,7 @@ def test_single_classes_alone_give_the_plain_nearest_prototype(tiny_run):
     learn_all(ready)
     learn_all(plain)
     assert all((up == 0).all() for own in [ready.method.shared, *ready.method.specific] for up in own.ups())
-    torch.testing.assert_close(ready.method.scores(test_images(ready)), plain.method.scores(test_images(plain)))
+    torch.testing.assert_close(ready.method.scores(shown_images(ready)), plain.method.scores(shown_images(plain)))
 
 
 def test_a_single_class_first_leaves_the_next_task_finite(tiny_run):
@@ -215,7 +215,7 @@ def test_state_is_rebuilt_from_tensors_alone(ready):
     learn_all(ready)
     again = CLLoRA(ready.method.vit, ready.method.options, ready.method.runtime)
     again.load_state_dict(ready.method.state_dict())
-    assert torch.equal(again.scores(test_images(ready)), ready.method.scores(test_images(ready)))
+    assert torch.equal(again.scores(shown_images(ready)), ready.method.scores(shown_images(ready)))
     blank = CLLoRA(ready.method.vit, ready.method.options, ready.method.runtime)
     blank.load_state_dict(CLLoRA(ready.method.vit, ready.method.options, ready.method.runtime).state_dict())
     assert blank.shared is None

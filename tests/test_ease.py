@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from test_aper import passes
-from test_methods import learn_all, prepared, test_images
+from test_methods import learn_all, prepared, shown_images
 from torch import nn
 from torch.nn import functional as F
 
@@ -49,7 +49,7 @@ def test_old_adapters_are_frozen_registered_and_never_change(name, tiny_run):
     assert not any(module.training for module in method.adapters.modules())
     assert not any(value.requires_grad for value in method.adapters.parameters())
     assert method.ranges == [range(3), range(3, 4), range(4, 6)]
-    assert passes(method, test_images(ready)) == method.passes(3) == 3
+    assert passes(method, shown_images(ready)) == method.passes(3) == 3
 
 
 @pytest.mark.parametrize("name", ["ease", "per-task"])
@@ -58,14 +58,14 @@ def test_a_state_replaces_whatever_was_learned_before(name, tiny_run):
     learn_all(first)
     learn_all(second)
     second.method.load_state_dict(first.method.state_dict())
-    images = test_images(first)
+    images = shown_images(first)
     assert torch.equal(second.method.scores(images), first.method.scores(images))
 
 
 def test_adapters_of_single_classes_stay_the_identity(tiny_run):
     ready = prepared(tiny_run, "ease", sizes="2,1,3")
     method = learn_all(ready)
-    images = test_images(ready)
+    images = shown_images(ready)
     first, second, third = (method.features(images, plug) for plug in method.bank)
     plain = method.features(images)
     assert torch.equal(second, plain)
@@ -79,10 +79,10 @@ def test_adapters_of_single_classes_stay_the_identity(tiny_run):
 def test_per_task_scores_are_cosines_under_the_adapter_of_each_class(tiny_run):
     ready = prepared(tiny_run, "per-task")
     method = learn_all(ready)
-    scores = method.scores(test_images(ready))
+    scores = method.scores(shown_images(ready))
     for adapters, classes in zip(method.bank, method.ranges, strict=True):
         train = method.features(ready.train.images.plain(torch.arange(len(ready.train.labels))), adapters)
-        test = method.features(test_images(ready), adapters)
+        test = method.features(shown_images(ready), adapters)
         for position in classes:
             mean = train[ready.train.labels == position].mean(0)
             expected = F.cosine_similarity(test, mean[None])
@@ -91,7 +91,7 @@ def test_per_task_scores_are_cosines_under_the_adapter_of_each_class(tiny_run):
 
 def test_per_task_on_single_classes_only_is_simplecil(tiny_run):
     ready, simple = (prepared(tiny_run, name, sizes="1,1,1,1,1,1") for name in ("per-task", "simplecil"))
-    images = test_images(ready)
+    images = shown_images(ready)
     found, expected = learn_all(ready).scores(images), learn_all(simple).scores(images)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
     assert torch.equal(ready.method.prototypes, simple.method.prototypes)
@@ -101,7 +101,7 @@ def test_per_task_on_single_classes_only_is_simplecil(tiny_run):
 def test_per_task_is_ease_without_the_other_subspaces(tiny_run):
     ready = prepared(tiny_run, "per-task")
     ease = learn_all(prepared(with_options(tiny_run, alpha=0.0), "ease"))
-    images = test_images(ready)
+    images = shown_images(ready)
     found, expected = learn_all(ready).scores(images), ease.scores(images)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
     assert torch.equal(found.argmax(1), expected.argmax(1))
@@ -114,7 +114,7 @@ def test_one_task_is_an_adapter_with_nearest_prototypes(tiny_run):
     ready, alone = (prepared(tiny_run, name, sizes="6") for name in ("ease", "per-task"))
     learn_all(ready)
     learn_all(alone)
-    images = test_images(ready)
+    images = shown_images(ready)
     torch.testing.assert_close(ready.method.scores(images), alone.method.scores(images), rtol=1e-5, atol=1e-6)
     assert torch.equal(ready.method.prototypes[0], alone.method.prototypes)
 
@@ -122,7 +122,7 @@ def test_one_task_is_an_adapter_with_nearest_prototypes(tiny_run):
 def test_scores_weigh_each_subspace_as_the_formula_says(tiny_run):
     ready = prepared(with_options(tiny_run, alpha=0.3), "ease")
     method = learn_all(ready)
-    images = test_images(ready)
+    images = shown_images(ready)
     scores, features = method.scores(images), [method.features(images, plug) for plug in method.bank]
     for own, classes in enumerate(method.ranges):
         for position in classes:
@@ -225,7 +225,7 @@ def test_recalculation_moves_guesses_as_donors_grow_and_without_it_they_stay(tin
 def test_the_plain_network_can_be_one_more_subspace(tiny_run):
     without, ready = prepared(tiny_run, "ease"), prepared(with_options(tiny_run, ptm_beta=0.7), "ease")
     simple = prepared(tiny_run, "simplecil")
-    images = test_images(ready)
+    images = shown_images(ready)
     expected = learn_all(without).scores(images) + 0.7 * learn_all(simple).scores(images)
     torch.testing.assert_close(learn_all(ready).scores(images), expected, rtol=1e-5, atol=1e-6)
     assert passes(ready.method, images) == ready.method.passes(3) == 4

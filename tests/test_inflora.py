@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 import torch
-from test_methods import learn_all, prepared, test_images
+from test_methods import learn_all, prepared, shown_images
 
 from onea import seeds
 from onea.errors import OneaError
@@ -40,7 +40,7 @@ def test_second_moments_are_the_mean_outer_product_of_all_attention_inputs(ready
             lambda _, inputs, index=index: seen.setdefault(index, []).extend(inputs[0].flatten(0, 1).double())
         )
     watching = SecondMoments(vit.depth, vit.width)
-    images = test_images(ready)
+    images = shown_images(ready)
     plain = ready.method.features(images)
     seen.clear()
     for batch in images.split(4):  # the last is smaller: tokens count, not batches
@@ -54,10 +54,10 @@ def test_second_moments_are_the_mean_outer_product_of_all_attention_inputs(ready
 def test_a_new_update_changes_nothing_and_reads_no_used_direction(ready):
     method = ready.method
     learn_all(ready, [0])
-    before = method.scores(test_images(ready))
+    before = method.scores(shown_images(ready))
     updates = method.new_updates(ready.task(1))
     plug = Together(method.folded, updates)
-    torch.testing.assert_close(method.head(method.features(test_images(ready), plug)), before, rtol=0, atol=0)
+    torch.testing.assert_close(method.head(method.features(shown_images(ready), plug)), before, rtol=0, atol=0)
     for index, memory in enumerate(method.memories):
         keys, values = updates.block(index).values()
         assert torch.equal(keys.down, values.down)
@@ -81,7 +81,7 @@ def test_a_task_does_not_act_on_the_inputs_that_old_tasks_used(ready):
 
 
 def test_folding_keeps_the_features_and_is_an_update_of_the_weights(ready):
-    method, images = ready.method, test_images(ready)
+    method, images = ready.method, shown_images(ready)
     learn_all(ready, [0])
     updates = method.new_updates(ready.task(2))
     generator = torch.Generator().manual_seed(3)
@@ -122,10 +122,10 @@ def test_old_heads_stay_bit_identical_even_under_weight_decay(tiny_run):
 
 def test_scores_are_the_logits_of_all_heads_side_by_side(ready):
     learn_all(ready)
-    features = ready.method.features(test_images(ready), ready.method.folded)
+    features = ready.method.features(shown_images(ready), ready.method.folded)
     state = ready.method.state_dict()
     parts = [features @ state["head.weight"][a:b].T + state["head.bias"][a:b] for a, b in ((0, 3), (3, 4), (4, 6))]
-    torch.testing.assert_close(ready.method.scores(test_images(ready)), torch.cat(parts, 1))
+    torch.testing.assert_close(ready.method.scores(shown_images(ready)), torch.cat(parts, 1))
 
 
 def test_memory_grows_and_records_what_the_plan_says(ready):

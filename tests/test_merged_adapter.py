@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from test_methods import learn_all, prepared, test_images
+from test_methods import learn_all, prepared, shown_images
 from torch.nn import functional as F
 
 from onea.errors import OneaError
@@ -41,7 +41,7 @@ def test_every_operator_runs_and_resumes_bit_for_bit(merge, tiny_run):
     second.method.load_state_dict({name: value.clone() for name, value in first.method.state_dict().items()})
     learn_all(second, [2])
     assert same(whole.state_dict(), second.method.state_dict())
-    assert torch.isfinite(whole.scores(test_images(second))).all()
+    assert torch.isfinite(whole.scores(shown_images(second))).all()
 
 
 @pytest.mark.parametrize("merge", ["fisher", "regmean", "magmax", "opcm", "iso-c"])

@@ -36,11 +36,8 @@ def learn_all(ready, tasks=None):
     return ready.method
 
 
-def test_images(ready):
+def shown_images(ready):
     return ready.test.images.plain(torch.arange(len(ready.test.labels)))
-
-
-test_images.__test__ = False
 
 
 @pytest.fixture(params=sorted(METHODS.own))
@@ -52,7 +49,7 @@ def test_frozen_weights_never_change_and_evaluation_has_no_effect(method, tiny_r
     ready = prepared(tiny_run, method)
     before = digest_of(ready.method.vit.state_dict())
     learn_all(ready)
-    images = test_images(ready)
+    images = shown_images(ready)
     first, second = ready.method.scores(images), ready.method.scores(images)
     assert torch.equal(first, second)
     assert first.shape == (len(images), ready.stream.classes)
@@ -63,7 +60,7 @@ def test_tokens_that_nobody_reads_may_be_left_out(method, tiny_run, monkeypatch)
     """The last block computes only what is read: with all tokens, every method must answer the same."""
     ready = prepared(tiny_run, method)
     learned = learn_all(ready)
-    images = test_images(ready)
+    images = shown_images(ready)
     lean = learned.scores(images)
     monkeypatch.setattr(learned.vit, "_reads_class_token", False)
     torch.testing.assert_close(learned.scores(images), lean, rtol=1e-4, atol=1e-4)
@@ -79,7 +76,7 @@ def test_compiled_networks_learn_the_same(method, tiny_run):
         reports = [ready.method.learn(ready.task(index)) for ready in (plain, traced)]
         for mine, theirs in zip(*(report.get("losses", []) for report in reports), strict=True):
             assert mine == pytest.approx(theirs, rel=1e-3)
-    expected, found = (ready.method.scores(test_images(ready)) for ready in (plain, traced))
+    expected, found = (ready.method.scores(shown_images(ready)) for ready in (plain, traced))
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -88,14 +85,14 @@ def test_compiled_networks_drop_nothing_when_they_answer(method, tiny_run):
     ready = prepared(tiny_run, method, options=tiny_run["options"] | {"learning_rate": 0.5, "dropout": 0.5})
     ready.method.vit.compile_for({8, EVALUATION_BATCH}, "eager")
     ready.method.learn(ready.task(0))
-    images = test_images(ready)
+    images = shown_images(ready)
     assert torch.equal(ready.method.scores(images), ready.method.scores(images))
 
 
 def test_predictions_do_not_depend_on_the_batching(method, tiny_run):
     ready = prepared(tiny_run, method)
     learn_all(ready)
-    images = test_images(ready)
+    images = shown_images(ready)
     whole = ready.method.scores(images)
     torch.testing.assert_close(
         torch.cat([ready.method.scores(one[None]) for one in images]), whole, rtol=1e-4, atol=1e-5
@@ -122,7 +119,7 @@ def test_single_class_first_middle_and_last_tasks(method, sizes, tiny_run):
     reports = [ready.method.learn(ready.task(index)) for index in range(ready.stream.tasks)]
     losses = [loss for report in reports for loss in report.get("losses", [])]
     assert torch.isfinite(torch.tensor(losses)).all()
-    assert torch.isfinite(ready.method.scores(test_images(ready))).all()
+    assert torch.isfinite(ready.method.scores(shown_images(ready))).all()
 
 
 @pytest.mark.parametrize("single", ["one-a", "simplecil", "running-mean"])
@@ -134,7 +131,7 @@ def test_one_adapter_whatever_the_number_of_tasks(single, tiny_run):
 
 def test_passes_grow_as_declared(method, tiny_run):
     ready = prepared(tiny_run, method, sizes="2,1,3")
-    images, passed = test_images(ready), 0
+    images, passed = shown_images(ready), 0
 
     def count(_, inputs):
         nonlocal passed
@@ -155,12 +152,12 @@ def test_simplecil_ignores_order_and_split_and_equals_the_nearest_class_mean(tin
         ready = prepared(tiny_run, "simplecil", sizes=sizes, seed=seed)
         learn_all(ready)
         order = torch.tensor(ready.stream.class_order)
-        answers.append(order[ready.method.scores(test_images(ready)).argmax(1)])
+        answers.append(order[ready.method.scores(shown_images(ready)).argmax(1)])
     assert torch.equal(answers[0], answers[1])
     assert torch.equal(answers[0], answers[2])
     features = ready.method.features(ready.train.images.plain(torch.arange(len(ready.train.labels))))
     means = torch.stack([features[ready.train.labels == c].mean(0) for c in range(6)])
-    test = ready.method.features(test_images(ready))
+    test = ready.method.features(shown_images(ready))
     nearest = torch.nn.functional.cosine_similarity(test[:, None], means[None], dim=2).argmax(1)
     assert torch.equal(order[nearest], answers[2])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_methods import learn_all, prepared, test_images
+from test_methods import learn_all, prepared, shown_images
 from tiny import write_tiny_images
 from torch.nn import functional as F
 
@@ -57,7 +57,7 @@ def unsettle(method: MOS) -> None:
 @pytest.mark.parametrize("refinements", [1, 2, 4])
 def test_batched_retrieval_equals_the_loop_over_images_and_runs_only_what_is_asked_for(refinements, tiny_run):
     ready = mos(tiny_run, "1,2,1,1,1", refinements=refinements)
-    method, images = learn_all(ready), test_images(ready)
+    method, images = learn_all(ready), shown_images(ready)
     unsettle(method)
     expected, paths = naive_scores(method, images)
     asked = sum(len({0, *path}) for path in paths)
@@ -78,13 +78,13 @@ def test_learned_stream_answers_as_the_loop_over_images_does(tiny_run):
     ready = mos(tiny_run)
     method = learn_all(ready)
     torch.testing.assert_close(
-        method.scores(test_images(ready)), naive_scores(method, test_images(ready))[0], rtol=1e-4, atol=1e-5
+        method.scores(shown_images(ready)), naive_scores(method, shown_images(ready))[0], rtol=1e-4, atol=1e-5
     )
 
 
 def test_one_task_needs_one_pass(tiny_run):
     ready = mos(tiny_run, "6")
-    method, images = learn_all(ready), test_images(ready)
+    method, images = learn_all(ready), shown_images(ready)
     run = []
     method.vit.vit.blocks[0].attn.qkv.register_forward_pre_hook(lambda _, inputs: run.append(len(inputs[0])))
     scores = method.scores(images)
@@ -100,7 +100,7 @@ def test_answers_change_no_parameter_and_snapshots_never_change(mode, tiny_run):
     method = ready.method
     learn_all(ready, [0, 1])
     before = copied(method.state_dict())
-    method.scores(test_images(ready))
+    method.scores(shown_images(ready))
     assert all(torch.equal(before[name], value) for name, value in method.state_dict().items())
     learn_all(ready, [2])
     old = [name for name in before if name.startswith("snapshots.")]
@@ -216,7 +216,7 @@ def test_one_image_per_class(tiny_run, tmp_path):
     write_tiny_images(tmp_path, train=1)
     for covariance in ("full", "diagonal"):
         ready = mos(tiny_run | {"data": f"folder:{tmp_path}"}, "1,3,2", covariance=covariance)
-        assert torch.isfinite(learn_all(ready).scores(test_images(ready))).all()
+        assert torch.isfinite(learn_all(ready).scores(shown_images(ready))).all()
 
 
 @pytest.mark.parametrize(

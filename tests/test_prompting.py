@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from test_methods import learn_all, prepared, test_images
+from test_methods import learn_all, prepared, shown_images
 from tiny import write_tiny_vit
 from torch.nn import functional as F
 
@@ -205,7 +205,7 @@ def test_skipping_a_class_adds_its_row_and_nothing_else(method, sizes, tiny_run)
         report = ready.method.learn(ready.task(index))
         after = ready.method.state_dict()
         assert report["trained"] == (size > 1)
-        assert ready.method.scores(test_images(ready)).isfinite().all()
+        assert ready.method.scores(shown_images(ready)).isfinite().all()
         if size == 1:
             assert "losses" not in report
             kept = [n for n in before if n.startswith("prompts.") and (index or n != "prompts.general")]
@@ -405,10 +405,10 @@ def test_l2p_batch_selection_lets_neighbours_decide(tiny_run):
     ready = prepared(with_options(tiny_run, prompt_selection="batch", top_k=1), "l2p")
     learn_all(ready)
     with torch.no_grad():  # two keys that split the test images
-        queries = ready.method.features(test_images(ready))
+        queries = ready.method.features(shown_images(ready))
         ready.method.prompts.keys.copy_(-queries.mean(0) + 0.1 * random(*ready.method.prompts.keys.shape))
         ready.method.prompts.keys[0], ready.method.prompts.keys[1] = queries[0], queries[-1]
-    images = test_images(ready)
+    images = shown_images(ready)
     ends = images[[0, -1]]
     together, alone = ready.method.scores(ends), torch.cat([ready.method.scores(one[None]) for one in ends])
     assert torch.allclose(together[0], alone[0], atol=1e-5)
@@ -491,7 +491,7 @@ def test_the_switches_of_dualprompt_change_the_result(tiny_run):
     plain = learn_all(prepared(tiny_run, "dualprompt"))
     official = prepared(with_options(tiny_run, eprompt_layout="official"), "dualprompt")
     assert not torch.equal(learn_all(official).state_dict()["prompts.general"], plain.state_dict()["prompts.general"])
-    images = test_images(official)
+    images = shown_images(official)
     alone = torch.cat([official.method.scores(one[None]) for one in images])
     assert not torch.allclose(official.method.scores(images), alone, atol=1e-3)
     batch = prepared(with_options(tiny_run, prompt_selection="batch"), "dualprompt")
@@ -614,7 +614,7 @@ def test_coda_prompt_says_what_it_cannot_do(tiny_vit, tiny_run):
 def test_without_components_coda_prompt_is_the_plain_network_and_a_head(tiny_run):
     ready = prepared(with_options(tiny_run, single_class_policy="skip"), "coda-prompt", sizes="1,5")
     ready.method.learn(ready.task(0))
-    images = test_images(ready)
+    images = shown_images(ready)
     assert torch.equal(ready.method.scores(images), ready.method.head(ready.method.features(images)))
 
 

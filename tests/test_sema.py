@@ -8,7 +8,7 @@ import itertools
 import pytest
 import torch
 from safetensors.torch import load, save
-from test_methods import prepared, test_images
+from test_methods import prepared, shown_images
 from tiny import write_tiny_vit
 
 from onea import seeds
@@ -162,7 +162,7 @@ def test_a_module_added_to_a_block_changes_only_what_later_blocks_see(tiny_run):
     means = []
     for _ in range(2):
         heard = Listener(ready.method.adapters)
-        ready.method.features(test_images(ready), heard)
+        ready.method.features(shown_images(ready), heard)
         means.append(heard.means)
         ready.method.adapters.expand(0, torch.Generator().manual_seed(3))
     assert torch.equal(means[0][0], means[1][0])
@@ -275,10 +275,10 @@ def test_a_saved_file_keeps_the_surprise_and_the_modules(tiny_run):
     surprises = []
     for ready in (first, second):
         heard = Listener(ready.method.adapters)
-        ready.method.features(test_images(ready), heard)
+        ready.method.features(shown_images(ready), heard)
         surprises.append(ready.method.adapters.mixture(1).surprise(heard.means[1]))
     assert surprises[0] == surprises[1] > 0
-    assert torch.equal(first.method.scores(test_images(first)), second.method.scores(test_images(second)))
+    assert torch.equal(first.method.scores(shown_images(first)), second.method.scores(shown_images(second)))
     reports = [ready.method.learn(ready.task(2)) for ready in (first, second)]
     assert reports[0] == reports[1]
     assert unchanged(first.method.state_dict(), second.method.state_dict())
