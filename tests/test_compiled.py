@@ -17,9 +17,8 @@ from onea.runs.engine import run
 from onea.runs.setup import prepare
 from onea.runtime import make_runtime
 from onea.vit import compiled
-from onea.vit.adapter import Adapters
+from onea.vit.adapter import Adapters, FlatAdapters
 from onea.vit.backbones import load_backbone
-from onea.vit.flat_adapters import AdaptersInOne, FlatAdapters
 from onea.vit.plug import NOTHING
 
 CPU = torch.device("cpu")
@@ -49,18 +48,10 @@ def test_compiled_features_and_gradients_equal_eager_ones_without_recompiling(ti
         torch.testing.assert_close(mine, plain, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(gradients(mine, plug), gradients(plain, plug), rtol=1e-3, atol=1e-3)
 
-    def check_as_one(seed: int) -> None:
-        apart = adapters(vit, seed)
-        whole = AdaptersInOne(apart)
-        (row,) = gradients(vit(images[:4], whole), whole)
-        parts = gradients(vit.eagerly(images[:4], apart), apart)
-        assert row.norm() == pytest.approx(float(torch.cat([part.flatten() for part in parts]).norm()), rel=1e-3)
-
     check(seed=1, count=4)
     with torch.compiler.set_stance("fail_on_recompile"):  # another task's adapter, a full batch and the rest of one
         check(seed=2, count=4)
         check(seed=3, count=3)
-        check_as_one(seed=4)
     too_many = images[:7]
     torch.testing.assert_close(vit(too_many, NOTHING), vit.eagerly(too_many, NOTHING))
 
@@ -141,21 +132,6 @@ def test_one_flat_row_gives_back_every_weight(tiny_vit):
         given = FlatAdapters(flat, vit.depth, vit.width, plug.rank, plug.scale, 0.0)
         for block in range(vit.depth):
             assert torch.equal(given.beside_mlp(block, tokens), plug.beside_mlp(block, tokens))
-
-
-def test_weights_trained_as_one_parameter_go_back_where_they_belong(tiny_vit):
-    vit = load_backbone(str(tiny_vit))
-    plug, images = adapters(vit, 1), torch.randn(2, 3, vit.size, vit.size)
-    whole = AdaptersInOne(plug).eval()
-    assert [value.shape for value in whole.parameters()] == [(sum(value.numel() for value in plug.parameters()),)]
-    assert torch.equal(vit(images, whole), vit(images, plug.eval()))
-    before = copy.deepcopy(plug)
-    with torch.no_grad():
-        whole.row.mul_(2)
-    assert torch.equal(vit(images, plug), vit(images, before))  # not before it is asked for
-    whole.give_back()
-    for mine, theirs in zip(plug.parameters(), before.parameters(), strict=True):
-        assert torch.equal(mine, 2 * theirs)
 
 
 def test_the_flat_row_follows_every_change_of_its_adapter(tiny_vit):

@@ -67,7 +67,7 @@ def test_tokens_that_nobody_reads_may_be_left_out(method, tiny_run, monkeypatch)
 
 
 def test_compiled_networks_learn_the_same(method, tiny_run):
-    """Traced, padded to full batches, and adapters trained as one parameter: as on a GPU, but for its kernels."""
+    """Traced, padded to full batches, adapters as one row: as on a GPU, but for its kernels."""
     torch.compiler.reset()
     options = tiny_run["options"] | {"dropout": 0.0}  # what is drawn for padding would change what comes after it
     plain, traced = (prepared(tiny_run, method, options=options) for _ in range(2))

@@ -13,7 +13,6 @@ from onea.runtime import Runtime
 from onea.tasks import Task
 from onea.training import Recipe, Trained, train
 from onea.vit.adapter import Adapters
-from onea.vit.flat_adapters import AdaptersInOne
 from onea.vit.frozen import FrozenViT
 from onea.vit.heads import CosineHead, LinearHead
 from onea.vit.plug import Plug
@@ -53,20 +52,13 @@ def train_with_local_head(
 
     The loss is cross-entropy over the task's own classes, of which ``contrastive_share`` goes to the contrastive term.
     """
+    assert isinstance(plug, nn.Module)
     share = contrastive_share
-    whole = None
-    if vit.compiled and isinstance(plug, Adapters) and plug.wholly_trained:
-        whole = AdaptersInOne(plug.to(runtime.device))
-    trained = whole or plug
-    assert isinstance(trained, nn.Module)
 
     def loss(images: Tensor, labels: Tensor) -> Tensor:
-        features = runtime.processes.together(vit(images, trained), len(labels))
+        features = runtime.processes.together(vit(images, plug), len(labels))
         total = (1 - share) * F.cross_entropy(head(features).float(), labels - task.classes.start)
         return total + share * contrastive(features, labels, margin) if share else total
 
-    modules = [Trained(module.to(runtime.device)) for module in (trained, head)]
-    losses = train(modules, loss, task, recipe, runtime, dealt=True)
-    if whole:
-        whole.give_back()
-    return losses
+    trained = [Trained(plug.to(runtime.device)), Trained(head.to(runtime.device))]
+    return train(trained, loss, task, recipe, runtime, dealt=True)

@@ -101,11 +101,6 @@ class Adapters(nn.Module, Plug):
             self._flat = state, torch.cat([part.flatten() for part in self._parts]).to(dtype)
         return self._flat[1]
 
-    @property
-    def wholly_trained(self) -> bool:
-        """Whether every weight wants a gradient."""
-        return all(map(_wants_gradient, self._parts))
-
     def requires_grad_(self, requires_grad: bool = True) -> Adapters:
         """Freeze, or let it be trained; whatever was made of the weights before is forgotten."""
         self._flat = None
@@ -117,13 +112,32 @@ class Adapters(nn.Module, Plug):
         down, down_bias, up, up_bias = zip(*(adapter.weights() for adapter in self.each()), strict=True)
         return (*down, *up, *down_bias, *up_bias)
 
-    def take(self, flat: Tensor) -> None:
-        """Make the weights those of a row that ``flat`` gave."""
-        with torch.no_grad():
-            for part, piece in zip(self._parts, flat.split([part.numel() for part in self._parts]), strict=True):
-                part.copy_(piece.view_as(part))
-
     def beside_mlp(self, block: int, u: Tensor) -> Tensor:
         """The update of block ``block`` for its residual stream ``u`` (after attention, before the second norm)."""
         update: Tensor = self.blocks[block](u)
         return update
+
+
+class FlatAdapters(Plug):
+    """Adapters whose weights are one plain tensor, so that a compiled network takes any task's as an argument.
+
+    One instead of four for every block: each costs a small network more time than it takes to use it.
+    """
+
+    whole_sequence = False
+
+    def __init__(self, flat: Tensor, depth: int, width: int, rank: int, scale: float, dropout: float):
+        matrix = depth * width * rank
+        down, up, down_bias, up_bias = flat.split([matrix, matrix, depth * rank, depth * width])
+        parts = (
+            down.view(depth, rank, width),
+            down_bias.view(depth, rank),
+            up.view(depth, width, rank),
+            up_bias.view(depth, width),
+        )
+        self._weights = list(zip(*(part.unbind() for part in parts), strict=True))
+        self._scale, self._dropout = scale, dropout
+
+    def beside_mlp(self, block: int, u: Tensor) -> Tensor:
+        """The update of a block."""
+        return bottleneck(u, self._weights[block], self._scale, self._dropout)

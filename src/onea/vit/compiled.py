@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from onea.vit.adapter import Adapters
-from onea.vit.flat_adapters import AdaptersInOne, FlatAdapters
+from onea.vit.adapter import Adapters, FlatAdapters
 from onea.vit.plug import NOTHING, Plug
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ class CompiledViT:
 
     def takes(self, images: Tensor, plug: Plug) -> bool:
         """Whether this pass is one of those it is compiled for."""
-        return (plug is NOTHING or isinstance(plug, Adapters | AdaptersInOne)) and len(images) <= self.sizes[-1]
+        return (plug is NOTHING or isinstance(plug, Adapters)) and len(images) <= self.sizes[-1]
 
     def __call__(self, images: Tensor, plug: Plug) -> Tensor:
         """Features ``[B, width]``."""
@@ -67,7 +66,7 @@ class CompiledViT:
         missing = next(size for size in self.sizes if size >= count) - count
         if missing:
             images = F.pad(images, (0, 0) * (images.dim() - 1) + (0, missing))
-        if isinstance(plug, Adapters | AdaptersInOne):
+        if isinstance(plug, Adapters):
             dropout = plug.dropout if plug.training else 0.0
             features = self._run(images, plug.flat(self._vit.matrix_dtype), plug.rank, plug.scale, dropout)
         else:

@@ -68,11 +68,6 @@ class FrozenViT(nn.Module):
         self._compiled = CompiledViT(self, sizes, backend) if sizes else None
         return self
 
-    @property
-    def compiled(self) -> bool:
-        """Whether passes are compiled."""
-        return self._compiled is not None
-
     @contextlib.contextmanager
     def uncompiled(self) -> Iterator[None]:
         """Run every pass as it is written, so that its operations can be counted."""
@@ -129,7 +124,7 @@ class FrozenViT(nn.Module):
 
 
 def _patches(embed: Any, images: Tensor) -> Tensor:
-    """timm's patch embedding as one matrix product: its convolution takes six times as long on a GPU in bf16."""
+    """timm's patch embedding as one matrix product: its convolution took 8 % of a pass on an H200 in bf16."""
     (rows, columns), (height, width) = embed.grid_size, embed.patch_size
     side = tuple(images.shape[2:])
     if not embed.flatten or side != embed.img_size or side != (rows * height, columns * width):
@@ -143,7 +138,7 @@ def _attention(
     attn: Any, h: Tensor, update: Tensor | None, prefix: tuple[Tensor, Tensor] | None, queries: int
 ) -> Tensor:
     """timm's self-attention for the first so many tokens, with room for updates of its projections and a prefix."""
-    q, k, v = _project(attn, h, update, queries)
+    q, k, v = (_in_heads(part, attn) for part in _project(attn, h, update, queries))
     q, k = attn.q_norm(q), attn.k_norm(k)
     if prefix is not None:
         keys, values = (part.to(k.dtype).expand(len(h), -1, -1, -1) for part in prefix)
@@ -165,23 +160,22 @@ def _mix(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _project(attn: Any, h: Tensor, update: Tensor | None, queries: int) -> tuple[Tensor, ...]:
-    """Queries of the first so many tokens; keys and values of all; each ``[B, heads, N, head width]``."""
+    """Queries of the first so many tokens; keys and values of all."""
     width = attn.num_heads * attn.head_dim
     if queries == h.shape[1]:
         qkv = attn.qkv(h)
-        return _in_heads(qkv if update is None else qkv + update, attn)
+        return (qkv if update is None else qkv + update).split(width, dim=2)  # type: ignore[no-any-return]
     weight, bias = attn.qkv.weight, attn.qkv.bias
     q = F.linear(h[:, :queries], weight[:width], None if bias is None else bias[:width])
     kv = F.linear(h, weight[width:], None if bias is None else bias[width:])
     if update is not None:
         q, kv = q + update[:, :queries, :width], kv + update[:, :, width:]
-    return *_in_heads(q, attn), *_in_heads(kv, attn)
+    return q, *kv.split(width, dim=2)
 
 
-def _in_heads(x: Tensor, attn: Any) -> tuple[Tensor, ...]:
-    """``[B, N, parts * width]`` to as many ``[B, heads, N, head width]``."""
-    parts = x.shape[2] // (attn.num_heads * attn.head_dim)  # not -1: there may be no image
-    return x.reshape(*x.shape[:2], parts, attn.num_heads, attn.head_dim).permute(2, 0, 3, 1, 4).unbind()
+def _in_heads(x: Tensor, attn: Any) -> Tensor:
+    """``[B, N, width]`` to ``[B, heads, N, head width]``."""
+    return x.reshape(*x.shape[:2], attn.num_heads, attn.head_dim).transpose(1, 2)
 
 
 def _check_plain(vit: Any, name: str) -> None:
