@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -75,6 +75,11 @@ class ACMap(Method):
         self.sizes: list[tuple[int, int]] = []  # classes and images of every task
         self.sources = torch.empty(0, vit.width, device=runtime.device)  # prototypes as first measured
         self.prototypes = self.sources  # the same, mapped to where the newest merged adapter puts them
+
+    @classmethod
+    def epochs(cls, options: ACMapOptions, sizes: Sequence[int]) -> list[int]:
+        """Every task until the limit is trained on."""
+        return [options.epochs if task < options.limit else 0 for task in range(len(sizes))]
 
     def learn(self, task: Task) -> dict[str, Any]:
         """Train and merge an adapter while the limit allows, measure the new prototypes, map the old ones."""

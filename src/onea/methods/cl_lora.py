@@ -86,10 +86,15 @@ class CLLoRA(Method):
         self.specific: list[LowRankUpdates] = []
         self.prototypes: list[Tensor] = []
 
-    @staticmethod
-    def passes(tasks: int) -> float:
+    @classmethod
+    def passes(cls, options: Any, tasks: int) -> float:
         """The first half of the network runs once, the second once for each task."""
         return 0.5 + 0.5 * tasks
+
+    @classmethod
+    def adapters_used(cls, options: Any, tasks: int) -> int:
+        """One for every task."""
+        return tasks
 
     def learn(self, task: Task) -> dict[str, Any]:
         """Train the shared updates on, the task's own from scratch, and keep both with the new prototypes."""

@@ -32,6 +32,8 @@ class CODAOptions(PromptOptions):
         orthogonality: weight of the penalty on components that are not orthonormal.
         allocation: components of a task: ``equal`` (M / T each, as published) or ``proportional`` to its classes; at
             least one.
+        schedule: of the learning rate: ``late-cosine`` as published, which ends a run of few epochs at a high rate, or
+            the ordinary ``cosine``.
     """
 
     batch_size: int = 128
@@ -41,6 +43,7 @@ class CODAOptions(PromptOptions):
     blocks: int = 5
     orthogonality: float = 0.0
     allocation: Literal["equal", "proportional"] = "equal"
+    schedule: Literal["late-cosine", "cosine"] = "late-cosine"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -127,8 +130,8 @@ class CODAPrompt(PromptMethod):
             )
 
     def recipe(self) -> Recipe:
-        """Adam with the authors' own cosine."""
-        return self.options.recipe("adam", schedules.late_cosine)
+        """Adam with the schedule of the options."""
+        return self.options.recipe("adam", schedules.named(self.options.schedule))
 
     def begin(self, task: Task) -> dict[str, Any]:
         """Draw the task's components."""

@@ -94,10 +94,20 @@ class Method(ABC):
         """Scores from the features ``[B, width]`` of every part."""
         raise OneaError(f"{type(self).__name__} cannot answer; let it define scores, or parts and scores_from.")
 
-    @staticmethod
-    def passes(tasks: int) -> float:
-        """Passes through the network per image after so many tasks."""
+    @classmethod
+    def passes(cls, options: Any, tasks: int) -> float:
+        """The most passes through the network that an image takes after so many tasks, with these options."""
         return 1
+
+    @classmethod
+    def adapters_used(cls, options: Any, tasks: int) -> int:
+        """The most adapters (or sets of updates or prompts) that answers draw on after so many tasks."""
+        return 1
+
+    @classmethod
+    def epochs(cls, options: Any, sizes: Sequence[int]) -> list[int]:
+        """Epochs that each task of a stream is trained for; ``sizes`` are the classes of its tasks."""
+        return [getattr(options, "epochs", 0)] * len(sizes)
 
     def features(self, images: Tensor, plug: Plug = NOTHING) -> Tensor:
         """Features of network inputs for inference, ``[B, width]``."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -36,6 +36,8 @@ class InfLoRAOptions(TrainingOptions):
             over the planned tasks, and stays where no plan is known.
         energy: of an input direction: ``published`` (squared singular values of the second moment, as the official
             code) or ``textbook`` (the singular values themselves, which keeps more directions).
+        schedule: of the learning rate: ``late-cosine`` as published, which ends a run of few epochs at a high rate, or
+            the ordinary ``cosine``.
     """
 
     learning_rate: float = 5e-4
@@ -46,6 +48,7 @@ class InfLoRAOptions(TrainingOptions):
     rank: int = 10
     epsilon: float = 0.95
     energy: Energy = "published"
+    schedule: Literal["late-cosine", "cosine"] = "late-cosine"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,7 +103,7 @@ class InfLoRA(Method):
         updates = self.new_updates(task)
         head = GrowingHead(self.vit.width, start="uniform")
         head.grow(len(task.classes), seeds.generator(task.seed, task.index, "head"))
-        recipe = self.options.recipe("adam", schedules.late_cosine)
+        recipe = self.options.recipe("adam", schedules.named(self.options.schedule))
         plug = Together(self.folded, updates)
         losses = train_with_local_head(self.vit, plug, head, task, recipe, self.runtime)
         self.folded.fold(updates)

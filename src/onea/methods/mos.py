@@ -106,10 +106,15 @@ class MOS(Method):
         self.prototypes = torch.empty(0, vit.width, device=runtime.device)  # under the first snapshot
         self.sizes: list[int] = []  # classes of each task
 
-    @staticmethod
-    def passes(tasks: int) -> float:
-        """One pass under the first adapter, and one for each other that an image asks for: four at the most."""
-        return min(tasks, 5)
+    @classmethod
+    def passes(cls, options: MOSOptions, tasks: int) -> float:
+        """One pass under the first adapter, and one for each other adapter that an image asks for."""
+        return min(tasks, 1 + options.refinements)
+
+    @classmethod
+    def adapters_used(cls, options: Any, tasks: int) -> int:
+        """One for every task."""
+        return tasks
 
     def learn(self, task: Task) -> dict[str, Any]:
         """Train and merge the adapter, keep a copy, summarise the new classes, realign the head over all classes."""

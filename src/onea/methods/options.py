@@ -7,7 +7,7 @@ from typing import Literal
 
 from onea import schedules
 from onea.errors import OneaError
-from onea.training import Recipe, Schedule
+from onea.training import Optimiser, Recipe, Schedule
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class TrainingOptions:
 
     def recipe(
         self,
-        optimiser: Literal["sgd", "adam"] = "sgd",
+        optimiser: Optimiser = "sgd",
         schedule: Schedule = schedules.cosine,
         epochs: int | None = None,
     ) -> Recipe:

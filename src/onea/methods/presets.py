@@ -30,6 +30,7 @@ _RATES: dict[str, tuple[float, float]] = {
     "one-a": (0.28, 0.2),
     "adapter": (0.28, 0.2),
     "running-mean": (0.4, 0.4),
+    "running-mean-shared": (0.4, 0.4),
     "acmap": (0.2, 0.4),
     "aper-adapter": (0.28, 0.4),
     "aper-finetune": (3e-6, 1e-6),
