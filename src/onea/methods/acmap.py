@@ -15,7 +15,7 @@ from onea.merging.average import RunningMean
 from onea.merging.operator import Sizes, Tensors
 from onea.methods.contract import Method
 from onea.methods.local_head import local_head, new_adapters, train_with_local_head
-from onea.methods.options import AdapterOptions
+from onea.methods.options import AdapterOptions, tuned
 from onea.methods.state import part_of, prefixed
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
@@ -67,6 +67,7 @@ class ACMap(Method):
         "imagenet-r": _recipe(0.05, 16, 5e-3),
         "": _recipe(0.05, 16, 5e-3),
     }
+    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.2, 0.4)
     options: ACMapOptions
 
     def __init__(self, vit: FrozenViT, options: ACMapOptions, runtime: Runtime, plan: Plan | None = None):

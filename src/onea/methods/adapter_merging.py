@@ -14,6 +14,7 @@ from onea.errors import OneaError
 from onea.merging.operator import Operator, Sizes, Tensors
 from onea.methods.adapter_training import AdapterTraining, TrainedAdapter, blank_adapters, train_adapter
 from onea.methods.contract import Method
+from onea.methods.options import tuned
 from onea.methods.state import part_of, prefixed
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
@@ -86,6 +87,7 @@ class AdapterMerging(Method):
 
     options: MergingOptions
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = PUBLISHED
+    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.28, 0.2)
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ from onea.errors import OneaError
 from onea.merging.operator import Tensors
 from onea.methods.contract import Method
 from onea.methods.local_head import local_head, new_adapters, train_with_local_head
-from onea.methods.options import AdapterOptions, TrainingOptions
+from onea.methods.options import AdapterOptions, TrainingOptions, tuned
 from onea.methods.state import part_of
 from onea.tasks import Task
 from onea.training import Optimiser
@@ -184,6 +184,7 @@ class AperAdapter(Aper):
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = _everywhere(_recipe(20, 0.01, 48)) | dict.fromkeys(
         ("imagenet-r", ""), _recipe(20, 0.05, 24, 5e-3)
     )
+    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.28, 0.4)
     options: AperAdapterOptions
 
     def fresh(self, generator: torch.Generator) -> Adapters:
@@ -200,6 +201,7 @@ class AperFinetune(Aper):
     in_paper: ClassVar[bool] = False
     Options: ClassVar[type] = AperFinetuneOptions
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = _everywhere(_recipe(5, 0.01, 128))
+    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(3e-6, 1e-6)
     options: AperFinetuneOptions
 
     def fresh(self, generator: torch.Generator) -> FineTuned:
@@ -223,6 +225,7 @@ class AperSSF(Aper):
     stores: ClassVar[str] = "scales and shifts, a prototype per class"
     in_paper: ClassVar[bool] = False
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = _everywhere(_recipe(20, 0.01, 48))
+    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.02, 0.01)
 
     def fresh(self, generator: torch.Generator) -> SSF:
         """Scales near one and shifts near zero."""
@@ -238,6 +241,7 @@ class AperVPTShallow(Aper):
     in_paper: ClassVar[bool] = False
     Options: ClassVar[type] = AperVPTOptions
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = _everywhere(_recipe(20, 0.01, 48))
+    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(12.0, 12.0)
     options: AperVPTOptions
 
     def fresh(self, generator: torch.Generator) -> VPT:
@@ -254,6 +258,7 @@ class AperVPTDeep(Aper):
     in_paper: ClassVar[bool] = False
     Options: ClassVar[type] = AperVPTOptions
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = _everywhere(_recipe(5, 0.05, 16))
+    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.1, 0.025)
     options: AperVPTOptions
 
     def fresh(self, generator: torch.Generator) -> VPT:

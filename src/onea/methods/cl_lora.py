@@ -16,7 +16,7 @@ from onea.errors import OneaError
 from onea.merging.operator import Tensors
 from onea.methods.contract import Method
 from onea.methods.local_head import local_head
-from onea.methods.options import TrainingOptions
+from onea.methods.options import TrainingOptions, tuned
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
 from onea.training import Loss, Trained, train
@@ -76,6 +76,7 @@ class CLLoRA(Method):
         "cub200": _recipe(20, 0.05, 32, 5e-4, 10),
         "": _recipe(20, 0.05, 32, 5e-4, 10),
     }
+    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.055, 0.01, rank=8)
     options: CLLoRAOptions
 
     def __init__(self, vit: FrozenViT, options: CLLoRAOptions, runtime: Runtime, plan: Plan | None = None):

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from onea import schedules, seeds
 from onea.errors import OneaError
 from onea.merging.operator import Tensors, precise
+from onea.methods.options import tuned
 from onea.methods.prompting import PromptMethod, PromptOptions, by_dataset
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
@@ -114,6 +115,7 @@ class CODAPrompt(PromptMethod):
         others={"epochs": 50, "learning_rate": 0.001, "batch_size": 128, "weight_decay": 0.0, "crop_scale": 0.08},
         fallback={"crop_scale": 0.05},
     )
+    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.02, 0.01, weight_decay=0.0, schedule="cosine")
 
     def __init__(self, vit: FrozenViT, options: CODAOptions, runtime: Runtime, plan: Plan | None = None):
         super().__init__(vit, options, runtime, plan)

@@ -50,6 +50,7 @@ class Method(ABC):
         in_paper: whether the One-A paper reports it.
         Options: dataclass of the method's own options.
         published: options that its authors publish, by dataset; ``""`` is for any other dataset.
+        small: options for small backbones, likewise; on top of those that all methods share (see ``presets``).
     """
 
     title: ClassVar[str]
@@ -59,6 +60,7 @@ class Method(ABC):
     in_paper: ClassVar[bool] = True
     Options: ClassVar[type] = NoOptions
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    small: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     def __init__(self, vit: FrozenViT, options: Any, runtime: Runtime, plan: Plan | None = None):
         self.vit, self.options, self.runtime, self.plan = vit, options, runtime, plan

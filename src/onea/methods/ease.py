@@ -12,7 +12,7 @@ from torch import Tensor
 from onea.errors import OneaError
 from onea.merging.operator import Tensors
 from onea.methods.adapter_bank import AdapterBank
-from onea.methods.options import AdapterOptions
+from onea.methods.options import AdapterOptions, tuned
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
 from onea.vit.frozen import FrozenViT
@@ -55,6 +55,9 @@ class EASE(AdapterBank):
     paper: ClassVar[str] = "https://arxiv.org/abs/2403.12030"
     stores: ClassVar[str] = "an adapter per task, a prototype per class and task"
     Options: ClassVar[type] = EASEOptions
+    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.1, 0.05) | {
+        "cub200": {"learning_rate": 0.05, "alpha": 0.05}
+    }
     options: EASEOptions
 
     def __init__(self, vit: FrozenViT, options: EASEOptions, runtime: Runtime, plan: Plan | None = None):

@@ -15,7 +15,7 @@ from onea.merging.operator import Tensors
 from onea.methods.contract import Method
 from onea.methods.dual_gpm import Energy, Memory, reduction, remember, threshold
 from onea.methods.local_head import train_with_local_head
-from onea.methods.options import TrainingOptions
+from onea.methods.options import TrainingOptions, tuned
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
 from onea.vit.frozen import FrozenViT
@@ -89,6 +89,9 @@ class InfLoRA(Method):
         "imagenet-a": _recipe(50, 0.98),
         "": _recipe(50, 0.98),
     }
+    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(
+        0.0017, 0.0017, weight_decay=0.0, rank=10, schedule="cosine"
+    )
     options: InfLoRAOptions
 
     def __init__(self, vit: FrozenViT, options: InfLoRAOptions, runtime: Runtime, plan: Plan | None = None):

@@ -15,7 +15,7 @@ from onea import seeds
 from onea.errors import OneaError
 from onea.merging.operator import Tensors
 from onea.methods.contract import EVALUATION_BATCH, Method
-from onea.methods.options import TrainingOptions
+from onea.methods.options import TrainingOptions, tuned
 from onea.methods.state import part_of
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
@@ -95,6 +95,7 @@ class MOS(Method):
         "imagenet-r": _recipe(10, 0.05, 16, 5e-3),
         "": _recipe(10, 0.05, 16, 5e-3),
     }
+    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.1, 0.01, rank=16)
     options: MOSOptions
 
     def __init__(self, vit: FrozenViT, options: MOSOptions, runtime: Runtime, plan: Plan | None = None):

@@ -6,13 +6,15 @@ down-projections tends to zero. A start that all tasks share keeps the units in 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from onea.merging.average import RunningMean
 from onea.merging.operator import Operator
 from onea.methods.adapter_merging import AdapterMerging, MergingOptions
 from onea.methods.adapter_training import Start
+from onea.methods.options import tuned
 
 
 class RunningMeanOfAdapters(AdapterMerging):
@@ -24,6 +26,7 @@ class RunningMeanOfAdapters(AdapterMerging):
     stores: ClassVar[str] = "one adapter, a prototype per class"
     in_paper: ClassVar[bool] = False
     Options: ClassVar[type] = MergingOptions
+    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.4, 0.4)
 
     def operator(self) -> Operator:
         """The plain mean."""

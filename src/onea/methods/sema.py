@@ -14,7 +14,7 @@ from onea import seeds
 from onea.errors import OneaError
 from onea.merging.operator import Tensors
 from onea.methods.contract import EVALUATION_BATCH, Method
-from onea.methods.options import TrainingOptions
+from onea.methods.options import TrainingOptions, tuned
 from onea.methods.state import part_of, prefixed
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
@@ -88,6 +88,7 @@ class SEMA(Method):
         # No official configuration (CUB among them): ImageNet-R's.
         "": {"epochs": 20, "threshold": 2.0, "standardise": False},
     }
+    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.005, 0.005, rank=16)
     options: SEMAOptions
 
     def __init__(self, vit: FrozenViT, options: SEMAOptions, runtime: Runtime, plan: Plan | None = None):
