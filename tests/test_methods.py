@@ -124,7 +124,10 @@ def test_single_class_first_middle_and_last_tasks(method, sizes, tiny_run):
 
 @pytest.mark.parametrize("single", ["one-a", "simplecil", "running-mean"])
 def test_one_adapter_whatever_the_number_of_tasks(single, tiny_run):
-    few, many = (learn_all(prepared(tiny_run, single, sizes=sizes)) for sizes in ("3,3", "1,1,1,1,1,1"))
+    options = tiny_run["options"] | {"single_class": "train"}
+    few, many = (
+        learn_all(prepared(tiny_run, single, sizes=sizes, options=options)) for sizes in ("3,3", "1,1,1,1,1,1")
+    )
     assert {k: v.shape for k, v in few.state_dict().items()} == {k: v.shape for k, v in many.state_dict().items()}
     assert few.passes(few.options, 40) == few.passes(few.options, 1) == 1
 

@@ -245,7 +245,7 @@ def test_standardised_descriptors_know_their_own_task_and_survive_a_checkpoint(t
 
 
 def test_known_data_add_nothing_and_train_the_head_alone_while_foreign_data_add_a_module(tiny_run):
-    ready = sema(tiny_run, weight_decay=0.0, descriptor_epochs=30)
+    ready = sema(tiny_run, weight_decay=0.0, descriptor_epochs=30, descriptor_rate=0.01)
     method, task = ready.method, ready.task(0)
     method.learn(task)
     first = copy_of(method.state_dict())
@@ -329,7 +329,7 @@ def test_an_untaught_state_can_be_saved_and_loaded(tiny_run):
         {"expandable": 1.0},
         {"threshold": 1e9},
         {"descriptor_epochs": 3},
-        {"descriptor_rate": 0.1},
+        {"descriptor_rate": 0.02},
         {"descriptor_width": 16},
         {"buffer": 30},
         {"standardise": False},

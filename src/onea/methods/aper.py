@@ -201,7 +201,7 @@ class AperFinetune(Aper):
     in_paper: ClassVar[bool] = False
     Options: ClassVar[type] = AperFinetuneOptions
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = _everywhere(_recipe(5, 0.01, 128))
-    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(3e-6, 1e-6)
+    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(3e-5, 3e-5, optimiser="adamw", head_rate=100.0)
     options: AperFinetuneOptions
 
     def fresh(self, generator: torch.Generator) -> FineTuned:

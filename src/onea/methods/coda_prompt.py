@@ -115,7 +115,7 @@ class CODAPrompt(PromptMethod):
         others={"epochs": 50, "learning_rate": 0.001, "batch_size": 128, "weight_decay": 0.0, "crop_scale": 0.08},
         fallback={"crop_scale": 0.05},
     )
-    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.02, 0.01, weight_decay=0.0, schedule="cosine")
+    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.005, 0.005, weight_decay=0.0, schedule="cosine")
 
     def __init__(self, vit: FrozenViT, options: CODAOptions, runtime: Runtime, plan: Plan | None = None):
         super().__init__(vit, options, runtime, plan)

@@ -90,7 +90,7 @@ class InfLoRA(Method):
         "": _recipe(50, 0.98),
     }
     small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(
-        0.0017, 0.0017, weight_decay=0.0, rank=10, schedule="cosine"
+        0.0012, 0.0012, weight_decay=0.0, rank=10, schedule="cosine"
     )
     options: InfLoRAOptions
 

@@ -26,7 +26,7 @@ class RunningMeanOfAdapters(AdapterMerging):
     stores: ClassVar[str] = "one adapter, a prototype per class"
     in_paper: ClassVar[bool] = False
     Options: ClassVar[type] = MergingOptions
-    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.4, 0.4)
+    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.4, 0.05, single_class="skip")
 
     def operator(self) -> Operator:
         """The plain mean."""

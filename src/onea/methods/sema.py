@@ -88,7 +88,9 @@ class SEMA(Method):
         # No official configuration (CUB among them): ImageNet-R's.
         "": {"epochs": 20, "threshold": 2.0, "standardise": False},
     }
-    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.005, 0.005, rank=16)
+    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(
+        0.005, 0.001, rank=16, batch_size=32, epochs=20, descriptor_rate=0.1
+    )
     options: SEMAOptions
 
     def __init__(self, vit: FrozenViT, options: SEMAOptions, runtime: Runtime, plan: Plan | None = None):
