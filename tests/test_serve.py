@@ -276,14 +276,24 @@ def test_tokens_come_from_a_file_or_the_environment(tmp_path, monkeypatch):
     [
         (["nothing.onea"], "does not exist; give a folder that `onea teach`"),
         (["nothing.onea", "--on", "moon"], "choose here or ray"),
-        (["nothing.onea", "--batch", "0"], "--batch is too small"),
+        (["nothing.onea", "--batch", "0"], "--batch must be between 1 and 10,000"),
+        (["nothing.onea", "--wait", "inf"], "--wait must be between 0 and 60,000 milliseconds"),
+        (["nothing.onea", "--wait", "nan"], "--wait must be between"),
+        (["nothing.onea", "--grace", "inf"], "--grace must be between 0 and 86,400 seconds"),
+        (["nothing.onea", "--max-upload", "9" * 25], "--max-upload must be between"),
+        (["nothing.onea", "--max-megapixels", "9" * 25], "--max-megapixels must be between"),
+        (["nothing.onea", "--allowed-host", "http://shop.example"], "give a name alone"),
+        (["nothing.onea", "--allowed-host", "shop.example:8000"], "give a name alone"),
         (["nothing.onea", "--token-file", "absent"], "cannot be read"),
+        (["nothing.onea", "--token-file", "endless"], "16 or more plain characters, at most 1,000"),
         (["nothing.onea", "--host", "203.0.113.1"], "Cannot listen on 203.0.113.1"),
         (["nothing.onea", "--on", "ray", "--replicas", "0"], "ask for at least one"),
     ],
 )
 def test_mistakes_on_the_command_line_get_a_sentence(arguments, sentence, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
+    with Path("endless").open("wb") as endless:  # as /dev/zero is, but it takes no memory to read it whole
+        endless.truncate(10_000_000)
     monkeypatch.setattr(sys, "argv", ["onea", "serve", "--port", "0", *arguments])
     with pytest.raises(SystemExit) as stop:
         main()
