@@ -391,7 +391,7 @@ def test_under_64_hostile_images_and_128_slow_uploads_another_client_is_answered
     """A machine under other load has as much more time as it needs more without any attack."""
     refused, heavy = hostile()
     stop = threading.Event()
-    with process(shop) as (server, address), ExitStack() as stack, ThreadPoolExecutor(20) as pool:
+    with ThreadPoolExecutor(20) as pool, process(shop) as (server, address), ExitStack() as stack:
         stack.callback(stop.set)
         quiet = others(address, 10)
         slow = [stack.enter_context(connect(address)) for _ in range(128)]
