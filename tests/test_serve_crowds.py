@@ -320,6 +320,15 @@ def test_one_connection_too_many_closes_the_oldest_that_is_idle(shop):
             busy.recv(10)
 
 
+def test_requests_that_are_too_large_do_not_fill_the_connections(shop):
+    """Such a client may send on for a moment, to hear why; but not all of them at the same time."""
+    limits = Limits(connections=6, requests=2)
+    with live(service_of(shop, limits=limits)) as address, ExitStack() as stack:
+        for _ in range(8):
+            stack.enter_context(connect(address)).sendall(head(10**12) + b"x")
+        assert httpx.get(f"{address}/healthz").status_code == 200
+
+
 # many requests
 
 

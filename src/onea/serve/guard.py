@@ -64,7 +64,7 @@ class Guard:
         self.active += 1
         try:
             if refusal := self._refusal(scope):
-                if refusal.status == 413:
+                if refusal.status == 413 and self.active <= self._limits.requests:  # in a crowd nobody lingers
                     await _linger(receive)
                 raise refusal
             if scope["path"] in _UNCOUNTED:
