@@ -199,6 +199,9 @@ class OneA:
     ) -> OneA:
         """Learn one arrival of classes, new ones or more images of known ones, and keep everything known before.
 
+        A class that is taught again stays one class: its images add up, and in the merge it counts once, divided
+        between the kept adapter and the new one by the number of its images in each.
+
         Args:
             images: a folder with one folder of images for each class; a Hugging Face dataset or a loader of
                 ``(images, labels)``; or paths, Pillow images, arrays or tensors, with ``labels``.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -33,7 +34,7 @@ class State:
         preprocess: how images become its input.
         options: of the training and the merge.
         adapter: the one adapter that is kept.
-        merged: classes and images inside the adapter so far.
+        merged: the number of images of each class that the adapter was trained on, forgotten classes included.
         evidence: the prototype of each class, and how images spread around them.
         readout: how similarities are taken from it.
         familiar: mean similarity of a class's images to its prototype, ``[C]``.
@@ -50,7 +51,7 @@ class State:
     options: Mapping[str, Any]
     classes: tuple[str, ...]
     adapter: Tensors
-    merged: tuple[int, int]
+    merged: Mapping[str, int]
     evidence: Evidence
     readout: Readout
     familiar: Tensor
@@ -89,14 +90,40 @@ class State:
         )
 
     def renamed(self, old: str, new: str, version: int, date: str) -> State:
-        """The next state, in which a class has another name."""
+        """The next state, in which a class has another name; it takes the place of a forgotten one of that name."""
         row = self.row(old)
         check_names([new], [name for name in self.classes if name != old])
         if new in self.classes:
             raise OneaError(f"The model already knows '{new}'; choose another name for '{old}'.")
         classes = (*self.classes[:row], new, *self.classes[row + 1 :])
         note = _update("rename", version, date, [old, new], len(classes))
-        return replace(self, id=new_id(), version=version, classes=classes, updates=(*self.updates, note))
+        return replace(
+            self,
+            id=new_id(),
+            version=version,
+            classes=classes,
+            merged=merged_under(self.merged, old, new),
+            updates=(*self.updates, note),
+        )
+
+
+def merged_with(merged: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:
+    """The images of each class inside the adapter after more were merged.
+
+    >>> merged_with({"apple": 5, "pear": 5}, {"apple": 2, "plum": 3})
+    {'apple': 7, 'pear': 5, 'plum': 3}
+    """
+    return dict(Counter(merged) + Counter(more))
+
+
+def merged_under(merged: Mapping[str, int], old: str, new: str) -> dict[str, int]:
+    """The images of each class inside the adapter after one got another name.
+
+    >>> merged_under({"apple": 5, "pear": 5}, "apple", "plum")
+    {'pear': 5, 'plum': 5}
+    """
+    rest = {name: images for name, images in merged.items() if name != old}
+    return merged_with(rest, {new: merged.get(old, 0)})
 
 
 def _update(kind: str, version: int, date: str, classes: list[str], known: int) -> Update:
