@@ -41,7 +41,7 @@ _MANIFEST, _STATES, _ADAPTER = "model.json", "states", "adapter."
 _EVIDENCE, _TENSORS = ("prototypes", "counts", "scatter"), ("familiar", "margins", "margin_rows")
 _VALUES = (
     *("version", "id", "backbone", "preprocess", "options", "readout"),
-    *("classes", "merged", "temperature", "calibrated_on", "updates"),
+    *("classes", "merged", "temperature", "calibrated_on", "updates", "numbers"),
 )
 _MACHINE = ("device", "precision", "threads")  # belong to where a model runs, not to the model
 _REMEDY = "choose another folder"

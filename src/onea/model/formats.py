@@ -19,7 +19,7 @@ def modern(written: Mapping[str, Any]) -> dict[str, Any]:
     merged = _merged(written["updates"]) if written["format"] < 2 else dict(written["merged"])
     if not all(isinstance(images, int) and images > 0 for images in merged.values()):
         raise ValueError("the images of a class are no number")
-    return {**written, "merged": merged}
+    return {"numbers": False, **written, "merged": merged}
 
 
 def _merged(updates: Sequence[Update]) -> dict[str, int]:

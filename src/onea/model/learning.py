@@ -108,6 +108,11 @@ def check_arrival(batch: Batch, state: State) -> list[str]:
     return names
 
 
+def given_as_numbers(state: State, batch: Batch) -> bool:
+    """Whether a model was given its classes as whole numbers; its first arrival decides."""
+    return state.numbers if state.classes else batch.numbers
+
+
 def learn(
     engine: Engine,
     state: State,
@@ -198,6 +203,7 @@ def learn(
         temperature=calibration.combined_temperature(state.temperature, state.calibrated_on, temperature, fitted_on),
         calibrated_on=state.calibrated_on + fitted_on,
         updates=(*state.updates, update),
+        numbers=given_as_numbers(state, batch),
     )
 
 

@@ -8,12 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from onea.errors import OneaError, nearest
 from onea.merging.operator import Tensors
-from onea.model.names import check_names
+from onea.model.names import as_numbers, check_names
 from onea.model.readout import Evidence, Readout
 
 Update = dict[str, Any]
@@ -43,6 +45,7 @@ class State:
         temperature: of the probabilities.
         calibrated_on: images that the temperature was fitted on.
         updates: what happened so far, oldest first, as JSON-able values.
+        numbers: whether the first classes were given as whole numbers.
     """
 
     version: int
@@ -60,6 +63,7 @@ class State:
     temperature: float
     calibrated_on: int
     updates: tuple[Update, ...]
+    numbers: bool = False
     id: str = field(default_factory=new_id)
 
     def row(self, name: str) -> int:
@@ -67,6 +71,11 @@ class State:
         if name not in self.classes:
             raise OneaError(f"The model does not know '{name}'; {nearest(name, self.classes)}")
         return self.classes.index(name)
+
+    def labels(self, names: Sequence[str]) -> npt.NDArray[Any]:
+        """Names of classes, or ``unknown``, as the labels that were given: numbers while all classes are, or text."""
+        numbers = as_numbers(names) if self.numbers and as_numbers(self.classes) is not None else None
+        return np.array(names, dtype=np.str_) if numbers is None else numbers
 
     def without(self, names: Sequence[str], version: int, date: str) -> State:
         """The next state, which no longer answers these classes. What the adapter learned from them stays in it."""
