@@ -236,8 +236,15 @@ def tiny_words(words: list[str], vit: str) -> list[str]:
     return words
 
 
-def run_python(code: str, name: str) -> None:
-    exec(compile(code, name, "exec"), {"__name__": "__main__"})
+def run_python(code: str, name: str, vit: str) -> None:
+    """Run an example; the models that it makes get a tiny network."""
+    from onea.model.estimator import OneA
+
+    defaults = {"backbone": vit, "precision": "fp32", "threads": 1}
+    with pytest.MonkeyPatch.context() as patch:
+        for parameter, value in defaults.items():
+            patch.setitem(OneA.__init__.__kwdefaults__, parameter, value)
+        exec(compile(code, name, "exec"), {"__name__": "__main__"})
 
 
 @pytest.mark.parametrize("page", RUN, ids=named)
@@ -256,7 +263,7 @@ def test_what_can_run_offline_runs(page: Path, place: Path, tiny_vit: str, onea:
                 assert code == (2 if printed.startswith("onea: ") else 0)
         elif block.how == "run" and block.language == "python":
             with contextlib.redirect_stdout(None):
-                run_python(block.text, block.where)
+                run_python(block.text, block.where, tiny_vit)
         elif block.how == "run":
             for words in block.commands():
                 if words[0] != "onea" or words[1] in ELSEWHERE:

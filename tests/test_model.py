@@ -121,7 +121,7 @@ def test_single_classes_may_arrive_in_any_order(tiny_vit, tiny_images):
         models.append(model)
     one, other = models
     assert not one.history[-1]["trained"]
-    columns = [other.classes_.tolist().index(name) for name in one.classes_]
+    columns = [other.snapshot().classes.index(name) for name in one.snapshot().classes]
     files = tiny_images / "test"
     similar = one.snapshot().similarities(files), other.snapshot().similarities(files)[:, columns]
     torch.testing.assert_close(*similar, atol=1e-4, rtol=0)
@@ -142,8 +142,8 @@ def test_a_class_taught_again_adds_evidence(tiny_vit, tiny_images):
     assert model.history[-1]["new_classes"] == 0
     model.learn(folders["class03"][4:5], ["class03"])  # one more image of a known class is enough
     assert model.snapshot().state.evidence.counts[3] == 7
-    two = {name: folders[name] for name in ("class00", "class01")}
-    model.learn([f for files in two.values() for f in files], [n for n, files in two.items() for _ in files])
+    more = {name: folders[name] for name in ("class00", "class01", "class02")}
+    model.learn([f for files in more.values() for f in files], [n for n, files in more.items() for _ in files])
     assert model.history[-1]["trained"]
     assert model.history[-1]["merge"]["base"] in ("new", "accumulated")
     assert 0 < model.history[-1]["merge"]["gate_min"] < model.history[-1]["merge"]["gate_max"] < 1

@@ -182,9 +182,8 @@ class OneA(Traits):
         if self.weights == "uniform":
             return 0.5
         if self.weights == "classes":
-            new_share = sizes.new_classes / (sizes.new_classes + sizes.accumulated_classes)
             align_is_new = not self.new_is_base(sizes) or self.swapped_weights
-            return new_share if align_is_new else 1 - new_share
+            return sizes.new_share if align_is_new else 1 - sizes.new_share
         # The squared singular values sum to the squared Frobenius norm, so neither proxy needs a decomposition.
         power = 1 if self.weights == "norm" else 2
         info_base, info_align = (side.flatten(1).norm(dim=1) ** power for side in (base, align))

@@ -18,10 +18,28 @@ Tensors = dict[str, Tensor]
 class Sizes:
     """How much each side of a merge has seen."""
 
-    accumulated_classes: int
-    new_classes: int
+    accumulated_classes: float
+    new_classes: float
     accumulated_samples: int
     new_samples: int
+
+    @classmethod
+    def of(cls, accumulated: Mapping[str, int], new: Mapping[str, int]) -> Sizes:
+        """The sizes of two sides, from the images of each class. A class counts once, divided by its images.
+
+        >>> Sizes.of({"apple": 30, "pear": 10}, {"apple": 10, "plum": 10})
+        Sizes(accumulated_classes=1.75, new_classes=1.25, accumulated_samples=40, new_samples=20)
+        """
+
+        def classes(side: Mapping[str, int]) -> float:
+            return sum(count / (accumulated.get(name, 0) + new.get(name, 0)) for name, count in side.items())
+
+        return cls(classes(accumulated), classes(new), sum(accumulated.values()), sum(new.values()))
+
+    @property
+    def new_share(self) -> float:
+        """The new side's share of the classes."""
+        return self.new_classes / (self.new_classes + self.accumulated_classes)
 
 
 class Traits:

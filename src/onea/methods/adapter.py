@@ -118,13 +118,13 @@ class MergedAdapter(AdapterMerging):
         self._head = trained.head
         return trained.tensors, trained.report
 
-    def _absorb(self, new: Tensors, task: Task) -> dict[str, Any]:
+    def _absorb(self, new: Tensors, task: Task, sizes: Sizes) -> dict[str, Any]:
         first = not self.merged_classes
         if first and self._subtracts:
             self.origin = dict(self.new_adapter(task).state_dict())
         prefix = "" if first else "new_"
         self.memory |= {prefix + name: value for name, value in self._statistics(new, task).items()}
-        report = super()._absorb(new, task)
+        report = super()._absorb(new, task, sizes)
         self._head = None
         return report
 

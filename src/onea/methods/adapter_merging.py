@@ -52,11 +52,9 @@ class MergingOptions(AdapterTraining):
         if not 0 <= self.min_share <= 1:
             raise OneaError(f"min_share is {self.min_share}; it must lie between 0 and 1.")
 
-    def trains(self, classes: int, merged: int) -> bool:
-        """Whether a task of so many classes trains an adapter, where so many were merged before."""
-        if self.single_class == "skip" and classes == 1:
-            return False
-        return classes / (classes + merged) >= self.min_share
+    def trains(self, classes: int, share: float) -> bool:
+        """Whether a task of so many classes, which are this share of those in the merge, trains an adapter."""
+        return not (self.single_class == "skip" and classes == 1) and share >= self.min_share
 
 
 def _recipe(rate: float, decay: float, batch: int, rank: int, epochs: tuple[int, int, int]) -> dict[str, Any]:
@@ -112,7 +110,7 @@ class AdapterMerging(Method):
         """More for larger tasks, none for those that are not trained on."""
         plan, merged, epochs = Plan(sum(sizes), len(sizes)), 0, []
         for classes in sizes:
-            trained = options.trains(classes, merged)
+            trained = options.trains(classes, classes / (classes + merged))
             epochs.append(options.epochs_for(classes, plan) if trained else 0)
             merged += classes * trained
         return epochs
@@ -139,13 +137,17 @@ class AdapterMerging(Method):
         self.prototypes = torch.cat([self.prototypes, self.prototypes_of(task, self.kept)])
         return report
 
-    def adapt(self, task: Task) -> dict[str, Any]:
-        """Train an adapter on a task and merge it into the kept one; the prototypes stay as they are."""
-        report: dict[str, Any] = {"trained": self.options.trains(len(task.classes), self.merged_classes)}
+    def adapt(self, task: Task, sizes: Sizes | None = None) -> dict[str, Any]:
+        """Train an adapter on a task and merge it into the kept one; the prototypes stay as they are.
+
+        ``sizes`` are those of the merge where classes come again; by default all classes of the task are new.
+        """
+        sizes = sizes or Sizes(self.merged_classes, len(task.classes), self.merged_samples, len(task))
+        report: dict[str, Any] = {"trained": self.options.trains(len(task.classes), sizes.new_share)}
         if report["trained"]:
             new, training = self._trained(task)
             report |= training
-            report["merge"] = self._absorb(new, task)
+            report["merge"] = self._absorb(new, task, sizes)
         return report
 
     def scores(self, images: Tensor) -> Tensor:
@@ -199,16 +201,14 @@ class AdapterMerging(Method):
         index = 0 if self.start_rule == "shared" else task.index
         return blank_adapters(self.vit, self.options, task.seed, index)
 
-    def _absorb(self, new: Tensors, task: Task) -> dict[str, Any]:
+    def _absorb(self, new: Tensors, task: Task, sizes: Sizes) -> dict[str, Any]:
         self.runtime.progress.note("merging")
         report: dict[str, Any] = {}
         if self.start_rule == "previous" or (self.start_rule == "first" and not self.merged_classes):
             self.start = new
         if self.merged_classes:
-            accumulated = dict(self.kept.state_dict())
-            sizes = Sizes(self.merged_classes, len(task.classes), self.merged_samples, len(task))
-            new, report = self.merge(accumulated, new, sizes)
+            new, report = self.merge(dict(self.kept.state_dict()), new, sizes)
         self.kept.load_state_dict(new)
-        self.merged_classes += len(task.classes)
-        self.merged_samples += len(task)
+        self.merged_classes = round(sizes.accumulated_classes + sizes.new_classes)
+        self.merged_samples = sizes.accumulated_samples + sizes.new_samples
         return report

@@ -19,6 +19,15 @@ def is_array(value: Any) -> bool:
     return hasattr(value, "shape") and hasattr(value, "dtype") and hasattr(value, "__array__")
 
 
+def is_list(array: Any) -> bool:
+    """Whether this array holds things one by one, such as paths, instead of pixels.
+
+    >>> is_list(np.array(["a.jpg", "b.jpg"])), is_list(np.zeros((2, 8, 8, 3)))
+    (True, False)
+    """
+    return getattr(array.dtype, "kind", None) in tuple("OTU")  # objects and texts, as numpy and pandas hold them
+
+
 def images_in(array: Any) -> Iterator[Any]:
     """The images of an array: itself, or those along the first of four axes.
 
@@ -58,8 +67,8 @@ def _bytes(values: Any, name: str) -> Any:
         return np.ascontiguousarray(values)
     if values.dtype == np.bool_:
         return np.where(values, np.uint8(255), np.uint8(0))
-    if not np.issubdtype(values.dtype, np.number) or not np.isfinite(values).all():
-        raise BadImage(name, "the array holds something else than finite numbers")
+    if values.dtype.kind not in "iuf" or not np.isfinite(values).all():
+        raise BadImage(name, "the array holds NaN, infinity or something else than finite real numbers")
     if values.min() < 0 or values.max() > 255:
         raise BadImage(name, "pixels must lie in 0..1 or 0..255: give images before they are normalised")
     scale = 255.0 if np.issubdtype(values.dtype, np.floating) and values.max() <= 1 else 1.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,8 @@ from onea.errors import OneaError, nearest
 from onea.model.answers import Snapshot
 from onea.model.engine import Engine
 from onea.model.images import read_labelled
-from onea.model.learning import blank, choose_options, learn, now
+from onea.model.learning import blank, choose_options, given_as_numbers, learn, now
+from onea.model.names import check_numbers, name_of
 from onea.model.params import check_params, epoch_bounds
 from onea.model.readout import Readout
 from onea.model.state import State
@@ -31,8 +33,10 @@ _FIXED = ("backbone", "mirror", "readout", *_OPTIONS, "options", "preset")  # on
 class OneA:
     """Learns new classes in batches of any size and answers what an image shows.
 
-    Follows scikit-learn's conventions. Class names are text; other labels are turned into it. Learning builds the next
-    version aside and swaps it in whole, so other threads may ask meanwhile; they get the old version's answers.
+    Follows scikit-learn's conventions, so its cross-validation, searches and pipelines take it. Labels are text or
+    whole numbers and come back as they were given; numbers turn into text once a class has a name that is none.
+    Learning builds the next version aside and swaps it in whole, so other threads may ask meanwhile; they get the old
+    version's answers.
 
     >>> import numpy as np, onea
     >>> rng = np.random.default_rng(0)
@@ -43,7 +47,8 @@ class OneA:
 
     Args:
         backbone: the embedded network, a timm ``architecture.tag`` name or a ``.safetensors`` file.
-        unknown: share of images of known classes that may be answered ``unknown``; 0 or None never answers so.
+        unknown: share of images of known classes that may be answered ``unknown`` (-1 where classes are numbers); 0 or
+            None never answers so.
         held_out: share of each new class's images that calibrates the answers instead of training.
         keep: earlier versions that ``undo`` can go back to.
         preset: hyper-parameters: ``auto``, ``paper`` or ``small``.
@@ -97,7 +102,7 @@ class OneA:
         self._snapshot: Snapshot | None = None
         self._past: tuple[State, ...] = ()
         self._counter = 0
-        self.ancestry: set[str] = set()  # ids of all states it has been in, so that no other model is overwritten
+        self._ancestry: frozenset[str] = frozenset()
         self._changing = threading.RLock()
 
     # scikit-learn's conventions
@@ -119,6 +124,7 @@ class OneA:
                 raise OneaError(f"{name} cannot change after the model was taught; make a new OneA({name}=...).")
         if self._snapshot:  # before that, scikit-learn wants mistakes to be told when they matter
             check_params(self.get_params() | params)
+            check_numbers(self._snapshot.classes, self._snapshot.state.numbers, params.get("unknown"))
         with self._changing:
             for name, value in params.items():
                 setattr(self, name, value)
@@ -136,17 +142,28 @@ class OneA:
     def __sklearn_is_fitted__(self) -> bool:
         return self._snapshot is not None
 
+    def __sklearn_tags__(self) -> Any:
+        from onea.model.conventions import tags
+
+        return tags()
+
     def __getstate__(self) -> dict[str, Any]:
-        raise OneaError("A model is not pickled; use save(path) and onea.load(path).")
+        if self._snapshot is not None:
+            raise OneaError("A model is not pickled; use save(path) and onea.load(path).")
+        return self.get_params()  # so that other processes can fit it
+
+    def __setstate__(self, params: dict[str, Any]) -> None:
+        self.__init__(**params)  # type: ignore[misc]
 
     # what it knows
 
     @property
-    def classes_(self) -> npt.NDArray[np.str_]:
-        """Names of the classes it knows, in the order of the columns of ``predict_proba``."""
-        if self._snapshot is None:  # scikit-learn takes a missing attribute for an estimator that is not fitted
+    def classes_(self) -> npt.NDArray[Any]:
+        """The classes it knows, sorted: the columns of ``predict_proba``."""
+        current = self._snapshot
+        if current is None:  # scikit-learn takes a missing attribute for an estimator that is not fitted
             raise AttributeError("classes_ is not there before a class was taught")
-        return np.array(self._snapshot.classes, dtype=np.str_)
+        return np.sort(current.state.labels(current.classes))
 
     @property
     def version(self) -> int:
@@ -163,6 +180,11 @@ class OneA:
         """The highest version ever given; the next update gets the one after it."""
         return self._counter
 
+    @property
+    def ancestry(self) -> frozenset[str]:
+        """The ids of all states it has been in, so that no other model is overwritten."""
+        return self._ancestry
+
     def states(self) -> tuple[State, ...]:
         """The states that ``undo`` can go back to and the present one, oldest first."""
         with self._changing:
@@ -172,7 +194,7 @@ class OneA:
         """The present version as an object that answers and never changes, whatever is learned meanwhile."""
         current = self._snapshot
         if current is None:
-            raise OneaError("The model knows no class yet; teach it some first.")
+            raise _not_taught()
         return current
 
     # learning
@@ -199,6 +221,9 @@ class OneA:
     ) -> OneA:
         """Learn one arrival of classes, new ones or more images of known ones, and keep everything known before.
 
+        A class that is taught again stays one class: its images add up, and in the merge it counts once, divided
+        between the kept adapter and the new one by the number of its images in each.
+
         Args:
             images: a folder with one folder of images for each class; a Hugging Face dataset or a loader of
                 ``(images, labels)``; or paths, Pillow images, arrays or tensors, with ``labels``.
@@ -218,6 +243,7 @@ class OneA:
             if progress:
                 progress.note("reading images")
             batch = read_labelled(images, labels, engine.side, on_bad)
+            check_numbers([*state.classes, *(batch.labels or ())], given_as_numbers(state, batch), self.unknown)
             self._commit(
                 learn(
                     engine,
@@ -234,18 +260,23 @@ class OneA:
             )
         return self
 
-    partial_fit = learn
+    def partial_fit(self, X: Any, y: Any = None, classes: Any = None) -> OneA:
+        """``learn``, as scikit-learn calls it. ``classes`` need not be told in advance, so they are ignored."""
+        return self.learn(X, y)
 
-    def forget(self, *classes: str) -> OneA:
+    def forget(self, *classes: str | int) -> OneA:
         """No longer answer these classes. What the adapter learned from their images stays in it."""
         with self._changing:
-            self._commit(self.snapshot().state.without(classes, self._counter + 1, now()))
+            names = [name_of(label) for label in classes]
+            self._commit(self.snapshot().state.without(names, self._counter + 1, now()))
         return self
 
-    def rename(self, old: str, new: str) -> OneA:
+    def rename(self, old: str | int, new: str | int) -> OneA:
         """Call a class by another name."""
         with self._changing:
-            self._commit(self.snapshot().state.renamed(old, new, self._counter + 1, now()))
+            state = self.snapshot().state.renamed(name_of(old), name_of(new), self._counter + 1, now())
+            check_numbers(state.classes, state.numbers, self.unknown)
+            self._commit(state)
         return self
 
     def undo(self) -> OneA:
@@ -260,17 +291,21 @@ class OneA:
 
     # answering
 
-    def predict(self, X: Any) -> npt.NDArray[np.str_]:
-        """The class of each image, or ``unknown`` where it is too far from all of them."""
-        return self.snapshot().predict(X)
+    def predict(self, X: Any) -> npt.NDArray[Any]:
+        """The class of each image, or ``unknown`` (-1 where classes are numbers) if it is too far from all of them."""
+        current = self.snapshot()
+        return current.state.labels(current.predict(X).tolist())
 
     def predict_proba(self, X: Any) -> npt.NDArray[np.float64]:
-        """The probability of each known class, ``[N, classes]``, calibrated on held-out images."""
-        return self.snapshot().predict_proba(X)
+        """The probability of each class of ``classes_``, ``[N, classes]``, calibrated on held-out images."""
+        current = self.snapshot()
+        return current.predict_proba(X)[:, np.argsort(current.state.labels(current.classes))]
 
-    def predict_topk(self, X: Any, k: int = 5) -> list[list[tuple[str, float]]]:
+    def predict_topk(self, X: Any, k: int = 5) -> list[list[tuple[Any, float]]]:
         """The ``k`` most likely classes of each image with their probabilities, best first."""
-        return self.snapshot().predict_topk(X, k)
+        current = self.snapshot()
+        label = dict(zip(current.classes, current.state.labels(current.classes).tolist(), strict=True))
+        return [[(label[name], chance) for name, chance in top] for top in current.predict_topk(X, k)]
 
     def score(self, X: Any, y: Any = None) -> float:
         """Share of images whose class is predicted; one that is answered ``unknown`` counts as wrong."""
@@ -324,7 +359,7 @@ class OneA:
 
     def _swap(self, state: State) -> None:
         self._snapshot = Snapshot(self._ready(), state, self.unknown)
-        self.ancestry.add(state.id)
+        self._ancestry |= {state.id}
 
     def _restore(self, states: Sequence[State], counter: int) -> None:
         """Become what was saved: states from the oldest to the present one."""
@@ -332,4 +367,13 @@ class OneA:
         self._ready().check_is(states[-1].backbone)
         self._swap(states[-1])
         self._past, self._counter = tuple(states[:-1]), counter
-        self.ancestry.update(state.id for state in states)
+        self._ancestry |= {state.id for state in states}
+
+
+def _not_taught() -> OneaError:
+    sentence = "The model knows no class yet; teach it some first."
+    if sys.modules.get("sklearn") is None:
+        return OneaError(sentence)
+    from onea.model.conventions import NotTaughtError
+
+    return NotTaughtError(sentence)

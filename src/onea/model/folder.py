@@ -27,6 +27,7 @@ from onea.errors import OneaError
 from onea.files import read_json, unwritable, write_atomically, write_json
 from onea.methods.state import part_of, prefixed
 from onea.model.card import CARD, PICTURE, card, history_picture
+from onea.model.formats import FORMAT, modern
 from onea.model.learning import now
 from onea.model.lock import locked
 from onea.model.readout import Evidence
@@ -36,12 +37,11 @@ from onea.version import __version__
 if TYPE_CHECKING:
     from onea.model.estimator import OneA
 
-FORMAT = 1
 _MANIFEST, _STATES, _ADAPTER = "model.json", "states", "adapter."
 _EVIDENCE, _TENSORS = ("prototypes", "counts", "scatter"), ("familiar", "margins", "margin_rows")
 _VALUES = (
     *("version", "id", "backbone", "preprocess", "options", "readout"),
-    *("classes", "merged", "temperature", "calibrated_on", "updates"),
+    *("classes", "merged", "temperature", "calibrated_on", "updates", "numbers"),
 )
 _MACHINE = ("device", "precision", "threads")  # belong to where a model runs, not to the model
 _REMEDY = "choose another folder"
@@ -178,9 +178,10 @@ def read_state(path: Path, version: int) -> State:
     try:
         if hashlib.sha256(content).hexdigest() != written["sha256"]:
             raise ValueError("the tensors changed")
+        written = modern(written)
         tensors = load_tensors(content)
         values: dict[str, Any] = {name: written[name] for name in _VALUES}
-        values |= {name: tuple(written[name]) for name in ("classes", "merged", "updates")}
+        values |= {name: tuple(written[name]) for name in ("classes", "updates")}
         values |= {name: tensors[name] for name in _TENSORS}
         evidence = Evidence(**{name: tensors[name] for name in _EVIDENCE}, freedom=int(written["freedom"]))
         return State(**values, evidence=evidence, adapter=part_of(_ADAPTER, tensors))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ from onea.data.decode import BadImage, fit, read_image, upright_rgb
 from onea.data.folders import read_tree
 from onea.data.pack import OnBad, bad_files, in_threads
 from onea.errors import OneaError
-from onea.model.arrays import images_in, is_array, to_image
+from onea.model.arrays import images_in, is_array, is_list, to_image
+from onea.model.names import is_number, name_of
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".avif", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".jp2", ".tga", ".qoi")
 _IMAGE_COLUMNS, _LABEL_COLUMNS = ("image", "img", "images"), ("label", "labels", "fine_label", "class")
@@ -32,12 +33,14 @@ class Batch:
         labels: the class name of each, or None where none were given.
         names: what to call each image: its path, or its number.
         skipped: ``path: reason`` of each that could not be read.
+        numbers: whether every label was given as a whole number.
     """
 
     pixels: Pixels
     labels: tuple[str, ...] | None
     names: tuple[str, ...]
     skipped: tuple[str, ...] = ()
+    numbers: bool = False
 
     def __len__(self) -> int:
         return len(self.pixels)
@@ -48,13 +51,13 @@ def read_labelled(images: Any, labels: Any, size: int, on_bad: OnBad = "fail") -
     if labels is None:
         items, found = _labelled_source(images)
     else:
-        items = list(_items(images))
-        found = [_label(label) for label in _plain_list(labels)]
+        items, found = list(_items(images)), _plain_list(labels)
         if len(items) != len(found):
             raise OneaError(f"There are {len(items)} images but {len(found)} labels; give one label for each image.")
     if not items:
         raise OneaError("There are no images to learn from; give at least two for each new class.")
-    return _decode(items, found, size, on_bad)
+    names = [name_of(label) for label in found]
+    return replace(_decode(items, names, size, on_bad), numbers=all(map(is_number, found)))
 
 
 def read_unlabelled(images: Any, size: int, on_bad: OnBad = "fail") -> Batch:
@@ -81,7 +84,7 @@ def find_images(path: Path) -> list[Path]:
     return found
 
 
-def _labelled_source(source: Any) -> tuple[list[Any], list[str]]:
+def _labelled_source(source: Any) -> tuple[list[Any], list[Any]]:
     if isinstance(source, str | os.PathLike):
         return _from_folder(Path(source))
     if columns := _columns(source):
@@ -112,7 +115,7 @@ def _items(source: Any) -> Iterator[Any]:
     elif isinstance(source, bytes | Image.Image):
         yield source
     elif is_array(source):
-        yield from images_in(source)
+        yield from _items(np.ravel(source).tolist()) if is_list(source) else images_in(source)
     elif columns := _columns(source):
         yield from (row[columns[0]] for row in source)
     elif isinstance(source, list | tuple):
@@ -159,18 +162,14 @@ def _columns(source: Any) -> tuple[str, str | None, Sequence[str] | None] | None
 def _plain_list(labels: Any) -> list[Any]:
     if isinstance(labels, str | bytes):
         raise OneaError("labels is a single text; give one label for each image.")
-    flat = labels.tolist() if hasattr(labels, "tolist") else list(labels)
+    if not hasattr(labels, "tolist"):
+        labels = list(labels) if isinstance(labels, Iterable) else np.asarray(labels)
+    flat = labels if isinstance(labels, list) else labels.tolist()
     return flat if isinstance(flat, list) else [flat]
 
 
-def _named(label: Any, names: Sequence[str] | None) -> str:
-    if names is not None and isinstance(label, int) and 0 <= label < len(names):
-        return _label(names[label])
-    return _label(label.item() if hasattr(label, "item") else label)
-
-
-def _label(label: Any) -> str:
-    return label if isinstance(label, str) else str(label)
+def _named(label: Any, names: Sequence[str] | None) -> Any:
+    return names[label] if names is not None and isinstance(label, int) and 0 <= label < len(names) else label
 
 
 def _decode(items: Sequence[Any], labels: Sequence[str] | None, size: int, on_bad: OnBad) -> Batch:

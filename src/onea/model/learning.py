@@ -16,7 +16,7 @@ from onea import seeds
 from onea.data.assemble import natural_key
 from onea.data.store import PackedImages, choose_place
 from onea.errors import OneaError
-from onea.merging.operator import Tensors
+from onea.merging.operator import Sizes, Tensors
 from onea.methods.local_head import new_adapters
 from onea.methods.one_a import OneAMethod, OneAOptions
 from onea.methods.presets import choose_preset, preset_options
@@ -27,7 +27,7 @@ from onea.model.engine import Engine
 from onea.model.images import Batch
 from onea.model.names import check_names
 from onea.model.readout import Evidence, Readout
-from onea.model.state import State, Update, new_id
+from onea.model.state import State, Update, merged_with, new_id
 from onea.options import build
 from onea.runtime import Progress
 from onea.tasks import Task
@@ -72,7 +72,7 @@ def blank(engine: Engine, options: OneAOptions, readout: Readout = "whitened") -
         options=dataclasses.asdict(options),
         classes=(),
         adapter=_on_cpu(blank_adapters(engine.vit, options, seed=0).state_dict()),
-        merged=(0, 0),
+        merged={},
         evidence=Evidence(
             torch.empty(0, width),
             torch.empty(0, dtype=torch.int64),
@@ -108,6 +108,11 @@ def check_arrival(batch: Batch, state: State) -> list[str]:
     return names
 
 
+def given_as_numbers(state: State, batch: Batch) -> bool:
+    """Whether a model was given its classes as whole numbers; its first arrival decides."""
+    return state.numbers if state.classes else batch.numbers
+
+
 def learn(
     engine: Engine,
     state: State,
@@ -137,7 +142,11 @@ def learn(
     held = calibration.held_out_rows(labels, names, earlier, held_out, seed, version)
     trained = torch.ones(len(labels), dtype=torch.bool).index_fill(0, held, False)
 
-    method, report = _adapt(engine, state, batch, labels, trained, version, name or f"update {version}", seed, progress)
+    taught = Counter(batch.labels[row] for row in trained.nonzero()[:, 0].tolist())
+    sizes = Sizes.of(state.merged, taught)
+
+    called = name or f"update {version}"
+    method, report = _adapt(engine, state, batch, labels, trained, sizes, version, called, seed, progress)
     method.runtime.progress.note("prototypes")
     features = engine.features(batch.pixels, method.kept)
 
@@ -165,7 +174,7 @@ def learn(
     update: Update = {
         "version": version,
         "kind": "learn",
-        "name": name or f"update {version}",
+        "name": called,
         "date": now(),
         "classes": names,
         "new_classes": len(classes) - len(state.classes),
@@ -190,10 +199,11 @@ def learn(
         familiar=familiar,
         margins=margins,
         margin_rows=margin_rows,
-        merged=(method.merged_classes, method.merged_samples),
+        merged=merged_with(state.merged, taught) if report["trained"] else state.merged,
         temperature=calibration.combined_temperature(state.temperature, state.calibrated_on, temperature, fitted_on),
         calibrated_on=state.calibrated_on + fitted_on,
         updates=(*state.updates, update),
+        numbers=given_as_numbers(state, batch),
     )
 
 
@@ -203,6 +213,7 @@ def _adapt(
     batch: Batch,
     labels: Tensor,
     trained: Tensor,
+    sizes: Sizes,
     version: int,
     name: str,
     seed: int,
@@ -215,7 +226,7 @@ def _adapt(
         {
             **prefixed("adapter.", state.adapter),
             "prototypes": state.evidence.prototypes,
-            "merged": torch.tensor(state.merged),
+            "merged": torch.tensor([len(state.merged), sizes.accumulated_samples]),
         }
     )
     place = choose_place(batch.pixels.nbytes, None, runtime.device)
@@ -223,7 +234,7 @@ def _adapt(
     chosen = trained.nonzero()[:, 0]
     classes = range(int(labels.max()) + 1)
     runtime.progress.start_task(len(state.updates), len(state.updates) + 1, name)
-    return method, method.adapt(Task(version, name, classes, images, chosen, labels[chosen], seed))
+    return method, method.adapt(Task(version, name, classes, images, chosen, labels[chosen], seed), sizes)
 
 
 def _familiar(state: State, before: Evidence, after: Evidence, crossed: Tensor, rows: Tensor) -> Tensor:

@@ -1,14 +1,67 @@
-"""What a class may be called."""
+"""What a class may be called, and the labels of scikit-learn's users: text or whole numbers."""
 
 from __future__ import annotations
 
+import re
+import reprlib
 import unicodedata
 from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from onea.errors import OneaError
 
 UNKNOWN = "unknown"
+UNKNOWN_NUMBER = -1  # the same where classes are numbers
 _LONGEST = 200
+_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # as Python writes a number that numpy can hold
+
+
+def name_of(label: Any) -> str:
+    """The class name of a label. A whole number is written without a fraction; True and False are 1 and 0.
+
+    >>> [name_of(label) for label in ("apple", 3, 3.0, True)]
+    ['apple', '3', '3', '1']
+    """
+    label = _plain(label)
+    if is_number(label):
+        return str(int(label))
+    if label is None or isinstance(label, float | complex | list | tuple):
+        raise OneaError(f"Unknown label type: {reprlib.repr(label)}; give text or whole numbers, one for each image.")
+    return str(label)
+
+
+def is_number(label: Any) -> bool:
+    """Whether a label is a whole number."""
+    label = _plain(label)
+    return isinstance(label, int) or (isinstance(label, float) and label.is_integer())
+
+
+def as_numbers(names: Sequence[str]) -> npt.NDArray[np.int64] | None:
+    """Class names as numbers, ``unknown`` as -1; None where one of them is no number.
+
+    >>> as_numbers(["7", "unknown", "10"])
+    array([ 7, -1, 10])
+    >>> as_numbers(["7", "007"])
+    """
+    numbers = [str(UNKNOWN_NUMBER) if name == UNKNOWN else name for name in names]
+    return np.array(numbers, dtype=np.int64) if all(map(_NUMBER.fullmatch, numbers)) else None
+
+
+def check_numbers(names: Sequence[str], numbers: bool, unknown: float | None) -> None:
+    """Refuse -1 among classes that are numbers, where it is the answer to strange images.
+
+    >>> check_numbers(["-1", "1"], numbers=True, unknown=0)
+    >>> check_numbers(["-1", "1"], numbers=True, unknown=0.05)
+    Traceback (most recent call last):
+    onea.errors.OneaError: A class cannot be -1: that is the answer to strange images; renumber it or set unknown=0.
+    """
+    if unknown and numbers and str(UNKNOWN_NUMBER) in names and as_numbers(names) is not None:
+        raise OneaError(
+            f"A class cannot be {UNKNOWN_NUMBER}: that is the answer to strange images; renumber it or set unknown=0."
+        )
 
 
 def check_names(names: Sequence[str], known: Iterable[str]) -> None:
@@ -33,6 +86,11 @@ def check_names(names: Sequence[str], known: Iterable[str]) -> None:
             raise OneaError(
                 f"Class '{name}' differs from '{other}' only in case or accents' encoding; use one of the two."
             )
+
+
+def _plain(label: Any) -> Any:
+    """A label of numpy or torch as one of Python."""
+    return label.tolist() if hasattr(label, "tolist") else label
 
 
 def _folded(name: str) -> str:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from onea.errors import OneaError, nearest
 from onea.merging.operator import Tensors
-from onea.model.names import check_names
+from onea.model.names import as_numbers, check_names
 from onea.model.readout import Evidence, Readout
 
 Update = dict[str, Any]
@@ -33,7 +36,7 @@ class State:
         preprocess: how images become its input.
         options: of the training and the merge.
         adapter: the one adapter that is kept.
-        merged: classes and images inside the adapter so far.
+        merged: the number of images of each class that the adapter was trained on, forgotten classes included.
         evidence: the prototype of each class, and how images spread around them.
         readout: how similarities are taken from it.
         familiar: mean similarity of a class's images to its prototype, ``[C]``.
@@ -42,6 +45,7 @@ class State:
         temperature: of the probabilities.
         calibrated_on: images that the temperature was fitted on.
         updates: what happened so far, oldest first, as JSON-able values.
+        numbers: whether the first classes were given as whole numbers.
     """
 
     version: int
@@ -50,7 +54,7 @@ class State:
     options: Mapping[str, Any]
     classes: tuple[str, ...]
     adapter: Tensors
-    merged: tuple[int, int]
+    merged: Mapping[str, int]
     evidence: Evidence
     readout: Readout
     familiar: Tensor
@@ -59,6 +63,7 @@ class State:
     temperature: float
     calibrated_on: int
     updates: tuple[Update, ...]
+    numbers: bool = False
     id: str = field(default_factory=new_id)
 
     def row(self, name: str) -> int:
@@ -66,6 +71,11 @@ class State:
         if name not in self.classes:
             raise OneaError(f"The model does not know '{name}'; {nearest(name, self.classes)}")
         return self.classes.index(name)
+
+    def labels(self, names: Sequence[str]) -> npt.NDArray[Any]:
+        """Names of classes, or ``unknown``, as the labels that were given: numbers while all classes are, or text."""
+        numbers = as_numbers(names) if self.numbers and as_numbers(self.classes) is not None else None
+        return np.array(names, dtype=np.str_) if numbers is None else numbers
 
     def without(self, names: Sequence[str], version: int, date: str) -> State:
         """The next state, which no longer answers these classes. What the adapter learned from them stays in it."""
@@ -89,14 +99,40 @@ class State:
         )
 
     def renamed(self, old: str, new: str, version: int, date: str) -> State:
-        """The next state, in which a class has another name."""
+        """The next state, in which a class has another name; it takes the place of a forgotten one of that name."""
         row = self.row(old)
         check_names([new], [name for name in self.classes if name != old])
         if new in self.classes:
             raise OneaError(f"The model already knows '{new}'; choose another name for '{old}'.")
         classes = (*self.classes[:row], new, *self.classes[row + 1 :])
         note = _update("rename", version, date, [old, new], len(classes))
-        return replace(self, id=new_id(), version=version, classes=classes, updates=(*self.updates, note))
+        return replace(
+            self,
+            id=new_id(),
+            version=version,
+            classes=classes,
+            merged=merged_under(self.merged, old, new),
+            updates=(*self.updates, note),
+        )
+
+
+def merged_with(merged: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:
+    """The images of each class inside the adapter after more were merged.
+
+    >>> merged_with({"apple": 5, "pear": 5}, {"apple": 2, "plum": 3})
+    {'apple': 7, 'pear': 5, 'plum': 3}
+    """
+    return dict(Counter(merged) + Counter(more))
+
+
+def merged_under(merged: Mapping[str, int], old: str, new: str) -> dict[str, int]:
+    """The images of each class inside the adapter after one got another name.
+
+    >>> merged_under({"apple": 5, "pear": 5}, "apple", "plum")
+    {'pear': 5, 'plum': 5}
+    """
+    rest = {name: images for name, images in merged.items() if name != old}
+    return merged_with(rest, {new: merged.get(old, 0)})
 
 
 def _update(kind: str, version: int, date: str, classes: list[str], known: int) -> Update:

@@ -1,0 +1,35 @@
+"""What older model folders say, in the words of today's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from onea.model.state import Update, merged_under, merged_with
+
+FORMAT = 2
+
+
+def modern(written: Mapping[str, Any]) -> dict[str, Any]:
+    """``state.json`` of any format as that of ``FORMAT``.
+
+    1 noted how many classes and images are inside the adapter, and a class as often as it was taught. Its history
+    tells which they are.
+    """
+    merged = _merged(written["updates"]) if written["format"] < 2 else dict(written["merged"])
+    if not all(isinstance(images, int) and images > 0 for images in merged.values()):
+        raise ValueError("the images of a class are no number")
+    return {"numbers": False, **written, "merged": merged}
+
+
+def _merged(updates: Sequence[Update]) -> dict[str, int]:
+    """The images of each class inside the adapter; an update's count as if its classes had equally many."""
+    merged: dict[str, int] = {}
+    for update in updates:
+        names = update["classes"]
+        if update["kind"] == "rename":
+            merged = merged_under(merged, *names)
+        elif update["kind"] == "learn" and update["trained"] and names:
+            each, rest = divmod(update["images"] - update["held_out"], len(names))
+            merged = merged_with(merged, {name: each + (number < rest) for number, name in enumerate(names)})
+    return merged
