@@ -6,7 +6,6 @@ import hashlib
 import io
 import socket
 import threading
-import time
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import uvicorn
 from fastapi.testclient import TestClient
+from model_tools import wait_for
 from PIL import Image
 
 from onea.model.estimator import OneA
@@ -62,14 +62,6 @@ def live(service: Service) -> Iterator[str]:
     finally:
         server.should_exit = True
         thread.join(20)
-
-
-def wait_for(condition, seconds: float = 20.0):
-    end = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < end, "waited too long"
-        time.sleep(0.02)
-    return found
 
 
 def lesson_end(client, response) -> dict:
