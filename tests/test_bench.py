@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import tempfile
 
 import numpy as np
 import pytest
@@ -111,9 +112,23 @@ def test_actions_are_timed_in_turn(monkeypatch):
 
 @pytest.fixture(scope="module")
 def result(tiny_vit):
-    return bench(
-        BenchConfig(tiny_vit, rank=4, device="cpu", batch=8, tasks=5, seconds=0.01, threads=1, workers=1, quick=True)
+    config = BenchConfig(
+        tiny_vit, rank=4, device="cpu", batch=8, tasks=5, seconds=0.01, threads=1, workers=1, quick=True
     )
+    with tempfile.TemporaryDirectory(dir="/tmp") as short, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", short)
+        return bench(config)
+
+
+def test_a_place_where_workers_could_not_meet_is_refused(vit, tmp_path, monkeypatch):
+    long = tmp_path / ("x" * 80)
+    long.mkdir()
+    transform = plain_transform(preprocess_of(vit), training=True)
+    images = PlainImages(synthetic_pixels(2, vit.size), torch.arange(2), transform)
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    with pytest.raises(OneaError, match="set TMPDIR to a shorter one"):
+        loader(images, 2, 1, shuffle=False)
+    assert len(loader(images, 2, 0, shuffle=False)) == 1, "without workers nobody meets"
 
 
 def test_a_whole_bench(result, tmp_path):
