@@ -7,11 +7,11 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from onea import cpu
 from onea.errors import OneaError
 from onea.processes import Processes, join_processes
 
@@ -120,6 +120,11 @@ def make_runtime(
         precision = "bf16" if _has_bf16(chosen) else "fp32"
     if precision not in ("bf16", "fp32"):
         raise OneaError(f"precision is '{precision}'; choose auto, bf16 or fp32.")
+    if precision == "bf16" and chosen.type == "cpu" and cpu.broken_amx():
+        raise OneaError(
+            "bf16 does not work here: this machine announces AMX instructions that it does not have; use fp32, or set "
+            f"{cpu.ISA_VARIABLE}=AVX512_CORE_BF16."
+        )
     count = threads or _asked_threads() or max(1, _cores() // processes.count)
     torch.set_num_threads(count)
     shown = progress if progress and processes.first else Progress()
@@ -151,7 +156,4 @@ def _device(name: str) -> torch.device:
 def _has_bf16(device: torch.device) -> bool:
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    if device.type == "cpu":  # without the instructions bf16 is emulated and slower than fp32
-        flags = Path("/proc/cpuinfo")
-        return flags.exists() and "avx512_bf16" in flags.read_text(errors="ignore")
-    return False
+    return device.type == "cpu" and cpu.has_bf16()

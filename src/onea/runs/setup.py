@@ -16,11 +16,12 @@ from torch import Tensor
 
 from onea import seeds
 from onea.data.dataset import Dataset, Split
-from onea.data.pack import default_cache, pack, stored_shape
+from onea.data.pack import pack, stored_shape
 from onea.data.sources import load_dataset
 from onea.data.store import ExactImages, Images, PackedImages, choose_place
 from onea.data.transforms import Preprocess
 from onea.errors import OneaError
+from onea.files import default_cache
 from onea.methods import method_class
 from onea.methods.adapter_merging import AdapterMemo, AdapterMerging
 from onea.methods.contract import EVALUATION_BATCH, Method
