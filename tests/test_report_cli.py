@@ -49,7 +49,7 @@ def test_real_runs_become_files(tiny_run: Record, tmp_path: Path) -> None:
     done = call(str(tmp_path), "--out", str(tmp_path / "out"), "--title", "My runs")
     assert done.exit_code == 0, done.output
     names = ["report.html", "table.md", "table.tex", "table.csv", "curves.png"]
-    assert [Path(line).name for line in done.output.split()] == names
+    assert [Path(line).name for line in done.output.splitlines()] == names
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(names)
     page = Reader((tmp_path / "out/report.html").read_text("utf-8"))
     assert "My runs" in page.text
