@@ -1,14 +1,16 @@
 # `make demo` and `make test` do all set-up themselves, in .venv, and are quick the second time.
 PYTHON ?= python3
 BIN := .venv/bin
+NUMBERS := $(addprefix tests/test_,$(addsuffix .py,decompose merging_one_a merging_operators merging_average merge_peft \
+  training dual_gpm model_drift transforms vit)) tests/test_runs.py::test_golden_record
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-browser lint types unit slow format docs clean
+.PHONY: demo test test-browser test-settings lint types unit numbers slow format docs clean
 
 demo: .venv/.core
 	$(BIN)/onea demo
 
-test: lint types unit
+test: lint types unit numbers
 
 lint: .venv/.dev
 	$(BIN)/ruff check src tests docs
@@ -19,6 +21,14 @@ types: .venv/.dev
 
 unit: .venv/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto
+
+# What rounds otherwise on an old processor, whose instructions are the only ones used here.
+numbers: .venv/.dev
+	$(BIN)/python tests/settings.py old-cpu -- $(NUMBERS)
+
+# The suite under every setting of tests/settings.py, in two hours or three; ONLY="old-cpu shuffled" takes some of them.
+test-settings: .venv/.dev
+	$(BIN)/python tests/settings.py $(ONLY)
 
 slow: .venv/.dev
 	$(BIN)/python -m pytest -q --slow -m slow

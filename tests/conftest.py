@@ -1,20 +1,37 @@
-"""Fixtures shared by all tests: tiny real things from tiny.py, and a private cache."""
+"""Fixtures shared by all tests: tiny real things from tiny.py, and surroundings that are the same everywhere."""
 
 from __future__ import annotations
 
 import os
+import random
 import secrets
 import shutil
 import signal
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from hypothesis import HealthCheck, settings
 from tiny import write_tiny_images, write_tiny_vit
 
-# Ray reads both once in a process, whoever imports it first: clusters of these tests speak only to this process and
-# what it starts, and no token is looked for or left in the home folder.
-os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+# What the shell of whoever runs the tests may have set, and what torchrun leaves to its children.
+_OTHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "XDG_CACHE_HOME", "MATPLOTLIBRC", "MPLBACKEND", "PYTHONWARNINGS")
+_COLOURS = ("FORCE_COLOR", "NO_COLOR", "PY_COLORS", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "GITHUB_ACTIONS")
+for _name in [name for name in os.environ if name.startswith("ONEA_") or name in (*_OTHERS, *_COLOURS)]:
+    del os.environ[_name]
+_CACHE = tempfile.TemporaryDirectory(prefix="onea-tests-")
+os.environ |= {
+    "ONEA_CACHE": _CACHE.name,
+    "COLUMNS": "80",
+    "CUDA_VISIBLE_DEVICES": "",  # tests compare numbers of one kind of device
+    # Ray reads both once in a process, whoever imports it first: clusters of these tests speak only to this process and
+    # what it starts, and no token is looked for or left in the home folder.
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": secrets.token_hex(32),
+}
 # Tests in bf16 shall run everywhere, also where AMX is announced and does not work (onea.cpu).
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
@@ -25,9 +42,29 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts thing
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the tests that take minutes")
     parser.addoption("--write-golden", action="store_true", help="rewrite the golden record from this run")
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="run files, and the tests of each, in random order")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # The same examples on every machine, however slow it is; the slow suite looks for new ones.
+    settings.register_profile(
+        "onea",
+        deadline=None,
+        database=None,
+        derandomize=not config.getoption("--slow"),
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    settings.load_profile("onea")
+
+
+def pytest_unconfigure() -> None:
+    _CACHE.cleanup()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if (seed := config.getoption("--shuffle")) is not None:
+        draw, places = random.Random(seed), {}
+        items.sort(key=lambda item: (places.setdefault(item.path, draw.random()), draw.random()))
     if not config.getoption("--slow"):
         skip = pytest.mark.skip(reason="takes minutes: run with --slow")
         for item in items:
@@ -35,11 +72,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(skip)
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _private_cache(tmp_path_factory: pytest.TempPathFactory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ONEA_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
+@pytest.fixture(autouse=True)
+def _same_start() -> Iterator[None]:
+    """Whatever ran before, PyTorch draws the same numbers and has as many threads."""
+    threads = torch.get_num_threads()
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")
@@ -65,6 +104,7 @@ def tiny_run(tiny_vit: str, tiny_images: Path):
         "data": f"folder:{tiny_images}",
         "backbone": tiny_vit,
         "sizes": "3,1,2",
+        "device": "cpu",
         "precision": "fp32",
         "threads": 1,
         "options": options,

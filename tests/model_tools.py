@@ -1,12 +1,16 @@
-"""A tiny model to teach, and the files of class folders."""
+"""A tiny model to teach, the files of class folders, and patience."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from onea.data.assemble import natural_key
 from onea.model.estimator import OneA
+
+T = TypeVar("T")
 
 
 def tiny_model(vit: str, **params: Any) -> OneA:
@@ -21,3 +25,12 @@ def class_folders(root: Path) -> dict[str, list[Path]]:
         folder.name: sorted(folder.iterdir(), key=lambda file: natural_key(file.name))
         for folder in sorted(root.iterdir())
     }
+
+
+def wait_for(condition: Callable[[], T], seconds: float = 120.0) -> T:
+    """What a condition gives as soon as it holds; after so long, which no promise is about, something hangs."""
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.02)
+    return found

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import httpx
 from fastapi.testclient import TestClient
+from model_tools import wait_for
 from PIL import Image
 
 from onea.model.estimator import OneA
@@ -102,15 +102,6 @@ def head(length: int, path: str = "/predict", host: str = "localhost") -> bytes:
     """The head of a request that sends an image."""
     lines = f"POST {path} HTTP/1.1", f"Host: {host}", "Content-Type: image/png", f"Content-Length: {length}"
     return ("\r\n".join(lines) + "\r\n\r\n").encode()
-
-
-def wait_for(condition, seconds: float = 60.0):
-    """Until something is so; the time is for a machine under load, and a test that needs it all has failed."""
-    end = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < end, "waited too long"
-        time.sleep(0.02)
-    return found
 
 
 def lesson_end(client, response) -> dict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 from pathlib import Path
 from statistics import fmean, stdev
@@ -152,7 +153,8 @@ def call(*arguments: str) -> Any:
 def test_compare_prints_differences_of_folders_and_patterns(tmp_path: Path) -> None:
     first, second = runs("simplecil", share=0.5), runs(share=0.8)
     write(tmp_path, [*first, *second])
-    done = call(str(tmp_path / "simplecil-*"), str(tmp_path / "one-a-*"))
+    root = glob.escape(str(tmp_path))
+    done = call(f"{root}/simplecil-*", f"{root}/one-a-*")
     assert done.exit_code == 0, done.output
     gap = fmean(b["metrics"]["A_T"] - a["metrics"]["A_T"] for a, b in zip(first, second, strict=True))
     assert f"{gap:+.2f}" in done.output

@@ -84,11 +84,11 @@ def check_command(words: list[str]) -> None:
         case ["onea", *rest] | ["accelerate", "launch", "-m", "onea", *rest] | ["torchrun", "-m", "onea", *rest]:
             check_onea(rest)
         case ["make", target]:
-            assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M), f"make has no '{target}'"
+            assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text("utf-8"), re.M), f"make has no '{target}'"
         case ["python", script, *_]:
             assert (ROOT / script).is_file(), f"there is no {script}"
         case ["pip", "install", package]:
-            extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+            extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
             wanted = re.fullmatch(r"onea\[(\w+)\]", package)
             assert package == "." or (wanted and wanted[1] in extras), f"there is no extra in {package}"
         case [program, *_]:
@@ -300,13 +300,14 @@ def test_the_site_is_built_strictly_and_offline(tmp_path: Path) -> None:
     pages = list(site.rglob("index.html"))
     assert len(pages) > 15
     for page in pages:
-        fetched = re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="(https?:)?//[^"]+"', page.read_text())
+        fetched = re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="(https?:)?//[^"]+"', page.read_text("utf-8"))
         assert not fetched, page
-    assert (site / "results/table3/table3.html").read_text() == (ROOT / "docs/results/table3/table3.html").read_text()
-    methods = (site / "methods/index.html").read_text()
+    same = "results/table3/table3.html"
+    assert (site / same).read_bytes() == (ROOT / "docs" / same).read_bytes()
+    methods = (site / "methods/index.html").read_text("utf-8")
     from onea.merging import OPERATORS
     from onea.methods import METHODS
 
     assert all(f"<code>{name}</code>" in methods for name in (*METHODS.own, *OPERATORS.own))
-    commands = (site / "commands/index.html").read_text()
+    commands = (site / "commands/index.html").read_text("utf-8")
     assert all(word in commands for word in ("onea-teach", "onea-paper", "--share-training", "--on-bad"))

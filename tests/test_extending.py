@@ -16,12 +16,12 @@ PAGE = Path(__file__).parent.parent / "docs" / "extending.md"
 @pytest.fixture
 def third_party(tmp_path) -> Path:
     """A folder with the page's modules and entry points, as pip would lay them out."""
-    page = PAGE.read_text()
+    page = PAGE.read_text("utf-8")
     for name, code in re.findall(r'```python title="(\S+)"\n(.*?)```', page, re.S):
         assert len(code.splitlines()) < 40
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
-        path.write_text(code)
+        path.write_text(code, "utf-8")
     points = re.findall(r'```toml\n\[project.entry-points."(\S+)"\]\n(.*?)```', page, re.S)
     info = tmp_path / "my_package-1.0.dist-info"
     info.mkdir()

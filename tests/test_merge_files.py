@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -273,7 +274,7 @@ def test_loras_with_odd_tensors_are_refused(tmp_path):
     cases = {
         "no LoRA factor of a linear layer": tensors | {"base_model.model.head.weight": torch.ones(2, 2)},
         "only one of the two factors": {k: v for k, v in tensors.items() if k != f"{query}.lora_A.weight"},
-        f"Only {a} adapts '{query}'": {k: v for k, v in tensors.items() if query not in k},
+        f"Only {re.escape(str(a))} adapts '{query}'": {k: v for k, v in tensors.items() if query not in k},
         "no LoRA factors": {},
         "shapes": tensors | {f"{value}.lora_B.weight": torch.ones(5, 3)},
     }

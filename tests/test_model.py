@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model_tools import class_folders, tiny_model
+from model_tools import class_folders, tiny_model, wait_for
 
 import onea
 from onea.errors import OneaError
@@ -230,13 +230,17 @@ def test_answers_while_learning_come_from_one_whole_version(tiny_vit, tiny_image
     threads = [threading.Thread(target=ask) for _ in range(3)]
     for thread in threads:
         thread.start()
-    for name in ("class02", "class03", "class04"):
-        model.learn(folders[name], [name] * 6)
-    stop.set()
-    for thread in threads:
-        thread.join()
+    try:
+        for name in ("class02", "class03", "class04"):
+            wait_for(lambda: model.version in seen)
+            model.learn(folders[name], [name] * 6)
+        wait_for(lambda: model.version in seen)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
     assert not failures
-    assert len(seen) > 1
+    assert seen == {1, 2, 3, 4}
 
 
 def test_scikit_learns_conventions(tiny_vit):

@@ -10,6 +10,7 @@ import torch
 from model_tools import tiny_model
 
 from onea.errors import OneaError
+from onea.model import calibration
 from onea.model import export as exporting
 from onea.model.export import Graph, export
 from onea.model.images import Batch
@@ -30,7 +31,11 @@ def thousand(model):
 def test_the_graph_is_the_model(model, thousand):
     probabilities, familiar = Graph(model)(torch.from_numpy(thousand.pixels).float() / 255)
     np.testing.assert_allclose(probabilities.detach().numpy(), model.predict_proba(thousand), atol=1e-4)
-    assert familiar.tolist() == [not answer.unknown for answer in model.answers(thousand)]
+    margins = calibration.margins(model.similarities(thousand), model.state.familiar)
+    clear = (margins - model.threshold).abs() > 1e-4  # nearer to the threshold, rounding decides
+    assert clear.float().mean() > 0.9
+    assert torch.equal(familiar[clear], (margins >= model.threshold)[clear])
+    assert (margins >= model.threshold).tolist() == [not answer.unknown for answer in model.answers(thousand)]
 
 
 def test_onnx_gives_the_same_answer_on_a_thousand_images(model, thousand, tmp_path):

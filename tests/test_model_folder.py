@@ -103,7 +103,7 @@ def test_only_the_last_versions_are_kept(tiny_vit, tiny_images, tmp_path):
 
 
 def test_the_card_tells_the_history(saved):
-    text = (saved / "README.md").read_text()
+    text = (saved / "README.md").read_text("utf-8")
     assert "Knows 6 classes" in text
     assert text.count("\n| ") == 1 + 3
     assert "+2, 1 again" in text

@@ -55,7 +55,7 @@ def test_runs_renders_and_repeats_nothing(name, more, runs, inputs, tmp_path, mo
     assert {path: json.loads(path.read_text())["dates"]["finished"] for path in records} == finished
     assert {path: path.read_bytes() for path in tmp_path.rglob("*.html")} == pages
     for page in pages:
-        first = Path(page).read_text()
+        first = Path(page).read_text("utf-8")
         assert "http" not in first.split("<body")[0].replace("http-equiv", ""), "self-contained"
         assert len(first) < 3_000_000
         wanted = ["The stream", "What is kept of each task", "Spectra and gates per layer"] if runs else []

@@ -399,11 +399,11 @@ def test_no_two_points_look_alike() -> None:
 def test_what_needs_no_run_is_written(name: str, files: set[str], tmp_path: Path) -> None:
     _, written = write_experiment(plan(name), {}, tmp_path)
     assert {path.name for path in written} == files == {path.name for path in tmp_path.iterdir()}
-    page = next(path for path in written if path.suffix == ".html").read_text()
+    page = next(path for path in written if path.suffix == ".html").read_text("utf-8")
     assert find_experiment(name).title.replace("'", "&#x27;") in page
     if name == "ablation":
         assert page.count("not run") == 20
-        assert "[paper: 88.39]" in (tmp_path / "table3.md").read_text()
+        assert "[paper: 88.39]" in (tmp_path / "table3.md").read_text("utf-8")
 
 
 # ---- the command ----------------------------------------------------------------------------------------------------

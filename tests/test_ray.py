@@ -46,7 +46,8 @@ def configs(tiny_run):
 
 
 @pytest.fixture
-def ray():
+def ray(monkeypatch):
+    monkeypatch.setenv("RAY_TMPDIR", "/tmp")  # the paths of sockets have a limit
     return pytest.importorskip("ray")
 
 
@@ -83,6 +84,13 @@ def test_a_grid_on_this_machine(ray, configs, tiny_run, tmp_path, monkeypatch):
     run_grid(good, reference)
     assert essences(good, store) == essences(good, reference)
     assert len(run_grid(good, store, RayExecutor()).skipped) == 2
+
+
+def test_a_place_where_ray_cannot_start(ray, configs, tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / ("long" * 20)))
+    with pytest.raises(OneaError, match="set RAY_TMPDIR to a short path"):
+        run_grid([configs[1]], RecordStore(tmp_path), RayExecutor())
+    assert not ray.is_initialized()
 
 
 def test_an_address_where_nobody_listens(ray, configs, tmp_path):

@@ -49,9 +49,9 @@ def test_real_runs_become_files(tiny_run: Record, tmp_path: Path) -> None:
     done = call(str(tmp_path), "--out", str(tmp_path / "out"), "--title", "My runs")
     assert done.exit_code == 0, done.output
     names = ["report.html", "table.md", "table.tex", "table.csv", "curves.png"]
-    assert [Path(line).name for line in done.output.split()] == names
+    assert [Path(line).name for line in done.output.splitlines()] == names
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(names)
-    page = Reader((tmp_path / "out/report.html").read_text())
+    page = Reader((tmp_path / "out/report.html").read_text("utf-8"))
     assert "My runs" in page.text
     for told in ("One-A", "SimpleCIL", "4 runs with 2 seeds (1, 2) in 1 setting", "Spectra and gates", "Accuracy and"):
         assert told in page.text
@@ -68,12 +68,12 @@ def test_other_streams_get_their_own_table_and_curves(tmp_path: Path) -> None:
     records = [*two_methods(), record(sizes=(3, 2), names=()), record("third", sizes=(3, 2), names=())]
     written = write_report(records, tmp_path, "Two streams")
     assert [path.name for path in written[-2:]] == ["curves-1.png", "curves-2.png"]
-    assert (tmp_path / "table.md").read_text().count("| --- |") == 2
-    assert (tmp_path / "table.tex").read_text().count("\\toprule") == 2
+    assert (tmp_path / "table.md").read_text("utf-8").count("| --- |") == 2
+    assert (tmp_path / "table.tex").read_text("utf-8").count("\\toprule") == 2
     lines = list(csv.DictReader((tmp_path / "table.csv").open()))
     assert len({line["group"] for line in lines}) == 2
     assert len(lines) == 4 * 5
-    assert (tmp_path / "report.html").read_text().count('<h2 class="part">') == 2
+    assert (tmp_path / "report.html").read_text("utf-8").count('<h2 class="part">') == 2
 
 
 def test_titles_come_from_the_methods_that_are_known() -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import random
 import shutil
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 from tiny import write_tiny_images
 
@@ -20,7 +23,8 @@ from onea.runs.config import make_config, read_yaml
 from onea.runs.engine import run
 from onea.runs.record import essence
 from onea.runs.setup import prepare
-from onea.runtime import make_runtime
+from onea.runtime import Progress, make_runtime
+from onea.vit.frozen import FrozenViT
 
 GOLDEN = Path(__file__).parent / "golden" / "tiny-run.json"
 
@@ -73,13 +77,14 @@ def uninterrupted(tmp_path_factory, tiny_vit, tiny_images):
 
 @pytest.mark.parametrize("point", KILL_POINTS)
 def test_a_killed_run_resumes_to_the_same_record_bit_for_bit(point, tiny_run, uninterrupted, tmp_path):
+    expected = essence(uninterrupted(tiny_run))  # first: it packs the images, whose files would count below
     arguments = json.dumps([tiny_run, str(tmp_path), *KILL_POINTS[point]])
     killed = subprocess.run([sys.executable, "-c", DRIVER, arguments], capture_output=True, text=True, timeout=120)
     assert killed.returncode == -9, killed.stderr
     survived = json.loads((tmp_path / "record.json").read_text()) if (tmp_path / "record.json").exists() else None
     assert survived is None or survived["status"] == "running"
     resumed = run(make_config(tiny_run), tmp_path)
-    assert essence(resumed) == essence(uninterrupted(tiny_run))
+    assert essence(resumed) == expected
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == [], "no partial files stay"
 
 
@@ -101,11 +106,10 @@ def test_ten_kills_at_random_moments(tiny_run, uninterrupted, tmp_path):
         assert essence(run(make_config(values), folder)) == expected
 
 
-def test_a_finished_run_is_not_repeated_and_threads_are_restored(tiny_run, tmp_path):
+def test_a_finished_run_is_not_repeated_and_threads_are_restored(tiny_run, tmp_path, monkeypatch):
     first = run(make_config(tiny_run), tmp_path)
-    started = time.perf_counter()
+    monkeypatch.setattr(FrozenViT, "forward", lambda *_: pytest.fail("an image is passed again"))
     again = run(make_config(tiny_run | {"threads": 2}), tmp_path)
-    assert time.perf_counter() - started < 1
     assert again == first
     assert first["runtime"] == {"device": "cpu", "precision": "fp32", "threads": 1, "processes": 1, "compiled": False}
 
@@ -170,6 +174,7 @@ def test_no_space_left_is_one_sentence_and_keeps_the_older_checkpoint(tiny_run, 
     import errno
     import os
 
+    prepare(make_config(tiny_run), make_runtime("cpu", "fp32", 1))  # packs the images, whose files would count below
     real, calls = os.fsync, 0
 
     def full(descriptor: int) -> None:
@@ -230,21 +235,58 @@ def test_held_out_training_images_replace_the_test_images(tiny_run, tmp_path):
 
 
 def test_golden_record(tiny_run, tmp_path, request):
-    """A change of these figures is a change of results: if intended, `pytest --write-golden` and a changelog line."""
-    record = run(make_config(tiny_run), tmp_path)
+    """A change of these figures is a change of results: if intended, `pytest --write-golden` and a changelog line.
+
+    Another processor rounds otherwise. Among plain, AVX2 and AVX-512 kernels of PyTorch, oneDNN and MKL the figures
+    differed by 2e-6 of themselves at most; fifty times that is allowed. No answer may hang on so little.
+    """
+    config = make_config(tiny_run)
+    record = run(config, tmp_path)
     state = load_file(tmp_path / record["checkpoint"]["file"])
     found = {name: record[name] for name in ("stream", "correct", "tasks")}
     found["norms"] = {name: float(value.double().norm()) for name, value in state.items()}
     if request.config.getoption("--write-golden"):
-        GOLDEN.write_text(json.dumps(found, indent=1) + "\n")
-    expected = json.loads(GOLDEN.read_text())
+        GOLDEN.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    expected = json.loads(GOLDEN.read_text(encoding="utf-8"))
     assert found["stream"] == expected["stream"]
-    assert found["norms"] == pytest.approx(expected["norms"], rel=1e-3, abs=1e-6)
-    for mine, golden in zip(found["correct"], expected["correct"], strict=True):
-        assert mine == pytest.approx(golden, abs=1)
+    assert found["norms"] == pytest.approx(expected["norms"], rel=1e-4, abs=1e-12)
     for mine, golden in zip(found["tasks"], expected["tasks"], strict=True):
-        assert mine["losses"] == pytest.approx(golden["losses"], rel=1e-3)
-        assert mine["merge"].get("gate_max", 0) == pytest.approx(golden["merge"].get("gate_max", 0), rel=1e-3)
+        assert mine["losses"] == pytest.approx(golden["losses"], rel=1e-4)
+        assert mine["merge"].get("gate_max", 0) == pytest.approx(golden["merge"].get("gate_max", 0), rel=1e-4)
+    ready = prepare(config, make_runtime("cpu", "fp32", 1))
+    ready.method.load_state_dict(state)
+    best, second = ready.method.scores(ready.test.images.plain(ready.test.rows)).topk(2).values.unbind(1)
+    assert (best - second).min() > 1e-2
+    assert found["correct"] == expected["correct"]
+
+
+class Living(Progress):
+    """The bytes of all tensors that are alive after each task."""
+
+    def __init__(self) -> None:
+        self.bytes: list[int] = []
+
+    def end_task(self, task: int, accuracy: float) -> None:
+        gc.collect()
+        tensors = [one.untyped_storage() for one in gc.get_objects() if type(one) in (torch.Tensor, torch.nn.Parameter)]
+        self.bytes.append(sum({memory.data_ptr(): memory.nbytes() for memory in tensors}.values()))
+
+
+def test_memory_and_state_do_not_grow_with_the_number_of_tasks(tiny_run, tmp_path):
+    images = tmp_path / "images"
+    write_tiny_images(images, classes=30, train=4, test=2)
+    states, alive = [], []
+    for tasks in (3, 30):
+        values = tiny_run | {"data": f"folder:{images}", "sizes": ",".join([str(30 // tasks)] * tasks)}
+        folder, living = tmp_path / str(tasks), Living()
+        record = run(make_config(values), folder, living)
+        states.append((folder / record["checkpoint"]["file"]).stat().st_size)
+        alive.append(living.bytes)
+    few, many = alive
+    assert states[0] == states[1]
+    assert many[-1] == few[-1]
+    prototype = 64 * 4
+    assert [after - before for before, after in pairwise(many[1:])] == [prototype] * 28, "nothing else is kept"
 
 
 MEMORY = """
@@ -252,28 +294,23 @@ import json, pathlib, resource, sys
 from onea.runs.config import make_config
 from onea.runs.engine import run
 values, folder = json.loads(sys.argv[1])
-record = run(make_config(values), pathlib.Path(folder))
-state = pathlib.Path(folder, record["checkpoint"]["file"]).stat().st_size
-print(json.dumps([resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, state]))
+run(make_config(values), pathlib.Path(folder))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 
 
-def test_memory_and_state_do_not_grow_with_the_number_of_tasks(tiny_run, tmp_path):
+@pytest.mark.slow
+def test_the_process_does_not_grow_with_the_number_of_tasks(tiny_run, tmp_path):
+    """Its peak is the least of three runs: whatever else a machine does can only add to it."""
     images = tmp_path / "images"
     write_tiny_images(images, classes=30, train=4, test=2)
-    figures = []
+    peaks = []
     for tasks in (3, 30):
         values = tiny_run | {"data": f"folder:{images}", "sizes": ",".join([str(30 // tasks)] * tasks)}
-        done = subprocess.run(
-            [sys.executable, "-c", MEMORY, json.dumps([values, str(tmp_path / str(tasks))])],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        figures.append(json.loads(done.stdout))
-    (few_peak, few_state), (many_peak, many_state) = figures
-    assert many_state == few_state
-    assert many_peak < 1.03 * few_peak
+        for attempt in range(3):
+            command = [sys.executable, "-c", MEMORY, json.dumps([values, str(tmp_path / f"{tasks}-{attempt}")])]
+            peaks.append(int(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout))
+    assert min(peaks[3:]) < 1.03 * min(peaks[:3])
 
 
 def test_yaml_is_the_same_options_and_typos_are_named(tmp_path):

@@ -34,7 +34,7 @@ def open_page(browser, shop):
 
         def opened(width, **options):
             page = browser.new_page(viewport={"width": width, "height": 900}, **options)
-            page.set_default_timeout(10_000)
+            page.set_default_timeout(60_000)
             page.on("console", lambda message: message.type == "error" and complaints.append(message.text))
             page.on("pageerror", lambda error: complaints.append(str(error)))
             page.on("request", lambda request: asked.add(request.url.split("/", 3)[2]))

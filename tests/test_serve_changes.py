@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -41,17 +39,22 @@ def test_no_answer_comes_from_half_a_version(shop, tiny_images):
                 assert response.status_code == 200, response.text
                 seen.append(response.json())
 
+    def answered(version):
+        wait_for(lambda: any(prediction["version"] == version for prediction in seen))
+
     with live(service) as address, ThreadPoolExecutor(4) as pool, httpx.Client(base_url=address) as teacher:
         asking = [pool.submit(ask, address) for _ in range(4)]
         try:
+            answered(1)
             for label in (4, 5):
                 content = class_zip(tiny_images, label, 0)
                 report = lesson_end(teacher, teacher.post("/learn", content=content, headers=ZIP))
                 assert report["status"] == "done"
                 versions[report["version"]] = service.present.snapshot
-                time.sleep(0.1)
+                answered(report["version"])
             assert teacher.post("/undo", headers=TEACHER).json()["version"] == 2
-            time.sleep(0.1)
+            before = len(seen)
+            wait_for(lambda: len(seen) > before + 4)  # four may have been under way
         finally:
             stop.set()
         for future in asking:
@@ -87,16 +90,15 @@ def test_the_old_version_answers_until_the_new_one_is_on_disk(slow_shop, tiny_im
 
 
 def test_concurrent_requests_share_a_pass(shop, tiny_images):
-    service = service_of(shop, wait=0.05)
+    service = service_of(shop, wait=600, batch=16)  # as many as ask at once, so that nobody waits for the time
     content = photos(tiny_images, 0)[0]
     with live(service) as address, ThreadPoolExecutor(16) as pool:
         ask = lambda _: httpx.post(f"{address}/predict", content=content, headers={"Content-Type": "image/png"})  # noqa: E731
         answers = list(pool.map(ask, range(48)))
         text = httpx.get(f"{address}/metrics").text
     assert {answer.status_code for answer in answers} == {200}
-    passes = int(re.search(r"onea_batch_images_count (\d+)", text)[1])
     assert "onea_images_total 48" in text
-    assert passes < 30
+    assert "onea_batch_images_count 3" in text
 
 
 def test_a_pass_has_at_most_so_many_images_and_never_splits_a_request(shop, tiny_images, monkeypatch):
@@ -119,7 +121,7 @@ def test_a_pass_has_at_most_so_many_images_and_never_splits_a_request(shop, tiny
 
 
 def test_a_request_during_shutdown_gets_503_and_the_lesson_is_finished(slow_shop, tiny_images):
-    with process(slow_shop, "--grace", "60") as (server, address), httpx.Client(base_url=address) as client:
+    with process(slow_shop, "--grace", "600") as (server, address), httpx.Client(base_url=address) as client:
         response = client.post("/learn", content=class_zip(tiny_images, 4, 5, times=2), headers=ZIP)
         assert response.status_code == 202
         server.send_signal(signal.SIGTERM)
@@ -128,7 +130,7 @@ def test_a_request_during_shutdown_gets_503_and_the_lesson_is_finished(slow_shop
         assert "being stopped" in refused.json()["detail"]
         posted = httpx.post(f"{address}/predict", files=form(photos(tiny_images, 0)[:1]))
         assert posted.status_code == 503
-        assert server.wait(60) == 0
+        assert server.wait(600) == 0
     assert onea.load(slow_shop).version == 2
 
 
@@ -142,7 +144,7 @@ def test_a_lesson_that_takes_longer_than_the_grace_is_abandoned(slow_shop, tiny_
             told = stream.read().decode()
         assert "event: end" in told
         assert "nothing was changed" in told
-        assert server.wait(20) == 0
+        assert server.wait(60) == 0
         assert server.stderr.read() == ""
     assert folder_hash(slow_shop) == before
 

@@ -9,6 +9,8 @@ fused attention), so the baseline is on the strong side.
 from __future__ import annotations
 
 import copy
+import os
+import tempfile
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -19,9 +21,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from onea.data.dataset import Pixels
 from onea.data.transforms import Preprocess
+from onea.errors import OneaError
 
 Transform = Callable[[Image.Image], Tensor]
 _CROP_SCALE = 0.05
+_LONGEST_PLACE = 75  # bytes: Python adds 32, and the system allows a socket 107
 
 
 class PlainAdapter(nn.Module):
@@ -96,6 +100,9 @@ class PlainImages(Dataset[tuple[Tensor, int]]):
 
 def loader(images: PlainImages, batch: int, workers: int, *, shuffle: bool) -> DataLoader[Any]:
     """Batches from worker processes that stay between epochs."""
+    place = tempfile.gettempdir()
+    if workers and len(os.fsencode(place)) > _LONGEST_PLACE:  # they would wait for each other for ever
+        raise OneaError(f"{place} is too long a path for the sockets of worker processes; set TMPDIR to a shorter one.")
     return DataLoader(images, batch, shuffle=shuffle, num_workers=workers, persistent_workers=workers > 0)
 
 

@@ -200,7 +200,8 @@ def orthonormal_rows(old: Tensor, fresh: Tensor) -> Tensor:
     Trained rows are not orthogonal among themselves, so subtracting the projection on each would leave a rest; QR works
     with their span.
 
-    >>> orthonormal_rows(torch.tensor([[2.0, 0.0, 0.0], [1.0, 1.0, 0.0]]), torch.tensor([[5.0, 6.0, 7.0]])).round()
+    >>> old, fresh = torch.tensor([[2.0, 0.0, 0.0], [1.0, 1.0, 0.0]]), torch.tensor([[5.0, 6.0, 7.0]])
+    >>> orthonormal_rows(old, fresh).abs().round()
     tensor([[0., 0., 1.]])
     """
     basis, upper = torch.linalg.qr(precise(torch.cat([old, fresh])).T)

@@ -15,8 +15,8 @@ def similar_groups(features: Tensor, most: int = GROUPS) -> Tensor:
     Those few are found one by one: first the image least like the others, then always the one that is least like
     everything found so far (farthest-first traversal, in time proportional to the images).
 
-    >>> similar_groups(torch.tensor([[9.0, 0.0], [0.0, 9.0], [9.1, 0.1], [0.1, 9.1]]), most=2).tolist()
-    [0, 1, 0, 1]
+    >>> similar_groups(torch.tensor([[9.0, 0.0], [0.0, 9.0], [9.1, 0.1], [9.0, 0.2]]), most=2).tolist()
+    [1, 0, 1, 1]
     """
     unit = F.normalize(features.double() - features.double().mean(0), dim=1)
     nearest = unit @ unit[(unit @ unit.mean(0)).argmin()]

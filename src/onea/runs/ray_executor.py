@@ -154,6 +154,9 @@ def connected(address: str | None) -> Iterator[None]:
         raise OneaError(
             f"No Ray cluster answers at '{address}' ({reason}); start one with 'ray start --head'."
         ) from error
+    except OSError as error:
+        reason = " ".join(str(error).split())
+        raise OneaError(f"Ray cannot start ({reason}); set RAY_TMPDIR to a short path that can be written.") from error
     try:
         yield
     finally:

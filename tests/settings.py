@@ -1,0 +1,209 @@
+"""The suite under every setting in which it must be green, one line for each.
+
+    python tests/settings.py                             all of them, one after the other
+    python tests/settings.py old-cpu shuffled            some
+    python tests/settings.py old-cpu -- tests/test_vit.py -x      with other arguments for pytest
+
+`make test-settings` and `make test-settings ONLY="old-cpu shuffled"` do the same. What pytest said is kept in
+build/settings/.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+KEPT = ROOT / "build" / "settings"
+SEED = int(time.time()) % 100_000
+BF16_PRODUCT = "import torch; x = torch.ones(128, 384).bfloat16(); assert torch.nn.functional.linear(x, x)[0, 0] == 384"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A machine, or what someone did to it.
+
+    Attributes:
+        variables: of the environment, beside those that everybody has.
+        arguments: for pytest.
+        needs: a program that must succeed with these variables; else the setting is skipped, for the reason after it.
+        pythons: names of interpreters, of which the first that is there is taken; none is the one that runs this.
+        odd: as nobody, or as a root without powers; in a strange folder for temporary files; with a home that cannot be
+            written.
+    """
+
+    variables: dict[str, str] = field(default_factory=dict)
+    arguments: tuple[str, ...] = ("-n", "2")
+    needs: tuple[str, str] | None = None
+    pythons: tuple[str, ...] = ()
+    odd: bool = False
+
+
+OLD_CPU = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2"}
+LEFT_OVER = {
+    "LC_ALL": "tr_TR.UTF-8",
+    "LANGUAGE": "tr",
+    "TZ": "Pacific/Chatham",  # 13:45 ahead in summer
+    "TERM": "dumb",
+    "COLUMNS": "20",
+    "LINES": "5",
+    "FORCE_COLOR": "1",
+    "CI": "1",
+    "PYTHONWARNINGS": "default",
+    "CUDA_VISIBLE_DEVICES": "3",
+    "WORLD_SIZE": "2",
+    "RANK": "1",
+    "ONEA_CACHE": "/nowhere/cache",
+    "ONEA_DATA": "/nowhere/data",
+    "ONEA_TOKEN": "short",
+    "XDG_CACHE_HOME": "/nowhere/xdg",
+    "MPLBACKEND": "TkAgg",
+}
+SETTINGS = {
+    "parallel": Setting(),
+    "one-thread": Setting(arguments=()),
+    "four-threads": Setting({"OMP_NUM_THREADS": "4"}, ()),
+    "shuffled": Setting(arguments=("-n", "2", "--shuffle", str(SEED))),
+    "onednn-avx2": Setting({"ONEDNN_MAX_CPU_ISA": "AVX2"}),  # `auto` is fp32, as on a CPU without bf16
+    "onednn-all": Setting({"ONEDNN_MAX_CPU_ISA": "ALL"}, needs=(BF16_PRODUCT, "bf16 does not work on this machine")),
+    "aten-avx2": Setting({"ATEN_CPU_CAPABILITY": "avx2"}),
+    "aten-default": Setting({"ATEN_CPU_CAPABILITY": "default"}),
+    "old-cpu": Setting(OLD_CPU),
+    "ascii": Setting({"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}),  # text files are no UTF-8
+    "odd-surroundings": Setting(LEFT_OVER, odd=True),
+    "python3.11": Setting(pythons=("python3.11",)),
+    "newest-python": Setting(pythons=("python3.15", "python3.14", "python3.13", "python3.12")),
+}
+
+
+class UnavailableError(Exception):
+    """A setting that this machine cannot have."""
+
+
+def python_of(setting: Setting) -> str:
+    """The interpreter, with everything installed."""
+    if not setting.pythons:
+        return sys.executable
+    reasons = []
+    for name in setting.pythons:
+        if name == f"python{sys.version_info.major}.{sys.version_info.minor}":
+            return sys.executable
+        found = shutil.which(name)
+        if not found or not succeeds([found, "-c", ""]):  # a version manager may know the name and not have it
+            reasons.append(f"{name} is not on the PATH")
+        elif not installed(found, KEPT / name):
+            reasons.append(f"packages cannot be installed for {name} ({KEPT / name}.log)")
+        else:
+            return str(KEPT / name / "bin" / "python")
+    raise UnavailableError(", ".join(reasons))
+
+
+def installed(interpreter: str, place: Path) -> bool:
+    """Whether there is a virtual environment with what the tests need; it is made anew when that has changed."""
+    note, wanted = place / "installed", hashlib.sha256()
+    for name in ("pyproject.toml", "constraints.txt"):
+        wanted.update((ROOT / name).read_bytes())
+    if note.exists() and note.read_text() == wanted.hexdigest():
+        return True
+    place.mkdir(parents=True, exist_ok=True)
+    pip = [str(place / "bin" / "python"), "-m", "pip", "install", "-c", "constraints.txt", "-e", ".[dev]"]
+    with place.with_name(f"{place.name}.log").open("wb") as log:
+        for command in ([interpreter, "-m", "venv", "--clear", str(place)], pip):
+            if subprocess.run(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT).returncode:
+                return False
+    note.write_text(wanted.hexdigest())
+    return True
+
+
+def succeeds(command: Sequence[str], **how: Any) -> bool:
+    """Whether a command can be run and ends well."""
+    try:
+        return subprocess.run(command, capture_output=True, **how).returncode == 0
+    except (OSError, subprocess.SubprocessError):
+        return False
+
+
+@contextmanager
+def strange_place(python: str) -> Iterator[tuple[dict[str, str], list[str], dict[str, Any]]]:
+    """Variables, a command to put before another, and how to start it, for an odd setting."""
+    elsewhere = Path("/dev/shm")  # another file system, where there is one
+    with tempfile.TemporaryDirectory(dir=elsewhere if elsewhere.is_dir() else None) as folder:
+        base = Path(folder)
+        home, temporary = base / "home", base / f"onea's (tests) + [ünïcödé 日本] {'long ' * 12}"
+        for made in (home, temporary):
+            made.mkdir()
+        variables = {"HOME": str(home), "TMPDIR": str(temporary)}
+        before, how = [], {"umask": 0o077}
+        if hasattr(os, "geteuid") and os.geteuid() == 0:
+            nobody: dict[str, Any] = {"user": 65534, "group": 65534, "extra_groups": []}
+            if succeeds([python, "-c", "import torch"], cwd=ROOT, **nobody):
+                how |= nobody
+                for made in (base, temporary):
+                    os.chown(made, 65534, 65534)
+            elif shutil.which("setpriv"):
+                before = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
+            else:
+                raise UnavailableError("run as another user than root, or install setpriv")
+        home.chmod(0o555)
+        yield variables, before, how
+
+
+def run(name: str, setting: Setting, arguments: Sequence[str]) -> bool:
+    """Run the suite under a setting and say how it went; whether it did not fail."""
+    started = time.monotonic()
+    try:
+        python = python_of(setting)
+        environment = os.environ | {"OMP_NUM_THREADS": "1"} | setting.variables
+        if setting.needs and not succeeds([python, "-c", setting.needs[0]], env=environment):
+            raise UnavailableError(setting.needs[1])
+        command = [python, "-m", "pytest", "-q", *setting.arguments, *arguments]
+        log = KEPT / f"{name}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("w", encoding="utf-8") as told:
+            common: dict[str, Any] = {"cwd": ROOT, "stdout": told, "stderr": subprocess.STDOUT}
+            if setting.odd:
+                with strange_place(python) as (variables, before, how):
+                    done = subprocess.run([*before, *command], env=environment | variables, **common, **how)
+            else:
+                done = subprocess.run(command, env=environment, **common)
+    except UnavailableError as reason:
+        say(name, "skipped", 0, str(reason))
+        return True
+    said = log.read_text(encoding="utf-8", errors="replace").splitlines() or [""]
+    passed = done.returncode == 0
+    say(name, "passed" if passed else "FAILED", time.monotonic() - started, said[-1].strip("= "))
+    if not passed:
+        print(*(f"    {line}" for line in said if line.startswith(("FAILED", "ERROR"))), f"    {log}", sep="\n")
+    return passed
+
+
+def say(name: str, outcome: str, seconds: float, more: str) -> None:
+    """One line."""
+    print(f"{name:<18} {outcome:<8} {seconds:6.0f} s  {more}", flush=True)
+
+
+def main(words: Sequence[str]) -> int:
+    """Exit code 1 if the suite failed under any setting, 2 for an unknown one."""
+    cut = words.index("--") if "--" in words else len(words)
+    wanted, arguments = words[:cut] or list(SETTINGS), words[cut + 1 :]
+    if unknown := [name for name in wanted if name not in SETTINGS]:
+        print(f"There is no setting {unknown[0]}; there are {', '.join(SETTINGS)}.", file=sys.stderr)
+        return 2
+    if "shuffled" in wanted:
+        print(f"random order: --shuffle {SEED}", flush=True)
+    outcomes = [run(name, SETTINGS[name], arguments) for name in wanted]
+    return 0 if all(outcomes) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
