@@ -43,6 +43,19 @@ def unwritable(folder: Path, size: int, error: OSError, remedy: str) -> OneaErro
     return OneaError(f"Cannot write to {folder} ({error.strerror or error}): make it writable or {remedy}.")
 
 
+def stamp_of(path: Path) -> str:
+    """Size and times of a file, which tell without reading it that nobody has touched it; empty where there is none.
+
+    An edit that puts the modification time back still moves the change time (``ctime``). On Windows that one is the
+    time of creation, and such an edit shows only in the content.
+    """
+    try:
+        status = path.stat()
+    except (OSError, ValueError):
+        return ""
+    return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
+
+
 def check_writable(folder: Path) -> None:
     """Refuse a folder that could not be written to, before hours are spent on what should go there."""
     existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())

@@ -14,7 +14,7 @@ from onea.data.assemble import (
     natural_key,
     split_by_class,
 )
-from onea.data.dataset import Dataset
+from onea.data.dataset import Dataset, MissingData
 from onea.errors import OneaError
 
 
@@ -36,8 +36,8 @@ def load_folder(path: Path) -> Dataset:
         OneaError: the layout is not one of these, a class is empty, or it is missing on one side.
     """
     if not path.is_dir():
-        problem = "is a file, not a folder" if path.exists() else "does not exist"
-        raise OneaError(f"Dataset folder {path} {problem}: give folder:PATH with one folder of images for each class.")
+        problem, kind = ("is a file, not a folder", OneaError) if path.exists() else ("does not exist", MissingData)
+        raise kind(f"Dataset folder {path} {problem}: give folder:PATH with one folder of images for each class.")
     name = path.resolve().name
     sides = find_sides(path)
     if sides is None:
@@ -146,7 +146,7 @@ def _lines(path: Path) -> list[str]:
         # Not splitlines(): that also breaks at characters that a file name may hold.
         return path.read_text(encoding="utf-8-sig").split("\n")
     except FileNotFoundError:
-        raise OneaError(f"There is no list file {path}: give list:TRAIN.txt or list:TRAIN.txt,TEST.txt.") from None
+        raise MissingData(f"There is no list file {path}: give list:TRAIN.txt or list:TRAIN.txt,TEST.txt.") from None
     except UnicodeDecodeError:
         raise OneaError(
             f"{path} is not a text file in UTF-8: save it as one, with 'path label' on each line."
@@ -195,7 +195,8 @@ def _images(folder: Path, inside: _Listing, root: Path) -> list[ImageFile]:
         )
     if not inside.files:
         raise OneaError(f"Class folder {folder} is empty: put its images in, or remove the folder.")
-    return [ImageFile(file, file.relative_to(root).as_posix()) for file in inside.files]
+    below = folder.relative_to(root).as_posix()
+    return [ImageFile(file, f"{below}/{file.name}") for file in inside.files]
 
 
 def _check_only_groups(inside: dict[Path, _Listing]) -> None:
