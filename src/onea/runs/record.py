@@ -26,7 +26,7 @@ from onea.version import __version__
 
 FORMAT = 1
 NAME = "record.json"
-_VOLATILE = ("timings", "memory", "dates", "environment")  # differ between two equal runs
+_VOLATILE = ("timings", "memory", "dates", "environment", "stamps")  # differ between two equal runs
 
 Record = dict[str, Any]
 
@@ -50,17 +50,25 @@ def read_record(folder: Path) -> Record | None:
 def check_same_run(record: Record, config: RunConfig, folder: Path) -> None:
     """Refuse to continue somebody else's run."""
     mine, theirs = config.identity(), record["config"]
-    different = sorted(name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name))
-    if different:
-        changes = ", ".join(f"{name} {theirs.get(name)} instead of {mine.get(name)}" for name in different)
+    if names := different(mine, theirs):
+        changes = ", ".join(f"{name} {theirs.get(name)} instead of {mine.get(name)}" for name in names)
         raise OneaError(f"{folder} holds another run ({changes}); choose another --out or delete that folder.")
 
 
 def check_same_inputs(record: Record, description: Record, folder: Path) -> None:
-    """Refuse to continue on images or weights that have changed since."""
+    """Refuse to continue on images or weights that have changed since; an older record may not hold every digest."""
+    description = description | {"data": {name: description["data"].get(name) for name in record["data"]}}
     for what in ("data", "backbone", "preprocess", "stream", "options"):
         if record[what] != description[what]:
-            raise OneaError(f"The {what} of the run in {folder} changed since it began; choose another --out.")
+            names = ", ".join(different(record[what], description[what]))
+            raise OneaError(
+                f"The {what} of the run in {folder} changed since it began ({names}); choose another --out."
+            )
+
+
+def different(record: Record, other: Record) -> list[str]:
+    """The names under which two parts of records differ."""
+    return sorted(name for name in record.keys() | other.keys() if record.get(name) != other.get(name))
 
 
 def save_checkpoint(folder: Path, record: Record, state: Tensors) -> None:
