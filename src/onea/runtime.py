@@ -171,5 +171,5 @@ def _has_bf16(device: torch.device) -> bool:
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if device.type == "cpu":  # without the instructions bf16 is emulated and slower than fp32
         flags = Path("/proc/cpuinfo")
-        return flags.exists() and "avx512_bf16" in flags.read_text(errors="ignore")
+        return flags.exists() and "avx512_bf16" in flags.read_text(encoding="utf-8", errors="ignore")
     return False

@@ -14,6 +14,7 @@ from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from typing import cast
 
 from onea.errors import OneaError
 from onea.runs.jobs import Job, Result, Tell, attempt, tell_nobody
@@ -83,7 +84,7 @@ class LocalProcesses(Executor):
                     active[connection] = worker
                     tell(worker.job, 0, 0)
                 for ready in wait(list(active)):
-                    assert isinstance(ready, Connection)
+                    ready = cast(Connection, ready)  # on Windows another class of the same kind
                     job = active[ready].job
                     try:
                         message = ready.recv()

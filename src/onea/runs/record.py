@@ -6,9 +6,9 @@ import copy
 import hashlib
 import os
 import platform
-import resource
 import subprocess
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -118,9 +118,16 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def peak_memory(device: torch.device) -> dict[str, int]:
-    """Largest memory this process has held so far, in bytes: the host's, and the device's where there is one."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    peak = {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
+    """Largest memory this process has held so far, in bytes: the host's, and the device's where there is one.
+
+    Windows does not tell Python the host's.
+    """
+    peak = {}
+    with suppress(ImportError):
+        import resource
+
+        unit = 1 if sys.platform == "darwin" else 1024
+        peak["host"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     if device.type == "cuda":
         peak["device"] = torch.cuda.max_memory_reserved(device)  # what recorded graphs keep is not counted as allocated
     return peak
@@ -138,6 +145,6 @@ def _git_hash() -> str | None:
 
 def _processor() -> str:
     info = Path("/proc/cpuinfo")
-    lines = info.read_text(errors="ignore").splitlines() if info.exists() else []
+    lines = info.read_text(encoding="utf-8", errors="ignore").splitlines() if info.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor()

@@ -32,7 +32,7 @@ def read_token(file: Path | None) -> str | None:
         source = TOKEN_VARIABLE
     else:
         try:
-            token = file.read_text().strip()
+            token = file.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
             raise OneaError(f"The token file {file} cannot be read; check the path and its permissions.") from error
         source = f"The token in {file}"
