@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from onea.errors import OneaError
+from onea.options import check_threads
 from onea.processes import Processes, join_processes
 
 
@@ -123,6 +124,7 @@ def make_runtime(
 ) -> Runtime:
     """Resolve ``auto`` settings for this machine and apply the thread count (0: all cores we may use)."""
     processes, given = join_processes(device)
+    check_threads(threads)
     chosen, precision = resolve(device, precision, given)
     count = threads or _asked_threads() or max(1, _cores() // processes.count)
     torch.set_num_threads(count)

@@ -34,8 +34,8 @@ def demo(
     from onea.runs.engine import run
     from onea.runs.record import read_record
 
-    _open(out, fresh)
     configs = {name: make_config({"method": name, "data": DATA, "seed": seed}) for name in METHODS}
+    _open(out, fresh)
     # The running mean is to differ from One-A in its merge alone, so it takes One-A's training.
     training = {"learning_rate": preset_options("one-a", "small", DATA)["learning_rate"]}
     configs["running-mean"] = replace(configs["running-mean"], options=training)

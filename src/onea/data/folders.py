@@ -16,6 +16,7 @@ from onea.data.assemble import (
 )
 from onea.data.dataset import Dataset, MissingData
 from onea.errors import OneaError
+from onea.files import check_path
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ def load_folder(path: Path) -> Dataset:
     Raises:
         OneaError: the layout is not one of these, a class is empty, or it is missing on one side.
     """
+    check_path(path)
     if not path.is_dir():
         problem, kind = ("is a file, not a folder", OneaError) if path.exists() else ("does not exist", MissingData)
         raise kind(f"Dataset folder {path} {problem}: give folder:PATH with one folder of images for each class.")
@@ -56,7 +58,11 @@ def load_list(argument: str) -> Dataset:
     Raises:
         OneaError: names the list and the line.
     """
-    lists = [argument] if Path(argument).expanduser().is_file() else argument.split(",")
+    try:
+        alone = Path(argument).expanduser().is_file()  # its name may hold a comma
+    except OSError:  # too long for one name
+        alone = False
+    lists = [argument] if alone else argument.split(",")
     if len(lists) > 2 or not all(part.strip() for part in lists):
         raise OneaError(f"Cannot read 'list:{argument}': give list:TRAIN.txt or list:TRAIN.txt,TEST.txt.")
     paths = [Path(part.strip()).expanduser() for part in lists]
@@ -142,6 +148,9 @@ def read_list(path: Path) -> ByClass:
 
 
 def _lines(path: Path) -> list[str]:
+    check_path(path)
+    if path.is_char_device():
+        raise OneaError(f"{path} is a device, not a text file: give list:TRAIN.txt or list:TRAIN.txt,TEST.txt.")
     try:
         # Not splitlines(): that also breaks at characters that a file name may hold.
         return path.read_text(encoding="utf-8-sig").split("\n")

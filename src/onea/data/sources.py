@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from onea.data.dataset import Dataset
-from onea.errors import OneaError, nearest
+from onea.errors import OneaError, nearest, short
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def load_dataset(spec: str, *, root: Path | None = None, cache: Path | None = No
     name, colon, argument = spec.partition(":")
     info = DATASETS.get(name)
     if info is None:
-        raise OneaError(f"Unknown dataset '{spec}'; {_hint(spec, name)}")
+        raise OneaError(f"Unknown dataset '{short(spec)}'; {_hint(spec, name)}")
     if info.takes_path and not argument.strip():
         raise OneaError(f"Dataset '{spec}' needs a path: write {info.usage}.")
     if colon and not info.takes_path:
@@ -74,10 +75,11 @@ def default_root() -> Path:
 
 def _hint(spec: str, name: str) -> str:
     path = Path(spec).expanduser()
-    if path.is_dir():
-        return f"did you mean 'folder:{spec}'?"
-    if path.is_file():
-        return f"did you mean 'list:{spec}'?"
+    with suppress(OSError):  # too long for a path
+        if path.is_dir():
+            return f"did you mean 'folder:{spec}'?"
+        if path.is_file():
+            return f"did you mean 'list:{spec}'?"
     return nearest(name, DATASETS)
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from onea.errors import OneaError, nearest
-from onea.files import stamp_of
+from onea.files import check_path, stamp_of
 from onea.vit.frozen import FrozenViT
 
 EMBEDDED = "vit_small_d6_patch14_84"
@@ -68,10 +68,13 @@ def _from_file(path: Path, name: str) -> FrozenViT:
     from safetensors.torch import load_file
     from timm.models.vision_transformer import VisionTransformer
 
+    check_path(path)
     if not path.is_file():
         raise OneaError(f"Backbone file {path} does not exist; check the path or use --backbone {EMBEDDED}.")
     try:
         tensors = load_file(path)
+    except OSError as error:
+        raise OneaError(f"Backbone file {path} cannot be read ({error}); make it readable or copy it.") from error
     except SafetensorError as error:
         raise OneaError(f"Backbone file {path} is damaged or not safetensors ({error}); fetch it again.") from error
     digest = digest_of(tensors)
