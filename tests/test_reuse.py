@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -17,13 +18,13 @@ from safetensors.torch import load_file, save_file
 
 from onea.errors import OneaError
 from onea.locks import folder_lock
-from onea.methods import presets
+from onea.methods.presets import preset_options
 from onea.runs.config import make_config
 from onea.runs.engine import run
 from onea.runs.executors import InProcess
 from onea.runs.grid import run_grid
 from onea.runs.inputs import Inputs
-from onea.runs.record import essence
+from onea.runs.record import essence, read_run
 from onea.runs.store import RecordStore
 from onea.runtime import Progress
 
@@ -185,7 +186,8 @@ def test_a_preset_that_has_changed_is_noticed(values, tiny_run, tmp_path, monkey
     options = {name: value for name, value in tiny_run["options"].items() if name != "learning_rate"}
     config = make_config(values | {"method": "one-a", "options": options})
     run(config, tmp_path / "o")
-    monkeypatch.setitem(presets._RATES, "one-a", (0.5, 0.125))
+    changed = preset_options("one-a", "small", config.data) | {"learning_rate": 0.125}
+    monkeypatch.setattr("onea.runs.setup.preset_options", lambda *_: changed)
     with pytest.raises(OneaError, match=r"finished run with learning_rate 0\.2 instead of 0\.125; choose another"):
         run(config, tmp_path / "o")
 
@@ -239,8 +241,13 @@ def test_an_older_run_is_continued(values, tmp_path):
     record = older(tmp_path / "o", "running")
     for part in (record["correct"], record["tasks"], record["timings"]["learn_s"], record["timings"]["evaluate_s"]):
         part.pop()
-    record["memory"]["peak_bytes"].pop()
-    record["cost"].pop()
+    for part in (
+        record["memory"]["peak_bytes"],
+        record["cost"],
+        record["metrics"]["A"],
+        record["metrics"]["balanced_A"],
+    ):
+        part.pop()
     (tmp_path / "o/record.json").write_text(json.dumps(record))
     resumed = run(config, tmp_path / "o")
     assert resumed["status"] == "finished"
@@ -281,6 +288,57 @@ def test_the_folder_of_every_committed_record_is_that_of_its_configuration():
         config = json.loads(path.read_text())["config"]
         config = make_config(config | {"store": "exact" if config["store"] == "exact" else "auto"})
         assert path.parent.name == config.folder().name
+
+
+def mutations(record: dict, draw: random.Random):
+    """The record with one part at a time, at any depth, removed or replaced."""
+    places = []
+
+    def walk(value, path):
+        if path:
+            places.append(path)
+        inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        for key, item in inner:
+            walk(item, (*path, key))
+
+    walk({name: part for name, part in record.items() if name != "metrics"} | {"metrics": record["metrics"]}, ())
+    tops = [path for path in places if len(path) <= 2 and isinstance(path[-1], str)]
+    for path in tops + draw.choices(places, k=100):
+        for other in (None, "x", -1, [], {}, [[{}]], 1e400, "remove"):
+            copy = json.loads(json.dumps(record))
+            holder = copy
+            for key in path[:-1]:
+                holder = holder[key]
+            if other == "remove":
+                del holder[path[-1]]
+            else:
+                holder[path[-1]] = other
+            yield copy
+
+
+@pytest.mark.parametrize("status", ["finished", "running"])
+def test_a_damaged_record_is_told_in_a_sentence(status, values, tmp_path):
+    """Whatever was changed in it: it is shown, or refused, and never a traceback."""
+    from onea.cli.display import print_summary
+
+    config = make_config(values)
+    record = run(config, tmp_path / "o") | {"status": status}
+    file, refused, count = tmp_path / "o/record.json", 0, 0
+    draw = random.Random(12)
+    cases = list(mutations(record, draw))
+    for damaged in cases if status == "finished" else draw.sample(cases, 100):
+        file.write_text(json.dumps(damaged))
+        count += 1
+        try:
+            print_summary(run(config, tmp_path / "o"), tmp_path / "o")
+        except OneaError:
+            refused += 1
+    assert count // 4 < refused < count, (refused, count)
+
+
+def test_the_committed_records_are_whole():
+    for path in sorted((ROOT / "docs/results").glob("**/record.json")):
+        assert read_run(path.parent) is not None
 
 
 # grids

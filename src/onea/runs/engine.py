@@ -25,7 +25,7 @@ from onea.runs.record import (
     load_checkpoint,
     now,
     peak_memory,
-    read_record,
+    read_run,
     save_checkpoint,
 )
 from onea.runs.setup import Prepared, prepare
@@ -66,7 +66,7 @@ def run(
 
 def _finished(config: RunConfig, folder: Path, progress: Progress) -> Record | None:
     """The record of a run that is over, if it may be used again. It needs no lock: nobody writes it any more."""
-    record = read_record(folder)
+    record = read_run(folder)
     if record is None or record["status"] != "finished":
         return None
     check_same_run(record, config, folder)
@@ -77,7 +77,7 @@ def _finished(config: RunConfig, folder: Path, progress: Progress) -> Record | N
 
 
 def _continue(config: RunConfig, folder: Path, progress: Progress, memo: AdapterMemo | None) -> Record:
-    record = read_record(folder)
+    record = read_run(folder)
     if record is not None:
         check_same_run(record, config, folder)
     runtime = _runtime(config, record, progress)

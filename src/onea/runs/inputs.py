@@ -65,7 +65,7 @@ class Inputs:
             return f"other images ({_reason(dataset)})"
         if dataset.fingerprint != then["fingerprint"]:
             return "other images (names, sizes or classes have changed)"
-        if "sha256" not in then or dataset.stamp == record.get("stamps", {}).get("data"):
+        if not isinstance(then.get("sha256"), dict) or dataset.stamp == _stamp(record, "data"):
             return ""
         size = record["preprocess"]["size"]
         which = (*key, size, config.on_bad, config.store == "exact")
@@ -76,7 +76,7 @@ class Inputs:
 
     def _backbone(self, record: Record, config: RunConfig) -> str:
         name, stamp = config.backbone, stamp_of_weights(config.backbone)
-        if not stamp or stamp == record.get("stamps", {}).get("backbone"):
+        if not stamp or stamp == _stamp(record, "backbone"):
             return ""
         if name not in self._weights:
             self._weights[name] = _unless_wrong(lambda: load_backbone(name).digest)
@@ -84,6 +84,12 @@ class Inputs:
         if isinstance(digest, OneaError):
             return f"other weights ({_reason(digest)})"
         return "" if digest == record["backbone"]["sha256"] else f"other weights (of {name})"
+
+
+def _stamp(record: Record, name: str) -> str | None:
+    """None for an older record, or one whose stamps are spoilt: then digests are compared."""
+    stamps = record.get("stamps")
+    return stamps.get(name) if isinstance(stamps, dict) else None
 
 
 def _unless_wrong(look: Callable[[], T]) -> T | OneaError:
