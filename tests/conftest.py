@@ -15,6 +15,8 @@ from tiny import write_tiny_images, write_tiny_vit
 # Ray reads both once in a process, whoever imports it first: clusters of these tests speak only to this process and
 # what it starts, and no token is looked for or left in the home folder.
 os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+# Tests in bf16 shall run everywhere, also where AMX is announced and does not work (onea.cpu).
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts things in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)

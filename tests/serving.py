@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
+import re
 import socket
+import subprocess
+import sys
 import threading
 import time
 import zipfile
@@ -12,13 +16,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-import uvicorn
+import httpx
 from fastapi.testclient import TestClient
 from PIL import Image
 
 from onea.model.estimator import OneA
 from onea.serve.app import create_app
-from onea.serve.server import Server
+from onea.serve.server import server_of
 from onea.serve.service import Service
 from onea.serve.settings import Settings
 
@@ -42,7 +46,7 @@ def service_of(path: Path, **settings: object) -> Service:
 def client_of(path: Path, **settings: object) -> Iterator[TestClient]:
     """A client of the app itself."""
     service = service_of(path, **settings)
-    with TestClient(create_app(service), raise_server_exceptions=False) as client:
+    with TestClient(create_app(service), "http://localhost", raise_server_exceptions=False) as client:
         client.service = service  # type: ignore[attr-defined]
         yield client
 
@@ -52,8 +56,7 @@ def live(service: Service) -> Iterator[str]:
     """The address of a real server in a thread of this process."""
     opened = socket.socket()
     opened.bind(("127.0.0.1", 0))
-    app = create_app(service)
-    server = Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2), app, service)
+    server = server_of(service, graceful=2)
     thread = threading.Thread(target=server.run, args=([opened],), daemon=True)
     thread.start()
     wait_for(lambda: server.started)
@@ -64,7 +67,45 @@ def live(service: Service) -> Iterator[str]:
         thread.join(20)
 
 
-def wait_for(condition, seconds: float = 20.0):
+@contextmanager
+def process(path: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """``onea serve`` as a person starts it: the process and the address it prints."""
+    command = [sys.executable, "-m", "onea", "serve", str(path), "--port", "0", "--threads", "1", *options]
+    environment = os.environ | {"ONEA_TOKEN": TOKEN}
+    started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    try:
+        line = started.stdout.readline()
+        address = re.search(r"http://\S+", line)
+        assert address, line + started.stderr.read()
+        wait_for(lambda: _answers(address[0]))
+        yield started, address[0]
+    finally:
+        if started.poll() is None:
+            started.kill()
+        started.communicate()
+
+
+def _answers(address: str) -> bool:
+    try:
+        return httpx.get(f"{address}/healthz", timeout=60).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def connect(address: str) -> socket.socket:
+    """A bare connection to a live service."""
+    host, port = address.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=60)
+
+
+def head(length: int, path: str = "/predict", host: str = "localhost") -> bytes:
+    """The head of a request that sends an image."""
+    lines = f"POST {path} HTTP/1.1", f"Host: {host}", "Content-Type: image/png", f"Content-Length: {length}"
+    return ("\r\n".join(lines) + "\r\n\r\n").encode()
+
+
+def wait_for(condition, seconds: float = 60.0):
+    """Until something is so; the time is for a machine under load, and a test that needs it all has failed."""
     end = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < end, "waited too long"

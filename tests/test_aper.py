@@ -113,7 +113,7 @@ def test_only_the_first_task_trains(variant, tiny_run):
     assert all(torch.equal(value, first[name]) for name, value in ready.method.adapted.state_dict().items())
     assert not any(value.requires_grad for value in ready.method.adapted.parameters())
     assert not any(module.training for module in ready.method.adapted.modules())
-    assert passes(ready.method, shown_images(ready)) == ready.method.passes(3) == 2
+    assert passes(ready.method, shown_images(ready)) == ready.method.passes(ready.method.options, 3) == 2
 
 
 def test_the_order_of_later_tasks_does_not_matter(variant, tiny_run):
@@ -173,6 +173,17 @@ def test_published_options_are_those_of_the_official_configurations(variant):
     unusual = preset_options(variant, "paper", "imagenet-r")
     assert unusual == preset_options(variant, "paper", "flowers")
     assert (unusual["learning_rate"] == 0.05) == (variant in ("aper-adapter", "aper-vpt-deep"))
+
+
+@pytest.mark.parametrize("switch", [{"optimiser": "adamw"}, {"head_rate": 100.0}])
+def test_fine_tuning_may_take_another_optimiser_and_a_faster_head(switch, tiny_run):
+    options = tiny_run["options"] | {"learning_rate": 1e-4}
+    plain, switched = (prepared(tiny_run, "aper-finetune", options=options | more).method for more in ({}, switch))
+    for method in (plain, switched):
+        method.learn(prepared(tiny_run, "aper-finetune").task(0))
+    assert not torch.equal(plain.prototypes, switched.prototypes)
+    with pytest.raises(OneaError, match="head_rate is 0"):
+        prepared(tiny_run, "aper-finetune", options=options | {"head_rate": 0.0})
 
 
 def test_options_are_checked():

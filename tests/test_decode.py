@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageFile
 
 from onea.data import decode
 from onea.data.decode import BadImage, fit, image_size, read_image, to_square
@@ -78,6 +78,19 @@ def test_transparency_lies_on_white(tmp_path: Path, mode: str) -> None:
     image = Image.new(mode, (2, 1), black)
     image.putpixel((1, 0), (*black[:-1], 255))
     assert np.asarray(read_image(saved(tmp_path, image))).tolist() == [[[255] * 3, [0] * 3]]
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "PA", "P"])
+def test_transparency_is_the_same_in_strips_as_in_one_go(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (37, 23, 4), dtype=np.uint8)
+    image = Image.fromarray(pixels).convert("P" if mode == "P" else "LA" if mode != "RGBA" else "RGBA").convert(mode)
+    if mode == "P":
+        image.info["transparency"] = 7
+    page = Image.new("RGBA", image.size, "white")
+    whole = Image.alpha_composite(page, image.convert("RGBA")).convert("RGB")
+    for strip in (1, 50, 10**6):
+        monkeypatch.setattr(decode, "_STRIP", strip)
+        assert np.array_equal(np.asarray(decode.upright_rgb(image)), np.asarray(whole))
 
 
 @pytest.mark.parametrize("mode", ["P", "RGB", "L"])
@@ -153,6 +166,25 @@ def test_too_many_pixels_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(decode, "MAX_PIXELS", 199)
     with pytest.raises(BadImage, match="it has more than 0 megapixels"):
         reader(path)  # type: ignore[operator]
+
+
+def test_the_size_is_looked_at_before_any_pixel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the format: some are decoded when they are opened."""
+    loaded: list[str] = []
+    monkeypatch.setattr(decode, "MAX_PIXELS", 4_999)
+    for name in decode._formats(wary=False):
+        path = saved(tmp_path, four_colours(100, 50), f"image.{name}", format=name)
+        with monkeypatch.context() as patch:
+            patch.setattr(ImageFile.ImageFile, "load", lambda self: loaded.append(self.format))
+            with pytest.raises(BadImage, match="it has more than 0 megapixels"):
+                read_image(path)
+    assert loaded == []
+
+
+def test_icons_are_not_read(tmp_path: Path) -> None:
+    """Pillow decodes them before anyone can look at their size."""
+    with pytest.raises(BadImage, match="format we know"):
+        read_image(saved(tmp_path, noise(), "icon.ico"))
 
 
 def test_pillows_own_limit_speaks_our_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,7 +69,7 @@ def test_trained_adapters_are_shared_between_operators(tiny_run):
 def test_training_that_keeps_the_head_is_the_same_training(tiny_run):
     ready = method_with(tiny_run, "fisher")
     task, method = ready.task(0), ready.method
-    plain = train_adapter(method.vit, task, method.options, method.runtime, method.plan)
+    plain = train_adapter(method.vit, method.new_adapter(task), task, method.options, method.runtime, method.plan)
     tensors, report = method._trained(task)
     assert same(tensors, plain.tensors)
     assert report == plain.report
@@ -170,15 +170,24 @@ def test_acmap_trains_later_tasks_from_the_first_trained_adapter(tiny_run):
 
 def test_deltas_are_taken_from_a_shared_start(tiny_run):
     memo = AdapterMemo()
-    options = {"shared_init": True, "merge_options": "scale=0.5"}
+    options = {"merge_options": "scale=0.5"}
     method = learn_all(method_with(tiny_run, "task-arithmetic", memo, options=options))
     for name, kept in method.kept.state_dict().items():
         total = sum(tensors[name] - method.origin[name] for tensors, _ in memo.values())
         torch.testing.assert_close(kept, method.origin[name] + 0.5 * total)
-    apart = learn_all(method_with(tiny_run, "task-arithmetic", memo := AdapterMemo()))
+    options = {"start": "fresh"}
+    apart = learn_all(method_with(tiny_run, "task-arithmetic", memo := AdapterMemo(), options=options))
     assert not apart.origin
     for name, kept in apart.kept.state_dict().items():
         torch.testing.assert_close(kept, 0.3 * sum(tensors[name] for tensors, _ in memo.values()))
+
+
+def test_operators_made_for_deltas_start_from_shared_weights_unless_told_otherwise(merge, tiny_run):
+    method = method_with(tiny_run, merge).method
+    asked = method_with(tiny_run, merge, options={"start": "fresh"}).method
+    own = make_operator(merge).starts_from
+    assert (method.start_rule, asked.start_rule) == (own, "fresh")
+    assert (own != "fresh") or not make_operator(merge).on_deltas
 
 
 def test_fisher_merges_with_the_statistics_of_both_sides(tiny_run):

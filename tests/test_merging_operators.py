@@ -267,6 +267,19 @@ def test_ties_does_not_scale_the_past_twice():
     assert_same(scaled, {key: 0.6 * value for key, value in plain.items()})
 
 
+@pytest.mark.parametrize("name", ["ties", "knots-ties"])
+def test_every_task_has_one_vote_however_many_came_before(name):
+    """Entries of one sign, untrimmed: the mean of all tasks, in which the newest does not count half."""
+    sides = [{"w": torch.rand(4, 3, dtype=torch.float64) + 1} for _ in range(5)]
+    merged = fold(make_operator(name, density=1), sides, [1] * 5, [1] * 5)["w"]
+    if name == "ties":
+        torch.testing.assert_close(merged, torch.stack([side["w"] for side in sides]).mean(0))
+    operator, newest = make_operator(name, density=1), {"w": -torch.ones(4, 3, dtype=torch.float64) * 1.9}
+    kept, state = operator({"w": torch.ones(4, 3, dtype=torch.float64)}, newest, SIZES, {"count": torch.tensor(2)})
+    assert (kept["w"] > 0).all(), "two tasks outvote one"
+    assert int(state["count"]) == 3
+
+
 def test_votes_by_classes_decide_the_sign():
     old, new = torch.tensor([1.0]), torch.tensor([-2.0])
     assert elect(old, new).item() == -2

@@ -124,9 +124,12 @@ def test_single_class_first_middle_and_last_tasks(method, sizes, tiny_run):
 
 @pytest.mark.parametrize("single", ["one-a", "simplecil", "running-mean"])
 def test_one_adapter_whatever_the_number_of_tasks(single, tiny_run):
-    few, many = (learn_all(prepared(tiny_run, single, sizes=sizes)) for sizes in ("3,3", "1,1,1,1,1,1"))
+    options = tiny_run["options"] | {"single_class": "train"}
+    few, many = (
+        learn_all(prepared(tiny_run, single, sizes=sizes, options=options)) for sizes in ("3,3", "1,1,1,1,1,1")
+    )
     assert {k: v.shape for k, v in few.state_dict().items()} == {k: v.shape for k, v in many.state_dict().items()}
-    assert few.passes(40) == few.passes(1) == 1
+    assert few.passes(few.options, 40) == few.passes(few.options, 1) == 1
 
 
 def test_passes_grow_as_declared(method, tiny_run):
@@ -143,7 +146,9 @@ def test_passes_grow_as_declared(method, tiny_run):
         ready.method.learn(ready.task(tasks - 1))
         passed = 0
         ready.method.scores(images)
-        assert passed / (len(images) * ready.method.vit.depth) <= ready.method.passes(tasks) + 1e-9
+        assert (
+            passed / (len(images) * ready.method.vit.depth) <= ready.method.passes(ready.method.options, tasks) + 1e-9
+        )
 
 
 def test_simplecil_ignores_order_and_split_and_equals_the_nearest_class_mean(tiny_run):
@@ -211,6 +216,74 @@ def test_methods_that_differ_only_in_the_merge_can_share_trained_adapters(tiny_r
     assert all(torch.equal(value, alone.state_dict()[name]) for name, value in shared.state_dict().items())
 
 
+@pytest.mark.parametrize("start", ["merged", "first", "previous"])
+def test_an_adapter_that_starts_from_an_earlier_one_is_trained_from_it_and_never_shared(start, tiny_run):
+    memo, options = AdapterMemo(), tiny_run["options"] | {"start": start, "learning_rate": 0.0, "weight_decay": 0.0}
+    ready = prepared(tiny_run, "running-mean", memo, options=options)
+    ready.method.learn(ready.task(0))
+    first = {name: value.clone() for name, value in ready.method.kept.state_dict().items()}
+    learn_all(ready, [1, 2])
+    for name, value in ready.method.kept.state_dict().items():  # without a step, all adapters are the first
+        torch.testing.assert_close(value, first[name])
+    assert not memo, "how the earlier one was merged decides"
+    moving = tiny_run["options"] | {"start": start}
+    whole = learn_all(prepared(tiny_run, options=moving))
+    before, after = prepared(tiny_run, options=moving), prepared(tiny_run, options=moving)
+    learn_all(before, [0, 1])
+    after.method.load_state_dict({name: value.clone() for name, value in before.method.state_dict().items()})
+    learn_all(after, [2])
+    assert all(torch.equal(value, after.method.state_dict()[name]) for name, value in whole.state_dict().items())
+
+
+def test_the_option_of_earlier_versions_still_means_a_shared_start(tiny_run):
+    kind = method_class("one-a").Options
+    assert build(kind, {"shared_init": True}).start == build(kind, {"shared-init": "yes"}).start == "shared"
+    assert build(kind, {"shared_init": False}) == build(kind, {})
+    named = make_config(tiny_run | {"options": {"shared-init": "true"}})
+    assert named.options == {"start": "shared"}
+
+
+def test_a_shared_start_is_a_running_mean_of_its_own(tiny_run):
+    shared = learn_all(prepared(tiny_run, "running-mean-shared"))
+    options = tiny_run["options"] | {"start": "shared"}
+    asked = learn_all(prepared(tiny_run, "running-mean", options=options))
+    assert all(torch.equal(value, asked.state_dict()[name]) for name, value in shared.state_dict().items())
+    fresh = learn_all(prepared(tiny_run, "running-mean"))
+    assert not torch.equal(fresh.prototypes, shared.prototypes)
+
+
+def test_declared_costs_follow_the_options():
+    def kind_and(method: str, **options):
+        kind = method_class(method)
+        return kind, build(kind.Options, options)
+
+    for refinements, passes in ((1, 2), (4, 5), (30, 10)):
+        kind, options = kind_and("mos", refinements=refinements)
+        assert kind.passes(options, 10) == passes
+        assert kind.adapters_used(options, 10) == 10
+    for beta, passes in ((0.0, 10), (0.5, 11)):
+        kind, options = kind_and("ease", ptm_beta=beta)
+        assert kind.passes(options, 10) == passes
+    kind, options = kind_and("one-a", epochs=5, min_epochs=3, max_epochs=8, single_class="skip", min_share=0.25)
+    assert kind.epochs(options, [14, 1, 3, 6, 36]) == [5, 0, 0, 4, 8]
+    kind, options = kind_and("acmap", epochs=7, limit=2)
+    assert kind.epochs(options, [1, 2, 3]) == [7, 7, 0]
+    for policy, first in (("skip", 0), ("train", 9)):
+        kind, options = kind_and("aper-adapter", epochs=9, single_class=policy)
+        assert kind.epochs(options, [1, 5]) == [first, 0]
+    assert kind_and("simplecil")[0].epochs(kind_and("simplecil")[1], [3, 3]) == [0, 0]
+
+
+def test_declared_epochs_are_those_that_are_trained(method, tiny_run):
+    ready = prepared(tiny_run, method, sizes="2,1,3")
+    declared = ready.method.epochs(ready.method.options, ready.stream.sizes)
+    trained = []
+    for index in range(ready.stream.tasks):
+        report = ready.method.learn(ready.task(index))
+        trained.append(0 if report.get("trained") is False else report.get("epochs", 0))
+    assert declared == trained
+
+
 def test_running_mean_keeps_the_mean_of_all_trained_adapters(tiny_run):
     memo = AdapterMemo()
     kept = learn_all(prepared(tiny_run, "running-mean", memo)).kept.state_dict()
@@ -235,7 +308,10 @@ def test_running_mean_keeps_the_mean_of_all_trained_adapters(tiny_run):
         {"head": "linear"},
         {"scale": 0.3},
         {"dropout": 0.0},
-        {"shared_init": True},
+        {"start": "shared"},
+        {"start": "merged"},
+        {"start": "first"},
+        {"start": "previous"},
         {"rank": 5},
         {"swapped_weights": True},
     ],

@@ -18,8 +18,9 @@ from PIL import Image
 from onea.data import pack as pack_module
 from onea.data.dataset import Split
 from onea.data.decode import read_image, to_square
-from onea.data.pack import OnBad, Packed, default_cache, in_threads, pack, sha256_of_files, stored_shape
+from onea.data.pack import OnBad, Packed, in_threads, pack, sha256_of_files, stored_shape
 from onea.errors import OneaError
+from onea.files import default_cache
 
 
 def noise(width: int, height: int, seed: int = 0) -> Image.Image:

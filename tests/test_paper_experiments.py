@@ -15,8 +15,9 @@ from typer.testing import CliRunner
 
 from onea.cli.paper import paper
 from onea.errors import OneaError
-from onea.methods import METHODS
+from onea.methods import METHODS, method_class
 from onea.metrics import summarise
+from onea.options import build
 from onea.paper import names
 from onea.paper.cost import estimate, stream_of
 from onea.paper.experiments import Experiment, experiments, find_experiment
@@ -64,7 +65,7 @@ def record(config: RunConfig, share: float = 0.8, **extra: Any) -> dict[str, Any
     return {
         "status": "finished",
         "config": config.identity(),
-        "options": {"kappa": 2.0, "quantile": 0.3} | config.options,
+        "options": dataclasses.asdict(build(method_class(config.method).Options, config.options)),
         "data": {"name": config.data},
         "backbone": {"name": config.backbone},
         "stream": {"sizes": list(sizes), "names": [], "samples": None},

@@ -487,6 +487,15 @@ def test_the_official_layout_gives_images_the_prompts_of_others():
     assert _pair(own, "correct")[0][:, 0, 0].tolist() == [0, 1, 2, 3]
 
 
+def test_coda_ends_a_short_training_at_a_low_rate_where_it_is_asked_to(tiny_run):
+    rates = {}
+    for schedule in ("late-cosine", "cosine"):
+        recipe = prepared(with_options(tiny_run, schedule=schedule, epochs=5), "coda-prompt").method.recipe()
+        rates[schedule] = [recipe.schedule(epoch, 5) for epoch in range(5)]
+    assert rates["late-cosine"][-1] == pytest.approx(0.39, abs=0.01)
+    assert rates["cosine"][-1] < 0.1
+
+
 def test_the_switches_of_dualprompt_change_the_result(tiny_run):
     plain = learn_all(prepared(tiny_run, "dualprompt"))
     official = prepared(with_options(tiny_run, eprompt_layout="official"), "dualprompt")

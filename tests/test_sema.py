@@ -210,13 +210,42 @@ def test_the_first_router_row_stays_random_and_descriptors_learn(tiny_run):
 
 def test_descriptors_remember_both_phases_up_to_the_buffer(tiny_run):
     for buffer, expected in ((500, 18 * (2 + 2)), (50, 50)):
-        ready = sema(tiny_run, buffer=buffer)
+        ready = sema(tiny_run, buffer=buffer, standardise=False)
         ready.method.learn(ready.task(0))
         assert len(ready.method.adapters.mixture(1)[0].descriptor.recent) == expected
 
 
+def test_standardised_tokens_have_mean_zero_and_deviation_one_whatever_their_size():
+    means = torch.randn(40, WIDTH, generator=torch.Generator().manual_seed(2))
+    losses = []
+    for size in (1.0, 1e-3, 1e3):
+        descriptor = Descriptor(WIDTH, 3, 500, torch.Generator().manual_seed(1))
+        descriptor.remember(torch.ones(4))
+        descriptor.standardise(size * means + 5 * size)
+        assert len(descriptor.recent) == 0, "losses of other units are void"
+        losses.append(descriptor(size * means + 5 * size).detach())
+    for found in losses[1:]:
+        torch.testing.assert_close(found, losses[0], rtol=1e-3, atol=1e-4)
+    one = Descriptor(WIDTH, 3, 500, torch.Generator())
+    one.standardise(means[:1])
+    assert torch.isfinite(one(means)).all(), "a single image has no deviation"
+
+
+def test_standardised_descriptors_know_their_own_task_and_survive_a_checkpoint(tiny_run):
+    ready = sema(tiny_run, descriptor_epochs=2)
+    ready.method.learn(ready.task(0))
+    descriptor = ready.method.adapters.mixture(1)[0].descriptor
+    assert len(descriptor.recent) == 18 * 2, "only what was measured in its own units"
+    assert not torch.equal(descriptor.spread, torch.ones(64))
+    other = sema(tiny_run, descriptor_epochs=2)
+    other.method.load_state_dict(copy_of(ready.method.state_dict()))
+    again = other.method.adapters.mixture(1)[0].descriptor
+    assert torch.equal(again.centre, descriptor.centre)
+    assert torch.equal(again.spread, descriptor.spread)
+
+
 def test_known_data_add_nothing_and_train_the_head_alone_while_foreign_data_add_a_module(tiny_run):
-    ready = sema(tiny_run, weight_decay=0.0, descriptor_epochs=30)
+    ready = sema(tiny_run, weight_decay=0.0, descriptor_epochs=30, descriptor_rate=0.01)
     method, task = ready.method, ready.task(0)
     method.learn(task)
     first = copy_of(method.state_dict())
@@ -300,9 +329,10 @@ def test_an_untaught_state_can_be_saved_and_loaded(tiny_run):
         {"expandable": 1.0},
         {"threshold": 1e9},
         {"descriptor_epochs": 3},
-        {"descriptor_rate": 0.1},
+        {"descriptor_rate": 0.02},
         {"descriptor_width": 16},
         {"buffer": 30},
+        {"standardise": False},
         {"epochs": 1},
     ],
 )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from serving import TEACHER, TOKEN, ZIP, class_zip, client_of, folder_hash, form, lesson_end, photos, png, zipped
@@ -161,6 +163,13 @@ def test_undo_goes_back_and_says_when_it_cannot(client, shop, tiny_images):
     assert report["version"] == 3, "a version is never used twice"
 
 
+def test_undo_works_without_the_model_card(client, shop, tiny_images):
+    lesson_end(client, client.post("/learn", content=class_zip(tiny_images, 4), headers=ZIP))
+    (shop / "states/000001/README.md").unlink()
+    assert client.post("/undo", headers=TEACHER).json() == {"undone": 2, "version": 1, "classes": 4}
+    assert client.get("/classes").json()["version"] == 1
+
+
 def test_what_another_process_teaches_is_taken_over(shop, tiny_images, tmp_path):
     with client_of(shop) as client:
         onea.load(shop).learn(photos(tiny_images, 4), ["plum"] * 6).save(shop)
@@ -169,6 +178,48 @@ def test_what_another_process_teaches_is_taken_over(shop, tiny_images, tmp_path)
         assert client.get("/classes").json()["count"] == 5
         report = lesson_end(client, client.post("/learn", content=class_zip(tiny_images, 5), headers=ZIP))
         assert report["version"] == 3
+
+
+@pytest.fixture
+def replaced(shop, tiny_images, tiny_vit, tmp_path):
+    """Put another model in place of the one that is served: of the same version, parameters and number of versions."""
+
+    def replace():
+        other = onea.OneA(backbone=tiny_vit, epochs=2, rank=4, batch_size=8, precision="fp32", threads=1)
+        images = [*photos(tiny_images, 0), *photos(tiny_images, 4)]
+        other.learn(images, ["fig"] * 6 + ["plum"] * 6, name="other").save(tmp_path / "other.onea")
+        shutil.rmtree(shop)
+        shutil.copytree(tmp_path / "other.onea", shop)
+
+    return replace
+
+
+def known(client):
+    return [row["name"] for row in client.get("/classes").json()["classes"]]
+
+
+def test_another_model_of_the_same_version_is_noticed(client, replaced):
+    replaced()
+    client.service.refresh()
+    assert known(client) == ["fig", "plum"]
+    assert client.get("/classes").json()["version"] == 1
+
+
+@pytest.mark.parametrize("change", ["learn", "undo"])
+def test_nothing_is_built_on_a_model_that_nobody_has_seen(client, shop, tiny_images, replaced, change):
+    replaced()
+    before = folder_hash(shop)
+    if change == "learn":
+        refused = client.post("/learn", content=class_zip(tiny_images, 5), headers=ZIP)
+    else:
+        refused = client.post("/undo", headers=TEACHER)
+    assert refused.status_code == 409
+    assert refused.json()["detail"].startswith("shop.onea was changed by another process (version 1 is there now)")
+    assert folder_hash(shop) == before
+    assert known(client) == ["fig", "plum"], "now everybody can see it"
+    report = lesson_end(client, client.post("/learn", content=class_zip(tiny_images, 5), headers=ZIP))
+    assert (report["status"], report["version"]) == ("done", 2)
+    assert known(client) == ["fig", "plum", "class05"]
 
 
 # the page and the documents
@@ -225,14 +276,24 @@ def test_tokens_come_from_a_file_or_the_environment(tmp_path, monkeypatch):
     [
         (["nothing.onea"], "does not exist; give a folder that `onea teach`"),
         (["nothing.onea", "--on", "moon"], "choose here or ray"),
-        (["nothing.onea", "--batch", "0"], "--batch is too small"),
+        (["nothing.onea", "--batch", "0"], "--batch must be between 1 and 10,000"),
+        (["nothing.onea", "--wait", "inf"], "--wait must be between 0 and 60,000 milliseconds"),
+        (["nothing.onea", "--wait", "nan"], "--wait must be between"),
+        (["nothing.onea", "--grace", "inf"], "--grace must be between 0 and 86,400 seconds"),
+        (["nothing.onea", "--max-upload", "9" * 25], "--max-upload must be between"),
+        (["nothing.onea", "--max-megapixels", "9" * 25], "--max-megapixels must be between"),
+        (["nothing.onea", "--allowed-host", "http://shop.example"], "give a name alone"),
+        (["nothing.onea", "--allowed-host", "shop.example:8000"], "give a name alone"),
         (["nothing.onea", "--token-file", "absent"], "cannot be read"),
+        (["nothing.onea", "--token-file", "endless"], "16 or more plain characters, at most 1,000"),
         (["nothing.onea", "--host", "203.0.113.1"], "Cannot listen on 203.0.113.1"),
         (["nothing.onea", "--on", "ray", "--replicas", "0"], "ask for at least one"),
     ],
 )
 def test_mistakes_on_the_command_line_get_a_sentence(arguments, sentence, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
+    with Path("endless").open("wb") as endless:  # as /dev/zero is, but it takes no memory to read it whole
+        endless.truncate(10_000_000)
     monkeypatch.setattr(sys, "argv", ["onea", "serve", "--port", "0", *arguments])
     with pytest.raises(SystemExit) as stop:
         main()

@@ -2,47 +2,30 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import httpx
 import pytest
-from serving import TEACHER, TOKEN, ZIP, class_zip, folder_hash, form, lesson_end, live, photos, service_of, wait_for
+from serving import (
+    TEACHER,
+    ZIP,
+    class_zip,
+    folder_hash,
+    form,
+    lesson_end,
+    live,
+    photos,
+    process,
+    service_of,
+    wait_for,
+)
 
 import onea
 from onea.model.answers import Snapshot
-
-
-@contextmanager
-def process(path, *options):
-    """``onea serve`` as a person starts it: the process and the address it prints."""
-    command = [sys.executable, "-m", "onea", "serve", str(path), "--port", "0", "--threads", "1", *options]
-    environment = os.environ | {"ONEA_TOKEN": TOKEN}
-    started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-    try:
-        line = started.stdout.readline()
-        address = re.search(r"http://\S+", line)
-        assert address, line + started.stderr.read()
-        wait_for(lambda: _answers(address[0]))
-        yield started, address[0]
-    finally:
-        if started.poll() is None:
-            started.kill()
-        started.communicate()
-
-
-def _answers(address):
-    try:
-        return httpx.get(f"{address}/healthz").status_code == 200
-    except httpx.TransportError:
-        return False
 
 
 def test_no_answer_comes_from_half_a_version(shop, tiny_images):

@@ -5,13 +5,12 @@ from __future__ import annotations
 import io
 import json
 import random
-import socket
 
 import httpx
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from PIL import Image
-from serving import TEACHER, TOKEN, ZIP, client_of, folder_hash, live, png, service_of, wait_for, zipped
+from serving import TEACHER, TOKEN, ZIP, client_of, connect, folder_hash, live, png, service_of, wait_for, zipped
 
 from onea.serve.settings import Limits
 
@@ -121,21 +120,20 @@ def test_malformed_uploads_never_fail_the_service_and_never_change_the_model(sho
 def test_malformed_http_never_takes_the_service_down(shop):
     draw = random.Random(9)
     heads = [
-        b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nab",
-        b"POST /predict HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nab\r\n0\r\n\r\n",
-        b"POST /learn HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
-        b"POST /learn HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999\r\n\r\nx",
+        b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nab",
+        b"POST /predict HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nab\r\n0\r\n\r\n",
+        b"POST /learn HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
+        b"POST /learn HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999999\r\n\r\nx",
         b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n",
         b"GET /classes HTTP/9.9\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-        b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd",
+        b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd",
     ]
     before = folder_hash(shop)
     with live(service_of(shop, limits=Limits(patience=0.3))) as address:
-        host, port = address.removeprefix("http://").split(":")
         for number in range(40):
             content = heads[number % len(heads)]
-            with socket.create_connection((host, int(port)), timeout=5) as connection:
+            with connect(address) as connection:
                 connection.sendall(content if number < len(heads) else damaged(content, draw))
                 connection.settimeout(0.1 if number >= len(heads) else 1.0)
                 try:

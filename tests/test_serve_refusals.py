@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import io
 import os
-import socket
 import struct
 import subprocess
 import sys
@@ -21,19 +20,21 @@ from serving import (
     ZIP,
     class_zip,
     client_of,
+    connect,
     folder_hash,
     form,
+    head,
     lesson_end,
     live,
     photos,
     png,
     service_of,
-    wait_for,
     zipped,
 )
 
 from onea.cli import main
 from onea.model.lock import locked
+from onea.serve.access import names_for
 from onea.serve.settings import Limits
 
 IMAGE = {"Content-Type": "image/png"}
@@ -189,16 +190,49 @@ def test_a_client_that_sends_too_much_hears_why(shop):
 @contextmanager
 def half_sent(address):
     """A connection on which a request has begun, and no other was under way."""
-    host, port = address.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
-        head = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\nContent-Length: 99\r\n\r\n"
-        connection.sendall(head + b"x")
+    with connect(address) as connection:
+        connection.sendall(head(99) + b"x")
         yield connection
 
 
 def test_a_body_that_stops_half_way(shop):
     with live(service_of(shop, limits=Limits(patience=0.3))) as address, half_sent(address) as connection:
         assert connection.recv(4_000).startswith(b"HTTP/1.1 408")
+
+
+# names
+
+OTHERS = ["evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "localhost:x", ""]
+
+
+@pytest.mark.parametrize("host", [*OTHERS, "192.0.2.7", "[2001:db8::7]:8000"])
+def test_a_page_of_another_name_gets_nothing(client, refused, host):
+    """A browser was made to take this machine for one of that name, so it would let that page read the answers."""
+    for path in ("/", "/history", "/classes", "/healthz", "/metrics", "/static/app.js", "/nothing"):
+        refused(client.get(path, headers={"Host": host}), 421, "does not go by that name")
+    refused(client.post("/predict", content=png(), headers=IMAGE | {"Host": host}), 421, "does not go by that name")
+    refused(client.post("/undo", headers=TEACHER | {"Host": host}), 421, "does not go by that name")
+
+
+@pytest.mark.parametrize("host", ["localhost", "LocalHost:8000", "127.0.0.1", "127.0.0.1:80", "[::1]", "[::1]:65535"])
+def test_a_service_on_this_machine_alone_goes_by_the_names_of_loopback(client, host):
+    assert client.get("/history", headers={"Host": host}).status_code == 200
+
+
+def test_elsewhere_it_goes_by_addresses_and_by_the_names_it_was_given(shop):
+    hosts, addresses = names_for("0.0.0.0", ["shop.example", "Other.example"])
+    with client_of(shop, hosts=hosts, addresses=addresses) as client:
+        for host in ("shop.example", "other.EXAMPLE:8000", "192.0.2.7:8000", "[2001:db8::7]", "localhost:8000"):
+            assert client.get("/history", headers={"Host": host}).status_code == 200, host
+        for host in (*OTHERS, "my.shop.example"):
+            assert client.get("/history", headers={"Host": host}).status_code == 421, host
+    with client_of(shop, hosts=names_for("127.0.0.1", ["*"])[0]) as client:
+        assert client.get("/history", headers={"Host": "any.example"}).status_code == 200
+
+
+@pytest.mark.parametrize("listening", ["127.0.0.1", "127.0.0.9", "localhost"])
+def test_loopback_addresses_are_recognised(listening):
+    assert names_for(listening, []) == (("localhost", "127.0.0.1", "[::1]"), False)
 
 
 # who may teach
@@ -300,6 +334,12 @@ def test_a_zip_that_lies_about_a_size(client, refused):
     refused(client.post("/learn", content=bytes(raw), headers=ZIP), 422, "")
 
 
+@pytest.mark.parametrize("name", ["1" * 5_000, "p" * 5_000])
+def test_a_class_name_of_thousands_of_characters(client, refused, name):
+    both = form([png(), png()])
+    refused(client.post("/learn", data={"class": name}, files=both, headers=TEACHER), 422, "cannot be a class name")
+
+
 # a folder that cannot be written
 
 
@@ -346,15 +386,6 @@ def test_a_full_disk(client, refused, tiny_images, monkeypatch):
     assert "No space left in shop.onea" in report["detail"]
     refused(client.get("/nothing"), 404, "There is nothing here")
     assert client.post("/learn", content=class_zip(tiny_images, 4), headers=ZIP).status_code == 202
-
-
-def test_more_requests_than_allowed_are_asked_to_come_again(shop):
-    with live(service_of(shop, limits=Limits(requests=1))) as address:
-        with half_sent(address):
-            busy = wait_for(lambda: (r := httpx.get(f"{address}/healthz")).status_code == 503 and r)
-            assert busy.headers["retry-after"] == "1"
-            assert "busy" in busy.json()["detail"]
-        wait_for(lambda: httpx.get(f"{address}/healthz").status_code == 200)
 
 
 def test_the_lock_is_the_folders(shop):

@@ -14,6 +14,13 @@ from onea.errors import OneaError, short
 CACHE_REMEDY = "set ONEA_CACHE to another folder"
 
 
+def default_cache() -> Path:
+    """The folder for what can be made again: ``$ONEA_CACHE``, else ``$XDG_CACHE_HOME/onea``, else ``~/.cache/onea``."""
+    if chosen := os.environ.get("ONEA_CACHE"):
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "onea"
+
+
 def write_atomically(path: Path, content: bytes, remedy: str = "choose another folder") -> None:
     """Replace ``path`` by a file with this content, or leave it as it was; ``remedy`` ends the message of a failure."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")

@@ -19,16 +19,21 @@ _THREADS = 256  # no system fails to start so many
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
+def upgraded(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values under the present names of the options of ``kind``, which may have had others in earlier versions."""
+    named = {name.replace("-", "_"): value for name, value in values.items()}
+    return dict(kind.upgraded(named)) if hasattr(kind, "upgraded") else named
+
+
 def build(kind: type[T], values: Mapping[str, Any]) -> T:
     """An instance of the dataclass ``kind``; dashes in names are underscores, text is read as the field's type."""
     fields = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     hints = get_type_hints(kind)
     read = {}
-    for given, value in values.items():
-        name = given.replace("-", "_")
+    for name, value in upgraded(kind, values).items():
         if name not in fields:
-            raise OneaError(f"Unknown option '{given}'; {nearest(name, fields)}")
-        read[name] = _read(given, value, hints[name])
+            raise OneaError(f"Unknown option '{name}'; {nearest(name, fields)}")
+        read[name] = _read(name, value, hints[name])
     return kind(**read)
 
 

@@ -7,11 +7,11 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from onea import cpu
 from onea.errors import OneaError
 from onea.options import check_threads
 from onea.processes import Processes, join_processes
@@ -143,6 +143,11 @@ def resolve(device: str, precision: str, given: torch.device | None = None) -> t
         precision = "bf16" if _has_bf16(chosen) else "fp32"
     if precision not in ("bf16", "fp32"):
         raise OneaError(f"precision is '{precision}'; choose auto, bf16 or fp32.")
+    if precision == "bf16" and chosen.type == "cpu" and cpu.broken_amx():
+        raise OneaError(
+            "bf16 does not work here: this machine announces AMX instructions that it does not have; use fp32, or set "
+            f"{cpu.ISA_VARIABLE}=AVX512_CORE_BF16."
+        )
     return chosen, precision
 
 
@@ -171,7 +176,4 @@ def _device(name: str) -> torch.device:
 def _has_bf16(device: torch.device) -> bool:
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    if device.type == "cpu":  # without the instructions bf16 is emulated and slower than fp32
-        flags = Path("/proc/cpuinfo")
-        return flags.exists() and "avx512_bf16" in flags.read_text(encoding="utf-8", errors="ignore")
-    return False
+    return device.type == "cpu" and cpu.has_bf16()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 
 def task_epochs(
@@ -26,6 +27,11 @@ def cosine(epoch: int, epochs: int) -> float:
     (1.0, 0.5)
     """
     return 0.5 * (1 + math.cos(math.pi * epoch / epochs))
+
+
+def named(name: str) -> Callable[[int, int], float]:
+    """The schedule that an option names: ``cosine`` or ``late-cosine``."""
+    return {"cosine": cosine, "late-cosine": late_cosine}[name]
 
 
 def constant(epoch: int, epochs: int) -> float:

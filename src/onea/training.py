@@ -17,6 +17,7 @@ from onea.tasks import Task
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Schedule = Callable[[int, int], float]
+Optimiser = Literal["sgd", "adam", "adamw"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Recipe:
     batch_size: int
     epochs: int
     crop_scale: float
-    optimiser: Literal["sgd", "adam"] = "sgd"
+    optimiser: Optimiser = "sgd"
     schedule: Schedule = schedules.cosine
 
 
@@ -116,8 +117,9 @@ def _optimiser(trained: Sequence[Trained], recipe: Recipe) -> torch.optim.Optimi
         rate = recipe.learning_rate * item.rate
         groups.append({"params": wanted, "lr": rate, "initial_lr": rate})
     fused = all(item.device.type in ("cpu", "cuda") for group in groups for item in group["params"])
-    if recipe.optimiser == "adam":
-        return torch.optim.Adam(groups, weight_decay=recipe.weight_decay, fused=fused)
+    if recipe.optimiser != "sgd":
+        adam = torch.optim.AdamW if recipe.optimiser == "adamw" else torch.optim.Adam
+        return adam(groups, weight_decay=recipe.weight_decay, fused=fused)
     return torch.optim.SGD(groups, momentum=0.9, weight_decay=recipe.weight_decay, fused=fused)
 
 

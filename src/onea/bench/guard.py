@@ -28,7 +28,7 @@ def gains(config: BenchConfig, per_class: int) -> dict[str, float]:
     rows = torch.arange(len(task))
     contests = {
         "training": (
-            lambda: train_adapter(method.vit, task, method.options, runtime, method.plan),
+            lambda: train_adapter(method.vit, method.new_adapter(task), task, method.options, runtime, method.plan),
             plain_epoch(network, loader(train, config.batch, 0, shuffle=True), CLASSES, device),
         ),
         "inference": (

@@ -70,11 +70,11 @@ class Column:
 
     def _epochs(self, count: int) -> list[float]:
         """Seconds of each epoch of one training."""
-        scene = self.scene
+        scene, method, task = self.scene, self.scene.method, self.scene.prepared.task(0)
         clock = EpochClock(scene.runtime.device)
-        options = replace(scene.method.options, epochs=count, min_epochs=count, max_epochs=count)
+        options = replace(method.options, epochs=count, min_epochs=count, max_epochs=count)
         runtime = replace(scene.runtime, progress=clock)
-        train_adapter(scene.method.vit, scene.prepared.task(0), options, runtime, scene.method.plan)
+        train_adapter(method.vit, method.new_adapter(task), task, options, runtime, method.plan)
         clock.stop()
         return [end - start for start, end in zip(clock.times, clock.times[1:], strict=False)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -29,6 +29,7 @@ def demo(
     from onea.methods import method_class
     from onea.methods.adapter_merging import AdapterMemo
     from onea.methods.presets import preset_options
+    from onea.options import build
     from onea.report import curves, page, style
     from onea.runs.config import make_config
     from onea.runs.engine import run
@@ -37,7 +38,8 @@ def demo(
     configs = {name: make_config({"method": name, "data": DATA, "seed": seed}) for name in METHODS}
     _open(out, fresh)
     # The running mean is to differ from One-A in its merge alone, so it takes One-A's training.
-    training = {"learning_rate": preset_options("one-a", "small", DATA)["learning_rate"]}
+    one_a: Any = build(method_class("one-a").Options, preset_options("one-a", "small", DATA))
+    training = {name: getattr(one_a, name) for name in ("learning_rate", "single_class")}
     configs["running-mean"] = replace(configs["running-mean"], options=training)
     titles = {name: method_class(name).title for name in METHODS}
     earlier = {name: read_record(out / name) for name in METHODS}

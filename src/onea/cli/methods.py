@@ -22,7 +22,7 @@ def methods(
         table.add_row("", "passes per image are after 1, 10 and 40 tasks; *: in the One-A paper's tables")
         for known in METHODS.names:
             kind = method_class(known)
-            passes = ", ".join(f"{kind.passes(tasks):g}" for tasks in (1, 10, 40))
+            passes = ", ".join(f"{kind.passes(kind.Options(), tasks):g}" for tasks in (1, 10, 40))
             where = f", {kind.paper.removeprefix('https://')}" if kind.paper else ""
             about = f"{kind.title}{'*' if kind.in_paper else ''}: {passes} passes{where}"
             table.add_row(f"[bold]{known}", f"{about}\n[dim]trains {kind.trains}\nkeeps {kind.stores}")

@@ -21,7 +21,13 @@ def serve(
     batch: Annotated[int, typer.Option(help="Images of different requests in one pass; 1: no batching.")] = 32,
     wait: Annotated[float, typer.Option(help="Milliseconds that a request waits for others to share its pass.")] = 2.0,
     max_upload: Annotated[int, typer.Option(help="Megabytes of a request to learn; an eighth of it to predict.")] = 512,
-    max_megapixels: Annotated[int, typer.Option(help="Of one image.")] = 50,
+    max_megapixels: Annotated[
+        int, typer.Option(help="Of one image; 16 times as many in a request to predict, 200 times to learn.")
+    ] = 50,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(help="Name under which clients ask for the service, besides localhost; repeatable, * is any."),
+    ] = None,
     grace: Annotated[float, typer.Option(help="Seconds that a running lesson has to finish on Ctrl-C.")] = 10.0,
     on: Annotated[str, typer.Option(help="Where to run: here, or ray (prediction only).")] = "here",
     replicas: Annotated[int, typer.Option(help="With --on ray: how many processes answer.")] = 1,
@@ -39,7 +45,7 @@ def serve(
     from onea.errors import OneaError
 
     try:
-        from onea.serve.access import read_token
+        from onea.serve.access import names_for, read_token
         from onea.serve.service import Service
         from onea.serve.settings import Limits, Settings, check_settings
     except ModuleNotFoundError as error:
@@ -49,14 +55,17 @@ def serve(
     limits = Limits(
         predict_bytes=max_upload * 125_000, learn_bytes=max_upload * 1_000_000, pixels=max_megapixels * 1_000_000
     )
-    settings = check_settings(Settings(read_token(token_file), limits, batch, wait / 1000, grace))
+    hosts, addresses = names_for(host, allowed_host or [])
+    settings = check_settings(
+        Settings(read_token(token_file), limits, batch, wait / 1000, grace, hosts=hosts, addresses=addresses)
+    )
     machine = {"backbone": backbone, "device": device, "threads": threads}
     if on == "ray":
         from onea.serve.on_ray import run_on_ray
 
         run_on_ray(model, settings, machine, replicas, host, port, address)
         return
-    from onea.serve.server import bind, run
+    from onea.serve.server import bind, server_of
 
     opened = bind(host, port)
     service = Service(model, settings, machine)
@@ -66,4 +75,4 @@ def serve(
     shown = f"[{where}]" if ":" in where else where
     print(f"{model} (version {state.version}, {len(state.classes):,} classes) at http://{shown}:{port}", flush=True)
     print(f"{teaching}; stop with Ctrl-C", flush=True)
-    run(service, opened)
+    server_of(service).run([opened])

@@ -26,7 +26,7 @@ class ImageFile:
 ByClass = dict[str, list[ImageFile]]
 
 
-def natural_key(name: str) -> tuple[list[str | int], str]:
+def natural_key(name: str) -> tuple[list[str | tuple[int, str]], str]:
     """Sort key that reads numbers as numbers.
 
     >>> sorted(["task10", "task2", "Task1"], key=natural_key)
@@ -34,7 +34,13 @@ def natural_key(name: str) -> tuple[list[str | int], str]:
     """
     # Text and digits alternate, text first, so two keys never compare a number with a word.
     parts = re.split(r"([0-9]+)", name.casefold())
-    return [int(part) if i % 2 else part for i, part in enumerate(parts)], name
+    return [_as_number(part) if i % 2 else part for i, part in enumerate(parts)], name
+
+
+def _as_number(digits: str) -> tuple[int, str]:
+    """Sorts as the number does, without making one: Python refuses to read thousands of digits."""
+    significant = digits.lstrip("0")
+    return len(significant), significant
 
 
 def hold_out(names: Iterable[str]) -> frozenset[str]:

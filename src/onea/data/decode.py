@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from io import SEEK_END, BytesIO
@@ -20,8 +21,12 @@ from onea.errors import OneaError
 MAX_PIXELS = 300_000_000
 """An image that claims more pixels than this is refused before any of them is decoded."""
 
-# Named, because Pillow's full list has formats that start other programs (EPS, WMF) or hold no pictures (HDF5, MPEG).
-_FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "BMP", "DIB", "GIF", "TIFF", "PPM", "JPEG2000", "ICO", "PCX", "QOI", "TGA")
+# Named, because Pillow's full list has formats that start other programs (EPS, WMF), hold no pictures (HDF5, MPEG), or
+# are decoded before anyone can look at their size (ICO).
+_FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "BMP", "DIB", "GIF", "TIFF", "PPM", "JPEG2000", "PCX", "QOI", "TGA")
+# What strangers may send: what cameras and browsers make, where the size in the header bounds the work, and where
+# Pillow decodes without the interpreter's lock.
+COMMON_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 
 _EXIF_ORIENTATION = 0x0112
 _TURN_BACK = {
@@ -34,6 +39,12 @@ _TURN_BACK = {
     8: Image.Transpose.ROTATE_90,
 }
 _SIDES_SWAPPED = (5, 6, 7, 8)
+
+_STRIP = 1_000_000  # pixels that are laid on white in one go
+_MOST_SCANS = 32  # of a JPEG, each of which goes over all its pixels; encoders make about ten
+_SCAN, _END = 0xDA, 0xD9
+_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")  # of a JPEG segment, not those that stand alone
+_READS, _BYTES_PER_READ = 2_000, 256  # of a stranger's file; encoders write pieces of kilobytes
 
 
 class BadImage(OneaError):  # noqa: N818 - it names the file, and is raised for it
@@ -58,6 +69,7 @@ def read_image(
     at_least: int | None = None,
     name: str = "image",
     max_pixels: int | None = None,
+    wary: bool = False,
 ) -> Image.Image:
     """Read one image as it is meant to be seen: RGB, turned upright, transparency on white, first frame.
 
@@ -67,15 +79,19 @@ def read_image(
             eighth of its size (never below twice this), which is many times faster and looks the same afterwards.
         name: what messages call an image that is given as bytes.
         max_pixels: an image that claims more is refused before any of them is decoded; ``MAX_PIXELS``, if None.
+        wary: whether bytes come from a stranger: then they must be of ``COMMON_FORMATS``, and not made to take long.
 
     Raises:
         BadImage: the file is missing, not an image, broken, or claims more than ``max_pixels`` pixels.
     """
     if isinstance(source, bytes):
-        opened: AbstractContextManager[Image.Image] = _decoded(BytesIO(source), Path(name), max_pixels)
+        stream = _InFewReads(source) if wary else BytesIO(source)
+        opened: AbstractContextManager[Image.Image] = _decoded(stream, Path(name), max_pixels, wary)
     else:
         opened = _opened(Path(source), max_pixels)
     with opened as image:
+        if wary and isinstance(source, bytes) and image.format in ("JPEG", "MPO") and _scans(source) > _MOST_SCANS:
+            raise BadImage(name, f"it has more than {_MOST_SCANS} scans, each as much work as an image")
         if at_least is not None:
             image.draft(None, (2 * at_least, 2 * at_least))
         image.load()
@@ -86,6 +102,15 @@ def upright_rgb(image: Image.Image) -> Image.Image:
     """An image that is open already, as it is meant to be seen: RGB, turned upright, transparency on white."""
     orientation = _orientation(image)
     return _to_rgb(image.transpose(_TURN_BACK[orientation]) if orientation in _TURN_BACK else image)
+
+
+def pixel_count(content: bytes) -> int:
+    """The number of pixels that a stranger's image claims; nothing is decoded. 0 where it cannot be read."""
+    try:
+        with _decoded(_InFewReads(content), Path("image"), None, wary=True) as image:
+            return image.width * image.height
+    except BadImage:
+        return 0
 
 
 def image_size(path: str | PathLike[str]) -> tuple[int, int]:
@@ -160,11 +185,11 @@ def _opened(path: Path, max_pixels: int | None = None) -> Iterator[Image.Image]:
 
 
 @contextmanager
-def _decoded(stream: BinaryIO, path: Path, limit: int | None) -> Iterator[Image.Image]:
+def _decoded(stream: BinaryIO, path: Path, limit: int | None, wary: bool = False) -> Iterator[Image.Image]:
     max_pixels = MAX_PIXELS if limit is None else min(limit, MAX_PIXELS)
     try:
         _lift_pillow_limit()
-        with Image.open(stream, formats=_formats()) as image:
+        with Image.open(stream, formats=_formats(wary)) as image:
             if image.width * image.height > max_pixels:
                 raise BadImage(path, _too_many_pixels(max_pixels))
             yield image
@@ -172,7 +197,7 @@ def _decoded(stream: BinaryIO, path: Path, limit: int | None) -> Iterator[Image.
         raise
     except Exception as error:
         # Decoders meet broken bytes with almost any exception (OSError, SyntaxError, struct.error, IndexError...).
-        raise BadImage(path, _reason(stream, error, max_pixels)) from error
+        raise BadImage(path, _reason(stream, error, max_pixels, wary)) from error
 
 
 def _lift_pillow_limit() -> None:
@@ -182,10 +207,39 @@ def _lift_pillow_limit() -> None:
 
 
 @functools.cache
-def _formats() -> tuple[str, ...]:
+def _formats(wary: bool) -> tuple[str, ...]:
     """Those of our formats that this Pillow was built with."""
     Image.init()
-    return tuple(name for name in _FORMATS if name in Image.OPEN)
+    return tuple(name for name in (COMMON_FORMATS if wary else _FORMATS) if name in Image.OPEN)
+
+
+class _InFewReads(BytesIO):
+    """A file that must be read in large pieces: Pillow walks through heads of many tiny ones a microsecond each."""
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__(content)
+        self._left = _READS + len(content) // _BYTES_PER_READ
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """The next bytes."""
+        self._left -= 1
+        if self._left < 0:
+            raise OSError("it is in too many pieces")
+        return super().read(size)
+
+
+def _scans(content: bytes) -> int:
+    """The number of scans in a JPEG.
+
+    Progressive ones have several. A file of kilobytes can have thousands of empty ones, and each takes a walk over
+    all pixels.
+    """
+    scans, place = 0, 0
+    while (marker := _MARKER.search(content, place)) and content[marker.start() + 1] != _END:
+        scans += content[marker.start() + 1] == _SCAN
+        length = int.from_bytes(content[marker.end() : marker.end() + 2])
+        place = marker.end() + length
+    return scans
 
 
 def _orientation(image: Image.Image) -> int:
@@ -202,11 +256,18 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     """Any Pillow mode to RGB; 16-bit and float pixels are scaled, where Pillow's own conversion would clip them."""
     if image.mode.startswith("I") or image.mode == "F":
         image = Image.fromarray(_to_8_bits(image))
-    if image.has_transparency_data:
-        layer = image.convert("RGBA")
-        page = Image.new("RGBA", layer.size, "white")
-        return Image.alpha_composite(page, layer).convert("RGB")
-    return image.convert("RGB")
+    return _on_white(image) if image.has_transparency_data else image.convert("RGB")
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    """In strips, as Pillow does it with the interpreter's lock held and all other threads would wait for a whole."""
+    page = Image.new("RGB", image.size)
+    rows = max(1, _STRIP // max(1, image.width))
+    for top in range(0, image.height, rows):
+        strip = image.crop((0, top, image.width, min(top + rows, image.height))).convert("RGBA")
+        white = Image.new("RGBA", strip.size, "white")
+        page.paste(Image.alpha_composite(white, strip).convert("RGB"), (0, top))
+    return page
 
 
 def _to_8_bits(image: Image.Image) -> Pixels:
@@ -219,11 +280,14 @@ def _to_8_bits(image: Image.Image) -> Pixels:
     return np.clip(np.rint(values), 0, 255).astype(np.uint8)
 
 
-def _reason(stream: BinaryIO, error: Exception, max_pixels: int) -> str:
+def _reason(stream: BinaryIO, error: Exception, max_pixels: int, wary: bool) -> str:
     if isinstance(error, (Image.DecompressionBombError, Image.DecompressionBombWarning)):
         return _too_many_pixels(max_pixels)
     if isinstance(error, UnidentifiedImageError):
-        return "the file is empty" if stream.seek(0, SEEK_END) == 0 else "it is not an image in a format we know"
+        if stream.seek(0, SEEK_END) == 0:
+            return "the file is empty"
+        known = f" ({', '.join(COMMON_FORMATS)})" if wary else ""
+        return f"it is not an image in a format we know{known}"
     if isinstance(error, MemoryError):
         return "there is not enough memory to decode it"
     if "truncated" in str(error).lower():

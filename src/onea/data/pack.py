@@ -55,13 +55,6 @@ class Packed:
     sha256: str = ""
 
 
-def default_cache() -> Path:
-    """The folder for packed images: ``$ONEA_CACHE``, else ``$XDG_CACHE_HOME/onea``, else ``~/.cache/onea``."""
-    if chosen := os.environ.get("ONEA_CACHE"):
-        return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "onea"
-
-
 def stored_shape(splits: Sequence[Split], size: int, cache: Path | None = None) -> tuple[int, int]:
     """Height and width at which all these splits are to be stored, so that training and test images agree.
 

@@ -24,6 +24,7 @@ class RunningMean(Traits):
     paper = "https://arxiv.org/abs/2203.05482"
     associative = True
     on_deltas = False
+    starts_from = "fresh"
 
     def __call__(self, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> tuple[Tensors, Tensors]:
         """Merge; ``state["count"]`` is the number of sides inside ``accumulated`` (one at the first merge)."""
@@ -46,6 +47,7 @@ class WeightedMean(Traits):
     uses_sizes = True
     associative = True
     on_deltas = False
+    starts_from = "fresh"
 
     by: Literal["classes", "samples"] = "classes"
 

@@ -40,7 +40,7 @@ class KnOTS(Traits):
         rule: how codes are merged: ``mean`` or ``ties``.
         density: share of the new side's code entries that TIES keeps, over all layers together.
         scale: factor on the result; the accumulated side is divided by it again before the next merge.
-        weights: what a side counts: ``uniform`` or by ``classes``.
+        weights: the votes of a side: one for every task (``uniform``) or one for every class (``classes``).
     """
 
     title = "KnOTS"
@@ -63,13 +63,11 @@ class KnOTS(Traits):
         right = _folded(new)
         for name, left in _folded(accumulated).items():
             bases[name], old_codes[name], new_codes[name] = align(left / old_scale, right[name])
-        left_vote, right_vote = votes_of(self.weights, sizes)
+        left_vote, right_vote = votes_of(self.weights, sizes, count)
         if self.rule == "ties":
             new_codes = trim(new_codes, self.density)
             codes = {name: elect(code, new_codes[name], left_vote, right_vote) for name, code in old_codes.items()}
         else:
-            if self.weights == "uniform":
-                left_vote = count
             total = left_vote + right_vote
             codes = {
                 name: (left_vote * code + right_vote * new_codes[name]) / total for name, code in old_codes.items()

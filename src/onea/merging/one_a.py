@@ -129,6 +129,7 @@ class OneA(Traits):
     paper = "https://arxiv.org/abs/2603.10237"
     uses_sizes = True
     on_deltas = False
+    starts_from = "fresh"
 
     alignment: bool = True
     weights: Proxy = "classes"

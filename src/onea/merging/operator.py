@@ -36,8 +36,8 @@ class Traits:
             under ``new_fisher.NAME`` or ``new_gram.NAME``, the accumulated side's under ``fisher.NAME`` or
             ``gram.NAME``. It returns the latter, so that only the new side's must be given again.
         on_deltas: whether it is made for differences from a common start, rather than for weights as they are.
-        starts_from: what a task's training starts from: ``fresh`` weights, the ``previous`` task's trained ones or the
-            ``first`` task's.
+        starts_from: the weights that a task is trained from in the operator's paper: ``fresh`` random ones, ``shared``
+            random ones (the same for every task), or the ``previous`` or ``first`` task's trained ones.
     """
 
     title: ClassVar[str]
@@ -46,7 +46,7 @@ class Traits:
     associative: ClassVar[bool] = False
     needs: ClassVar[Literal["", "fisher", "gram"]] = ""
     on_deltas: ClassVar[bool] = True
-    starts_from: ClassVar[Literal["fresh", "previous", "first"]] = "fresh"
+    starts_from: ClassVar[Literal["fresh", "shared", "previous", "first"]] = "shared"
 
 
 class Operator(Protocol):

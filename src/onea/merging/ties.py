@@ -45,9 +45,9 @@ def elect(left: Tensor, right: Tensor, left_vote: float = 1, right_vote: float =
     return (left_counts * left + right_counts * right) / torch.where(votes > 0, votes, 1.0)
 
 
-def votes_of(weights: Votes, sizes: Sizes) -> tuple[float, float]:
-    """What the accumulated and the new side count."""
-    return (sizes.accumulated_classes, sizes.new_classes) if weights == "classes" else (1, 1)
+def votes_of(weights: Votes, sizes: Sizes, count: int) -> tuple[float, float]:
+    """The votes of the accumulated side, which holds ``count`` tasks, and of the new one."""
+    return (sizes.accumulated_classes, sizes.new_classes) if weights == "classes" else (count, 1)
 
 
 def check_trimming(density: float, scale: float) -> None:
@@ -67,7 +67,8 @@ class TIES(Traits):
     Attributes:
         density: share of the new side's entries that is kept, over all tensors together.
         scale: factor on the result; the accumulated side is divided by it again before the next merge.
-        weights: what a side's entries count in election and mean: ``uniform`` or by ``classes``.
+        weights: the votes of a side in election and mean: one for every task (``uniform``) or one for every class
+            (``classes``).
     """
 
     title = "TIES"
@@ -81,13 +82,13 @@ class TIES(Traits):
         check_trimming(self.density, self.scale)
 
     def __call__(self, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> tuple[Tensors, Tensors]:
-        """Merge; ``state["count"]`` tells that the accumulated side is scaled already."""
+        """Merge; ``state["count"]`` is the number of sides inside ``accumulated``, and tells that it is scaled."""
         check_mergeable(accumulated, new)
-        old_scale = self.scale if "count" in state else 1.0
-        votes = votes_of(self.weights, sizes)
+        count, old_scale = count_of(state), self.scale if "count" in state else 1.0
+        votes = votes_of(self.weights, sizes, count)
         trimmed = trim({name: precise(tensor) for name, tensor in new.items()}, self.density)
         merged = {
             name: like(self.scale * elect(precise(left) / old_scale, trimmed[name], *votes), left)
             for name, left in accumulated.items()
         }
-        return merged, {"count": torch.tensor(count_of(state) + 1)}
+        return merged, {"count": torch.tensor(count + 1)}

@@ -14,6 +14,7 @@ _OWN = {
     "adapter": "onea.methods.adapter:MergedAdapter",
     "simplecil": "onea.methods.simplecil:SimpleCIL",
     "running-mean": "onea.methods.running_mean:RunningMeanOfAdapters",
+    "running-mean-shared": "onea.methods.running_mean:RunningMeanSharedStart",
     "aper-adapter": "onea.methods.aper:AperAdapter",
     "aper-finetune": "onea.methods.aper:AperFinetune",
     "aper-ssf": "onea.methods.aper:AperSSF",

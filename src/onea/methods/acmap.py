@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,7 +15,7 @@ from onea.merging.average import RunningMean
 from onea.merging.operator import Sizes, Tensors
 from onea.methods.contract import Method
 from onea.methods.local_head import local_head, new_adapters, train_with_local_head
-from onea.methods.options import AdapterOptions
+from onea.methods.options import AdapterOptions, tuned
 from onea.methods.state import part_of, prefixed
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
@@ -67,6 +67,7 @@ class ACMap(Method):
         "imagenet-r": _recipe(0.05, 16, 5e-3),
         "": _recipe(0.05, 16, 5e-3),
     }
+    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.2, 0.4)
     options: ACMapOptions
 
     def __init__(self, vit: FrozenViT, options: ACMapOptions, runtime: Runtime, plan: Plan | None = None):
@@ -75,6 +76,11 @@ class ACMap(Method):
         self.sizes: list[tuple[int, int]] = []  # classes and images of every task
         self.sources = torch.empty(0, vit.width, device=runtime.device)  # prototypes as first measured
         self.prototypes = self.sources  # the same, mapped to where the newest merged adapter puts them
+
+    @classmethod
+    def epochs(cls, options: ACMapOptions, sizes: Sequence[int]) -> list[int]:
+        """Every task until the limit is trained on."""
+        return [options.epochs if task < options.limit else 0 for task in range(len(sizes))]
 
     def learn(self, task: Task) -> dict[str, Any]:
         """Train and merge an adapter while the limit allows, measure the new prototypes, map the old ones."""

@@ -11,14 +11,15 @@ from onea.errors import OneaError
 from onea.merging import make_operator
 from onea.merging.operator import Operator, Sizes, Tensors, like, precise
 from onea.methods.adapter_merging import AdapterMemo, AdapterMerging, MergingOptions
-from onea.methods.adapter_training import blank_adapters, train_adapter
+from onea.methods.adapter_training import blank_adapters
 from onea.methods.merge_statistics import diagonal_fisher, gram_matrices
 from onea.methods.state import part_of, prefixed
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
 from onea.vit.frozen import FrozenViT
 
-_START, _ORIGIN = "start.", "origin."
+_ORIGIN = "origin."
+_COMMON = ("shared", "first", "previous")  # starts from which the deltas of all tasks can be measured
 
 
 @dataclass(frozen=True)
@@ -57,10 +58,10 @@ def parse_pairs(text: str) -> dict[str, str]:
 class MergedAdapter(AdapterMerging):
     """One adapter, merged by the operator of your choice.
 
-    Operators made for deltas get the difference from the common start where there is one: with ``shared_init``, or with
-    an operator whose tasks start from one another (MagMax). Otherwise they get the weights as they are; the
-    up-projection starts at zero, so there weight and delta are the same. Fisher merging and RegMean get their
-    statistics from one more pass over the task's images.
+    Operators made for deltas get the difference from the common start: the random weights that all tasks share, or
+    those of the first task where tasks start from one another (MagMax). With ``--start fresh`` or ``merged`` there is
+    no common start, and they get the weights as they are. Fisher merging and RegMean get their statistics from one
+    more pass over the task's images.
     """
 
     title: ClassVar[str] = "Merged adapter"
@@ -82,12 +83,9 @@ class MergedAdapter(AdapterMerging):
         super().__init__(vit, options, runtime, plan, memo)
         self._operator = options.operator()
         self._needs: str = getattr(self._operator, "needs", "")
-        self._starts_from: str = getattr(self._operator, "starts_from", "fresh")
-        common_start = options.shared_init or self._starts_from != "fresh"
-        self._subtracts = common_start and bool(getattr(self._operator, "on_deltas", False))
+        self._subtracts = self.start_rule in _COMMON and bool(getattr(self._operator, "on_deltas", False))
         self._head: nn.Module | None = None
-        self.start: Tensors = {}  # what the next task is trained from, unless fresh
-        self.origin: Tensors = {}  # what deltas are measured from, if anything
+        self.origin: Tensors = {}  # the weights that deltas are measured from, if any
 
     def operator(self) -> Operator:
         """The operator that the options name."""
@@ -105,34 +103,28 @@ class MergedAdapter(AdapterMerging):
         return {name: like(origin[name] + merged[name], value) for name, value in accumulated.items()}, report
 
     def state_dict(self) -> Tensors:
-        """All of the parent's, and where training and deltas start from."""
-        return {
-            **super().state_dict(),
-            **prefixed(_START, self.start),
-            **prefixed(_ORIGIN, self.origin),
-        }
+        """All of the parent's, and the weights that deltas are measured from."""
+        return {**super().state_dict(), **prefixed(_ORIGIN, self.origin)}
 
     def load_state_dict(self, state: Tensors) -> None:
         """Continue from a saved state."""
         super().load_state_dict(state)
-        self.start, self.origin = (part_of(prefix, state) for prefix in (_START, _ORIGIN))
+        self.origin = part_of(_ORIGIN, state)
 
     def _trained(self, task: Task) -> tuple[Tensors, dict[str, Any]]:
-        if self._starts_from == "fresh" and self._needs != "fisher":
+        if self._needs != "fisher":
             return super()._trained(task)
-        trained = train_adapter(self.vit, task, self.options, self.runtime, self.plan, self.start)
+        trained = self._train(task)
         self._head = trained.head
         return trained.tensors, trained.report
 
     def _absorb(self, new: Tensors, task: Task) -> dict[str, Any]:
         first = not self.merged_classes
         if first and self._subtracts:
-            self.origin = dict(blank_adapters(self.vit, self.options, task.seed, task.index).state_dict())
+            self.origin = dict(self.new_adapter(task).state_dict())
         prefix = "" if first else "new_"
         self.memory |= {prefix + name: value for name, value in self._statistics(new, task).items()}
         report = super()._absorb(new, task)
-        if self._starts_from == "previous" or (first and self._starts_from == "first"):
-            self.start = new
         self._head = None
         return report
 
@@ -140,7 +132,7 @@ class MergedAdapter(AdapterMerging):
         if not self._needs:
             return {}
         self.runtime.progress.note("statistics")
-        adapters = blank_adapters(self.vit, self.options, task.seed, task.index).eval().to(self.runtime.device)
+        adapters = blank_adapters(self.vit, self.options, task.seed).eval().to(self.runtime.device)
         adapters.load_state_dict(new)
         if self._needs == "gram":
             return gram_matrices(self.vit, adapters, task, self.runtime)

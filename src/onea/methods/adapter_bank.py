@@ -58,9 +58,14 @@ class AdapterBank(Method):
         self.adapters = nn.ModuleList().eval()
         self.sizes: list[int] = []
 
-    @staticmethod
-    def passes(tasks: int) -> float:
+    @classmethod
+    def passes(cls, options: Any, tasks: int) -> float:
         """One for every adapter."""
+        return cls.adapters_used(options, tasks)
+
+    @classmethod
+    def adapters_used(cls, options: Any, tasks: int) -> int:
+        """One for every task."""
         return tasks
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -12,8 +12,9 @@ from torch import Tensor
 
 from onea.errors import OneaError
 from onea.merging.operator import Operator, Sizes, Tensors
-from onea.methods.adapter_training import AdapterTraining, blank_adapters, train_adapter
+from onea.methods.adapter_training import AdapterTraining, TrainedAdapter, blank_adapters, train_adapter
 from onea.methods.contract import Method
+from onea.methods.options import tuned
 from onea.methods.state import part_of, prefixed
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
@@ -21,7 +22,8 @@ from onea.vit.adapter import Adapters
 from onea.vit.frozen import FrozenViT
 from onea.vit.heads import cosine_scores
 
-_KEPT, _MEMORY = "adapter.", "operator."
+_KEPT, _MEMORY, _START = "adapter.", "operator.", "start."
+_RANDOM = ("fresh", "shared")  # starts that do not depend on earlier tasks
 
 
 class AdapterMemo(dict[tuple[Any, ...], tuple[Tensors, dict[str, Any]]]):
@@ -85,6 +87,7 @@ class AdapterMerging(Method):
 
     options: MergingOptions
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = PUBLISHED
+    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.28, 0.2)
 
     def __init__(
         self,
@@ -96,12 +99,29 @@ class AdapterMerging(Method):
     ):
         super().__init__(vit, options, runtime, plan)
         self.memo = memo
-        blank = blank_adapters(vit, options, seed=0, task=0)
+        blank = blank_adapters(vit, options, seed=0)
         self.kept: Adapters = blank.requires_grad_(False).eval().to(runtime.device)
         self.prototypes = torch.empty(0, vit.width, device=runtime.device)
         self.merged_classes = 0
         self.merged_samples = 0
         self.memory: Tensors = {}
+        self.start: Tensors = {}  # the weights that the next task is trained from, where they are an earlier task's
+
+    @classmethod
+    def epochs(cls, options: MergingOptions, sizes: Sequence[int]) -> list[int]:
+        """More for larger tasks, none for those that are not trained on."""
+        plan, merged, epochs = Plan(sum(sizes), len(sizes)), 0, []
+        for classes in sizes:
+            trained = options.trains(classes, merged)
+            epochs.append(options.epochs_for(classes, plan) if trained else 0)
+            merged += classes * trained
+        return epochs
+
+    @property
+    def start_rule(self) -> str:
+        """The weights that a task is trained from: as the options say, or as the operator was made for."""
+        asked = self.options.start
+        return asked if asked != "auto" else str(getattr(self.operator(), "starts_from", "fresh"))
 
     @abstractmethod
     def operator(self) -> Operator:
@@ -113,14 +133,14 @@ class AdapterMerging(Method):
         return merged, {}
 
     def learn(self, task: Task) -> dict[str, Any]:
-        """Train a fresh adapter, merge it into the kept one and add the prototypes of the new classes."""
+        """Train an adapter, merge it into the kept one and add the prototypes of the new classes."""
         report = self.adapt(task)
         self.runtime.progress.note("prototypes")
         self.prototypes = torch.cat([self.prototypes, self.prototypes_of(task, self.kept)])
         return report
 
     def adapt(self, task: Task) -> dict[str, Any]:
-        """Train a fresh adapter on a task and merge it into the kept one; the prototypes stay as they are."""
+        """Train an adapter on a task and merge it into the kept one; the prototypes stay as they are."""
         report: dict[str, Any] = {"trained": self.options.trains(len(task.classes), self.merged_classes)}
         if report["trained"]:
             new, training = self._trained(task)
@@ -133,10 +153,11 @@ class AdapterMerging(Method):
         return cosine_scores(self.features(images, self.kept), self.prototypes)
 
     def state_dict(self) -> Tensors:
-        """The kept adapter, the prototypes, what was merged so far, and what the operator remembers."""
+        """The kept adapter, the prototypes, the counts of what was merged, the operator's state and the next start."""
         return {
             **prefixed(_KEPT, self.kept.state_dict()),
             **prefixed(_MEMORY, self.memory),
+            **prefixed(_START, self.start),
             "prototypes": self.prototypes,
             "merged": torch.tensor([self.merged_classes, self.merged_samples]),
         }
@@ -144,27 +165,45 @@ class AdapterMerging(Method):
     def load_state_dict(self, state: Tensors) -> None:
         """Continue from a saved state."""
         self.kept.load_state_dict(part_of(_KEPT, state))
-        self.memory = part_of(_MEMORY, state)
+        self.memory, self.start = part_of(_MEMORY, state), part_of(_START, state)
         self.prototypes = state["prototypes"].to(self.runtime.device)
         self.merged_classes, self.merged_samples = state["merged"].tolist()
 
     def _trained(self, task: Task) -> tuple[Tensors, dict[str, Any]]:
         """The task's adapter, and what to record of its training."""
-        training = tuple(getattr(self.options, name) for name in AdapterTraining.__dataclass_fields__)
-        key = (task.seed, task.index, task.classes, len(task), training, self.plan)
-        if self.memo is not None and key in self.memo:
-            tensors, report = self.memo[key]
+        names = AdapterTraining.__dataclass_fields__.keys() - {"start"}  # the rule it stands for counts
+        training = tuple(getattr(self.options, name) for name in sorted(names))
+        key = (task.seed, task.index, task.classes, len(task), training, self.start_rule, self.plan)
+        # An adapter that starts from an earlier task's depends on how that one was merged, and is nobody else's.
+        memo = self.memo if self.start_rule in _RANDOM else None
+        if memo is not None and key in memo:
+            tensors, report = memo[key]
             here = {name: value.to(self.runtime.device, copy=True) for name, value in tensors.items()}
             return here, report | {"training_shared": True}
-        trained = train_adapter(self.vit, task, self.options, self.runtime, self.plan)
-        if self.memo is not None:
+        trained = self._train(task)
+        if memo is not None:
             kept = {name: value.to("cpu", copy=True) for name, value in trained.tensors.items()}
-            self.memo[key] = (kept, trained.report)
+            memo[key] = (kept, trained.report)
         return trained.tensors, trained.report
+
+    def _train(self, task: Task) -> TrainedAdapter:
+        adapters = self.new_adapter(task)
+        if self.start_rule == "merged" and self.merged_classes:
+            adapters.load_state_dict(self.kept.state_dict())
+        elif self.start:
+            adapters.load_state_dict(self.start)
+        return train_adapter(self.vit, adapters, task, self.options, self.runtime, self.plan)
+
+    def new_adapter(self, task: Task) -> Adapters:
+        """A random adapter for a task, or the one that all tasks share."""
+        index = 0 if self.start_rule == "shared" else task.index
+        return blank_adapters(self.vit, self.options, task.seed, index)
 
     def _absorb(self, new: Tensors, task: Task) -> dict[str, Any]:
         self.runtime.progress.note("merging")
         report: dict[str, Any] = {}
+        if self.start_rule == "previous" or (self.start_rule == "first" and not self.merged_classes):
+            self.start = new
         if self.merged_classes:
             accumulated = dict(self.kept.state_dict())
             sizes = Sizes(self.merged_classes, len(task.classes), self.merged_samples, len(task))

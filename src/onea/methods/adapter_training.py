@@ -1,7 +1,8 @@
-"""Train one fresh adapter on one task, longer for larger tasks: the step that every adapter-merging method shares."""
+"""Train one adapter on one task, longer for larger tasks: the step that every adapter-merging method shares."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,6 +20,8 @@ from onea.tasks import Plan, Task
 from onea.vit.adapter import Adapters
 from onea.vit.frozen import FrozenViT
 
+Start = Literal["auto", "fresh", "shared", "merged", "first", "previous"]
+
 _UNPLANNED_CLASSES = 10.0  # classes of a middling task when the stream's length is not known
 
 
@@ -28,7 +31,9 @@ class AdapterTraining(AdapterOptions):
 
     Attributes:
         head: ``linear`` (the paper) or ``cosine`` (the official code) local head, discarded after the task.
-        shared_init: start every task's adapter from the same random weights instead of fresh ones.
+        start: the weights that a task's adapter is trained from: ``fresh`` random ones, ``shared`` random ones (the
+            same for every task), the ``merged`` adapter, or the ``first`` or ``previous`` task's trained adapter;
+            ``auto`` is the start that the merge was made for.
         epochs: for a task of average size (E0).
         min_epochs: lower bound of the schedule.
         max_epochs: upper bound of the schedule.
@@ -43,7 +48,7 @@ class AdapterTraining(AdapterOptions):
     batch_size: int = 128
     epochs: int = 25
     head: Literal["linear", "cosine"] = "linear"
-    shared_init: bool = False
+    start: Start = "auto"
     min_epochs: int = 20
     max_epochs: int = 40
     epoch_growth: float = 0.5
@@ -57,6 +62,15 @@ class AdapterTraining(AdapterOptions):
         super().__post_init__()
         if not 1 <= self.min_epochs <= self.max_epochs:
             raise OneaError(f"min_epochs is {self.min_epochs}; it must lie between 1 and max_epochs {self.max_epochs}.")
+
+    @staticmethod
+    def upgraded(values: Mapping[str, Any]) -> dict[str, Any]:
+        """Options under their present names; earlier versions had ``shared_init`` (true or false) for ``start``."""
+        rest = {name: value for name, value in values.items() if name != "shared_init"}
+        if "shared_init" in values:
+            shared = str(values["shared_init"]).lower() in ("true", "yes", "on", "1")
+            rest.setdefault("start", "shared" if shared else "auto")
+        return rest
 
     def epochs_for(self, classes: int, plan: Plan | None) -> int:
         """Epochs for a task of this many classes."""
@@ -79,23 +93,15 @@ class TrainedAdapter:
     head: nn.Module
 
 
-def blank_adapters(vit: FrozenViT, options: AdapterTraining, seed: int, task: int) -> Adapters:
-    """The adapter a task starts from."""
-    return new_adapters(vit, options, seeds.generator(seed, 0 if options.shared_init else task, "adapter"))
+def blank_adapters(vit: FrozenViT, options: AdapterTraining, seed: int, task: int = 0) -> Adapters:
+    """A random adapter, which leaves the network's output as it is."""
+    return new_adapters(vit, options, seeds.generator(seed, task, "adapter"))
 
 
 def train_adapter(
-    vit: FrozenViT,
-    task: Task,
-    options: AdapterTraining,
-    runtime: Runtime,
-    plan: Plan | None,
-    start: Tensors | None = None,
+    vit: FrozenViT, adapters: Adapters, task: Task, options: AdapterTraining, runtime: Runtime, plan: Plan | None
 ) -> TrainedAdapter:
-    """Train an adapter with a local head on a task: a fresh one, or from ``start``."""
-    adapters = blank_adapters(vit, options, task.seed, task.index)
-    if start:
-        adapters.load_state_dict(start)
+    """Train an adapter with a local head on a task, from the weights that it has."""
     classes = len(task.classes)
     recipe = options.recipe(epochs=options.epochs_for(classes, plan))
     share = options.contrastive_share(classes)

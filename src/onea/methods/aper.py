@@ -6,21 +6,22 @@ The five variants differ only in what they adapt.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from onea import seeds
 from onea.errors import OneaError
 from onea.merging.operator import Tensors
 from onea.methods.contract import Method
 from onea.methods.local_head import local_head, new_adapters, train_with_local_head
-from onea.methods.options import AdapterOptions, TrainingOptions
+from onea.methods.options import AdapterOptions, TrainingOptions, tuned
 from onea.methods.state import part_of
 from onea.tasks import Task
+from onea.training import Optimiser
 from onea.vit.adapter import Adapters
 from onea.vit.finetune import FineTuned
 from onea.vit.heads import cosine_scores
@@ -50,6 +51,25 @@ class AperOptions(TrainingOptions):
 @dataclass(frozen=True)
 class AperAdapterOptions(AperOptions, AdapterOptions):
     """Options of APER with an adapter."""
+
+
+@dataclass(frozen=True)
+class AperFinetuneOptions(AperOptions):
+    """Options of APER with fine-tuning.
+
+    Attributes:
+        optimiser: ``sgd`` as published, or ``adamw``, whose steps are of one size whatever the size of a gradient.
+        head_rate: factor on the learning rate for the head; one rate is often too large for the first blocks and too
+            small for a fresh head.
+    """
+
+    optimiser: Optimiser = "sgd"
+    head_rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.head_rate <= 0:
+            raise OneaError(f"head_rate is {self.head_rate}; it must be positive.")
 
 
 @dataclass(frozen=True)
@@ -90,10 +110,16 @@ class Aper(Method):
     def fresh(self, generator: torch.Generator) -> Adapters | FineTuned | SSF | VPT:
         """What is trained on the first task, before training."""
 
-    @staticmethod
-    def passes(tasks: int) -> float:
+    @classmethod
+    def passes(cls, options: Any, tasks: int) -> float:
         """The plain network and the adapted one."""
         return 2
+
+    @classmethod
+    def epochs(cls, options: AperOptions, sizes: Sequence[int]) -> list[int]:
+        """Only the first task is trained on, where it can teach anything."""
+        trained = sizes[0] > 1 or options.single_class == "train"
+        return [options.epochs * trained] + [0] * (len(sizes) - 1)
 
     def learn(self, task: Task) -> dict[str, Any]:
         """Adapt to the first task; of every task keep the class means."""
@@ -135,9 +161,13 @@ class Aper(Method):
             return {"trained": False}
         self.adapted = self.fresh(seeds.generator(task.seed, task.index, "adapter"))
         head = local_head(self.vit.width, task, options.head, options.head_scale)
-        losses = train_with_local_head(self.vit, self.adapted, head, task, options.recipe(), self.runtime)
+        losses = self._train(head, task)
         self._freeze()
         return {"trained": True, "epochs": options.epochs, "losses": losses}
+
+    def _train(self, head: nn.Module, task: Task) -> list[float]:
+        assert self.adapted is not None
+        return train_with_local_head(self.vit, self.adapted, head, task, self.options.recipe(), self.runtime)
 
     def _freeze(self) -> None:
         assert self.adapted is not None
@@ -154,6 +184,7 @@ class AperAdapter(Aper):
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = _everywhere(_recipe(20, 0.01, 48)) | dict.fromkeys(
         ("imagenet-r", ""), _recipe(20, 0.05, 24, 5e-3)
     )
+    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.28, 0.4)
     options: AperAdapterOptions
 
     def fresh(self, generator: torch.Generator) -> Adapters:
@@ -168,11 +199,22 @@ class AperFinetune(Aper):
     trains: ClassVar[str] = "a copy of all weights on the first task"
     stores: ClassVar[str] = "a second network, a prototype per class"
     in_paper: ClassVar[bool] = False
+    Options: ClassVar[type] = AperFinetuneOptions
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = _everywhere(_recipe(5, 0.01, 128))
+    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(3e-5, 3e-5, optimiser="adamw", head_rate=100.0)
+    options: AperFinetuneOptions
 
     def fresh(self, generator: torch.Generator) -> FineTuned:
         """A copy of the network's weights; the identity."""
         return FineTuned(self.vit)
+
+    def _train(self, head: nn.Module, task: Task) -> list[float]:
+        assert self.adapted is not None
+        options = self.options
+        recipe = options.recipe(options.optimiser)
+        return train_with_local_head(
+            self.vit, self.adapted, head, task, recipe, self.runtime, head_rate=options.head_rate
+        )
 
 
 class AperSSF(Aper):
@@ -183,6 +225,7 @@ class AperSSF(Aper):
     stores: ClassVar[str] = "scales and shifts, a prototype per class"
     in_paper: ClassVar[bool] = False
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = _everywhere(_recipe(20, 0.01, 48))
+    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.02, 0.01)
 
     def fresh(self, generator: torch.Generator) -> SSF:
         """Scales near one and shifts near zero."""
@@ -198,6 +241,7 @@ class AperVPTShallow(Aper):
     in_paper: ClassVar[bool] = False
     Options: ClassVar[type] = AperVPTOptions
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = _everywhere(_recipe(20, 0.01, 48))
+    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(12.0, 12.0)
     options: AperVPTOptions
 
     def fresh(self, generator: torch.Generator) -> VPT:
@@ -214,6 +258,7 @@ class AperVPTDeep(Aper):
     in_paper: ClassVar[bool] = False
     Options: ClassVar[type] = AperVPTOptions
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = _everywhere(_recipe(5, 0.05, 16))
+    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.1, 0.025)
     options: AperVPTOptions
 
     def fresh(self, generator: torch.Generator) -> VPT:

@@ -16,7 +16,7 @@ from onea.errors import OneaError
 from onea.merging.operator import Tensors
 from onea.methods.contract import Method
 from onea.methods.local_head import local_head
-from onea.methods.options import TrainingOptions
+from onea.methods.options import TrainingOptions, tuned
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
 from onea.training import Loss, Trained, train
@@ -76,6 +76,7 @@ class CLLoRA(Method):
         "cub200": _recipe(20, 0.05, 32, 5e-4, 10),
         "": _recipe(20, 0.05, 32, 5e-4, 10),
     }
+    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.055, 0.01, rank=8)
     options: CLLoRAOptions
 
     def __init__(self, vit: FrozenViT, options: CLLoRAOptions, runtime: Runtime, plan: Plan | None = None):
@@ -86,10 +87,15 @@ class CLLoRA(Method):
         self.specific: list[LowRankUpdates] = []
         self.prototypes: list[Tensor] = []
 
-    @staticmethod
-    def passes(tasks: int) -> float:
+    @classmethod
+    def passes(cls, options: Any, tasks: int) -> float:
         """The first half of the network runs once, the second once for each task."""
         return 0.5 + 0.5 * tasks
+
+    @classmethod
+    def adapters_used(cls, options: Any, tasks: int) -> int:
+        """One for every task."""
+        return tasks
 
     def learn(self, task: Task) -> dict[str, Any]:
         """Train the shared updates on, the task's own from scratch, and keep both with the new prototypes."""

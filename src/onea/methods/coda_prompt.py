@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from onea import schedules, seeds
 from onea.errors import OneaError
 from onea.merging.operator import Tensors, precise
+from onea.methods.options import tuned
 from onea.methods.prompting import PromptMethod, PromptOptions, by_dataset
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
@@ -32,6 +33,8 @@ class CODAOptions(PromptOptions):
         orthogonality: weight of the penalty on components that are not orthonormal.
         allocation: components of a task: ``equal`` (M / T each, as published) or ``proportional`` to its classes; at
             least one.
+        schedule: of the learning rate: ``late-cosine`` as published, which ends a run of few epochs at a high rate, or
+            the ordinary ``cosine``.
     """
 
     batch_size: int = 128
@@ -41,6 +44,7 @@ class CODAOptions(PromptOptions):
     blocks: int = 5
     orthogonality: float = 0.0
     allocation: Literal["equal", "proportional"] = "equal"
+    schedule: Literal["late-cosine", "cosine"] = "late-cosine"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -111,6 +115,7 @@ class CODAPrompt(PromptMethod):
         others={"epochs": 50, "learning_rate": 0.001, "batch_size": 128, "weight_decay": 0.0, "crop_scale": 0.08},
         fallback={"crop_scale": 0.05},
     )
+    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.005, 0.005, weight_decay=0.0, schedule="cosine")
 
     def __init__(self, vit: FrozenViT, options: CODAOptions, runtime: Runtime, plan: Plan | None = None):
         super().__init__(vit, options, runtime, plan)
@@ -127,8 +132,8 @@ class CODAPrompt(PromptMethod):
             )
 
     def recipe(self) -> Recipe:
-        """Adam with the authors' own cosine."""
-        return self.options.recipe("adam", schedules.late_cosine)
+        """Adam with the schedule of the options."""
+        return self.options.recipe("adam", schedules.named(self.options.schedule))
 
     def begin(self, task: Task) -> dict[str, Any]:
         """Draw the task's components."""

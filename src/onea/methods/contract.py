@@ -50,6 +50,7 @@ class Method(ABC):
         in_paper: whether the One-A paper reports it.
         Options: dataclass of the method's own options.
         published: options that its authors publish, by dataset; ``""`` is for any other dataset.
+        small: options for small backbones, likewise; on top of those that all methods share (see ``presets``).
     """
 
     title: ClassVar[str]
@@ -59,6 +60,7 @@ class Method(ABC):
     in_paper: ClassVar[bool] = True
     Options: ClassVar[type] = NoOptions
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    small: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     def __init__(self, vit: FrozenViT, options: Any, runtime: Runtime, plan: Plan | None = None):
         self.vit, self.options, self.runtime, self.plan = vit, options, runtime, plan
@@ -94,10 +96,20 @@ class Method(ABC):
         """Scores from the features ``[B, width]`` of every part."""
         raise OneaError(f"{type(self).__name__} cannot answer; let it define scores, or parts and scores_from.")
 
-    @staticmethod
-    def passes(tasks: int) -> float:
-        """Passes through the network per image after so many tasks."""
+    @classmethod
+    def passes(cls, options: Any, tasks: int) -> float:
+        """The most passes through the network that an image takes after so many tasks, with these options."""
         return 1
+
+    @classmethod
+    def adapters_used(cls, options: Any, tasks: int) -> int:
+        """The most adapters (or sets of updates or prompts) that answers draw on after so many tasks."""
+        return 1
+
+    @classmethod
+    def epochs(cls, options: Any, sizes: Sequence[int]) -> list[int]:
+        """Epochs that each task of a stream is trained for; ``sizes`` are the classes of its tasks."""
+        return [getattr(options, "epochs", 0)] * len(sizes)
 
     def features(self, images: Tensor, plug: Plug = NOTHING) -> Tensor:
         """Features of network inputs for inference, ``[B, width]``."""

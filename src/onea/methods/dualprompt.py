@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from onea import seeds
 from onea.merging.operator import Tensors
+from onea.methods.options import tuned
 from onea.methods.prompting import PromptMethod, PromptOptions, by_dataset
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
@@ -91,6 +92,7 @@ class DualPrompt(PromptMethod):
         cifar100={"epochs": 5, "learning_rate": 0.001, "batch_size": 24, "weight_decay": 0.0},
         others={"epochs": 10, "learning_rate": 0.001, "batch_size": 24, "weight_decay": 0.0},
     )
+    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.0055, 0.0055, weight_decay=0.0)
 
     def __init__(self, vit: FrozenViT, options: DualPromptOptions, runtime: Runtime, plan: Plan | None = None):
         super().__init__(vit, options, runtime, plan)

@@ -12,7 +12,7 @@ from torch import Tensor
 from onea.errors import OneaError
 from onea.merging.operator import Tensors
 from onea.methods.adapter_bank import AdapterBank
-from onea.methods.options import AdapterOptions
+from onea.methods.options import AdapterOptions, tuned
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
 from onea.vit.frozen import FrozenViT
@@ -55,14 +55,20 @@ class EASE(AdapterBank):
     paper: ClassVar[str] = "https://arxiv.org/abs/2403.12030"
     stores: ClassVar[str] = "an adapter per task, a prototype per class and task"
     Options: ClassVar[type] = EASEOptions
+    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.1, 0.05) | {
+        "cub200": {"learning_rate": 0.05, "alpha": 0.05}
+    }
     options: EASEOptions
 
     def __init__(self, vit: FrozenViT, options: EASEOptions, runtime: Runtime, plan: Plan | None = None):
         super().__init__(vit, options, runtime, plan)
         self.prototypes = torch.empty(0, 0, vit.width, device=runtime.device)
         self.plain = torch.empty(0, vit.width, device=runtime.device)
-        if options.ptm_beta:
-            self.passes = _passes_with_plain  # type: ignore[method-assign]  # this object costs more than its class
+
+    @classmethod
+    def passes(cls, options: EASEOptions, tasks: int) -> float:
+        """One for every adapter, and one more where the plain network's features count too."""
+        return super().passes(options, tasks) + bool(options.ptm_beta)
 
     def learn(self, task: Task) -> dict[str, Any]:
         """Train the task's adapter, then complete the prototypes of all classes in all subspaces."""
@@ -144,10 +150,6 @@ def subspace_weights(sizes: Sequence[int], alpha: float) -> Tensor:
     tasks = len(sizes)
     own = _task_of_class(sizes)[None, :] == torch.arange(tasks)[:, None]
     return torch.where(own, 1.0, alpha / max(tasks - 1, 1))
-
-
-def _passes_with_plain(tasks: int) -> float:
-    return tasks + 1
 
 
 def _task_of_class(sizes: Sequence[int]) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from onea.merging.operator import Tensors
 from onea.methods.contract import Method
 from onea.methods.dual_gpm import Energy, Memory, reduction, remember, threshold
 from onea.methods.local_head import train_with_local_head
-from onea.methods.options import TrainingOptions
+from onea.methods.options import TrainingOptions, tuned
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
 from onea.vit.frozen import FrozenViT
@@ -36,6 +36,8 @@ class InfLoRAOptions(TrainingOptions):
             over the planned tasks, and stays where no plan is known.
         energy: of an input direction: ``published`` (squared singular values of the second moment, as the official
             code) or ``textbook`` (the singular values themselves, which keeps more directions).
+        schedule: of the learning rate: ``late-cosine`` as published, which ends a run of few epochs at a high rate, or
+            the ordinary ``cosine``.
     """
 
     learning_rate: float = 5e-4
@@ -46,6 +48,7 @@ class InfLoRAOptions(TrainingOptions):
     rank: int = 10
     epsilon: float = 0.95
     energy: Energy = "published"
+    schedule: Literal["late-cosine", "cosine"] = "late-cosine"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -86,6 +89,9 @@ class InfLoRA(Method):
         "imagenet-a": _recipe(50, 0.98),
         "": _recipe(50, 0.98),
     }
+    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(
+        0.0012, 0.0012, weight_decay=0.0, rank=10, schedule="cosine"
+    )
     options: InfLoRAOptions
 
     def __init__(self, vit: FrozenViT, options: InfLoRAOptions, runtime: Runtime, plan: Plan | None = None):
@@ -100,7 +106,7 @@ class InfLoRA(Method):
         updates = self.new_updates(task)
         head = GrowingHead(self.vit.width, start="uniform")
         head.grow(len(task.classes), seeds.generator(task.seed, task.index, "head"))
-        recipe = self.options.recipe("adam", schedules.late_cosine)
+        recipe = self.options.recipe("adam", schedules.named(self.options.schedule))
         plug = Together(self.folded, updates)
         losses = train_with_local_head(self.vit, plug, head, task, recipe, self.runtime)
         self.folded.fold(updates)

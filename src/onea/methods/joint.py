@@ -16,7 +16,7 @@ from onea.merging.operator import Tensors
 from onea.methods.adapter_merging import PUBLISHED
 from onea.methods.contract import Method
 from onea.methods.local_head import local_head, new_adapters, new_head, train_with_local_head
-from onea.methods.options import AdapterOptions
+from onea.methods.options import AdapterOptions, tuned
 from onea.methods.state import part_of, prefixed
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
@@ -52,6 +52,7 @@ class Joint(Method):
     in_paper: ClassVar[bool] = False
     Options: ClassVar[type] = JointOptions
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = _RECIPES
+    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.4, 0.4)
     options: JointOptions
 
     def __init__(self, vit: FrozenViT, options: JointOptions, runtime: Runtime, plan: Plan | None = None):

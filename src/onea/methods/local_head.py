@@ -47,10 +47,12 @@ def train_with_local_head(
     *,
     contrastive_share: float = 0.0,
     margin: float = 0.07,
+    head_rate: float = 1.0,
 ) -> list[float]:
     """Train a plug that is a module together with a local head; returns the mean loss of each epoch.
 
     The loss is cross-entropy over the task's own classes, of which ``contrastive_share`` goes to the contrastive term.
+    The head learns at ``head_rate`` times the plug's rate.
     """
     assert isinstance(plug, nn.Module)
     share = contrastive_share
@@ -60,5 +62,5 @@ def train_with_local_head(
         total = (1 - share) * F.cross_entropy(head(features).float(), labels - task.classes.start)
         return total + share * contrastive(features, labels, margin) if share else total
 
-    trained = [Trained(plug.to(runtime.device)), Trained(head.to(runtime.device))]
+    trained = [Trained(plug.to(runtime.device)), Trained(head.to(runtime.device), rate=head_rate)]
     return train(trained, loss, task, recipe, runtime, dealt=True)

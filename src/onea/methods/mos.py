@@ -15,7 +15,7 @@ from onea import seeds
 from onea.errors import OneaError
 from onea.merging.operator import Tensors
 from onea.methods.contract import EVALUATION_BATCH, Method
-from onea.methods.options import TrainingOptions
+from onea.methods.options import TrainingOptions, tuned
 from onea.methods.state import part_of
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
@@ -95,6 +95,7 @@ class MOS(Method):
         "imagenet-r": _recipe(10, 0.05, 16, 5e-3),
         "": _recipe(10, 0.05, 16, 5e-3),
     }
+    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.1, 0.01, rank=16)
     options: MOSOptions
 
     def __init__(self, vit: FrozenViT, options: MOSOptions, runtime: Runtime, plan: Plan | None = None):
@@ -106,10 +107,15 @@ class MOS(Method):
         self.prototypes = torch.empty(0, vit.width, device=runtime.device)  # under the first snapshot
         self.sizes: list[int] = []  # classes of each task
 
-    @staticmethod
-    def passes(tasks: int) -> float:
-        """One pass under the first adapter, and one for each other that an image asks for: four at the most."""
-        return min(tasks, 5)
+    @classmethod
+    def passes(cls, options: MOSOptions, tasks: int) -> float:
+        """One pass under the first adapter, and one for each other adapter that an image asks for."""
+        return min(tasks, 1 + options.refinements)
+
+    @classmethod
+    def adapters_used(cls, options: Any, tasks: int) -> int:
+        """One for every task."""
+        return tasks
 
     def learn(self, task: Task) -> dict[str, Any]:
         """Train and merge the adapter, keep a copy, summarise the new classes, realign the head over all classes."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from onea import schedules
 from onea.errors import OneaError
-from onea.training import Recipe, Schedule
+from onea.training import Optimiser, Recipe, Schedule
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class TrainingOptions:
 
     def recipe(
         self,
-        optimiser: Literal["sgd", "adam"] = "sgd",
+        optimiser: Optimiser = "sgd",
         schedule: Schedule = schedules.cosine,
         epochs: int | None = None,
     ) -> Recipe:
@@ -56,6 +56,15 @@ class TrainingOptions:
             optimiser,
             schedule,
         )
+
+
+def tuned(cifar100: float, others: float, **everywhere: Any) -> dict[str, dict[str, Any]]:
+    """A ``small`` preset: the learning rate for CIFAR-100, that for any other dataset, and options for all of them.
+
+    Rates come from trials with ``vit_small_patch14_112`` on held-out training images, those for other datasets on
+    CUB-200 (benchmarks/small-preset-trials.csv).
+    """
+    return {"cifar100": {"learning_rate": cifar100, **everywhere}, "": {"learning_rate": others, **everywhere}}
 
 
 @dataclass(frozen=True)

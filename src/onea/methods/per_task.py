@@ -10,7 +10,7 @@ from torch import Tensor
 
 from onea.merging.operator import Tensors
 from onea.methods.adapter_bank import AdapterBank
-from onea.methods.options import AdapterOptions
+from onea.methods.options import AdapterOptions, tuned
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
 from onea.vit.frozen import FrozenViT
@@ -27,6 +27,7 @@ class PerTaskAdapter(AdapterBank):
     title: ClassVar[str] = "Per-task adapter"
     paper: ClassVar[str] = "https://arxiv.org/abs/2603.10237"
     stores: ClassVar[str] = "an adapter per task, a prototype per class"
+    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.1, 0.025)
 
     def __init__(self, vit: FrozenViT, options: AdapterOptions, runtime: Runtime, plan: Plan | None = None):
         super().__init__(vit, options, runtime, plan)

@@ -106,8 +106,8 @@ class PromptMethod(Method):
         """How a task is optimised: a new Adam for every task."""
         return self.options.recipe("adam", schedules.constant)
 
-    @staticmethod
-    def passes(tasks: int) -> float:
+    @classmethod
+    def passes(cls, options: Any, tasks: int) -> float:
         """One for the query and one for the answer."""
         return 2
 

@@ -1,12 +1,20 @@
-"""Running mean: every task's adapter counts the same, whatever its size. What One-A must beat."""
+"""The plain mean of all task adapters: the simplest merge, and a rival with the same training.
+
+Adapters that start from different random weights have their hidden units in different orders, so that the mean of their
+down-projections tends to zero. A start that all tasks share keeps the units in place: a second method of its own.
+"""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from onea.merging.average import RunningMean
 from onea.merging.operator import Operator
 from onea.methods.adapter_merging import AdapterMerging, MergingOptions
+from onea.methods.adapter_training import Start
+from onea.methods.options import tuned
 
 
 class RunningMeanOfAdapters(AdapterMerging):
@@ -18,7 +26,23 @@ class RunningMeanOfAdapters(AdapterMerging):
     stores: ClassVar[str] = "one adapter, a prototype per class"
     in_paper: ClassVar[bool] = False
     Options: ClassVar[type] = MergingOptions
+    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.4, 0.05, single_class="skip")
 
     def operator(self) -> Operator:
         """The plain mean."""
         return RunningMean()
+
+
+@dataclass(frozen=True)
+class SharedStartOptions(MergingOptions):
+    """Options of the running mean with a shared start."""
+
+    start: Start = "shared"
+
+
+class RunningMeanSharedStart(RunningMeanOfAdapters):
+    """The plain mean of all task adapters, each trained from the same random weights."""
+
+    title: ClassVar[str] = "Running mean, shared start"
+    trains: ClassVar[str] = "an adapter per task, all from the same random weights"
+    Options: ClassVar[type] = SharedStartOptions

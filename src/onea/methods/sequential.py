@@ -15,7 +15,7 @@ from onea.merging.operator import Tensors
 from onea.methods.adapter_merging import PUBLISHED
 from onea.methods.contract import Method
 from onea.methods.local_head import new_adapters
-from onea.methods.options import AdapterOptions
+from onea.methods.options import AdapterOptions, tuned
 from onea.methods.state import part_of, prefixed
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
@@ -48,6 +48,7 @@ class Sequential(Method):
     Options: ClassVar[type] = SequentialOptions
     # A bound has no authors: One-A's hyper-parameters, so that the two differ only in how they guard what is known.
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = PUBLISHED
+    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.0025, 0.0025)
     options: SequentialOptions
 
     def __init__(self, vit: FrozenViT, options: SequentialOptions, runtime: Runtime, plan: Plan | None = None):

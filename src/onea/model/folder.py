@@ -158,6 +158,15 @@ def read_manifest(path: Path) -> Manifest:
         raise OneaError(f"{path / _MANIFEST} is damaged; restore the folder from a copy.") from None
 
 
+def read_id(path: Path, version: int) -> str:
+    """What tells one version of a model from another of the same number; reads no tensors."""
+    file = _state_folder(path, version) / "state.json"
+    written = read_json(file)
+    if not isinstance(written, dict) or not isinstance(written.get("id"), str):
+        raise OneaError(f"{file} is damaged; go back with `onea undo` or restore a copy.")
+    return str(written["id"])
+
+
 def read_state(path: Path, version: int) -> State:
     """One version of the model in a folder."""
     folder = _state_folder(path, version)
@@ -190,7 +199,7 @@ def write(path: Path, states: Sequence[State], manifest: Manifest) -> None:
     for leftover in (path / _STATES).iterdir():
         if leftover not in kept:
             shutil.rmtree(leftover, ignore_errors=True)
-    with suppress(OneaError):  # the card says again what the version says; the next update writes it anew
+    with suppress(OneaError, OSError):  # the card says again what the version says; the next update writes it anew
         for name in (PICTURE, CARD):
             write_atomically(path / name, (_state_folder(path, manifest.versions[-1]) / name).read_bytes())
 

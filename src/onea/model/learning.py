@@ -40,7 +40,7 @@ _SMALL = {
     "min_epochs": 3,
     "max_epochs": 12,
     "learning_rate": 0.4,
-    "shared_init": True,
+    "start": "shared",
     "min_share": 0.25,
 }
 _GATE_SUMMARY = ("base", "align_share", "gate_min", "gate_max")
@@ -71,7 +71,7 @@ def blank(engine: Engine, options: OneAOptions, readout: Readout = "whitened") -
         preprocess=engine.description,
         options=dataclasses.asdict(options),
         classes=(),
-        adapter=_on_cpu(blank_adapters(engine.vit, options, seed=0, task=0).state_dict()),
+        adapter=_on_cpu(blank_adapters(engine.vit, options, seed=0).state_dict()),
         merged=(0, 0),
         evidence=Evidence(
             torch.empty(0, width),

@@ -31,15 +31,18 @@ class Cost:
 def estimate(config: RunConfig, facts: DataFacts) -> Cost:
     """What a run will cost, from its stream, its epochs and the dataset's counts."""
     from onea.methods import method_class
+    from onea.options import build
+    from onea.paper.scale import preset_values
 
     stream = stream_of(config, facts)
     images = _images_per_task(config, stream, facts)
-    epochs = _epochs(config, stream)
+    kind = method_class(config.method)
+    options: Any = build(kind.Options, preset_values(config) | config.options)
+    epochs = kind.epochs(options, stream.sizes)
     tested = accumulate(sum(facts.test[stream.class_order[p]] for p in stream.range_of(t)) for t in range(stream.tasks))
-    passes = method_class(config.method).passes
     return Cost(
         sum(count * times for count, times in zip(images, epochs, strict=True)),
-        round(sum(count * passes(task + 1) for task, count in enumerate(tested))),
+        round(sum(count * kind.passes(options, task + 1) for task, count in enumerate(tested))),
     )
 
 
@@ -69,20 +72,3 @@ def _images_per_task(config: RunConfig, stream: Stream, facts: DataFacts) -> lis
         return min(limits)
 
     return [sum(of(position) for position in stream.range_of(task)) for task in range(stream.tasks)]
-
-
-def _epochs(config: RunConfig, stream: Stream) -> list[int]:
-    """Epochs of each task; some methods train only in the first ones."""
-    from onea.methods import method_class
-    from onea.methods.adapter_training import AdapterTraining
-    from onea.options import build
-    from onea.paper.scale import preset_values
-    from onea.tasks import Plan
-
-    options: Any = build(method_class(config.method).Options, preset_values(config) | config.options)
-    if isinstance(options, AdapterTraining):
-        plan = Plan(stream.classes, stream.tasks)
-        return [options.epochs_for(size, plan) for size in stream.sizes]
-    every = getattr(options, "epochs", 0)
-    trained = 1 if config.method.startswith("aper-") else getattr(options, "limit", stream.tasks)
-    return [every if task < trained else 0 for task in range(stream.tasks)]

@@ -44,8 +44,8 @@ def data_facts(data: str, root: str | None) -> DataFacts:
         return _published(data, loaded=True)
     import numpy as np
 
-    from onea.data.pack import default_cache
     from onea.data.sources import load_dataset
+    from onea.files import default_cache
 
     try:
         dataset = load_dataset(data, root=Path(root) if root else None, cache=default_cache())

@@ -8,8 +8,6 @@ from typing import Any
 
 Record = dict[str, Any]
 
-_ONE_ADAPTER = ("one-a", "adapter", "running-mean", "acmap", "aper-adapter", "simplecil")
-
 
 @dataclass(frozen=True)
 class Reading:
@@ -48,8 +46,13 @@ def _tasks(record: Record) -> float:
 
 
 def _adapters(record: Record) -> float:
-    """Adapters that an answer needs: one, or one for every task."""
-    return 1.0 if record["config"]["method"] in _ONE_ADAPTER else _tasks(record)
+    """Adapters that answers draw on after the last task, as the method declares them."""
+    from onea.methods import method_class
+    from onea.options import build
+
+    kind = method_class(record["config"]["method"])
+    options: Any = build(kind.Options, record["options"])
+    return float(kind.adapters_used(options, len(record["stream"]["sizes"])))
 
 
 def forgetting_curve(record: Record) -> list[float]:

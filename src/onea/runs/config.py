@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from onea.data.names import data_name
 from onea.errors import OneaError
-from onea.options import LARGEST, build, check_threads
+from onea.options import LARGEST, build, check_threads, upgraded
 
 # Where a run computes or keeps its images does not make it another run.
 _PETABYTE = 1_000_000  # in gigabytes
@@ -132,12 +132,13 @@ def make_config(values: dict[str, Any]) -> RunConfig:
     config = build(RunConfig, common)
     kind = method_class(config.method).Options
     known = {item.name for item in dataclasses.fields(kind)}
-    if unknown := next((name for name in given if name.replace("-", "_") not in known), None):
+    given = upgraded(kind, given)
+    if unknown := next((name for name in given if name not in known), None):
         from onea.errors import nearest
 
         raise OneaError(f"Unknown option '{unknown}' for {config.method}; {nearest(unknown, names | known)}")
     checked: Any = build(kind, given)  # reads text as numbers and refuses what makes no sense
-    options = {name.replace("-", "_"): getattr(checked, name.replace("-", "_")) for name in given}
+    options = {name: getattr(checked, name) for name in given}
     return dataclasses.replace(config, options=options)
 
 

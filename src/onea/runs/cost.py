@@ -25,7 +25,7 @@ def measure(method: Method, images: Images, tasks: int) -> dict[str, Any]:
     return {
         "tasks": tasks,
         "flops_per_image": flops // len(rows),
-        "passes_per_image": method.passes(tasks),
+        "passes_per_image": method.passes(method.options, tasks),
         "state_bytes": sum(value.numel() * value.element_size() for value in method.state_dict().values()),
     }
 

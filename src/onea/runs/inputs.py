@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from onea.data.dataset import Dataset, MissingData
 from onea.errors import OneaError
+from onea.options import upgraded
 from onea.runs.config import RunConfig
 from onea.runs.record import Record, different
 from onea.runs.setup import dataset_of, options_of, sha256_of_images
@@ -48,7 +49,8 @@ class Inputs:
 
     def _options(self, record: Record, config: RunConfig) -> str:
         """Presets change between versions; an option that only one of them has cannot be compared."""
-        then, now = record["options"], dataclasses.asdict(options_of(config, record["backbone"]["width"]))
+        options = options_of(config, record["backbone"]["width"])
+        then, now = upgraded(type(options), record["options"]), dataclasses.asdict(options)
         both = then.keys() & now.keys()
         names = different({name: then[name] for name in both}, {name: now[name] for name in both})
         return ", ".join(f"{name} {then[name]} instead of {now[name]}" for name in names)

@@ -16,11 +16,12 @@ from torch import Tensor
 
 from onea import seeds
 from onea.data.dataset import Dataset, Split
-from onea.data.pack import Packed, default_cache, pack, sha256_of_files, stored_shape
+from onea.data.pack import Packed, pack, sha256_of_files, stored_shape
 from onea.data.sources import load_dataset
 from onea.data.store import ExactImages, Images, PackedImages, choose_place
 from onea.data.transforms import Preprocess
 from onea.errors import OneaError
+from onea.files import default_cache
 from onea.methods import method_class
 from onea.methods.adapter_merging import AdapterMemo, AdapterMerging
 from onea.methods.contract import EVALUATION_BATCH, Method
@@ -135,8 +136,11 @@ def options_of(config: RunConfig, width: int) -> Any:
 
 
 def sha256_of_images(config: RunConfig, dataset: Dataset, size: int) -> dict[str, str]:
-    """Digests of what a run on a network of this input size learns from and is tested on: pixels as they are stored, or
-    the files themselves where they are read anew every time. Empty for images that are not in files."""
+    """Digests of the training and the test images of a run on a network of this input size.
+
+    They are of the pixels as they are packed, or of the files where those are read anew every time. Images that are not
+    in files have none: the fingerprint of their dataset covers the pixels.
+    """
     if config.store == "exact":
         return _by_side(sha256_of_files(side.files or ()) for side in (dataset.train, dataset.test))
     return _by_side(packed.sha256 for packed in _packs(config, dataset, size))

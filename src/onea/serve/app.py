@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
+import warnings
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from starlette.staticfiles import StaticFiles
 
 from onea.serve import metrics, problems
 from onea.serve.batching import Batcher
+from onea.serve.decoding import Decoders
 from onea.serve.guard import Guard
 from onea.serve.routes import Parts, router
 from onea.serve.schemas import ProblemDocument
@@ -34,7 +34,8 @@ _DESCRIPTION = (
 
 def create_app(service: Service) -> FastAPI:
     """The service as an ASGI app."""
-    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it would note every malformed form
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it would note every malformed form,
+    warnings.filterwarnings("ignore", module="PIL")  # and Pillow every odd tag of every image
     counters = metrics.Metrics()
     guards: list[Guard] = []
 
@@ -42,7 +43,7 @@ def create_app(service: Service) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         settings = service.settings
         batcher = Batcher(lambda: service.present.snapshot, settings.batch, settings.wait, _batch_counter(counters))
-        with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="onea-decode") as decoders:
+        with closing(Decoders(settings.limits)) as decoders:
             app.state.parts = Parts(service, batcher, decoders, counters)
             tasks = [asyncio.create_task(batcher.run())]
             if settings.follow:
@@ -56,7 +57,7 @@ def create_app(service: Service) -> FastAPI:
                     await task
 
     def guarded(inner: Any) -> Guard:
-        guards.append(Guard(inner, service.settings.limits, lambda: service.closing, counters))
+        guards.append(Guard(inner, service.settings, lambda: service.closing, counters))
         return guards[-1]
 
     app = FastAPI(

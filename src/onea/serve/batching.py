@@ -87,6 +87,8 @@ class Batcher:
         loop = asyncio.get_running_loop()
         first = self._left_over or await self._questions.get()
         self._left_over = None
+        while first.answered.done():  # its client has gone
+            first = await self._questions.get()
         questions, images, end = [first], len(first.images), loop.time() + self._wait
         while images < self._most:
             try:
@@ -96,6 +98,8 @@ class Batcher:
                     following = self._questions.get_nowait()
             except TimeoutError:
                 break
+            if following.answered.done():
+                continue
             if images + len(following.images) > self._most:
                 self._left_over = following
                 break

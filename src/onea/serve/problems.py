@@ -34,6 +34,13 @@ class Problem(Exception):  # noqa: N818 - RFC 9457 calls it so
         self.status, self.detail, self.headers = status, detail, dict(headers or {})
 
 
+def busy(
+    detail: str = "The service is busy; try again in a moment.", headers: Mapping[str, str] | None = None
+) -> Problem:
+    """What a client gets that should come again."""
+    return Problem(503, detail, {"Retry-After": "1"} | dict(headers or {}))
+
+
 def document(status: int, detail: str) -> dict[str, Any]:
     """The members of a problem document.
 
@@ -74,7 +81,7 @@ def of_system(error: OSError) -> Problem | None:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return Problem(507, "The service has no disk space left for what you sent; send less or ask its operator.")
     if error.errno in (errno.EMFILE, errno.ENFILE):
-        return Problem(503, "The service has too many files open; try again in a moment.", {"Retry-After": "1"})
+        return busy("The service has too many files open; try again in a moment.")
     return None
 
 

@@ -5,19 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import numpy as np
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 
-from onea.model.images import Batch
 from onea.serve import metrics
 from onea.serve.access import bearer, check_token
 from onea.serve.batching import Batcher
+from onea.serve.decoding import Decoders
+from onea.serve.guard import client_address
 from onea.serve.lessons import Lesson
 from onea.serve.problems import Problem
 from onea.serve.schemas import (
@@ -34,7 +33,7 @@ from onea.serve.schemas import (
     refusals,
 )
 from onea.serve.service import Service
-from onea.serve.uploads import images_to_learn, images_to_predict, learnable, square
+from onea.serve.uploads import askable, images_to_learn, images_to_predict, learnable, while_connected
 
 _TICK = 0.2  # seconds between two looks at a lesson
 _HEARTBEAT = 15  # seconds after which proxies would take a silent stream for dead
@@ -46,7 +45,7 @@ class Parts:
 
     service: Service
     batcher: Batcher
-    decoders: ThreadPoolExecutor
+    decoders: Decoders
     counters: metrics.Metrics
 
 
@@ -80,12 +79,9 @@ async def predict(
     """Answer what each image shows, or that it is unknown: far from everything that was taught."""
     service, limits = serving.service, serving.service.settings.limits
     async with images_to_predict(request, limits) as sent:
-        loop = asyncio.get_running_loop()
-        squares = await asyncio.gather(
-            *(loop.run_in_executor(serving.decoders, square, image, service.side, limits) for image in sent)
-        )
-        names = tuple(image.name for image in sent)
-    answers = await serving.batcher.ask(Batch(np.stack(squares), None, names), top)
+        client = client_address(request.scope)
+        batch = await while_connected(request, askable(sent, service.side, limits, serving.decoders, client))
+    answers = await while_connected(request, serving.batcher.ask(batch, top))
     serving.counters.count("onea_images_total", "Images answered.", len(answers))
     serving.counters.count("onea_unknown_total", "Images answered 'unknown'.", sum(a.unknown for a in answers))
     return Prediction(version=answers[0].version, answers=[ImageAnswer.of(answer) for answer in answers])
@@ -128,7 +124,8 @@ async def learn(request: Request, response: Response, serving: Serving) -> Lesso
     async with images_to_learn(request, limits) as (sent, name):
         if name is not None and (not name.strip() or not name.isprintable() or len(name) > 200):
             raise Problem(422, "The name of the lesson must have 1 to 200 printable characters.")
-        batch = await run_in_threadpool(learnable, sent, service.side, limits)
+        client = client_address(request.scope)
+        batch = await while_connected(request, learnable(sent, service.side, limits, serving.decoders, client))
     lesson = await run_in_threadpool(service.teach, batch, name)
     response.headers["Location"] = f"/learn/{lesson.id}"
     serving.counters.count("onea_lessons_total", "Lessons begun.")

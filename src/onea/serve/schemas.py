@@ -118,9 +118,9 @@ class ProblemDocument(BaseModel):
 
 
 def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The problem documents that a route may answer with."""
+    """The problem documents that a route may answer with, besides the one that any may."""
     schema = {"schema": {"$ref": "#/components/schemas/ProblemDocument"}}
-    return {status: {"description": _MEANING[status], "content": {MEDIA_TYPE: schema}} for status in statuses}
+    return {status: {"description": _MEANING[status], "content": {MEDIA_TYPE: schema}} for status in (*statuses, 421)}
 
 
 _MEANING = {
@@ -129,10 +129,11 @@ _MEANING = {
     403: "Teaching is switched off.",
     404: "There is no such thing.",
     405: "The method is not one of this address.",
-    408: "The request stopped half-way.",
+    408: "The request came too slowly, or stopped half-way.",
     409: "The model is being changed, or cannot be.",
     413: "More than allowed.",
     415: "Neither an image nor a form.",
+    421: "The service does not go by the name that was asked for.",
     422: "Not an image, or not something to learn from.",
     503: "Busy, or being stopped.",
     507: "No disk space is left.",

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 import time
+from functools import partial
 from types import FrameType
+from typing import cast
 
 import uvicorn
 from fastapi import FastAPI
 
 from onea.errors import OneaError
 from onea.serve.app import create_app
+from onea.serve.connection import Connection, Idle
 from onea.serve.service import Service
 
 _TICK = 0.05
@@ -64,16 +68,20 @@ def bind(host: str, port: int) -> socket.socket:
     return opened
 
 
-def run(service: Service, opened: socket.socket) -> None:
-    """Serve until a signal says stop."""
-    app = create_app(service)
+def server_of(service: Service, graceful: int = 5) -> Server:
+    """The server of a service, not yet running; ``graceful`` seconds are left to open connections in the end."""
+    app, limits = create_app(service), service.settings.limits
+    idle: Idle = {}
     config = uvicorn.Config(
         app,
+        http=cast(type[asyncio.Protocol], partial(Connection, limits=limits, idle=idle)),
+        h11_max_incomplete_event_size=limits.head_bytes,
+        ws="none",
         log_level="warning",
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_graceful_shutdown=5,
+        timeout_graceful_shutdown=graceful,
         lifespan="on",
     )
-    Server(config, app, service).run([opened])
+    return Server(config, app, service)

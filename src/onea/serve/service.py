@@ -15,7 +15,7 @@ import torch
 
 from onea.errors import OneaError
 from onea.model.answers import Snapshot
-from onea.model.folder import Manifest, change, load_for, read_manifest, read_state, undo
+from onea.model.folder import Manifest, change, load_for, read_id, read_manifest, read_state, undo
 from onea.model.images import Batch
 from onea.model.learning import check_arrival, learn
 from onea.model.state import State
@@ -119,6 +119,7 @@ class Service:
         self._take_turn()
         try:
             with self._swapping:
+                self._check_present(read_id(self.path, read_manifest(self.path).versions[-1]))
                 undone, now = undo(self.path)
                 self._swap(now, read_manifest(self.path))
             return undone, now
@@ -135,11 +136,7 @@ class Service:
     def refresh(self) -> None:
         """Take over what another process did to the model folder; what cannot be read now is left for the next time."""
         with suppress(OneaError), self._swapping:
-            manifest = read_manifest(self.path)
-            if manifest != self._present.manifest:
-                state = read_state(self.path, manifest.versions[-1])
-                self._engine.check_is(state.backbone)
-                self._swap(state, manifest)
+            self._take_over()
 
     # stopping
 
@@ -169,6 +166,22 @@ class Service:
             self._changing.release()
             raise Problem(503, "The service is being stopped; try again in a moment.", {"Retry-After": "5"})
 
+    def _take_over(self) -> None:
+        manifest = read_manifest(self.path)
+        if manifest != self._present.manifest or read_id(self.path, manifest.versions[-1]) != self._present.state.id:
+            state = read_state(self.path, manifest.versions[-1])
+            self._engine.check_is(state.backbone)
+            self._swap(state, manifest)
+
+    def _check_present(self, id: str) -> None:
+        """Refuse to change what no client has seen yet: another process put it in place of what answers."""
+        if id != self._present.state.id:
+            self._take_over()
+            raise OneaError(
+                f"{self.path} was changed by another process (version {self._present.state.version} is there now); "
+                "look at what it knows and send this again."
+            )
+
     def _learn(self, lesson: Lesson, batch: Batch, name: str | None) -> None:
         torch.set_num_threads(self._engine.runtime.threads)  # or it keeps those of a decomposition (see decompose)
         outcome = self._learned(lesson, batch, name)
@@ -182,6 +195,8 @@ class Service:
         """The number of the version that answers from now on, or why there is none."""
 
         def next_state(state: State, version: int, date: str) -> State:
+            with self._swapping:
+                self._check_present(state.id)
             lesson.start()
             params = self._defaults | self._present.manifest.params
             own = {key: params[key] for key in inspect.signature(learn).parameters if key in params}

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from onea.errors import OneaError
 
-MEGABYTE = 1_000_000
+MEGABYTE = MEGAPIXEL = 1_000_000
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 
 @dataclass(frozen=True)
@@ -21,10 +22,15 @@ class Limits:
         zip_entries: files in a zip.
         zip_bytes: of everything in a zip, unpacked.
         zip_ratio: how much larger than its packed form a file in a zip may be.
-        pixels: of one image.
+        pixels: of one image; what several images may have follows from it.
         requests: that are worked on at the same time.
+        client_requests: that are worked on at the same time for one client, which is one address.
+        uploads: requests that are being received at the same time; one more, and the slowest gives way.
+        connections: that are open; one more, and the oldest on which no request is under way is closed.
+        head_bytes: of the first line and the headers of a request.
+        head_seconds: in which they must have come.
         patience: seconds that a client may pause in the middle of its request.
-        top: the most answers about one image.
+        rate: bytes a second that a client must send on average, besides ``patience`` seconds in all.
     """
 
     predict_bytes: int = 64 * MEGABYTE
@@ -34,10 +40,40 @@ class Limits:
     zip_entries: int = 10_000
     zip_bytes: int = 2_000 * MEGABYTE
     zip_ratio: int = 200
-    pixels: int = 50_000_000
+    pixels: int = 50 * MEGAPIXEL
     requests: int = 128
+    client_requests: int = 96
+    uploads: int = 128
+    connections: int = 512
+    head_bytes: int = 16_384
+    head_seconds: float = 10.0
     patience: float = 30.0
-    top: int = 100
+    rate: int = 10_000
+
+    @property
+    def predict_pixels(self) -> int:
+        """Of all images in one request to predict: by default enough for 64 photos of 12 megapixels."""
+        return 16 * self.pixels
+
+    @property
+    def learn_pixels(self) -> int:
+        """Of all images in one request to learn."""
+        return 200 * self.pixels
+
+    @property
+    def waiting_pixels(self) -> int:
+        """Of all images that one client waits for; one request more, and its largest is refused."""
+        return 2 * self.predict_pixels
+
+    @property
+    def decoded_pixels(self) -> int:
+        """Of all images that are decoded at the same time, which bounds the memory that takes."""
+        return 4 * self.pixels
+
+    @property
+    def large_pixels(self) -> int:
+        """Of an image from which on it may not take the last thread that decodes."""
+        return self.pixels // 4
 
 
 @dataclass(frozen=True)
@@ -51,6 +87,8 @@ class Settings:
         grace: seconds that a running lesson has to finish when the service is stopped.
         follow: seconds between two looks for changes that others made to the model folder; 0: never.
         prediction_only: whether teaching is not offered at all, whatever the token.
+        hosts: names that requests may ask for in their ``Host``, without a port; ``*`` is any name.
+        addresses: whether they may ask for any IP address instead of a name.
     """
 
     token: str | None = None
@@ -60,17 +98,20 @@ class Settings:
     grace: float = 10.0
     follow: float = 2.0
     prediction_only: bool = False
+    hosts: tuple[str, ...] = LOOPBACK
+    addresses: bool = False
 
 
 def check_settings(settings: Settings) -> Settings:
     """Refuse values that mean nothing."""
-    for name, value, least in (
-        ("--batch", settings.batch, 1),
-        ("--wait", settings.wait, 0),
-        ("--grace", settings.grace, 0),
-        ("--max-upload", settings.limits.learn_bytes, 1),
-        ("--max-megapixels", settings.limits.pixels, 1),
+    day = 86_400
+    for name, value, least, most, unit in (
+        ("--batch", settings.batch, 1, 10_000, ""),
+        ("--wait", 1000 * settings.wait, 0, 60_000, " milliseconds"),
+        ("--grace", settings.grace, 0, day, " seconds"),
+        ("--max-upload", settings.limits.learn_bytes // MEGABYTE, 1, 1_000_000, " megabytes"),
+        ("--max-megapixels", settings.limits.pixels // MEGAPIXEL, 1, 300, " megapixels"),
     ):
-        if not value >= least:
-            raise OneaError(f"{name} is too small; it must be at least {least}.")
+        if not least <= value <= most:  # which is false for nan, too
+            raise OneaError(f"{name} must be between {least:,} and {most:,}{unit}.")
     return settings

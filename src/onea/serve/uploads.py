@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from tempfile import SpooledTemporaryFile
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, TypeVar, cast
 
 import numpy as np
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from onea.data.dataset import Pixels
-from onea.data.decode import BadImage, fit, read_image
-from onea.data.pack import in_threads
+from onea.data.decode import BadImage, fit, pixel_count, read_image
 from onea.model.images import Batch
 from onea.serve.archive import Archive
+from onea.serve.decoding import Decoders, Job
 from onea.serve.problems import Problem
-from onea.serve.settings import Limits
+from onea.serve.settings import MEGAPIXEL, Limits
 
 _IN_MEMORY = 1_000_000  # bytes of an upload; larger ones wait on disk
 _NAMED = 3  # bad images in a message
 _RAW = ("image/", "application/octet-stream")
 _ZIP = ("application/zip", "application/x-zip-compressed")
 Reader = Callable[[], bytes]
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -44,30 +47,44 @@ def square(sent: Sent, side: int, limits: Limits) -> Pixels:
     Raises:
         BadImage: it cannot be read as an image, or has more pixels than allowed.
     """
-    image = read_image(sent.read(), at_least=side, name=sent.name, max_pixels=limits.pixels)
+    image = read_image(sent.read(), at_least=side, name=sent.name, max_pixels=limits.pixels, wary=True)
     return fit(image, side, side)
 
 
-def learnable(images: Sequence[Sent], side: int, limits: Limits) -> Batch:
+async def askable(images: Sequence[Sent], side: int, limits: Limits, decoders: Decoders, client: str) -> Batch:
+    """All images, as the network takes them.
+
+    Raises:
+        BadImage: one cannot be read.
+        Problem: they are too many pixels.
+    """
+    pixels = np.empty((len(images), 3, side, side), np.uint8)
+
+    def place(row: int) -> None:
+        pixels[row] = square(images[row], side, limits)
+
+    turn = partial(decoders.results, ("ask", client), most=limits.waiting_pixels)
+    await _with_each(images, place, turn, limits.predict_pixels)
+    return Batch(pixels, None, tuple(sent.name for sent in images))
+
+
+async def learnable(images: Sequence[Sent], side: int, limits: Limits, decoders: Decoders, client: str) -> Batch:
     """All images with their classes.
 
     Raises:
-        Problem: some cannot be read; the message names them.
+        Problem: some cannot be read, and the message names them; or they are too many pixels.
     """
-
-    def pixels_or_reason(sent: Sent) -> Pixels | str:
-        try:
-            return square(sent, side, limits)
-        except BadImage as error:
-            return f"{sent.name}: {error.reason}"
-
     pixels = np.empty((len(images), 3, side, side), np.uint8)
-    bad: list[str] = []
-    for row, result in enumerate(in_threads(pixels_or_reason, images)):
-        if isinstance(result, str):
-            bad.append(result)
-        else:
-            pixels[row] = result
+
+    def place_or_reason(row: int) -> str | None:
+        try:
+            pixels[row] = square(images[row], side, limits)
+        except BadImage as error:
+            return f"{images[row].name}: {error.reason}"
+        return None
+
+    turn = partial(decoders.results, ("learn", client), most=limits.learn_pixels)
+    bad = list(filter(None, await _with_each(images, place_or_reason, turn, limits.learn_pixels)))
     if bad:
         more = f"; and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
         it = "it" if len(bad) == 1 else "them"
@@ -78,6 +95,47 @@ def learnable(images: Sequence[Sent], side: int, limits: Limits) -> Batch:
         )
     labels = tuple(sent.label or "" for sent in images)
     return Batch(pixels, labels, tuple(sent.name for sent in images))
+
+
+async def _with_each(
+    images: Sequence[Sent],
+    work: Callable[[int], Result],
+    turn: Callable[[Sequence[Job[Any]]], Coroutine[Any, Any, list[Any]]],
+    most: int,
+) -> list[Result]:
+    """What comes of some work with each image, by its row, when their turn has come."""
+    counts = await turn([Job(partial(_pixels_of, sent), 0) for sent in images])
+    if sum(counts) > most:
+        raise Problem(
+            413, f"The images have more than {most // MEGAPIXEL:,} megapixels together; send fewer at a time."
+        )
+    return await turn([Job(partial(work, row), count) for row, count in enumerate(counts)])
+
+
+def _pixels_of(sent: Sent) -> int:
+    return pixel_count(sent.read())
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+    """What comes of some work, which is given up when the client goes away.
+
+    Raises:
+        ClientDisconnect: it has gone away.
+    """
+    working, leaving = asyncio.create_task(work), asyncio.create_task(_gone(request))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 @asynccontextmanager
@@ -92,7 +150,7 @@ async def images_to_predict(request: Request, limits: Limits) -> AsyncIterator[l
             yield images
     elif kind.startswith(_RAW):
         async with _body(request) as body:
-            yield [Sent("1", body.read)]
+            yield [Sent("1", partial(_whole, body))]
     else:
         raise Problem(415, "Send an image as the body with its type (image/jpeg), or a form (multipart/form-data).")
 
@@ -135,7 +193,12 @@ def _of_file(upload: UploadFile, number: int, label: str | None = None) -> Sent:
     """Clients name files as they like; a name is only ever shown, and only its last part."""
     name = (upload.filename or "").replace("\\", "/").rsplit("/", 1)[-1].strip()[:100]
     shown = name if name and name.isprintable() else str(number + 1)
-    return Sent(shown, lambda: upload.file.read(), label)
+    return Sent(shown, partial(_whole, upload.file), label)
+
+
+def _whole(file: BinaryIO) -> bytes:
+    file.seek(0)
+    return file.read()
 
 
 def _kind(request: Request) -> str:

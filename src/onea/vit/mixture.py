@@ -17,9 +17,15 @@ _SMALLEST_SPREAD = 1e-3  # of the mean loss: one class may leave next to none, a
 
 
 class Descriptor(nn.Module):
-    """A linear autoencoder of what a module was trained on, and the last ``buffer`` losses it made there."""
+    """A linear autoencoder of the mean tokens a module was trained on, and its last ``buffer`` losses there.
+
+    Tokens may be standardised by the mean and deviation that they have there. Their sizes differ between blocks by
+    orders of magnitude, and without it no one learning rate suits all descriptors.
+    """
 
     recent: Tensor
+    centre: Tensor
+    spread: Tensor
 
     def __init__(self, width: int, hidden: int, buffer: int, generator: torch.Generator):
         super().__init__()
@@ -27,11 +33,20 @@ class Descriptor(nn.Module):
         self.encode = _linear(width, hidden, generator)
         self.decode = _linear(hidden, width, generator)
         self.register_buffer("recent", torch.empty(0))
+        self.register_buffer("centre", torch.zeros(width))
+        self.register_buffer("spread", torch.ones(width))
+
+    def standardise(self, means: Tensor) -> None:
+        """From now on measure tokens by the mean and deviation of these, ``[N, width]``; earlier losses are void."""
+        deviation, self.centre = torch.std_mean(means.float(), dim=0, correction=0)
+        # A dimension that hardly varies would be blown up; one image alone has no deviation at all.
+        self.spread = deviation.clamp_min(_SMALLEST_SPREAD * deviation.mean()) if deviation.any() else self.spread
+        self.recent = self.recent[:0]
 
     def forward(self, mean: Tensor) -> Tensor:
         """Squared reconstruction error of each image's mean token, ``[B]``, in full precision."""
         with torch.autocast(mean.device.type, enabled=False):
-            mean = mean.float()
+            mean = (mean.float() - self.centre) / self.spread
             rebuilt: Tensor = self.decode(self.encode(mean))
             return (rebuilt - mean).square().mean(1)
 

@@ -1,0 +1,75 @@
+"""Whether this CPU computes in bf16: it must have the instructions, and they must work.
+
+Some virtual machines announce AMX, the newest matrix instructions, and then end a process that uses them ("illegal
+instruction"). A small product in a process of its own tells, once for a machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+from onea.errors import OneaError
+from onea.files import default_cache, write_json
+
+ISA_VARIABLE = "ONEDNN_MAX_CPU_ISA"
+"""Forbids oneDNN, PyTorch's library of matrix products on a CPU, instructions newer than its value."""
+
+_INFO = Path("/proc/cpuinfo")
+_WITHOUT_BF16 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI")
+_WITHOUT_AMX = ("AVX512_CORE_BF16", "AVX10_1_512", "AVX512_CORE_FP16")
+_PRODUCT = "import torch; x = torch.ones(128, 384).bfloat16(); print(float(torch.nn.functional.linear(x, x)[0, 0]))"
+_ANSWER = 384.0
+_PATIENCE = 120  # seconds; importing torch from a cold disk takes a while
+
+
+@cache
+def has_bf16() -> bool:
+    """Whether bf16 is faster than fp32 here; without the instructions it is emulated."""
+    return "avx512_bf16" in _flags() and _allowed() not in _WITHOUT_BF16 and not broken_amx()
+
+
+@cache
+def broken_amx() -> bool:
+    """Whether products in bf16 would end the process."""
+    if "amx_bf16" not in _flags() or _allowed() in (*_WITHOUT_BF16, *_WITHOUT_AMX):
+        return False
+    from onea.version import __version__
+
+    machine = json.dumps([sorted(_flags()), platform.release(), _allowed(), __version__, sys.executable])
+    known = default_cache() / f"amx-{hashlib.sha256(machine.encode()).hexdigest()[:16]}.json"
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        return bool(json.loads(known.read_bytes())["broken"])
+    broken = not _product_works()
+    with suppress(OneaError):  # where nothing can be kept, the next process asks again
+        write_json(known, {"broken": broken})
+    return broken
+
+
+def _product_works() -> bool:
+    if not sys.executable:
+        return False
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _PRODUCT], capture_output=True, timeout=_PATIENCE, stdin=subprocess.DEVNULL
+        )
+        return done.returncode == 0 and float(done.stdout) == _ANSWER
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return False
+
+
+@cache
+def _flags() -> frozenset[str]:
+    lines = _INFO.read_text(encoding="utf-8", errors="ignore").splitlines() if _INFO.exists() else []
+    return next((frozenset(line.split(":", 1)[1].split()) for line in lines if line.startswith("flags")), frozenset())
+
+
+def _allowed() -> str:
+    return os.environ.get(ISA_VARIABLE, "").upper()
