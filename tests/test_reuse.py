@@ -146,10 +146,14 @@ def test_a_finished_run_outlives_its_images_and_weights(values, images, weights,
     code, out, err = onea(*words, "--out", "o")
     assert code == 0
     assert out.startswith(first[1])
-    assert err == f"its images (folder:{images}) are not here and were not compared\n"
+    remarks = [
+        f"its {what} are not here and were not compared"
+        for what in (f"images (folder:{images})", f"weights ({weights})")
+    ]
+    assert err.splitlines() == remarks
     heard = Remarks()
     run(make_config(values), Path("o"), heard)
-    assert heard.texts == [f"its images (folder:{images}) are not here and were not compared"]
+    assert heard.texts == remarks
 
 
 @pytest.mark.parametrize("spec", ["list:missing.txt", "list:a.txt,b.txt", "cub200", "imagenet-a", "cifar100"])
@@ -160,6 +164,17 @@ def test_data_that_is_nowhere_is_missing_and_is_not_fetched(spec, tmp_path, monk
     monkeypatch.setattr("torchvision.datasets.CIFAR100.download", lambda _: pytest.fail("fetches"))
     with pytest.raises(MissingData):
         load_dataset(spec, root=tmp_path, fetch=False)
+
+
+def test_a_cache_that_cannot_be_written_is_no_change_of_the_images(tmp_path, monkeypatch):
+    from onea.data.sources import load_dataset
+    from onea.files import default_cache
+
+    config = make_config({"data": "glyphs-mini"})
+    record = {"data": {"fingerprint": load_dataset("glyphs-mini", cache=default_cache()).fingerprint}}
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("ONEA_CACHE", str(tmp_path / "file"))
+    assert Inputs()._data(record, config, []) == ""
 
 
 def test_other_weights_are_noticed_whatever_their_times(values, weights, tmp_path):

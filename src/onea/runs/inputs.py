@@ -39,7 +39,11 @@ class Inputs:
             OneaError: says what differs.
         """
         remarks: list[str] = []
-        changes = [self._options(record, config), self._data(record, config, remarks), self._backbone(record, config)]
+        changes = [
+            self._options(record, config),
+            self._data(record, config, remarks),
+            self._backbone(record, config, remarks),
+        ]
         if found := [change for change in changes if change]:
             raise OneaError(
                 f"{folder} holds a finished run with {' and '.join(found)}; choose another --out, or delete that "
@@ -58,7 +62,7 @@ class Inputs:
     def _data(self, record: Record, config: RunConfig, remarks: list[str]) -> str:
         then, key = record["data"], (config.data, config.root)
         if key not in self._datasets:
-            self._datasets[key] = _unless_wrong(lambda: dataset_of(config, fetch=False))
+            self._datasets[key] = _unless_wrong(lambda: _dataset(config))
         dataset = self._datasets[key]
         if isinstance(dataset, MissingData):
             remarks.append(f"its images ({config.data}) are not here and were not compared")
@@ -76,8 +80,10 @@ class Inputs:
         sides = different(then["sha256"], self._images[which])
         return f"other images (the pixels of {' and '.join(sides)} have changed)" if sides else ""
 
-    def _backbone(self, record: Record, config: RunConfig) -> str:
+    def _backbone(self, record: Record, config: RunConfig, remarks: list[str]) -> str:
         name, stamp = config.backbone, stamp_of_weights(config.backbone)
+        if not stamp:
+            remarks.append(f"its weights ({name}) are not here and were not compared")
         if not stamp or stamp == _stamp(record, "backbone"):
             return ""
         if name not in self._weights:
@@ -86,6 +92,15 @@ class Inputs:
         if isinstance(digest, OneaError):
             return f"other weights ({_reason(digest)})"
         return "" if digest == record["backbone"]["sha256"] else f"other weights (of {name})"
+
+
+def _dataset(config: RunConfig) -> Dataset:
+    try:
+        return dataset_of(config, fetch=False)
+    except MissingData:
+        raise
+    except OneaError:  # perhaps only the cache cannot be written; if it is the data, that is said again
+        return dataset_of(config, fetch=False, cached=False)
 
 
 def _stamp(record: Record, name: str) -> str | None:

@@ -123,10 +123,10 @@ def prepare(config: RunConfig, runtime: Runtime, memo: AdapterMemo | None = None
     return Prepared(stream, train, test, method, description, config.seed, compiled, stamps)
 
 
-def dataset_of(config: RunConfig, *, fetch: bool = True) -> Dataset:
-    """The dataset of a run; ``fetch`` says whether it may be downloaded."""
+def dataset_of(config: RunConfig, *, fetch: bool = True, cached: bool = True) -> Dataset:
+    """The dataset of a run; unless told not to, what is missing is fetched, and what is drawn here is kept."""
     root = Path(config.root) if config.root else None
-    return load_dataset(config.data, root=root, cache=default_cache(), fetch=fetch)
+    return load_dataset(config.data, root=root, cache=default_cache() if cached else None, fetch=fetch)
 
 
 def options_of(config: RunConfig, width: int) -> Any:
