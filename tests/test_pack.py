@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 from collections import namedtuple
@@ -17,7 +18,7 @@ from PIL import Image
 from onea.data import pack as pack_module
 from onea.data.dataset import Split
 from onea.data.decode import read_image, to_square
-from onea.data.pack import OnBad, Packed, in_threads, pack, stored_shape
+from onea.data.pack import OnBad, Packed, in_threads, pack, sha256_of_files, stored_shape
 from onea.errors import OneaError
 from onea.files import default_cache
 
@@ -172,6 +173,49 @@ def test_a_changed_file_is_decoded_again(tmp_path: Path) -> None:
     assert not np.array_equal(before[1], after[1])
 
 
+def test_an_edit_that_keeps_size_and_time_is_decoded_again(tmp_path: Path) -> None:
+    split = make_split(tmp_path / "d", [(9, 9)] * 3, "bmp")
+    assert split.files is not None
+    before = pack(split, 8, cache=tmp_path / "c", on_bad="fail")
+    pixels, status = np.array(before.pixels), split.files[1].stat()
+    noise(9, 9, seed=7).save(split.files[1])
+    os.utime(split.files[1], ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert split.files[1].stat().st_size == status.st_size
+    after = pack(split, 8, cache=tmp_path / "c", on_bad="fail")
+    assert not np.array_equal(pixels[1], after.pixels[1])
+    assert before.sha256 != after.sha256
+    assert content(tmp_path / "c") == [".bin", ".json"], "what nobody will ask for again is deleted"
+    assert np.array_equal(pixels, before.pixels), "whoever has it keeps it"
+
+
+def test_packs_of_other_files_are_left_alone(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        pack(make_split(tmp_path / name, [(9, 9)] * 3), 8, cache=tmp_path / "c", on_bad="fail")
+    pack(make_split(tmp_path / "a", [(9, 9)] * 3), 8, cache=tmp_path / "c", on_bad="skip")
+    assert content(tmp_path / "c") == [".bin"] * 3 + [".json"] * 3
+
+
+def test_the_index_holds_the_digest_of_the_pixels(tmp_path: Path) -> None:
+    split = make_split(tmp_path / "d", [(20, 30)] * 40)
+    break_file(split, 4)
+    packed = pack(split, 8, cache=tmp_path / "c", on_bad="skip")
+    assert packed.sha256 == hashlib.sha256(np.ascontiguousarray(packed.pixels).data).hexdigest()
+    assert pack(split, 8, cache=tmp_path / "c", on_bad="skip").sha256 == packed.sha256
+    assert pack(split, 8, cache=tmp_path / "other", on_bad="skip").sha256 == packed.sha256
+    pixels = Split(np.zeros(1, np.int64), pixels=np.zeros((1, 3, 4, 4), np.uint8))
+    assert pack(pixels, 8, cache=tmp_path / "c", on_bad="fail").sha256 == "", "the dataset's fingerprint has them"
+
+
+def test_files_are_digested_in_order(tmp_path: Path) -> None:
+    split = make_split(tmp_path / "d", [(9, 9)] * 50)
+    assert split.files is not None
+    whole = sha256_of_files(split.files)
+    assert whole == sha256_of_files(split.files)
+    assert whole != sha256_of_files(split.files[::-1])
+    split.files[3].unlink()
+    assert whole != sha256_of_files(split.files)
+
+
 def damage_pixels(cache: Path) -> None:
     (file,) = cache.glob("*.bin")
     file.write_bytes(file.read_bytes()[:-1])
@@ -208,6 +252,10 @@ def confuse_index(cache: Path, **changes: object) -> None:
         lambda cache: confuse_index(cache, rows="many"),
         lambda cache: confuse_index(cache, shape=[3, 3, 9, 9]),
         lambda cache: confuse_index(cache, skipped=["one"]),
+        lambda cache: (
+            file := next(cache.glob("*.json")),
+            file.write_text(json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k != "sha256"})),
+        ),
         lambda cache: next(cache.glob("*.json")).write_text("[]"),
         lambda cache: next(cache.glob("*.json")).write_bytes(b"\xff"),
     ],

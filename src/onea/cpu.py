@@ -67,7 +67,7 @@ def _product_works() -> bool:
 
 @cache
 def _flags() -> frozenset[str]:
-    lines = _INFO.read_text(errors="ignore").splitlines() if _INFO.exists() else []
+    lines = _INFO.read_text(encoding="utf-8", errors="ignore").splitlines() if _INFO.exists() else []
     return next((frozenset(line.split(":", 1)[1].split()) for line in lines if line.startswith("flags")), frozenset())
 
 

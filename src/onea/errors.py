@@ -6,10 +6,21 @@ import difflib
 from collections.abc import Iterable
 
 _LISTED = 40  # names in one sentence
+_ROOM = 80  # characters of a value in one sentence
 
 
 class OneaError(ValueError):
     """A mistake in what we were given. The message is complete; the command line prints it and exits with 2."""
+
+
+def short(value: object) -> str:
+    """A value as a sentence has room for it.
+
+    >>> short(12), len(short("a" * 5000))
+    ('12', 83)
+    """
+    text = str(value)
+    return text if len(text) <= _ROOM else f"{text[:_ROOM]}..."
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from onea.errors import OneaError
+from onea.errors import OneaError, short
 
 CACHE_REMEDY = "set ONEA_CACHE to another folder"
 
@@ -50,8 +50,33 @@ def unwritable(folder: Path, size: int, error: OSError, remedy: str) -> OneaErro
     return OneaError(f"Cannot write to {folder} ({error.strerror or error}): make it writable or {remedy}.")
 
 
+def stamp_of(path: Path) -> str:
+    """Size and times of a file, which tell without reading it that nobody has touched it; empty where there is none.
+
+    An edit that puts the modification time back still moves the change time (``ctime``). On Windows that one is the
+    time of creation, and such an edit shows only in the content.
+    """
+    try:
+        status = path.stat()
+    except (OSError, ValueError):
+        return ""
+    return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
+
+
+def check_path(path: Path) -> None:
+    """Refuse what the system cannot even look for: a path that is too long, or holds what no name can hold."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise OneaError(f"'{short(path)}' cannot be a path ({reason}); choose another.") from error
+
+
 def check_writable(folder: Path) -> None:
     """Refuse a folder that could not be written to, before hours are spent on what should go there."""
+    check_path(folder)
     existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         raise OneaError(f"Cannot write to {folder}: {existing} is not a folder that you may write to; choose another.")

@@ -4,14 +4,44 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import BaseFileLock, FileLock, Timeout
 
 from onea.errors import OneaError
+
+LOCK = "lock"
+"""Name of the lock file of a folder."""
+
+
+@contextmanager
+def folder_lock(folder: Path, *, wait: bool = False) -> Iterator[None]:
+    """Hold the lock of a folder; folders that are made for it are removed again if nothing was put into them.
+
+    Args:
+        folder: the folder.
+        wait: whether to wait until another holder is done instead of refusing.
+
+    Raises:
+        OneaError: as ``file_lock``.
+    """
+    made = [place for place in (folder, *folder.parents) if not place.exists()]
+    try:
+        with file_lock(folder / LOCK, wait=wait):
+            try:
+                yield
+            finally:
+                if made and {entry.name for entry in folder.iterdir()} <= {LOCK}:
+                    with suppress(OSError):  # Windows does not remove what is open
+                        (folder / LOCK).unlink()
+    finally:
+        with suppress(OSError):  # the first that is not empty stays, and those around it
+            for place in made:
+                place.rmdir()
 
 
 @contextmanager
@@ -29,16 +59,15 @@ def file_lock(path: Path, *, wait: bool = False) -> Iterator[None]:
     if path.is_symlink():
         raise OneaError(f"{path} is a link, which may lead anywhere; remove it and try again.")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(path, timeout=-1 if wait else 0)
-        lock.acquire()
+        lock = _acquired(path, wait)
     except Timeout:
         raise OneaError(
             f"{path.parent} is being written by {_holder(path)}; wait until it is done, or stop it."
         ) from None
-    except OSError as error:
+    except (OSError, NotImplementedError) as error:  # the second where the file system has no locks
         raise OneaError(
-            f"Cannot write to {path.parent} ({error.strerror}); make it writable or choose another."
+            f"Cannot write to {path.parent} ({getattr(error, 'strerror', None) or error}); make it writable or choose "
+            "another."
         ) from error
     try:
         _sign(path)
@@ -47,9 +76,22 @@ def file_lock(path: Path, *, wait: bool = False) -> Iterator[None]:
         lock.release()
 
 
+def _acquired(path: Path, wait: bool) -> BaseFileLock:
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path, timeout=-1 if wait else 0)
+        try:
+            lock.acquire()
+        except FileNotFoundError:
+            if path.parent.exists():
+                raise
+            continue  # whoever had the lock has left nothing, and taken its empty folder away
+        return lock
+
+
 def _sign(path: Path) -> None:
     """Write down the holder, for the sentence that others get; where a held file cannot be written, they get less."""
-    content = json.dumps({"pid": os.getpid(), "since": time.time()}).encode()
+    content = json.dumps({"pid": os.getpid(), "host": platform.node(), "since": time.time()}).encode()
     with suppress(OSError):
         handle = os.open(path, os.O_WRONLY | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0))
         try:
@@ -61,6 +103,8 @@ def _sign(path: Path) -> None:
 def _holder(path: Path) -> str:
     try:
         holder = json.loads(path.read_bytes())
-        return f"process {int(holder['pid'])}, for {max(0, time.time() - float(holder['since'])):.0f} s so far"
-    except (OSError, ValueError, KeyError, TypeError):
+        host = holder.get("host", platform.node())
+        where = "" if host == platform.node() else f" on {host}"
+        return f"process {int(holder['pid'])}{where}, for {max(0, time.time() - float(holder['since'])):.0f} s so far"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return "another process"

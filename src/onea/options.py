@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import re
 import types
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from onea.errors import OneaError, nearest
+from onea.errors import OneaError, nearest, short
 
 T = TypeVar("T")
+LARGEST = 2**32 - 1  # of a whole number: the largest seed; nothing that is counted comes near it
+_FARTHEST = 1e38  # of any number: what tensors can hold
+_THREADS = 256  # no system fails to start so many
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
@@ -42,7 +46,7 @@ def _read(name: str, value: Any, hint: Any) -> Any:
     if get_origin(hint) is Literal:
         choices = get_args(hint)
         if value not in choices:
-            raise OneaError(f"{name} is '{value}'; choose one of: {', '.join(choices)}.")
+            raise OneaError(f"{name} is '{short(value)}'; choose one of: {', '.join(choices)}.")
         return value
     if hint is bool:
         return _read_bool(name, value)
@@ -51,9 +55,13 @@ def _read(name: str, value: Any, hint: Any) -> Any:
     try:
         number = hint(value)
     except (TypeError, ValueError, OverflowError):
-        raise OneaError(f"{name} is '{value}'; it needs {_wanted(hint)}.") from None
+        raise OneaError(f"{name} is '{short(value)}'; it needs {_wanted(hint)}.") from None
+    if hint is int and abs(number) > LARGEST:
+        raise OneaError(f"{name} is {short(value)}; it needs a whole number of at most {LARGEST:,}.")
     if hint is float and not math.isfinite(number):
-        raise OneaError(f"{name} is {value}; it needs a finite number.")
+        raise OneaError(f"{name} is {short(value)}; it needs a finite number.")
+    if hint is float and abs(number) > _FARTHEST:
+        raise OneaError(f"{name} is {short(value)}; it needs a number of at most {_FARTHEST:g}.")
     if hint is int and isinstance(value, float) and number != value:
         raise OneaError(f"{name} is {value}; it needs a whole number.")
     return number
@@ -65,11 +73,18 @@ def _read_bool(name: str, value: Any) -> bool:
         return True
     if word in _FALSE:
         return False
-    raise OneaError(f"{name} is '{value}'; it needs true or false.")
+    raise OneaError(f"{name} is '{short(value)}'; it needs true or false.")
 
 
 def _wanted(hint: Any) -> str:
     return {int: "a whole number", float: "a number"}.get(hint, "text")
+
+
+def check_threads(threads: int) -> None:
+    """Refuse a number of CPU threads that the system would not give; 0 stands for all."""
+    most = max(_THREADS, os.cpu_count() or 1)
+    if not 0 <= threads <= most:
+        raise OneaError(f"threads is {short(threads)}; give a number from 1 to {most}, or 0 for all.")
 
 
 def from_arguments(arguments: list[str]) -> dict[str, Any]:

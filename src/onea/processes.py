@@ -85,6 +85,11 @@ class _Gather(torch.autograd.Function):
         return gradients[0][context.rank] * context.count, None, None
 
 
+def is_first() -> bool:
+    """Whether this process writes and speaks for all that a launcher started; true when alone."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def join_processes(device: str) -> tuple[Processes, torch.device | None]:
     """Join the processes that a launcher started, with the device it gives to this one; nothing when alone."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:

@@ -13,6 +13,7 @@ import torch
 
 from onea import cpu
 from onea.errors import OneaError
+from onea.options import check_threads
 from onea.processes import Processes, join_processes
 
 
@@ -36,6 +37,9 @@ class Progress:
 
     def note(self, text: str) -> None:
         """Something other than training began."""
+
+    def remark(self, text: str) -> None:
+        """Something to know about a run that was finished before."""
 
     def end_task(self, task: int, accuracy: float) -> None:
         """A task was learned and evaluated; accuracy over all classes seen, in percent."""
@@ -77,6 +81,11 @@ class Everyone(Progress):
         for listener in self._listeners:
             listener.note(text)
 
+    def remark(self, text: str) -> None:
+        """Tell everyone."""
+        for listener in self._listeners:
+            listener.remark(text)
+
     def end_task(self, task: int, accuracy: float) -> None:
         """Tell everyone."""
         for listener in self._listeners:
@@ -115,6 +124,20 @@ def make_runtime(
 ) -> Runtime:
     """Resolve ``auto`` settings for this machine and apply the thread count (0: all cores we may use)."""
     processes, given = join_processes(device)
+    check_threads(threads)
+    chosen, precision = resolve(device, precision, given)
+    count = threads or _asked_threads() or max(1, _cores() // processes.count)
+    torch.set_num_threads(count)
+    shown = progress if progress and processes.first else Progress()
+    return Runtime(chosen, precision, count, shown, processes)
+
+
+def resolve(device: str, precision: str, given: torch.device | None = None) -> tuple[torch.device, str]:
+    """The device and precision that ``auto`` means here; ``given`` is what a launcher has chosen.
+
+    Raises:
+        OneaError: the device is not here, or there is no such precision.
+    """
     chosen = given or _device(device)
     if precision == "auto":
         precision = "bf16" if _has_bf16(chosen) else "fp32"
@@ -125,10 +148,7 @@ def make_runtime(
             "bf16 does not work here: this machine announces AMX instructions that it does not have; use fp32, or set "
             f"{cpu.ISA_VARIABLE}=AVX512_CORE_BF16."
         )
-    count = threads or _asked_threads() or max(1, _cores() // processes.count)
-    torch.set_num_threads(count)
-    shown = progress if progress and processes.first else Progress()
-    return Runtime(chosen, precision, count, shown, processes)
+    return chosen, precision
 
 
 def _asked_threads() -> int:

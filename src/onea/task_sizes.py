@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from onea.errors import OneaError
+from onea.errors import OneaError, short
 
+MOST_CLASSES = 1_000_000  # more than any dataset has, and few enough to be listed
 FEWEST_SAMPLES = 2  # a long tail never leaves a class with fewer images than this
 
 
@@ -57,7 +58,7 @@ def parse_sizes(text: str, classes: int | None = None) -> tuple[int, ...]:
         sizes = tuple(int(word) for word in words)
     except ValueError:
         raise OneaError(
-            f"Cannot read '{text}' as task sizes; write whole numbers with commas between them, such as 36,1,14."
+            f"Cannot read '{short(text)}' as task sizes; write whole numbers with commas between them, such as 36,1,14."
         ) from None
     check_sizes(sizes, sum(sizes) if classes is None else classes)
     return sizes
@@ -68,7 +69,9 @@ def check_sizes(sizes: Sequence[int], classes: int) -> None:
     if not sizes:
         raise OneaError("A stream needs at least one task; give at least one task size.")
     if min(sizes) < 1:
-        raise OneaError(f"A task cannot have {min(sizes)} classes; give every task at least one.")
+        raise OneaError(f"A task cannot have {short(min(sizes))} classes; give every task at least one.")
+    if sum(sizes) > MOST_CLASSES:
+        raise OneaError(f"The task sizes add up to more than {MOST_CLASSES:,} classes; give smaller ones.")
     if sum(sizes) != classes:
         raise OneaError(
             f"The task sizes add up to {sum(sizes)} but there are {classes} classes; "
@@ -109,9 +112,11 @@ def _settle(sizes: list[int], classes: int) -> list[int]:
 def _check_counts(classes: int, tasks: int) -> None:
     at_least_one("classes", classes)
     at_least_one("tasks", tasks)
+    if classes > MOST_CLASSES:
+        raise OneaError(f"{short(classes)} classes are too many; give at most {MOST_CLASSES:,}.")
     if tasks > classes:
         raise OneaError(
-            f"{classes} classes cannot fill {tasks} tasks, as each task needs at least one; "
+            f"{classes} classes cannot fill {short(tasks)} tasks, as each task needs at least one; "
             f"ask for {classes} tasks or fewer."
         )
 
@@ -119,4 +124,4 @@ def _check_counts(classes: int, tasks: int) -> None:
 def at_least_one(name: str, value: int) -> None:
     """Complain about a number that must be positive."""
     if value < 1:
-        raise OneaError(f"{name} must be at least 1, not {value}; give a positive whole number.")
+        raise OneaError(f"{name} must be at least 1, not {short(value)}; give a positive whole number.")

@@ -15,6 +15,7 @@ from onea.data.transforms import Preprocess
 from onea.errors import OneaError
 from onea.methods.contract import EVALUATION_BATCH
 from onea.methods.one_a import OneAMethod, OneAOptions
+from onea.options import check_threads
 from onea.runs.setup import CROP_MARGIN, Prepared, Side
 from onea.runtime import Runtime, make_runtime
 from onea.streams import Stream
@@ -23,6 +24,8 @@ from onea.vit.compiled import can_compile
 from onea.vit.frozen import FrozenViT
 
 SEED = 1
+_HOUR = 3_600  # seconds
+_BOUNDS = (("rank", 1, 65_536), ("batch", 1, 65_536), ("workers", 0, 256), ("tasks", 0, 10_000))
 CLASSES = 8  # a power of two, so that usual batches come out even: a last batch of two images would cost as much
 
 
@@ -57,11 +60,12 @@ class BenchConfig:
     quick: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("rank", "batch"):
-            if getattr(self, name) < 1:
-                raise OneaError(f"{name} is {getattr(self, name)}; it must be at least 1.")
-        if self.seconds <= 0:
-            raise OneaError(f"seconds is {self.seconds:g}; it must be more than 0.")
+        for name, fewest, most in _BOUNDS:
+            if not fewest <= (value := getattr(self, name)) <= most:
+                raise OneaError(f"{name} is {value}; it must be at least {fewest} and at most {most:,}.")
+        check_threads(self.threads)
+        if not 0 < self.seconds <= _HOUR:
+            raise OneaError(f"seconds is {self.seconds:g}; it must be more than 0 and at most {_HOUR:,}.")
         if self.tasks and self.tasks < 5:
             raise OneaError(f"tasks is {self.tasks}; growth shows from 5 tasks on, and 0 leaves it out.")
 

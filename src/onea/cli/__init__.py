@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+from io import TextIOWrapper
+from typing import NoReturn
 
 from onea.errors import OneaError
+
+_NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 
 
 def main() -> None:
@@ -14,9 +18,25 @@ def main() -> None:
 
     # Threads that wait by spinning bring a shared machine to a crawl; must be set before torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a name that the terminal cannot show must not end a command
+            stream.reconfigure(errors="backslashreplace")
 
     try:
         app()
     except OneaError as error:
-        print(f"onea: {error}", file=sys.stderr)
-        sys.exit(2)
+        _stop(str(error))
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        _stop("There is not enough memory for this; ask for less (batch size, rank, images), or use a larger machine.")
+
+
+def _stop(sentence: str) -> NoReturn:
+    print(f"onea: {sentence}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Python says so by kind; torch only in words, on a GPU and on the CPU in different ones."""
+    return isinstance(error, MemoryError) or any(words in str(error) for words in _NO_MEMORY)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -23,6 +24,7 @@ from onea.cli.serve import serve
 from onea.cli.stream import stream
 from onea.cli.teach import teach
 from onea.cli.upkeep import forget, history, rename, undo
+from onea.files import check_path
 
 app = typer.Typer(
     help="Learn new classes in batches of any size with one adapter on a frozen vision transformer.",
@@ -36,12 +38,13 @@ _LOOSE = {"allow_extra_args": True, "ignore_unknown_options": True}  # a method'
 _KEPT = "finished tasks are kept, and the same command continues"
 
 
-def _interruptible(command: Callable[..., None], kept: str = _KEPT) -> Callable[..., None]:
-    """Say on Ctrl-C that nothing is lost; typer would leave without a word."""
+def _guarded(command: Callable[..., None], kept: str = _KEPT) -> Callable[..., None]:
+    """Refuse paths that cannot be, and say on Ctrl-C that nothing is lost; typer would leave without a word."""
 
     @functools.wraps(command)
     def guarded(*arguments: Any, **options: Any) -> None:
         try:
+            _check_paths(options.values())
             command(*arguments, **options)
         except KeyboardInterrupt:
             typer.echo(f"onea: stopped; {kept}.", err=True)
@@ -50,17 +53,25 @@ def _interruptible(command: Callable[..., None], kept: str = _KEPT) -> Callable[
     return guarded
 
 
+def _check_paths(values: Iterable[Any]) -> None:
+    for value in values:
+        if isinstance(value, list | tuple):
+            _check_paths(value)
+        elif isinstance(value, Path):
+            check_path(value)
+
+
 for model_command in (teach, predict, evaluate, history, undo, forget, rename, export, serve):
-    app.command(rich_help_panel="A model of your own")(_interruptible(model_command, "the model is as it was"))
-app.command()(_interruptible(demo))
-app.command(context_settings=_LOOSE)(_interruptible(run))
-app.command()(_interruptible(stream))
-app.command()(_interruptible(methods))
-app.command(context_settings=_LOOSE)(_interruptible(merge))
-app.command()(_interruptible(paper))
-app.command()(_interruptible(report))
-app.command()(_interruptible(compare))
-app.command()(_interruptible(bench))
+    app.command(rich_help_panel="A model of your own")(_guarded(model_command, "the model is as it was"))
+app.command()(_guarded(demo))
+app.command(context_settings=_LOOSE)(_guarded(run))
+app.command()(_guarded(stream))
+app.command()(_guarded(methods))
+app.command(context_settings=_LOOSE)(_guarded(merge))
+app.command()(_guarded(paper))
+app.command()(_guarded(report))
+app.command()(_guarded(compare))
+app.command()(_guarded(bench))
 
 
 @app.callback(invoke_without_command=True)

@@ -35,8 +35,8 @@ def demo(
     from onea.runs.engine import run
     from onea.runs.record import read_record
 
-    _open(out, fresh)
     configs = {name: make_config({"method": name, "data": DATA, "seed": seed}) for name in METHODS}
+    _open(out, fresh)
     # The running mean is to differ from One-A in its merge alone, so it takes One-A's training.
     one_a: Any = build(method_class("one-a").Options, preset_options("one-a", "small", DATA))
     training = {name: getattr(one_a, name) for name in ("learning_rate", "single_class")}
@@ -55,6 +55,7 @@ def demo(
 def _open(out: Path, fresh: bool) -> None:
     """Make the folder and, if asked, delete the demo's runs in it, file by file: whatever else lies there stays."""
     from onea.errors import OneaError
+    from onea.locks import folder_lock
     from onea.runs.record import read_record
 
     try:
@@ -63,5 +64,6 @@ def _open(out: Path, fresh: bool) -> None:
         raise OneaError(f"{out} cannot be a folder ({error.strerror}); choose another --out.") from error
     for folder in (out / name for name in METHODS if fresh):
         if (record := read_record(folder)) and record["config"]["method"] == folder.name:
-            for file in [folder / "record.json", *folder.glob("state-*.safetensors"), *folder.glob(".*.partial")]:
-                file.unlink(missing_ok=True)
+            with folder_lock(folder):  # not while another demo is at it
+                for file in [folder / "record.json", *folder.glob("state-*.safetensors"), *folder.glob(".*.partial")]:
+                    file.unlink(missing_ok=True)

@@ -74,6 +74,10 @@ class RunDisplay(Progress):
         """Say what is going on besides training."""
         self._bars.update(self._epoch, note=text)
 
+    def remark(self, text: str) -> None:
+        """Print it, to stay."""
+        self._bars.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
     def end_task(self, task: int, accuracy: float) -> None:
         """Show the accuracy and, once some tasks are done, an estimate for the rest."""
         self._durations.append(time.perf_counter() - self._task_started)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,9 +10,8 @@ import typer
 
 if TYPE_CHECKING:
     from onea.paper.scale import Plan
-    from onea.runs.config import RunConfig
     from onea.runs.executors import Executor
-    from onea.runs.store import RecordStore
+    from onea.runs.store import Failure, RecordStore
 
 _CHANGES, _MACHINE = "Otherwise than the paper", "Machine"
 
@@ -76,11 +76,13 @@ def paper(
         shared = isinstance(executor, InProcess) and executor.share_adapters
         print_plan(plan, {config.key() for config in plan.configs if store.find(config)}, shared)
         return
-    failed = _run(plan, store, executor) if plan.configs and not render_only else ()
-    records = {config.key(): record for config in plan.configs if (record := store.find(config))}
+    failures = _run(plan, store, executor) if plan.configs and not render_only else {}
+    # What was finished with other images than those of now is not what was asked for.
+    wanted = [config for config in plan.configs if config.key() not in failures]
+    records = {config.key(): record for config in wanted if (record := store.find(config))}
     table, files = write_experiment(plan, records, out / experiment.name)
-    print_result(table, files, {config.key(): str(store.failure(config)) for config in failed})
-    if failed:
+    print_result(table, files, {key: str(failure) for key, failure in failures.items()})
+    if failures:
         raise typer.Exit(1)
 
 
@@ -94,9 +96,9 @@ def _executor(on: str, workers: int | None, share_training: bool | None) -> Exec
     return choose_executor(workers, (address or "local") if kind == "ray" else None, share_training)
 
 
-def _run(plan: Plan, store: RecordStore, executor: Executor) -> tuple[RunConfig, ...]:
+def _run(plan: Plan, store: RecordStore, executor: Executor) -> Mapping[str, Failure]:
     from onea.cli.grid_display import GridDisplay
     from onea.runs.grid import run_grid
 
     with GridDisplay() as display:
-        return run_grid(plan.configs, store, executor, display).failed
+        return run_grid(plan.configs, store, executor, display).failures

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -93,6 +92,7 @@ def run(
     """
     from onea.cli.display import RunDisplay, print_summary
     from onea.options import from_arguments
+    from onea.processes import is_first
     from onea.runs.config import make_config, read_yaml
     from onea.runs.engine import run as run_one
     from onea.runs.record import read_record
@@ -106,7 +106,7 @@ def run(
     earlier = read_record(folder)
     with RunDisplay() as display, Tracking(track or (), folder, track_to) as tracking:
         record = run_one(settings, folder, Everyone(display, tracking))
-    if os.environ.get("RANK", "0") == "0":  # of several processes that share the run, the first one speaks
+    if is_first():  # of several processes that share the run, the first one speaks
         print_summary(record, folder)
         if earlier and earlier["status"] == "finished":
             print(f"finished on {record['dates']['finished']}, nothing was run; delete {folder} to run it again")

@@ -12,6 +12,7 @@ import numpy as np
 
 from onea.data.dataset import Dataset, Group, Split
 from onea.errors import OneaError
+from onea.files import stamp_of
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,8 @@ def dataset_of_files(
 ) -> Dataset:
     """Put two sides with the same classes together; classes, groups and images all in natural order."""
     classes = tuple(sorted(train, key=natural_key))
+    train, test = ({label: _in_order(side[label]) for label in classes} for side in (train, test))
+    fingerprint, stamp = _digests(train, test)
     index = {label: i for i, label in enumerate(classes)}
     natural_groups = [
         Group(group, tuple(sorted(index[label] for label in members))) for group, members in (groups or {}).items()
@@ -108,10 +111,11 @@ def dataset_of_files(
     return Dataset(
         name=name,
         classes=classes,
-        train=_split(train, index),
-        test=_split(test, index),
-        fingerprint=_fingerprint(classes, train, test),
+        train=_split(train),
+        test=_split(test),
+        fingerprint=fingerprint,
         groups=tuple(sorted(natural_groups, key=lambda group: natural_key(group.name))),
+        stamp=stamp,
     )
 
 
@@ -126,38 +130,29 @@ def fingerprint_of_pixels(classes: Sequence[str], train: Split, test: Split) -> 
     return digest.hexdigest()
 
 
-def _split(images: Mapping[str, Sequence[ImageFile]], index: Mapping[str, int]) -> Split:
-    files: list[Path] = []
-    labels: list[int] = []
-    for label, i in index.items():
-        members = _in_order(images[label])
-        files.extend(image.path for image in members)
-        labels.extend([i] * len(members))
-    return Split(labels=np.array(labels, dtype=np.int64), files=tuple(files))
+def _split(images: Mapping[str, Sequence[ImageFile]]) -> Split:
+    files = tuple(image.path for members in images.values() for image in members)
+    labels = np.repeat(np.arange(len(images)), [len(members) for members in images.values()])
+    return Split(labels=labels.astype(np.int64), files=files)
 
 
-def _fingerprint(
-    classes: Sequence[str], train: Mapping[str, Sequence[ImageFile]], test: Mapping[str, Sequence[ImageFile]]
-) -> str:
-    """Names and sizes, not contents: a large dataset need not be read to know that it is the same."""
-    digest = hashlib.sha256(b"files")
+def _digests(train: Mapping[str, Sequence[ImageFile]], test: Mapping[str, Sequence[ImageFile]]) -> tuple[str, str]:
+    """The fingerprint and the stamp. Contents are not read: a large dataset need not be to know that it is the same."""
+    fingerprint, stamp = hashlib.sha256(b"files"), hashlib.sha256(b"stamps")
     for side_name, side in (("train", train), ("test", test)):
-        for i, label in enumerate(classes):
-            for image in _in_order(side[label]):
-                fields = (side_name, str(i), label, image.name, str(_file_size(image.path)))
-                digest.update("\0".join(fields).encode("utf-8", "surrogateescape") + b"\n")
-    return digest.hexdigest()
+        for i, (label, images) in enumerate(side.items()):
+            for image in images:
+                found = stamp_of(image.path)
+                size = found.partition(" ")[0] or "-1"  # a dangling link: packing the images reports it by name
+                fields = (side_name, str(i), label, image.name, size)
+                fingerprint.update("\0".join(fields).encode("utf-8", "surrogateescape") + b"\n")
+                stamp.update(f"{found}\n".encode())
+    stamp.update(fingerprint.digest())
+    return fingerprint.hexdigest(), stamp.hexdigest()
 
 
 def _in_order(images: Sequence[ImageFile]) -> list[ImageFile]:
     return sorted(images, key=lambda image: natural_key(image.name))
-
-
-def _file_size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:  # a dangling link: packing the images reports it by name
-        return -1
 
 
 def _sha256(text: str) -> str:

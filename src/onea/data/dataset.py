@@ -8,8 +8,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from onea.errors import OneaError
+
 Labels = npt.NDArray[np.int64]
 Pixels = npt.NDArray[np.uint8]
+
+
+class MissingData(OneaError):  # noqa: N818 - it says what is missing
+    """There is nothing where the data should be."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +56,12 @@ class Dataset:
     """Named classes with training and test images.
 
     Attributes:
-        fingerprint: hex digest that changes when the images or labels do.
+        fingerprint: hex digest of names and labels, and of the pixels; of images in files, which are not read to be
+            listed, of their sizes instead.
         groups: natural tasks in their natural order; empty when the data has none.
         mirror: whether an image flipped left to right still shows its class.
+        stamp: hex digest of names, sizes and times of the files: the same, and nobody has touched them. Empty where
+            the images are not in files.
     """
 
     name: str
@@ -62,3 +71,4 @@ class Dataset:
     fingerprint: str
     groups: tuple[Group, ...] = ()
     mirror: bool = True
+    stamp: str = ""

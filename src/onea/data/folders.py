@@ -14,8 +14,9 @@ from onea.data.assemble import (
     natural_key,
     split_by_class,
 )
-from onea.data.dataset import Dataset
+from onea.data.dataset import Dataset, MissingData
 from onea.errors import OneaError
+from onea.files import check_path
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,10 @@ def load_folder(path: Path) -> Dataset:
     Raises:
         OneaError: the layout is not one of these, a class is empty, or it is missing on one side.
     """
+    check_path(path)
     if not path.is_dir():
-        problem = "is a file, not a folder" if path.exists() else "does not exist"
-        raise OneaError(f"Dataset folder {path} {problem}: give folder:PATH with one folder of images for each class.")
+        problem, kind = ("is a file, not a folder", OneaError) if path.exists() else ("does not exist", MissingData)
+        raise kind(f"Dataset folder {path} {problem}: give folder:PATH with one folder of images for each class.")
     name = path.resolve().name
     sides = find_sides(path)
     if sides is None:
@@ -56,7 +58,11 @@ def load_list(argument: str) -> Dataset:
     Raises:
         OneaError: names the list and the line.
     """
-    lists = [argument] if Path(argument).expanduser().is_file() else argument.split(",")
+    try:
+        alone = Path(argument).expanduser().is_file()  # its name may hold a comma
+    except OSError:  # too long for one name
+        alone = False
+    lists = [argument] if alone else argument.split(",")
     if len(lists) > 2 or not all(part.strip() for part in lists):
         raise OneaError(f"Cannot read 'list:{argument}': give list:TRAIN.txt or list:TRAIN.txt,TEST.txt.")
     paths = [Path(part.strip()).expanduser() for part in lists]
@@ -142,11 +148,14 @@ def read_list(path: Path) -> ByClass:
 
 
 def _lines(path: Path) -> list[str]:
+    check_path(path)
+    if path.is_char_device():
+        raise OneaError(f"{path} is a device, not a text file: give list:TRAIN.txt or list:TRAIN.txt,TEST.txt.")
     try:
         # Not splitlines(): that also breaks at characters that a file name may hold.
         return path.read_text(encoding="utf-8-sig").split("\n")
     except FileNotFoundError:
-        raise OneaError(f"There is no list file {path}: give list:TRAIN.txt or list:TRAIN.txt,TEST.txt.") from None
+        raise MissingData(f"There is no list file {path}: give list:TRAIN.txt or list:TRAIN.txt,TEST.txt.") from None
     except UnicodeDecodeError:
         raise OneaError(
             f"{path} is not a text file in UTF-8: save it as one, with 'path label' on each line."
@@ -195,7 +204,8 @@ def _images(folder: Path, inside: _Listing, root: Path) -> list[ImageFile]:
         )
     if not inside.files:
         raise OneaError(f"Class folder {folder} is empty: put its images in, or remove the folder.")
-    return [ImageFile(file, file.relative_to(root).as_posix()) for file in inside.files]
+    below = folder.relative_to(root).as_posix()
+    return [ImageFile(file, f"{below}/{file.name}") for file in inside.files]
 
 
 def _check_only_groups(inside: dict[Path, _Listing]) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 from onea.data.dataset import Labels, Pixels, Split
 from onea.data.decode import BadImage, fit, image_size, read_image
 from onea.errors import OneaError
-from onea.files import CACHE_REMEDY, unwritable, write_atomically
+from onea.files import CACHE_REMEDY, stamp_of, unwritable, write_atomically
 
 OnBad = Literal["fail", "skip"]
 Progress = Callable[[int, int], None]
@@ -30,6 +30,7 @@ Result = TypeVar("Result")
 
 # Part of the key of every cached pack: raise it when decoding or resizing changes.
 _VERSION = 1
+_KEY = 24  # characters of each of its two digests
 _NAMED_BAD_FILES = 5
 _AT_ONCE = 16  # files that a thread takes
 _FEW_THREADS, _SMALL_BYTES, _SAMPLED = 4, 16_000, 64
@@ -43,6 +44,7 @@ class Packed:
         pixels: ``uint8 [M, 3, height, width]``; read-only and mapped from disk where it was made from files.
         rows: ``int64 [M]``, the rows of the split that are in ``pixels``.
         skipped: ``path: reason`` of each image that could not be read.
+        sha256: of the pixels, computed while they were packed; empty where they were not made from files.
     """
 
     pixels: Pixels
@@ -50,6 +52,7 @@ class Packed:
     skipped: tuple[str, ...]
     height: int
     width: int
+    sha256: str = ""
 
 
 def stored_shape(splits: Sequence[Split], size: int, cache: Path | None = None) -> tuple[int, int]:
@@ -112,7 +115,9 @@ def pack(
     Args:
         split: pixels pass through unchanged; files are decoded.
         size: side of the stored squares, unless ``shape`` is given.
-        cache: folder for ``packed-<key>.bin`` and ``.json``. The key covers path, size and time of every file.
+        cache: folder for ``packed-<key>.bin`` and ``.json``. The key covers path, size and times of every file, so that
+            an edit which puts the modification time back is noticed too, but on Windows (see ``stamp_of``). What was
+            packed of the same files before they changed is deleted.
         on_bad: what a file that cannot be read does: stop everything, or be left out and reported.
         shape: height and width from ``stored_shape`` over both sides; by default over this one alone.
         class_names: names for messages; without them a class is called by its number.
@@ -130,8 +135,9 @@ def pack(
     target = cache / f"packed-{_key(split.files, shape, on_bad)}.bin"
     packed = _mapped(target, shape, len(split))
     if packed is None:
-        rows, skipped = _write(target, split, shape, on_bad, class_names, on_progress)
-        _write_index(target, shape, rows, skipped)
+        rows, skipped, sha256 = _write(target, split, shape, on_bad, class_names, on_progress)
+        _write_index(target, shape, rows, skipped, sha256)
+        _forget_older(target)
         packed = _mapped(target, shape, len(split))
         if packed is None:
             raise OneaError(f"{target} was changed while it was written: run again, with no other program in {cache}.")
@@ -141,15 +147,23 @@ def pack(
 
 
 def _key(files: Sequence[Path], shape: tuple[int, int], *more: str) -> str:
-    digest = hashlib.sha256(repr((_VERSION, shape, *more)).encode())
+    """Two digests: of what is to be packed and how, and of the state in which the files are."""
+    digest, stamps = hashlib.sha256(repr((_VERSION, shape, *more)).encode()), hashlib.sha256()
     here = "" if all(file.is_absolute() for file in files) else f"{Path.cwd()}{os.sep}"
     for file in files:
         # As Path.absolute() has it, which takes longer than all the rest.
         digest.update(os.fsencode(str(file) if file.is_absolute() else f"{here}{file}") + b"\0")
-        with suppress(OSError):  # a missing file is reported when it is to be decoded
-            status = file.stat()
-            digest.update(f"{status.st_size} {status.st_mtime_ns}\n".encode())
-    return digest.hexdigest()[:32]
+        stamps.update(f"{stamp_of(file)}\n".encode())  # a missing file is reported when it is to be decoded
+    return f"{digest.hexdigest()[:_KEY]}-{stamps.hexdigest()[:_KEY]}"
+
+
+def _forget_older(target: Path) -> None:
+    """Delete what was packed of the same files in another state; a process that has mapped it keeps its pixels."""
+    wanted = target.stem.rpartition("-")[0]
+    for older in target.parent.glob(f"{wanted}-*"):
+        if older.suffix in (".bin", ".json") and older.stem != target.stem:
+            with suppress(OSError):  # Windows keeps what somebody has mapped
+                older.unlink()
 
 
 def _mapped(target: Path, shape: tuple[int, int], total: int) -> Packed | None:
@@ -158,7 +172,7 @@ def _mapped(target: Path, shape: tuple[int, int], total: int) -> Packed | None:
         index = json.loads(target.with_suffix(".json").read_text(encoding="utf-8"))
         rows = np.array(index["rows"], dtype=np.int64)
         skipped = tuple(str(line) for line in index["skipped"])
-        stored = tuple(index["shape"])
+        stored, sha256 = tuple(index["shape"]), str(index["sha256"])
         found = target.stat().st_size
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
@@ -166,9 +180,13 @@ def _mapped(target: Path, shape: tuple[int, int], total: int) -> Packed | None:
     in_order = rows.ndim == 1 and bool(np.all(np.diff(rows, prepend=-1, append=total) > 0))
     if stored != expected or found != int(np.prod(expected)) or not in_order or len(rows) + len(skipped) != total:
         return None
-    # An empty file cannot be mapped.
-    pixels = np.memmap(target, np.uint8, mode="r", shape=expected) if len(rows) else np.empty(expected, np.uint8)
-    return Packed(pixels, rows, skipped, *shape)
+    if not len(rows):  # an empty file cannot be mapped
+        return Packed(np.empty(expected, np.uint8), rows, skipped, *shape, sha256)
+    try:
+        pixels = np.memmap(target, np.uint8, mode="r", shape=expected)
+    except FileNotFoundError:  # forgotten just now, because its files have changed
+        return None
+    return Packed(pixels, rows, skipped, *shape, sha256)
 
 
 def _write(
@@ -178,7 +196,7 @@ def _write(
     on_bad: OnBad,
     class_names: Sequence[str] | None,
     on_progress: Progress | None,
-) -> tuple[Labels, list[str]]:
+) -> tuple[Labels, list[str], str]:
     """Write the pixel file beside its final place and move it there only when all is well."""
     assert split.files is not None
     bytes_needed = len(split) * 3 * shape[0] * shape[1]
@@ -188,7 +206,7 @@ def _write(
         handle, name = tempfile.mkstemp(prefix=f"{target.stem}-", suffix=".tmp", dir=target.parent)
         temporary = Path(name)
         with os.fdopen(handle, "wb") as stream:
-            rows, skipped = _decode_into(stream, split.files, shape, on_bad, on_progress)
+            rows, skipped, sha256 = _decode_into(stream, split.files, shape, on_bad, on_progress)
             stream.flush()
             os.fsync(stream.fileno())  # or a power cut could leave an index beside pixels that never reached the disk
         if skipped and on_bad == "fail":
@@ -200,13 +218,13 @@ def _write(
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
-    return rows, skipped
+    return rows, skipped, sha256
 
 
 def _decode_into(
     stream: BinaryIO, files: Sequence[Path], shape: tuple[int, int], on_bad: OnBad, on_progress: Progress | None
-) -> tuple[Labels, list[str]]:
-    """Append each readable image to the stream, in order.
+) -> tuple[Labels, list[str], str]:
+    """Append each readable image to the stream, in order; the rows, what was skipped, and the digest of the pixels.
 
     After a bad file that is to be fatal nothing more is written, but the rest is still looked at: better one list of
     all bad files than one run for each.
@@ -220,21 +238,23 @@ def _decode_into(
 
     rows: list[int] = []
     skipped: list[str] = []
+    digest = hashlib.sha256()
     for row, result in enumerate(in_threads(decode, files, _threads_for(files))):
         if isinstance(result, str):
             skipped.append(result)
         elif not (skipped and on_bad == "fail"):
             # Plain writes, not a writable map: on a full disk those raise, where a map would kill the process.
             stream.write(result.data)
+            digest.update(result.data)
             rows.append(row)
         if on_progress is not None:
             on_progress(row + 1, len(files))
-    return np.array(rows, dtype=np.int64), skipped
+    return np.array(rows, dtype=np.int64), skipped, digest.hexdigest()
 
 
-def _write_index(target: Path, shape: tuple[int, int], rows: Labels, skipped: Sequence[str]) -> None:
+def _write_index(target: Path, shape: tuple[int, int], rows: Labels, skipped: Sequence[str], sha256: str) -> None:
     """Written last and moved into place whole: where it exists, the pixels were complete."""
-    index = {"shape": [len(rows), 3, *shape], "rows": rows.tolist(), "skipped": list(skipped)}
+    index = {"shape": [len(rows), 3, *shape], "rows": rows.tolist(), "skipped": list(skipped), "sha256": sha256}
     try:
         write_atomically(target.with_suffix(".json"), json.dumps(index).encode(), CACHE_REMEDY)
     except OneaError:
@@ -247,6 +267,22 @@ def _check_space(cache: Path, bytes_needed: int) -> None:
     cache.mkdir(parents=True, exist_ok=True)
     if shutil.disk_usage(cache).free < bytes_needed:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def sha256_of_files(files: Sequence[Path]) -> str:
+    """One digest of the contents of all these files, for images that are read anew whenever they are needed."""
+    digest = hashlib.sha256()
+    for own in in_threads(_sha256_of, files, _FEW_THREADS):
+        digest.update(own)
+    return digest.hexdigest()
+
+
+def _sha256_of(file: Path) -> bytes:
+    try:
+        with file.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").digest()
+    except OSError:  # reported when it is to be decoded
+        return b"unreadable"
 
 
 def bad_files(skipped: Sequence[str], total: int) -> str:

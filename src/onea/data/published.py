@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onea.data.assemble import ByClass, ImageFile, dataset_of_files, fingerprint_of_pixels, split_by_class
-from onea.data.dataset import Dataset, Split
+from onea.data.dataset import Dataset, MissingData, Split
 from onea.data.folders import load_folder, read_tree
 from onea.errors import OneaError
 
@@ -79,11 +79,11 @@ IMAGENET_R = Published(
 CIFAR100_ARCHIVE = "cifar-100-python.tar.gz"
 
 
-def load_cifar100(root: Path) -> Dataset:
+def load_cifar100(root: Path, *, fetch: bool = True) -> Dataset:
     """CIFAR-100 from ``root``, fetched there first where it is missing and a network is at hand.
 
     Raises:
-        OneaError: it is missing and cannot be fetched; says which file to put where.
+        MissingData: it is missing and cannot be, or is not to be, fetched; says which file to put where.
     """
     from torchvision.datasets import CIFAR100
 
@@ -94,11 +94,13 @@ def load_cifar100(root: Path) -> Dataset:
 
     try:
         train, test = both(download=False)
-    except RuntimeError:  # not there, or not unpacked yet
+    except RuntimeError as absent:  # not there, or not unpacked yet
         try:
+            if not fetch:
+                raise absent
             train, test = both(download=True)
         except (OSError, RuntimeError, EOFError, http.client.HTTPException, tarfile.TarError) as error:
-            raise OneaError(
+            raise MissingData(
                 f"CIFAR-100 is not in {root} and could not be downloaded ({_one_line(error)}): get {CIFAR100_ARCHIVE} "
                 f"from https://www.cs.toronto.edu/~kriz/cifar.html and put it into {root}, where its md5 is checked "
                 "and it is unpacked."
@@ -159,7 +161,7 @@ def _load(
             return _read_divided(base, published)
         if is_here(base):
             return read(base, published)
-    raise OneaError(
+    raise MissingData(
         f"{published.title} is not in {root}: unpack {published.archive} ({published.publisher}) there, so that "
         f"{root / published.folders[0]} exists, or set ONEA_DATA to the folder that has it."
     )

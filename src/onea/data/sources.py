@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from onea.data.dataset import Dataset
-from onea.errors import OneaError, nearest
+from onea.errors import OneaError, nearest, short
 
 
 @dataclass(frozen=True)
@@ -19,11 +20,13 @@ class Request:
         argument: what follows the colon, empty without one.
         root: the folder published datasets are looked for in.
         cache: where a loader may keep what it made; None to keep nothing.
+        fetch: whether a loader may download what is missing.
     """
 
     argument: str
     root: Path
     cache: Path | None
+    fetch: bool = True
 
 
 @dataclass(frozen=True)
@@ -41,26 +44,28 @@ class DatasetInfo:
     takes_path: bool = False
 
 
-def load_dataset(spec: str, *, root: Path | None = None, cache: Path | None = None) -> Dataset:
+def load_dataset(spec: str, *, root: Path | None = None, cache: Path | None = None, fetch: bool = True) -> Dataset:
     """Load a dataset by name. Images in files are only listed here, not read.
 
     Args:
         spec: a name in ``DATASETS``, with ``:PATH`` where its usage has one.
         root: the folder that holds published datasets; by default ``$ONEA_DATA``, else ``./data``.
         cache: where generated datasets are kept between calls; by default they are not.
+        fetch: whether what is missing may be downloaded.
 
     Raises:
-        OneaError: the name is unknown, or the data is missing, incomplete or laid out in another way.
+        MissingData: there is nothing where the data should be.
+        OneaError: the name is unknown, or the data is incomplete or laid out in another way.
     """
     name, colon, argument = spec.partition(":")
     info = DATASETS.get(name)
     if info is None:
-        raise OneaError(f"Unknown dataset '{spec}'; {_hint(spec, name)}")
+        raise OneaError(f"Unknown dataset '{short(spec)}'; {_hint(spec, name)}")
     if info.takes_path and not argument.strip():
         raise OneaError(f"Dataset '{spec}' needs a path: write {info.usage}.")
     if colon and not info.takes_path:
         raise OneaError(f"Dataset '{name}' takes no path: write {info.usage}, and set ONEA_DATA to where the data is.")
-    return info.load(Request(argument, root if root is not None else default_root(), cache))
+    return info.load(Request(argument, root if root is not None else default_root(), cache, fetch))
 
 
 def default_root() -> Path:
@@ -70,10 +75,11 @@ def default_root() -> Path:
 
 def _hint(spec: str, name: str) -> str:
     path = Path(spec).expanduser()
-    if path.is_dir():
-        return f"did you mean 'folder:{spec}'?"
-    if path.is_file():
-        return f"did you mean 'list:{spec}'?"
+    with suppress(OSError):  # too long for a path
+        if path.is_dir():
+            return f"did you mean 'folder:{spec}'?"
+        if path.is_file():
+            return f"did you mean 'list:{spec}'?"
     return nearest(name, DATASETS)
 
 
@@ -93,7 +99,7 @@ def _list(request: Request) -> Dataset:
 def _cifar100(request: Request) -> Dataset:
     from onea.data.published import load_cifar100
 
-    return load_cifar100(request.root)
+    return load_cifar100(request.root, fetch=request.fetch)
 
 
 def _cub200(request: Request) -> Dataset:

@@ -16,11 +16,12 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from onea.errors import OneaError
-from onea.files import unwritable, write_atomically, write_json
+from onea.errors import OneaError, short
+from onea.files import check_path, unwritable, write_atomically, write_json
 from onea.merging import make_operator, operator_class
 from onea.merging.lora import CONFIG, WEIGHTS, Lora, check_alike, read_lora, write_lora
 from onea.merging.operator import Sizes, Tensors
+from onea.options import LARGEST
 from onea.version import __version__
 
 _KEPT = "adapter."  # where the state of an adapter-merging run holds its adapter
@@ -110,9 +111,14 @@ def parse_counts(name: str, text: str) -> list[int]:
     [40, 5]
     """
     try:
-        return [int(word) for word in text.split(",")]
+        counts = [int(word) for word in text.split(",")]
     except ValueError:
-        raise OneaError(f"--{name} is '{text}'; write whole numbers with commas between them, such as 40,5.") from None
+        raise OneaError(
+            f"--{name} is '{short(text)}'; write whole numbers with commas between them, such as 40,5."
+        ) from None
+    if max(counts) > LARGEST:
+        raise OneaError(f"--{name} is {short(text)}; no number may be larger than {LARGEST:,}.")
+    return counts
 
 
 def read_source(path: Path) -> Source:
@@ -186,6 +192,10 @@ def _check_request(
             )
     if rank is not None and rank < 1:
         raise OneaError(f"rank is {rank}; it must be at least 1.")
+    if not out.name:
+        raise OneaError("The result needs a name; write -o merged.safetensors.")
+    for path in (*inputs, out, _card_beside(out)):
+        check_path(path)
     for path in (out, _card_beside(out)):
         if path.exists():
             raise OneaError(f"{path} exists already; delete it or choose another name.")

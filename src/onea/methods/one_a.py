@@ -35,6 +35,10 @@ class OneAOptions(MergingOptions):
     base_by: Literal["samples", "classes"] = "samples"
     swapped_weights: bool = False
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.merge()  # refuses what makes no sense now, not after the first task
+
     def merge(self) -> OneA:
         """The merge these options describe."""
         return OneA(**{name: getattr(self, name) for name in OneA.__dataclass_fields__})

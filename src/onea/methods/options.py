@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -32,7 +33,8 @@ class TrainingOptions:
         for name in ("batch_size", "epochs"):
             if getattr(self, name) < 1:
                 raise OneaError(f"{name} is {getattr(self, name)}; it must be at least 1.")
-        for name in ("learning_rate", "weight_decay"):
+        rates = [item.name for item in dataclasses.fields(self) if item.name.endswith("_rate")]
+        for name in (*rates, "weight_decay"):
             if getattr(self, name) < 0:
                 raise OneaError(f"{name} is {getattr(self, name)}; it must not be negative.")
         if not 0 < self.crop_scale <= 1:

@@ -246,8 +246,11 @@ def _state_folder(path: Path, version: int) -> Path:
 
 
 def _sync(folder: Path) -> None:
-    """A rename is on disk only when its folder is."""
-    handle = os.open(folder, os.O_RDONLY)
+    """A rename is on disk only when its folder is; Windows opens no folders and sees to it by itself."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except PermissionError:
+        return
     try:
         os.fsync(handle)
     finally:

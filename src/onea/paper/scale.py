@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from onea.data.names import data_name
-from onea.errors import OneaError
+from onea.errors import OneaError, short
 from onea.paper.experiments import Cell, Experiment
 from onea.paper.names import BACKBONE, data_title
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # numpy and torch stand behind these
     from onea.paper.facts import DataFacts
     from onea.runs.config import RunConfig
 
+MOST_SEEDS = 1_000
 FEWEST_IMAGES = 2  # of a class, at any scale
 Facts = Callable[[str], "DataFacts"]
 Width = Callable[[str], int]
@@ -164,10 +165,10 @@ def pieces(sizes: tuple[int, ...], most: int) -> tuple[int, ...]:
 def _check(experiment: Experiment, changes: Changes) -> None:
     if not 0 < changes.scale <= 1:
         raise OneaError(f"scale is {changes.scale:g}; it must lie above 0 and be at most 1 (the paper's size).")
-    if changes.seeds is not None and changes.seeds < 1:
-        raise OneaError(f"seeds is {changes.seeds}; ask for at least one.")
+    if changes.seeds is not None and not 1 <= changes.seeds <= MOST_SEEDS:
+        raise OneaError(f"seeds is {short(changes.seeds)}; ask for at least one and at most {MOST_SEEDS:,}.")
     if changes.tasks is not None and changes.tasks < 1:
-        raise OneaError(f"tasks is {changes.tasks}; ask for at least one.")
+        raise OneaError(f"tasks is {short(changes.tasks)}; ask for at least one.")
     if experiment.per_task and (changes.seeds or 1) > 1:
         raise OneaError(f"{experiment.name} shows one stream task by task, so all rows share one seed; drop --seeds.")
 

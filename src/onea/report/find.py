@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from onea.errors import OneaError
-from onea.files import read_json
+from onea.files import check_path, read_json
 from onea.report.tables import Record
 
 NAME, FORMAT = "record.json", 1
@@ -18,6 +18,7 @@ def find_records(place: str | Path) -> list[Record]:
         OneaError: if there is none, or one of them cannot be read.
     """
     given = Path(place)
+    check_path(given)
     roots = [given] if given.exists() else _matching(given)
     if not roots:
         raise OneaError(f"{place} does not exist; give a run's folder, a folder of runs or a pattern in quotes.")

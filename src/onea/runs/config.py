@@ -11,9 +11,12 @@ from typing import Any, Literal
 
 from onea.data.names import data_name
 from onea.errors import OneaError
-from onea.options import build, upgraded
+from onea.options import LARGEST, build, check_threads, upgraded
 
 # Where a run computes or keeps its images does not make it another run.
+_PETABYTE = 1_000_000  # in gigabytes
+_LONGEST_NAME = 255  # bytes, on every usual file system
+_LONGEST_FILE = 1_000_000  # bytes of a YAML file
 _RESOURCES = ("root", "device", "threads", "compile", "store", "budget", "cache_gb")
 
 
@@ -82,12 +85,21 @@ class RunConfig:
     def __post_init__(self) -> None:
         if self.tasks is not None and self.tasks < 1:
             raise OneaError(f"tasks is {self.tasks}; there must be at least 1.")
-        if self.threads < 0:
-            raise OneaError(f"threads is {self.threads}; give a positive number, or 0 for all.")
-        if self.budget is not None and self.budget <= 0:
-            raise OneaError(f"budget is {self.budget}; give the gigabytes that images may take, more than 0.")
-        if self.cache_gb is not None and self.cache_gb < 0:
-            raise OneaError(f"cache_gb is {self.cache_gb}; give the gigabytes that features may take, or 0 for none.")
+        if not 0 <= self.seed <= LARGEST:
+            raise OneaError(f"seed is {self.seed}; choose a whole number from 0 to {LARGEST:,}.")
+        check_threads(self.threads)
+        if self.budget is not None and not 0 < self.budget <= _PETABYTE:
+            raise OneaError(
+                f"budget is {self.budget}; give the gigabytes that images may take, above 0 and up to {_PETABYTE:,}."
+            )
+        if self.cache_gb is not None and not 0 <= self.cache_gb <= _PETABYTE:
+            raise OneaError(
+                f"cache_gb is {self.cache_gb}; give the gigabytes that features may take, up to {_PETABYTE:,}, or 0 "
+                "for none."
+            )
+        for name in ("data", "root", "backbone"):
+            if "\0" in (getattr(self, name) or ""):
+                raise OneaError(f"{name} holds a character that no path can hold (NUL); correct it.")
 
     def identity(self) -> dict[str, Any]:
         """What distinguishes this run from another; two runs with equal identities give equal results."""
@@ -100,7 +112,10 @@ class RunConfig:
 
     def folder(self) -> Path:
         """Where the run goes unless told otherwise."""
-        return Path("runs") / f"{self.method}-{data_name(self.data)}-seed{self.seed}-{self.key()}"
+        start, end = f"{self.method}-", f"-seed{self.seed}-{self.key()}"
+        room = _LONGEST_NAME - len(f"{start}{end}".encode())
+        name = data_name(self.data).encode("utf-8", "surrogateescape")[:room].decode("utf-8", "surrogateescape")
+        return Path("runs") / f"{start}{name}{end}"
 
 
 def make_config(values: dict[str, Any]) -> RunConfig:
@@ -132,13 +147,20 @@ def read_yaml(path: Path) -> dict[str, Any]:
     import yaml
 
     try:
-        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            content = file.read(_LONGEST_FILE + 1)  # not all of it: it may be a device without an end
+        if len(content) > _LONGEST_FILE:
+            raise OneaError(f"Config file {path} has more than a megabyte; give one with 'option: value' lines.")
+        loaded = yaml.safe_load(content.decode())
     except OSError as error:
         raise OneaError(f"Config file {path} cannot be read ({error.strerror}); check the path.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        if isinstance(error, OneaError):
+            raise
         raise OneaError(f"Config file {path} is not valid YAML: {' '.join(str(error).split())}.") from error
     if not isinstance(loaded, dict) or not all(isinstance(key, str) for key in loaded):
         raise OneaError(f"Config file {path} must hold 'option: value' lines, each option a word.")
-    if not isinstance(loaded.get("options") or {}, dict):
+    inner = loaded.get("options") or {}
+    if not isinstance(inner, dict) or not all(isinstance(key, str) for key in inner):
         raise OneaError(f"'options' in {path} must itself hold 'option: value' lines.")
     return loaded

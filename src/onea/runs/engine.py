@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 from onea.files import check_writable
+from onea.locks import folder_lock
 from onea.methods.adapter_merging import AdapterMemo
 from onea.metrics import summarise
+from onea.processes import is_first
 from onea.runs.config import RunConfig
 from onea.runs.cost import MEASURED_AFTER, measure
 from onea.runs.evaluation import correct_per_class
 from onea.runs.feature_cache import FeatureCache
+from onea.runs.inputs import Inputs
 from onea.runs.record import (
     FORMAT,
     Record,
@@ -21,24 +25,61 @@ from onea.runs.record import (
     load_checkpoint,
     now,
     peak_memory,
-    read_record,
+    read_run,
     save_checkpoint,
 )
 from onea.runs.setup import Prepared, prepare
 from onea.runtime import Progress, Runtime, make_runtime
 
 
-def run(config: RunConfig, folder: Path, progress: Progress | None = None, memo: AdapterMemo | None = None) -> Record:
+def run(
+    config: RunConfig,
+    folder: Path,
+    progress: Progress | None = None,
+    memo: AdapterMemo | None = None,
+    *,
+    wait: bool = False,
+) -> Record:
     """Run to the end and return the record; continues what the folder holds, and does not repeat a finished run.
 
-    A kill at any moment loses at most the current task. Nothing is written before the first task is finished.
+    A kill at any moment loses at most the current task. Before the first task is finished, the folder holds nothing but
+    the lock that keeps other processes out.
+
+    Args:
+        config: what to run.
+        folder: where the record and the checkpoint go.
+        progress: hears about it.
+        memo: adapters that other runs of this process have trained.
+        wait: whether to wait until another process that is at this run is done, instead of refusing.
+
+    Raises:
+        OneaError: it cannot be run as asked; the folder holds another run, or a finished one of other images, weights
+            or presets than those of now; another process is at it.
     """
-    record = read_record(folder)
+    progress = progress or Progress()
+    if record := _finished(config, folder, progress):
+        return record
+    check_writable(folder)
+    with folder_lock(folder, wait=wait) if is_first() else nullcontext():
+        return _finished(config, folder, progress) or _continue(config, folder, progress, memo)
+
+
+def _finished(config: RunConfig, folder: Path, progress: Progress) -> Record | None:
+    """The record of a run that is over, if it may be used again. It needs no lock: nobody writes it any more."""
+    record = read_run(folder)
+    if record is None or record["status"] != "finished":
+        return None
+    check_same_run(record, config, folder)
+    for remark in Inputs().check(record, config, folder):
+        if is_first():
+            progress.remark(remark)
+    return record
+
+
+def _continue(config: RunConfig, folder: Path, progress: Progress, memo: AdapterMemo | None) -> Record:
+    record = read_run(folder)
     if record is not None:
         check_same_run(record, config, folder)
-        if record["status"] == "finished":
-            return record
-    check_writable(folder)
     runtime = _runtime(config, record, progress)
     prepared = prepare(config, runtime, memo)
     if record is None:
@@ -47,6 +88,7 @@ def run(config: RunConfig, folder: Path, progress: Progress | None = None, memo:
         check_same_inputs(record, prepared.description, folder)
         prepared.method.load_state_dict(load_checkpoint(folder, record))
         record["dates"]["resumed"].append(now())
+    record["stamps"] = prepared.stamps
     runtime.progress.begin(record)
     bound = None if config.cache_gb is None else int(config.cache_gb * 1e9)
     known = FeatureCache(prepared.test.rows, bound)
@@ -59,7 +101,7 @@ def run(config: RunConfig, folder: Path, progress: Progress | None = None, memo:
     return record
 
 
-def _runtime(config: RunConfig, record: Record | None, progress: Progress | None) -> Runtime:
+def _runtime(config: RunConfig, record: Record | None, progress: Progress) -> Runtime:
     # Threads change the order of floating-point sums, and precision everything: a resumed run keeps both.
     earlier = record["runtime"] if record else {}
     precision, threads = earlier.get("precision", config.precision), earlier.get("threads", config.threads)

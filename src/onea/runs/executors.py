@@ -14,12 +14,14 @@ from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from typing import cast
 
-from onea.errors import OneaError
+from onea.errors import OneaError, short
 from onea.runs.jobs import Job, Result, Tell, attempt, tell_nobody
 from onea.runs.sharing import with_memos
 from onea.runs.store import Failure
 
+_MOST_WORKERS = 256  # processes, each with a network of its own
 _PATIENCE = 30  # seconds for a process to end by itself after its result
 
 
@@ -66,8 +68,8 @@ class LocalProcesses(Executor):
     """
 
     def __init__(self, workers: int | None = None, retries: int = 2) -> None:
-        if workers is not None and workers < 1:
-            raise OneaError(f"workers is {workers}; it must be at least 1.")
+        if workers is not None and not 1 <= workers <= _MOST_WORKERS:
+            raise OneaError(f"workers is {short(workers)}; it must be at least 1 and at most {_MOST_WORKERS}.")
         self._gpus = visible_gpus()
         self._workers = workers or len(self._gpus) or max(1, _cores() // 4)
         self._retries = retries
@@ -83,7 +85,7 @@ class LocalProcesses(Executor):
                     active[connection] = worker
                     tell(worker.job, 0, 0)
                 for ready in wait(list(active)):
-                    assert isinstance(ready, Connection)
+                    ready = cast(Connection, ready)  # on Windows another class of the same kind
                     job = active[ready].job
                     try:
                         message = ready.recv()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from onea.errors import OneaError
 from onea.runs.config import RunConfig
@@ -32,13 +32,16 @@ class Outcome:
 
     Attributes:
         finished: run to the end by this grid.
-        failed: could not be; ``RecordStore.failure`` says why, and the next grid tries them again.
+        failed: could not be, or were finished before with other images, weights or presets than those of now;
+            ``failures`` says why. The next grid tries them again.
         skipped: finished before.
+        failures: by the key of the configuration.
     """
 
     finished: tuple[RunConfig, ...]
     failed: tuple[RunConfig, ...]
     skipped: tuple[RunConfig, ...]
+    failures: Mapping[str, Failure] = field(default_factory=dict)
 
 
 def run_grid(
@@ -52,19 +55,39 @@ def run_grid(
     unique: dict[str, RunConfig] = {}
     for config in configs:
         unique.setdefault(config.key(), config)
-    skipped = [config for config in unique.values() if store.find(config)]
+    outdated = _outdated(unique.values(), store)
+    skipped = [config for key, config in unique.items() if key not in outdated and store.find(config)]
     progress.start(list(unique.values()), skipped)
-    done = {config.key() for config in skipped}
+    done = outdated.keys() | {config.key() for config in skipped}
     jobs = [Job(config, store.folder(config).absolute()) for key, config in unique.items() if key not in done]
     finished: list[RunConfig] = []
-    failed: list[RunConfig] = []
+    failures = dict(outdated)
+    for key, failure in outdated.items():
+        progress.end(unique[key], failure)
     results = executor.run(jobs, lambda job, task, tasks: progress.advance(job.config, task, tasks))
     with closing(results):  # whatever happens here, the executor ends what it has started
         for result in results:
             settled = _settle(result, store)
-            (failed if isinstance(settled, Failure) else finished).append(result.job.config)
+            if isinstance(settled, Failure):
+                failures[result.job.config.key()] = settled
+            else:
+                finished.append(result.job.config)
             progress.end(result.job.config, settled)
-    return Outcome(tuple(finished), tuple(failed), tuple(skipped))
+    return Outcome(tuple(finished), tuple(unique[key] for key in failures), tuple(skipped), failures)
+
+
+def _outdated(configs: Iterable[RunConfig], store: RecordStore) -> dict[str, Failure]:
+    """Finished runs that were made of something else than what is here now, each with what differs."""
+    from onea.runs.inputs import Inputs
+
+    inputs, found = Inputs(), {}
+    for config in configs:
+        if record := store.find(config):
+            try:
+                inputs.check(record, config, store.folder(config))
+            except OneaError as error:
+                found[config.key()] = Failure(str(error))
+    return found
 
 
 def _settle(result: Result, store: RecordStore) -> Record | Failure:

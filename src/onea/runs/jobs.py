@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onea.errors import OneaError
-from onea.files import unwritable
 from onea.runs.config import RunConfig
 from onea.runs.store import Failure, Record
 
@@ -61,29 +58,5 @@ def _perform(job: Job, tell: Tell, memo: AdapterMemo | None) -> Record:
         def start_task(self, task: int, tasks: int, name: str) -> None:
             tell(job, task, tasks)
 
-    with _alone_in(job.folder):
-        return run(job.config, job.folder, Listener(), memo)
-
-
-@contextlib.contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Wait until no other process is at this run: two grids may share some, and the second then finds it finished.
-
-    The system drops the lock with the process, however it ends, and nothing is left behind in the folder.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise unwritable(folder, 0, error, "choose another folder") from error
-    try:
-        import fcntl
-    except ImportError:  # no such locks on Windows
-        yield
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # some network file systems do not lock folders
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
+    # Two grids may share a run: the second waits at it, and then finds it finished.
+    return run(job.config, job.folder, Listener(), memo, wait=True)

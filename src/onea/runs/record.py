@@ -6,9 +6,9 @@ import copy
 import hashlib
 import os
 import platform
-import resource
 import subprocess
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -26,9 +26,38 @@ from onea.version import __version__
 
 FORMAT = 1
 NAME = "record.json"
-_VOLATILE = ("timings", "memory", "dates", "environment")  # differ between two equal runs
+_VOLATILE = ("timings", "memory", "dates", "environment", "stamps")  # differ between two equal runs
 
 Record = dict[str, Any]
+
+_NUMBER = int | float
+# What is read of a record when a run is shown or continued; a report asks for more.
+_SHAPE: dict[str, Any] = {
+    "status": str,
+    "config": dict,
+    "data": {"fingerprint": str},
+    "backbone": {"name": str, "sha256": str, "width": int},
+    "preprocess": {"size": int},
+    "stream": dict,
+    "options": dict,
+    "runtime": {"precision": str, "threads": int},
+    "total": [int],
+    "correct": [[int]],
+    "tasks": [{"name": str, "classes": int, "images": int}],
+    "metrics": {
+        "A": [_NUMBER],
+        "balanced_A": [_NUMBER],
+        "A_T": _NUMBER,
+        "mean_A": _NUMBER,
+        "weighted_mean_A": _NUMBER,
+        "F": int | float | None,
+    },
+    "cost": list,
+    "timings": {"learn_s": [_NUMBER], "evaluate_s": [_NUMBER]},
+    "memory": {"peak_bytes": list},
+    "dates": {"resumed": list, "finished": str | None},
+    "checkpoint": {"file": str, "sha256": str},
+}
 
 
 def essence(record: Record) -> Record:
@@ -47,20 +76,55 @@ def read_record(folder: Path) -> Record | None:
     return record
 
 
+def read_run(folder: Path) -> Record | None:
+    """The record in a run's folder, checked to be whole enough to be shown or continued."""
+    record = read_record(folder)
+    if record is not None and not _is_whole(record):
+        raise OneaError(f"{folder / NAME} is damaged; restore it from a copy, or delete that folder to run it again.")
+    return record
+
+
+def _is_whole(record: Record) -> bool:
+    if not _fits(record, _SHAPE) or record["status"] not in ("running", "finished"):
+        return False
+    # Every finished task has left its part in each of these, and the name of its checkpoint leads nowhere else.
+    parts = (record["correct"], record["tasks"], *record["timings"].values(), record["memory"]["peak_bytes"])
+    metrics = (record["metrics"]["A"], record["metrics"]["balanced_A"])
+    file = record["checkpoint"]["file"]
+    return len({len(part) for part in (*parts, *metrics)}) == 1 and Path(file).name == file
+
+
+def _fits(value: Any, shape: Any) -> bool:
+    """Whether a value from JSON has a shape: a type, a list of one shape, or a dictionary with these keys and more."""
+    if isinstance(shape, dict):
+        return isinstance(value, dict) and all(key in value and _fits(value[key], shape[key]) for key in shape)
+    if isinstance(shape, list):
+        return isinstance(value, list) and all(_fits(item, shape[0]) for item in value)
+    return isinstance(value, shape) and not (isinstance(value, bool) and shape is not bool)
+
+
 def check_same_run(record: Record, config: RunConfig, folder: Path) -> None:
     """Refuse to continue somebody else's run."""
     mine, theirs = config.identity(), record["config"]
-    different = sorted(name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name))
-    if different:
-        changes = ", ".join(f"{name} {theirs.get(name)} instead of {mine.get(name)}" for name in different)
+    if names := different(mine, theirs):
+        changes = ", ".join(f"{name} {theirs.get(name)} instead of {mine.get(name)}" for name in names)
         raise OneaError(f"{folder} holds another run ({changes}); choose another --out or delete that folder.")
 
 
 def check_same_inputs(record: Record, description: Record, folder: Path) -> None:
-    """Refuse to continue on images or weights that have changed since."""
+    """Refuse to continue on images or weights that have changed since; an older record may not hold every digest."""
+    description = description | {"data": {name: description["data"].get(name) for name in record["data"]}}
     for what in ("data", "backbone", "preprocess", "stream", "options"):
         if record[what] != description[what]:
-            raise OneaError(f"The {what} of the run in {folder} changed since it began; choose another --out.")
+            names = ", ".join(different(record[what], description[what]))
+            raise OneaError(
+                f"The {what} of the run in {folder} changed since it began ({names}); choose another --out."
+            )
+
+
+def different(record: Record, other: Record) -> list[str]:
+    """The names under which two parts of records differ."""
+    return sorted(name for name in record.keys() | other.keys() if record.get(name) != other.get(name))
 
 
 def save_checkpoint(folder: Path, record: Record, state: Tensors) -> None:
@@ -110,9 +174,16 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def peak_memory(device: torch.device) -> dict[str, int]:
-    """Largest memory this process has held so far, in bytes: the host's, and the device's where there is one."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    peak = {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
+    """Largest memory this process has held so far, in bytes: the host's, and the device's where there is one.
+
+    Windows does not tell Python the host's.
+    """
+    peak = {}
+    with suppress(ImportError):
+        import resource
+
+        unit = 1 if sys.platform == "darwin" else 1024
+        peak["host"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     if device.type == "cuda":
         peak["device"] = torch.cuda.max_memory_reserved(device)  # what recorded graphs keep is not counted as allocated
     return peak
@@ -130,6 +201,6 @@ def _git_hash() -> str | None:
 
 def _processor() -> str:
     info = Path("/proc/cpuinfo")
-    lines = info.read_text(errors="ignore").splitlines() if info.exists() else []
+    lines = info.read_text(encoding="utf-8", errors="ignore").splitlines() if info.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from onea import seeds
 from onea.data.dataset import Dataset, Split
-from onea.data.pack import pack, stored_shape
+from onea.data.pack import Packed, pack, sha256_of_files, stored_shape
 from onea.data.sources import load_dataset
 from onea.data.store import ExactImages, Images, PackedImages, choose_place
 from onea.data.transforms import Preprocess
@@ -32,7 +32,7 @@ from onea.runtime import Runtime
 from onea.streams import Stream, make_stream
 from onea.task_sizes import parse_sizes
 from onea.tasks import Plan, Task
-from onea.vit.backbones import load_backbone
+from onea.vit.backbones import load_backbone, stamp_of_weights
 from onea.vit.compiled import can_compile
 from onea.vit.frozen import FrozenViT
 
@@ -52,7 +52,12 @@ class Side:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run that is ready to start."""
+    """A run that is ready to start.
+
+    Attributes:
+        description: what the record says about the inputs.
+        stamps: of the files of images and weights, taken before they were read.
+    """
 
     stream: Stream
     train: Side
@@ -61,6 +66,7 @@ class Prepared:
     description: dict[str, Any]
     seed: int
     compiled: bool = False
+    stamps: dict[str, str] = field(default_factory=dict)
 
     def arrivals(self, index: int) -> list[range]:
         """The classes of every task up to this one."""
@@ -88,8 +94,9 @@ class Prepared:
 def prepare(config: RunConfig, runtime: Runtime, memo: AdapterMemo | None = None) -> Prepared:
     """Check everything and load everything; raises before anything is written if the request cannot be met."""
     config = _protocol(config)
+    weights = stamp_of_weights(config.backbone)
     vit = load_backbone(config.backbone)
-    dataset = load_dataset(config.data, root=Path(config.root) if config.root else None, cache=default_cache())
+    dataset = dataset_of(config)
     stream = _stream(config, dataset)
     method, options = _method(config, vit, stream, runtime, memo)
     preprocess = _preprocess(config, vit, dataset)
@@ -112,7 +119,35 @@ def prepare(config: RunConfig, runtime: Runtime, memo: AdapterMemo | None = None
         "stream": stream.to_json(),
         "options": options,
     }
-    return Prepared(stream, train, test, method, description, config.seed, compiled)
+    stamps = {"data": dataset.stamp, "backbone": weights or stamp_of_weights(config.backbone)}  # fetched only now
+    return Prepared(stream, train, test, method, description, config.seed, compiled, stamps)
+
+
+def dataset_of(config: RunConfig, *, fetch: bool = True, cached: bool = True) -> Dataset:
+    """The dataset of a run; unless told not to, what is missing is fetched, and what is drawn here is kept."""
+    root = Path(config.root) if config.root else None
+    return load_dataset(config.data, root=root, cache=default_cache() if cached else None, fetch=fetch)
+
+
+def options_of(config: RunConfig, width: int) -> Any:
+    """The options of a run's method on a backbone of this width: its preset, and what was asked for on top."""
+    preset = preset_options(config.method, choose_preset(config.preset, width), config.data)
+    return build(method_class(config.method).Options, preset | config.options)
+
+
+def sha256_of_images(config: RunConfig, dataset: Dataset, size: int) -> dict[str, str]:
+    """Digests of the training and the test images of a run on a network of this input size.
+
+    They are of the pixels as they are packed, or of the files where those are read anew every time. Images that are not
+    in files have none: the fingerprint of their dataset covers the pixels.
+    """
+    if config.store == "exact":
+        return _by_side(sha256_of_files(side.files or ()) for side in (dataset.train, dataset.test))
+    return _by_side(packed.sha256 for packed in _packs(config, dataset, size))
+
+
+def _by_side(digests: Iterable[str]) -> dict[str, str]:
+    return {side: digest for side, digest in zip(("train", "test"), digests, strict=True) if digest}
 
 
 def _worth_compiling(wish: str, runtime: Runtime, images: int) -> bool:
@@ -177,8 +212,7 @@ def _method(
     config: RunConfig, vit: FrozenViT, stream: Stream, runtime: Runtime, memo: AdapterMemo | None
 ) -> tuple[Method, dict[str, Any]]:
     kind = method_class(config.method)
-    preset = preset_options(config.method, choose_preset(config.preset, vit.width), config.data)
-    options: Any = build(kind.Options, preset | config.options)
+    options = options_of(config, vit.width)
     plan = Plan(stream.classes, stream.tasks)
     if issubclass(kind, AdapterMerging):
         return kind(vit, options, runtime, plan, memo), dataclasses.asdict(options)
@@ -193,13 +227,8 @@ def _images(
     sides = (dataset.train, dataset.test)
     if config.store == "exact":
         train, test = (_exact(side, position, preprocess, runtime) for side in sides)
-        return train, test, {"stored": "exact", "skipped": []}
-    size = round(preprocess.size * CROP_MARGIN)
-    shape = stored_shape(sides, size, default_cache())
-    packs = [
-        pack(side, size, cache=default_cache(), on_bad=config.on_bad, shape=shape, class_names=dataset.classes)
-        for side in sides
-    ]
+        return train, test, {"stored": "exact", "skipped": [], "sha256": sha256_of_images(config, dataset, 0)}
+    packs = _packs(config, dataset, preprocess.size)
     budget = None if config.budget is None else int(config.budget * 1e9)
     total = sum(packed.pixels.nbytes for packed in packs)
     place = choose_place(total, budget, runtime.device) if config.store == "auto" else config.store
@@ -211,7 +240,18 @@ def _images(
         )
         for packed, side in zip(packs, sides, strict=True)
     )
-    return train, test, {"stored": list(shape), "skipped": [line for packed in packs for line in packed.skipped]}
+    stored = {"stored": [packs[0].height, packs[0].width], "skipped": [line for p in packs for line in p.skipped]}
+    digests = _by_side(packed.sha256 for packed in packs)
+    return train, test, stored | ({"sha256": digests} if digests else {})
+
+
+def _packs(config: RunConfig, dataset: Dataset, network_size: int) -> list[Packed]:
+    """Training and test images, packed alike for a network of this input size."""
+    size, sides, cache = round(network_size * CROP_MARGIN), (dataset.train, dataset.test), default_cache()
+    shape = stored_shape(sides, size, cache)
+    return [
+        pack(side, size, cache=cache, on_bad=config.on_bad, shape=shape, class_names=dataset.classes) for side in sides
+    ]
 
 
 def _choose_rows(config: RunConfig, train: Side, test: Side) -> tuple[Side, Side]:

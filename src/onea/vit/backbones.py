@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from onea.errors import OneaError, nearest
+from onea.files import check_path, stamp_of
 from onea.vit.frozen import FrozenViT
 
 EMBEDDED = "vit_small_d6_patch14_84"
@@ -39,6 +40,19 @@ def load_backbone(name: str = EMBEDDED) -> FrozenViT:
     return _from_timm(name)
 
 
+def stamp_of_weights(name: str) -> str:
+    """The stamp of the file that holds a backbone's weights on this machine; empty where there is none."""
+    file = _weights_file(name)
+    return stamp_of(file) if file else ""
+
+
+def _weights_file(name: str) -> Path | None:
+    if name == EMBEDDED:
+        with resources.as_file(resources.files("onea") / "assets" / f"{EMBEDDED}.safetensors") as path:
+            return path
+    return Path(name).expanduser() if name.endswith(".safetensors") else _downloaded(name)
+
+
 def digest_of(tensors: Mapping[str, Tensor]) -> str:
     """sha256 over names, shapes and values, independent of file layout."""
     digest = hashlib.sha256()
@@ -54,10 +68,13 @@ def _from_file(path: Path, name: str) -> FrozenViT:
     from safetensors.torch import load_file
     from timm.models.vision_transformer import VisionTransformer
 
+    check_path(path)
     if not path.is_file():
         raise OneaError(f"Backbone file {path} does not exist; check the path or use --backbone {EMBEDDED}.")
     try:
         tensors = load_file(path)
+    except OSError as error:
+        raise OneaError(f"Backbone file {path} cannot be read ({error}); make it readable or copy it.") from error
     except SafetensorError as error:
         raise OneaError(f"Backbone file {path} is damaged or not safetensors ({error}); fetch it again.") from error
     digest = digest_of(tensors)
@@ -131,18 +148,29 @@ def _from_timm(name: str) -> FrozenViT:
 
 def _cached_weights(name: str) -> dict[str, str]:
     """Point timm at an earlier download when the hub cannot be reached, instead of retrying for a minute."""
-    from huggingface_hub import constants, try_to_load_from_cache
-    from timm.models import get_pretrained_cfg
+    from huggingface_hub import constants
 
     try:
         socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, 443)
     except OSError as error:
-        hub_id = getattr(get_pretrained_cfg(name), "hf_hub_id", None)
-        cached = try_to_load_from_cache(hub_id, "model.safetensors") if hub_id else None
-        if not isinstance(cached, str):
+        cached = _downloaded(name)
+        if cached is None:
             raise _unavailable(name, error) from error
-        return {"file": cached}
+        return {"file": str(cached)}
     return {}
+
+
+def _downloaded(name: str) -> Path | None:
+    """The file of an earlier download of a timm backbone."""
+    from huggingface_hub import try_to_load_from_cache
+    from timm.models import get_pretrained_cfg
+
+    try:
+        hub_id = getattr(get_pretrained_cfg(name), "hf_hub_id", None)
+    except RuntimeError:  # no such tag, of which whoever loads the weights is told
+        return None
+    cached = try_to_load_from_cache(hub_id, "model.safetensors") if hub_id else None
+    return Path(cached) if isinstance(cached, str) else None
 
 
 def _unavailable(name: str, error: Exception) -> OneaError:
