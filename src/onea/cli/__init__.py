@@ -6,6 +6,7 @@ import os
 import sys
 
 from onea.errors import OneaError
+from onea.text import printable
 
 
 def main() -> None:
@@ -18,5 +19,5 @@ def main() -> None:
     try:
         app()
     except OneaError as error:
-        print(f"onea: {error}", file=sys.stderr)
+        print(f"onea: {printable(str(error))}", file=sys.stderr)
         sys.exit(2)
