@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from onea.data.assemble import natural_key
+from onea.model import validation
 from onea.model.estimator import OneA
 
 
@@ -21,3 +22,8 @@ def class_folders(root: Path) -> dict[str, list[Path]]:
         folder.name: sorted(folder.iterdir(), key=lambda file: natural_key(file.name))
         for folder in sorted(root.iterdir())
     }
+
+
+def resealed(content: dict[str, Any]) -> bytes:
+    """A JSON file of a model folder with these values and the checksum that fits them."""
+    return validation.seal({name: value for name, value in content.items() if name != "content_sha256"})

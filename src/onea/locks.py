@@ -12,6 +12,9 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from onea.errors import OneaError
+from onea.files import check_plain, read_plain, unwritable
+
+_LONGEST = 1_000  # bytes that a holder writes, and more
 
 
 @contextmanager
@@ -23,11 +26,12 @@ def file_lock(path: Path, *, wait: bool = False) -> Iterator[None]:
         wait: whether to wait until another holder is done instead of refusing.
 
     Raises:
-        OneaError: another holder has it (the sentence says which process, and since when), it is a link, or its folder
-            cannot be written to.
+        OneaError: another holder has it (the sentence says which process, and since when), it is no plain file of one
+            name, or its folder cannot be written to.
     """
-    if path.is_symlink():
-        raise OneaError(f"{path} is a link, which may lead anywhere; remove it and try again.")
+    status = check_plain(path)
+    if status and status.st_nlink > 1:  # what is written into it would change under its other name as well
+        raise OneaError(f"{path} has another name elsewhere (a hard link); delete it and try again.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(path, timeout=-1 if wait else 0)
@@ -37,9 +41,7 @@ def file_lock(path: Path, *, wait: bool = False) -> Iterator[None]:
             f"{path.parent} is being written by {_holder(path)}; wait until it is done, or stop it."
         ) from None
     except OSError as error:
-        raise OneaError(
-            f"Cannot write to {path.parent} ({error.strerror}); make it writable or choose another."
-        ) from error
+        raise unwritable(path.parent, len(_signature()), error, "choose another folder") from error
     try:
         _sign(path)
         yield
@@ -49,18 +51,21 @@ def file_lock(path: Path, *, wait: bool = False) -> Iterator[None]:
 
 def _sign(path: Path) -> None:
     """Write down the holder, for the sentence that others get; where a held file cannot be written, they get less."""
-    content = json.dumps({"pid": os.getpid(), "since": time.time()}).encode()
     with suppress(OSError):
         handle = os.open(path, os.O_WRONLY | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0))
         try:
-            os.write(handle, content)
+            os.write(handle, _signature())
         finally:
             os.close(handle)
 
 
+def _signature() -> bytes:
+    return json.dumps({"pid": os.getpid(), "since": time.time()}).encode()
+
+
 def _holder(path: Path) -> str:
     try:
-        holder = json.loads(path.read_bytes())
+        holder = json.loads(read_plain(path, _LONGEST))
         return f"process {int(holder['pid'])}, for {max(0, time.time() - float(holder['since'])):.0f} s so far"
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return "another process"

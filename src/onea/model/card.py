@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from io import BytesIO
 from typing import Any
 
+from onea.model.layout import PICTURE
 from onea.model.state import State, Update
 from onea.report import style
+from onea.text import printable
 
-CARD, PICTURE = "README.md", "history.png"
 _FRONT = """---
 library_name: onea
 pipeline_tag: image-classification
@@ -119,6 +120,7 @@ def _png(figure: Any) -> bytes:
 
 def _escaped(text: str) -> str:
     """Text that Markdown shows as it is."""
+    text = printable(text)
     for mark in "\\`*_[]<>|#":
         text = text.replace(mark, "\\" + mark)
     return text

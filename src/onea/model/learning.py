@@ -92,7 +92,12 @@ def blank(engine: Engine, options: OneAOptions, readout: Readout = "whitened") -
 def adapters_of(engine: Engine, state: State) -> Adapters:
     """The adapter of a state as a module on the engine's device, for inference."""
     adapters = new_adapters(engine.vit, build(OneAOptions, state.options), seeds.generator(0, 0, "adapter"))
-    adapters.load_state_dict(state.adapter)
+    try:
+        adapters.load_state_dict(state.adapter)
+    except RuntimeError as error:
+        raise OneaError(
+            f"The model's adapter does not fit its backbone '{engine.vit.name}'; restore it from a copy."
+        ) from error
     return adapters.eval().requires_grad_(False).to(engine.runtime.device)
 
 
