@@ -200,6 +200,12 @@ def test_undo_does_not_need_the_card(original, saved, photos, lost):
     assert onea.load(saved).version == 2
 
 
+def test_a_lesson_may_have_any_name_and_its_history_is_text(tiny_vit, tiny_images, tmp_path):
+    """As of a folder whose name is not of this system's encoding."""
+    path = tiny_model(tiny_vit).learn(tiny_images / "train", name="Mon\udcffday\n").save(tmp_path / "m.onea")
+    assert onea.load(path).history[0]["name"] == "Mon\\udcffday\\n"
+
+
 def test_undo_leads_back_from_a_damaged_version(original, saved, photos):
     before = onea.load(saved, threads=1).undo().predict_proba(photos)
     (saved / "states/000003/state.safetensors").write_bytes(b"")
@@ -246,7 +252,7 @@ def test_what_could_not_be_read_again_is_not_written(original, tmp_path, monkeyp
         after = state.renamed("class00", "null", version, date)
         return dataclasses.replace(after, familiar=torch.full_like(after.familiar, torch.nan))
 
-    with pytest.raises(OneaError, match=r"cannot be saved .familiar holds numbers that are none"):
+    with pytest.raises(OneaError, match=r"cannot be saved .familiar holds NaN or infinity"):
         folders.change(path, spoiled)
     assert {name: data for name, data in listing(path).items() if name != "lock"} == {
         name: data for name, data in before.items() if name != "lock"

@@ -141,7 +141,7 @@ class Snapshot:
         features = self.engine.features(batch.pixels, self.adapters)
         found = self.state.evidence.similarities(features, self.metric)
         if not bool(found.isfinite().all()):
-            raise OneaError("The model computes no numbers for these images; it is damaged: go back with `onea undo`.")
+            raise OneaError("The model's answers are not numbers, so it is damaged; go back with `onea undo`.")
         return found
 
     def _probabilities(self, scores: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ _MOST_BARS = 60
 
 def card(state: State, name: str) -> str:
     """The model card in Markdown."""
+    name = printable(name)
     title = name.removesuffix(".onea") or "model"
     learned = [update for update in state.updates if update["kind"] == "learn"]
     images = sum(update["images"] for update in learned)
@@ -33,7 +34,7 @@ def card(state: State, name: str) -> str:
         "",
         f"Knows {len(state.classes):,} classes, taught with {images:,} images in {len(learned):,} updates "
         f"(version {state.version}), without keeping any image: one adapter on the frozen "
-        f"`{state.backbone['name']}` (sha256 `{state.backbone['sha256'][:16]}…`).",
+        f"`{printable(state.backbone['name'])}` (sha256 `{printable(state.backbone['sha256'][:16])}…`).",
         "",
         "```python",
         "import onea",

@@ -28,6 +28,7 @@ from onea.merging.operator import Tensors
 from onea.methods.one_a import OneAOptions
 from onea.model.formats import FORMAT, modern
 from onea.model.layout import LAST_VERSION
+from onea.model.learning import MOST_MARGINS
 from onea.model.names import UNKNOWN
 from onea.model.params import MACHINE, check_params
 from onea.model.readout import Readout
@@ -83,7 +84,6 @@ _SIDES = range(1, 8193)  # of images, in pixels
 _TEMPERATURES = (1e-6, 1e3)  # fitted ones lie in 0.001 .. 1
 _MOST_HEADER = 16 * 2**20  # bytes
 _WIDEST = 16_384  # features of a network
-_MOST_MARGINS = 64  # of each class
 _TYPES = {"F32": torch.float32, "F64": torch.float64, "I64": torch.int64}
 
 Shapes = dict[str, tuple[str, tuple[int, ...]]]
@@ -131,14 +131,16 @@ def state_values(content: bytes, version: int) -> dict[str, Any]:
     if found["version"] != version:
         raise Damage(f"it says that it is version {found['version']}")
     if not re.fullmatch("[0-9a-f]{32}", found["id"]):
-        raise Damage("its id is none")
+        raise Damage("it has no id")
     classes = found["classes"]
+    if not _is_text(classes) or (found["format"] > 1 and not _is_text(found["updates"])):  # 1 took any name of a folder
+        raise Damage("a name in it is no text")
     if len(set(classes)) < len(classes) or UNKNOWN in classes or "" in classes:
         raise Damage("its classes do not have names of their own")
     if not all(0 < images < _MOST for images in found["merged"].values()):
-        raise Damage("the images inside its adapter cannot be counted so")
+        raise Damage("its counts of merged images are impossible")
     if not _TEMPERATURES[0] <= found["temperature"] <= _TEMPERATURES[1]:
-        raise Damage("its temperature cannot be")
+        raise Damage("its temperature is impossible")
     _check_fields(found["backbone"], _BACKBONE)
     if not all(1 <= len(found["backbone"][name]) <= _LONGEST_PATH for name in _BACKBONE):
         raise Damage("its backbone has no name")
@@ -176,8 +178,8 @@ def check_shapes(file: BinaryIO, size: int, state: Mapping[str, Any]) -> Shapes:
     except (KeyError, IndexError):
         raise Damage("tensors are missing") from None
     classes, rank = len(state["classes"]), build(OneAOptions, state["options"]).rank
-    if not 1 <= width <= _WIDEST or rows > _MOST_MARGINS * classes:
-        raise Damage(f"tensors of width {width} with {rows} margins cannot be")
+    if not 1 <= width <= _WIDEST or rows > MOST_MARGINS * classes:
+        raise Damage(f"tensors of width {width} with {rows} margins are impossible")
     wanted: Shapes = {
         "prototypes": ("F32", (classes, width)),
         "counts": ("I64", (classes,)),
@@ -204,10 +206,10 @@ def check_numbers(tensors: Mapping[str, Tensor]) -> None:
     """Refuse numbers that no teaching could have given."""
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            raise Damage(f"{name} holds numbers that are none")
+            raise Damage(f"{name} holds NaN or infinity")
     counts, rows = tensors["counts"], tensors["margin_rows"]
     if bool(((counts < 1) | (counts >= _MOST)).any()):
-        raise Damage("its counts of images cannot be")
+        raise Damage("its counts of images are impossible")
     if bool(((rows < 0) | (rows >= len(counts))).any()):
         raise Damage("its margins are of no class")
     # Of sums of squares none is larger than the largest on the diagonal, which is not negative but for rounding.
@@ -215,7 +217,7 @@ def check_numbers(tensors: Mapping[str, Tensor]) -> None:
     widest = float(scatter.diagonal().max())
     possible = (scatter.abs() <= 1.001 * widest).all() & (scatter.diagonal() >= -1e-6 * widest).all()
     if not 0 <= widest < 1e100 or not bool(possible):
-        raise Damage("its scatter cannot be")
+        raise Damage("its scatter is impossible")
 
 
 def _opened(content: bytes, before: set[str]) -> dict[str, Any]:
@@ -283,7 +285,7 @@ def _check_preprocess(found: dict[str, Any]) -> None:
     size, resize = found["size"], found.get("resize", 0)
     least = 0 if found.get("geometry", "direct") == "direct" else size
     if size not in _SIDES or found["side"] not in _SIDES or not least <= resize <= _SIDES[-1] or min(found["std"]) <= 0:
-        raise Damage("what it says of images cannot be")
+        raise Damage("what it says of images is impossible")
 
 
 def _check_update(update: dict[str, Any]) -> None:
@@ -291,7 +293,7 @@ def _check_update(update: dict[str, Any]) -> None:
     if update["kind"] == "learn":
         _check_fields(update, _LEARN)
         if not 0 <= (update["held_out_accuracy"] or 0) <= 1 or update["held_out"] > update["images"]:
-            raise Damage("its history cannot be")
+            raise Damage("its history is impossible")
     if update["kind"] == "rename" and len(update["classes"]) != 2:
         raise Damage("its history renames something else than one class")
 
@@ -327,6 +329,15 @@ def _fits(value: Any, hint: Any) -> bool:
     if hint is float:
         return type(value) is float or (type(value) is int and abs(value) < _MOST)
     return type(value) is hint
+
+
+def _is_text(value: Any) -> bool:
+    """Whether all text in a value of JSON can be written as such: half of a character cannot."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _header(file: BinaryIO, size: int) -> tuple[Shapes, int]:
