@@ -226,8 +226,8 @@ def write(path: Path, states: Sequence[State], manifest: Manifest) -> None:
         if isinstance(error, OneaError):
             raise
         raise unwritable(path, len(described), error, _REMEDY) from error
-    layout.tidy(path, manifest.versions)
-    with suppress(OneaError):  # the card says again what the version says; the next update writes it anew
+    with suppress(OneaError):  # it is done; the next update tidies up and writes the card anew
+        layout.tidy(path, manifest.versions)
         for name, content in shown.items():
             write_atomically(path / name, content)
 

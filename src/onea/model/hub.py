@@ -46,19 +46,25 @@ def pull(name: str, *, revision: str | None = None, token: str | None = None, **
 
     if revision is None and holds_model(Path(name)):
         return load(name, **params)
-    try:
-        fetched = huggingface_hub.snapshot_download(name, revision=revision, token=token, allow_patterns=list(FILES))
-    except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:
-        raise _failed(name, "downloaded", error) from error
     with tempfile.TemporaryDirectory() as place:
-        # The Hub's cache is made of links, which a model folder must not have.
         folder = Path(place) / f"{name.split('/')[-1].removesuffix('.onea')}.onea"
-        folder.mkdir()
-        for file in (file for pattern in FILES for file in Path(fetched).glob(pattern)):
-            target = folder / file.relative_to(fetched)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, target)
+        try:
+            fetched = huggingface_hub.snapshot_download(
+                name, revision=revision, token=token, allow_patterns=list(FILES)
+            )
+            _copy(Path(fetched), folder)
+        except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:
+            raise _failed(name, "downloaded", error) from error
         return load(folder, **params)
+
+
+def _copy(fetched: Path, folder: Path) -> None:
+    """Copy the files of a model out of the Hub's cache, which is made of links; a model folder must have none."""
+    folder.mkdir()
+    for file in (file for pattern in FILES for file in fetched.glob(pattern)):
+        target = folder / file.relative_to(fetched)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, target)
 
 
 def _failed(name: str, what: str, error: Exception) -> OneaError:

@@ -126,7 +126,7 @@ def state_values(content: bytes, version: int) -> dict[str, Any]:
     try:
         found = modern(found)
     except (KeyError, TypeError, ValueError) as error:
-        raise Damage(str(error)) from error
+        raise Damage(f"{error!s:.300}") from error
     _check_fields(found, _STATE)
     if found["version"] != version:
         raise Damage(f"it says that it is version {found['version']}")
@@ -148,7 +148,7 @@ def state_values(content: bytes, version: int) -> dict[str, Any]:
     try:
         build(OneAOptions, found["options"])
     except OneaError as error:
-        raise Damage(str(error).rstrip(".")) from error
+        raise Damage(f"{str(error).rstrip('.'):.300}") from error
     return found
 
 
@@ -273,7 +273,7 @@ def _params(given: dict[str, Any]) -> dict[str, Any]:
     try:
         check_params(found)
     except OneaError as error:
-        raise Damage(str(error).rstrip(".")) from error
+        raise Damage(f"{str(error).rstrip('.'):.300}") from error
     return found
 
 
