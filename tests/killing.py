@@ -158,12 +158,12 @@ class Killing:
         from onea.errors import OneaError
 
         try:
-            model = onea.load(self.folder, threads=1)
+            model = onea.load(self.folder, threads=1).snapshot()
         except OneaError as error:
             if self.from_nothing and ("holds no model" in str(error) or "does not exist" in str(error)):
                 return None
             raise
-        return model.version, tuple(model.classes_), model.predict_proba(self.images / "test").tobytes()
+        return model.version, model.classes, model.predict_proba(self.images / "test").tobytes()
 
     def check(self, before: object, after: object, switched: bool) -> bool:
         """What is there is as before or as after, and the next command works; returns whether it is as after."""

@@ -60,8 +60,8 @@ def content(path: Path) -> dict[str, bytes | None]:
 
 
 def answers(path: Path, asked: list[Path]) -> tuple[list[str], np.ndarray]:
-    model = onea.load(path, threads=1, device="cpu")
-    return model.classes_.tolist(), model.predict_proba(asked)
+    model = onea.load(path, threads=1, device="cpu").snapshot()
+    return list(model.classes), model.predict_proba(asked)
 
 
 class Trial:
