@@ -1,14 +1,16 @@
 # A model behind HTTP. The model folder is mounted; teaching needs it writable and a token:
 #   docker build -t onea .
 #   docker run -p 127.0.0.1:8000:8000 -v "$PWD/shop.onea:/model" -e ONEA_TOKEN="$(openssl rand -hex 24)" onea
-FROM python:3.12-slim
+# A tag may name another image tomorrow. To build on the same base for ever, name it by its digest:
+#   docker pull python:3.12-slim && docker inspect --format '{{index .RepoDigests 0}}' python:3.12-slim
+#   docker build --build-arg BASE=python@sha256:... -t onea .
+ARG BASE=python:3.12-slim
+FROM ${BASE}
 
 RUN useradd --create-home --uid 10001 onea
 WORKDIR /app
 COPY pyproject.toml constraints.txt README.md LICENSE NOTICE ./
 COPY src ./src
-# Without a GPU a smaller build of PyTorch will do: --build-arg PIP_EXTRA_INDEX_URL=... (an index that has one).
-ARG PIP_EXTRA_INDEX_URL
 RUN pip install --no-cache-dir -c constraints.txt ".[serve]"
 
 USER onea

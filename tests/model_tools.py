@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from onea.data.assemble import natural_key
+from onea.model import validation
 from onea.model.estimator import OneA
 
 T = TypeVar("T")
@@ -34,3 +35,8 @@ def wait_for(condition: Callable[[], T], seconds: float = 120.0) -> T:
         assert time.monotonic() < end, "waited too long"
         time.sleep(0.02)
     return found
+
+
+def resealed(content: dict[str, Any]) -> bytes:
+    """A JSON file of a model folder with these values and the checksum that fits them."""
+    return validation.seal({name: value for name, value in content.items() if name != "content_sha256"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from onea.cli.merge import merge
 from onea.errors import OneaError
 from onea.merging import OPERATORS, make_operator, operator_class
 from onea.merging.files import merge_files, read_source
+from onea.merging.lora import matches
 from onea.merging.operator import Sizes
 from onea.version import __version__
 
@@ -297,6 +299,69 @@ def test_a_folder_that_cannot_be_written_leaves_nothing(tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("")
     refused("Cannot write", a, b, out=blocked / "out")
+
+
+@pytest.mark.parametrize(
+    "merged", [[3], [3, 4, 5], [[3, 4]], 7, [-1, 4], [0, 0], [1.5, 2.0], [math.nan, 1.0], [2**62, 2**62], [True, True]]
+)
+def test_a_state_whose_counts_are_odd_says_nothing_of_its_classes(merged, tmp_path):
+    a, b = (write_state(tmp_path / f"{name}.safetensors", 1, 3, 300) for name in "ab")
+    save_file(load_file(b) | {"merged": torch.tensor(merged)}, b)
+    refused(f"{b} does not say how many classes it knows; give --classes", a, b, classes=None)
+    merge_files([a, b], tmp_path / "out.safetensors", operator="weighted-mean", classes=[3, 1])
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "alike"),
+    [
+        ("query", "layer.0.query", True),
+        ("layer.0.query", "layer.0.query", True),
+        ("ery", "layer.0.query", False),
+        ("layer.0", "layer.0.query", False),
+        ("layer.[0-2].query", "layer.1.query", True),
+        ("layer.[^0].query", "layer.0.query", False),
+        (r"layers\.\d+\.q_proj", "model.layers.12.q_proj", True),
+        (r"layers\.\d+\.q_proj", "model.layers.x.q_proj", False),
+        (r".*q_proj", "model.layers.12.q_proj", True),
+        (r"^layers.*q_proj$", "model.layers.12.q_proj", False),
+        (r"lay?ers*", "layer", True),
+        (r"\w+-[\d.]*", "head-0.5", True),
+        ("", "query", False),
+        (".*.*.*.*.*.*.*.*.*.*x", "a" * 300, False),
+    ],
+)
+def test_patterns_match_as_in_peft(key, name, alike):
+    import re
+
+    assert matches(key, name) == alike
+    if len(name) < 100:
+        assert bool(re.match(rf"(.*\.)?({key})$", name)) == alike, "as PEFT matches it"
+
+
+def test_a_pattern_cannot_keep_us_busy(tmp_path):
+    """Python's own matcher would take longer than the age of the universe."""
+    a = write_lora(tmp_path / "a", 1)
+    tensors = load_file(a / "adapter_model.safetensors")
+    tensors = {name.replace("query", "a" * 60): value for name, value in tensors.items()}
+    cases = [
+        ({"(a+)+b": 3}, r"rank_pattern has '\(a\+\)\+b', which is not understood"),
+        ({"[z-a]": 3}, "not understood .bad character range"),
+        ({"a{9}": 3}, "not understood"),
+        ({"query": "many"}, "a number for each name"),
+        ({"query": math.nan}, "a number for each name"),
+        (["query"], "a number for each name"),
+    ]
+    for index, (pattern, words) in enumerate(cases):
+        b = write_lora(tmp_path / f"b{index}", 2, rank_pattern=pattern)
+        save_file(tensors, b / "adapter_model.safetensors")
+        refused(words, a, b)
+    slow = write_lora(tmp_path / "slow", 2, rank_pattern={".*.*.*.*.*.*.*.*.*.*.*.*b": 3})
+    save_file(tensors, slow / "adapter_model.safetensors")
+    assert len(read_source(slow).tensors) == 2
+    changes = [{"r": 0}, {"r": math.inf}, {"r": True}, {"lora_alpha": math.nan}, {"lora_alpha": 1e300}]
+    for index, change in enumerate(changes):
+        odd = write_lora(tmp_path / f"odd{index}", 2, ranks=dict.fromkeys(MODULES, 3), **change)
+        refused("without (it|the true rank)", a, odd)
 
 
 # The command

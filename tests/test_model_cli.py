@@ -13,6 +13,7 @@ import zlib
 from pathlib import Path
 
 import pytest
+from model_tools import resealed
 from PIL import Image
 
 FAST = ["--epochs", "2", "--threads", "1", "--precision", "fp32"]
@@ -266,3 +267,74 @@ def test_a_newer_model_and_a_full_disk(onea, shop, arrivals, monkeypatch):
     code, _, err = onea("predict", "shop.onea", str(arrivals))
     assert code == 2
     assert "has format 99" in err
+
+
+HOSTILE = ("\x1b[2J\x1b]0;owned\x07", "[red]x[/red]", "right\u202eleft", "\x9b31m", "[/]")
+
+
+@pytest.fixture
+def foreign(shop) -> Path:
+    """A model whose class names no onea would have taken."""
+    file = shop / "states/000001/state.json"
+    state = json.loads(file.read_text())
+    state["classes"] = list(HOSTILE[:3])
+    state["merged"] = dict.fromkeys(HOSTILE[:3], 5)
+    state["updates"][0]["classes"] = list(HOSTILE[:3])
+    state["updates"][0]["name"] = "".join(HOSTILE)
+    file.write_bytes(resealed(state))
+    return shop
+
+
+def test_a_foreign_models_names_are_shown_and_not_obeyed(onea, foreign, tiny_images):
+    """Whatever a class is called, the terminal shows it and does nothing else."""
+    images = str(tiny_images / "test")
+    said = []
+    for words in (
+        ["history", "shop.onea"],
+        ["predict", "shop.onea", images],
+        ["predict", "shop.onea", images, "--json"],
+        ["predict", "shop.onea", images, "--csv"],
+        ["rename", "shop.onea", "nothing", "like it"],
+        ["rename", "shop.onea", HOSTILE[0], "harmless"],
+        ["forget", "shop.onea", HOSTILE[1]],
+        ["undo", "shop.onea"],
+        ["undo", "shop.onea"],
+    ):
+        _, out, err = onea(*words)
+        assert (out + err).replace("\n", "").isprintable(), words
+        said.append(out + err)
+    for text in said[:4]:
+        assert "\\u001b[2J" in text
+    assert all("[red]x[/red]" in text for text in (*said[:5], said[6], said[7]))
+    assert json.loads(said[2].splitlines()[0])["top"][0]["class"] in HOSTILE
+    assert (foreign / "README.md").read_text().replace("\n", "").isprintable()
+
+
+def test_evaluating_a_foreign_model_obeys_no_name_either(onea, foreign, tiny_images):
+    for name, target in zip(("[red]x[/red]", "[/]"), ("class00", "class01"), strict=True):
+        (Path("photos") / name.replace("/", "∕")).parent.mkdir(exist_ok=True)
+        (Path("photos") / name.replace("/", "∕")).symlink_to(tiny_images / "test" / target)
+    (Path("photos") / HOSTILE[2]).symlink_to(tiny_images / "test/class02")
+    code, out, err = onea("evaluate", "shop.onea", "photos")
+    assert code == 0, err
+    assert "right\\u202eleft" in out
+    assert "[red]x[∕red] (never taught)" in out
+    assert out.replace("\n", "").isprintable()
+
+
+def test_a_class_named_with_thousands_of_digits_is_refused(onea, shop, tiny_images):
+    from onea.errors import OneaError
+    from onea.model.folder import load
+
+    images = sorted((tiny_images / "train/class00").iterdir())
+    with pytest.raises(OneaError, match="cannot be a class name"):
+        load(shop).learn(images, ["9" * 5_000] * 3 + ["b"] * 3)
+
+
+def test_undo_without_a_card_says_that_it_is_done(onea, shop, arrivals):
+    assert onea("teach", "shop.onea", str(arrivals / "tuesday"), "--threads", "1")[0] == 0
+    for file in shop.rglob("README.md"):
+        file.unlink()
+    code, out, err = onea("undo", "shop.onea")
+    assert (code, err) == (0, "")
+    assert "is at version 1 again" in out

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import signal
 import subprocess
 import sys
 import textwrap
@@ -110,42 +109,6 @@ def test_the_card_tells_the_history(saved):
     assert (saved / "history.png").read_bytes().startswith(b"\x89PNG")
 
 
-CRASHES = {
-    "while the tensors are written": ("onea.model.folder", "write_atomically", 0),
-    "before the new version is whole": ("onea.model.folder", "write_atomically", 3),
-    "before the switch": ("onea.model.folder", "write_json", 0),
-    "after the switch": ("onea.model.folder", "write_atomically", 4),
-}
-
-
-@pytest.mark.parametrize("moment", CRASHES)
-def test_a_crash_at_any_moment_leaves_a_whole_model(original, saved, photos, moment):
-    module, name, after = CRASHES[moment]
-    code = f"""
-        import os, signal, {module} as module, onea
-        calls, real = 0, module.{name}
-        def deadly(*args, **kwargs):
-            global calls
-            calls += 1
-            if calls > {after}:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return real(*args, **kwargs)
-        model = onea.load({str(saved)!r}, threads=1)
-        model.forget("class01")
-        module.{name} = deadly
-        model.save({str(saved)!r})
-    """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True)
-    assert done.returncode == -signal.SIGKILL
-    model = onea.load(saved, threads=1)
-    assert model.version == (4 if moment == "after the switch" else 3)
-    if model.version == 3:
-        assert np.array_equal(model.predict_proba(photos), original.predict_proba(photos))
-    model.forget("class02").save(saved)  # nothing is in the way of the next update, and leftovers go
-    assert not list((saved / "states").glob(".partial*"))
-    assert "class02" not in onea.load(saved).classes_
-
-
 def test_a_full_disk_changes_nothing(saved, monkeypatch):
     before = listing(saved)
     model = onea.load(saved).forget("class01")
@@ -228,20 +191,82 @@ def test_damage_is_named(saved):
         onea.load(saved)
 
 
-def test_a_description_of_images_that_lacks_something_is_named(saved):
-    path = saved / "states/000003/state.json"
-    state = json.loads(path.read_text())
-    del state["preprocess"]["side"]
-    path.write_text(json.dumps(state))
-    with pytest.raises(OneaError, match="What the model says of its images is damaged \\('side'\\)"):
-        onea.load(saved).predict([np.zeros((8, 8, 3), np.uint8)])
+@pytest.mark.parametrize("lost", ["README.md", "history.png", "states/000002/README.md"])
+def test_undo_does_not_need_the_card(original, saved, photos, lost):
+    (saved / lost).unlink(missing_ok=True)
+    undone, now = folders.undo(saved)
+    assert (undone.version, undone.what, now.version) == (3, "update 3", 2)
+    assert "(version 2)" in (saved / "README.md").read_text()
+    assert onea.load(saved).version == 2
 
 
-def test_another_backbone_is_refused(saved, tmp_path):
+def test_a_lesson_may_have_any_name_and_its_history_is_text(tiny_vit, tiny_images, tmp_path):
+    """As of a folder whose name is not of this system's encoding."""
+    path = tiny_model(tiny_vit).learn(tiny_images / "train", name="Mon\udcffday\n").save(tmp_path / "m.onea")
+    assert onea.load(path).history[0]["name"] == "Mon\\udcffday\\n"
+
+
+def test_undo_leads_back_from_a_damaged_version(original, saved, photos):
+    before = onea.load(saved, threads=1).undo().predict_proba(photos)
+    (saved / "states/000003/state.safetensors").write_bytes(b"")
+    with pytest.raises(OneaError, match="if it is the newest version, go back with `onea undo`"):
+        onea.load(saved)
+    undone, now = folders.undo(saved)
+    assert (undone.version, undone.what, now.version) == (3, "which could not be read", 2)
+    assert np.array_equal(onea.load(saved, threads=1).predict_proba(photos), before)
+
+
+def test_a_flipped_bit_does_not_rename_a_class(saved):
+    """Each file says for itself whether it is what was written."""
+    for name, old, new in (
+        ("states/000003/state.json", b'"class01"', b'"class11"'),
+        ("model.json", b'"unknown": 0.05', b'"unknown": 0.75'),
+        ("model.json", b'"counter": 3', b'"counter": 7'),
+    ):
+        whole = (saved / name).read_bytes()
+        assert old in whole
+        (saved / name).write_bytes(whole.replace(old, new, 1))
+        with pytest.raises(OneaError, match=r"damaged .it is not what was written, says its checksum"):
+            onea.load(saved)
+        (saved / name).write_bytes(whole)
+    assert onea.load(saved).version == 3
+
+
+def test_a_file_of_the_first_format_needs_no_checksum_and_a_newer_one_cannot_pass_for_one(saved, tmp_path):
+    content = json.loads((saved / "states/000003/state.json").read_text())
+    for change in ({"format": 1}, {"content_sha256": None}, {"content_sha256": "0" * 64}):
+        (saved / "states/000003/state.json").write_text(json.dumps(content | change))
+        with pytest.raises(OneaError, match="checksum"):
+            onea.load(saved)
+
+
+def test_what_could_not_be_read_again_is_not_written(original, tmp_path, monkeypatch):
+    import dataclasses
+
+    import torch
+
+    path = original.save(tmp_path / "shop.onea")
+    before = listing(path)
+
+    def spoiled(state, version, date):
+        after = state.renamed("class00", "null", version, date)
+        return dataclasses.replace(after, familiar=torch.full_like(after.familiar, torch.nan))
+
+    with pytest.raises(OneaError, match=r"cannot be saved .familiar holds NaN or infinity"):
+        folders.change(path, spoiled)
+    assert {name: data for name, data in listing(path).items() if name != "lock"} == {
+        name: data for name, data in before.items() if name != "lock"
+    }
+
+
+def test_another_backbone_is_refused(saved, tmp_path, tiny_vit):
     from tiny import write_tiny_vit
 
+    from onea.vit.backbones import load_backbone
+
     write_tiny_vit(tmp_path / "other.safetensors", depth=3)
-    with pytest.raises(OneaError, match="other weights"):
+    ours, theirs = (load_backbone(str(place)).digest[:12] for place in (tmp_path / "other.safetensors", tiny_vit))
+    with pytest.raises(OneaError, match=f"other weights .sha256 {ours}.* was taught with .{theirs}"):
         onea.load(saved, backbone=str(tmp_path / "other.safetensors"))
 
 
@@ -258,6 +283,8 @@ def test_to_the_hub_and_back(original, photos, tmp_path, monkeypatch, tiny_vit):
     """The network's edge alone is replaced: what would be uploaded is what is downloaded."""
     import shutil
 
+    from huggingface_hub.utils import filter_repo_objects
+
     hub = tmp_path / "hub"
     monkeypatch.setattr("huggingface_hub.create_repo", lambda *args, **kwargs: None)
 
@@ -266,11 +293,27 @@ def test_to_the_hub_and_back(original, photos, tmp_path, monkeypatch, tiny_vit):
         return f"https://huggingface.co/{repo_id}"
 
     monkeypatch.setattr("huggingface_hub.upload_folder", upload)
-    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **rest: str(hub / name))
+    asked: list[dict[str, object]] = []
+
+    def download(name, **options):
+        """As the Hub does it: only what was asked for, as links into a store of files."""
+        asked.append(options)
+        cache = tmp_path / f"cache-{len(asked)}"
+        for file in filter_repo_objects(listing(hub / name), allow_patterns=options["allow_patterns"]):
+            (cache / file).parent.mkdir(parents=True, exist_ok=True)
+            (cache / file).symlink_to(hub / name / file)
+        return str(cache)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     assert original.push_to_hub("me/shop") == "https://huggingface.co/me/shop"
-    model = onea.OneA.from_pretrained("me/shop", backbone=tiny_vit, threads=1)
-    assert np.array_equal(model.predict_proba(photos), original.predict_proba(photos))
     everything = b"".join(listing(hub).values())
+    (hub / "me/shop/setup.py").write_text("import os")
+    (hub / "me/shop/states/000003/state.pkl").write_text("no")
+    model = onea.OneA.from_pretrained("me/shop", revision="0123abcd", backbone=tiny_vit, threads=1)
+    assert np.array_equal(model.predict_proba(photos), original.predict_proba(photos))
+    assert asked[0]["revision"] == "0123abcd"
+    fetched = sorted(str(file.relative_to(tmp_path / "cache-1")) for file in (tmp_path / "cache-1").rglob("*.*"))
+    assert fetched == ["model.json", "states/000003/state.json", "states/000003/state.safetensors"]
     assert str(Path(tiny_vit).parent).encode() not in everything  # no path of this machine leaves it
 
     def unreachable(*args, **kwargs):

@@ -165,9 +165,16 @@ def test_undo_goes_back_and_says_when_it_cannot(client, shop, tiny_images):
 
 def test_undo_works_without_the_model_card(client, shop, tiny_images):
     lesson_end(client, client.post("/learn", content=class_zip(tiny_images, 4), headers=ZIP))
-    (shop / "states/000001/README.md").unlink()
+    for file in shop.rglob("README.md"):
+        file.unlink()
     assert client.post("/undo", headers=TEACHER).json() == {"undone": 2, "version": 1, "classes": 4}
     assert client.get("/classes").json()["version"] == 1
+
+
+def test_a_class_of_five_thousand_digits_is_refused(client, tiny_images):
+    response = client.post("/learn", data={"class": "9" * 5_000}, files=form(photos(tiny_images, 4)), headers=TEACHER)
+    assert response.status_code == 422
+    assert "cannot be a class name" in response.json()["detail"]
 
 
 def test_what_another_process_teaches_is_taken_over(shop, tiny_images, tmp_path):

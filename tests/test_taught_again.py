@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from model_tools import class_folders, tiny_model
+from model_tools import class_folders, resealed, tiny_model
 
 import onea
 from onea.errors import OneaError
@@ -206,6 +206,6 @@ def test_the_history_of_an_old_folder_tells_what_its_adapter_met():
 def test_counts_that_are_none_are_damage(tiny_vit, files, tmp_path, merged):
     path = teach(tiny_model(tiny_vit, epochs=1), files, A, B).save(tmp_path / "m.onea")
     state = path / "states/000001/state.json"
-    state.write_text(json.dumps(json.loads(state.read_text()) | {"merged": merged}))
+    state.write_bytes(resealed(json.loads(state.read_text()) | {"merged": merged}))
     with pytest.raises(OneaError, match="damaged"):
         onea.load(path)

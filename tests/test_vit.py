@@ -193,3 +193,41 @@ def test_a_model_of_another_kind_is_refused():
     model = timm.create_model("vit_relpos_small_patch16_224", num_classes=0)
     with pytest.raises(OneaError, match="not a plain vision transformer"):
         FrozenViT(model, "relpos", "", (0.5,) * 3, (0.5,) * 3)
+
+
+def test_downloaded_weights_that_changed_under_their_name_are_refused(monkeypatch, tmp_path):
+    """What a name meant the first time is noted; timm and its download alone are replaced."""
+    name = "vit_tiny_patch16_224.augreg_in21k"
+    real = timm.create_model
+
+    def download(seed: int):
+        def create(*arguments, **options):
+            with torch.random.fork_rng():
+                torch.manual_seed(seed)
+                return real("vit_tiny_patch16_224", pretrained=False, num_classes=0, depth=1)
+
+        return create
+
+    monkeypatch.setenv("ONEA_CACHE", str(tmp_path))
+    monkeypatch.setattr("onea.vit.backbones._cached_weights", lambda name: {})
+    monkeypatch.setattr(timm, "create_model", download(1))
+    first = load_backbone(name).digest
+    assert load_backbone(name).digest == first
+    monkeypatch.setattr(timm, "create_model", download(2))
+    both = rf"are others .sha256 [0-9a-f]{{12}}….* first used here .{first[:12]}…"
+    with pytest.raises(OneaError, match=both) as caught:
+        load_backbone(name)
+    note = tmp_path / "backbones" / f"{name}.json"
+    assert str(note) in str(caught.value)
+    note.unlink()
+    assert load_backbone(name).digest != first
+    note.write_text("[]")
+    with pytest.raises(OneaError, match="are others"):
+        load_backbone(name)
+
+
+def test_a_file_that_claims_a_billion_blocks_is_refused_at_once(tmp_path, tiny_vit):
+    tensors = load_file(tiny_vit)
+    save_file(tensors | {"blocks.999999999.norm1.weight": torch.ones(64)}, tmp_path / "deep.safetensors")
+    with pytest.raises(OneaError, match="1000000000 blocks"):
+        load_backbone(str(tmp_path / "deep.safetensors"))

@@ -1,17 +1,26 @@
-"""Writing that a crash cannot spoil: the new content is complete on disk before the old name points to it."""
+"""Writing that a crash cannot spoil, and reading that leads nowhere else.
+
+New content is complete on disk before the old name points to it. In a folder that somebody else made, a name may be a
+link, a pipe or a device; ``check_plain`` and ``read_plain`` take plain files and folders only.
+"""
 
 from __future__ import annotations
 
 import errno
 import json
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from onea.errors import OneaError, short
 
 CACHE_REMEDY = "set ONEA_CACHE to another folder"
+_JUNCTION = 0xA0000003  # Windows' links between folders, which are no links to S_ISLNK
+# Where a system lacks one of these (Windows), lstat has looked at the name just before.
+_ITSELF = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_AT_ONCE = getattr(os, "O_NONBLOCK", 0)  # opening a pipe would wait for a writer
 
 
 def default_cache() -> Path:
@@ -26,15 +35,37 @@ def write_atomically(path: Path, content: bytes, remedy: str = "choose another f
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        with suppress(FileNotFoundError):  # left by a process that had our number, or a link that waits for us
+            partial.unlink()
+        _write_new(partial, content)
         partial.replace(path)
     except OSError as error:
         with suppress(OSError):
             partial.unlink()
         raise unwritable(path.parent, len(content), error, remedy) from error
+
+
+def _write_new(path: Path, content: bytes) -> None:
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _ITSELF, 0o666)
+    try:
+        rest = memoryview(content)
+        while rest:
+            rest = rest[os.write(handle, rest) :]
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until what was renamed in a folder is on disk; Windows opens no folders and sees to it by itself."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except PermissionError:
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def write_json(path: Path, value: Any, remedy: str = "choose another folder") -> None:
@@ -82,11 +113,56 @@ def check_writable(folder: Path) -> None:
         raise OneaError(f"Cannot write to {folder}: {existing} is not a folder that you may write to; choose another.")
 
 
+def check_plain(path: Path, *, folder: bool = False) -> os.stat_result | None:
+    """The status of the plain file (or folder) of this name, if there is one; anything else is refused."""
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if stat.S_ISLNK(status.st_mode) or getattr(status, "st_reparse_tag", 0) == _JUNCTION:
+        raise OneaError(f"{path} is a link, which may lead anywhere; put what it leads to in its place.")
+    if not (stat.S_ISDIR if folder else stat.S_ISREG)(status.st_mode):
+        raise OneaError(f"{path} is not a plain {'folder' if folder else 'file'}; remove it or restore it from a copy.")
+    return status
+
+
+def open_plain(path: Path) -> tuple[BinaryIO, int]:
+    """A plain file, opened for reading, and its size."""
+    check_plain(path)
+    try:
+        handle = os.open(path, os.O_RDONLY | _ITSELF | _AT_ONCE)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    file, status = os.fdopen(handle, "rb"), os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode):  # it was replaced just now
+        file.close()
+        raise OneaError(f"{path} is not a plain file; remove it or restore it from a copy.")
+    return file, status.st_size
+
+
+def read_plain(path: Path, most: int) -> bytes:
+    """The content of a plain file of at most so many bytes."""
+    file, size = open_plain(path)
+    with file:
+        if size > most:
+            raise OneaError(f"{path} has {size:,} bytes, and may have {most:,} at most; restore it from a copy.")
+        try:
+            return file.read(size)
+        except OSError as error:
+            raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> OneaError:
+    return OneaError(f"{path} cannot be read ({error.strerror}); check the path.")
+
+
 def read_json(path: Path) -> Any:
     """The value in a JSON file."""
     try:
         return json.loads(path.read_bytes())
     except OSError as error:
-        raise OneaError(f"{path} cannot be read ({error.strerror}); check the path.") from error
-    except ValueError as error:
+        raise _unreadable(path, error) from error
+    except (ValueError, RecursionError) as error:
         raise OneaError(f"{path} is damaged (not JSON); delete it or restore it from a copy.") from error

@@ -13,6 +13,9 @@ from pathlib import Path
 from filelock import BaseFileLock, FileLock, Timeout
 
 from onea.errors import OneaError
+from onea.files import check_plain, read_plain, unwritable
+
+_LONGEST = 1_000  # bytes that a holder writes, and more
 
 LOCK = "lock"
 """Name of the lock file of a folder."""
@@ -53,22 +56,22 @@ def file_lock(path: Path, *, wait: bool = False) -> Iterator[None]:
         wait: whether to wait until another holder is done instead of refusing.
 
     Raises:
-        OneaError: another holder has it (the sentence says which process, and since when), it is a link, or its folder
-            cannot be written to.
+        OneaError: another holder has it (the sentence says which process, and since when), it is no plain file of one
+            name, or its folder cannot be written to.
     """
-    if path.is_symlink():
-        raise OneaError(f"{path} is a link, which may lead anywhere; remove it and try again.")
+    status = check_plain(path)
+    if status and status.st_nlink > 1:  # what is written into it would change under its other name as well
+        raise OneaError(f"{path} has another name elsewhere (a hard link); delete it and try again.")
     try:
         lock = _acquired(path, wait)
     except Timeout:
         raise OneaError(
             f"{path.parent} is being written by {_holder(path)}; wait until it is done, or stop it."
         ) from None
-    except (OSError, NotImplementedError) as error:  # the second where the file system has no locks
-        raise OneaError(
-            f"Cannot write to {path.parent} ({getattr(error, 'strerror', None) or error}); make it writable or choose "
-            "another."
-        ) from error
+    except NotImplementedError as error:
+        raise OneaError(f"The file system of {path.parent} has no locks; choose another folder.") from error
+    except OSError as error:
+        raise unwritable(path.parent, len(_signature()), error, "choose another folder") from error
     try:
         _sign(path)
         yield
@@ -91,20 +94,23 @@ def _acquired(path: Path, wait: bool) -> BaseFileLock:
 
 def _sign(path: Path) -> None:
     """Write down the holder, for the sentence that others get; where a held file cannot be written, they get less."""
-    content = json.dumps({"pid": os.getpid(), "host": platform.node(), "since": time.time()}).encode()
     with suppress(OSError):
         handle = os.open(path, os.O_WRONLY | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0))
         try:
-            os.write(handle, content)
+            os.write(handle, _signature())
         finally:
             os.close(handle)
 
 
+def _signature() -> bytes:
+    return json.dumps({"pid": os.getpid(), "host": platform.node(), "since": time.time()}).encode()
+
+
 def _holder(path: Path) -> str:
     try:
-        holder = json.loads(path.read_bytes())
-        host = holder.get("host", platform.node())
+        holder = json.loads(read_plain(path, _LONGEST))
+        host = str(holder.get("host", platform.node()))
         where = "" if host == platform.node() else f" on {host}"
         return f"process {int(holder['pid'])}{where}, for {max(0, time.time() - float(holder['since'])):.0f} s so far"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OneaError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return "another process"

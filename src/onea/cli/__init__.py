@@ -8,6 +8,7 @@ from io import TextIOWrapper
 from typing import NoReturn
 
 from onea.errors import OneaError
+from onea.text import printable
 
 _NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 
@@ -33,7 +34,7 @@ def main() -> None:
 
 
 def _stop(sentence: str) -> NoReturn:
-    print(f"onea: {sentence}", file=sys.stderr)
+    print(f"onea: {printable(sentence)}", file=sys.stderr)
     sys.exit(2)
 
 

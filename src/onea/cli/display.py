@@ -11,8 +11,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
+from rich.text import Text
 
 from onea.runtime import Progress
+from onea.text import printable
 
 Record = dict[str, Any]
 
@@ -24,11 +26,11 @@ class RunDisplay(Progress):
         console = console or Console(stderr=True)
         self._plain = None if console.is_terminal else console  # bars make no sense in a log; lines do
         self._bars = Bars(
-            TextColumn("{task.description:<24}"),
+            TextColumn("{task.description:<24}", markup=False),
             BarColumn(bar_width=28),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TextColumn("{task.fields[note]}"),
+            TextColumn("{task.fields[note]}", markup=False),
             console=console,
             transient=True,
             disable=self._plain is not None,
@@ -52,7 +54,7 @@ class RunDisplay(Progress):
         """Show which task it is."""
         self._task, self._task_started = task, time.perf_counter()
         self._bars.update(self._stream, total=tasks, completed=task)
-        self._bars.update(self._epoch, description=name, completed=0, total=None, note="")
+        self._bars.update(self._epoch, description=printable(name), completed=0, total=None, note="")
 
     def start_epoch(self, epoch: int, epochs: int, images: int) -> None:
         """Restart the lower bar; the first epoch restarts the clock of the speed."""
@@ -92,11 +94,11 @@ class RunDisplay(Progress):
 def print_summary(record: Record, folder: Path) -> None:
     """One table: what each task brought and where the run ended."""
     metrics, console = record["metrics"], Console()
-    table = Table("task", "classes", "images", "A_t %", "class-balanced %", title=_title(record))
+    table = Table("task", "classes", "images", "A_t %", "class-balanced %", title=shown(_title(record)))
     rows = zip(record["tasks"], metrics["A"], metrics["balanced_A"], strict=True)
     for number, (task, accuracy, balanced) in enumerate(rows, 1):
         name = f"{number}" if task["name"] == f"task {number}" else f"{number} {task['name']}"
-        table.add_row(name, str(task["classes"]), str(task["images"]), f"{accuracy:.2f}", f"{balanced:.2f}")
+        table.add_row(shown(name), str(task["classes"]), str(task["images"]), f"{accuracy:.2f}", f"{balanced:.2f}")
     console.print(table)
     forgetting = "-" if metrics["F"] is None else f"{metrics['F']:.2f}"
     console.print(
@@ -104,7 +106,12 @@ def print_summary(record: Record, folder: Path) -> None:
         f"{metrics['weighted_mean_A']:.2f}   forgetting {forgetting}",
         highlight=False,
     )
-    console.print(f"record: {folder / 'record.json'}", highlight=False, soft_wrap=True)
+    console.print(shown(f"record: {folder / 'record.json'}"), soft_wrap=True)
+
+
+def shown(text: str, style: str = "") -> Text:
+    """Text of somebody else's, such as a class's name: seen as it is, with no meaning to the terminal or to rich."""
+    return Text(printable(text), style)
 
 
 def _title(record: Record) -> str:

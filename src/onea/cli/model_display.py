@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
-from rich.text import Text
 
+from onea.cli.display import shown
 from onea.runtime import Progress
 
 if TYPE_CHECKING:
@@ -28,10 +28,10 @@ class TeachDisplay(Progress):
     def __init__(self, console: Console | None = None) -> None:
         console = console or Console(stderr=True)
         self._bars = Bars(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=28),
             TimeElapsedColumn(),
-            TextColumn("{task.fields[note]}"),
+            TextColumn("{task.fields[note]}", markup=False),
             console=console,
             transient=True,
             disable=not console.is_terminal,
@@ -79,12 +79,8 @@ def print_learned(console: Console, model: OneA, path: Path) -> None:
             f"among all {update['known']} classes",
             highlight=False,
         )
-    console.print(
-        f"{path} now knows {_count(update['known'], 'class', 'classes')} (version {model.version})",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
-    )
+    known = _count(update["known"], "class", "classes")
+    console.print(shown(f"{path} now knows {known} (version {model.version})"), soft_wrap=True)
 
 
 def print_answers(console: Console, answers: Sequence[Answer]) -> None:
@@ -92,8 +88,9 @@ def print_answers(console: Console, answers: Sequence[Answer]) -> None:
     table = Table("image", "answer", "likeliest classes", box=None, pad_edge=False)
     for answer in answers:
         likely = ", ".join(f"{name} {100 * chance:.1f} %" for name, chance in answer.top)
-        shown = Text(answer.label, style="dim" if answer.unknown else "bold")
-        table.add_row(Text(answer.image, overflow="fold"), shown, Text(likely))
+        image = shown(answer.image)
+        image.overflow = "fold"
+        table.add_row(image, shown(answer.label, "dim" if answer.unknown else "bold"), shown(likely))
     console.print(table)
 
 
@@ -103,14 +100,14 @@ def print_evaluation(console: Console, found: Evaluation) -> None:
     for column in table.columns[1:]:
         column.justify = "right"
     for name, images, right, unknown in found.worst_first():
-        shown = f"{name} (never taught)" if name in found.never_taught else name
-        table.add_row(Text(shown), str(images), f"{100 * right / images:.1f}", str(unknown) if unknown else "")
+        label = f"{name} (never taught)" if name in found.never_taught else name
+        table.add_row(shown(label), str(images), f"{100 * right / images:.1f}", str(unknown) if unknown else "")
     console.print(table)
     if mistakes := found.confusions():
         wrong = Table("is", "taken for", "images", title="most frequent mistakes", title_justify="left")
         wrong.columns[2].justify = "right"
         for name, answer, count in mistakes:
-            wrong.add_row(Text(name), Text(answer), str(count))
+            wrong.add_row(shown(name), shown(answer), str(count))
         console.print(wrong)
     console.print(
         f"{100 * found.accuracy:.2f} % of {int(found.images.sum()):,} images right, "
@@ -128,7 +125,7 @@ def print_history(console: Console, updates: Sequence[dict[str, Any]], kept: Seq
     table = Table(*heads, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     for update in updates:
         version, date, *rest = history_row(update)
-        table.add_row(version, date[:10], *(Text(cell) for cell in rest))
+        table.add_row(version, shown(date[:10]), *map(shown, rest))
     console.print(table)
     earlier = ", ".join(map(str, kept[:-1])) or "none"
     console.print(f"present version {kept[-1]}; undo can go back to: {earlier}", highlight=False)

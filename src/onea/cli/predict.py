@@ -29,6 +29,7 @@ def predict(
     from onea.model.answers import as_rows
     from onea.model.folder import load_for
     from onea.model.images import find_images
+    from onea.text import printable
 
     if as_json and as_csv:
         raise OneaError("--json and --csv exclude each other; give one of them.")
@@ -40,13 +41,13 @@ def predict(
     loaded = load_for(model, backbone=backbone, device=device, threads=threads).snapshot()
     batch = loaded.read(files, on_bad)  # type: ignore[arg-type]
     for line in batch.skipped:
-        print(f"onea: left out {line}", file=sys.stderr)
+        print(printable(f"onea: left out {line}"), file=sys.stderr)
     answers = loaded.answers(batch, top)
     if as_json:
         import json
 
         for row in as_rows(answers):
-            print(json.dumps(row, ensure_ascii=False))
+            print(printable(json.dumps(row, ensure_ascii=False)))
     elif as_csv:
         import csv
 
@@ -55,8 +56,7 @@ def predict(
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(["image", "answer", "version", *likely])
         for answer in answers:
-            writer.writerow(
-                [answer.image, answer.label, answer.version, *(cell for pair in answer.top for cell in pair)]
-            )
+            cells = [cell for name, chance in answer.top for cell in (printable(name), chance)]
+            writer.writerow([answer.image, printable(answer.label), answer.version, *cells])
     else:
         print_answers(Console(), answers)

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from onea.text import printable
+
 _MODEL = typer.Argument(help="Model folder.")
 
 
@@ -32,11 +34,10 @@ def history(
 
 def undo(model: Annotated[Path, _MODEL]) -> None:
     """Go back to before the last update."""
-    from onea.model.card import history_row
     from onea.model.folder import undo as go_back
 
     undone, now = go_back(model)
-    print(f"undid version {undone.version} ({history_row(undone.updates[-1])[2]})")
+    print(f"undid version {undone.version} ({printable(undone.what)})")
     print(f"{model} is at version {now.version} again and knows {len(now.classes):,} classes")
 
 
@@ -47,7 +48,8 @@ def forget(
     from onea.model.folder import change
 
     state = change(model, lambda before, version, date: before.without(classes, version, date))
-    print(f"{model} no longer answers {', '.join(classes)}; it knows {len(state.classes):,} classes now")
+    gone = printable(", ".join(classes))
+    print(f"{model} no longer answers {gone}; it knows {len(state.classes):,} classes now")
 
 
 def rename(
@@ -59,4 +61,4 @@ def rename(
     from onea.model.folder import change
 
     change(model, lambda before, version, date: before.renamed(old, new, version, date))
-    print(f"{model} now calls '{old}' '{new}'")
+    print(printable(f"{model} now calls '{old}' '{new}'"))

@@ -15,6 +15,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load, save
+from torch import Tensor
 
 from onea.errors import OneaError, short
 from onea.files import check_path, unwritable, write_atomically, write_json
@@ -24,6 +25,7 @@ from onea.merging.operator import Sizes, Tensors
 from onea.options import LARGEST
 from onea.version import __version__
 
+_MOST = 2**53  # classes or samples
 _KEPT = "adapter."  # where the state of an adapter-merging run holds its adapter
 CARD = "merge.json"
 
@@ -132,10 +134,9 @@ def read_source(path: Path) -> Source:
     if "prototypes" in tensors and "merged" in tensors:
         adapter = {name.removeprefix(_KEPT): value for name, value in tensors.items() if name.startswith(_KEPT)}
         if adapter:
-            known_classes, known_samples = tensors["merged"].tolist()
             left_out = sorted(name for name in tensors if not name.startswith(_KEPT))
             about |= {"kind": "state of a run", "left_out": left_out}
-            return Source(adapter, about, counts=(known_classes, known_samples))
+            return Source(adapter, about, counts=_noted_counts(tensors["merged"]))
     for name, value in tensors.items():
         if ".lora_" in name:
             raise OneaError(f"{path} holds LoRA factors; give the folder with its {CONFIG}, which knows their scale.")
@@ -144,6 +145,14 @@ def read_source(path: Path) -> Source:
     if not tensors:
         raise OneaError(f"{path} holds no tensors; there is nothing to merge.")
     return Source(tensors, about)
+
+
+def _noted_counts(merged: Tensor) -> tuple[int, int] | None:
+    """Classes and samples that the state of a run says are in its adapter; None if it says something else."""
+    counts = merged.flatten().tolist()
+    if merged.shape != (2,) or not all(type(count) is int and 0 < count < _MOST for count in counts):
+        return None
+    return counts[0], counts[1]
 
 
 def _read_folder(folder: Path) -> Source:

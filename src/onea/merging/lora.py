@@ -37,6 +37,9 @@ _FORBIDDEN = (
     "use_dora",
     "use_qalora",
 )
+_LARGEST = 1e9  # rank or alpha
+_ATOM = re.compile(r"(\\[.dw-]|\[\^?(?:[\w.-]|\\[.dw-])+\]|[\w.-])([*+?]?)")  # a character of a name, and how often
+_PATTERN = re.compile(rf"\^?({_ATOM.pattern})*\$?")
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")  # starts that also change the base model's weights
 
 
@@ -130,8 +133,9 @@ def _checked_config(folder: Path) -> dict[str, Any]:
             "save_pretrained has path_initial_model_for_weight_conversion)."
         )
     for name in ("r", "lora_alpha"):
-        if not isinstance(config.get(name), int | float) or isinstance(config.get(name), bool):
+        if not _is_number(config.get(name)):
             raise OneaError(f"{folder / CONFIG} has no number '{name}'; without it the scale is unknown.")
+    _check_patterns(folder, config)
     return config
 
 
@@ -142,7 +146,7 @@ def _delta(folder: Path, config: Mapping[str, Any], module: str, pair: Mapping[s
     down, up = pair["A"].double(), pair["B"].double()
     rank = _for_module(config, "rank_pattern", module, config["r"])
     alpha = _for_module(config, "alpha_pattern", module, config["lora_alpha"])
-    if not len(down) == up.shape[1] == rank:
+    if not 0 < len(down) == up.shape[1] == rank:
         raise OneaError(
             f"{folder}: the factors of '{module}' have ranks {len(down)} and {up.shape[1]}, but {CONFIG} says {rank}; "
             "without the true rank the scale is unknown."
@@ -152,9 +156,59 @@ def _delta(folder: Path, config: Mapping[str, Any], module: str, pair: Mapping[s
 
 
 def _for_module(config: Mapping[str, Any], pattern: str, module: str, default: float) -> float:
-    """The value that a pattern of the configuration gives a module, matched as PEFT does it."""
+    """The value that a pattern of the configuration gives a module: the whole name or its end matches, as in PEFT."""
     name = module.removeprefix("base_model.model.")
     for key, value in (config.get(pattern) or {}).items():
-        if re.match(rf"(.*\.)?({key})$", name):
+        if matches(key, name):
             return float(value)
     return default
+
+
+def matches(key: str, name: str) -> bool:
+    r"""Whether a regular expression without groups matches a module's name, or what follows one of its dots.
+
+    The file may come from anybody, and Python's matcher can be kept busy for years by a few characters. So all places
+    in the name that could have been reached are followed at once, which takes the time of length times length.
+
+    >>> matches("q_proj", "layers.0.q_proj"), matches("_proj", "layers.0.q_proj"), matches("^q_proj", "layers.0.q_proj")
+    (True, False, False)
+    >>> matches(r"layers\.[0-3]\..*proj", "model.layers.2.attn.q_proj")
+    True
+    """
+    starts = {0} if key.startswith("^") else {0} | {place + 1 for place, char in enumerate(name) if char == "."}
+    for atom, times in _ATOM.findall(key.removeprefix("^").removesuffix("$")):
+        alike = re.compile(atom)
+        places = starts if times in ("", "?") else _spread(starts, alike, name)
+        after = {place + 1 for place in places if place < len(name) and alike.fullmatch(name[place])}
+        starts = after if times in ("", "+") else starts | after
+    return len(name) in starts
+
+
+def _spread(starts: set[int], alike: re.Pattern[str], name: str) -> set[int]:
+    """The places that can be reached from these over characters that are alike."""
+    reached = set(starts)
+    for place, char in enumerate(name):
+        if place in reached and alike.fullmatch(char):
+            reached.add(place + 1)
+    return reached
+
+
+def _check_patterns(folder: Path, config: Mapping[str, Any]) -> None:
+    for pattern in ("rank_pattern", "alpha_pattern"):
+        given = config.get(pattern) or {}
+        if not isinstance(given, dict) or not all(map(_is_number, given.values())):
+            raise OneaError(f"{folder / CONFIG}: {pattern} must give a number for each name.")
+        for key in given:
+            try:
+                if not _PATTERN.fullmatch(key):
+                    raise re.error("more than characters and how often they come")
+                matches(key, "")
+            except re.error as error:
+                raise OneaError(
+                    f"{folder / CONFIG}: {pattern} has {key!r:.80}, which is not understood ({error}); write out the "
+                    "names of the modules."
+                ) from None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _LARGEST

@@ -139,7 +139,10 @@ class Snapshot:
             raise OneaError("The model knows no class yet; teach it some first.")
         batch = images if isinstance(images, Batch) else self.read(images)
         features = self.engine.features(batch.pixels, self.adapters)
-        return self.state.evidence.similarities(features, self.metric)
+        found = self.state.evidence.similarities(features, self.metric)
+        if not bool(found.isfinite().all()):
+            raise OneaError("The model's answers are not numbers, so it is damaged; go back with `onea undo`.")
+        return found
 
     def _probabilities(self, scores: Tensor) -> Tensor:
         return torch.softmax(scores.double() / self.state.temperature, dim=1)

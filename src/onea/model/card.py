@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from io import BytesIO
 from typing import Any
 
+from onea.model.layout import PICTURE
 from onea.model.state import State, Update
 from onea.report import style
+from onea.text import printable
 
-CARD, PICTURE = "README.md", "history.png"
 _FRONT = """---
 library_name: onea
 pipeline_tag: image-classification
@@ -23,6 +24,7 @@ _MOST_BARS = 60
 
 def card(state: State, name: str) -> str:
     """The model card in Markdown."""
+    name = printable(name)
     title = name.removesuffix(".onea") or "model"
     learned = [update for update in state.updates if update["kind"] == "learn"]
     images = sum(update["images"] for update in learned)
@@ -32,7 +34,7 @@ def card(state: State, name: str) -> str:
         "",
         f"Knows {len(state.classes):,} classes, taught with {images:,} images in {len(learned):,} updates "
         f"(version {state.version}), without keeping any image: one adapter on the frozen "
-        f"`{state.backbone['name']}` (sha256 `{state.backbone['sha256'][:16]}…`).",
+        f"`{printable(state.backbone['name'])}` (sha256 `{printable(state.backbone['sha256'][:16])}…`).",
         "",
         "```python",
         "import onea",
@@ -119,6 +121,7 @@ def _png(figure: Any) -> bytes:
 
 def _escaped(text: str) -> str:
     """Text that Markdown shows as it is."""
+    text = printable(text)
     for mark in "\\`*_[]<>|#":
         text = text.replace(mark, "\\" + mark)
     return text

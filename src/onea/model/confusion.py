@@ -10,6 +10,7 @@ from onea.model.evaluation import Evaluation
 from onea.report import style
 from onea.report.curves import round_numbers
 from onea.report.matrices import blues
+from onea.text import printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,7 +30,8 @@ def confusion_picture(found: Evaluation) -> Figure:
         axes = figure.subplots()
         image = axes.imshow(share, cmap=blues(), norm=PowerNorm(0.5, 0, 100))  # or single mistakes would be invisible
         if count <= _MOST_NAMES:
-            names = [name if len(name) <= _LONGEST else name[: _LONGEST - 1] + "…" for name in found.classes]
+            names = [printable(name) for name in found.classes]
+            names = [name if len(name) <= _LONGEST else name[: _LONGEST - 1] + "…" for name in names]
             size = style.TICK_SIZE if count <= 30 else 6.0
             axes.set_xticks(range(count), names, rotation=90, fontsize=size, parse_math=False)
             axes.set_yticks(range(count), names, fontsize=size, parse_math=False)

@@ -17,7 +17,7 @@ from onea.errors import OneaError
 from onea.methods.contract import EVALUATION_BATCH
 from onea.runtime import Progress, Runtime, make_runtime
 from onea.vit.adapter import Adapters
-from onea.vit.backbones import load_backbone
+from onea.vit.backbones import load_backbone, shortened
 from onea.vit.frozen import FrozenViT
 
 _CROP_MARGIN = 256 / 224  # images are kept a little larger than the input, so that training crops have room
@@ -49,14 +49,9 @@ class Engine:
             self.preprocess = Preprocess(self.vit.size, self.vit.mean, self.vit.std, mirror=mirror)
             self.side = round(self.vit.size * _CROP_MARGIN)
         else:  # as the model was taught, whatever the defaults are by now
-            try:
-                values = {name: value for name, value in preprocess.items() if name != "side"}
-                values |= {name: tuple(values[name]) for name in ("mean", "std")}
-                self.preprocess, self.side = Preprocess(**values), int(preprocess["side"])
-            except (KeyError, TypeError, ValueError) as error:
-                raise OneaError(
-                    f"What the model says of its images is damaged ({error}); go back with `onea undo`."
-                ) from error
+            values = {name: value for name, value in preprocess.items() if name != "side"}
+            values |= {name: tuple(values[name]) for name in ("mean", "std")}
+            self.preprocess, self.side = Preprocess(**values), preprocess["side"]
         source = str(Path(backbone).expanduser().resolve()) if backbone.endswith(".safetensors") else backbone
         self.backbone: dict[str, Any] = {"source": source, "name": self.vit.name, "sha256": self.vit.digest}
 
@@ -69,8 +64,9 @@ class Engine:
         """Refuse another network than the one a model was taught with."""
         if self.vit.digest != backbone["sha256"]:
             raise OneaError(
-                f"Backbone '{self.vit.name}' holds other weights than '{backbone['name']}', which the model was taught "
-                "with; give that one (backbone=...)."
+                f"Backbone '{self.vit.name}' holds other weights (sha256 {shortened(self.vit.digest)}) than "
+                f"'{backbone['name']}' that the model was taught with ({shortened(backbone['sha256'])}); give that one "
+                "(backbone=...)."
             )
 
     def for_training(self, progress: Progress | None) -> tuple[FrozenViT, Runtime]:

@@ -1,35 +1,33 @@
 """The model folder ``NAME.onea/``: every version in a folder of its own, and one small file that says which is valid.
 
-model.json                    format, valid versions (the last one is the present), parameters
-states/000007/state.json      classes, updates, backbone, options, calibration
-states/000007/state.safetensors
-README.md, history.png        the model card
+``onea.model.layout`` says where things lie in it, and ``onea.model.validation`` what they may say.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
-import os
-import shutil
-import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import io
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
 from onea.errors import OneaError
-from onea.files import read_json, unwritable, write_atomically, write_json
+from onea.files import check_plain, open_plain, read_plain, sync_folder, unwritable, write_atomically
+from onea.merging.operator import Tensors
 from onea.methods.state import part_of, prefixed
-from onea.model.card import CARD, PICTURE, card, history_picture
-from onea.model.formats import FORMAT, modern
+from onea.model import layout, validation
+from onea.model.card import card, history_picture, history_row
+from onea.model.formats import FORMAT
+from onea.model.layout import check_can_hold, holds_model, state_folder
 from onea.model.learning import now
 from onea.model.lock import locked
+from onea.model.params import MACHINE
 from onea.model.readout import Evidence
 from onea.model.state import State
 from onea.version import __version__
@@ -37,13 +35,12 @@ from onea.version import __version__
 if TYPE_CHECKING:
     from onea.model.estimator import OneA
 
-_MANIFEST, _STATES, _ADAPTER = "model.json", "states", "adapter."
+_ADAPTER = "adapter."
 _EVIDENCE, _TENSORS = ("prototypes", "counts", "scatter"), ("familiar", "margins", "margin_rows")
 _VALUES = (
     *("version", "id", "backbone", "preprocess", "options", "readout"),
     *("classes", "merged", "temperature", "calibrated_on", "updates", "numbers"),
 )
-_MACHINE = ("device", "precision", "threads")  # belong to where a model runs, not to the model
 _REMEDY = "choose another folder"
 
 
@@ -60,6 +57,19 @@ class Manifest:
     versions: tuple[int, ...]
     counter: int
     params: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Undone:
+    """A version that was gone back from.
+
+    Attributes:
+        version: its number.
+        what: had been done.
+    """
+
+    version: int
+    what: str
 
 
 def load(path: str | Path, **params: Any) -> OneA:
@@ -87,16 +97,12 @@ def load_for(path: Path, **params: Any) -> OneA:
     return load(path, **{name: value for name, value in params.items() if value is not None})
 
 
-def holds_model(path: Path) -> bool:
-    """Whether a folder holds a model, of whatever format."""
-    return (path / _MANIFEST).is_file()
-
-
 def save(model: OneA, path: Path, *, have_lock: bool = False) -> Path:
     """Bring a model folder up to date, or make it; a crash at any moment leaves the last complete version valid."""
     if not have_lock:
         with locked(path):
             return save(model, path, have_lock=True)
+    check_can_hold(path)
     states = model.states()
     if holds_model(path):
         present = read_manifest(path).versions[-1]
@@ -105,40 +111,44 @@ def save(model: OneA, path: Path, *, have_lock: bool = False) -> Path:
                 f"{path} holds something this model did not grow from (version {present}); load it again, or choose "
                 "another folder."
             )
-    elif path.exists() and {entry.name for entry in path.iterdir()} - {"lock", _STATES}:
-        raise OneaError(f"{path} is not empty and holds no model; choose another folder.")
     write(path, states, Manifest(tuple(state.version for state in states), model.counter, model_params(model)))
     return path
 
 
 def model_params(model: OneA) -> dict[str, Any]:
     """The parameters that belong to a model wherever it runs."""
-    return {name: value for name, value in model.get_params().items() if name not in _MACHINE}
+    return {name: value for name, value in model.get_params().items() if name not in MACHINE}
 
 
 def change(path: Path, how: Callable[[State, int, str], State]) -> State:
     """Make a change that needs no network, such as another name for a class, to the model in a folder."""
     read_manifest(path)
     with locked(path):
+        check_can_hold(path)
         manifest = read_manifest(path)
-        states = [read_state(path, version) for version in manifest.versions]
+        states = [read_state(path, version) for version in manifest.versions]  # so that damage is told early
         counter = manifest.counter + 1
-        states = [*states, how(states[-1], counter, now())][-1 - manifest.params["keep"] :]
-        write(path, states, Manifest(tuple(s.version for s in states), counter, manifest.params))
-        return states[-1]
+        state = how(states[-1], counter, now())
+        versions = (*manifest.versions, counter)[-1 - manifest.params["keep"] :]
+        write(path, [state], Manifest(versions, counter, manifest.params))
+        return state
 
 
-def undo(path: Path) -> tuple[State, State]:
-    """Go back to before the last update; returns what was undone and what is valid now."""
+def undo(path: Path) -> tuple[Undone, State]:
+    """Go back to before the last update, even from a damaged version; returns what was undone and what is valid now."""
     read_manifest(path)
     with locked(path):
+        check_can_hold(path)
         manifest = read_manifest(path)
-        if len(manifest.versions) < 2:
-            raise OneaError(f"{path} keeps no version before {manifest.versions[-1]}; there is nothing to go back to.")
-        undone = read_state(path, manifest.versions[-1])
-        states = [read_state(path, version) for version in manifest.versions[:-1]]
-        write(path, states, dataclasses.replace(manifest, versions=manifest.versions[:-1]))
-        return undone, states[-1]
+        *earlier, last = manifest.versions
+        if not earlier:
+            raise OneaError(f"{path} keeps no version before {last}; there is nothing to go back to.")
+        state = read_state(path, earlier[-1])
+        what = "which could not be read"
+        with suppress(OneaError):
+            what = history_row(read_state(path, last).updates[-1])[2]
+        write(path, [state], dataclasses.replace(manifest, versions=tuple(earlier)))
+        return Undone(last, what), state
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -146,63 +156,80 @@ def read_manifest(path: Path) -> Manifest:
     if not holds_model(path):
         found = "holds no model" if path.is_dir() else "is a file" if path.exists() else "does not exist"
         raise OneaError(f"{path} {found}; give a folder that `onea teach` or save() made.")
-    content = read_json(path / _MANIFEST)
-    written = content.get("format") if isinstance(content, dict) else None
-    if isinstance(written, int) and written > FORMAT:
-        raise OneaError(
-            f"{path} has format {written}, and this onea ({__version__}) reads up to {FORMAT}; update onea."
-        )
-    try:
-        return Manifest(tuple(map(int, content["versions"])), int(content["counter"]), dict(content["params"]))
-    except (KeyError, TypeError, ValueError):
-        raise OneaError(f"{path / _MANIFEST} is damaged; restore the folder from a copy.") from None
+    place = path / layout.MANIFEST
+    content = read_plain(place, validation.MOST_JSON)
+    with _told(path, place, "restore the folder from a copy"):
+        return Manifest(*validation.manifest_values(content))
 
 
 def read_id(path: Path, version: int) -> str:
     """What tells one version of a model from another of the same number; reads no tensors."""
-    file = _state_folder(path, version) / "state.json"
-    written = read_json(file)
-    if not isinstance(written, dict) or not isinstance(written.get("id"), str):
-        raise OneaError(f"{file} is damaged; go back with `onea undo` or restore a copy.")
-    return str(written["id"])
+    return str(_described(path, version)["id"])
 
 
 def read_state(path: Path, version: int) -> State:
     """One version of the model in a folder."""
-    folder = _state_folder(path, version)
-    written = read_json(folder / "state.json")
+    values, folder = _described(path, version), state_folder(path, version)
+    file, size = open_plain(folder / layout.TENSORS)
+    with file, _told(path, folder):
+        return _state(values, validation.read_tensors(file, size, values))
+
+
+def _described(path: Path, version: int) -> dict[str, Any]:
+    """What ``state.json`` of a version says."""
+    folder = state_folder(path, version)
+    for place in (folder.parent, folder):
+        check_plain(place, folder=True)
+    content = read_plain(folder / layout.STATE, validation.MOST_JSON)
+    with _told(path, folder):
+        return validation.state_values(content, version)
+
+
+@contextmanager
+def _told(
+    path: Path,
+    place: Path,
+    remedy: str = "restore it from a copy or, if it is the newest version, go back with `onea undo`",
+) -> Iterator[None]:
+    """What is wrong with a place in a model folder as one sentence."""
     try:
-        content = (folder / "state.safetensors").read_bytes()
+        yield
+    except validation.TooNew as reason:
+        raise OneaError(f"{path} {reason}; update onea.") from reason
+    except validation.Damage as reason:
+        raise OneaError(f"{place} is damaged ({reason}); {remedy}.") from reason
     except OSError as error:
-        raise OneaError(f"{folder} cannot be read ({error.strerror}); restore the folder from a copy.") from error
-    try:
-        if hashlib.sha256(content).hexdigest() != written["sha256"]:
-            raise ValueError("the tensors changed")
-        written = modern(written)
-        tensors = load_tensors(content)
-        values: dict[str, Any] = {name: written[name] for name in _VALUES}
-        values |= {name: tuple(written[name]) for name in ("classes", "updates")}
-        values |= {name: tensors[name] for name in _TENSORS}
-        evidence = Evidence(**{name: tensors[name] for name in _EVIDENCE}, freedom=int(written["freedom"]))
-        return State(**values, evidence=evidence, adapter=part_of(_ADAPTER, tensors))
-    except (KeyError, TypeError, ValueError) as error:
-        raise OneaError(f"{folder} is damaged ({error}); go back with `onea undo` or restore a copy.") from error
+        raise OneaError(f"{place} cannot be read ({error.strerror}); restore the folder from a copy.") from error
 
 
 def write(path: Path, states: Sequence[State], manifest: Manifest) -> None:
-    """Write the versions that are not there yet, then switch to them, then tidy up. Needs the lock."""
-    for state in states:
-        if not _is_there(path, state):
-            _write_state(path, state)
-    content = {"format": FORMAT, "onea": __version__, **dataclasses.asdict(manifest)}
-    write_json(path / _MANIFEST, content, _REMEDY)
-    kept = {_state_folder(path, version) for version in manifest.versions}
-    for leftover in (path / _STATES).iterdir():
-        if leftover not in kept:
-            shutil.rmtree(leftover, ignore_errors=True)
-    with suppress(OneaError, OSError):  # the card says again what the version says; the next update writes it anew
-        for name in (PICTURE, CARD):
-            write_atomically(path / name, (_state_folder(path, manifest.versions[-1]) / name).read_bytes())
+    """Write the versions that are not there yet, then switch to them, then tidy up. Needs the lock.
+
+    Args:
+        path: the model folder.
+        states: the present one, and before it those that may have to be written.
+        manifest: what is valid from now on.
+    """
+    described = validation.seal({"format": FORMAT, "onea": __version__, **dataclasses.asdict(manifest)})
+    _check(lambda: validation.manifest_values(described))
+    shown = {layout.PICTURE: history_picture(states[-1]), layout.CARD: card(states[-1], path.name).encode()}
+    try:
+        layout.begin(path)
+        for state in states:
+            if not _is_there(path, state):
+                _write_state(path, state)
+        write_atomically(path / layout.MANIFEST, described, _REMEDY)
+        sync_folder(path)  # before anything goes that the old one needs
+    except (OneaError, OSError) as error:
+        with suppress(OneaError):
+            layout.tidy(path, read_manifest(path).versions if holds_model(path) else ())
+        if isinstance(error, OneaError):
+            raise
+        raise unwritable(path, len(described), error, _REMEDY) from error
+    with suppress(OneaError):  # it is done; the next update tidies up and writes the card anew
+        layout.tidy(path, manifest.versions)
+        for name, content in shown.items():
+            write_atomically(path / name, content)
 
 
 def _is_there(path: Path, state: State) -> bool:
@@ -211,47 +238,49 @@ def _is_there(path: Path, state: State) -> bool:
     return False
 
 
+def _state(values: Mapping[str, Any], tensors: Tensors) -> State:
+    """A state from what its two files hold."""
+    return State(
+        **{name: values[name] for name in _VALUES}
+        | {name: tuple(values[name]) for name in ("classes", "updates")}
+        | {name: tensors[name] for name in _TENSORS},
+        evidence=Evidence(**{name: tensors[name] for name in _EVIDENCE}, freedom=values["freedom"]),
+        adapter=part_of(_ADAPTER, tensors),
+    )
+
+
 def _write_state(path: Path, state: State) -> None:
     tensors = {name: getattr(state, name) for name in _TENSORS} | prefixed(_ADAPTER, state.adapter)
     tensors |= {name: getattr(state.evidence, name) for name in _EVIDENCE}
     content = save_tensors({name: value.contiguous() for name, value in tensors.items()})
-    written = {name: getattr(state, name) for name in _VALUES}
-    written |= {"format": FORMAT, "freedom": state.evidence.freedom, "sha256": hashlib.sha256(content).hexdigest()}
-    files = {
-        "state.safetensors": content,
-        "state.json": (json.dumps(written, indent=1, allow_nan=False) + "\n").encode(),
-        CARD: card(state, path.name).encode(),
-        PICTURE: history_picture(state),
-    }
-    target = _state_folder(path, state.version)
-    partial: Path | None = None
+    values = {name: getattr(state, name) for name in _VALUES}
+    values |= {"format": FORMAT, "freedom": state.evidence.freedom}
+    described = validation.seal(values | {"sha256": hashlib.sha256(content).hexdigest()})
+
+    def check() -> None:
+        found = validation.state_values(described, state.version)
+        validation.check_shapes(io.BytesIO(content), len(content), found)
+        validation.check_numbers(tensors)
+
+    _check(check)
+    target = state_folder(path, state.version)
+    partial = target.parent / f".partial-{secrets.token_hex(4)}"
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=target.parent))
-        partial.chmod(0o755)
-        for name, data in files.items():
-            write_atomically(partial / name, data, _REMEDY)
-        shutil.rmtree(target, ignore_errors=True)  # left by a crash between here and the switch
+        partial.mkdir(parents=True)
+        write_atomically(partial / layout.TENSORS, content, _REMEDY)
+        write_atomically(partial / layout.STATE, described, _REMEDY)
+        layout.remove_version(target)  # left by a crash between here and the switch, or damaged
         partial.rename(target)
-        _sync(target.parent)
+        sync_folder(target.parent)
     except OSError as error:
-        raise unwritable(path, sum(map(len, files.values())), error, _REMEDY) from error
+        raise unwritable(path, len(content) + len(described), error, _REMEDY) from error
     finally:
-        if partial is not None:
-            shutil.rmtree(partial, ignore_errors=True)
+        layout.remove_version(partial)
 
 
-def _state_folder(path: Path, version: int) -> Path:
-    return path / _STATES / f"{version:06d}"
-
-
-def _sync(folder: Path) -> None:
-    """A rename is on disk only when its folder is; Windows opens no folders and sees to it by itself."""
+def _check(check: Callable[[], object]) -> None:
+    """Never write what could not be read again."""
     try:
-        handle = os.open(folder, os.O_RDONLY)
-    except PermissionError:
-        return
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        check()
+    except validation.Damage as reason:
+        raise OneaError(f"The model cannot be saved ({reason}); undo its last update.") from reason

@@ -1,14 +1,19 @@
-"""Models on the Hugging Face Hub: the model folder as it is, with its present version alone."""
+"""Models on the Hugging Face Hub: the model folder as it is, with its present version alone.
+
+Only files that a model is made of are fetched, and checked like those of any other folder that somebody sent.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onea.errors import OneaError
-from onea.model.folder import Manifest, holds_model, load, model_params, write
+from onea.model.folder import Manifest, load, model_params, write
+from onea.model.layout import FILES, holds_model
 
 if TYPE_CHECKING:
     from onea.model.estimator import OneA
@@ -36,16 +41,30 @@ def push(model: OneA, repo: str, *, private: bool | None = None, token: str | No
 
 
 def pull(name: str, *, revision: str | None = None, token: str | None = None, **params: Any) -> OneA:
-    """The model in a local folder or in a repository of the Hub."""
+    """The model in a local folder or, of the revision if one is given, in a repository of the Hub."""
     import huggingface_hub
 
-    if holds_model(Path(name)):
+    if revision is None and holds_model(Path(name)):
         return load(name, **params)
-    try:
-        folder = huggingface_hub.snapshot_download(name, revision=revision, token=token)
-    except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:
-        raise _failed(name, "downloaded", error) from error
-    return load(folder, **params)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / f"{name.split('/')[-1].removesuffix('.onea')}.onea"
+        try:
+            fetched = huggingface_hub.snapshot_download(
+                name, revision=revision, token=token, allow_patterns=list(FILES)
+            )
+            _copy(Path(fetched), folder)
+        except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:
+            raise _failed(name, "downloaded", error) from error
+        return load(folder, **params)
+
+
+def _copy(fetched: Path, folder: Path) -> None:
+    """Copy the files of a model out of the Hub's cache, which is made of links; a model folder must have none."""
+    folder.mkdir()
+    for file in (file for pattern in FILES for file in fetched.glob(pattern)):
+        target = folder / file.relative_to(fetched)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, target)
 
 
 def _failed(name: str, what: str, error: Exception) -> OneaError:

@@ -31,6 +31,7 @@ from onea.model.state import State, Update, merged_with, new_id
 from onea.options import build
 from onea.runtime import Progress
 from onea.tasks import Task
+from onea.text import printable
 from onea.vit.adapter import Adapters
 
 # What differs from the preset for small backbones. Fewer epochs: a person waits for them, on whatever machine there is.
@@ -45,7 +46,7 @@ _SMALL = {
 }
 _GATE_SUMMARY = ("base", "align_share", "gate_min", "gate_max")
 _ENOUGH = 20  # known images that say where 5 % lie; with fewer held out, training images have a say too
-_MOST_MARGINS = 64  # that are kept of one class
+MOST_MARGINS = 64  # that are kept of one class
 
 
 def now() -> str:
@@ -92,7 +93,12 @@ def blank(engine: Engine, options: OneAOptions, readout: Readout = "whitened") -
 def adapters_of(engine: Engine, state: State) -> Adapters:
     """The adapter of a state as a module on the engine's device, for inference."""
     adapters = new_adapters(engine.vit, build(OneAOptions, state.options), seeds.generator(0, 0, "adapter"))
-    adapters.load_state_dict(state.adapter)
+    try:
+        adapters.load_state_dict(state.adapter)
+    except RuntimeError as error:
+        raise OneaError(
+            f"The model's adapter does not fit its backbone '{engine.vit.name}'; restore it from a copy."
+        ) from error
     return adapters.eval().requires_grad_(False).to(engine.runtime.device)
 
 
@@ -145,7 +151,7 @@ def learn(
     taught = Counter(batch.labels[row] for row in trained.nonzero()[:, 0].tolist())
     sizes = Sizes.of(state.merged, taught)
 
-    called = name or f"update {version}"
+    called = printable(name) if name else f"update {version}"
     method, report = _adapt(engine, state, batch, labels, trained, sizes, version, called, seed, progress)
     method.runtime.progress.note("prototypes")
     features = engine.features(batch.pixels, method.kept)
@@ -248,7 +254,7 @@ def _familiar(state: State, before: Evidence, after: Evidence, crossed: Tensor, 
 def _with_margins(state: State, margins: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """The margins that are kept, newest first, and their classes."""
     margins, rows = torch.cat([margins, state.margins]), torch.cat([rows, state.margin_rows])
-    kept = torch.cat([(rows == row).nonzero()[:_MOST_MARGINS, 0] for row in rows.unique()]).sort().values
+    kept = torch.cat([(rows == row).nonzero()[:MOST_MARGINS, 0] for row in rows.unique()]).sort().values
     return margins[kept], rows[kept]
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from onea.files import check_writable
 from onea.locks import file_lock
-
-_NAME = "lock"
+from onea.model.layout import LOCK
 
 
 @contextmanager
@@ -21,11 +20,15 @@ def locked(folder: Path) -> Iterator[None]:
     """
     check_writable(folder)
     existed = folder.exists()
-    with file_lock(folder / _NAME):
-        try:
-            yield
-        finally:
-            if not existed and {entry.name for entry in folder.iterdir()} <= {_NAME}:
-                with suppress(OSError):  # Windows does not remove what is open
-                    (folder / _NAME).unlink()
-                    folder.rmdir()
+    try:
+        with file_lock(folder / LOCK):
+            try:
+                yield
+            finally:
+                if not existed and {entry.name for entry in folder.iterdir()} <= {LOCK}:
+                    with suppress(OSError):  # Windows does not remove what is open
+                        (folder / LOCK).unlink()
+    finally:
+        if not existed:
+            with suppress(OSError):  # it stays unless it is empty, as after a lock that found no room on the disk
+                folder.rmdir()

@@ -7,6 +7,8 @@ from typing import Any
 
 from onea.errors import OneaError
 
+MACHINE = ("device", "precision", "threads")  # belong to where a model runs, not to the model
+
 
 def epoch_bounds(epochs: int | None) -> dict[str, int]:
     """Bounds of the epoch schedule that leave room for what was asked: half and twice of it."""

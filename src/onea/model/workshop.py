@@ -8,7 +8,8 @@ from typing import Any
 
 from onea.errors import OneaError
 from onea.model.estimator import OneA
-from onea.model.folder import holds_model, load_for, save
+from onea.model.folder import load_for, save
+from onea.model.layout import check_can_hold, holds_model
 from onea.model.lock import locked
 from onea.runtime import Progress
 
@@ -35,6 +36,7 @@ def teach_folder(
         problem = "is a file" if folder.exists() else "does not exist"
         raise OneaError(f"{folder} {problem}; give a folder with one folder of images for each class.")
     with locked(path):
+        check_can_hold(path)
         model = _opened(path, params, machine)
         model.learn(folder, name=name or folder.resolve().name, progress=progress, on_bad=on_bad)  # type: ignore[arg-type]
         save(model, path, have_lock=True)

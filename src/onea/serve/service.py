@@ -15,7 +15,7 @@ import torch
 
 from onea.errors import OneaError
 from onea.model.answers import Snapshot
-from onea.model.folder import Manifest, change, load_for, read_id, read_manifest, read_state, undo
+from onea.model.folder import Manifest, Undone, change, load_for, read_id, read_manifest, read_state, undo
 from onea.model.images import Batch
 from onea.model.learning import check_arrival, learn
 from onea.model.state import State
@@ -114,7 +114,7 @@ class Service:
             raise Problem(404, "There is no such lesson; it may have been before the service was started.")
         return found
 
-    def undo(self) -> tuple[State, State]:
+    def undo(self) -> tuple[Undone, State]:
         """Go back to before the last update; returns what was undone and what answers now."""
         self._take_turn()
         try:

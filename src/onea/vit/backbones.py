@@ -6,6 +6,7 @@ import hashlib
 import re
 import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from onea.errors import OneaError, nearest
-from onea.files import check_path, stamp_of
+from onea.files import check_path, default_cache, read_json, stamp_of, write_json
 from onea.vit.frozen import FrozenViT
 
 EMBEDDED = "vit_small_d6_patch14_84"
@@ -63,6 +64,15 @@ def digest_of(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
+def shortened(digest: str) -> str:
+    """As much of a digest as tells it apart from another.
+
+    >>> shortened("433135390d922457278113eaf6197d2e")
+    '433135390d92…'
+    """
+    return f"{digest[:12]}…"
+
+
 def _from_file(path: Path, name: str) -> FrozenViT:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -92,6 +102,8 @@ def infer_architecture(weights: Mapping[str, Tensor]) -> dict[str, Any]:
     """Arguments of timm's ``VisionTransformer`` that fit these tensors: their shapes say all but the head width."""
     width, _, patch, _ = weights["patch_embed.proj.weight"].shape
     depth = 1 + max(int(match[1]) for key in weights if (match := re.match(r"blocks\.(\d+)\.", key)))
+    if depth > len(weights):  # before so many blocks are made
+        raise ValueError(f"{depth} blocks in {len(weights)} tensors")
     prefix_tokens = int("cls_token" in weights) + (weights["reg_token"].shape[1] if "reg_token" in weights else 0)
     positions: int = weights["pos_embed"].shape[1]
     # The position table holds the patches, with or without the prefix tokens: whichever leaves a square grid.
@@ -142,8 +154,25 @@ def _from_timm(name: str) -> FrozenViT:
         vit = timm.create_model(name, pretrained=True, num_classes=0, pretrained_cfg_overlay=_cached_weights(name))
     except (OSError, RuntimeError) as error:
         raise _unavailable(name, error) from error
-    config = vit.pretrained_cfg
-    return FrozenViT(vit, name, digest_of(vit.state_dict()), tuple(config["mean"]), tuple(config["std"]))
+    config, digest = vit.pretrained_cfg, digest_of(vit.state_dict())
+    _check_unchanged(name, digest)
+    return FrozenViT(vit, name, digest, tuple(config["mean"]), tuple(config["std"]))
+
+
+def _check_unchanged(name: str, digest: str) -> None:
+    """Refuse weights other than those that had this name before on this machine; the first ones are noted."""
+    note = default_cache() / "backbones" / f"{name}.json"
+    if note.is_file():
+        known = read_json(note)
+        if known != {"sha256": digest}:
+            before = str(known.get("sha256")) if isinstance(known, dict) else "unreadable"
+            raise OneaError(
+                f"The weights of '{name}' are others (sha256 {shortened(digest)}) than when they were first used here "
+                f"({shortened(before)}); fetch them again, or delete {note} if they were changed on purpose."
+            )
+    else:
+        with suppress(OneaError):  # a cache that cannot be written to keeps nobody from working
+            write_json(note, {"sha256": digest})
 
 
 def _cached_weights(name: str) -> dict[str, str]:

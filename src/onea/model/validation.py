@@ -1,0 +1,356 @@
+"""What a model folder may say: checksums, versions, parameters, shapes, types and finite numbers.
+
+The one place that judges it. A file may be damaged, or made by somebody who means harm; either way it ends here, with a
+reason that becomes one sentence. The same checks are made before a version is written, so that none is ever written
+that could not be read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import itertools
+import json
+import math
+import re
+from collections.abc import Mapping
+from types import UnionType
+from typing import Any, BinaryIO, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import Tensor
+
+from onea.data.transforms import Preprocess
+from onea.errors import OneaError
+from onea.merging.operator import Tensors
+from onea.methods.one_a import OneAOptions
+from onea.model.formats import FORMAT, modern
+from onea.model.layout import LAST_VERSION
+from onea.model.learning import MOST_MARGINS
+from onea.model.names import UNKNOWN
+from onea.model.params import MACHINE, check_params
+from onea.model.readout import Readout
+from onea.options import build
+from onea.version import __version__
+
+MOST_JSON = 64 * 2**20  # bytes of model.json or state.json: names of a million classes
+_SEAL = "content_sha256"
+_MANIFEST = {"versions": list[int], "counter": int, "params": dict}
+_STATE = {
+    "version": int,
+    "id": str,
+    "backbone": dict,
+    "preprocess": dict,
+    "options": dict,
+    "readout": Readout,
+    "classes": list[str],
+    "merged": dict[str, int],
+    "temperature": float,
+    "calibrated_on": int,
+    "updates": list[dict[str, Any]],
+    "numbers": bool,
+    "freedom": int,
+    "sha256": str,
+}
+# All that files of format 1 held, which had no checksum; so none can get lost.
+_MANIFEST_1 = {"format", "onea", "versions", "counter", "params"}
+_STATE_1 = {
+    *("version", "id", "backbone", "preprocess", "options", "readout", "classes", "merged", "temperature"),
+    *("calibrated_on", "updates", "format", "freedom", "sha256"),
+}
+_BACKBONE = {"source": str, "name": str, "sha256": str}
+_UPDATE = {
+    "version": int,
+    "kind": Literal["learn", "forget", "rename"],
+    "date": str,
+    "classes": list[str],
+    "known": int,
+}
+_LEARN = {
+    "name": str,
+    "new_classes": int,
+    "images": int,
+    "held_out": int,
+    "held_out_accuracy": float | None,
+    "trained": bool,
+    "seconds": float,
+}
+_LONGEST_PATH = 4_096
+_COUNTS = ("version", "calibrated_on", "freedom", "known", "new_classes", "images", "held_out")
+_MOST = 2**53  # of anything that is counted
+_SIDES = range(1, 8193)  # of images, in pixels
+_TEMPERATURES = (1e-6, 1e3)  # fitted ones lie in 0.001 .. 1
+_MOST_HEADER = 16 * 2**20  # bytes
+_WIDEST = 16_384  # features of a network
+_TYPES = {"F32": torch.float32, "F64": torch.float64, "I64": torch.int64}
+
+Shapes = dict[str, tuple[str, tuple[int, ...]]]
+
+
+class Damage(Exception):  # noqa: N818 - a reason, which becomes part of a sentence
+    """What is wrong with a file."""
+
+
+class TooNew(Damage):
+    """What a file has that only a newer onea can read."""
+
+
+def seal(content: Mapping[str, Any]) -> bytes:
+    """A JSON file with these values and their checksum."""
+    written = (json.dumps({**content, _SEAL: _digest(content)}, indent=1, allow_nan=False) + "\n").encode()
+    if len(written) > MOST_JSON:
+        raise OneaError(f"The model has more than {MOST_JSON >> 20} MB of names and history; use shorter names.")
+    return written
+
+
+def manifest_values(content: bytes) -> tuple[tuple[int, ...], int, dict[str, Any]]:
+    """Versions, counter and parameters in ``model.json``."""
+    found = _opened(content, _MANIFEST_1)
+    _check_fields(found, _MANIFEST)
+    versions, counter = found["versions"], found["counter"]
+    if not versions or versions[0] < 1 or any(old >= new for old, new in itertools.pairwise(versions)):
+        raise Damage("its versions do not increase")
+    if not versions[-1] <= counter <= LAST_VERSION:
+        raise Damage(f"its counter is not between its last version and {LAST_VERSION:,}")
+    return tuple(versions), counter, _params(found["params"])
+
+
+def state_values(content: bytes, version: int) -> dict[str, Any]:
+    """The values in ``state.json`` of a version, as today's format has them."""
+    found = _opened(content, _STATE_1)
+    _check_fields(found, {"updates": _STATE["updates"]})
+    for update in found["updates"]:
+        _check_update(update)
+    try:
+        found = modern(found)
+    except (KeyError, TypeError, ValueError) as error:
+        raise Damage(f"{error!s:.300}") from error
+    _check_fields(found, _STATE)
+    if found["version"] != version:
+        raise Damage(f"it says that it is version {found['version']}")
+    if not re.fullmatch("[0-9a-f]{32}", found["id"]):
+        raise Damage("it has no id")
+    classes = found["classes"]
+    if not _is_text(classes) or (found["format"] > 1 and not _is_text(found["updates"])):  # 1 took any name of a folder
+        raise Damage("a name in it is no text")
+    if len(set(classes)) < len(classes) or UNKNOWN in classes or "" in classes:
+        raise Damage("its classes do not have names of their own")
+    if not all(0 < images < _MOST for images in found["merged"].values()):
+        raise Damage("its counts of merged images are impossible")
+    if not _TEMPERATURES[0] <= found["temperature"] <= _TEMPERATURES[1]:
+        raise Damage("its temperature is impossible")
+    _check_fields(found["backbone"], _BACKBONE)
+    if not all(1 <= len(found["backbone"][name]) <= _LONGEST_PATH for name in _BACKBONE):
+        raise Damage("its backbone has no name")
+    _check_preprocess(found["preprocess"])
+    try:
+        build(OneAOptions, found["options"])
+    except OneaError as error:
+        raise Damage(f"{str(error).rstrip('.'):.300}") from error
+    return found
+
+
+def read_tensors(file: BinaryIO, size: int, state: Mapping[str, Any]) -> Tensors:
+    """The tensors of a state: read only if they are as large as the values in its ``state.json`` say."""
+    wanted = check_shapes(file, size, state)
+    file.seek(0)
+    content = file.read(size)
+    if hashlib.sha256(content).hexdigest() != state["sha256"]:
+        raise Damage("the tensors changed")
+    try:
+        tensors: Tensors = load(content)
+    except (SafetensorError, ValueError) as error:
+        raise Damage("the tensors are not safetensors") from error
+    declared = {name: (_TYPES[kind], shape) for name, (kind, shape) in wanted.items()}
+    if {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()} != declared:
+        raise Damage("the tensors are declared twice")
+    check_numbers(tensors)
+    return tensors
+
+
+def check_shapes(file: BinaryIO, size: int, state: Mapping[str, Any]) -> Shapes:
+    """Compare the header of a safetensors file with what the state says; nothing else of the file is read."""
+    found, data = _header(file, size)
+    try:
+        width, rows = found["prototypes"][1][1], found["margins"][1][0]
+    except (KeyError, IndexError):
+        raise Damage("tensors are missing") from None
+    classes, rank = len(state["classes"]), build(OneAOptions, state["options"]).rank
+    if not 1 <= width <= _WIDEST or rows > MOST_MARGINS * classes:
+        raise Damage(f"tensors of width {width} with {rows} margins are impossible")
+    wanted: Shapes = {
+        "prototypes": ("F32", (classes, width)),
+        "counts": ("I64", (classes,)),
+        "scatter": ("F64", (width, width)),
+        "familiar": ("F32", (classes,)),
+        "margins": ("F32", (rows,)),
+        "margin_rows": ("I64", (rows,)),
+    }
+    for block in range((len(found) - len(wanted)) // 4):
+        wanted |= {
+            f"adapter.blocks.{block}.down.weight": ("F32", (rank, width)),
+            f"adapter.blocks.{block}.down.bias": ("F32", (rank,)),
+            f"adapter.blocks.{block}.up.weight": ("F32", (width, rank)),
+            f"adapter.blocks.{block}.up.bias": ("F32", (width,)),
+        }
+    if odd := sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name)):
+        raise Damage(f"tensor {odd[0]!r:.80} is not what it should be")
+    if data != sum(_TYPES[kind].itemsize * math.prod(shape) for kind, shape in wanted.values()):
+        raise Damage("the tensors are cut short, or more follows")
+    return wanted
+
+
+def check_numbers(tensors: Mapping[str, Tensor]) -> None:
+    """Refuse numbers that no teaching could have given."""
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise Damage(f"{name} holds NaN or infinity")
+    counts, rows = tensors["counts"], tensors["margin_rows"]
+    if bool(((counts < 1) | (counts >= _MOST)).any()):
+        raise Damage("its counts of images are impossible")
+    if bool(((rows < 0) | (rows >= len(counts))).any()):
+        raise Damage("its margins are of no class")
+    # Of sums of squares none is larger than the largest on the diagonal, which is not negative but for rounding.
+    scatter = tensors["scatter"]
+    widest = float(scatter.diagonal().max())
+    possible = (scatter.abs() <= 1.001 * widest).all() & (scatter.diagonal() >= -1e-6 * widest).all()
+    if not 0 <= widest < 1e100 or not bool(possible):
+        raise Damage("its scatter is impossible")
+
+
+def _opened(content: bytes, before: set[str]) -> dict[str, Any]:
+    """The values of a JSON file, whose checksum is right; of format 1, which had none, it must hold just those."""
+    try:
+        found = json.loads(content, parse_constant=_no_number, parse_float=_finite)
+    except (ValueError, RecursionError):
+        raise Damage("not JSON") from None
+    number = found.get("format") if isinstance(found, dict) else None
+    if type(number) is not int or not 1 <= number < _MOST:
+        raise Damage("it has no format")
+    if number > FORMAT:
+        raise TooNew(f"has format {number}, and this onea ({__version__}) reads up to {FORMAT}")
+    seal = found.pop(_SEAL, None)
+    if (found.keys() != before or seal) if number == 1 else seal != _digest(found):
+        raise Damage("it is not what was written, says its checksum")
+    values: dict[str, Any] = found
+    return values
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    """sha256 of values, whatever the order and the white space they are written with."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _no_number(word: str) -> NoReturn:
+    raise ValueError(f"{word} is no JSON")
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text} is too large")
+    return number
+
+
+def _params(given: dict[str, Any]) -> dict[str, Any]:
+    """The parameters that belong to a model: as the file has them, else their defaults."""
+    from onea.model.estimator import OneA
+
+    hints = get_type_hints(OneA.__init__)
+    arguments = inspect.signature(OneA).parameters
+    defaults = {name: each.default for name, each in arguments.items() if name not in MACHINE}
+    found = dict(defaults)
+    for name, value in given.items():
+        if name not in defaults:
+            raise TooNew(f"has a parameter {name!r:.80}, which this onea ({__version__}) does not know")
+        # Python takes 2.0 for 2 and 1 for True, and whoever gave them was never told otherwise.
+        same = [kind(value) for kind in (int, bool) if isinstance(value, int | float) and kind(value) == value]
+        fitting = [each for each in (value, *same) if _fits(each, hints[name])]
+        if not fitting:
+            raise Damage(f"its parameter '{name}' is {value!r:.80}")
+        found[name] = fitting[0]
+    try:
+        check_params(found)
+    except OneaError as error:
+        raise Damage(f"{str(error).rstrip('.'):.300}") from error
+    return found
+
+
+def _check_preprocess(found: dict[str, Any]) -> None:
+    hints = get_type_hints(Preprocess) | {"side": int}
+    if odd := sorted(found.keys() - hints.keys()):
+        raise Damage(f"{odd[0]!r:.80} is nothing that images have")
+    _check_fields(found, {name: hints[name] for name in found.keys() | {"size", "mean", "std", "side"}})
+    size, resize = found["size"], found.get("resize", 0)
+    least = 0 if found.get("geometry", "direct") == "direct" else size
+    if size not in _SIDES or found["side"] not in _SIDES or not least <= resize <= _SIDES[-1] or min(found["std"]) <= 0:
+        raise Damage("what it says of images is impossible")
+
+
+def _check_update(update: dict[str, Any]) -> None:
+    _check_fields(update, _UPDATE)
+    if update["kind"] == "learn":
+        _check_fields(update, _LEARN)
+        if not 0 <= (update["held_out_accuracy"] or 0) <= 1 or update["held_out"] > update["images"]:
+            raise Damage("its history is impossible")
+    if update["kind"] == "rename" and len(update["classes"]) != 2:
+        raise Damage("its history renames something else than one class")
+
+
+def _check_fields(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Refuse what lacks one of these fields, or has it of another type."""
+    for name, hint in wanted.items():
+        if name not in found:
+            raise Damage(f"'{name}' is missing")
+        if not _fits(found[name], hint) or (name in _COUNTS and not 0 <= found[name] < _MOST):
+            raise Damage(f"'{name}' is {found[name]!r:.80}")
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value of JSON is of a type.
+
+    >>> _fits(2, float | None), _fits(True, int), _fits([1, "a"], list[int]), _fits([1, 2], tuple[int, int])
+    (True, False, False, True)
+    """
+    kind, inner = get_origin(hint), get_args(hint)
+    if kind in (UnionType, Union):
+        return any(_fits(value, each) for each in inner)
+    if kind is Literal:
+        return isinstance(value, str) and value in inner
+    if kind is list:
+        return isinstance(value, list) and all(_fits(each, inner[0]) for each in value)
+    if kind is tuple:
+        return isinstance(value, list) and len(value) == len(inner) and all(map(_fits, value, inner))
+    if kind in (dict, Mapping):
+        return isinstance(value, dict) and all(_fits(each, inner[1]) for each in value.values())
+    if hint is Any:
+        return True
+    if hint is float:
+        return type(value) is float or (type(value) is int and abs(value) < _MOST)
+    return type(value) is hint
+
+
+def _is_text(value: Any) -> bool:
+    """Whether all text in a value of JSON can be written as such: half of a character cannot."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _header(file: BinaryIO, size: int) -> tuple[Shapes, int]:
+    """Types and shapes that a safetensors file declares, and the bytes that follow."""
+    length = int.from_bytes(file.read(8), "little")
+    if length > min(_MOST_HEADER, size - 8):
+        raise Damage("the tensors are not safetensors")
+    try:
+        found = json.loads(file.read(length))
+        found.pop("__metadata__", None)
+        shapes = {name: (each["dtype"], tuple(each["shape"])) for name, each in found.items()}
+    except (ValueError, RecursionError, AttributeError, KeyError, TypeError):
+        raise Damage("the tensors are not safetensors") from None
+    if not all(type(side) is int and side >= 0 for _, shape in shapes.values() for side in shape):
+        raise Damage("the tensors are not safetensors")
+    return shapes, size - 8 - length

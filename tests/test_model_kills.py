@@ -1,0 +1,42 @@
+"""A command that is killed, at whatever moment, leaves the model as it was or as it should become."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs fork and /proc")
+CASES = ("first teach", "later teach", "rename", "forget", "undo", "save", "first save")
+
+
+def kill_all(case: str, backbone: str, images: Path, place: Path, step: int) -> dict:
+    script = Path(__file__).with_name("killing.py")
+    words = [case, backbone, str(images), str(place), str(step)]
+    alone = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, str(script), *words], capture_output=True, text=True, env=alone)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize(("case", "step"), [("first teach", 12), ("rename", 11)])
+def test_a_kill_leaves_the_model_as_before_or_as_after(case, step, tiny_vit, tiny_images, tmp_path):
+    """A sample; --slow kills at every event."""
+    found = kill_all(case, tiny_vit, tiny_images, tmp_path / "kills", step)
+    assert not found["problems"], "\n".join(found["problems"])
+    assert found["kills"] == len(range(0, found["events"], step)) > 3
+    assert found["switched"], "the last events come after the new version is valid"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_every_kill_leaves_the_model_as_before_or_as_after(case, tiny_vit, tiny_images, tmp_path, capsys):
+    found = kill_all(case, tiny_vit, tiny_images, tmp_path / "kills", 1)
+    with capsys.disabled():
+        print(f"\n{case}: killed at each of {found['kills']} events of the file system")
+    assert not found["problems"], "\n".join(found["problems"])
+    assert found["kills"] == found["events"] > 20

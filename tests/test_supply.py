@@ -1,0 +1,41 @@
+"""What others deliver: every package of ours has a version that CI tests with, and images come from where they say."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def normal(requirement: str) -> str:
+    """The name of a package, as package indexes compare names."""
+    name = re.match(r"[\w.-]+", requirement)
+    assert name
+    return re.sub(r"[-_.]+", "-", name[0]).lower()
+
+
+def pins() -> dict[str, str]:
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines)
+    return {normal(line): line.partition("==")[2] for line in lines}
+
+
+@pytest.mark.parametrize("extra", ["", *PROJECT["optional-dependencies"]])
+def test_every_requirement_has_a_pinned_version(extra):
+    wanted = PROJECT["optional-dependencies"][extra] if extra else PROJECT["dependencies"]
+    missing = {normal(each) for each in wanted} - {"onea"} - pins().keys()
+    assert not missing
+
+
+def test_the_image_can_be_built_on_a_digest_and_asks_no_second_index():
+    """Of two indexes that have a package, pip takes the higher version: anybody could offer one."""
+    lines = (ROOT / "Dockerfile").read_text().splitlines()
+    assert not [line for line in lines if re.search(r"extra.index|find.links", line, re.IGNORECASE)]
+    assert "FROM ${BASE}" in lines
+    assert [line for line in lines if line.startswith("ARG BASE=")]
+    assert any("RepoDigests" in line for line in lines), "how to get a digest is said"
