@@ -175,7 +175,7 @@ def test_published_options_are_those_of_the_official_configurations(variant):
     assert (unusual["learning_rate"] == 0.05) == (variant in ("aper-adapter", "aper-vpt-deep"))
 
 
-@pytest.mark.parametrize("switch", [{"optimiser": "adamw"}, {"head_rate": 100.0}])
+@pytest.mark.parametrize("switch", [{"optimiser": "sgd"}, {"head_rate": 1.0}])
 def test_fine_tuning_may_take_another_optimiser_and_a_faster_head(switch, tiny_run):
     options = tiny_run["options"] | {"learning_rate": 1e-4}
     plain, switched = (prepared(tiny_run, "aper-finetune", options=options | more).method for more in ({}, switch))

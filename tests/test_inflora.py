@@ -182,7 +182,7 @@ def test_both_modes_survive_a_save(ready):
     assert blank.memories == [None, None]
 
 
-@pytest.mark.parametrize("switch", [{"energy": "textbook"}, {"epsilon": 0.5}, {"rank": 3}, {"schedule": "cosine"}])
+@pytest.mark.parametrize("switch", [{"energy": "textbook"}, {"epsilon": 0.5}, {"rank": 3}, {"schedule": "late-cosine"}])
 def test_every_option_changes_the_result(switch, tiny_run):
     plain = learn_all(prepared(tiny_run, "inflora")).state_dict()
     changed = learn_all(prepared(tiny_run, "inflora", options=tiny_run["options"] | switch)).state_dict()

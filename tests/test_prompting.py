@@ -332,7 +332,9 @@ def test_dualprompt_equals_a_naive_loop(tiny_run):
 
 @pytest.mark.parametrize("orthogonality", [0.0, 0.5])
 def test_coda_prompt_equals_a_naive_loop(orthogonality, tiny_run):
-    ready, before, after, head = second_task(tiny_run, "coda-prompt", epochs=3, orthogonality=orthogonality)
+    ready, before, after, head = second_task(
+        tiny_run, "coda-prompt", epochs=3, orthogonality=orthogonality, schedule="late-cosine"
+    )
     generator = seeds.generator(ready.seed, 1, "components")
     kinds = ("prompts", "keys", "attention")
     old = {name: before[f"prompts.{name}"] for name in kinds}
