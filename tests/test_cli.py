@@ -214,7 +214,8 @@ def test_a_config_file_that_is_not_text(onea, tmp_path):
 
 def test_ctrl_c_says_that_nothing_is_lost(arguments, tmp_path):
     command = [sys.executable, "-m", "onea", "run", "one-a", *arguments, "--out", str(tmp_path / "o")]
-    slow = ["--epochs", "3000", "--max-epochs", "3000"]
+    # The first task trains nothing, the second longer than anybody waits.
+    slow = ["--sizes=1,3,2", "--single-class=skip", "--epochs=3000", "--max-epochs=3000"]
     with subprocess.Popen([*command, *slow], stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
         assert process.stderr is not None
         first = process.stderr.readline()
