@@ -1,10 +1,10 @@
 # A model behind HTTP. The model folder is mounted; teaching needs it writable and a token:
 #   docker build -t onea .
 #   docker run -p 127.0.0.1:8000:8000 -v "$PWD/shop.onea:/model" -e ONEA_TOKEN="$(openssl rand -hex 24)" onea
-# A tag may name another image tomorrow. To build on the same base for ever, name it by its digest:
+# The base is named by its digest, because a tag may name another image tomorrow. For a newer one:
 #   docker pull python:3.12-slim && docker inspect --format '{{index .RepoDigests 0}}' python:3.12-slim
 #   docker build --build-arg BASE=python@sha256:... -t onea .
-ARG BASE=python:3.12-slim
+ARG BASE=python:3.12-slim@sha256:78387bc3881b8273120a12ebe6c1ab22b018ccc2c9adf565ae1ac9b536e184ea
 FROM ${BASE}
 
 RUN useradd --create-home --uid 10001 onea
