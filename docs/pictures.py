@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from onea.files import read_json
-from onea.merging.one_a import fuse
+from onea.merging.fusion import fuse
 from onea.report import style
 from onea.report.analysis_figures import spectra_and_gates, update_strength
 from onea.report.curves import accuracy_curves

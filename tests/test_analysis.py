@@ -13,7 +13,8 @@ from test_report import record
 
 from onea.errors import OneaError
 from onea.merging.analysis import basis_overlap, block_overlap, describe, update_norms
-from onea.merging.one_a import OneA, fuse
+from onea.merging.fusion import fuse
+from onea.merging.one_a import OneA
 from onea.merging.operator import Sizes
 from onea.report.aggregate import settings
 from onea.report.analysis_figures import (

@@ -364,14 +364,13 @@ def test_adapters_are_kept_only_while_a_later_job_needs_them(tiny_run, tmp_path)
 def test_shared_adapters_lie_in_host_memory_and_are_lent_as_copies(tiny_run):
     memo = AdapterMemo()
     ready = prepare(make_config(tiny_run), make_runtime("cpu"), memo)
-    own, _ = ready.method._trained(ready.task(0))
-    lent, report = ready.method._trained(ready.task(0))
-    assert report["training_shared"]
+    own, lent = (ready.method._trained(ready.task(0)) for _ in range(2))
+    assert lent.report["training_shared"]
     ((kept, _),) = memo.values()
     for name, value in kept.items():
         assert value.device.type == "cpu"
-        assert torch.equal(value, own[name])
-        assert len({value.data_ptr(), own[name].data_ptr(), lent[name].data_ptr()}) == 3
+        assert torch.equal(value, own.tensors[name])
+        assert len({value.data_ptr(), own.tensors[name].data_ptr(), lent.tensors[name].data_ptr()}) == 3
 
 
 def test_training_is_shared_by_default_only_within_one_process():

@@ -72,14 +72,14 @@ def test_training_that_keeps_the_head_is_the_same_training(tiny_run):
     ready = method_with(tiny_run, "fisher")
     task, method = ready.task(0), ready.method
     plain = train_adapter(method.vit, method.new_adapter(task), task, method.options, method.runtime, method.plan)
-    tensors, report = method._trained(task)
-    assert same(tensors, plain.tensors)
-    assert report == plain.report
+    trained = method._trained(task)
+    assert same(trained.tensors, plain.tensors)
+    assert trained.report == plain.report
 
 
 def test_operator_options_are_passed_on_and_checked(tiny_run):
     ready = method_with(tiny_run, "ties", options={"merge_options": "density=0.5, scale=0.6"})
-    assert ready.method.operator() == make_operator("ties", density=0.5, scale=0.6)
+    assert ready.method.operator == make_operator("ties", density=0.5, scale=0.6)
     for merge, text, words in (
         ("ties", "density", "name=value"),
         ("ties", "densty=1", "did you mean 'density'"),
@@ -151,13 +151,13 @@ def test_magmax_trains_from_the_previous_task_and_measures_from_the_first_start(
     original = method._trained
     method._trained = lambda task: trained.append(original(task)) or trained[-1]
     learn_all(ready)
-    assert same(method.start, trained[-1][0])
+    assert same(method.start, trained[-1].tensors)
     fresh = learn_all(method_with(tiny_run, "running-mean", memo := AdapterMemo()))
     assert not same(fresh.state_dict(), method.state_dict())
-    weights = [next(iter(memo.values()))[0], trained[0][0]]
+    weights = [next(iter(memo.values()))[0], trained[0].tensors]
     assert same(*weights), "the first task starts fresh"
     for name, kept in method.kept.state_dict().items():
-        changes = torch.stack([tensors[name] - method.origin[name] for tensors, _ in trained])
+        changes = torch.stack([one.tensors[name] - method.origin[name] for one in trained])
         largest = changes.gather(0, changes.abs().argmax(0, keepdim=True))[0]
         torch.testing.assert_close(kept, method.origin[name] + 0.5 * largest, rtol=1e-4, atol=1e-5)
 
@@ -199,10 +199,10 @@ def test_fisher_merges_with_the_statistics_of_both_sides(tiny_run):
     old, old_fisher = dict(method.kept.state_dict()), dict(method.memory)
     old = {name: value.clone() for name, value in old.items()}
     assert set(old_fisher) == {f"fisher.{name}" for name in old}
-    new, _ = method._trained(ready.task(2))
-    fresh = method._statistics(new, ready.task(2))
+    trained = method._trained(ready.task(2))
+    fresh = method._statistics(trained, ready.task(2))
     state = old_fisher | {f"new_{name}": value for name, value in fresh.items()}
-    expected, kept = make_operator("fisher")(old, new, Sizes(3, 2, 18, 12), state)
+    expected, kept = make_operator("fisher")(old, trained.tensors, Sizes(3, 2, 18, 12), state)
     method.learn(ready.task(2))
     assert same(dict(method.kept.state_dict()), expected)
     assert same(method.memory, kept)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from onea.errors import OneaError
-from onea.merging.one_a import OneA, fuse, gates, left_singular
+from onea.merging.fusion import fuse, gates, left_singular
+from onea.merging.one_a import OneA
 from onea.merging.operator import Sizes
 
 SHAPES = st.sampled_from([(4, 4), (3, 9), (9, 3), (1, 7), (6, 5)])

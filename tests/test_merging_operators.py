@@ -121,7 +121,7 @@ def test_unmergeable_sides_are_refused(name, change, words):
 def test_sizes_change_the_result_exactly_where_declared(name):
     operator = make_operator(name)
     old, new = side(1), side(2)
-    results = [operator(old, new, sizes, pair_state(old, new))[0] for sizes in (SIZES, OTHER_SIZES)]
+    results = [operator(old, new, sizes, pair_state(old, new)).tensors for sizes in (SIZES, OTHER_SIZES)]
     same = all(torch.equal(results[0][key], results[1][key]) for key in old)
     assert same is not operator.uses_sizes
 
@@ -298,21 +298,21 @@ def test_trimming_keeps_the_asked_share(entries, density):
 
 def test_dare_keeps_the_new_side_on_average_and_drops_nothing_at_zero():
     old, new = {"w": torch.zeros(40, 50)}, {"w": torch.ones(40, 50)}
-    draws = torch.stack([make_operator("dare", drop=0.4, seed=s)(old, new, SIZES, {})[0]["w"] for s in range(100)])
+    draws = torch.stack([make_operator("dare", drop=0.4, seed=s)(old, new, SIZES, {}).tensors["w"] for s in range(100)])
     values = draws.unique()
     torch.testing.assert_close(values, torch.tensor([0.0, 0.5 / 0.6]))
     assert draws.mean().item() == pytest.approx(0.5, abs=0.005)
     assert (draws.mean(0) - 0.5).abs().max() < 0.25
     assert_same(
-        make_operator("dare", drop=0)(side(1), side(2), SIZES, {})[0],
-        make_operator("running-mean")(side(1), side(2), SIZES, {})[0],
+        make_operator("dare", drop=0)(side(1), side(2), SIZES, {}).tensors,
+        make_operator("running-mean")(side(1), side(2), SIZES, {}).tensors,
     )
 
 
 def test_dare_draws_anew_at_every_merge():
     operator = make_operator("dare", drop=0.5)
     zero, one = {"w": torch.zeros(100)}, {"w": torch.ones(100)}
-    masks = [operator(zero, one, SIZES, {"count": torch.tensor(count)})[0]["w"] > 0 for count in (1, 2)]
+    masks = [operator(zero, one, SIZES, {"count": torch.tensor(count)}).tensors["w"] > 0 for count in (1, 2)]
     assert not torch.equal(masks[0], masks[1])
 
 
@@ -391,7 +391,7 @@ def test_knots_with_the_mean_is_the_mean():
     found = fold(make_operator("knots"), sides, [1] * 4, [0] * 4)
     assert_same(found, {key: torch.stack([each[key] for each in sides]).mean(0) for key in SHAPES})
     weighted, _ = make_operator("knots", weights="classes")(side(1), side(2), SIZES, {})
-    assert_same(weighted, make_operator("weighted-mean")(side(1), side(2), SIZES, {})[0])
+    assert_same(weighted, make_operator("weighted-mean")(side(1), side(2), SIZES, {}).tensors)
 
 
 def test_the_shared_basis_is_orthonormal_and_holds_both_sides():
@@ -407,8 +407,8 @@ def test_the_shared_basis_is_orthonormal_and_holds_both_sides():
 
 def test_knots_ties_merges_codes_not_entries_and_turns_with_the_outputs():
     old, new = {"w": random((5, 7), 1)}, {"w": random((5, 7), 2)}
-    merged = make_operator("knots-ties", density=0.3)(old, new, SIZES, {})[0]["w"]
-    assert not torch.allclose(merged, make_operator("ties", density=0.3)(old, new, SIZES, {})[0]["w"])
+    merged = make_operator("knots-ties", density=0.3)(old, new, SIZES, {}).tensors["w"]
+    assert not torch.allclose(merged, make_operator("ties", density=0.3)(old, new, SIZES, {}).tensors["w"])
     basis, left, right = align(old["w"], new["w"])
     expected = basis @ elect(left, trim({"w": right}, 0.3)["w"])
     torch.testing.assert_close(merged, expected)
@@ -419,15 +419,15 @@ def test_knots_ties_merges_codes_not_entries_and_turns_with_the_outputs():
 
 def test_knots_folds_a_bias_into_its_weight_as_a_column():
     old, new = ({"l.weight": random((5, 6), i), "l.bias": random((5,), 10 + i)} for i in (1, 2))
-    apart = make_operator("knots-ties")(old, new, SIZES, {})[0]
+    apart = make_operator("knots-ties")(old, new, SIZES, {}).tensors
     joined = [{"w": torch.cat([each["l.weight"], each["l.bias"][:, None]], 1)} for each in (old, new)]
-    together = make_operator("knots-ties")(*joined, SIZES, {})[0]["w"]
+    together = make_operator("knots-ties")(*joined, SIZES, {}).tensors["w"]
     torch.testing.assert_close(torch.cat([apart["l.weight"], apart["l.bias"][:, None]], 1), together)
 
 
 def test_knots_of_something_with_itself_is_itself():
     untrimmed = make_operator("knots-ties", density=1)
-    assert_same(untrimmed(side(1), side(1), SIZES, {})[0], side(1), rtol=1e-6, atol=1e-5)
+    assert_same(untrimmed(side(1), side(1), SIZES, {}).tensors, side(1), rtol=1e-6, atol=1e-5)
 
 
 # TSV, Iso-C, OPCM

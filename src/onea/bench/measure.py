@@ -107,10 +107,12 @@ class Column:
             }
             for _ in range(2)
         )
-        sizes, operator = Sizes(40, 5, 4000, 500), method.operator()
+        sizes, operator = Sizes(40, 5, 4000, 500), method.operator
         setting = f"{method.vit.depth} blocks, rank {method.options.rank}, float64"
         yield duration("merge", setting, self.name, self._timed(lambda: operator(old, new, sizes, {})))
-        yield duration("merge and record", setting, self.name, self._timed(lambda: method.merge(old, new, sizes)))
+        yield duration(
+            "merge and record", setting, self.name, self._timed(lambda: operator(old, new, sizes, {}).report())
+        )
 
     def _timed(self, action: object) -> Timing:
         assert callable(action)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from onea.errors import OneaError
 from onea.merging.average import RunningMean
-from onea.merging.operator import Sizes, Tensors, Traits, check_mergeable, count_of
+from onea.merging.operator import MergeResult, Sizes, Tensors, Traits, check_mergeable, count_of
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class ACMapMean(Traits):
         if self.limit < 1:
             raise OneaError(f"limit is {self.limit}; it must be at least 1.")
 
-    def __call__(self, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> tuple[Tensors, Tensors]:
+    def __call__(self, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> MergeResult:
         """Merge; ``state["count"]`` is the number of sides inside ``accumulated``."""
         check_mergeable(accumulated, new)
         if count_of(state) >= self.limit:
-            return dict(accumulated), dict(state)
+            return MergeResult(dict(accumulated), dict(state))
         return RunningMean()(accumulated, new, sizes, state)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onea.merging.one_a import Fusion, left_singular, normalised
+from onea.merging.fusion import Fusion, left_singular, normalised
 
 MOST_DIRECTIONS = 16  # points of a matrix's series; more directions are averaged in consecutive blocks
 MOST_BLOCKS = 16  # rows and columns of the overlap, which is averaged over layers

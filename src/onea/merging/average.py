@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from onea.merging.operator import Sizes, Tensors, Traits, check_mergeable, count_of, like, precise
+from onea.merging.operator import MergeResult, Sizes, Tensors, Traits, check_mergeable, count_of, like, precise
 
 
 def join_mean(left: Tensor, right: Tensor, count: float, joining: float = 1) -> Tensor:
@@ -26,12 +26,12 @@ class RunningMean(Traits):
     on_deltas = False
     starts_from = "fresh"
 
-    def __call__(self, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> tuple[Tensors, Tensors]:
+    def __call__(self, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> MergeResult:
         """Merge; ``state["count"]`` is the number of sides inside ``accumulated`` (one at the first merge)."""
         check_mergeable(accumulated, new)
         count = count_of(state)
         merged = {name: like(join_mean(left, new[name], count), left) for name, left in accumulated.items()}
-        return merged, {"count": torch.tensor(count + 1)}
+        return MergeResult(merged, {"count": torch.tensor(count + 1)})
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,12 @@ class WeightedMean(Traits):
 
     by: Literal["classes", "samples"] = "classes"
 
-    def __call__(self, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> tuple[Tensors, Tensors]:
+    def __call__(self, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> MergeResult:
         """Merge; keeps no state."""
         check_mergeable(accumulated, new)
         old, joining = sizes.accumulated_classes, sizes.new_classes
         if self.by == "samples":
             old, joining = sizes.accumulated_samples, sizes.new_samples
-        return {name: like(join_mean(left, new[name], old, joining), left) for name, left in accumulated.items()}, {}
+        return MergeResult(
+            {name: like(join_mean(left, new[name], old, joining), left) for name, left in accumulated.items()}
+        )

@@ -12,7 +12,7 @@ import torch
 from onea import seeds
 from onea.errors import OneaError
 from onea.merging.average import RunningMean
-from onea.merging.operator import Sizes, Tensors, Traits, check_mergeable, count_of, precise
+from onea.merging.operator import MergeResult, Sizes, Tensors, Traits, check_mergeable, count_of, precise
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class DARE(Traits):
         if not 0 <= self.drop < 1:
             raise OneaError(f"drop is {self.drop}; it must lie in [0, 1).")
 
-    def __call__(self, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> tuple[Tensors, Tensors]:
+    def __call__(self, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> MergeResult:
         """Merge; ``state["count"]`` is the number of sides inside ``accumulated``."""
         check_mergeable(accumulated, new)
         thinned = {}

@@ -21,7 +21,7 @@ from onea.errors import OneaError, short
 from onea.files import check_path, unwritable, write_atomically, write_json
 from onea.merging import make_operator, operator_class
 from onea.merging.lora import CONFIG, WEIGHTS, Lora, check_alike, read_lora, write_lora
-from onea.merging.operator import Sizes, Tensors
+from onea.merging.operator import Sizes, Tensors, merge
 from onea.options import LARGEST
 from onea.version import __version__
 
@@ -89,7 +89,8 @@ def merge_files(
         (old_classes, old_samples), (new_classes, new_samples) = map(sum, zip(*counts[:-1], strict=True)), counts[-1]
         try:
             sizes = Sizes(old_classes, new_classes, old_samples, new_samples)
-            merged, state = merging(merged, source.tensors, sizes, state)
+            result = merge(merging, merged, source.tensors, sizes, state)
+            merged, state = result.tensors, result.state
         except OneaError as error:
             raise OneaError(f"{path}: {error}") from error
         sources.append(source.about)

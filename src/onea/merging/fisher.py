@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from onea.merging.operator import Sizes, Tensors, Traits, check_mergeable, like, precise, statistic
+from onea.merging.operator import MergeResult, Sizes, Tensors, Traits, check_mergeable, like, precise, statistic
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Fisher(Traits):
     needs = "fisher"
     on_deltas = False
 
-    def __call__(self, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> tuple[Tensors, Tensors]:
+    def __call__(self, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> MergeResult:
         """Merge; takes ``fisher.NAME`` and ``new_fisher.NAME``, each shaped as NAME, and keeps their sum."""
         check_mergeable(accumulated, new)
         merged, kept = {}, {}
@@ -42,4 +42,4 @@ class Fisher(Traits):
             value = precise(left)
             merged[name] = like(value + share * (precise(new[name]) - value), left)
             kept[f"fisher.{name}"] = total
-        return merged, kept
+        return MergeResult(merged, kept)

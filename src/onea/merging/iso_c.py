@@ -14,7 +14,17 @@ from torch import Tensor
 from onea.decompose import svd
 from onea.errors import OneaError
 from onea.merging.average import join_mean
-from onea.merging.operator import Sizes, Tensors, Traits, check_mergeable, count_of, is_matrix, like, matrix
+from onea.merging.operator import (
+    MergeResult,
+    Sizes,
+    Tensors,
+    Traits,
+    check_mergeable,
+    count_of,
+    is_matrix,
+    like,
+    matrix,
+)
 
 
 @dataclass(frozen=True)
@@ -38,7 +48,7 @@ class IsoC(Traits):
         if not 0 <= self.tolerance < 1:
             raise OneaError(f"tolerance is {self.tolerance}; it must lie in [0, 1).")
 
-    def __call__(self, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> tuple[Tensors, Tensors]:
+    def __call__(self, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> MergeResult:
         """Merge; keeps the raw sum of every matrix as ``sum.NAME``, and ``count`` for the vectors."""
         check_mergeable(accumulated, new)
         count = count_of(state)
@@ -51,7 +61,7 @@ class IsoC(Traits):
             total = state.get(f"sum.{name}", matrix(left)).to(joining) + joining
             merged[name] = like(self.scale * self.flat(total), left)
             kept[f"sum.{name}"] = total
-        return merged, kept
+        return MergeResult(merged, kept)
 
     def flat(self, total: Tensor) -> Tensor:
         """The matrix with all its singular values that are not noise set to their mean."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from onea.decompose import svd
-from onea.merging.operator import Sizes, Tensors, Traits, check_mergeable, count_of, like, precise
+from onea.merging.operator import MergeResult, Sizes, Tensors, Traits, check_mergeable, count_of, like, precise
 from onea.merging.ties import Votes, check_trimming, elect, trim, votes_of
 
 _THRESHOLD = 1e-5  # smaller singular values are dropped, as in the official code
@@ -55,7 +55,7 @@ class KnOTS(Traits):
     def __post_init__(self) -> None:
         check_trimming(self.density, self.scale)
 
-    def __call__(self, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> tuple[Tensors, Tensors]:
+    def __call__(self, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> MergeResult:
         """Merge; ``state["count"]`` is the number of sides inside ``accumulated``, and tells that it is scaled."""
         check_mergeable(accumulated, new)
         count, old_scale = count_of(state), self.scale if "count" in state else 1.0
@@ -73,7 +73,7 @@ class KnOTS(Traits):
                 name: (left_vote * code + right_vote * new_codes[name]) / total for name, code in old_codes.items()
             }
         merged = {name: self.scale * bases[name] @ code for name, code in codes.items()}
-        return _unfolded(merged, accumulated), {"count": torch.tensor(count + 1)}
+        return MergeResult(_unfolded(merged, accumulated), {"count": torch.tensor(count + 1)})
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from onea.errors import OneaError
-from onea.merging.operator import Sizes, Tensors, Traits, check_mergeable, count_of, like, precise
+from onea.merging.operator import MergeResult, Sizes, Tensors, Traits, check_mergeable, count_of, like, precise
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class MagMax(Traits):
         if self.scale <= 0:
             raise OneaError(f"scale is {self.scale}; it must be positive.")
 
-    def __call__(self, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> tuple[Tensors, Tensors]:
+    def __call__(self, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> MergeResult:
         """Merge; ``state["count"]`` tells that the accumulated side is scaled already."""
         check_mergeable(accumulated, new)
         old_scale = self.scale if "count" in state else 1.0
@@ -41,4 +41,4 @@ class MagMax(Traits):
         for name, tensor in accumulated.items():
             left, right = precise(tensor) / old_scale, precise(new[name])
             merged[name] = like(self.scale * torch.where(right.abs() >= left.abs(), right, left), tensor)
-        return merged, {"count": torch.tensor(count_of(state) + 1)}
+        return MergeResult(merged, {"count": torch.tensor(count_of(state) + 1)})

@@ -14,7 +14,18 @@ from torch import Tensor
 
 from onea.decompose import svd
 from onea.errors import OneaError
-from onea.merging.operator import Sizes, Tensors, Traits, check_mergeable, count_of, is_matrix, like, matrix, precise
+from onea.merging.operator import (
+    MergeResult,
+    Sizes,
+    Tensors,
+    Traits,
+    check_mergeable,
+    count_of,
+    is_matrix,
+    like,
+    matrix,
+    precise,
+)
 
 _NULL = 1e-9  # directions below this share of the largest singular value are not directions of the accumulated side
 
@@ -38,7 +49,7 @@ class OPCM(Traits):
         if not 0 <= self.alpha <= 1:
             raise OneaError(f"alpha is {self.alpha}; it must lie between 0 and 1.")
 
-    def __call__(self, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> tuple[Tensors, Tensors]:
+    def __call__(self, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> MergeResult:
         """Merge; keeps ``count``, the ``factor`` that the sum was divided by, and the mean ``norm`` of a task."""
         check_mergeable(accumulated, new)
         count = count_of(state)
@@ -54,7 +65,7 @@ class OPCM(Traits):
         merged = {name: like(sums[name] / factor, left) for name, left in accumulated.items()}
         numbers = {"factor": factor, "norm": norm}
         kept = {name: torch.tensor(value, dtype=torch.float64) for name, value in numbers.items()}
-        return merged, {"count": torch.tensor(count + 1), **kept}
+        return MergeResult(merged, {"count": torch.tensor(count + 1), **kept})
 
     def project(self, accumulated: Tensor, new: Tensor) -> Tensor:
         """``new`` without its part in the leading directions of ``accumulated``, nor along each direction's own pair.

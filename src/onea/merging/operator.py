@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -67,14 +68,42 @@ class Traits:
     starts_from: ClassVar[Literal["fresh", "shared", "previous", "first"]] = "shared"
 
 
+@dataclass(frozen=True)
+class MergeResult:
+    """The result of a merge.
+
+    Attributes:
+        tensors: the merged tensors.
+        state: the tensors that the operator needs at the next merge.
+        report: makes a JSON object about the merge; called only where it is recorded.
+    """
+
+    tensors: Tensors
+    state: Tensors = field(default_factory=dict)
+    report: Callable[[], dict[str, Any]] = dict
+
+    def __iter__(self) -> Iterator[Tensors]:
+        """Tensors and state, so that ``merged, state = operator(...)`` does what it looks like."""
+        return iter((self.tensors, self.state))
+
+
 class Operator(Protocol):
     """Merges a new set of tensors into the accumulated one, without touching either.
 
     ``state`` is whatever the operator must remember between merges, as tensors; pass ``{}`` the first time.
     """
 
-    def __call__(self, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> tuple[Tensors, Tensors]:
-        """Return the merged tensors and the next state."""
+    def __call__(self, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> MergeResult:
+        """Return the merged tensors, the next state and a report."""
+
+
+def merge(operator: Operator, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> MergeResult:
+    """The result of an operator, also of one that returns a pair of tensors and state, as earlier versions asked."""
+    found: Any = operator(accumulated, new, sizes, state)
+    if isinstance(found, MergeResult):
+        return found
+    warnings.warn(f"{type(operator).__name__} returns a pair; return a MergeResult.", DeprecationWarning, stacklevel=2)
+    return MergeResult(*found)
 
 
 def check_mergeable(accumulated: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> None:

@@ -13,7 +13,17 @@ from torch import Tensor
 
 from onea.errors import OneaError
 from onea.merging.average import join_mean
-from onea.merging.operator import Sizes, Tensors, Traits, check_mergeable, count_of, like, matrix, statistic
+from onea.merging.operator import (
+    MergeResult,
+    Sizes,
+    Tensors,
+    Traits,
+    check_mergeable,
+    count_of,
+    like,
+    matrix,
+    statistic,
+)
 
 _RCOND = 1e-10  # input directions with a smaller share of the energy were not seen
 
@@ -40,7 +50,7 @@ class RegMean(Traits):
         if not 0 <= self.off_diagonal <= 1:
             raise OneaError(f"off_diagonal is {self.off_diagonal}; it must lie between 0 and 1.")
 
-    def __call__(self, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> tuple[Tensors, Tensors]:
+    def __call__(self, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> MergeResult:
         """Merge; takes ``gram.NAME`` and ``new_gram.NAME`` (``[in, in]``) of every matrix, keeps their sum."""
         check_mergeable(accumulated, new)
         count = count_of(state)
@@ -58,7 +68,7 @@ class RegMean(Traits):
             # The normal equations, solved for the change: their solution where they have one, no change where not.
             merged[name] = like(old_weight + (new_weight - old_weight) @ self._scaled(added) @ inverse, left)
             kept[f"gram.{name}"] = old + added
-        return merged, kept
+        return MergeResult(merged, kept)
 
     def _scaled(self, gram: Tensor) -> Tensor:
         return self.off_diagonal * gram + (1 - self.off_diagonal) * torch.diag(gram.diagonal())

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from onea.merging.operator import Sizes, Tensors, Traits, check_mergeable, count_of, like, precise
+from onea.merging.operator import MergeResult, Sizes, Tensors, Traits, check_mergeable, count_of, like, precise
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class TaskArithmetic(Traits):
 
     scale: float = 0.3
 
-    def __call__(self, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> tuple[Tensors, Tensors]:
+    def __call__(self, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> MergeResult:
         """Merge; ``state["count"]`` tells that the accumulated side is scaled already, which the first one is not."""
         check_mergeable(accumulated, new)
         old = 1.0 if "count" in state else self.scale
@@ -31,4 +31,4 @@ class TaskArithmetic(Traits):
             name: like(old * precise(left) + self.scale * precise(new[name]), left)
             for name, left in accumulated.items()
         }
-        return merged, {"count": torch.tensor(count_of(state) + 1)}
+        return MergeResult(merged, {"count": torch.tensor(count_of(state) + 1)})

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from onea.errors import OneaError
-from onea.merging.operator import Sizes, Tensors, Traits, check_mergeable, count_of, like, precise
+from onea.merging.operator import MergeResult, Sizes, Tensors, Traits, check_mergeable, count_of, like, precise
 
 Votes = Literal["uniform", "classes"]
 
@@ -81,7 +81,7 @@ class TIES(Traits):
     def __post_init__(self) -> None:
         check_trimming(self.density, self.scale)
 
-    def __call__(self, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> tuple[Tensors, Tensors]:
+    def __call__(self, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> MergeResult:
         """Merge; ``state["count"]`` is the number of sides inside ``accumulated``, and tells that it is scaled."""
         check_mergeable(accumulated, new)
         count, old_scale = count_of(state), self.scale if "count" in state else 1.0
@@ -91,4 +91,4 @@ class TIES(Traits):
             name: like(self.scale * elect(precise(left) / old_scale, trimmed[name], *votes), left)
             for name, left in accumulated.items()
         }
-        return merged, {"count": torch.tensor(count + 1)}
+        return MergeResult(merged, {"count": torch.tensor(count + 1)})

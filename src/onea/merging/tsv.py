@@ -14,7 +14,17 @@ from torch import Tensor
 from onea.decompose import svd
 from onea.errors import OneaError
 from onea.merging.average import join_mean
-from onea.merging.operator import Sizes, Tensors, Traits, check_mergeable, count_of, is_matrix, like, matrix
+from onea.merging.operator import (
+    MergeResult,
+    Sizes,
+    Tensors,
+    Traits,
+    check_mergeable,
+    count_of,
+    is_matrix,
+    like,
+    matrix,
+)
 
 _NULL = 1e-6  # components below this share of the largest are noise, and would disturb the others
 
@@ -54,7 +64,7 @@ class TSV(Traits):
         if self.components < 0 or self.components == 1:
             raise OneaError(f"components is {self.components}; it must be 0, or at least 2 for two sides.")
 
-    def __call__(self, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> tuple[Tensors, Tensors]:
+    def __call__(self, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> MergeResult:
         """Merge; ``state["count"]`` is the number of sides inside ``accumulated``, for the vectors."""
         check_mergeable(accumulated, new)
         count = count_of(state)
@@ -65,7 +75,7 @@ class TSV(Traits):
                 merged[name] = like(self._merge(matrix(left), matrix(new[name]), share), left)
             else:
                 merged[name] = like(join_mean(left, new[name], count), left)
-        return merged, {"count": torch.tensor(count + 1)}
+        return MergeResult(merged, {"count": torch.tensor(count + 1)})
 
     def _merge(self, old: Tensor, new: Tensor, share: float) -> Tensor:
         budget = min(self.components or old.numel(), *old.shape)

@@ -161,8 +161,8 @@ class ACMap(Method):
             accumulated, new = dict(self._merged(-1).state_dict()), dict(trained.state_dict())
             classes, images = (sum(counts) for counts in zip(*self.sizes, strict=True))
             sizes = Sizes(classes, len(task.classes), images, len(task))
-            mean, _ = RunningMean()(accumulated, new, sizes, {"count": torch.tensor(len(self.merged))})
-            trained.load_state_dict(mean)
+            mean = RunningMean()(accumulated, new, sizes, {"count": torch.tensor(len(self.merged))})
+            trained.load_state_dict(mean.tensors)
         self._keep(trained)
 
     def _maps(self) -> bool:

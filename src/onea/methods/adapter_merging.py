@@ -1,8 +1,8 @@
-"""Methods that train an adapter per task and merge it into the one that is kept; they differ in the merge."""
+"""Methods that train an adapter per task and merge it into the one that is kept; they differ in the operator."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from onea.errors import OneaError
-from onea.merging.operator import Operator, Sizes, Tensors
+from onea.merging.operator import Operator, Sizes, Tensors, like, merge, precise
 from onea.methods.adapter_training import AdapterTraining, TrainedAdapter, blank_adapters, train_adapter
 from onea.methods.contract import Method
+from onea.methods.merge_statistics import diagonal_fisher, gram_matrices
 from onea.methods.options import tuned
 from onea.methods.state import part_of, prefixed
 from onea.runtime import Runtime
@@ -22,8 +23,9 @@ from onea.vit.adapter import Adapters
 from onea.vit.frozen import FrozenViT
 from onea.vit.heads import cosine_scores
 
-_KEPT, _MEMORY, _START = "adapter.", "operator.", "start."
+_KEPT, _MEMORY, _START, _ORIGIN = "adapter.", "operator.", "start.", "origin."
 _RANDOM = ("fresh", "shared")  # starts that do not depend on earlier tasks
+_COMMON = ("shared", "first", "previous")  # starts from which the deltas of all tasks can be measured
 
 
 class AdapterMemo(dict[tuple[Any, ...], tuple[Tensors, dict[str, Any]]]):
@@ -34,7 +36,7 @@ class AdapterMemo(dict[tuple[Any, ...], tuple[Tensors, dict[str, Any]]]):
 
 
 @dataclass(frozen=True)
-class MergingOptions(AdapterTraining):
+class MergingOptions(AdapterTraining, ABC):
     """Options of a method that trains and merges adapters.
 
     Attributes:
@@ -51,6 +53,11 @@ class MergingOptions(AdapterTraining):
         super().__post_init__()
         if not 0 <= self.min_share <= 1:
             raise OneaError(f"min_share is {self.min_share}; it must lie between 0 and 1.")
+        self.operator()  # refuses what makes no sense now, not after the first task
+
+    @abstractmethod
+    def operator(self) -> Operator:
+        """The operator that merges a new adapter into the kept one."""
 
     def trains(self, classes: int, share: float) -> bool:
         """Whether a task of so many classes, which are this share of those in the merge, trains an adapter."""
@@ -81,7 +88,13 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 
 
 class AdapterMerging(Method):
-    """One adapter, merged task by task, and a prototype per class. Inference is one pass, for ever."""
+    """One adapter, merged task by task, and a prototype per class. Inference is one pass, for ever.
+
+    The options name the operator. One that is made for deltas gets the difference from the common start: the random
+    weights that all tasks share, or those of the first task where tasks start from one another (MagMax). With
+    ``--start fresh`` or ``merged`` there is no common start, and it gets the weights as they are. Fisher merging and
+    RegMean get their statistics from one more pass over the task's images.
+    """
 
     options: MergingOptions
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = PUBLISHED
@@ -102,8 +115,10 @@ class AdapterMerging(Method):
         self.prototypes = torch.empty(0, vit.width, device=runtime.device)
         self.merged_classes = 0
         self.merged_samples = 0
+        self.operator = options.operator()
         self.memory: Tensors = {}
         self.start: Tensors = {}  # the weights that the next task is trained from, where they are an earlier task's
+        self.origin: Tensors = {}  # the weights that deltas are measured from, if any
 
     @classmethod
     def epochs(cls, options: MergingOptions, sizes: Sequence[int]) -> list[int]:
@@ -119,16 +134,7 @@ class AdapterMerging(Method):
     def start_rule(self) -> str:
         """The weights that a task is trained from: as the options say, or as the operator was made for."""
         asked = self.options.start
-        return asked if asked != "auto" else str(getattr(self.operator(), "starts_from", "fresh"))
-
-    @abstractmethod
-    def operator(self) -> Operator:
-        """How a new adapter joins the kept one."""
-
-    def merge(self, accumulated: Tensors, new: Tensors, sizes: Sizes) -> tuple[Tensors, dict[str, Any]]:
-        """The merged adapter, and what to record about the merge."""
-        merged, self.memory = self.operator()(accumulated, new, sizes, self.memory)
-        return merged, {}
+        return asked if asked != "auto" else str(getattr(self.operator, "starts_from", "fresh"))
 
     def learn(self, task: Task) -> dict[str, Any]:
         """Train an adapter, merge it into the kept one and add the prototypes of the new classes."""
@@ -145,9 +151,10 @@ class AdapterMerging(Method):
         sizes = sizes or Sizes(self.merged_classes, len(task.classes), self.merged_samples, len(task))
         report: dict[str, Any] = {"trained": self.options.trains(len(task.classes), sizes.new_share)}
         if report["trained"]:
-            new, training = self._trained(task)
-            report |= training
-            report["merge"] = self._absorb(new, task, sizes)
+            new = self._trained(task)
+            self._remember(new, task)
+            report |= new.report
+            report["merge"] = self._absorb(new.tensors, sizes)
         return report
 
     def scores(self, images: Tensor) -> Tensor:
@@ -155,11 +162,12 @@ class AdapterMerging(Method):
         return cosine_scores(self.features(images, self.kept), self.prototypes)
 
     def state_dict(self) -> Tensors:
-        """The kept adapter, the prototypes, the counts of what was merged, the operator's state and the next start."""
+        """The kept adapter, the prototypes, the counts of what was merged, the operator's state, next start, origin."""
         return {
             **prefixed(_KEPT, self.kept.state_dict()),
             **prefixed(_MEMORY, self.memory),
             **prefixed(_START, self.start),
+            **prefixed(_ORIGIN, self.origin),
             "prototypes": self.prototypes,
             "merged": torch.tensor([self.merged_classes, self.merged_samples]),
         }
@@ -168,25 +176,27 @@ class AdapterMerging(Method):
         """Continue from a saved state."""
         self.kept.load_state_dict(part_of(_KEPT, state))
         self.memory, self.start = part_of(_MEMORY, state), part_of(_START, state)
+        self.origin = part_of(_ORIGIN, state)
         self.prototypes = state["prototypes"].to(self.runtime.device)
         self.merged_classes, self.merged_samples = state["merged"].tolist()
 
-    def _trained(self, task: Task) -> tuple[Tensors, dict[str, Any]]:
-        """The task's adapter, and what to record of its training."""
+    def _trained(self, task: Task) -> TrainedAdapter:
+        """The task's adapter, trained here or by another run that differs only in the merge."""
         names = AdapterTraining.__dataclass_fields__.keys() - {"start"}  # the rule it stands for counts
         training = tuple(getattr(self.options, name) for name in sorted(names))
         key = (task.seed, task.index, task.classes, len(task), training, self.start_rule, self.plan)
-        # An adapter that starts from an earlier task's depends on how that one was merged, and is nobody else's.
-        memo = self.memo if self.start_rule in _RANDOM else None
+        # An adapter that starts from an earlier task's depends on how that one was merged, and is nobody else's; and
+        # Fisher information needs the head, which is not kept.
+        memo = self.memo if self.start_rule in _RANDOM and self._needs != "fisher" else None
         if memo is not None and key in memo:
             tensors, report = memo[key]
             here = {name: value.to(self.runtime.device, copy=True) for name, value in tensors.items()}
-            return here, report | {"training_shared": True}
+            return TrainedAdapter(here, report | {"training_shared": True})
         trained = self._train(task)
         if memo is not None:
             kept = {name: value.to("cpu", copy=True) for name, value in trained.tensors.items()}
             memo[key] = (kept, trained.report)
-        return trained.tensors, trained.report
+        return trained
 
     def _train(self, task: Task) -> TrainedAdapter:
         adapters = self.new_adapter(task)
@@ -201,13 +211,46 @@ class AdapterMerging(Method):
         index = 0 if self.start_rule == "shared" else task.index
         return blank_adapters(self.vit, self.options, task.seed, index)
 
-    def _absorb(self, new: Tensors, task: Task, sizes: Sizes) -> dict[str, Any]:
+    @property
+    def _needs(self) -> str:
+        return str(getattr(self.operator, "needs", ""))
+
+    def _remember(self, new: TrainedAdapter, task: Task) -> None:
+        """Keep what later tasks start from and are measured from, and the statistics that the operator asks for."""
+        first = not self.merged_classes
+        if self.start_rule == "previous" or (self.start_rule == "first" and first):
+            self.start = new.tensors
+        if first and self.start_rule in _COMMON and getattr(self.operator, "on_deltas", False):
+            self.origin = dict(self.new_adapter(task).state_dict())
+        prefix = "" if first else "new_"
+        self.memory |= {prefix + name: value for name, value in self._statistics(new, task).items()}
+
+    def _statistics(self, new: TrainedAdapter, task: Task) -> Tensors:
+        if not self._needs:
+            return {}
+        self.runtime.progress.note("statistics")
+        adapters = blank_adapters(self.vit, self.options, task.seed).eval().to(self.runtime.device)
+        adapters.load_state_dict(new.tensors)
+        if self._needs == "gram":
+            return gram_matrices(self.vit, adapters, task, self.runtime)
+        assert new.head is not None  # adapters of others, which have none, are not taken for Fisher information
+        return diagonal_fisher(self.vit, adapters, new.head, task, self.runtime)
+
+    def _absorb(self, new: Tensors, sizes: Sizes) -> dict[str, Any]:
+        """Merge an adapter into the kept one; deltas are taken before and undone after."""
         self.runtime.progress.note("merging")
         report: dict[str, Any] = {}
-        if self.start_rule == "previous" or (self.start_rule == "first" and not self.merged_classes):
-            self.start = new
         if self.merged_classes:
-            new, report = self.merge(dict(self.kept.state_dict()), new, sizes)
+            accumulated = dict(self.kept.state_dict())
+            origin = {name: precise(value).to(accumulated[name].device) for name, value in self.origin.items()}
+            old, joining = (
+                {name: precise(value) - origin[name] for name, value in side.items()} if origin else side
+                for side in (accumulated, new)
+            )
+            result = merge(self.operator, old, joining, sizes, self.memory)
+            self.memory, report, new = result.state, result.report(), result.tensors
+            if origin:
+                new = {name: like(origin[name] + new[name], value) for name, value in accumulated.items()}
         self.kept.load_state_dict(new)
         self.merged_classes = round(sizes.accumulated_classes + sizes.new_classes)
         self.merged_samples = sizes.accumulated_samples + sizes.new_samples

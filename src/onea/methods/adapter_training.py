@@ -86,11 +86,17 @@ class AdapterTraining(AdapterOptions):
 
 @dataclass(frozen=True)
 class TrainedAdapter:
-    """A task's adapter after training, what to record of it, and the head it was trained with."""
+    """A task's adapter after training.
+
+    Attributes:
+        tensors: the adapter.
+        report: a JSON object about the training.
+        head: the head that it was trained with, where it was trained here.
+    """
 
     tensors: Tensors
     report: dict[str, Any]
-    head: nn.Module
+    head: nn.Module | None = None
 
 
 def blank_adapters(vit: FrozenViT, options: AdapterTraining, seed: int, task: int = 0) -> Adapters:

@@ -11,10 +11,18 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from onea.merging.average import RunningMean
-from onea.merging.operator import Operator
 from onea.methods.adapter_merging import AdapterMerging, MergingOptions
 from onea.methods.adapter_training import Start
 from onea.methods.options import tuned
+
+
+@dataclass(frozen=True)
+class RunningMeanOptions(MergingOptions):
+    """Options of the running mean: those of the training."""
+
+    def operator(self) -> RunningMean:
+        """The plain mean."""
+        return RunningMean()
 
 
 class RunningMeanOfAdapters(AdapterMerging):
@@ -25,16 +33,12 @@ class RunningMeanOfAdapters(AdapterMerging):
     trains: ClassVar[str] = "an adapter per task"
     stores: ClassVar[str] = "one adapter, a prototype per class"
     in_paper: ClassVar[bool] = False
-    Options: ClassVar[type] = MergingOptions
+    Options: ClassVar[type] = RunningMeanOptions
     small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.4, 0.05, single_class="skip")
-
-    def operator(self) -> Operator:
-        """The plain mean."""
-        return RunningMean()
 
 
 @dataclass(frozen=True)
-class SharedStartOptions(MergingOptions):
+class SharedStartOptions(RunningMeanOptions):
     """Options of the running mean with a shared start."""
 
     start: Start = "shared"
