@@ -75,7 +75,9 @@ def datasets_table() -> str:
     """Every dataset by its name on the command line."""
     from onea.data.sources import DATASETS
 
-    return table(("`--data`", "what it is"), ((f"`{info.usage}`", info.description) for info in DATASETS.values()))
+    return table(
+        ("`--data`", "what it is"), ((f"`{info.usage}`", info.description) for info in DATASETS.load_all().values())
+    )
 
 
 def experiments_table() -> str:

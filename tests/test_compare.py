@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 
 from onea.cli.compare import compare as command
 from onea.errors import OneaError
-from onea.report.aggregate import curve, grid_table, metric, settings
+from onea.record_metrics import metric
+from onea.report.aggregate import curve, grid_table, over_seeds, settings
 from onea.report.compare import bootstrap_interval, compare
 from onea.report.find import find_records
 
@@ -36,7 +37,7 @@ def test_records_are_grouped_by_configuration_without_the_seed() -> None:
     assert [group.name for group in setting.groups] == ["one-a", "simplecil"]
     assert setting.seeds == list(SEEDS)
     values = [made["metrics"]["A_T"] for made in runs()]
-    found = metric(setting.groups[0], "A_T", wanted=5)
+    found = over_seeds(setting.groups[0], metric("A_T"), wanted=5)
     assert (found.mean, found.std) == pytest.approx((fmean(values), stdev(values)))
     assert (found.seeds, found.wanted) == (5, 5)
 

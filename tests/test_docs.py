@@ -61,7 +61,7 @@ def check_onea(words: list[str]) -> None:
 
         fields = {key: value for key, value in given.items() if key in RunConfig.__dataclass_fields__}
         config = make_config(fields | from_arguments(context.args))
-        assert config.data.partition(":")[0] in DATASETS
+        assert config.data.partition(":")[0] in DATASETS.names
     elif name == "merge":
         from onea.merging import make_operator
         from onea.options import from_arguments

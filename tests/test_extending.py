@@ -42,6 +42,7 @@ def test_the_documented_method_runs_and_takes_its_option(third_party, tiny_run):
     assert done.returncode == 0, done.stderr
     record = json.loads((third_party / "out/record.json").read_text())
     assert record["options"] == {"centring": 0.5}
+    assert record["cost"][-1]["passes_per_image"] == 1
     assert record["metrics"]["A_T"] > 100 / 6
     listed = onea(third_party, "methods")
     assert "Centred" in listed.stdout
@@ -53,3 +54,33 @@ def test_the_documented_operator_merges_adapters(third_party, tiny_run):
     out = str(third_party / "out")
     done = onea(third_party, "run", "adapter", *inputs, *options, "--merge", "larger-wins", "--out", out)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_documented_metric_and_dataset_are_found_everywhere(third_party, tiny_vit):
+    """In the lists, the terminal, a tracker, reports, a comparison and the page of an experiment of the paper."""
+    runs = third_party / "runs"
+    common = ["--data=dots", f"--backbone={tiny_vit}", "--sizes=3,1,2", "--threads=1", "--precision=fp32"]
+    done = onea(third_party, "run", "centred", *common, "--out", str(runs / "a"), "--track=tensorboard")
+    assert done.returncode == 0, done.stderr
+    assert "worst task" in done.stdout
+    record = json.loads((runs / "a/record.json").read_text())
+    assert (record["data"]["name"], record["options"]) == ("dots", {"centring": 0.9})  # of its preset
+    worst = f"{min(row[-1] for row in record['metrics']['matrix']):.2f}"
+    assert f"worst task {worst}" in done.stdout
+    assert any(b"test/worst_task" in file.read_bytes() for file in (runs / "a/tracking").rglob("*tfevents*"))
+    for words, listed in (("--metrics", "worst_task"), ("--datasets", "noise in six colours")):
+        assert listed in onea(third_party, "methods", words).stdout
+    assert onea(third_party, "report", str(runs), "--out", str(third_party / "report")).returncode == 0
+    for file in (third_party / "report").rglob("*"):
+        if file.suffix in (".html", ".md", ".csv", ".tex"):
+            assert re.search(r"worst\s+task", file.read_text("utf-8")), file
+    assert "worst task" in onea(third_party, "compare", str(runs / "a"), str(runs / "a")).stdout
+
+
+def test_the_page_of_an_experiment_shows_the_documented_metric(third_party, tiny_vit):
+    inputs = ["--data=dots", f"--backbone={tiny_vit}", "--tasks=3", "--seeds=1", "--scale=0.2", "--device=cpu"]
+    done = onea(third_party, "paper", "proxies", *inputs, "--out", str(third_party / "paper"))
+    assert done.returncode == 0, done.stderr
+    pages = list((third_party / "paper").rglob("*.html"))
+    assert pages
+    assert any(re.search(r"worst\s+task", page.read_text("utf-8")) for page in pages)

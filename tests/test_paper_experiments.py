@@ -24,10 +24,10 @@ from onea.paper.experiments import Experiment, experiments, find_experiment
 from onea.paper.facts import DataFacts, backbone_width, data_facts
 from onea.paper.page import detailed, write_experiment
 from onea.paper.pictures import pictures
-from onea.paper.readings import READINGS, forgetting_curve
 from onea.paper.render import grid_table
 from onea.paper.reported import reported_tables
 from onea.paper.scale import Changes, Plan, make_plan, pieces
+from onea.record_metrics import METRICS, forgetting_curve
 from onea.report.grid_table import Value
 from onea.runs.config import RunConfig, make_config
 
@@ -100,7 +100,7 @@ def test_every_definition_makes_valid_runs(name: str) -> None:
         config = make_config(dict(cell.options))
         assert config.backbone == "vit_base_patch16_224.augreg_in21k"
         assert config.protocol == "pilot"
-        assert all(metric in READINGS for _, metric in cell.columns)
+        assert all(metric in METRICS.names for _, metric in cell.columns)
     made = plan(name)
     assert len(made.configs) == COUNTS[name]
     assert {run.seed for run in made.configs} == set(range(1, experiment.seeds + 1 if experiment.cells else 1))

@@ -18,11 +18,12 @@ from matplotlib.text import Text
 from onea.cli.demo import _open
 from onea.errors import OneaError
 from onea.metrics import summarise
+from onea.record_metrics import headline_metrics
 from onea.report.curves import accuracy_curves, spread
 from onea.report.made import made as how_made
 from onea.report.matrices import accuracy_matrix
 from onea.report.page import page
-from onea.report.tables import COLUMNS, labels, markdown, rows
+from onea.report.tables import labels, markdown, rows
 from onea.streams import make_stream
 
 Record = dict[str, Any]
@@ -173,7 +174,7 @@ def test_spread_keeps_order_and_gap() -> None:
 
 
 def best(records: list[Record], title: str) -> list[bool]:
-    column = [column.title for column in COLUMNS].index(title)
+    column = [metric.heading for metric in headline_metrics().values()].index(title)
     return [row.cells[column].best for row in rows(records)]
 
 
@@ -217,7 +218,7 @@ def test_markdown() -> None:
     assert lines[0].startswith("| method | A_T % |")
     assert f"**{record()['metrics']['A_T']:.2f}**" in lines[2]
     assert lines[2].endswith("| a \\| b c |")
-    assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {len(COLUMNS) + 3}
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {len(headline_metrics()) + 3}
     assert "note" not in markdown(three())
 
 

@@ -76,7 +76,7 @@ def test_paths_only_where_they_belong() -> None:
 
 
 def test_every_dataset_is_described_in_one_line() -> None:
-    for name, info in DATASETS.items():
+    for name, info in DATASETS.load_all().items():
         assert info.usage.startswith(name)
         assert info.description
         assert "\n" not in info.description

@@ -1,4 +1,4 @@
-"""Names that stand for classes: our own, and those that installed packages add by entry point."""
+"""Names that stand for classes or objects: our own, and those that installed packages add by entry point."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from onea.errors import OneaError, nearest
 
 @dataclass(frozen=True)
 class Registry:
-    """Classes by name, imported when asked for.
+    """Classes or objects by name, imported when asked for.
 
     Attributes:
         kind: what is registered, as messages call it.
         group: entry-point group where third parties register theirs.
-        own: name to ``module:Class``.
+        own: name to ``module:attribute``, or to the object itself.
     """
 
     kind: str
     group: str
-    own: Mapping[str, str]
+    own: Mapping[str, Any]
 
     @cached_property
-    def names(self) -> dict[str, str]:
-        """Every known name and where its class is; a third party cannot replace one of ours."""
+    def names(self) -> dict[str, Any]:
+        """Every known name and where its object is; a third party cannot replace one of ours."""
         found = dict(self.own)
         for point in entry_points(group=self.group):
             if point.name in found:
@@ -41,8 +41,15 @@ class Registry:
         return found
 
     def load(self, name: str) -> Any:
-        """The class behind a name."""
+        """The class or object behind a name."""
         if name not in self.names:
             raise OneaError(f"Unknown {self.kind} '{name}'; {nearest(name, self.names)}")
-        module, _, attribute = self.names[name].partition(":")
+        place = self.names[name]
+        if not isinstance(place, str):
+            return place
+        module, _, attribute = place.partition(":")
         return getattr(import_module(module), attribute)
+
+    def load_all(self) -> dict[str, Any]:
+        """Every class or object by name."""
+        return {name: self.load(name) for name in self.names}

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
@@ -15,10 +14,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from onea.report.tables import COLUMNS, rows
+from onea.record_metrics import Record, headline_metrics
+from onea.report.tables import rows
 from onea.runtime import Progress
-
-Record = dict[str, Any]
 
 
 class DemoDisplay(Progress):
@@ -152,8 +150,8 @@ def print_results(records: Sequence[Record], files: Sequence[Path], console: Con
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, title_justify="left")
     table.title = Text("Result\n", "bold")
     table.add_column("method", style="bold", no_wrap=True)
-    for column in COLUMNS:
-        title = column.title.replace(" ", "\n", 1) if len(column.title) > 10 else column.title
+    for metric in headline_metrics().values():
+        title = metric.heading.replace(" ", "\n", 1) if len(metric.heading) > 10 else metric.heading
         table.add_column(Text(title), justify="right", vertical="bottom")
     found = rows(records)
     mark = "" if console.color_system else "*"  # in a file or a pipe, green says nothing

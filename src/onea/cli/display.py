@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
@@ -13,10 +12,9 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
+from onea.record_metrics import Record, headline_metrics
 from onea.runtime import Progress
 from onea.text import printable
-
-Record = dict[str, Any]
 
 
 class RunDisplay(Progress):
@@ -100,12 +98,8 @@ def print_summary(record: Record, folder: Path) -> None:
         name = f"{number}" if task["name"] == f"task {number}" else f"{number} {task['name']}"
         table.add_row(shown(name), str(task["classes"]), str(task["images"]), f"{accuracy:.2f}", f"{balanced:.2f}")
     console.print(table)
-    forgetting = "-" if metrics["F"] is None else f"{metrics['F']:.2f}"
-    console.print(
-        f"A_T {metrics['A_T']:.2f}   mean A {metrics['mean_A']:.2f}   weighted mean A "
-        f"{metrics['weighted_mean_A']:.2f}   forgetting {forgetting}",
-        highlight=False,
-    )
+    numbers = (f"{metric.title} {metric.text(record)}" for metric in headline_metrics(of_machine=False).values())
+    console.print(Text("   ".join(numbers)), highlight=False)
     console.print(shown(f"record: {folder / 'record.json'}"), soft_wrap=True)
 
 

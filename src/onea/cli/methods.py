@@ -1,33 +1,88 @@
-"""``onea methods``: what can be run, and with which options."""
+"""``onea methods``: methods, operators, datasets and metrics, ours and those of installed packages."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 
 def methods(
     name: Annotated[str | None, typer.Argument(help="List the options of this method.")] = None,
+    operators: Annotated[bool, typer.Option("--operators", help="List the merging operators instead.")] = False,
+    datasets: Annotated[bool, typer.Option("--datasets", help="List the datasets instead.")] = False,
+    metrics: Annotated[bool, typer.Option("--metrics", help="List the metrics of a run instead.")] = False,
 ) -> None:
-    """List the methods, or the options of one."""
+    """List the methods, the options of one, or what else has a name."""
     from rich.console import Console
+
+    asked = [table for wanted, table in ((operators, _operators), (datasets, _datasets), (metrics, _metrics)) if wanted]
+    for table in asked or [lambda: _options(name) if name else _methods()]:
+        Console().print(table())
+
+
+def _methods() -> Any:
+    from onea.methods import METHODS
+
+    table = _grid()
+    table.add_row("", "passes per image are after 1, 10 and 40 tasks; *: in the One-A paper's tables")
+    for known, kind in METHODS.load_all().items():
+        passes = ", ".join(f"{kind.passes(kind.Options(), tasks):g}" for tasks in (1, 10, 40))
+        about = f"{kind.title}{'*' if kind.in_paper else ''}: {passes} passes{_link(kind.paper)}"
+        table.add_row(f"[bold]{known}", f"{about}\n[dim]trains {kind.trains}\nkeeps {kind.stores}")
+    return table
+
+
+def _options(name: str) -> Any:
     from rich.table import Table
 
-    from onea.methods import METHODS, method_class
+    from onea.methods import method_class
     from onea.options import describe
 
-    if name is None:
-        table = Table.grid(padding=(0, 2))
-        table.add_row("", "passes per image are after 1, 10 and 40 tasks; *: in the One-A paper's tables")
-        for known in METHODS.names:
-            kind = method_class(known)
-            passes = ", ".join(f"{kind.passes(kind.Options(), tasks):g}" for tasks in (1, 10, 40))
-            where = f", {kind.paper.removeprefix('https://')}" if kind.paper else ""
-            about = f"{kind.title}{'*' if kind.in_paper else ''}: {passes} passes{where}"
-            table.add_row(f"[bold]{known}", f"{about}\n[dim]trains {kind.trains}\nkeeps {kind.stores}")
-    else:
-        table = Table("option", "default", "meaning", title=f"options of {name} (presets change some defaults)")
-        for option, default, meaning in describe(method_class(name).Options):
-            table.add_row(f"--{option.replace('_', '-')}", str(default), meaning)
-    Console().print(table)
+    table = Table("option", "default", "meaning", title=f"options of {name} (presets change some defaults)")
+    for option, default, meaning in describe(method_class(name).Options):
+        table.add_row(f"--{option.replace('_', '-')}", str(default), meaning)
+    return table
+
+
+def _operators() -> Any:
+    from dataclasses import fields
+
+    from onea.merging import OPERATORS
+
+    table = _grid()
+    for known, kind in OPERATORS.load_all().items():
+        options = ", ".join(f"{field.name}={field.default}" for field in fields(kind))
+        table.add_row(f"[bold]{known}", f"{kind.title}{_link(kind.paper)}" + (f"\n[dim]{options}" if options else ""))
+    return table
+
+
+def _datasets() -> Any:
+    from onea.data.sources import DATASETS
+
+    table = _grid()
+    for info in DATASETS.load_all().values():
+        table.add_row(f"[bold]{info.usage}", info.description)
+    return table
+
+
+def _metrics() -> Any:
+    from onea.record_metrics import METRICS
+
+    table = _grid()
+    for known, metric in METRICS.load_all().items():
+        better = (
+            "" if "is better" in metric.meaning else f"; {'higher' if metric.higher_is_better else 'lower'} is better"
+        )
+        table.add_row(f"[bold]{known}", f"{metric.heading}: {metric.meaning}{better}")
+    return table
+
+
+def _grid() -> Any:
+    from rich.table import Table
+
+    return Table.grid(padding=(0, 2))
+
+
+def _link(paper: str) -> str:
+    return f", {paper.removeprefix('https://')}" if paper else ""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from onea.data.dataset import Dataset
 from onea.errors import OneaError, nearest, short
+from onea.registry import Registry
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,9 @@ def load_dataset(spec: str, *, root: Path | None = None, cache: Path | None = No
         OneaError: the name is unknown, or the data is incomplete or laid out in another way.
     """
     name, colon, argument = spec.partition(":")
-    info = DATASETS.get(name)
-    if info is None:
+    if name not in DATASETS.names:
         raise OneaError(f"Unknown dataset '{short(spec)}'; {_hint(spec, name)}")
+    info: DatasetInfo = DATASETS.load(name)
     if info.takes_path and not argument.strip():
         raise OneaError(f"Dataset '{spec}' needs a path: write {info.usage}.")
     if colon and not info.takes_path:
@@ -80,7 +81,7 @@ def _hint(spec: str, name: str) -> str:
             return f"did you mean 'folder:{spec}'?"
         if path.is_file():
             return f"did you mean 'list:{spec}'?"
-    return nearest(name, DATASETS)
+    return nearest(name, DATASETS.names)
 
 
 # The loaders import what they need when they are called: listing the names must not import torchvision.
@@ -132,7 +133,7 @@ def _glyphs_mini(request: Request) -> Dataset:
     return load_glyphs("glyphs-mini", request.cache)
 
 
-DATASETS: dict[str, DatasetInfo] = {
+_OWN = {
     "folder": DatasetInfo(
         "folder:PATH",
         "your images: <class>/<image>, with train/ and test/ or without, or in task folders",
@@ -147,4 +148,6 @@ DATASETS: dict[str, DatasetInfo] = {
     "glyphs": DatasetInfo("glyphs", "drawn characters in tasks of unequal size, generated here", _glyphs),
     "glyphs-mini": DatasetInfo("glyphs-mini", "a small glyphs for trying things out", _glyphs_mini),
 }
-"""Every dataset that ``load_dataset`` knows, by name."""
+
+DATASETS = Registry("dataset", "onea.datasets", _OWN)
+"""Every dataset that ``load_dataset`` knows, by name; installed packages add a ``DatasetInfo`` by entry point."""

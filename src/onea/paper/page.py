@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from onea.files import write_atomically
 from onea.paper.names import METHODS
 from onea.paper.pictures import Picture, pictures
-from onea.paper.readings import Record
 from onea.paper.render import Records, grid_table
+from onea.record_metrics import Record
 
 if TYPE_CHECKING:
     from onea.paper.scale import Plan

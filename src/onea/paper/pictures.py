@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from onea.paper.names import DATASETS
-from onea.paper.readings import Record, forgetting_curve
 from onea.paper.render import Records
 from onea.paper.tables import LONG_TAIL_FACTOR, PAPER_STREAMS
 
@@ -16,7 +15,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from onea.paper.scale import Plan
-    from onea.report.grid_table import GridTable
+    from onea.record_metrics import Record, forgetting_curve
+from onea.report.grid_table import GridTable
 
 
 @dataclass(frozen=True)

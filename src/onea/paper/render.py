@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from onea.data.names import data_name
 from onea.paper.experiments import Cell, Experiment
 from onea.paper.names import BACKBONE, BACKBONE_TITLE, DATASETS, METHODS
-from onea.paper.readings import READINGS, Reading, Record
 from onea.paper.reported import number, reported_tables
+from onea.record_metrics import Metric, Record, metric
 from onea.report.grid_table import Column, GridTable, Value
 
 if TYPE_CHECKING:
@@ -38,9 +38,9 @@ def grid_table(plan: Plan, records: Records) -> GridTable:
     for place in plan.places:
         printed = _reported(experiment, place.paper)
         for index, heading in enumerate(place.cell.headings()):
-            reading = READINGS[place.cell.columns[index][1]]
-            columns.setdefault(heading, Column(*heading, reading.higher_is_better, reading.digits))
-            numbers = _numbers(place, heading, reading, plan, finished)
+            shown = metric(place.cell.columns[index][1])
+            columns.setdefault(heading, Column(*heading, shown.higher_is_better, shown.digits))
+            numbers = _numbers(place, heading, shown, plan, finished)
             values[place.cell.row, heading] = _value(numbers, len(place.runs), printed[index])
     order = list(columns)
     return GridTable(
@@ -88,22 +88,22 @@ def settings_table(experiment: Experiment) -> GridTable:
     return GridTable(experiment.heading, tuple(table.rows), columns, values, (note,))
 
 
-def _numbers(place: Place, heading: tuple[str, str], reading: Reading, plan: Plan, finished: Records) -> list[float]:
+def _numbers(place: Place, heading: tuple[str, str], metric: Metric, plan: Plan, finished: Records) -> list[float]:
     """One number for each seed that has been run."""
     found = []
     for run in place.runs:
-        value = _read(run, reading, finished)
-        if value is not None and reading.relative:
-            base = _read(_one_a(plan, heading, run.seed), reading, finished)
+        value = _read(run, metric, finished)
+        if value is not None and metric.relative:
+            base = _read(_one_a(plan, heading, run.seed), metric, finished)
             value = value / base if base else None
         if value is not None:
             found.append(float(value))
     return found
 
 
-def _read(run: RunConfig | None, reading: Reading, finished: Records) -> float | None:
+def _read(run: RunConfig | None, metric: Metric, finished: Records) -> float | None:
     record = finished.get(run.key()) if run else None
-    return reading.read(record) if record else None
+    return metric.read(record) if record else None
 
 
 def _one_a(plan: Plan, heading: tuple[str, str], seed: int) -> RunConfig | None:

@@ -9,16 +9,10 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
+from onea.record_metrics import Metric, Record, headline_metrics
 from onea.report.grid_table import Column, GridTable, Value
-from onea.report.tables import Record, finished
+from onea.report.tables import finished
 
-METRICS = {
-    "A_T": Column("", "A_T %"),
-    "mean_A": Column("", "mean A %"),
-    "weighted_mean_A": Column("", "weighted mean A %"),
-    "F": Column("", "F", higher_is_better=False),
-    "balanced_A_T": Column("", "class-balanced A_T %"),
-}
 # What a record tells elsewhere as it turned out: the stream, the inputs, and the options that a preset stands for.
 _STREAM = ("order", "stream", "gamma", "tasks", "sizes", "long_tail", "seed")
 _NOT_CONFIGURATION = (*_STREAM, "data", "backbone", "method", "options", "preset")
@@ -76,9 +70,9 @@ def summarise(values: Sequence[float], wanted: int = 0) -> Value:
     return Value(fmean(values), stdev(values) if len(values) > 1 else None, len(values), wanted)
 
 
-def metric(group: Group, name: str, wanted: int = 0) -> Value:
+def over_seeds(group: Group, metric: Metric, wanted: int = 0) -> Value:
     """A metric over the finished runs of a configuration."""
-    values = [record["metrics"].get(name) for record in group.done]
+    values = map(metric.read, group.done)
     return summarise([value for value in values if value is not None], wanted)
 
 
@@ -108,17 +102,21 @@ def settings(records: Sequence[Record]) -> list[Setting]:
 
 def grid_table(setting: Setting, title: str | None = None) -> GridTable:
     """The metrics of a setting's configurations; a seed that others have run and one has not is a gap."""
-    wanted = len(setting.seeds)
+    wanted, rows = len(setting.seeds), tuple(group.name for group in setting.groups)
+    # One task forgets nothing: what no record can have is no column, what a run has not reached is a gap.
+    known = [record for group in setting.groups for record in group.records]
+    shown = [
+        metric
+        for metric in headline_metrics(of_machine=False).values()
+        if any(metric.read(record) is not None for record in known)
+    ]
     values = {
-        (group.name, index): metric(group, name, wanted)
+        (group.name, index): over_seeds(group, metric, wanted)
         for group in setting.groups
-        for index, name in enumerate(METRICS)
+        for index, metric in enumerate(shown)
     }
-    one_task = len(setting.groups[0].records[0]["stream"]["sizes"]) == 1
-    columns = {index: column for index, column in enumerate(METRICS.values()) if not (one_task and column.name == "F")}
-    kept = {(row, place): values[row, index] for row, _ in values for place, index in enumerate(columns)}
-    rows = tuple(group.name for group in setting.groups)
-    return GridTable(title or setting.name, rows, tuple(columns.values()), kept)
+    columns = tuple(Column("", metric.heading, metric.higher_is_better, metric.digits) for metric in shown)
+    return GridTable(title or setting.name, rows, columns, values)
 
 
 def configuration_names(records: Sequence[Record]) -> list[str]:

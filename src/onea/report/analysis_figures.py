@@ -7,10 +7,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from onea.errors import OneaError
+from onea.record_metrics import Record
 from onea.report import style
 from onea.report.curves import NARROW
 from onea.report.matrices import blues
-from onea.report.tables import Record
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

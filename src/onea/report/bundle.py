@@ -8,12 +8,12 @@ from pathlib import Path
 
 from onea.errors import OneaError
 from onea.files import write_atomically
+from onea.record_metrics import Record
 from onea.report import formats, style
 from onea.report.aggregate import Setting, grid_table, settings
 from onea.report.experiment_figures import banded_curves
 from onea.report.experiment_page import experiment_page
 from onea.report.grid_table import GridTable
-from onea.report.tables import Record
 
 
 def write_report(records: Sequence[Record], folder: Path, title: str) -> list[Path]:

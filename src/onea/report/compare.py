@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from onea.errors import OneaError
-from onea.report.aggregate import METRICS, Group, configuration_names, settings
-from onea.report.tables import Record, finished
+from onea.record_metrics import Record, headline_metrics
+from onea.report.aggregate import Group, configuration_names, settings
+from onea.report.tables import finished
 
 RESAMPLES = 10_000
 LEVEL = 0.95
@@ -88,13 +89,14 @@ def compare(first: Sequence[Record], second: Sequence[Record]) -> Comparison:
     for seed in seeds:
         _check_alike(a[seed], b[seed], seed)
     rows = []
-    for name, column in METRICS.items():
-        pairs = [(a[seed]["metrics"].get(name), b[seed]["metrics"].get(name)) for seed in seeds]
-        if any(value is None for pair in pairs for value in pair):
+    for metric in headline_metrics(of_machine=False).values():
+        read = [(metric.read(a[seed]), metric.read(b[seed])) for seed in seeds]
+        pairs = [(x, y) for x, y in read if x is not None and y is not None]
+        if len(pairs) < len(read):
             continue  # one task forgets nothing
         gaps = tuple(float(y - x) for x, y in pairs)
         x, y = (float(sum(values)) / len(seeds) for values in zip(*pairs, strict=True))
-        rows.append(Difference(column.name, x, y, gaps, bootstrap_interval(gaps), column.higher_is_better))
+        rows.append(Difference(metric.heading, x, y, gaps, bootstrap_interval(gaps), metric.higher_is_better))
     names = configuration_names([left.records[0], right.records[0]])
     return Comparison((names[0], names[1]), seeds, tuple(rows), tuple(_notes(left, right, seeds)))
 

@@ -7,8 +7,9 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from onea.errors import OneaError
+from onea.record_metrics import Record
 from onea.report import style
-from onea.report.tables import Record, finished, labels
+from onea.report.tables import finished, labels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

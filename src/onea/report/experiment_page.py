@@ -8,6 +8,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from onea.errors import OneaError
+from onea.record_metrics import Record
 from onea.report import analysis_figures, formats, html
 from onea.report.aggregate import Setting, curve, grid_table, settings
 from onea.report.experiment_figures import banded_curves, same_sizes, stream_bars
@@ -15,7 +16,6 @@ from onea.report.grid_table import GridTable
 from onea.report.made import made
 from onea.report.matrices import matrix_panels
 from onea.report.sensitivity_figures import cost_scatter, inference_cost
-from onea.report.tables import Record
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -100,11 +100,11 @@ def _legend() -> str:
 def _setting(setting: Setting, with_table: bool, leave_out: Collection[str]) -> list[str]:
     fixed = setting.fixed()
     parts = [f'<h2 class="part">{escape(setting.name)}</h2>']
+    table = formats.html(grid_table(setting, f"Results over {html.count(len(setting.seeds), 'seed', 'seeds')}"))
     if with_table:
-        parts += [
-            formats.html(grid_table(setting, f"Results over {html.count(len(setting.seeds), 'seed', 'seeds')}")),
-            _legend(),
-        ]
+        parts += [table, _legend()]
+    else:
+        parts.append(f"<details><summary>Every metric of these runs</summary>{table}</details>")
     parts += [_curves(setting)] if "curves" not in leave_out else []
     parts += [_stream(fixed[0]), _matrices(fixed)]
     if analysed := [record for record in fixed if analysis_figures.has_analysis(record)]:

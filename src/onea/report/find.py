@@ -6,7 +6,7 @@ from pathlib import Path
 
 from onea.errors import OneaError
 from onea.files import check_path, read_json
-from onea.report.tables import Record
+from onea.record_metrics import Record
 
 NAME, FORMAT = "record.json", 1
 

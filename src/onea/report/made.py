@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from onea.record_metrics import Record
 from onea.report import html
-from onea.report.tables import Record, finished, labels, lent, lent_note
+from onea.report.tables import finished, labels, lent, lent_note
 
 SHORT = 12  # characters of a digest that tell it apart
 

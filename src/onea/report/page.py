@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from html import escape
 from itertools import accumulate
 
+from onea.record_metrics import Record, headline_metrics
 from onea.report import html
 from onea.report.curves import accuracy_curves, task_names
 from onea.report.made import made
 from onea.report.matrices import accuracy_matrix
-from onea.report.tables import COLUMNS, Record, finished, labels, rows
+from onea.report.tables import finished, labels, rows
 
 
 def page(records: Sequence[Record], title: str) -> str:
@@ -55,8 +56,9 @@ def _results(records: Sequence[Record]) -> str:
         cells = [f'<td class="best">{escape(c.text)}</td>' if c.best else html.td(c.text) for c in row.cells]
         body.append(html.row(_linked(row.method, record), cells, "first" if index == 0 else ""))
     notes = "".join(f'<p class="soft">{escape(row.method)}: {escape(row.note)}.</p>' for row in found if row.note)
-    meanings = "".join(f"<dt>{html.symbols(c.title)}</dt><dd>{html.symbols(c.meaning)}</dd>" for c in COLUMNS)
-    heads = ["method", *(column.title for column in COLUMNS)]
+    metrics = headline_metrics().values()
+    meanings = "".join(f"<dt>{html.symbols(m.heading)}</dt><dd>{html.symbols(m.meaning)}</dd>" for m in metrics)
+    heads = ["method", *(metric.heading for metric in metrics)]
     when = "after the whole stream" if all(map(finished, records)) else "so far"
     caption = f"Results {when}" + ("; the best of each column is marked." if len(records) > 1 else ".")
     return (

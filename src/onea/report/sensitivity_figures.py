@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from onea.errors import OneaError
+from onea.record_metrics import Record, metric
 from onea.report import style
-from onea.report.aggregate import Group, metric, settings, summarise
+from onea.report.aggregate import Group, over_seeds, settings, summarise
 from onea.report.curves import MARKERS, NARROW, legend_columns, spread
 from onea.report.grid_table import Value
 from onea.report.matrices import blues
-from onea.report.tables import Record, finished
+from onea.report.tables import finished
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -97,7 +99,7 @@ def rank_curves(records: Sequence[Record], width: float = WIDTH, value: str = "A
 
 def cost_scatter(groups: Sequence[Group], width: float = WIDTH, value: str = "A_T") -> Figure:
     """A metric against the floating-point operations that one image takes after the last task, a point a method."""
-    known = [(group, inference_cost(group), metric(group, value)) for group in groups]
+    known = [(group, inference_cost(group), over_seeds(group, metric(value))) for group in groups]
     points = [(group, cost, cell) for group, cost, cell in known if cost and cell.mean is not None]
     if not points:
         raise OneaError("No finished record tells what inference costs; run again with this version.")
@@ -178,4 +180,4 @@ def _name_points(axes: Any, names: Sequence[str], xs: Sequence[float], ys: Seque
 
 
 def _symbol(value: str) -> str:
-    return {"A_T": "$A_T$", "mean_A": "mean $A$", "weighted_mean_A": "weighted mean $A$"}.get(value, value)
+    return re.sub(r"\bA(_T)?\b", lambda found: f"${found[0]}$", metric(value).title)

@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-Record = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Column:
-    """One number of a record."""
-
-    title: str
-    meaning: str
-    value: Callable[[Record], float | None]
-    digits: int = 2
-    best: Callable[[Sequence[float]], float] = max
+from onea.record_metrics import Metric, Record, headline_metrics
 
 
 @dataclass(frozen=True)
@@ -36,30 +25,6 @@ class Row:
     method: str
     cells: tuple[Cell, ...]
     note: str
-
-
-def seconds(record: Record) -> float:
-    """Seconds a run spent learning: training, merging and prototypes, without evaluation."""
-    return float(sum(record["timings"]["learn_s"]))
-
-
-def _metric(name: str) -> Callable[[Record], float | None]:
-    return lambda record: record["metrics"].get(name)
-
-
-SECONDS = Column("training s", "seconds spent learning, evaluation left out", seconds, digits=1, best=min)
-COLUMNS = (
-    Column("A_T %", "right over all classes after the last task", _metric("A_T")),
-    Column("mean A %", "mean of that accuracy over all tasks", _metric("mean_A")),
-    Column(
-        "weighted mean A %",
-        "the same mean, a step counting more the further its classes are ahead of an even stream",
-        _metric("weighted_mean_A"),
-    ),
-    Column("F", "points a task has lost since its best, mean over tasks; lower is better", _metric("F"), best=min),
-    Column("class-balanced A_T %", "A_T with every class counting the same", _metric("balanced_A_T")),
-    SECONDS,
-)
 
 
 def labels(records: Sequence[Record]) -> list[str]:
@@ -88,7 +53,7 @@ def finished(record: Record) -> bool:
 
 def rows(records: Sequence[Record]) -> list[Row]:
     """The table as plain values; a run that is still going on is shown but never marked as best."""
-    names, columns = labels(records), [_cells(column, records) for column in COLUMNS]
+    names, columns = labels(records), [_cells(metric, records) for metric in headline_metrics().values()]
     return [
         Row(name, tuple(cells[index] for cells in columns), _note(record))
         for index, (name, record) in enumerate(zip(names, records, strict=True))
@@ -99,8 +64,9 @@ def markdown(records: Sequence[Record]) -> str:
     """The table in Markdown, best values in bold."""
     table = rows(records)
     notes = any(row.note for row in table)
-    heads = ["method", *(column.title for column in COLUMNS), *(["note"] if notes else [])]
-    lines = [heads, ["---", *["---:"] * len(COLUMNS), *(["---"] if notes else [])]]
+    metrics = headline_metrics().values()
+    heads = ["method", *(metric.heading for metric in metrics), *(["note"] if notes else [])]
+    lines = [heads, ["---", *["---:"] * len(metrics), *(["---"] if notes else [])]]
     for row in table:
         numbers = [f"**{cell.text}**" if cell.best else cell.text for cell in row.cells]
         lines.append([_plain(row.method), *numbers, *([_plain(row.note)] if notes else [])])
@@ -111,24 +77,17 @@ def _name(record: Record) -> str:
     return str(record.get("title") or record["config"]["method"])
 
 
-def _cells(column: Column, records: Sequence[Record]) -> list[Cell]:
-    values = [column.value(record) for record in records]
-    fair = [
-        value
-        for value, record in zip(values, records, strict=True)
-        if value is not None and _may_win(column, record, records)
-    ]
+def _cells(metric: Metric, records: Sequence[Record]) -> list[Cell]:
+    fair = [record for record in records if _may_win(metric, record, records)]
+    values = [value for value in map(metric.read, fair) if value is not None]
     # Compared as printed: two numbers that read the same are both marked, or the table would seem to contradict itself.
-    best = f"{column.best(fair):.{column.digits}f}" if len(fair) > 1 else None
-    texts = ["–" if value is None else f"{value:.{column.digits}f}" for value in values]
-    return [
-        Cell(text, text == best and _may_win(column, record, records))
-        for text, record in zip(texts, records, strict=True)
-    ]
+    best = f"{metric.best(*values):.{metric.digits}f}" if len(values) > 1 else None
+    texts = [metric.text(record) for record in records]
+    return [Cell(text, text == best and record in fair) for text, record in zip(texts, records, strict=True)]
 
 
-def _may_win(column: Column, record: Record, records: Sequence[Record]) -> bool:
-    if column is SECONDS and (lent(record) or len({_machine(other) for other in records}) > 1):
+def _may_win(metric: Metric, record: Record, records: Sequence[Record]) -> bool:
+    if metric.of_machine and (lent(record) or len({_machine(other) for other in records}) > 1):
         return False  # seconds that others spent, or another machine's, are not this method's merit
     return finished(record)
 

@@ -9,10 +9,10 @@ from types import TracebackType
 from typing import Any
 
 from onea.errors import OneaError, nearest
+from onea.record_metrics import headline_metrics
 from onea.runtime import Progress
 
 _PROJECT = "onea"
-_SHOWN = ("A_T", "mean_A", "weighted_mean_A", "F", "balanced_A_T")
 # How each tracker calls the name of a single run; the others find one themselves.
 _RUN_NAME = {"wandb": "name", "trackio": "name", "mlflow": "run_name", "swanlab": "experiment_name"}
 
@@ -58,9 +58,10 @@ class Tracking(Progress):
 
     def end_task(self, task: int, accuracy: float) -> None:
         """Log what the record has gained."""
-        metrics, timings = self._record["metrics"], self._record["timings"]
-        values = {f"test/{name}": metrics[name] for name in _SHOWN if metrics[name] is not None}
-        times = {f"time/{name}": seconds[-1] for name, seconds in timings.items()}
+        metrics = headline_metrics(of_machine=False)
+        read = {f"test/{key}": metric.read(self._record) for key, metric in metrics.items()}
+        values = {name: value for name, value in read.items() if value is not None}
+        times = {f"time/{name}": seconds[-1] for name, seconds in self._record["timings"].items()}
         classes = sum(each["classes"] for each in self._record["tasks"])
         self._log({**values, **times, "stream/task": task + 1, "stream/classes": classes})
 
