@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from onea.paper.names import DATASETS
 from onea.paper.render import Records
 from onea.paper.tables import LONG_TAIL_FACTOR, PAPER_STREAMS
+from onea.record_metrics import Record, forgetting_curve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from onea.paper.scale import Plan
-    from onea.record_metrics import Record, forgetting_curve
-from onea.report.grid_table import GridTable
+    from onea.report.grid_table import GridTable
 
 
 @dataclass(frozen=True)
