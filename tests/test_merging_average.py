@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from onea.errors import OneaError
 from onea.merging.average import RunningMean
-from onea.merging.operator import Sizes, Tensors
+from onea.merging.operator import Sizes
+from onea.tensors import Tensors
 
 SIZES = Sizes(3, 4, 30, 40)
 

@@ -16,9 +16,10 @@ from torch import Tensor
 from onea.errors import OneaError
 from onea.merging import OPERATORS, make_operator, operator_class
 from onea.merging.knots import align
-from onea.merging.operator import Sizes, Tensors
+from onea.merging.operator import Sizes
 from onea.merging.ties import elect, trim
 from onea.merging.tsv import leading, orthogonal
+from onea.tensors import Tensors
 
 SHAPES = {"down.weight": (4, 9), "down.bias": (4,), "up.weight": (9, 4), "up.bias": (9,), "scale": ()}
 SIZES = Sizes(accumulated_classes=14, new_classes=6, accumulated_samples=7000, new_samples=1000)

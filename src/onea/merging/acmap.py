@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from onea.errors import OneaError
 from onea.merging.average import RunningMean
-from onea.merging.operator import MergeResult, Sizes, Tensors, Traits, check_mergeable, count_of
+from onea.merging.operator import MergeResult, Sizes, Traits, check_mergeable, count_of
+from onea.tensors import Tensors
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from onea.merging.operator import MergeResult, Sizes, Tensors, Traits, check_mergeable, count_of, like, precise
+from onea.merging.operator import MergeResult, Sizes, Traits, check_mergeable, count_of
+from onea.tensors import Tensors, cast_like, to_float64
 
 
 def join_mean(left: Tensor, right: Tensor, count: float, joining: float = 1) -> Tensor:
     """The float64 mean of a side that counts ``count`` times and one that counts ``joining`` times."""
-    return (precise(left) * count + precise(right) * joining) / (count + joining)
+    return (to_float64(left) * count + to_float64(right) * joining) / (count + joining)
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class RunningMean(Traits):
         """Merge; ``state["count"]`` is the number of sides inside ``accumulated`` (one at the first merge)."""
         check_mergeable(accumulated, new)
         count = count_of(state)
-        merged = {name: like(join_mean(left, new[name], count), left) for name, left in accumulated.items()}
+        merged = {name: cast_like(join_mean(left, new[name], count), left) for name, left in accumulated.items()}
         return MergeResult(merged, {"count": torch.tensor(count + 1)})
 
 
@@ -58,5 +59,5 @@ class WeightedMean(Traits):
         if self.by == "samples":
             old, joining = sizes.accumulated_samples, sizes.new_samples
         return MergeResult(
-            {name: like(join_mean(left, new[name], old, joining), left) for name, left in accumulated.items()}
+            {name: cast_like(join_mean(left, new[name], old, joining), left) for name, left in accumulated.items()}
         )

@@ -12,7 +12,8 @@ import torch
 from onea import seeds
 from onea.errors import OneaError
 from onea.merging.average import RunningMean
-from onea.merging.operator import MergeResult, Sizes, Tensors, Traits, check_mergeable, count_of, precise
+from onea.merging.operator import MergeResult, Sizes, Traits, check_mergeable, count_of
+from onea.tensors import Tensors, to_float64
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,6 @@ class DARE(Traits):
         for name, tensor in new.items():
             generator = seeds.generator(self.seed, count_of(state), f"dare {name}")
             kept = torch.rand(tensor.shape, generator=generator, dtype=torch.float64) >= self.drop
-            value = precise(tensor)
+            value = to_float64(tensor)
             thinned[name] = value * kept.to(value.device) / (1 - self.drop)
         return RunningMean()(accumulated, thinned, sizes, state)

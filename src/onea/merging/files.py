@@ -21,8 +21,9 @@ from onea.errors import OneaError, short
 from onea.files import check_path, unwritable, write_atomically, write_json
 from onea.merging import make_operator, operator_class
 from onea.merging.lora import CONFIG, WEIGHTS, Lora, check_alike, read_lora, write_lora
-from onea.merging.operator import Sizes, Tensors, merge
+from onea.merging.operator import Sizes, merge
 from onea.options import LARGEST
+from onea.tensors import Tensors
 from onea.version import __version__
 
 _MOST = 2**53  # classes or samples

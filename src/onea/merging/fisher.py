@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from onea.merging.operator import MergeResult, Sizes, Tensors, Traits, check_mergeable, like, precise, statistic
+from onea.merging.operator import MergeResult, Sizes, Traits, check_mergeable, statistic
+from onea.tensors import Tensors, cast_like, to_float64
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Fisher(Traits):
             total = old + added
             known = total > 0
             share = torch.where(known, added / torch.where(known, total, 1.0), 0.0)
-            value = precise(left)
-            merged[name] = like(value + share * (precise(new[name]) - value), left)
+            value = to_float64(left)
+            merged[name] = cast_like(value + share * (to_float64(new[name]) - value), left)
             kept[f"fisher.{name}"] = total
         return MergeResult(merged, kept)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from onea.decompose import eigh
-from onea.merging.operator import Tensors
+from onea.tensors import Tensors
 
 _DELTA = 1e-8  # keeps the normalised spectrum defined
 _NULL = 1e-6  # directions below this share of the largest singular value carry nothing of the base

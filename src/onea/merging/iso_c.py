@@ -14,17 +14,8 @@ from torch import Tensor
 from onea.decompose import svd
 from onea.errors import OneaError
 from onea.merging.average import join_mean
-from onea.merging.operator import (
-    MergeResult,
-    Sizes,
-    Tensors,
-    Traits,
-    check_mergeable,
-    count_of,
-    is_matrix,
-    like,
-    matrix,
-)
+from onea.merging.operator import MergeResult, Sizes, Traits, check_mergeable, count_of, is_matrix, matrix
+from onea.tensors import Tensors, cast_like
 
 
 @dataclass(frozen=True)
@@ -55,11 +46,11 @@ class IsoC(Traits):
         merged, kept = {}, {"count": torch.tensor(count + 1)}
         for name, left in accumulated.items():
             if not is_matrix(left):
-                merged[name] = like(join_mean(left, new[name], count), left)
+                merged[name] = cast_like(join_mean(left, new[name], count), left)
                 continue
             joining = matrix(new[name])
             total = state.get(f"sum.{name}", matrix(left)).to(joining) + joining
-            merged[name] = like(self.scale * self.flat(total), left)
+            merged[name] = cast_like(self.scale * self.flat(total), left)
             kept[f"sum.{name}"] = total
         return MergeResult(merged, kept)
 

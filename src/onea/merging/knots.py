@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from onea.decompose import svd
-from onea.merging.operator import MergeResult, Sizes, Tensors, Traits, check_mergeable, count_of, like, precise
+from onea.merging.operator import MergeResult, Sizes, Traits, check_mergeable, count_of
 from onea.merging.ties import Votes, check_trimming, elect, trim, votes_of
+from onea.tensors import Tensors, cast_like, to_float64
 
 _THRESHOLD = 1e-5  # smaller singular values are dropped, as in the official code
 
@@ -101,10 +102,10 @@ def _folded(tensors: Tensors) -> Tensors:
     for name, tensor in tensors.items():
         if _weight_of(name, tensors) is not None:
             continue
-        value = precise(tensor)
+        value = to_float64(tensor)
         value = value.flatten(1) if value.dim() > 1 else value.reshape(1, -1)
         if name in owners:
-            value = torch.cat([value, precise(tensors[owners[name]])[:, None]], dim=1)
+            value = torch.cat([value, to_float64(tensors[owners[name]])[:, None]], dim=1)
         matrices[name] = value
     return matrices
 
@@ -116,7 +117,7 @@ def _unfolded(matrices: Tensors, original: Tensors) -> Tensors:
     for name, tensor in original.items():
         weight = _weight_of(name, original)
         if weight is not None:
-            tensors[name] = like(matrices[weight][:, -1], tensor)
+            tensors[name] = cast_like(matrices[weight][:, -1], tensor)
         else:
-            tensors[name] = like(matrices[name][:, :-1] if name in owners else matrices[name], tensor)
+            tensors[name] = cast_like(matrices[name][:, :-1] if name in owners else matrices[name], tensor)
     return tensors

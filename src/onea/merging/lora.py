@@ -17,7 +17,7 @@ from torch import Tensor
 from onea.decompose import svd
 from onea.errors import OneaError
 from onea.files import read_json
-from onea.merging.operator import Tensors
+from onea.tensors import Tensors
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _NULL = 1e-7  # singular values below this share of the largest are rounding

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 
 from onea.errors import OneaError
-from onea.merging.operator import MergeResult, Sizes, Tensors, Traits, check_mergeable, count_of, like, precise
+from onea.merging.operator import MergeResult, Sizes, Traits, check_mergeable, count_of
+from onea.tensors import Tensors, cast_like, to_float64
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,6 @@ class MagMax(Traits):
         old_scale = self.scale if "count" in state else 1.0
         merged = {}
         for name, tensor in accumulated.items():
-            left, right = precise(tensor) / old_scale, precise(new[name])
-            merged[name] = like(self.scale * torch.where(right.abs() >= left.abs(), right, left), tensor)
+            left, right = to_float64(tensor) / old_scale, to_float64(new[name])
+            merged[name] = cast_like(self.scale * torch.where(right.abs() >= left.abs(), right, left), tensor)
         return MergeResult(merged, {"count": torch.tensor(count_of(state) + 1)})

@@ -12,7 +12,8 @@ from torch import Tensor
 from onea.errors import OneaError
 from onea.merging.analysis import describe
 from onea.merging.fusion import Fusion, fuse, stack, unstack
-from onea.merging.operator import MergeResult, Sizes, Tensors, Traits, check_mergeable
+from onea.merging.operator import MergeResult, Sizes, Traits, check_mergeable
+from onea.tensors import Tensors
 
 Proxy = Literal["classes", "uniform", "norm", "spectrum"]
 

@@ -14,18 +14,8 @@ from torch import Tensor
 
 from onea.decompose import svd
 from onea.errors import OneaError
-from onea.merging.operator import (
-    MergeResult,
-    Sizes,
-    Tensors,
-    Traits,
-    check_mergeable,
-    count_of,
-    is_matrix,
-    like,
-    matrix,
-    precise,
-)
+from onea.merging.operator import MergeResult, Sizes, Traits, check_mergeable, count_of, is_matrix, matrix
+from onea.tensors import Tensors, cast_like, to_float64
 
 _NULL = 1e-9  # directions below this share of the largest singular value are not directions of the accumulated side
 
@@ -60,9 +50,9 @@ class OPCM(Traits):
             if is_matrix(left):
                 sums[name] = factor * matrix(left) + self.project(matrix(left), matrix(new[name]))
             else:
-                sums[name] = factor * precise(left) + precise(new[name])
+                sums[name] = factor * to_float64(left) + to_float64(new[name])
         factor = _norm(sums) / norm if norm > 0 and _norm(sums) > 0 else 1.0
-        merged = {name: like(sums[name] / factor, left) for name, left in accumulated.items()}
+        merged = {name: cast_like(sums[name] / factor, left) for name, left in accumulated.items()}
         numbers = {"factor": factor, "norm": norm}
         kept = {name: torch.tensor(value, dtype=torch.float64) for name, value in numbers.items()}
         return MergeResult(merged, {"count": torch.tensor(count + 1), **kept})
@@ -88,4 +78,4 @@ class OPCM(Traits):
 
 
 def _norm(tensors: Tensors) -> float:
-    return math.sqrt(sum(float(precise(tensor).square().sum()) for tensor in tensors.values()))
+    return math.sqrt(sum(float(to_float64(tensor).square().sum()) for tensor in tensors.values()))

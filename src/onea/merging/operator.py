@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from onea.errors import OneaError
-
-Tensors = dict[str, Tensor]
+from onea.tensors import Tensors, to_float64
 
 
 @dataclass(frozen=True)
@@ -125,16 +124,6 @@ def check_mergeable(accumulated: Mapping[str, Tensor], new: Mapping[str, Tensor]
                 raise OneaError(f"Cannot merge '{name}': the {side} side holds a NaN or infinity; retrain it.")
 
 
-def precise(tensor: Tensor) -> Tensor:
-    """The tensor in float64, on its own device, or on the CPU where that device has no float64."""
-    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
-
-
-def like(value: Tensor, original: Tensor) -> Tensor:
-    """The value with the shape, type and device of the original."""
-    return value.reshape(original.shape).to(original)
-
-
 def is_matrix(tensor: Tensor) -> bool:
     """Whether a tensor has directions to speak of; what has one row or column, or is a vector, has not."""
     return tensor.dim() > 1 and len(tensor) > 1 and tensor.numel() > len(tensor)
@@ -142,7 +131,7 @@ def is_matrix(tensor: Tensor) -> bool:
 
 def matrix(tensor: Tensor) -> Tensor:
     """A tensor of two or more dimensions as float64 ``[out, in]``."""
-    return precise(tensor).flatten(1)
+    return to_float64(tensor).flatten(1)
 
 
 def count_of(state: Mapping[str, Tensor]) -> int:
@@ -157,7 +146,7 @@ def statistic(state: Mapping[str, Tensor], key: str, shape: tuple[int, ...], tit
             f"{title} needs statistics of the training data, which bare files do not hold; "
             f"give them as state['{key}'] or choose another operator."
         )
-    found = precise(state[key]).to(precise(like).device)
+    found = to_float64(state[key]).to(to_float64(like).device)
     if tuple(found.shape) != shape:
         raise OneaError(f"state['{key}'] has shape {tuple(found.shape)}; it must be {shape}.")
     return found

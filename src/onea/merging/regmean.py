@@ -13,17 +13,8 @@ from torch import Tensor
 
 from onea.errors import OneaError
 from onea.merging.average import join_mean
-from onea.merging.operator import (
-    MergeResult,
-    Sizes,
-    Tensors,
-    Traits,
-    check_mergeable,
-    count_of,
-    like,
-    matrix,
-    statistic,
-)
+from onea.merging.operator import MergeResult, Sizes, Traits, check_mergeable, count_of, matrix, statistic
+from onea.tensors import Tensors, cast_like
 
 _RCOND = 1e-10  # input directions with a smaller share of the energy were not seen
 
@@ -57,7 +48,7 @@ class RegMean(Traits):
         merged, kept = {}, {"count": torch.tensor(count + 1)}
         for name, left in accumulated.items():
             if left.dim() < 2:
-                merged[name] = like(join_mean(left, new[name], count), left)
+                merged[name] = cast_like(join_mean(left, new[name], count), left)
                 continue
             old_weight, new_weight = matrix(left), matrix(new[name])
             width = old_weight.shape[1]
@@ -66,7 +57,7 @@ class RegMean(Traits):
             )
             inverse = torch.linalg.pinv(self._scaled(old + added), rtol=_RCOND, hermitian=True)
             # The normal equations, solved for the change: their solution where they have one, no change where not.
-            merged[name] = like(old_weight + (new_weight - old_weight) @ self._scaled(added) @ inverse, left)
+            merged[name] = cast_like(old_weight + (new_weight - old_weight) @ self._scaled(added) @ inverse, left)
             kept[f"gram.{name}"] = old + added
         return MergeResult(merged, kept)
 

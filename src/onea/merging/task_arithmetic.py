@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from onea.merging.operator import MergeResult, Sizes, Tensors, Traits, check_mergeable, count_of, like, precise
+from onea.merging.operator import MergeResult, Sizes, Traits, check_mergeable, count_of
+from onea.tensors import Tensors, cast_like, to_float64
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class TaskArithmetic(Traits):
         check_mergeable(accumulated, new)
         old = 1.0 if "count" in state else self.scale
         merged = {
-            name: like(old * precise(left) + self.scale * precise(new[name]), left)
+            name: cast_like(old * to_float64(left) + self.scale * to_float64(new[name]), left)
             for name, left in accumulated.items()
         }
         return MergeResult(merged, {"count": torch.tensor(count_of(state) + 1)})

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from onea.errors import OneaError
-from onea.merging.operator import MergeResult, Sizes, Tensors, Traits, check_mergeable, count_of, like, precise
+from onea.merging.operator import MergeResult, Sizes, Traits, check_mergeable, count_of
+from onea.tensors import Tensors, cast_like, to_float64
 
 Votes = Literal["uniform", "classes"]
 
@@ -86,9 +87,9 @@ class TIES(Traits):
         check_mergeable(accumulated, new)
         count, old_scale = count_of(state), self.scale if "count" in state else 1.0
         votes = votes_of(self.weights, sizes, count)
-        trimmed = trim({name: precise(tensor) for name, tensor in new.items()}, self.density)
+        trimmed = trim({name: to_float64(tensor) for name, tensor in new.items()}, self.density)
         merged = {
-            name: like(self.scale * elect(precise(left) / old_scale, trimmed[name], *votes), left)
+            name: cast_like(self.scale * elect(to_float64(left) / old_scale, trimmed[name], *votes), left)
             for name, left in accumulated.items()
         }
         return MergeResult(merged, {"count": torch.tensor(count + 1)})

@@ -14,17 +14,8 @@ from torch import Tensor
 from onea.decompose import svd
 from onea.errors import OneaError
 from onea.merging.average import join_mean
-from onea.merging.operator import (
-    MergeResult,
-    Sizes,
-    Tensors,
-    Traits,
-    check_mergeable,
-    count_of,
-    is_matrix,
-    like,
-    matrix,
-)
+from onea.merging.operator import MergeResult, Sizes, Traits, check_mergeable, count_of, is_matrix, matrix
+from onea.tensors import Tensors, cast_like
 
 _NULL = 1e-6  # components below this share of the largest are noise, and would disturb the others
 
@@ -72,9 +63,9 @@ class TSV(Traits):
         merged = {}
         for name, left in accumulated.items():
             if is_matrix(left):
-                merged[name] = like(self._merge(matrix(left), matrix(new[name]), share), left)
+                merged[name] = cast_like(self._merge(matrix(left), matrix(new[name]), share), left)
             else:
-                merged[name] = like(join_mean(left, new[name], count), left)
+                merged[name] = cast_like(join_mean(left, new[name], count), left)
         return MergeResult(merged, {"count": torch.tensor(count + 1)})
 
     def _merge(self, old: Tensor, new: Tensor, share: float) -> Tensor:

@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from onea import seeds
 from onea.errors import OneaError
 from onea.merging.average import RunningMean
-from onea.merging.operator import Sizes, Tensors
+from onea.merging.operator import Sizes
 from onea.methods.contract import Method
 from onea.methods.local_head import local_head, new_adapters, train_with_local_head
 from onea.methods.options import AdapterOptions, tuned
 from onea.methods.state import part_of, prefixed
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
+from onea.tensors import Tensors
 from onea.vit.adapter import Adapters
 from onea.vit.frozen import FrozenViT
 from onea.vit.heads import cosine_scores

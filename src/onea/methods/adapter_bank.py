@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from onea import seeds
-from onea.merging.operator import Tensors
 from onea.methods.contract import Method
 from onea.methods.local_head import local_head, new_adapters, train_with_local_head
 from onea.methods.options import AdapterOptions
 from onea.methods.state import part_of
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
+from onea.tensors import Tensors
 from onea.vit.adapter import Adapters
 from onea.vit.frozen import FrozenViT
 from onea.vit.plug import Plug

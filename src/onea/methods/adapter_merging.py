@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from onea.errors import OneaError
-from onea.merging.operator import Operator, Sizes, Tensors, like, merge, precise
+from onea.merging.operator import Operator, Sizes, merge
 from onea.methods.adapter_training import AdapterTraining, TrainedAdapter, blank_adapters, train_adapter
 from onea.methods.contract import Method
 from onea.methods.merge_statistics import diagonal_fisher, gram_matrices
@@ -19,6 +19,7 @@ from onea.methods.options import tuned
 from onea.methods.state import part_of, prefixed
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
+from onea.tensors import Tensors, cast_like, to_float64
 from onea.vit.adapter import Adapters
 from onea.vit.frozen import FrozenViT
 from onea.vit.heads import cosine_scores
@@ -242,15 +243,15 @@ class AdapterMerging(Method):
         report: dict[str, Any] = {}
         if self.merged_classes:
             accumulated = dict(self.kept.state_dict())
-            origin = {name: precise(value).to(accumulated[name].device) for name, value in self.origin.items()}
+            origin = {name: to_float64(value).to(accumulated[name].device) for name, value in self.origin.items()}
             old, joining = (
-                {name: precise(value) - origin[name] for name, value in side.items()} if origin else side
+                {name: to_float64(value) - origin[name] for name, value in side.items()} if origin else side
                 for side in (accumulated, new)
             )
             result = merge(self.operator, old, joining, sizes, self.memory)
             self.memory, report, new = result.state, result.report(), result.tensors
             if origin:
-                new = {name: like(origin[name] + new[name], value) for name, value in accumulated.items()}
+                new = {name: cast_like(origin[name] + new[name], value) for name, value in accumulated.items()}
         self.kept.load_state_dict(new)
         self.merged_classes = round(sizes.accumulated_classes + sizes.new_classes)
         self.merged_samples = sizes.accumulated_samples + sizes.new_samples

@@ -11,12 +11,12 @@ from torch import nn
 from onea import seeds
 from onea.errors import OneaError
 from onea.losses import contrastive_share
-from onea.merging.operator import Tensors
 from onea.methods.local_head import local_head, new_adapters, train_with_local_head
 from onea.methods.options import AdapterOptions
 from onea.runtime import Runtime
 from onea.schedules import task_epochs
 from onea.tasks import Plan, Task
+from onea.tensors import Tensors
 from onea.vit.adapter import Adapters
 from onea.vit.frozen import FrozenViT
 

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from onea import seeds
 from onea.errors import OneaError
-from onea.merging.operator import Tensors
 from onea.methods.contract import Method
 from onea.methods.local_head import local_head, new_adapters, train_with_local_head
 from onea.methods.options import AdapterOptions, TrainingOptions, tuned
 from onea.methods.state import part_of
 from onea.tasks import Task
+from onea.tensors import Tensors
 from onea.training import Optimiser
 from onea.vit.adapter import Adapters
 from onea.vit.finetune import FineTuned

@@ -13,12 +13,12 @@ from torch.nn import functional as F
 
 from onea import seeds
 from onea.errors import OneaError
-from onea.merging.operator import Tensors
 from onea.methods.contract import Method
 from onea.methods.local_head import local_head
 from onea.methods.options import TrainingOptions, tuned
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
+from onea.tensors import Tensors
 from onea.training import Loss, Trained, train
 from onea.vit.frozen import FrozenViT
 from onea.vit.heads import cosine_scores

@@ -12,11 +12,11 @@ from torch.nn import functional as F
 
 from onea import schedules, seeds
 from onea.errors import OneaError
-from onea.merging.operator import Tensors, precise
 from onea.methods.options import tuned
 from onea.methods.prompting import PromptMethod, PromptOptions, by_dataset
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
+from onea.tensors import Tensors, to_float64
 from onea.training import Recipe
 from onea.vit.frozen import FrozenViT
 from onea.vit.prompts import Growing, PrefixPrompts
@@ -204,7 +204,7 @@ def orthonormal_rows(old: Tensor, fresh: Tensor) -> Tensor:
     >>> orthonormal_rows(old, fresh).abs().round()
     tensor([[0., 0., 1.]])
     """
-    basis, upper = torch.linalg.qr(precise(torch.cat([old, fresh])).T)
+    basis, upper = torch.linalg.qr(to_float64(torch.cat([old, fresh])).T)
     signs = upper.diagonal()[len(old) :].sign()  # QR is free to flip a direction; Gram-Schmidt does not
     rows: Tensor = (basis[:, len(old) :] * signs).T
     return rows.to(fresh)

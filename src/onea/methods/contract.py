@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from onea.errors import OneaError
-from onea.merging.operator import Tensors, precise
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
+from onea.tensors import Tensors, to_float64
 from onea.vit.frozen import FrozenViT
 from onea.vit.heads import class_sums
 from onea.vit.plug import NOTHING, Plug
@@ -124,7 +124,7 @@ class Method(ABC):
     def prototypes_under(self, task: Task, plugs: Sequence[Plug]) -> Tensor:
         """Mean features under several plugs, ``[plugs, classes of the task, width]``; every image is loaded once."""
         processes, device = self.runtime.processes, self.runtime.device
-        sums = precise(torch.zeros(len(plugs), len(task.classes), self.vit.width, device=device))
+        sums = to_float64(torch.zeros(len(plugs), len(task.classes), self.vit.width, device=device))
         for number, part in enumerate(torch.arange(len(task)).split(EVALUATION_BATCH)):
             if number % processes.count == processes.rank:
                 images, labels = task.images.plain(filled_up(task.rows[part])), task.labels[part]

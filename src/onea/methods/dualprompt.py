@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from onea import seeds
-from onea.merging.operator import Tensors
 from onea.methods.options import tuned
 from onea.methods.prompting import PromptMethod, PromptOptions, by_dataset
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
+from onea.tensors import Tensors
 from onea.vit.frozen import FrozenViT
 from onea.vit.heads import cosine_scores
 from onea.vit.matching import Selection, match_keys

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from onea import schedules, seeds
 from onea.errors import OneaError
-from onea.merging.operator import Tensors
 from onea.methods.contract import Method
 from onea.methods.dual_gpm import Energy, Memory, reduction, remember, threshold
 from onea.methods.local_head import train_with_local_head
 from onea.methods.options import TrainingOptions, tuned
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
+from onea.tensors import Tensors
 from onea.vit.frozen import FrozenViT
 from onea.vit.heads import GrowingHead
 from onea.vit.lora import FoldedUpdates, LowRank, LowRankUpdates, SecondMoments, Together, check_rank

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from onea import seeds
 from onea.errors import OneaError
-from onea.merging.operator import Tensors
 from onea.methods.adapter_merging import PUBLISHED
 from onea.methods.contract import Method
 from onea.methods.local_head import local_head, new_adapters, new_head, train_with_local_head
@@ -20,6 +19,7 @@ from onea.methods.options import AdapterOptions, tuned
 from onea.methods.state import part_of, prefixed
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
+from onea.tensors import Tensors
 from onea.vit.adapter import Adapters
 from onea.vit.frozen import FrozenViT
 from onea.vit.heads import cosine_scores

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from onea.merging.operator import Tensors, precise
 from onea.methods.contract import EVALUATION_BATCH
 from onea.runtime import Runtime
 from onea.tasks import Task
+from onea.tensors import Tensors, to_float64
 from onea.vit.adapter import Adapters
 from onea.vit.frozen import FrozenViT
 
@@ -55,7 +55,7 @@ def diagonal_fisher(vit: FrozenViT, adapters: Adapters, head: nn.Module, task: T
 
 
 def _add(sums: Tensors, name: str, value: Tensor) -> None:
-    value = precise(value.detach())
+    value = to_float64(value.detach())
     sums[name] = sums[name] + value if name in sums else value
 
 

@@ -13,12 +13,12 @@ from torch.nn import functional as F
 
 from onea import seeds
 from onea.errors import OneaError
-from onea.merging.operator import Tensors
 from onea.methods.contract import EVALUATION_BATCH, Method
 from onea.methods.options import TrainingOptions, tuned
 from onea.methods.state import part_of
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
+from onea.tensors import Tensors
 from onea.training import Trained, train
 from onea.vit.adapter import Adapters
 from onea.vit.frozen import FrozenViT

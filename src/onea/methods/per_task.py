@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from onea.merging.operator import Tensors
 from onea.methods.adapter_bank import AdapterBank
 from onea.methods.options import AdapterOptions, tuned
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
+from onea.tensors import Tensors
 from onea.vit.frozen import FrozenViT
 from onea.vit.heads import cosine_scores
 

@@ -12,12 +12,12 @@ from torch.nn import functional as F
 
 from onea import schedules, seeds
 from onea.errors import OneaError
-from onea.merging.operator import Tensors, precise
 from onea.methods.contract import EVALUATION_BATCH, Method
 from onea.methods.options import TrainingOptions
 from onea.methods.state import part_of
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
+from onea.tensors import Tensors, to_float64
 from onea.training import Recipe, Trained, train
 from onea.vit.frozen import FrozenViT
 from onea.vit.heads import GrowingHead
@@ -149,7 +149,7 @@ class PromptMethod(Method):
         if len(task.classes) == 1:
             self.runtime.progress.note("prototypes")
             features = [self.prompted(images) for images, _ in task.plain_batches(EVALUATION_BATCH)]
-            weight[-1] = precise(torch.cat(features)).mean(0)
+            weight[-1] = to_float64(torch.cat(features)).mean(0)
             self.head.bias.detach()[-1] = 0
         length = weight[learned].norm(dim=1).mean() if learned.any() else 1.0
         weight[~learned] = F.normalize(weight[~learned], dim=1) * length

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from onea import seeds
 from onea.errors import OneaError
-from onea.merging.operator import Tensors
 from onea.methods.contract import EVALUATION_BATCH, Method
 from onea.methods.options import TrainingOptions, tuned
 from onea.methods.state import part_of, prefixed
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
+from onea.tensors import Tensors
 from onea.training import Loss, Recipe, Trained, train
 from onea.vit.frozen import FrozenViT
 from onea.vit.heads import GrowingHead, masked_cross_entropy

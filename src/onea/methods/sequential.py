@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from onea import seeds
-from onea.merging.operator import Tensors
 from onea.methods.adapter_merging import PUBLISHED
 from onea.methods.contract import Method
 from onea.methods.local_head import new_adapters
@@ -19,6 +18,7 @@ from onea.methods.options import AdapterOptions, tuned
 from onea.methods.state import part_of, prefixed
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
+from onea.tensors import Tensors
 from onea.training import Trained, train
 from onea.vit.adapter import Adapters
 from onea.vit.frozen import FrozenViT

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from onea.merging.operator import Tensors
 from onea.methods.contract import Method
 from onea.tasks import Task
+from onea.tensors import Tensors
 from onea.vit.heads import cosine_scores
 from onea.vit.plug import NOTHING, Plug
 

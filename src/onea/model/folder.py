@@ -19,7 +19,6 @@ from safetensors.torch import save as save_tensors
 
 from onea.errors import OneaError
 from onea.files import check_plain, open_plain, read_plain, sync_folder, unwritable, write_atomically
-from onea.merging.operator import Tensors
 from onea.methods.state import part_of, prefixed
 from onea.model import layout, validation
 from onea.model.card import card, history_picture, history_row
@@ -30,6 +29,7 @@ from onea.model.lock import locked
 from onea.model.params import MACHINE
 from onea.model.readout import Evidence
 from onea.model.state import State
+from onea.tensors import Tensors
 from onea.version import __version__
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from onea import seeds
 from onea.data.assemble import natural_key
 from onea.data.store import PackedImages, choose_place
 from onea.errors import OneaError
-from onea.merging.operator import Sizes, Tensors
+from onea.merging.operator import Sizes
 from onea.methods.local_head import new_adapters
 from onea.methods.one_a import OneAMethod, OneAOptions
 from onea.methods.presets import choose_preset, preset_options
@@ -31,6 +31,7 @@ from onea.model.state import State, Update, merged_with, new_id
 from onea.options import build
 from onea.runtime import Progress
 from onea.tasks import Task
+from onea.tensors import Tensors
 from onea.text import printable
 from onea.vit.adapter import Adapters
 

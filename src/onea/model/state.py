@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from onea.errors import OneaError, nearest
-from onea.merging.operator import Tensors
 from onea.model.names import as_numbers, check_names
 from onea.model.readout import Evidence, Readout
+from onea.tensors import Tensors
 
 Update = dict[str, Any]
 

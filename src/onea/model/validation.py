@@ -24,7 +24,6 @@ from torch import Tensor
 
 from onea.data.transforms import Preprocess
 from onea.errors import OneaError
-from onea.merging.operator import Tensors
 from onea.methods.one_a import OneAOptions
 from onea.model.formats import FORMAT, modern
 from onea.model.layout import LAST_VERSION
@@ -33,6 +32,7 @@ from onea.model.names import UNKNOWN
 from onea.model.params import MACHINE, check_params
 from onea.model.readout import Readout
 from onea.options import build
+from onea.tensors import Tensors
 from onea.version import __version__
 
 MOST_JSON = 64 * 2**20  # bytes of model.json or state.json: names of a million classes

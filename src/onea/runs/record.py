@@ -20,8 +20,8 @@ from safetensors.torch import save as save_safetensors
 
 from onea.errors import OneaError
 from onea.files import read_json, write_atomically, write_json
-from onea.merging.operator import Tensors
 from onea.runs.config import RunConfig
+from onea.tensors import Tensors
 from onea.version import __version__
 
 FORMAT = 1

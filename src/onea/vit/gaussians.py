@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from onea import schedules
 from onea.errors import OneaError
-from onea.merging.operator import precise
+from onea.tensors import to_float64
 from onea.vit.heads import class_means
 
 Covariance = Literal["full", "diagonal"]
@@ -117,7 +117,7 @@ def align(
             value.backward()
             optimiser.step()
             values.append(value.detach())
-        mean = precise(torch.stack(values)).mean()
+        mean = to_float64(torch.stack(values)).mean()
         if not torch.isfinite(mean):
             raise OneaError(
                 f"The loss of the classifier alignment became {float(mean)} in epoch {epoch + 1}; "

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from onea.merging.operator import precise
+from onea.tensors import to_float64
 
 
 class LinearHead(nn.Module):
@@ -109,6 +109,6 @@ def class_means(features: Tensor, labels: Tensor, classes: range) -> Tensor:
 
 def class_sums(features: Tensor, labels: Tensor, classes: range) -> Tensor:
     """The sum of the features of each class, ``[len(classes), width]`` float64."""
-    exact = precise(features)
+    exact = to_float64(features)
     local = (labels - classes.start).to(exact.device)
     return F.one_hot(local, len(classes)).double().T @ exact

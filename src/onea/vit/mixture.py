@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from onea.merging.operator import Tensors
+from onea.tensors import Tensors
 from onea.vit.adapter import Adapter
 from onea.vit.plug import Plug
 

@@ -1,0 +1,17 @@
+"""Named tensors, and tensors in double precision."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+Tensors = dict[str, Tensor]
+
+
+def to_float64(tensor: Tensor) -> Tensor:
+    """The tensor in float64, on its own device, or on the CPU where that device has no float64."""
+    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
+
+
+def cast_like(value: Tensor, original: Tensor) -> Tensor:
+    """The value with the shape, type and device of the original."""
+    return value.reshape(original.shape).to(original)
