@@ -28,7 +28,7 @@ from onea.runs.config import make_config
 from onea.runs.engine import run
 from onea.runs.executors import InProcess, LocalProcesses, choose_executor
 from onea.runs.grid import GridProgress, run_grid
-from onea.runs.jobs import Job, attempt, tell_nobody
+from onea.runs.jobs import Job, ignore_progress, run_job
 from onea.runs.record import essence
 from onea.runs.setup import prepare
 from onea.runs.sharing import once_per_training, with_memos
@@ -205,11 +205,11 @@ def test_two_grids_at_once_share_the_work(quick, store):
             inside.set()
             time.sleep(0.5)
 
-    first = threading.Thread(target=lambda: results.append(attempt(job, tell)))
+    first = threading.Thread(target=lambda: results.append(run_job(job, tell)))
     first.start()
     assert inside.wait(60)
     told = []
-    second = attempt(job, lambda _, task, tasks: told.append(task))
+    second = run_job(job, lambda _, task, tasks: told.append(task))
     first.join()
     assert (second.failure, second.record) == (None, results[0].record)
     assert told == [], "the second learned nothing itself"
@@ -490,7 +490,7 @@ def test_a_terminal_keeps_only_the_failures(quick, store):
 
 def test_nobody_needs_to_listen(quick, tmp_path):
     job = Job(quick(), tmp_path)
-    assert tell_nobody(job, 1, 2) is None
+    assert ignore_progress(job, 1, 2) is None
     results = list(InProcess().run([job]))
     assert [result.failure for result in results] == [None]
     assert Path(tmp_path / "record.json").exists()

@@ -20,7 +20,8 @@ from onea.metrics import summarise
 from onea.options import build
 from onea.paper import names
 from onea.paper.cost import estimate, stream_of
-from onea.paper.experiments import Experiment, experiments, find_experiment
+from onea.paper.experiment import Experiment
+from onea.paper.experiments import experiments, find_experiment
 from onea.paper.facts import DataFacts, backbone_width, data_facts
 from onea.paper.page import detailed, write_experiment
 from onea.paper.pictures import pictures

@@ -10,7 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from onea.paper.scale import Plan
-    from onea.runs.executors import Executor
+    from onea.runs.jobs import Executor
     from onea.runs.store import Failure, RecordStore
 
 _CHANGES, _MACHINE = "Otherwise than the paper", "Machine"

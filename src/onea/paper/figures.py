@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onea.paper.experiments import SHARED, Cell, Experiment
+from onea.paper.experiment import SHARED, Cell, Experiment
 from onea.paper.tables import ABLATION, BOTH, COMPONENTS, LAST, MAIN, PAPER_STREAMS, by_method, by_switch
 
 GAMMAS = (0.001, 0.005, 0.01, 0.05)

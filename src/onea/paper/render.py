@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from onea.data.names import data_name
-from onea.paper.experiments import Cell, Experiment
+from onea.paper.experiment import Cell, Experiment
 from onea.paper.names import BACKBONE, BACKBONE_TITLE, DATASETS, METHODS
 from onea.paper.reported import number, reported_tables
 from onea.record_metrics import Metric, Record, metric

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from onea.data.names import data_name
 from onea.errors import OneaError, short
-from onea.paper.experiments import Cell, Experiment
+from onea.paper.experiment import Cell, Experiment
 from onea.paper.names import BACKBONE, data_title
 
 if TYPE_CHECKING:  # numpy and torch stand behind these

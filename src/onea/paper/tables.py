@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from onea.paper.experiments import SHARED, Cell, Experiment
+from onea.paper.experiment import SHARED, Cell, Experiment
 from onea.paper.names import METHODS
 
 LAST, BOTH = (("A_T", "A_T"),), (("A_T", "A_T"), ("mean A", "mean_A"))

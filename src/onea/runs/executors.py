@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 import threading
-from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass
@@ -17,20 +16,12 @@ from multiprocessing.process import BaseProcess
 from typing import cast
 
 from onea.errors import OneaError, short
-from onea.runs.jobs import Job, Result, Tell, attempt, tell_nobody
+from onea.runs.jobs import Executor, Job, OnProgress, Result, ignore_progress, run_job
 from onea.runs.sharing import with_memos
 from onea.runs.store import Failure
 
 _MOST_WORKERS = 256  # processes, each with a network of its own
 _PATIENCE = 30  # seconds for a process to end by itself after its result
-
-
-class Executor(ABC):
-    """Makes runs."""
-
-    @abstractmethod
-    def run(self, jobs: Sequence[Job], tell: Tell = tell_nobody) -> Generator[Result, None, None]:
-        """Results as they finish, one for each job. Closing the generator ends whatever it has started."""
 
 
 class InProcess(Executor):
@@ -45,11 +36,11 @@ class InProcess(Executor):
     def __init__(self, share_adapters: bool = False) -> None:
         self.share_adapters = share_adapters
 
-    def run(self, jobs: Sequence[Job], tell: Tell = tell_nobody) -> Generator[Result, None, None]:
+    def run(self, jobs: Sequence[Job], tell: OnProgress = ignore_progress) -> Generator[Result, None, None]:
         """Results in the order of the jobs, or, where adapters are shared, of their trainings."""
         for job, memo in with_memos(jobs) if self.share_adapters else ((job, None) for job in jobs):
             tell(job, 0, 0)
-            yield attempt(job, tell, memo)
+            yield run_job(job, tell, memo)
 
 
 @dataclass(frozen=True)
@@ -74,7 +65,7 @@ class LocalProcesses(Executor):
         self._workers = workers or len(self._gpus) or max(1, _cores() // 4)
         self._retries = retries
 
-    def run(self, jobs: Sequence[Job], tell: Tell = tell_nobody) -> Generator[Result, None, None]:
+    def run(self, jobs: Sequence[Job], tell: OnProgress = ignore_progress) -> Generator[Result, None, None]:
         """Results as they finish."""
         waiting, deaths = deque(jobs), Counter[str]()
         active: dict[Connection, _Worker] = {}
@@ -159,7 +150,7 @@ def _work(job: Job, connection: Connection, gpu: str | None) -> None:
     threading.Thread(target=_die_with_parent, daemon=True).start()
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # read when CUDA starts, which is later
-    result = attempt(job, lambda _, task, tasks: connection.send((task, tasks)))
+    result = run_job(job, lambda _, task, tasks: connection.send((task, tasks)))
     connection.send(result.failure)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from onea.errors import OneaError
 from onea.runs.config import RunConfig
-from onea.runs.executors import Executor, InProcess
-from onea.runs.jobs import Job, Result
+from onea.runs.executors import InProcess
+from onea.runs.jobs import Executor, Job, Result
 from onea.runs.store import Failure, Record, RecordStore
 
 

@@ -1,9 +1,10 @@
-"""One run of a grid as a job: what is to be done, what came of it, and the doing."""
+"""One run of a grid as a job: its configuration, its result, and who makes it."""
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,14 +34,22 @@ class Result:
     record: Record | None = None
 
 
-Tell = Callable[[Job, int, int], None]  # a job has learned so many of its tasks; (0, 0) when it begins
+OnProgress = Callable[[Job, int, int], None]  # a job has learned so many of its tasks; (0, 0) when it begins
 
 
-def tell_nobody(job: Job, task: int, tasks: int) -> None:
-    """Nobody wants to know."""
+def ignore_progress(job: Job, task: int, tasks: int) -> None:
+    """Tell nobody."""
 
 
-def attempt(job: Job, tell: Tell, memo: AdapterMemo | None = None) -> Result:
+class Executor(ABC):
+    """Makes runs."""
+
+    @abstractmethod
+    def run(self, jobs: Sequence[Job], tell: OnProgress = ignore_progress) -> Generator[Result, None, None]:
+        """Results as they finish, one for each job. Closing the generator ends whatever it has started."""
+
+
+def run_job(job: Job, tell: OnProgress, memo: AdapterMemo | None = None) -> Result:
     """Make a run in this process; an error becomes part of the result."""
     try:
         return Result(job, record=_perform(job, tell, memo))
@@ -50,7 +59,7 @@ def attempt(job: Job, tell: Tell, memo: AdapterMemo | None = None) -> Result:
         return Result(job, Failure(f"{type(error).__name__}: {error}", traceback.format_exc()))
 
 
-def _perform(job: Job, tell: Tell, memo: AdapterMemo | None) -> Record:
+def _perform(job: Job, tell: OnProgress, memo: AdapterMemo | None) -> Record:
     from onea.runs.engine import run
     from onea.runtime import Progress
 

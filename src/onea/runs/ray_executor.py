@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from onea.errors import OneaError
-from onea.runs.executors import Executor
-from onea.runs.jobs import Job, Result, Tell, attempt, tell_nobody
+from onea.runs.jobs import Executor, Job, OnProgress, Result, ignore_progress, run_job
 from onea.runs.store import Failure
 
 _TICK = 0.5  # seconds between two looks at the progress
@@ -39,7 +38,7 @@ class RayExecutor(Executor):
         self._ray = import_ray()
         self._address, self._gpus, self._cpus, self._retries = address, gpus, cpus, retries
 
-    def run(self, jobs: Sequence[Job], tell: Tell = tell_nobody) -> Generator[Result, None, None]:
+    def run(self, jobs: Sequence[Job], tell: OnProgress = ignore_progress) -> Generator[Result, None, None]:
         """Results as they finish."""
         if not jobs:
             return
@@ -134,7 +133,7 @@ def _task(job: Job, number: int, board: Any, place: _Place) -> Result:
     """The work of one Ray task."""
     place.enter()
     board.put.remote(number, 0, 0)
-    return attempt(job, lambda _, done, tasks: board.put.remote(number, done, tasks))
+    return run_job(job, lambda _, done, tasks: board.put.remote(number, done, tasks))
 
 
 @contextlib.contextmanager
