@@ -115,7 +115,7 @@ class Killing:
     folder (``found``), and what must hold after a kill (``check``).
     """
 
-    module: str  # imported once, so that every child has it
+    modules: tuple[str, ...]  # imported once, so that no child need do it
     name: str  # of the folder in which events count
 
     def __init__(self, case: str, backbone: str, images: Path, place: Path) -> None:
@@ -150,7 +150,8 @@ class Killing:
 
     def all(self, step: int) -> dict[str, Any]:
         """Kill at every event, or at every so many-th."""
-        importlib.import_module(self.module)
+        for module in ("timm", "rich.live", *self.modules):
+            importlib.import_module(module)
         self.folder.parent.mkdir(parents=True)
         assert in_child(self.prepare) == 0
         if self.folder.exists():
@@ -194,7 +195,7 @@ class Killing:
 class ModelKilling(Killing):
     """Commands that change a model folder."""
 
-    module = "onea.model.workshop"
+    modules = ("onea.model.workshop", "onea.model.folder", "onea.cli.display")
     name = "shop.onea"
 
     def teach(self, *names: str) -> None:
@@ -271,7 +272,7 @@ class ModelKilling(Killing):
 class RunKilling(Killing):
     """``onea run`` of three tasks: from the beginning, after the first of them, and when all is done."""
 
-    module = "onea.runs.engine"
+    modules = ("onea.runs.engine", "onea.cli.run", "onea.cli.display", "onea.methods.one_a")
     name = "run"
 
     def run(self) -> None:
