@@ -355,6 +355,33 @@ def test_the_committed_records_are_whole():
         assert read_run(path.parent) is not None
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_in_place_of_a_file_keeps_nobody_waiting(values, tmp_path):
+    config, folder = make_config(values), tmp_path / "o"
+    record = run(config, folder)
+    unfinished(folder)
+    state = folder / record["checkpoint"]["file"]
+    state.unlink()
+    os.mkfifo(state)
+    with pytest.raises(OneaError, match=r"Checkpoint .* is missing or cannot be read; delete .* to start over"):
+        run(config, folder)
+    (folder / "record.json").unlink()
+    os.mkfifo(folder / "record.json")
+    with pytest.raises(OneaError, match=r"record\.json is not a plain file; remove it"):
+        run(config, folder)
+
+
+def test_what_a_kill_in_the_last_step_has_left_is_deleted(values, tmp_path):
+    config, folder = make_config(values), tmp_path / "o"
+    record = run(config, folder)
+    kept = {path.name for path in folder.iterdir()}
+    for name in ("state-002.safetensors", ".record.json.7.partial", ".state-003.safetensors.7.partial"):
+        (folder / name).touch()
+    (folder / "state-of-the-art.safetensors").touch()
+    assert run(config, folder) == record
+    assert {path.name for path in folder.iterdir()} == kept | {"state-of-the-art.safetensors"}
+
+
 # grids
 
 
