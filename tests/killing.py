@@ -327,7 +327,10 @@ class RunKilling(Killing):
 
 
 class PackKilling(RunKilling):
-    """The cache of packed images: filled for the first time, and again after an image was touched."""
+    """The cache of packed images: filled for the first time, again after images were touched, and after it was copied.
+
+    What is there just after a kill does not matter, as long as the next run is right and leaves nothing behind.
+    """
 
     name = "cache"
 
@@ -344,7 +347,9 @@ class PackKilling(RunKilling):
         shutil.copytree(self.given, self.images)
         if not self.from_nothing:
             self.run()
-            os.utime(self.images / "train/class00/0.png")
+        if self.case == "later pack":
+            for side in ("train", "test"):
+                os.utime(self.images / side / "class00/0.png")
 
     def found(self) -> dict[str, bytes | None]:
         """The names of all files; notes hold times, which differ, but pixels must not."""
@@ -364,7 +369,6 @@ class PackKilling(RunKilling):
 
     def check(self, before: Any, after: Any, switched: bool) -> bool:
         found = self.found()
-        assert not (switched and found != after), "a pack is not complete any more"
         assert in_child(self.run) == 0, "it cannot be run again"
         figures = self.figures()
         self.expected = self.expected or figures

@@ -225,9 +225,9 @@ def _opened(content: bytes, before: set[str]) -> dict[str, Any]:
         raise Damage("it has no format")
     if number > FORMAT:
         raise TooNew(f"has format {number}, and this onea ({__version__}) reads up to {FORMAT}")
-    if number > 1:
+    if number > 1 or sealed.SEAL in found:
         sealed.check_seal(found)
-    elif found.keys() != before:
+    if number == 1 and found.keys() != before:
         raise Damage("it is not what onea wrote in format 1")
     return found
 
