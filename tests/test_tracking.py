@@ -12,7 +12,8 @@ from onea.cli import main
 from onea.errors import OneaError
 from onea.runs.config import make_config
 from onea.runs.engine import run
-from onea.runs.record import essence, read_record
+from onea.runs.record import essence
+from onea.runs.record_file import read_record
 from onea.runs.tracking import Tracking, check_trackers, parameters
 
 

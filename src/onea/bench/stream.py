@@ -16,7 +16,7 @@ from onea.errors import OneaError
 from onea.methods.presets import preset_options
 from onea.runs.config import RunConfig, make_config
 from onea.runs.engine import run
-from onea.runs.record import Record
+from onea.runs.record_file import Record
 
 TASKS = 10
 

@@ -95,7 +95,7 @@ def run(
     from onea.processes import is_first
     from onea.runs.config import make_config, read_yaml
     from onea.runs.engine import run as run_one
-    from onea.runs.record import read_record
+    from onea.runs.record_file import read_record
     from onea.runs.tracking import Tracking
     from onea.runtime import Everyone
 

@@ -10,7 +10,8 @@ from onea.errors import OneaError
 from onea.runs.config import RunConfig
 from onea.runs.executors import Executor, InProcess
 from onea.runs.jobs import Job, Result
-from onea.runs.store import Failure, Record, RecordStore
+from onea.runs.record_file import Record
+from onea.runs.store import Failure, RecordStore
 
 
 class GridProgress:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from onea.errors import OneaError
 from onea.runs.config import RunConfig
-from onea.runs.store import Failure, Record
+from onea.runs.record_file import Record
+from onea.runs.store import Failure
 
 if TYPE_CHECKING:
     from onea.methods.adapter_merging import AdapterMemo
