@@ -1,7 +1,8 @@
-"""Kill a command at every event of the file system, and see what the model folder is worth afterwards.
+"""Kill a command at every event of the file system, and see what its folder is worth afterwards.
 
 A script of its own, because it forks: ``killing.py CASE BACKBONE IMAGES PLACE STEP`` prints one JSON object, the number
 of kills and what went wrong. The parent never trains, since torch does not train in a child of a process that has.
+``kill_all`` calls it.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +50,7 @@ def arm(folder: Path, fatal: int, count: Callable[[int], None]) -> None:
         elif (name in _EVENTS and any(map(inside, values[:2]))) or (name == "fcntl.flock" and inside(values[0])):
             event()
 
-    write, fsync = os.write, os.fsync
+    write, fsync, fdopen = os.write, os.fsync, os.fdopen
 
     def halved_write(handle: int, content: Any) -> int:
         if inside(handle):
@@ -64,7 +66,16 @@ def arm(folder: Path, fatal: int, count: Callable[[int], None]) -> None:
             event()
         fsync(handle)
 
-    os.write, os.fsync = halved_write, counted_fsync
+    class Unbuffered(io.FileIO):
+        def write(self, content: Any) -> int:
+            return halved_write(self.fileno(), content)
+
+    def counted_fdopen(handle: int, mode: str = "r", *rest: Any, **named: Any) -> Any:
+        if mode == "wb" and inside(handle):
+            return io.BufferedWriter(Unbuffered(handle, "wb"))
+        return fdopen(handle, mode, *rest, **named)
+
+    os.write, os.fsync, os.fdopen = halved_write, counted_fsync, counted_fdopen
     sys.addaudithook(hear)
 
 
@@ -98,12 +109,94 @@ def command(*words: str) -> None:
 
 
 class Killing:
-    """One command, killed at each of its events in turn, each time on a fresh copy of the same folder."""
+    """One command, killed at each of its events in turn, each time on a fresh copy of the same folder.
+
+    A kind of folder says which command it is (``run``), what is there before (``prepare``), what can be told of the
+    folder (``found``), and what must hold after a kill (``check``).
+    """
+
+    modules: tuple[str, ...]  # imported once, so that no child need do it
+    name: str  # of the folder in which events count
 
     def __init__(self, case: str, backbone: str, images: Path, place: Path) -> None:
         self.case, self.backbone, self.images, self.place = case, backbone, images, place
-        self.folder, self.template = place / "work/shop.onea", place / "template/shop.onea"
-        self.problems: list[str] = []
+        self.folder, self.template = place / "work" / self.name, place / "template" / self.name
+
+    @property
+    def from_nothing(self) -> bool:
+        return self.case.startswith("first")
+
+    def prepare(self) -> None:
+        """Fill the folder."""
+        raise NotImplementedError
+
+    def run(self) -> None:
+        """The command that is killed."""
+        raise NotImplementedError
+
+    def found(self) -> object:
+        """What is in the folder."""
+        raise NotImplementedError
+
+    def check(self, before: object, after: object, switched: bool) -> bool:
+        """See that the folder is as it may be after a kill, and the next command works; whether it is as after."""
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        shutil.rmtree(self.folder.parent, ignore_errors=True)
+        self.folder.parent.mkdir(parents=True)
+        if not self.from_nothing:
+            shutil.copytree(self.template, self.folder)
+
+    def all(self, step: int) -> dict[str, Any]:
+        """Kill at every event, or at every so many-th."""
+        for module in ("timm", "rich.live", *self.modules):
+            importlib.import_module(module)
+        self.folder.parent.mkdir(parents=True)
+        assert in_child(self.prepare) == 0
+        if self.folder.exists():
+            shutil.copytree(self.folder, self.template)
+        self.reset()
+        before = self.found()
+        counter = self.place / "events"
+
+        def whole() -> None:
+            handle = os.open(counter, os.O_CREAT | os.O_WRONLY, 0o600)
+            arm(self.folder, -1, lambda seen: (os.lseek(handle, 0, 0), os.writev(handle, [str(seen).encode()])))  # type: ignore[func-returns-value]
+            self.run()
+
+        assert in_child(whole) == 0
+        after, events = self.found(), int(counter.read_text() or 0)
+        switched, kills, problems = False, 0, []
+        for fatal in range(0, events, step):
+            self.reset()
+
+            def killed(fatal: int = fatal) -> None:
+                arm(self.folder, fatal, lambda seen: None)
+                self.run()
+
+            ended = in_child(killed)
+            try:
+                assert ended == -signal.SIGKILL, f"it ended with {ended}"
+                kills += 1
+                switched = self.check(before, after, switched)
+            except Exception as error:
+                problems.append(f"{self.case}, event {fatal}: {type(error).__name__}: {error}")
+        return {
+            "case": self.case,
+            "events": events,
+            "kills": kills,
+            "changed": before != after,
+            "switched": switched,
+            "problems": problems,
+        }
+
+
+class ModelKilling(Killing):
+    """Commands that change a model folder."""
+
+    modules = ("onea.model.workshop", "onea.model.folder", "onea.cli.display")
+    name = "shop.onea"
 
     def teach(self, *names: str) -> None:
         day = self.place / "-".join(names)
@@ -136,23 +229,13 @@ class Killing:
         else:
             raise AssertionError(self.case)
 
-    @property
-    def from_nothing(self) -> bool:
-        return self.case.startswith("first")
-
     def prepare(self) -> None:
         """A folder with two versions, the second of them of one class more."""
-        self.teach("class00", "class01", "class02")
-        self.teach("class03")
-        shutil.copytree(self.folder, self.template)
+        if self.case != "first teach":
+            self.teach("class00", "class01", "class02")
+            self.teach("class03")
 
-    def reset(self) -> None:
-        shutil.rmtree(self.folder.parent, ignore_errors=True)
-        self.folder.parent.mkdir()
-        if not self.from_nothing:
-            shutil.copytree(self.template, self.folder)
-
-    def answers(self) -> tuple[Any, ...] | None:
+    def found(self) -> tuple[Any, ...] | None:
         """All that a model says, or None where there is none yet."""
         import onea
         from onea.errors import OneaError
@@ -169,13 +252,13 @@ class Killing:
         """What is there is as before or as after, and the next command works; returns whether it is as after."""
         from onea.model import folder as folders
 
-        found = self.answers()
+        found = self.found()
         assert found in ((after,) if switched else (before, after)), "neither as before nor as after"
         if found is None:
             assert in_child(lambda: self.teach("class00", "class01", "class02")) == 0, "it cannot be taught again"
         folders.change(self.folder, lambda state, version, date: state.renamed("class02", "two", version, date))
         expected = after if found is None and self.case == "first teach" else found
-        now = self.answers()
+        now = self.found()
         assert now is not None
         if expected is not None:
             assert now[2] == expected[2], "the next command changed the answers"  # type: ignore[index]
@@ -185,42 +268,131 @@ class Killing:
         assert names == {"model.json", "states", "README.md", "history.png", "lock"}, f"left over: {sorted(names)}"
         return found == after
 
-    def all(self, step: int) -> dict[str, Any]:
-        """Kill at every event, or at every so many-th."""
-        self.folder.parent.mkdir(parents=True)
-        if self.case != "first teach":
-            assert in_child(self.prepare) == 0
-        self.reset()
-        before = self.answers()
-        counter = self.place / "events"
 
-        def whole() -> None:
-            handle = os.open(counter, os.O_CREAT | os.O_WRONLY, 0o600)
-            arm(self.folder, -1, lambda seen: (os.lseek(handle, 0, 0), os.writev(handle, [str(seen).encode()])))  # type: ignore[func-returns-value]
+class RunKilling(Killing):
+    """``onea run`` of three tasks: from the beginning, after the first of them, and when all is done."""
+
+    modules = ("onea.runs.engine", "onea.cli.run", "onea.cli.display", "onea.methods.one_a")
+    name = "run"
+
+    def run(self) -> None:
+        options = {"rank": 4, "learning-rate": 0.05, "batch-size": 8, "epochs": 2, "min-epochs": 1, "max-epochs": 3}
+        self.command("one-a", self.folder, options)
+
+    def command(self, method: str, out: Path, options: Mapping[str, object]) -> None:
+        values = {"data": f"folder:{self.images}", "backbone": self.backbone, "sizes": "3,1,2", "device": "cpu"}
+        values |= {"precision": "fp32", "threads": "1", "out": str(out)}
+        command("run", method, *(f"--{name}={value}" for name, value in {**values, **options}.items()))
+
+    def prepare(self) -> None:
+        if self.case == "resumed run":
+            assert in_child(self.first_task) == -signal.SIGKILL
+        elif self.case == "finished run":
             self.run()
 
-        assert in_child(whole) == 0
-        after, events = self.answers(), int(counter.read_text())
-        assert before != after
-        switched, kills = False, 0
-        for fatal in range(0, events, step):
-            self.reset()
+    def first_task(self) -> None:
+        from onea.runs import engine
 
-            def killed(fatal: int = fatal) -> None:
-                arm(self.folder, fatal, lambda seen: None)
-                self.run()
+        learn = engine._learn_task
 
-            ended = in_child(killed)
-            try:
-                assert ended == -signal.SIGKILL, f"it ended with {ended}"
-                kills += 1
-                switched = self.check(before, after, switched)
-            except Exception as error:
-                self.problems.append(f"{self.case}, event {fatal}: {type(error).__name__}: {error}")
-        return {"case": self.case, "events": events, "kills": kills, "switched": switched, "problems": self.problems}
+        def deadly(index: int, *rest: Any) -> None:
+            if index == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            learn(index, *rest)
+
+        engine._learn_task = deadly
+        self.run()
+
+    def found(self) -> dict[str, Any] | None:
+        from onea.runs.record import essence, load_checkpoint, read_run
+
+        record = read_run(self.folder)
+        if record is None:
+            return None
+        load_checkpoint(self.folder, record)
+        return essence(record)
+
+    def check(self, before: Any, after: Any, switched: bool) -> bool:
+        found = self.found()
+        assert not (switched and found != after), "a finished run is not finished any more"
+        if found is not None:
+            for name in ("correct", "tasks"):
+                assert found[name] == after[name][: len(found[name])], f"other {name}"
+            assert len(found["tasks"]) >= (len(before["tasks"]) if before else 0), "a task was lost"
+        assert in_child(self.run) == 0, "it cannot be run again"
+        assert self.found() == after, "another record"
+        names = {entry.name for entry in self.folder.iterdir()}
+        assert names == {"record.json", "lock", after["checkpoint"]["file"]}, f"left over: {sorted(names)}"
+        return bool(found == after)
+
+
+class PackKilling(RunKilling):
+    """The cache of packed images: filled for the first time, again after images were touched, and after it was copied.
+
+    What is there just after a kill does not matter, as long as the next run is right and leaves nothing behind.
+    """
+
+    name = "cache"
+
+    def __init__(self, case: str, backbone: str, images: Path, place: Path) -> None:
+        super().__init__(case, backbone, place / "images", place)
+        self.given = images
+        os.environ["ONEA_CACHE"] = str(self.folder)
+
+    def run(self) -> None:
+        shutil.rmtree(self.place / "out", ignore_errors=True)
+        self.command("simplecil", self.place / "out", {})
+
+    def prepare(self) -> None:
+        shutil.copytree(self.given, self.images)
+        if not self.from_nothing:
+            self.run()
+        if self.case == "later pack":
+            for side in ("train", "test"):
+                os.utime(self.images / side / "class00/0.png")
+
+    def found(self) -> dict[str, bytes | None]:
+        """The names of all files; notes hold times, which differ, but pixels must not."""
+        files = sorted(self.folder.rglob("*"))
+        return {file.name: file.read_bytes() if file.suffix == ".bin" else None for file in files}
+
+    def figures(self) -> dict[str, Any]:
+        from onea.runs.record import essence, read_run
+
+        record = read_run(self.place / "out")
+        assert record is not None
+        return essence(record)
+
+    def all(self, step: int) -> dict[str, Any]:
+        self.expected: dict[str, Any] | None = None
+        return super().all(step)
+
+    def check(self, before: Any, after: Any, switched: bool) -> bool:
+        found = self.found()
+        assert in_child(self.run) == 0, "it cannot be run again"
+        figures = self.figures()
+        self.expected = self.expected or figures
+        assert figures == self.expected, "another record"
+        now = self.found()
+        assert now.keys() == after.keys(), f"left over or lost: {sorted(now.keys() ^ after.keys())}"
+        assert now == after, "other pixels"
+        return bool(found == after)
+
+
+KINDS: dict[str, type[Killing]] = {"run": RunKilling, "pack": PackKilling}  # by the last word of a case; else a model
+
+
+def kill_all(case: str, backbone: str, images: Path, place: Path, step: int) -> dict[str, Any]:
+    """Kill the command of a case at every so many-th event; returns the numbers of both and what went wrong."""
+    words = [case, backbone, str(images), str(place), str(step)]
+    alone = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, __file__, *words], capture_output=True, text=True, env=alone)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 if __name__ == "__main__":
-    importlib.import_module("onea.model.workshop")  # once, so that every child has it
     case, backbone, images, place, step = sys.argv[1:]
-    print(json.dumps(Killing(case, backbone, Path(images), Path(place)).all(int(step))))
+    kind = KINDS.get(case.split()[-1], ModelKilling)
+    print(json.dumps(kind(case, backbone, Path(images), Path(place)).all(int(step))))

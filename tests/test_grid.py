@@ -138,6 +138,16 @@ def test_foreign_and_spoilt_files_are_passed_over(quick, store):
         assert "delete" in str(store.failure(quick()))
 
 
+def test_a_spoilt_note_of_a_failure_is_told(quick, store):
+    from onea.runs.store import Failure
+
+    store.note_failure(quick(), Failure("It rained."))
+    path = store.folder(quick()) / "failure.json"
+    for change in ({"error": 5}, {"attempts": "x"}, {"attempts": []}, {"date": None}):
+        path.write_text(json.dumps(json.loads(path.read_text()) | change))
+        assert str(store.failure(quick()))
+
+
 def test_a_partial_run_is_running_and_is_continued(tiny_run, store, monkeypatch):
     config = make_config(tiny_run)
     whole = run(config, store.root / "elsewhere")

@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from killing import kill_all
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs fork and /proc")
 CASES = ("first teach", "later teach", "rename", "forget", "undo", "save", "first save")
-
-
-def kill_all(case: str, backbone: str, images: Path, place: Path, step: int) -> dict:
-    script = Path(__file__).with_name("killing.py")
-    words = [case, backbone, str(images), str(place), str(step)]
-    alone = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, str(script), *words], capture_output=True, text=True, env=alone)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize(("case", "step"), [("first teach", 12), ("rename", 11)])

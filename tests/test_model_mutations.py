@@ -7,17 +7,16 @@ import hashlib
 import itertools
 import json
 import math
-import os
 import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from model_tools import class_folders, resealed, tiny_model
+from mutating import ODD, accidents, check_sentence, content, leaves, replaced
 from safetensors.torch import load_file, save
 
 import onea
@@ -51,14 +50,6 @@ def _one_network(monkeypatch):
     monkeypatch.setattr(engine, "load_backbone", functools.cache(engine.load_backbone))
 
 
-def content(path: Path) -> dict[str, bytes | None]:
-    """Every file below a folder with what it holds; None for anything else."""
-    return {
-        str(place.relative_to(path)): place.read_bytes() if place.is_file() and not place.is_symlink() else None
-        for place in sorted(path.rglob("*"))
-    }
-
-
 def answers(path: Path, asked: list[Path]) -> tuple[list[str], np.ndarray]:
     model = onea.load(path, threads=1, device="cpu").snapshot()
     return list(model.classes), model.predict_proba(asked)
@@ -84,7 +75,7 @@ class Trial:
         try:
             folders.change(self.path, lambda state, version, date: state.renamed("class00", "null", version, date))
         except OneaError as error:
-            self._check_sentence(what, error)
+            check_sentence(what, error)
             after = content(self.path)
             assert {name: after.get(name) for name in before if name != "lock"} == {
                 name: value for name, value in before.items() if name != "lock"
@@ -102,7 +93,7 @@ class Trial:
         try:
             names, chances = answers(self.path, self.asked)
         except OneaError as error:
-            self._check_sentence(what, error)
+            check_sentence(what, error)
             self.refused += 1
         else:
             assert np.isfinite(chances).all(), f"{what}: answers are no numbers"
@@ -110,12 +101,6 @@ class Trial:
                 assert names == self.names, f"{what}: other classes"
                 assert np.array_equal(chances, self.chances), f"{what}: other answers"
             self.same += 1
-
-    def _check_sentence(self, what: str, error: OneaError) -> None:
-        text = str(error)
-        assert "\n" not in text, f"{what}: {text}"
-        assert text.endswith((".", "?")), f"{what}: {text}"
-        assert len(text) < 1_000, f"{what}: {len(text)} characters"
 
 
 @pytest.fixture
@@ -126,51 +111,7 @@ def trial(shop, asked, tmp_path) -> Trial:
 # By accident: whatever happens to bytes and files
 
 
-def accidents(path: Path, rng: random.Random, each: int) -> Iterator[str]:
-    """Change a fresh folder in one way at a time; the caller looks at it in between."""
-    files = sorted(place.relative_to(path) for place in path.rglob("*") if place.is_file())
-    for name in files:
-        whole = (path / name).read_bytes()
-        for _ in range(each):
-            data, place = bytearray(whole), rng.randrange(len(whole))
-            kind = rng.choice(["flip", "byte", "cut", "more", "zeros", "gone within"])
-            if kind == "flip":
-                data[place] ^= 1 << rng.randrange(8)
-            elif kind == "byte":
-                data[place] = rng.randrange(256)
-            elif kind == "cut":
-                del data[place:]
-            elif kind == "more":
-                data += rng.randbytes(rng.randrange(1, 100))
-            elif kind == "zeros":
-                data[place : place + 512] = bytes(len(data[place : place + 512]))
-            else:
-                del data[place : place + rng.randrange(1, 64)]
-            (path / name).write_bytes(data)
-            yield f"{name}: {kind} at {place}"
-        for kind in ("gone", "folder", "link", "dangling link", "pipe", "hard link"):
-            (path / name).unlink()
-            other = path.parent / "elsewhere"
-            other.write_bytes(whole)
-            if kind == "folder":
-                (path / name).mkdir()
-                (path / name / "letter.txt").write_text("dear mum")
-            elif kind == "link":
-                (path / name).symlink_to(other)
-            elif kind == "dangling link":
-                (path / name).symlink_to(path.parent / "nowhere")
-            elif kind == "pipe":
-                os.mkfifo(path / name)
-            elif kind == "hard link":
-                os.link(other, path / name)
-            yield f"{name}: {kind}"
-            assert other.read_bytes() == whole, f"{name}: {kind} was followed"
-            assert not (path.parent / "nowhere").exists(), f"{name}: {kind} was followed"
-    for one, two in rng.sample(list(itertools.combinations(files, 2)), min(6 * each, 45)):
-        first, second = (path / one).read_bytes(), (path / two).read_bytes()
-        (path / one).write_bytes(second)
-        (path / two).write_bytes(first)
-        yield f"{one} and {two} swapped"
+def swapped_versions(path: Path) -> Iterator[str]:
     versions = sorted((path / "states").iterdir())
     for one, two in itertools.combinations(versions, 2):
         one.rename(path / "aside")
@@ -182,7 +123,8 @@ def accidents(path: Path, rng: random.Random, each: int) -> Iterator[str]:
 def try_accidents(trial: Trial, each: int, share: float = 1.0) -> int:
     rng, chance = random.Random(SEED), random.Random(SEED)
     count = 0
-    for what in accidents(trial.fresh(), rng, each):
+    path = trial.fresh()
+    for what in itertools.chain(accidents(path, rng, each), swapped_versions(path)):
         if chance.random() < share:
             trial.check(what)
             count += 1
@@ -220,28 +162,6 @@ def test_every_single_bit_of_the_json_files(trial, name, capsys):
 
 
 # On purpose: every checksum is right, and what it covers is not
-
-ODD: list[Any] = [
-    *(None, True, -1, 0, 1, -100, 2**31, 2**53, 2**63, 10**30, 10**400, 0.5, -0.5, 1e-320, 1e308),
-    *("", "x", "\x1b[2J", "[red]x[/red]", "9" * 5_000, "/dev/zero", "../..", "\ud800", "unknown"),
-    *([], {}, [[]], {"x": 1}, [1, 2, 3], ["class00", "class00"], [None]),
-]
-
-
-def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The way to everything in a value of JSON."""
-    yield path
-    if isinstance(value, dict | list):
-        for key in value if isinstance(value, dict) else range(len(value)):
-            yield from leaves(value[key], (*path, key))
-
-
-def replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
-    if not path:
-        return new
-    copy = value.copy()
-    copy[path[0]] = replaced(value[path[0]], path[1:], new)
-    return copy
 
 
 def try_hostile_json(trial: Trial, name: str, share: float) -> int:

@@ -6,7 +6,9 @@ import errno
 import hashlib
 import json
 import os
+import threading
 from collections import namedtuple
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -268,6 +270,90 @@ def test_a_damaged_cache_is_made_again(tmp_path: Path, damage: object) -> None:
     assert np.array_equal(before, after.pixels)
     assert after.rows.tolist() == [0, 1, 2]
     assert content(tmp_path / "c") == [".bin", ".json"]
+
+
+def flip(file: Path, place: int = 100) -> None:
+    """Change one bit."""
+    data = bytearray(file.read_bytes())
+    data[place] ^= 1
+    file.write_bytes(data)
+
+
+def test_a_changed_pixel_is_noticed_and_an_untouched_pack_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    split, cache = make_split(tmp_path / "d", [(20, 30)] * 3), tmp_path / "c"
+    before = np.array(pack(split, 8, cache=cache, on_bad="fail").pixels)
+    (file,) = cache.glob("*.bin")
+    flip(file)
+    assert np.array_equal(pack(split, 8, cache=cache, on_bad="fail").pixels, before), "it is made again"
+    whole = file.read_bytes()
+    file.unlink()
+    file.write_bytes(whole)  # as a copy is: the same pixels, read once
+    with monkeypatch.context() as patch:
+        patch.setattr(pack_module, "read_image", lambda *_, **__: pytest.fail("decodes"))
+        pack(split, 8, cache=cache, on_bad="fail")
+        patch.setattr(pack_module, "_sha256_of", lambda *_: pytest.fail("reads"))
+        assert np.array_equal(pack(split, 8, cache=cache, on_bad="fail").pixels, before)
+
+
+def test_a_changed_shape_is_noticed(tmp_path: Path) -> None:
+    split, cache = make_split(tmp_path / "d", [(9, 9)] * 3), tmp_path / "c"
+    assert stored_shape([split], 8, cache) == (9, 9)
+    (known,) = cache.glob("shape-*.json")
+    known.write_text(known.read_text().replace("  9", "  8"))
+    assert stored_shape([split], 8, cache) == (9, 9)
+    known.write_text("[8, 8]")
+    assert stored_shape([split], 8, cache) == (9, 9)
+
+
+def test_a_pack_under_another_name_is_not_used(tmp_path: Path) -> None:
+    """Its checksums are right, but they are of other images."""
+    caches = [tmp_path / "mine", tmp_path / "theirs"]
+    mine, theirs = make_split(tmp_path / "d", [(9, 9)] * 3), make_split(tmp_path / "e", [(9, 9)] * 3)
+    noise(9, 9, 77).save(theirs.files[0])  # type: ignore[index]
+    expected = [
+        np.array(pack(*each, cache=to, on_bad="fail").pixels)
+        for each, to in zip([(mine, 8), (theirs, 8)], caches, strict=True)
+    ]
+    assert not np.array_equal(*expected)
+    for suffix in ("bin", "json"):
+        (target,), (source,) = caches[0].glob(f"*.{suffix}"), caches[1].glob(f"*.{suffix}")
+        source.replace(target)
+    assert np.array_equal(pack(mine, 8, cache=caches[0], on_bad="fail").pixels, expected[0])
+
+
+def test_what_a_kill_has_left_is_deleted(tmp_path: Path) -> None:
+    split, cache = make_split(tmp_path / "d", [(9, 9)] * 3), tmp_path / "c"
+    pack(split, 8, cache=cache, on_bad="fail")
+    (file,) = cache.glob("*.bin")
+    family = file.stem.rpartition("-")[0]
+    names = (f"{file.stem}-ab.tmp", f".{file.stem}.json.7.partial", f"{family}.lock", f"{family}-{'0' * 24}.bin")
+    for name in names:
+        (cache / name).touch()
+    (cache / "packed-of-somebody-else.bin.tmp").touch()
+    pack(split, 8, cache=cache, on_bad="fail")
+    assert content(cache) == [".bin", ".json", ".tmp"]
+
+
+def test_two_processes_do_not_pack_the_same_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second waits for the first, and then finds them packed."""
+    split, cache = make_split(tmp_path / "d", [(9, 9)] * 3), tmp_path / "c"
+    began, go_on, write = threading.Event(), threading.Event(), pack_module._write
+
+    def slow(*rest: object) -> object:
+        began.set()
+        assert go_on.wait(60)
+        return write(*rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(pack_module, "_write", slow)
+    with ThreadPoolExecutor(2) as both:
+        first = both.submit(pack, split, 8, cache=cache, on_bad="fail")
+        assert began.wait(60)
+        monkeypatch.setattr(pack_module, "_write", lambda *_: pytest.fail("packs"))
+        second = both.submit(pack, split, 8, cache=cache, on_bad="fail")
+        go_on.set()
+        assert np.array_equal(first.result(60).pixels, second.result(60).pixels)
 
 
 def test_a_bad_file_is_fatal(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from onea.errors import OneaError
 from onea.locks import folder_lock
 from onea.methods.presets import preset_options
+from onea.record import write_record
 from onea.runs.config import make_config
 from onea.runs.engine import run
 from onea.runs.executors import InProcess
@@ -72,9 +73,7 @@ def invert(file: Path) -> None:
 
 def unfinished(folder: Path) -> None:
     """As if the run had been killed after its first task."""
-    record = json.loads((folder / "record.json").read_text())
-    record["status"] = "running"
-    (folder / "record.json").write_text(json.dumps(record))
+    write_record(folder, json.loads((folder / "record.json").read_text()) | {"status": "running"})
 
 
 # what is compared
@@ -230,10 +229,9 @@ def test_precision_auto_elsewhere_is_said(values, tmp_path, monkeypatch):
 
 
 def older(folder: Path, status: str = "finished") -> dict:
-    """The record as it was before pixels were digested."""
-    record = json.loads((folder / "record.json").read_text())
-    del record["stamps"], record["data"]["sha256"]
-    record["status"] = status
+    """The record as it was before pixels were digested and records had a checksum."""
+    record = json.loads((folder / "record.json").read_text()) | {"format": 1, "status": status}
+    del record["stamps"], record["data"]["sha256"], record["content_sha256"]
     (folder / "record.json").write_text(json.dumps(record))
     return record
 
@@ -265,17 +263,18 @@ def test_an_older_run_is_continued(values, tmp_path):
         part.pop()
     (tmp_path / "o/record.json").write_text(json.dumps(record))
     resumed = run(config, tmp_path / "o")
-    assert resumed["status"] == "finished"
+    assert (record["format"], resumed["format"], resumed["status"]) == (1, 2, "finished")
     assert len(resumed["correct"]) == len(whole["correct"])
+    assert read_run(tmp_path / "o") == resumed, "it has a checksum from now on"
 
 
 def test_an_option_that_came_later_does_not_make_another_run(values, tmp_path):
     config = make_config(values | {"method": "one-a", "options": {"rank": 4, "epochs": 1, "min_epochs": 1}})
     run(config, tmp_path / "o")
-    record = json.loads((tmp_path / "o/record.json").read_text())
+    record = read_run(tmp_path / "o")
     del record["options"]["margin"]
     record["options"]["dropped_since"] = 1
-    (tmp_path / "o/record.json").write_text(json.dumps(record))
+    write_record(tmp_path / "o", record)
     assert run(config, tmp_path / "o") == record
 
 
@@ -337,7 +336,7 @@ def test_a_damaged_record_is_told_in_a_sentence(status, values, tmp_path):
     from onea.cli.display import print_summary
 
     config = make_config(values)
-    record = run(config, tmp_path / "o") | {"status": status}
+    record = run(config, tmp_path / "o") | {"status": status, "format": 1}  # which has no checksum
     file, refused, count = tmp_path / "o/record.json", 0, 0
     draw = random.Random(12)
     cases = list(mutations(record, draw))
@@ -354,6 +353,33 @@ def test_a_damaged_record_is_told_in_a_sentence(status, values, tmp_path):
 def test_the_committed_records_are_whole():
     for path in sorted((ROOT / "docs/results").glob("**/record.json")):
         assert read_run(path.parent) is not None
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_in_place_of_a_file_keeps_nobody_waiting(values, tmp_path):
+    config, folder = make_config(values), tmp_path / "o"
+    record = run(config, folder)
+    unfinished(folder)
+    state = folder / record["checkpoint"]["file"]
+    state.unlink()
+    os.mkfifo(state)
+    with pytest.raises(OneaError, match=r"Checkpoint .* is missing or cannot be read; delete .* to start over"):
+        run(config, folder)
+    (folder / "record.json").unlink()
+    os.mkfifo(folder / "record.json")
+    with pytest.raises(OneaError, match=r"record\.json is not a plain file; remove it"):
+        run(config, folder)
+
+
+def test_what_a_kill_in_the_last_step_has_left_is_deleted(values, tmp_path):
+    config, folder = make_config(values), tmp_path / "o"
+    record = run(config, folder)
+    kept = {path.name for path in folder.iterdir()}
+    for name in ("state-002.safetensors", ".record.json.7.partial", ".state-003.safetensors.7.partial"):
+        (folder / name).touch()
+    (folder / "state-of-the-art.safetensors").touch()
+    assert run(config, folder) == record
+    assert {path.name for path in folder.iterdir()} == kept | {"state-of-the-art.safetensors"}
 
 
 # grids

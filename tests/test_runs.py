@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from tiny import write_tiny_images
 
 from onea.errors import OneaError
+from onea.record import read_record, write_record
 from onea.runs.config import make_config, read_yaml
 from onea.runs.engine import run
 from onea.runs.record import essence
@@ -116,7 +117,7 @@ def test_a_finished_run_is_not_repeated_and_threads_are_restored(tiny_run, tmp_p
 
 def test_the_record_says_everything(tiny_run, tmp_path):
     record = run(make_config(tiny_run), tmp_path)
-    assert record == json.loads((tmp_path / "record.json").read_text())
+    assert record == read_record(tmp_path)
     assert record["status"] == "finished"
     assert len(record["backbone"]["sha256"]) == 64
     assert record["stream"]["sizes"] == [3, 1, 2]
@@ -143,7 +144,7 @@ def test_images_that_changed_meanwhile_are_not_mixed_in(tiny_run, tiny_images, t
     shutil.copytree(tiny_images, images)
     values = tiny_run | {"data": f"folder:{images}"}
     record = run(make_config(values), tmp_path / "out")
-    (tmp_path / "out/record.json").write_text(json.dumps(record | {"status": "running"}))
+    write_record(tmp_path / "out", record | {"status": "running"})
     next((images / "train/class00").iterdir()).unlink()
     with pytest.raises(OneaError, match=r"The data of the run .* changed since it began"):
         run(make_config(values), tmp_path / "out")
@@ -153,8 +154,7 @@ def test_a_damaged_checkpoint_is_one_sentence(tiny_run, tmp_path):
     record = run(make_config(tiny_run), tmp_path)
     state = tmp_path / record["checkpoint"]["file"]
     state.write_bytes(state.read_bytes()[:-10])
-    record["status"] = "running"
-    (tmp_path / "record.json").write_text(json.dumps(record))
+    write_record(tmp_path, record | {"status": "running"})
     with pytest.raises(OneaError, match=r"damaged.*start over"):
         run(make_config(tiny_run), tmp_path)
     (tmp_path / "record.json").write_text("{")

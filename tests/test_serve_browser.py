@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 
 import pytest
@@ -20,7 +21,11 @@ UNNAMED = """[...document.querySelectorAll("input, button")]
 @pytest.fixture(scope="module")
 def browser():
     with playwright_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM,
+            args=["--no-sandbox", "--disable-gpu"],
+            env=os.environ | {"TMPDIR": "/tmp"},  # its socket must have a short path
+        )
         yield browser
         browser.close()
 

@@ -10,9 +10,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from onea.cli import main
 from onea.errors import OneaError
+from onea.record import read_record
 from onea.runs.config import make_config
 from onea.runs.engine import run
-from onea.runs.record import essence, read_record
+from onea.runs.record import essence
 from onea.runs.tracking import Tracking, check_trackers, parameters
 
 

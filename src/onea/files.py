@@ -11,15 +11,18 @@ import json
 import os
 import stat
 from contextlib import suppress
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from onea.errors import OneaError, short
 
 CACHE_REMEDY = "set ONEA_CACHE to another folder"
+_MOST = 2**30  # bytes of a JSON file: ten times those of a stream of a thousand tasks and classes
 _JUNCTION = 0xA0000003  # Windows' links between folders, which are no links to S_ISLNK
 # Where a system lacks one of these (Windows), lstat has looked at the name just before.
-_ITSELF = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_BYTES = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_ITSELF = getattr(os, "O_NOFOLLOW", 0) | _BYTES
 _AT_ONCE = getattr(os, "O_NONBLOCK", 0)  # opening a pipe would wait for a writer
 
 
@@ -117,7 +120,7 @@ def check_plain(path: Path, *, folder: bool = False) -> os.stat_result | None:
     """The status of the plain file (or folder) of this name, if there is one; anything else is refused."""
     try:
         status = path.lstat()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise _unreadable(path, error) from error
@@ -128,23 +131,24 @@ def check_plain(path: Path, *, folder: bool = False) -> os.stat_result | None:
     return status
 
 
-def open_plain(path: Path) -> tuple[BinaryIO, int]:
-    """A plain file, opened for reading, and its size."""
-    check_plain(path)
+def open_plain(path: Path, *, follow: bool = False) -> tuple[BufferedReader, int]:
+    """A plain file, opened for reading, and its size; ``follow`` takes a link to one as well."""
+    if not follow:
+        check_plain(path)
     try:
-        handle = os.open(path, os.O_RDONLY | _ITSELF | _AT_ONCE)
+        handle = os.open(path, os.O_RDONLY | _AT_ONCE | (_BYTES if follow else _ITSELF))
     except OSError as error:
         raise _unreadable(path, error) from error
-    file, status = os.fdopen(handle, "rb"), os.fstat(handle)
-    if not stat.S_ISREG(status.st_mode):  # it was replaced just now
-        file.close()
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode):  # it was replaced just now, or a link leads there
+        os.close(handle)
         raise OneaError(f"{path} is not a plain file; remove it or restore it from a copy.")
-    return file, status.st_size
+    return os.fdopen(handle, "rb"), status.st_size
 
 
-def read_plain(path: Path, most: int) -> bytes:
-    """The content of a plain file of at most so many bytes."""
-    file, size = open_plain(path)
+def read_plain(path: Path, most: int = _MOST, *, follow: bool = False) -> bytes:
+    """The content of a plain file of at most so many bytes; ``follow`` takes a link to one as well."""
+    file, size = open_plain(path, follow=follow)
     with file:
         if size > most:
             raise OneaError(f"{path} has {size:,} bytes, and may have {most:,} at most; restore it from a copy.")
@@ -160,9 +164,8 @@ def _unreadable(path: Path, error: OSError) -> OneaError:
 
 def read_json(path: Path) -> Any:
     """The value in a JSON file."""
+    content = read_plain(path, follow=True)
     try:
-        return json.loads(path.read_bytes())
-    except OSError as error:
-        raise _unreadable(path, error) from error
+        return json.loads(content)
     except (ValueError, RecursionError) as error:
         raise OneaError(f"{path} is damaged (not JSON); delete it or restore it from a copy.") from error

@@ -48,12 +48,13 @@ def folder_lock(folder: Path, *, wait: bool = False) -> Iterator[None]:
 
 
 @contextmanager
-def file_lock(path: Path, *, wait: bool = False) -> Iterator[None]:
+def file_lock(path: Path, *, wait: bool = False, remedy: str = "choose another folder") -> Iterator[None]:
     """Hold the lock file ``path``. It stays afterwards: a lock on a file that was removed protects nothing.
 
     Args:
         path: the lock file; it and its folder are made where they are missing.
         wait: whether to wait until another holder is done instead of refusing.
+        remedy: ends the message of a failure to write.
 
     Raises:
         OneaError: another holder has it (the sentence says which process, and since when), it is no plain file of one
@@ -69,9 +70,9 @@ def file_lock(path: Path, *, wait: bool = False) -> Iterator[None]:
             f"{path.parent} is being written by {_holder(path)}; wait until it is done, or stop it."
         ) from None
     except NotImplementedError as error:
-        raise OneaError(f"The file system of {path.parent} has no locks; choose another folder.") from error
+        raise OneaError(f"The file system of {path.parent} has no locks; {remedy}.") from error
     except OSError as error:
-        raise unwritable(path.parent, len(_signature()), error, "choose another folder") from error
+        raise unwritable(path.parent, len(_signature()), error, remedy) from error
     try:
         _sign(path)
         yield

@@ -9,9 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from onea.record import Record
 from onea.registry import Registry
-
-Record = dict[str, Any]
 
 
 @dataclass(frozen=True)

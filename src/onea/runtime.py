@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import torch
 
@@ -15,12 +14,13 @@ from onea import cpu
 from onea.errors import OneaError
 from onea.options import check_threads
 from onea.processes import Processes, join_processes
+from onea.record import Record
 
 
 class Progress:
     """Listens to a run. This one ignores everything; a display overrides what it shows."""
 
-    def begin(self, record: dict[str, Any]) -> None:
+    def begin(self, record: Record) -> None:
         """A run begins or is taken up again. The record stays up to date: what it holds grows with every task."""
 
     def start_task(self, task: int, tasks: int, name: str) -> None:
@@ -51,7 +51,7 @@ class Everyone(Progress):
     def __init__(self, *listeners: Progress) -> None:
         self._listeners = listeners
 
-    def begin(self, record: dict[str, Any]) -> None:
+    def begin(self, record: Record) -> None:
         """Tell everyone."""
         for listener in self._listeners:
             listener.begin(record)

@@ -14,9 +14,9 @@ from onea.bench.scene import BenchConfig
 from onea.data.names import data_name
 from onea.errors import OneaError
 from onea.methods.presets import preset_options
+from onea.record import Record
 from onea.runs.config import RunConfig, make_config
 from onea.runs.engine import run
-from onea.runs.record import Record
 
 TASKS = 10
 

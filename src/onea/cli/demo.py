@@ -30,10 +30,10 @@ def demo(
     from onea.methods.adapter_merging import AdapterMemo
     from onea.methods.presets import preset_options
     from onea.options import build
+    from onea.record import read_record
     from onea.report import curves, page, style
     from onea.runs.config import make_config
     from onea.runs.engine import run
-    from onea.runs.record import read_record
 
     configs = {name: make_config({"method": name, "data": DATA, "seed": seed}) for name in METHODS}
     _open(out, fresh)
@@ -56,7 +56,7 @@ def _open(out: Path, fresh: bool) -> None:
     """Make the folder and, if asked, delete the demo's runs in it, file by file: whatever else lies there stays."""
     from onea.errors import OneaError
     from onea.locks import folder_lock
-    from onea.runs.record import read_record
+    from onea.record import NAME, leftovers, read_record
 
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -65,5 +65,5 @@ def _open(out: Path, fresh: bool) -> None:
     for folder in (out / name for name in METHODS if fresh):
         if (record := read_record(folder)) and record["config"]["method"] == folder.name:
             with folder_lock(folder):  # not while another demo is at it
-                for file in [folder / "record.json", *folder.glob("state-*.safetensors"), *folder.glob(".*.partial")]:
+                for file in [folder / NAME, *leftovers(folder)]:
                     file.unlink(missing_ok=True)

@@ -14,7 +14,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from onea.record_metrics import Record, headline_metrics
+from onea.record import Record
+from onea.record_metrics import headline_metrics
 from onea.report.tables import rows
 from onea.runtime import Progress
 

@@ -12,7 +12,8 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
-from onea.record_metrics import Record, headline_metrics
+from onea.record import Record
+from onea.record_metrics import headline_metrics
 from onea.runtime import Progress
 from onea.text import printable
 

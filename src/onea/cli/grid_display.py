@@ -15,9 +15,10 @@ from rich.table import Table
 from rich.text import Text
 
 from onea.data.names import data_name
+from onea.record import Record
 from onea.runs.config import RunConfig
 from onea.runs.grid import GridProgress
-from onea.runs.store import Failure, Record
+from onea.runs.store import Failure
 
 _MOST_SHOWN = 16  # runs at a time; a cluster has more than a screen
 

@@ -93,9 +93,9 @@ def run(
     from onea.cli.display import RunDisplay, print_summary
     from onea.options import from_arguments
     from onea.processes import is_first
+    from onea.record import read_record
     from onea.runs.config import make_config, read_yaml
     from onea.runs.engine import run as run_one
-    from onea.runs.record import read_record
     from onea.runs.tracking import Tracking
     from onea.runtime import Everyone
 

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import os
 import shutil
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Literal, TypeVar
+from typing import Any, BinaryIO, Literal, TypeVar
 
 import numpy as np
 
 from onea.data.dataset import Labels, Pixels, Split
 from onea.data.decode import BadImage, fit, image_size, read_image
 from onea.errors import OneaError
-from onea.files import CACHE_REMEDY, stamp_of, unwritable, write_atomically
+from onea.files import CACHE_REMEDY, open_plain, read_plain, stamp_of, unwritable, write_atomically
+from onea.locks import file_lock
+from onea.sealed import Damage, seal, unseal
 
 OnBad = Literal["fail", "skip"]
 Progress = Callable[[int, int], None]
@@ -75,15 +76,28 @@ def stored_shape(splits: Sequence[Split], size: int, cache: Path | None = None) 
     if cache is None:
         return _common_shape(files, size)[0]
     known = cache / f"shape-{_key(files, (size, size))}.json"
-    try:
-        height, width = json.loads(known.read_text(encoding="utf-8"))
-        return int(height), int(width)
-    except (OSError, ValueError, TypeError):
-        shape, final = _common_shape(files, size)
+    with suppress(OneaError, KeyError, Damage):
+        height, width = _read_note(known)["shape"]
+        return height, width
+    shape, final = _common_shape(files, size)
     if final:
         with suppress(OSError, OneaError):  # whoever cannot write here is told so when the pixels are written
-            write_atomically(known, json.dumps(shape).encode())
+            for partial in cache.glob(f".{known.name}.*.partial"):  # another process can do without its note, too
+                partial.unlink(missing_ok=True)
+            _write_note(known, {"shape": shape})
     return shape
+
+
+def _write_note(path: Path, content: dict[str, Any]) -> None:
+    """A small file beside the pixels, which says of what it is: it would mislead under another name."""
+    write_atomically(path, seal({"of": path.stem, **content}), CACHE_REMEDY)
+
+
+def _read_note(path: Path) -> dict[str, Any]:
+    found = unseal(read_plain(path, follow=True))
+    if found["of"] != path.stem:
+        raise Damage(f"it is of {found['of']}")
+    return found
 
 
 def _common_shape(files: Sequence[Path], size: int) -> tuple[tuple[int, int], bool]:
@@ -133,14 +147,20 @@ def pack(
         return Packed(split.pixels, np.arange(len(split), dtype=np.int64), (), height, width)
     shape = shape or stored_shape([split], size)
     target = cache / f"packed-{_key(split.files, shape, on_bad)}.bin"
-    packed = _mapped(target, shape, len(split))
+    packed = _mapped(target, shape)
     if packed is None:
-        rows, skipped, sha256 = _write(target, split, shape, on_bad, class_names, on_progress)
-        _write_index(target, shape, rows, skipped, sha256)
-        _forget_older(target)
-        packed = _mapped(target, shape, len(split))
+        with _only_packer(target, wait=True):
+            packed = _mapped(target, shape)
+            if packed is None:
+                rows, skipped, sha256 = _write(target, split, shape, on_bad, class_names, on_progress)
+                _write_index(target, shape, rows, skipped, sha256)
+                packed = _mapped(target, shape)
+            _forget_others(target)
         if packed is None:
             raise OneaError(f"{target} was changed while it was written: run again, with no other program in {cache}.")
+    elif _others(target):  # after a kill in the last step; what cannot be deleted does no harm
+        with suppress(OneaError), _only_packer(target, wait=False):
+            _forget_others(target)
     # Again for a cached array: the key has no labels in it, and these may be new.
     _refuse_empty_classes(split, packed.rows, packed.skipped, class_names)
     return packed
@@ -157,36 +177,55 @@ def _key(files: Sequence[Path], shape: tuple[int, int], *more: str) -> str:
     return f"{digest.hexdigest()[:_KEY]}-{stamps.hexdigest()[:_KEY]}"
 
 
-def _forget_older(target: Path) -> None:
-    """Delete what was packed of the same files in another state; a process that has mapped it keeps its pixels."""
-    wanted = target.stem.rpartition("-")[0]
-    for older in target.parent.glob(f"{wanted}-*"):
-        if older.suffix in (".bin", ".json") and older.stem != target.stem:
+@contextmanager
+def _only_packer(target: Path, *, wait: bool) -> Iterator[None]:
+    """Keep other processes from packing the same files, in whatever state; they wait and find them packed."""
+    lock = target.with_name(f"{_family(target)}.lock")
+    with file_lock(lock, wait=wait, remedy=CACHE_REMEDY):
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # Windows does not remove what is open
+                lock.unlink()
+
+
+def _family(target: Path) -> str:
+    """What the names of all packs of the same files have in common."""
+    return target.stem.rpartition("-")[0]
+
+
+def _others(target: Path) -> list[Path]:
+    """What was packed of the same files in another state, and what a kill has left of packing them."""
+    return [place for place in target.parent.glob(f"*{_family(target)}*") if place.stem != target.stem]
+
+
+def _forget_others(target: Path) -> None:
+    """Delete all that but the lock; a process that has mapped an older pack keeps its pixels."""
+    for other in _others(target):
+        if other.suffix != ".lock":
             with suppress(OSError):  # Windows keeps what somebody has mapped
-                older.unlink()
+                other.unlink()
 
 
-def _mapped(target: Path, shape: tuple[int, int], total: int) -> Packed | None:
+def _mapped(target: Path, shape: tuple[int, int]) -> Packed | None:
     """The cached array, or None when it is not there or not whole."""
+    index = target.with_suffix(".json")
     try:
-        index = json.loads(target.with_suffix(".json").read_text(encoding="utf-8"))
-        rows = np.array(index["rows"], dtype=np.int64)
-        skipped = tuple(str(line) for line in index["skipped"])
-        stored, sha256 = tuple(index["shape"]), str(index["sha256"])
-        found = target.stat().st_size
-    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        found = _read_note(index)
+        stamp = stamp_of(target)
+        if found["shape"][2:] != list(shape) or (stamp != found["stamp"] and _sha256_of(target) != found["sha256"]):
+            return None
+        rows, skipped = np.array(found["rows"], dtype=np.int64), tuple(found["skipped"])
+        if len(rows):
+            pixels: Pixels = np.memmap(target, np.uint8, mode="r", shape=tuple(found["shape"]))
+        else:  # an empty file cannot be mapped
+            pixels = np.empty(found["shape"], np.uint8)
+    except (ValueError, OSError, KeyError, Damage):
         return None
-    expected = (len(rows), 3, *shape)
-    in_order = rows.ndim == 1 and bool(np.all(np.diff(rows, prepend=-1, append=total) > 0))
-    if stored != expected or found != int(np.prod(expected)) or not in_order or len(rows) + len(skipped) != total:
-        return None
-    if not len(rows):  # an empty file cannot be mapped
-        return Packed(np.empty(expected, np.uint8), rows, skipped, *shape, sha256)
-    try:
-        pixels = np.memmap(target, np.uint8, mode="r", shape=expected)
-    except FileNotFoundError:  # forgotten just now, because its files have changed
-        return None
-    return Packed(pixels, rows, skipped, *shape, sha256)
+    if stamp != found["stamp"]:  # copied, perhaps: the next look need not read it all
+        with suppress(OneaError):
+            _write_note(index, found | {"stamp": stamp})
+    return Packed(pixels, rows, skipped, *shape, found["sha256"])
 
 
 def _write(
@@ -256,7 +295,7 @@ def _write_index(target: Path, shape: tuple[int, int], rows: Labels, skipped: Se
     """Written last and moved into place whole: where it exists, the pixels were complete."""
     index = {"shape": [len(rows), 3, *shape], "rows": rows.tolist(), "skipped": list(skipped), "sha256": sha256}
     try:
-        write_atomically(target.with_suffix(".json"), json.dumps(index).encode(), CACHE_REMEDY)
+        _write_note(target.with_suffix(".json"), index | {"stamp": stamp_of(target)})
     except OneaError:
         target.unlink(missing_ok=True)
         raise
@@ -272,17 +311,22 @@ def _check_space(cache: Path, bytes_needed: int) -> None:
 def sha256_of_files(files: Sequence[Path]) -> str:
     """One digest of the contents of all these files, for images that are read anew whenever they are needed."""
     digest = hashlib.sha256()
-    for own in in_threads(_sha256_of, files, _FEW_THREADS):
+    for own in in_threads(_digest_of, files, _FEW_THREADS):
         digest.update(own)
     return digest.hexdigest()
 
 
-def _sha256_of(file: Path) -> bytes:
+def _digest_of(file: Path) -> bytes:
     try:
-        with file.open("rb") as stream:
-            return hashlib.file_digest(stream, "sha256").digest()
-    except OSError:  # reported when it is to be decoded
+        return bytes.fromhex(_sha256_of(file))
+    except (OneaError, OSError):  # reported when it is to be decoded
         return b"unreadable"
+
+
+def _sha256_of(file: Path) -> str:
+    stream, _ = open_plain(file, follow=True)
+    with stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def bad_files(skipped: Sequence[str], total: int) -> str:

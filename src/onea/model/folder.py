@@ -29,6 +29,7 @@ from onea.model.lock import locked
 from onea.model.params import MACHINE
 from onea.model.readout import Evidence
 from onea.model.state import State
+from onea.sealed import Damage
 from onea.tensors import Tensors
 from onea.version import __version__
 
@@ -196,7 +197,7 @@ def _told(
         yield
     except validation.TooNew as reason:
         raise OneaError(f"{path} {reason}; update onea.") from reason
-    except validation.Damage as reason:
+    except Damage as reason:
         raise OneaError(f"{place} is damaged ({reason}); {remedy}.") from reason
     except OSError as error:
         raise OneaError(f"{place} cannot be read ({error.strerror}); restore the folder from a copy.") from error
@@ -282,5 +283,5 @@ def _check(check: Callable[[], object]) -> None:
     """Never write what could not be read again."""
     try:
         check()
-    except validation.Damage as reason:
+    except Damage as reason:
         raise OneaError(f"The model cannot be saved ({reason}); undo its last update.") from reason

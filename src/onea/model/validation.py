@@ -15,13 +15,14 @@ import math
 import re
 from collections.abc import Mapping
 from types import UnionType
-from typing import Any, BinaryIO, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
+from typing import Any, BinaryIO, Literal, Union, get_args, get_origin, get_type_hints
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
+from onea import sealed
 from onea.data.transforms import Preprocess
 from onea.errors import OneaError
 from onea.methods.one_a import OneAOptions
@@ -32,11 +33,11 @@ from onea.model.names import UNKNOWN
 from onea.model.params import MACHINE, check_params
 from onea.model.readout import Readout
 from onea.options import build
+from onea.sealed import Damage
 from onea.tensors import Tensors
 from onea.version import __version__
 
 MOST_JSON = 64 * 2**20  # bytes of model.json or state.json: names of a million classes
-_SEAL = "content_sha256"
 _MANIFEST = {"versions": list[int], "counter": int, "params": dict}
 _STATE = {
     "version": int,
@@ -89,17 +90,13 @@ _TYPES = {"F32": torch.float32, "F64": torch.float64, "I64": torch.int64}
 Shapes = dict[str, tuple[str, tuple[int, ...]]]
 
 
-class Damage(Exception):  # noqa: N818 - a reason, which becomes part of a sentence
-    """What is wrong with a file."""
-
-
 class TooNew(Damage):
     """What a file has that only a newer onea can read."""
 
 
 def seal(content: Mapping[str, Any]) -> bytes:
     """A JSON file with these values and their checksum."""
-    written = (json.dumps({**content, _SEAL: _digest(content)}, indent=1, allow_nan=False) + "\n").encode()
+    written = sealed.seal(content)
     if len(written) > MOST_JSON:
         raise OneaError(f"The model has more than {MOST_JSON >> 20} MB of names and history; use shorter names.")
     return written
@@ -222,35 +219,17 @@ def check_numbers(tensors: Mapping[str, Tensor]) -> None:
 
 def _opened(content: bytes, before: set[str]) -> dict[str, Any]:
     """The values of a JSON file, whose checksum is right; of format 1, which had none, it must hold just those."""
-    try:
-        found = json.loads(content, parse_constant=_no_number, parse_float=_finite)
-    except (ValueError, RecursionError):
-        raise Damage("not JSON") from None
-    number = found.get("format") if isinstance(found, dict) else None
+    found = sealed.parsed(content)
+    number = found.get("format")
     if type(number) is not int or not 1 <= number < _MOST:
         raise Damage("it has no format")
     if number > FORMAT:
         raise TooNew(f"has format {number}, and this onea ({__version__}) reads up to {FORMAT}")
-    seal = found.pop(_SEAL, None)
-    if (found.keys() != before or seal) if number == 1 else seal != _digest(found):
-        raise Damage("it is not what was written, says its checksum")
-    values: dict[str, Any] = found
-    return values
-
-
-def _digest(content: Mapping[str, Any]) -> str:
-    """sha256 of values, whatever the order and the white space they are written with."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
-def _no_number(word: str) -> NoReturn:
-    raise ValueError(f"{word} is no JSON")
-
-
-def _finite(text: str) -> float:
-    if not math.isfinite(number := float(text)):
-        raise ValueError(f"{text} is too large")
-    return number
+    if number > 1 or sealed.SEAL in found:
+        sealed.check_seal(found)
+    if number == 1 and found.keys() != before:
+        raise Damage("it is not what onea wrote in format 1")
+    return found
 
 
 def _params(given: dict[str, Any]) -> dict[str, Any]:

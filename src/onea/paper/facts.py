@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from onea.data.names import data_name
 from onea.errors import OneaError
 from onea.paper.names import BACKBONE, BACKBONE_WIDTH, DATASETS
+from onea.record import Record
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def data_facts(data: str, root: str | None) -> DataFacts:
 class Recorded:
     """What finished records tell of their data and backbones, which need not be at hand any more."""
 
-    def __init__(self, records: Iterable[dict[str, Any]], root: str | None):
+    def __init__(self, records: Iterable[Record], root: str | None):
         self._root = root
         self._facts: dict[str, DataFacts] = {}
         self._widths: dict[str, int] = {}

@@ -10,7 +10,7 @@ from onea.files import write_atomically
 from onea.paper.names import METHODS
 from onea.paper.pictures import Picture, pictures
 from onea.paper.render import Records, grid_table
-from onea.record_metrics import Record
+from onea.record import Record
 
 if TYPE_CHECKING:
     from onea.paper.scale import Plan

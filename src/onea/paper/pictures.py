@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from onea.paper.names import DATASETS
 from onea.paper.render import Records
 from onea.paper.tables import LONG_TAIL_FACTOR, PAPER_STREAMS
-from onea.record_metrics import Record, forgetting_curve
+from onea.record import Record
+from onea.record_metrics import forgetting_curve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

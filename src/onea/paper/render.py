@@ -10,7 +10,8 @@ from onea.data.names import data_name
 from onea.paper.experiment import Cell, Experiment
 from onea.paper.names import BACKBONE, BACKBONE_TITLE, DATASETS, METHODS
 from onea.paper.reported import number, reported_tables
-from onea.record_metrics import Metric, Record, metric
+from onea.record import Record
+from onea.record_metrics import Metric, metric
 from onea.report.grid_table import Column, GridTable, Value
 
 if TYPE_CHECKING:

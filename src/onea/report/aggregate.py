@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from onea.record_metrics import Metric, Record, headline_metrics
+from onea.record import Record
+from onea.record_metrics import Metric, headline_metrics
 from onea.report.grid_table import Column, GridTable, Value
 from onea.report.tables import finished
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from onea.errors import OneaError
-from onea.record_metrics import Record
+from onea.record import Record
 from onea.report import style
 from onea.report.curves import NARROW
 from onea.report.matrices import blues
@@ -44,7 +44,7 @@ def has_analysis(record: Record) -> bool:
     return bool(_merges(record))
 
 
-def analysed_merge(record: Record, task: int | None = None) -> tuple[str, Record]:
+def analysed_merge(record: Record, task: int | None = None) -> tuple[str, dict[str, Any]]:
     """The name of a task and the analysis of its merge.
 
     Args:
@@ -114,12 +114,12 @@ def spectra_and_gates(record: Record, width: float = WIDTH, task: int | None = N
     return figure
 
 
-def _merges(record: Record) -> dict[int, Record]:
+def _merges(record: Record) -> dict[int, dict[str, Any]]:
     merges = {index: (task.get("merge") or {}).get("analysis") for index, task in enumerate(record["tasks"])}
     return {index: analysis for index, analysis in merges.items() if analysis}
 
 
-def _panels(analysis: Record, width: float, height: float) -> tuple[Figure, Any]:
+def _panels(analysis: dict[str, Any], width: float, height: float) -> tuple[Figure, Any]:
     """A panel for each kind of matrix: side by side, or one above the other on a narrow screen."""
     count, narrow = len(analysis), width < NARROW
     figure = style.blank(width, height * count if narrow else height)
@@ -137,7 +137,7 @@ def _places(directions: int, points: int) -> list[float]:
     return [(start + stop + 1) / 2 for start, stop in pairwise(edges)]
 
 
-def _layers(axes: Any, entry: Record, key: str) -> None:
+def _layers(axes: Any, entry: dict[str, Any], key: str) -> None:
     layers = entry["layers"]
     for layer, colour in zip(layers, style.shades(len(layers)), strict=True):
         values = numbers(layer[key])

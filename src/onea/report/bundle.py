@@ -8,7 +8,7 @@ from pathlib import Path
 
 from onea.errors import OneaError
 from onea.files import write_atomically
-from onea.record_metrics import Record
+from onea.record import Record
 from onea.report import formats, style
 from onea.report.aggregate import Setting, grid_table, settings
 from onea.report.experiment_figures import banded_curves

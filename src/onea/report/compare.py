@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from onea.errors import OneaError
-from onea.record_metrics import Record, headline_metrics
+from onea.record import Record
+from onea.record_metrics import headline_metrics
 from onea.report.aggregate import Group, configuration_names, settings
 from onea.report.tables import finished
 

@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from onea.errors import OneaError
-from onea.record_metrics import Record
+from onea.record import Record
 from onea.report import style
 from onea.report.tables import finished, labels
 

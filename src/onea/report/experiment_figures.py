@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from onea.record_metrics import Record
+from onea.record import Record
 from onea.report import style
 from onea.report.aggregate import Group, Setting, curve
 from onea.report.curves import WIDTH, accuracy_curves, name_tasks, size_bars

@@ -8,7 +8,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from onea.errors import OneaError
-from onea.record_metrics import Record
+from onea.record import Record
 from onea.report import analysis_figures, formats, html
 from onea.report.aggregate import Setting, curve, grid_table, settings
 from onea.report.experiment_figures import banded_curves, same_sizes, stream_bars
@@ -185,7 +185,7 @@ def _gates(record: Record) -> tuple[float, float]:
     return min(map(min, every)), max(map(max, every))
 
 
-def _mean_updates(analysis: Record) -> str:
+def _mean_updates(analysis: dict[str, Any]) -> str:
     texts = []
     for kind, entry in analysis.items():
         lines = [analysis_figures.numbers(layer["update"]) for layer in entry["layers"]]
@@ -194,7 +194,7 @@ def _mean_updates(analysis: Record) -> str:
     return " ".join(texts)
 
 
-def _diagonals(analysis: Record) -> str:
+def _diagonals(analysis: dict[str, Any]) -> str:
     texts = []
     for kind, entry in analysis.items():
         table = analysis_figures.square(entry["overlap"])

@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from onea.errors import OneaError
-from onea.files import check_path, read_json
-from onea.record_metrics import Record
-
-NAME, FORMAT = "record.json", 1
+from onea.files import check_path
+from onea.record import NAME, Record, read_record_file
 
 
 def find_records(place: str | Path) -> list[Record]:
@@ -34,7 +32,7 @@ def _matching(pattern: Path) -> list[Path]:
 
 
 def _read(file: Path) -> Record:
-    record = read_json(file)
-    if not isinstance(record, dict) or record.get("format") != FORMAT or not record.get("metrics"):
-        raise OneaError(f"{file} is not a record of this version of onea; move it out of the way.")
+    record = read_record_file(file)
+    if not record.get("metrics"):
+        raise OneaError(f"{file} is not the record of a run; move it out of the way.")
     return record

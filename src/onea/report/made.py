@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from onea.record_metrics import Record
+from onea.record import Record
 from onea.report import html
 from onea.report.tables import finished, labels, lent, lent_note
 
@@ -16,7 +16,7 @@ SHORT = 12  # characters of a digest that tell it apart
 def made(records: Sequence[Record]) -> str:
     """The section that tells configuration, inputs, machine, versions and times, a column for each record."""
     names = labels(records)
-    groups = {
+    groups: dict[str, list[dict[str, Any]]] = {
         "Configuration": [record["config"] for record in records],
         "Options of the method": [record.get("options", {}) for record in records],
         "Images and network": [_inputs(record) for record in records],
@@ -46,7 +46,7 @@ def _compared(values: Sequence[Any]) -> list[str]:
     return [html.td(text) for text in texts]
 
 
-def _inputs(record: Record) -> Record:
+def _inputs(record: Record) -> dict[str, Any]:
     data, backbone = record.get("data", {}), record.get("backbone", {})
     return {
         "dataset": data.get("name"),
@@ -61,7 +61,7 @@ def _inputs(record: Record) -> Record:
     }
 
 
-def _machine(record: Record) -> Record:
+def _machine(record: Record) -> dict[str, Any]:
     runtime, environment = record.get("runtime", {}), record.get("environment", {})
     return {
         "accelerator": environment.get("accelerator"),
@@ -70,12 +70,12 @@ def _machine(record: Record) -> Record:
     }
 
 
-def _versions(record: Record) -> Record:
+def _versions(record: Record) -> dict[str, Any]:
     named = ("processor", "cores", "platform", "accelerator")
     return {name: value for name, value in record.get("environment", {}).items() if name not in named}
 
 
-def _times(record: Record) -> Record:
+def _times(record: Record) -> dict[str, Any]:
     timings, dates = record["timings"], record.get("dates", {})
     return {
         "started": dates.get("started"),

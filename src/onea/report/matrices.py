@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from onea.record_metrics import Record
+from onea.record import Record
 from onea.report import style
 from onea.report.curves import LETTER, MOST_NAMES, NARROW, WIDTH, round_numbers, short, task_names
 from onea.report.tables import labels

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 from itertools import accumulate
+from typing import Any
 
-from onea.record_metrics import Record, headline_metrics
+from onea.record import Record
+from onea.record_metrics import headline_metrics
 from onea.report import html
 from onea.report.curves import accuracy_curves, task_names
 from onea.report.made import made
@@ -150,7 +152,7 @@ def _merges(record: Record, name: str) -> str:
     return f"<h2>What each merge of {escape(name)} did</h2>{html.table(caption, heads, body)}"
 
 
-def _merge_cells(task: Record, merge: Record, before: int) -> list[str]:
+def _merge_cells(task: dict[str, Any], merge: dict[str, Any], before: int) -> list[str]:
     sizes = [str(before), str(task["classes"])]
     if "base" not in merge:
         return [*sizes, "not trained" if task.get("trained") is False else "taken whole", "–", "–"]

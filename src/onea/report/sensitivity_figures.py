@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from onea.errors import OneaError
-from onea.record_metrics import Record, metric
+from onea.record import Record
+from onea.record_metrics import metric
 from onea.report import style
 from onea.report.aggregate import Group, over_seeds, settings, summarise
 from onea.report.curves import MARKERS, NARROW, legend_columns, spread

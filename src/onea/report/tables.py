@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from onea.record_metrics import Metric, Record, headline_metrics
+from onea.record import Record
+from onea.record_metrics import Metric, headline_metrics
 
 
 @dataclass(frozen=True)

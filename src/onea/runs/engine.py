@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
+from onea.errors import OneaError
 from onea.files import check_writable
 from onea.locks import folder_lock
 from onea.methods.adapter_merging import AdapterMemo
 from onea.metrics import summarise
 from onea.processes import is_first
+from onea.record import FORMAT, Record, leftovers, tidy
 from onea.runs.config import RunConfig
 from onea.runs.cost import MEASURED_AFTER, measure
 from onea.runs.evaluation import correct_per_class
 from onea.runs.feature_cache import FeatureCache
 from onea.runs.inputs import Inputs
 from onea.runs.record import (
-    FORMAT,
-    Record,
     check_same_inputs,
     check_same_run,
     environment,
@@ -58,6 +58,8 @@ def run(
     """
     progress = progress or Progress()
     if record := _finished(config, folder, progress):
+        if is_first() and leftovers(folder, record):
+            _tidy_finished(folder)
         return record
     check_writable(folder)
     with folder_lock(folder, wait=wait) if is_first() else nullcontext():
@@ -76,6 +78,13 @@ def _finished(config: RunConfig, folder: Path, progress: Progress) -> Record | N
     return record
 
 
+def _tidy_finished(folder: Path) -> None:
+    """Remove what a kill in the last step of a run has left; what cannot be removed does no harm."""
+    with suppress(OneaError), folder_lock(folder):
+        if record := read_run(folder):
+            tidy(folder, record)
+
+
 def _continue(config: RunConfig, folder: Path, progress: Progress, memo: AdapterMemo | None) -> Record:
     record = read_run(folder)
     if record is not None:
@@ -88,7 +97,7 @@ def _continue(config: RunConfig, folder: Path, progress: Progress, memo: Adapter
         check_same_inputs(record, prepared.description, folder)
         prepared.method.load_state_dict(load_checkpoint(folder, record))
         record["dates"]["resumed"].append(now())
-    record["stamps"] = prepared.stamps
+    record |= {"format": FORMAT, "stamps": prepared.stamps}
     runtime.progress.begin(record)
     bound = None if config.cache_gb is None else int(config.cache_gb * 1e9)
     known = FeatureCache(prepared.test.rows, bound)
@@ -111,7 +120,6 @@ def _runtime(config: RunConfig, record: Record | None, progress: Progress) -> Ru
 def _new_record(config: RunConfig, prepared: Prepared, runtime: Runtime) -> Record:
     totals = prepared.test.labels[prepared.test.rows].bincount(minlength=prepared.stream.classes).tolist()
     return {
-        "format": FORMAT,
         "status": "running",
         "config": config.identity(),
         **prepared.description,

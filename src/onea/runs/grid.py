@@ -7,10 +7,11 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 
 from onea.errors import OneaError
+from onea.record import Record
 from onea.runs.config import RunConfig
 from onea.runs.executors import InProcess
 from onea.runs.jobs import Executor, Job, Result
-from onea.runs.store import Failure, Record, RecordStore
+from onea.runs.store import Failure, RecordStore
 
 
 class GridProgress:

@@ -11,8 +11,9 @@ from typing import TypeVar
 from onea.data.dataset import Dataset, MissingData
 from onea.errors import OneaError
 from onea.options import upgraded
+from onea.record import Record
 from onea.runs.config import RunConfig
-from onea.runs.record import Record, different
+from onea.runs.record import different
 from onea.runs.setup import dataset_of, options_of, sha256_of_images
 from onea.runtime import resolve
 from onea.vit.backbones import load_backbone, stamp_of_weights

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onea.errors import OneaError
+from onea.record import Record
 from onea.runs.config import RunConfig
-from onea.runs.store import Failure, Record
+from onea.runs.store import Failure
 
 if TYPE_CHECKING:
     from onea.methods.adapter_merging import AdapterMemo

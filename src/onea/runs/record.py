@@ -8,6 +8,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
@@ -19,17 +20,14 @@ from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as save_safetensors
 
 from onea.errors import OneaError
-from onea.files import read_json, write_atomically, write_json
+from onea.files import open_plain, write_atomically
+from onea.record import NAME, Record, read_record, tidy, write_record
 from onea.runs.config import RunConfig
+from onea.sealed import SEAL
 from onea.tensors import Tensors
 from onea.version import __version__
 
-FORMAT = 1
-NAME = "record.json"
-_VOLATILE = ("timings", "memory", "dates", "environment", "stamps")  # differ between two equal runs
-
-Record = dict[str, Any]
-
+_VOLATILE = ("timings", "memory", "dates", "environment", "stamps", SEAL)  # differ between two equal runs
 _NUMBER = int | float
 # What is read of a record when a run is shown or continued; a report asks for more.
 _SHAPE: dict[str, Any] = {
@@ -60,20 +58,9 @@ _SHAPE: dict[str, Any] = {
 }
 
 
-def essence(record: Record) -> Record:
+def essence(record: Record) -> dict[str, Any]:
     """What two runs with the same configuration must agree on, bit for bit."""
     return {key: copy.deepcopy(value) for key, value in record.items() if key not in _VOLATILE}
-
-
-def read_record(folder: Path) -> Record | None:
-    """The record in a run's folder, or None where no task has been finished yet."""
-    path = folder / NAME
-    if not path.exists():
-        return None
-    record: Record = read_json(path)
-    if not isinstance(record, dict) or record.get("format") != FORMAT:
-        raise OneaError(f"{path} is not a record that this version ({__version__}) reads; choose another --out.")
-    return record
 
 
 def read_run(folder: Path) -> Record | None:
@@ -122,7 +109,7 @@ def check_same_inputs(record: Record, description: Record, folder: Path) -> None
             )
 
 
-def different(record: Record, other: Record) -> list[str]:
+def different(record: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """The names under which two parts of records differ."""
     return sorted(name for name in record.keys() | other.keys() if record.get(name) != other.get(name))
 
@@ -133,24 +120,22 @@ def save_checkpoint(folder: Path, record: Record, state: Tensors) -> None:
     content = save_safetensors({key: value.detach().cpu().contiguous() for key, value in state.items()})
     write_atomically(folder / name, content)
     record["checkpoint"] = {"file": name, "sha256": hashlib.sha256(content).hexdigest()}
-    write_json(folder / NAME, record)
-    for leftover in [*folder.glob("state-*.safetensors"), *folder.glob(".*.partial")]:
-        if leftover.name != name:
-            leftover.unlink(missing_ok=True)
+    write_record(folder, record)
+    tidy(folder, record)
 
 
 def load_checkpoint(folder: Path, record: Record) -> Tensors:
     """The state that the record points to."""
     path = folder / record["checkpoint"]["file"]
     try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise OneaError(
-            f"Checkpoint {path} cannot be read ({error.strerror}); delete {folder} to start over."
-        ) from error
-    if hashlib.sha256(content).hexdigest() != record["checkpoint"]["sha256"]:
-        raise OneaError(f"Checkpoint {path} is damaged (truncated or changed); delete {folder} to start over.")
-    return load_safetensors(content)
+        file, _ = open_plain(path, follow=True)
+    except OneaError as error:
+        raise OneaError(f"Checkpoint {path} is missing or cannot be read; delete {folder} to start over.") from error
+    with file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != record["checkpoint"]["sha256"]:
+            raise OneaError(f"Checkpoint {path} is damaged (truncated or changed); delete {folder} to start over.")
+        file.seek(0)
+        return load_safetensors(file.read())
 
 
 def now() -> str:

@@ -27,6 +27,7 @@ from onea.methods.adapter_merging import AdapterMemo, AdapterMerging
 from onea.methods.contract import EVALUATION_BATCH, Method
 from onea.methods.presets import choose_preset, preset_options
 from onea.options import build
+from onea.record import Record
 from onea.runs.config import RunConfig
 from onea.runtime import Runtime
 from onea.streams import Stream, make_stream
@@ -63,7 +64,7 @@ class Prepared:
     train: Side
     test: Side
     method: Method
-    description: dict[str, Any]
+    description: Record
     seed: int
     compiled: bool = False
     stamps: dict[str, str] = field(default_factory=dict)
@@ -105,7 +106,7 @@ def prepare(config: RunConfig, runtime: Runtime, memo: AdapterMemo | None = None
     vit.keep_matrices_in(runtime.dtype).to(runtime.device)
     if compiled := _worth_compiling(config.compile, runtime, len(train.rows)):
         vit.compile_for(_batch_sizes(method, runtime))
-    description = {
+    description: Record = {
         "data": {
             "name": dataset.name,
             "fingerprint": dataset.fingerprint,

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from onea.errors import OneaError
 from onea.files import read_json, write_json
+from onea.record import NAME, Record, read_record, write_record
 from onea.runs.config import RunConfig
 
 FAILURE = "failure.json"
 
-Record = dict[str, Any]
 State = Literal["missing", "running", "finished", "failed"]
 
 
@@ -75,14 +75,13 @@ class RecordStore:
             return None
         try:
             noted = read_json(path)
-            return Failure(**{name: noted[name] for name in ("error", "details", "attempts", "date")})
-        except (OneaError, KeyError, TypeError):
+            texts = {name: str(noted[name]) for name in ("error", "details", "date")}
+            return Failure(**texts, attempts=int(noted["attempts"]))
+        except (ValueError, KeyError, TypeError, OverflowError):
             return Failure(f"The run failed, and {path} no longer says why; run it again.")
 
     def records(self) -> Iterator[Record]:
         """All finished records anywhere below the root, ordered by path; other files are passed over."""
-        from onea.runs.record import NAME, read_record
-
         for path in sorted(self.root.rglob(NAME)):
             try:
                 record = read_record(path.parent)
@@ -93,9 +92,7 @@ class RecordStore:
 
     def add(self, config: RunConfig, record: Record) -> None:
         """Keep a record that was made elsewhere, such as on another machine of a cluster."""
-        from onea.runs.record import NAME
-
-        write_json(self.folder(config) / NAME, record)
+        write_record(self.folder(config), record)
 
     def note_failure(self, config: RunConfig, failure: Failure) -> None:
         """Keep the reason beside whatever the run has left; finished tasks stay and are not learned again."""
@@ -110,7 +107,7 @@ class RecordStore:
 
     def _look(self, config: RunConfig) -> tuple[Record | None, str | None]:
         """The record in the configuration's folder, or what is wrong with it."""
-        from onea.runs.record import NAME, check_same_run, read_record
+        from onea.runs.record import check_same_run
 
         folder = self.folder(config)
         try:

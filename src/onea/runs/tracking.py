@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from onea.errors import OneaError, nearest
+from onea.record import Record
 from onea.record_metrics import headline_metrics
 from onea.runtime import Progress
 
@@ -33,7 +34,7 @@ class Tracking(Progress):
         self._names = check_trackers(names)
         self._run, self._logs = folder.name, logs or folder / "tracking"
         self._trackers: dict[str, Any] = {}
-        self._record: dict[str, Any] = {}
+        self._record: Record = {}
         self._step = 0
 
     def __enter__(self) -> Tracking:
@@ -44,7 +45,7 @@ class Tracking(Progress):
     ) -> None:
         self._each("finish")
 
-    def begin(self, record: dict[str, Any]) -> None:
+    def begin(self, record: Record) -> None:
         """Start the trackers, and tell them what is run."""
         self._record = record
         self._step = sum(len(task.get("losses", [])) + 1 for task in record["tasks"])
@@ -114,7 +115,7 @@ def check_trackers(names: Iterable[str]) -> list[str]:
     return here if "all" in wanted else wanted
 
 
-def parameters(record: dict[str, Any]) -> dict[str, bool | int | float | str]:
+def parameters(record: Record) -> dict[str, bool | int | float | str]:
     """The configuration of a run, flat, in types that every tracker takes; what is not set is left out."""
     flat = {name: value for name, value in record["config"].items() if name != "options"}
     flat |= {f"options.{name}": value for name, value in record["options"].items()}

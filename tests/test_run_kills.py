@@ -1,0 +1,35 @@
+"""A run that is killed, at whatever moment, ends with the same record when the command is given again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from killing import kill_all
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs fork and /proc")
+CASES = ("first run", "resumed run", "first pack", "later pack", "copied pack")
+
+
+@pytest.mark.parametrize(("case", "step"), [("first run", 11), ("later pack", 19)])
+def test_a_kill_does_not_change_what_a_run_ends_with(case, step, tiny_vit, tiny_images, tmp_path):
+    """A sample; --slow kills at every event."""
+    found = kill_all(case, tiny_vit, tiny_images, tmp_path / "kills", step)
+    assert not found["problems"], "\n".join(found["problems"])
+    assert found["kills"] == len(range(0, found["events"], step)) > 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_no_kill_changes_what_a_run_ends_with(case, tiny_vit, tiny_images, tmp_path, capsys):
+    found = kill_all(case, tiny_vit, tiny_images, tmp_path / "kills", 1)
+    with capsys.disabled():
+        print(f"\n{case}: killed at each of {found['kills']} events of the file system")
+    assert not found["problems"], "\n".join(found["problems"])
+    assert found["kills"] == found["events"] > (5 if case == "copied pack" else 20)
+    assert found["switched"] or case.endswith("pack"), "the last events come after the new files are valid"
+
+
+def test_a_finished_run_touches_nothing(tiny_vit, tiny_images, tmp_path):
+    found = kill_all("finished run", tiny_vit, tiny_images, tmp_path / "kills", 1)
+    assert (found["events"], found["changed"], found["problems"]) == (0, False, [])
