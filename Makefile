@@ -15,6 +15,8 @@ test: lint types unit numbers
 lint: .venv/.dev
 	$(BIN)/ruff check src tests docs
 	$(BIN)/ruff format --check src tests docs
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/pylint --disable=all --enable=duplicate-code --min-similarity-lines=10 --score=no src/onea
 
 types: .venv/.dev
 	$(BIN)/mypy
