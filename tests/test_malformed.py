@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import os
 import random
 import shutil
 import time
@@ -144,6 +145,12 @@ def command(onea):
     return call
 
 
+@pytest.fixture(scope="session")
+def whole_shop(_taught) -> Path:
+    """What ``shop`` is a copy of."""
+    return Path(_taught)
+
+
 @pytest.fixture(scope="module")
 def finished(tiny_vit, tiny_images, tmp_path_factory) -> tuple[dict[str, Any], Path]:
     """Values and folder of a finished run."""
@@ -262,13 +269,13 @@ def unchanged(folder: Path, trials: Trials, command: Any, *words: str) -> None:
 
 
 @counts(15, 500)
-def test_json_of_a_model(count, trials, shop, _taught, tiny_images, command):
+def test_json_of_a_model(count, trials, shop, whole_shop, tiny_images, command):
     """Mostly with the checksum that fits what is wrong."""
     image = str(next((tiny_images / "test/class00").iterdir()))
     asks = (["history", "--json"], ["predict", image, "--threads", "1"], ["rename", "class00", "null"])
     for number in trials.numbers(count):
         with trials.trial(number) as draw:
-            file = renew(shop, _taught) / draw.choice(["model.json", "states/000001/state.json"])
+            file = renew(shop, whole_shop) / draw.choice(["model.json", "states/000001/state.json"])
             value = json.loads(file.read_bytes())
             sealed = draw.random() < 0.7
             file.write_bytes(resealed(malformed.odd_value(value, draw)) if sealed else malformed.odd_json(value, draw))
@@ -357,12 +364,12 @@ def test_tensors_of_adapters(count, trials, command, tmp_path):
 
 
 @counts(10, 400)
-def test_tensors_of_a_model(count, trials, shop, _taught, tiny_images, command):
+def test_tensors_of_a_model(count, trials, shop, whole_shop, tiny_images, command):
     """With the checksum that fits them, so that only a look at them tells."""
     image = str(next((tiny_images / "test/class00").iterdir()))
     for number in trials.numbers(count):
         with trials.trial(number) as draw:
-            version = renew(shop, _taught) / "states/000001"
+            version = renew(shop, whole_shop) / "states/000001"
             content = malformed.tensors((version / "state.safetensors").read_bytes(), draw)
             (version / "state.safetensors").write_bytes(content)
             described = json.loads((version / "state.json").read_bytes())
@@ -428,10 +435,12 @@ LAST = {
 
 
 @counts(90, 2_000)
-def test_arguments(count, trials, shop, _taught, run_folder, as_options, tiny_images, command, tmp_path, monkeypatch):
+def test_arguments(
+    count, trials, shop, whole_shop, run_folder, as_options, tiny_images, command, tmp_path, monkeypatch
+):
     work = tmp_path / "work"
     work.mkdir()
-    monkeypatch.chdir(work)
+    os.chdir(work)  # from the folder that the command was put into, and will be taken out of
     image, nowhere = str(next((tiny_images / "test/class00").iterdir())), str(tmp_path / "nowhere")
     base = {name: [nowhere, nowhere] for name in COMMANDS} | {
         "run": as_options,
@@ -453,7 +462,7 @@ def test_arguments(count, trials, shop, _taught, run_folder, as_options, tiny_im
     for number in trials.numbers(count):
         with trials.trial(number) as draw:
             name = names[number % len(names)]
-            renew(shop, _taught)
+            renew(shop, whole_shop)
             for made in work.iterdir():
                 shutil.rmtree(made) if made.is_dir() else made.unlink()
             options = [

@@ -12,9 +12,12 @@ import os
 import stat
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from onea.errors import OneaError, short
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CACHE_REMEDY = "set ONEA_CACHE to another folder"
 _JUNCTION = 0xA0000003  # Windows' links between folders, which are no links to S_ISLNK
@@ -166,3 +169,18 @@ def read_json(path: Path) -> Any:
         raise _unreadable(path, error) from error
     except (ValueError, RecursionError) as error:
         raise OneaError(f"{path} is damaged (not JSON); delete it or restore it from a copy.") from error
+
+
+def read_tensors(source: Path | bytes, what: str, remedy: str) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, or of its content; a failure is told as "``what`` is damaged; ``remedy``."."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load, load_file
+
+    try:
+        return load(source) if isinstance(source, bytes) else load_file(source)
+    except OSError as error:
+        raise OneaError(f"{what} cannot be read ({error}); {remedy}.") from error
+    # A type of numbers that torch does not have is a KeyError, and one that it cannot show an AttributeError.
+    except (SafetensorError, AssertionError, AttributeError, LookupError, ValueError) as error:
+        reason = short(" ".join(str(error).split()))
+        raise OneaError(f"{what} is damaged or not safetensors ({reason}); {remedy}.") from error

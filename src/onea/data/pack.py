@@ -171,13 +171,15 @@ def _mapped(target: Path, shape: tuple[int, int], total: int) -> Packed | None:
     try:
         index = json.loads(target.with_suffix(".json").read_text(encoding="utf-8"))
         rows = np.array(index["rows"], dtype=np.int64)
+        if rows.ndim != 1:
+            return None
         skipped = tuple(str(line) for line in index["skipped"])
         stored, sha256 = tuple(index["shape"]), str(index["sha256"])
         found = target.stat().st_size
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
     expected = (len(rows), 3, *shape)
-    in_order = rows.ndim == 1 and bool(np.all(np.diff(rows, prepend=-1, append=total) > 0))
+    in_order = bool(np.all(np.diff(rows, prepend=-1, append=total) > 0))
     if stored != expected or found != int(np.prod(expected)) or not in_order or len(rows) + len(skipped) != total:
         return None
     if not len(rows):  # an empty file cannot be mapped

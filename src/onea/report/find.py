@@ -7,6 +7,7 @@ from pathlib import Path
 from onea.errors import OneaError
 from onea.files import check_path, read_json
 from onea.report.tables import Record
+from onea.runs.shape import can_be_shown
 
 NAME, FORMAT = "record.json", 1
 
@@ -35,6 +36,8 @@ def _matching(pattern: Path) -> list[Path]:
 
 def _read(file: Path) -> Record:
     record = read_json(file)
-    if not isinstance(record, dict) or record.get("format") != FORMAT or not record.get("metrics"):
+    if not isinstance(record, dict) or record.get("format") != FORMAT:
         raise OneaError(f"{file} is not a record of this version of onea; move it out of the way.")
+    if not can_be_shown(record):
+        raise OneaError(f"{file} is damaged; restore it from a copy, or move it out of the way.")
     return record

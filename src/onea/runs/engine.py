@@ -6,9 +6,11 @@ import time
 from contextlib import nullcontext
 from pathlib import Path
 
+from onea.errors import OneaError
 from onea.files import check_writable
 from onea.locks import folder_lock
 from onea.methods.adapter_merging import AdapterMemo
+from onea.methods.contract import filled_up
 from onea.metrics import summarise
 from onea.processes import is_first
 from onea.runs.config import RunConfig
@@ -86,7 +88,7 @@ def _continue(config: RunConfig, folder: Path, progress: Progress, memo: Adapter
         record = _new_record(config, prepared, runtime)
     else:
         check_same_inputs(record, prepared.description, folder)
-        prepared.method.load_state_dict(load_checkpoint(folder, record))
+        _restore(prepared, folder, record)
         record["dates"]["resumed"].append(now())
     record["stamps"] = prepared.stamps
     runtime.progress.begin(record)
@@ -99,6 +101,22 @@ def _continue(config: RunConfig, folder: Path, progress: Progress, memo: Adapter
         runtime.processes.wait()
         runtime.progress.end_task(index, record["metrics"]["A"][-1])  # said only now that it cannot be lost any more
     return record
+
+
+def _restore(prepared: Prepared, folder: Path, record: Record) -> None:
+    """Put the method where the checkpoint left it: it must take the state, and answer with all classes learned."""
+    state, method = load_checkpoint(folder, record), prepared.method
+    classes = prepared.arrivals(len(record["correct"]) - 1)[-1].stop
+    try:
+        method.load_state_dict(state)
+        scores = method.scores(prepared.test.images.plain(filled_up(prepared.test.rows[:1])))
+        fits = scores.shape[1:] == (classes,) and not bool(scores.isnan().any())
+    except OneaError:
+        raise
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError):
+        fits = False
+    if not fits:
+        raise OneaError(f"The checkpoint in {folder} is not of this run; delete that folder to start over.")
 
 
 def _runtime(config: RunConfig, record: Record | None, progress: Progress) -> Runtime:
