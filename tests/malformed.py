@@ -7,6 +7,7 @@ from __future__ import annotations
 import io
 import json
 import random
+import re
 import struct
 import zipfile
 import zlib
@@ -140,8 +141,8 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "ICO"
 _MODES = {"JPEG": ("L", "RGB", "CMYK"), "PPM": ("L", "RGB", "1"), "PNG": ("L", "LA", "RGB", "RGBA", "P", "1", "I;16")}
 _MODES |= {"GIF": ("L", "P"), "TIFF": ("L", "RGB", "RGBA", "CMYK", "1", "F", "LAB"), "PCX": ("L", "RGB", "P", "1")}
 _WIDTH, _HEIGHT = 48, 40
-# 81 megapixels are allowed in a file of one's own; the other sizes are not, or are none.
-_SIDES = [(9_000, 9_000), (65_535, 65_535), (0, 40), (48, 0), (1, 1), (2**31 - 1, 1), (2**32 - 1, 2**32 - 1), (49, 41)]
+# 36 megapixels are allowed in a file of one's own; the other sizes are not, or are none.
+_SIDES = [(6_000, 6_000), (65_535, 65_535), (0, 40), (48, 0), (1, 1), (2**31 - 1, 1), (2**32 - 1, 2**32 - 1), (49, 41)]
 
 
 def encoded(kind: str, mode: str = "RGB", **options: Any) -> bytes:
@@ -272,7 +273,9 @@ def _odd_entry(draw: Draw, small: bytes) -> tuple[str | zipfile.ZipInfo, bytes]:
             entry.external_attr = draw.choice([0o120777, 0o020666, 0o010666, 0o170000]) << 16
             return entry, b"/etc/passwd"
         case 1:
-            return "plum/bomb.png", bytes(draw.choice([2_000_000, 20_000_000]))
+            bomb = zipfile.ZipInfo("plum/bomb.png")
+            bomb.compress_type = zipfile.ZIP_DEFLATED
+            return bomb, bytes(draw.choice([2_000_000, 12_000_000]))
         case 2:
             return "plum/inner.zip", archive(Draw(draw.random()))
         case 3:
@@ -283,12 +286,11 @@ def _odd_entry(draw: Draw, small: bytes) -> tuple[str | zipfile.ZipInfo, bytes]:
 def _odd_fields(content: bytes, draw: Draw) -> bytes:
     """Heads that say something else than what follows: sizes, methods, flags, places, counts."""
     data = bytearray(content)
-    marks = {b"PK\x03\x04": (30, 4), b"PK\x01\x02": (46, 4), b"PK\x05\x06": (22, 4)}
+    lengths = {b"PK\x03\x04": 30, b"PK\x01\x02": 46, b"PK\x05\x06": 22}
     for _ in range(draw.randint(1, 4)):
-        mark, (length, start) = draw.choice(list(marks.items()))
-        places = [place for place in range(len(data) - length) if data[place : place + 4] == mark]
-        if places:
-            place = draw.choice(places) + draw.randrange(start, length)
+        mark = draw.choice(list(lengths))
+        if places := [found.start() for found in re.finditer(re.escape(mark), data)]:
+            place = draw.choice(places) + draw.randrange(4, lengths[mark])
             odd = draw.choice([b"\xff\xff\xff\xff", b"\0\0\0\0", b"\x01\0", b"\xff\xff", draw.randbytes(2)])
             data[place : place + len(odd)] = odd
     return bytes(data)
@@ -447,8 +449,8 @@ def _odd_tensor(found: Mapping[str, torch.Tensor], draw: Draw) -> dict[str, torc
             spoiled.flatten()[draw.randrange(value.numel())] = draw.choice([float("nan"), float("inf"), -float("inf")])
             return rest | {name: spoiled}
         case 9:
-            return rest | {name: torch.full_like(value, draw.choice([0, 1, 100]))}
-    return rest | {name: torch.full_like(value, draw.choice([1e38, -1e38, 1e-45]) if value.is_floating_point() else -1)}
+            return rest | {name: torch.full_like(value.float(), draw.choice([0, 1, 100])).to(value.dtype)}
+    return rest | {name: torch.full_like(value.float(), draw.choice([1e38, -1e38, 1e-45, -1])).to(value.dtype)}
 
 
 # YAML

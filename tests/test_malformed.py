@@ -29,6 +29,7 @@ from model_tools import class_folders, resealed
 from serving import TEACHER, ZIP, client_of, folder_hash
 from test_hostile import COMMANDS
 from test_merge_files import BARE_OPERATORS, CONFIG, write_lora, write_matrices
+from tiny import Stopped
 
 from onea.data.dataset import Split
 from onea.data.decode import fit, image_size, read_image
@@ -39,13 +40,12 @@ from onea.runs import engine as runs
 from onea.runs import setup
 from onea.runs.config import make_config
 from onea.runs.store import RecordStore
-from onea.runtime import Progress
 from onea.serve.settings import Limits
 from onea.vit import backbones
 
 SEED = 12
 # Seconds of CPU for one input and bytes by which a kind may raise the peak of the process, whatever the input declares.
-# An image of one's own may have 300 megapixels, which are as many bytes four times over; those here declare 81.
+# An image of one's own may have 300 megapixels, and decoding WebP takes 13 bytes for each; those here declare 36.
 SLOWEST, LARGEST = 5.0, 1_000_000_000
 
 
@@ -110,6 +110,7 @@ def trials(request, capsys) -> Iterator[Trials]:
 
 def counts(sample: int, many: int) -> Any:
     """The number of inputs, by default and with --slow."""
+    many = int(many * float(os.environ.get("SHARE", "1")))
     return pytest.mark.parametrize("count", [sample, pytest.param(many, marks=pytest.mark.slow)])
 
 
@@ -286,7 +287,7 @@ def test_json_of_a_model(count, trials, shop, whole_shop, tiny_images, command):
 @counts(15, 700)
 def test_json_of_a_run(count, trials, run_folder, finished, as_options, command, tmp_path):
     file, whole = run_folder / "record.json", json.loads((run_folder / "record.json").read_bytes())
-    asks = [["run", *as_options, "--out", str(run_folder)], ["compare", str(run_folder), str(finished[1])]] * 3
+    asks = [["run", *as_options, "--out", str(run_folder)], ["compare", str(run_folder), str(finished[1])]] * 6
     asks += [["report", str(run_folder), "--out", str(tmp_path / "report")]]
     asks += [["paper", "proxies", "--out", str(tmp_path), "--render-only", *as_options[1:5], "--tasks", "3"]]
     store, config = RecordStore(run_folder.parent), make_config(finished[0])
@@ -375,14 +376,6 @@ def test_tensors_of_a_model(count, trials, shop, whole_shop, tiny_images, comman
             described = json.loads((version / "state.json").read_bytes())
             (version / "state.json").write_bytes(resealed(described | {"sha256": hashlib.sha256(content).hexdigest()}))
             unchanged(shop, trials, command, "predict", str(shop), image, "--threads", "1")
-
-
-class Stopped(Progress):
-    """Stops a run after its second task, as Ctrl-C does."""
-
-    def end_task(self, index: int, accuracy: float) -> None:
-        if index == 1:
-            raise KeyboardInterrupt
 
 
 @counts(4, 200)

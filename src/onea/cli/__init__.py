@@ -8,7 +8,7 @@ from io import TextIOWrapper
 from typing import NoReturn
 
 from onea.errors import OneaError
-from onea.text import printable
+from onea.text import sentence
 
 _NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 
@@ -33,8 +33,8 @@ def main() -> None:
         _stop("There is not enough memory for this; ask for less (batch size, rank, images), or use a larger machine.")
 
 
-def _stop(sentence: str) -> NoReturn:
-    print(f"onea: {printable(sentence)}", file=sys.stderr)
+def _stop(reason: str) -> NoReturn:
+    print(f"onea: {sentence(reason)}", file=sys.stderr)
     sys.exit(2)
 
 
