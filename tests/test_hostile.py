@@ -12,6 +12,7 @@ from typing import Any, get_type_hints
 
 import pytest
 import typer
+from malformed import aliases
 
 from onea.cli.app import app
 from onea.errors import OneaError
@@ -231,6 +232,12 @@ def test_a_backbone_file_that_cannot_be_read(tiny_vit, tmp_path):
         "threads: -1",
         "#" * 1_000_001,
         "? [a]\n: b",
+        "seed: !!timestamp x",
+        "seed: !!bool x",
+        "seed: !!int ''",
+        'data: "folder:\\ud800"',
+        aliases(12, "[x]", "[{}]", "seed"),
+        aliases(12, "{x: 1}", "{{<<: [{}]}}", "options"),
     ],
 )
 def test_a_config_file_that_nobody_means(text, onea, tmp_path):

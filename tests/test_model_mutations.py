@@ -12,11 +12,11 @@ import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from malformed import ODD, leaves, replaced
 from model_tools import class_folders, resealed, tiny_model
 from safetensors.torch import load_file, save
 
@@ -220,28 +220,6 @@ def test_every_single_bit_of_the_json_files(trial, name, capsys):
 
 
 # On purpose: every checksum is right, and what it covers is not
-
-ODD: list[Any] = [
-    *(None, True, -1, 0, 1, -100, 2**31, 2**53, 2**63, 10**30, 10**400, 0.5, -0.5, 1e-320, 1e308),
-    *("", "x", "\x1b[2J", "[red]x[/red]", "9" * 5_000, "/dev/zero", "../..", "\ud800", "unknown"),
-    *([], {}, [[]], {"x": 1}, [1, 2, 3], ["class00", "class00"], [None]),
-]
-
-
-def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The way to everything in a value of JSON."""
-    yield path
-    if isinstance(value, dict | list):
-        for key in value if isinstance(value, dict) else range(len(value)):
-            yield from leaves(value[key], (*path, key))
-
-
-def replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
-    if not path:
-        return new
-    copy = value.copy()
-    copy[path[0]] = replaced(value[path[0]], path[1:], new)
-    return copy
 
 
 def try_hostile_json(trial: Trial, name: str, share: float) -> int:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from malformed import leaves, replaced, without
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from tiny import Stopped
@@ -297,28 +298,12 @@ def test_the_folder_of_every_committed_record_is_that_of_its_configuration():
 
 def mutations(record: dict, draw: random.Random):
     """The record with one part at a time, at any depth, removed or replaced."""
-    places = []
-
-    def walk(value, path):
-        if path:
-            places.append(path)
-        inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-        for key, item in inner:
-            walk(item, (*path, key))
-
-    walk({name: part for name, part in record.items() if name != "metrics"} | {"metrics": record["metrics"]}, ())
+    places = [path for path in leaves(record) if path]
     tops = [path for path in places if len(path) <= 2 and isinstance(path[-1], str)]
     for path in tops + draw.choices(places, k=100):
-        for other in (None, "x", -1, [], {}, [[{}]], 1e400, "remove"):
-            copy = json.loads(json.dumps(record))
-            holder = copy
-            for key in path[:-1]:
-                holder = holder[key]
-            if other == "remove":
-                del holder[path[-1]]
-            else:
-                holder[path[-1]] = other
-            yield copy
+        yield without(record, path)
+        for other in (None, "x", -1, [], {}, [[{}]], 1e400):
+            yield replaced(record, path, other)
 
 
 @pytest.mark.parametrize("status", ["finished", "running"])

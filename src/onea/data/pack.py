@@ -21,7 +21,7 @@ import numpy as np
 from onea.data.dataset import Labels, Pixels, Split
 from onea.data.decode import BadImage, fit, image_size, read_image
 from onea.errors import OneaError
-from onea.files import CACHE_REMEDY, stamp_of, unwritable, write_atomically
+from onea.files import CACHE_REMEDY, read_json, stamp_of, unwritable, write_atomically
 
 OnBad = Literal["fail", "skip"]
 Progress = Callable[[int, int], None]
@@ -76,10 +76,12 @@ def stored_shape(splits: Sequence[Split], size: int, cache: Path | None = None) 
         return _common_shape(files, size)[0]
     known = cache / f"shape-{_key(files, (size, size))}.json"
     try:
-        height, width = json.loads(known.read_text(encoding="utf-8"))
-        return int(height), int(width)
-    except (OSError, ValueError, TypeError):
-        shape, final = _common_shape(files, size)
+        height, width = map(int, read_json(known))
+        if 1 <= min(height, width) <= max(height, width) <= 2 * size:
+            return height, width
+    except (ValueError, TypeError, OverflowError):
+        pass
+    shape, final = _common_shape(files, size)
     if final:
         with suppress(OSError, OneaError):  # whoever cannot write here is told so when the pixels are written
             write_atomically(known, json.dumps(shape).encode())
@@ -169,7 +171,7 @@ def _forget_older(target: Path) -> None:
 def _mapped(target: Path, shape: tuple[int, int], total: int) -> Packed | None:
     """The cached array, or None when it is not there or not whole."""
     try:
-        index = json.loads(target.with_suffix(".json").read_text(encoding="utf-8"))
+        index = read_json(target.with_suffix(".json"))
         rows = np.array(index["rows"], dtype=np.int64)
         if rows.ndim != 1:
             return None

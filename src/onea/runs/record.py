@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from safetensors.torch import save as save_safetensors
 
-from onea.errors import OneaError
+from onea.errors import OneaError, short
 from onea.files import read_json, read_tensors, write_atomically, write_json
 from onea.merging.operator import Tensors
 from onea.runs.config import RunConfig
@@ -59,7 +59,7 @@ def check_same_run(record: Record, config: RunConfig, folder: Path) -> None:
     """Refuse to continue somebody else's run."""
     mine, theirs = config.identity(), record["config"]
     if names := different(mine, theirs):
-        changes = ", ".join(f"{name} {theirs.get(name)} instead of {mine.get(name)}" for name in names)
+        changes = ", ".join(f"{name} {short(theirs.get(name))} instead of {short(mine.get(name))}" for name in names)
         raise OneaError(f"{folder} holds another run ({changes}); choose another --out or delete that folder.")
 
 
