@@ -235,7 +235,6 @@ def test_a_backbone_file_that_cannot_be_read(tiny_vit, tmp_path):
         "seed: !!timestamp x",
         "seed: !!bool x",
         "seed: !!int ''",
-        'data: "folder:\\ud800"',
         aliases(12, "[x]", "[{}]", "seed"),
         aliases(12, "{x: 1}", "{{<<: [{}]}}", "options"),
     ],
@@ -276,6 +275,8 @@ def test_the_folder_of_a_run_has_a_name_that_can_be_made(tmp_path):
         folder = make_config({"data": f"folder:{tmp_path / name}"}).folder()
         (tmp_path / folder).mkdir(parents=True)
     assert "-bbbbbbbbbb-seed1-" in folder.name
+    with pytest.raises(OneaError, match="data holds a character that no path can hold"):
+        make_config({"data": "folder:\ud800"})
 
 
 @pytest.mark.parametrize(

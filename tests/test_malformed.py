@@ -516,9 +516,7 @@ def test_a_damaged_record_is_not_reported(part, odd, run_folder, command):
     assert not Path("report").exists()
 
 
-@pytest.mark.parametrize(
-    "state", [{}, {"prototypes": torch.ones(3, 64)}, {"prototypes": torch.full((4, 64), math.nan)}]
-)
+@pytest.mark.parametrize("prototypes", [None, torch.ones(3, 64), torch.full((4, 64), math.nan)])
 def test_a_state_that_is_not_of_this_run(prototypes, finished, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         runs.run(make_config(finished[0]), tmp_path / "run", Stopped())
