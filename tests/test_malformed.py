@@ -35,7 +35,7 @@ from test_merge_files import BARE_OPERATORS, CONFIG, write_lora, write_matrices
 from tiny import Stopped
 
 from onea.data.dataset import Split
-from onea.data.decode import fit, image_size, read_image
+from onea.data.decode import MAX_PIXELS, fit, image_size, read_image
 from onea.data.pack import pack, stored_shape
 from onea.errors import OneaError
 from onea.model import engine
@@ -47,9 +47,9 @@ from onea.serve.settings import Limits
 from onea.vit import backbones
 
 SEED = 12
-# Seconds of CPU for one input and bytes by which a kind may raise the peak of the process, whatever the input declares.
-# An image of one's own may have 300 megapixels, and decoding WebP takes 13 bytes for each; those here declare 36.
-SLOWEST, LARGEST = 5.0, 1_000_000_000
+# Seconds of CPU for one input, and bytes by which a kind may raise the peak of the process. A file of one's own may
+# declare MAX_PIXELS pixels (a damaged WebP here does: 16,383 x 16,383), and Pillow makes room of four bytes for each.
+SLOWEST, LARGEST = 5.0, 4 * MAX_PIXELS
 
 
 class Trials:
@@ -69,16 +69,15 @@ class Trials:
         """One input: whatever is raised but ``OneaError`` is a failure, and so is too much work."""
         started = time.process_time()
         try:
-            yield draws(self.kind, SEED, number)
-        except OneaError as error:
-            check_sentence(str(error))
-            self.outcomes["refused"] += 1
+            try:
+                yield draws(self.kind, SEED, number)
+                self.outcomes["harmless"] += 1
+            except OneaError as error:
+                check_sentence(str(error))
+                self.outcomes["refused"] += 1
         except Exception as error:  # the others are still tried, and all are told of at once
-            self._fail(
-                number, f"{type(error).__name__}: {error!s:.2000} ({traceback.extract_tb(error.__traceback__)[-1]})"
-            )
-        else:
-            self.outcomes["harmless"] += 1
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            self._fail(number, f"{type(error).__name__} in {place.filename}:{place.lineno}: {error!s:.500}")
         if (taken := time.process_time() - started) > SLOWEST:
             self._fail(number, f"took {taken:.1f} s")
 
