@@ -524,7 +524,7 @@ def test_a_state_that_is_not_of_this_run(prototypes, finished, tmp_path):
     file.write_bytes(save({} if prototypes is None else {"prototypes": prototypes}))
     record["checkpoint"]["sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
     (tmp_path / "run/record.json").write_text(json.dumps(record))
-    with pytest.raises(OneaError, match="not of this run; delete that folder"):
+    with pytest.raises(OneaError, match=r"does not fit this run .*; delete that folder"):
         runs.run(make_config(finished[0]), tmp_path / "run")
 
 

@@ -6,7 +6,7 @@ import time
 from contextlib import nullcontext
 from pathlib import Path
 
-from onea.errors import OneaError
+from onea.errors import OneaError, is_out_of_memory, short
 from onea.files import check_writable
 from onea.locks import folder_lock
 from onea.methods.adapter_merging import AdapterMemo
@@ -110,13 +110,15 @@ def _restore(prepared: Prepared, folder: Path, record: Record) -> None:
     try:
         method.load_state_dict(state)
         scores = method.scores(prepared.test.images.plain(filled_up(prepared.test.rows[:1])))
-        fits = scores.shape[1:] == (classes,) and not bool(scores.isnan().any())
-    except OneaError:
-        raise
-    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError):
-        fits = False
-    if not fits:
-        raise OneaError(f"The checkpoint in {folder} is not of this run; delete that folder to start over.")
+        if scores.shape[1:] != (classes,) or bool(scores.isnan().any()):
+            raise ValueError(f"it does not answer with {classes} classes")
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        if isinstance(error, OneaError) or is_out_of_memory(error):
+            raise
+        reason = short(" ".join(str(error).split()))
+        raise OneaError(
+            f"The checkpoint in {folder} does not fit this run ({reason}); delete that folder to start over."
+        ) from error
 
 
 def _runtime(config: RunConfig, record: Record | None, progress: Progress) -> Runtime:
