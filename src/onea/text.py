@@ -22,6 +22,6 @@ def sentence(text: str) -> str:
     r"""A message fit to be shown, whatever it quotes: on one line, and no word of it fills the screen.
 
     >>> len(sentence(f"Class '{'9' * 5000}' is\nunknown."))
-    225
+    222
     """
     return re.sub(rf"\S{{{_LONGEST_WORD},}}", lambda word: f"{word[0][:_KEPT]}...{word[0][-_KEPT:]}", printable(text))
