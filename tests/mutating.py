@@ -7,15 +7,8 @@ import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from onea.errors import OneaError
-
-ODD: list[Any] = [
-    *(None, True, -1, 0, 1, -100, 2**31, 2**53, 2**63, 10**30, 10**400, 0.5, -0.5, 1e-320, 1e308),
-    *("", "x", "\x1b[2J", "[red]x[/red]", "9" * 5_000, "/dev/zero", "../..", "\ud800", "unknown"),
-    *([], {}, [[]], {"x": 1}, [1, 2, 3], ["class00", "class00"], [None]),
-]
 
 
 def content(path: Path) -> dict[str, bytes | None]:
@@ -83,19 +76,3 @@ def accidents(path: Path, rng: random.Random, each: int) -> Iterator[str]:
         (path / one).write_bytes(second)
         (path / two).write_bytes(first)
         yield f"{one} and {two} swapped"
-
-
-def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The way to everything in a value of JSON."""
-    yield path
-    if isinstance(value, dict | list):
-        for key in value if isinstance(value, dict) else range(len(value)):
-            yield from leaves(value[key], (*path, key))
-
-
-def replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
-    if not path:
-        return new
-    copy = value.copy()
-    copy[path[0]] = replaced(value[path[0]], path[1:], new)
-    return copy

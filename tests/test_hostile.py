@@ -12,6 +12,7 @@ from typing import Any, get_type_hints
 
 import pytest
 import typer
+from malformed import aliases
 
 from onea.cli.app import app
 from onea.errors import OneaError
@@ -231,6 +232,11 @@ def test_a_backbone_file_that_cannot_be_read(tiny_vit, tmp_path):
         "threads: -1",
         "#" * 1_000_001,
         "? [a]\n: b",
+        "seed: !!timestamp x",
+        "seed: !!bool x",
+        "seed: !!int ''",
+        aliases(12, "[x]", "[{}]", "seed"),
+        aliases(12, "{x: 1}", "{{<<: [{}]}}", "options"),
     ],
 )
 def test_a_config_file_that_nobody_means(text, onea, tmp_path):
@@ -269,6 +275,8 @@ def test_the_folder_of_a_run_has_a_name_that_can_be_made(tmp_path):
         folder = make_config({"data": f"folder:{tmp_path / name}"}).folder()
         (tmp_path / folder).mkdir(parents=True)
     assert "-bbbbbbbbbb-seed1-" in folder.name
+    with pytest.raises(OneaError, match="data holds a character that no path can hold"):
+        make_config({"data": "folder:\ud800"})
 
 
 @pytest.mark.parametrize(

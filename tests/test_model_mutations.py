@@ -15,8 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from malformed import ODD, leaves, replaced
 from model_tools import class_folders, resealed, tiny_model
-from mutating import ODD, accidents, check_sentence, content, leaves, replaced
+from mutating import accidents, check_sentence, content
 from safetensors.torch import load_file, save
 
 import onea

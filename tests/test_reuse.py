@@ -13,8 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from malformed import leaves, replaced, without
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from tiny import Stopped
 
 from onea.errors import OneaError
 from onea.locks import folder_lock
@@ -250,21 +252,11 @@ def test_an_older_record_is_compared_by_what_it_holds(values, images, tmp_path):
 
 def test_an_older_run_is_continued(values, tmp_path):
     config = make_config(values)
-    whole = run(config, tmp_path / "o")
+    with pytest.raises(KeyboardInterrupt):
+        run(config, tmp_path / "o", Stopped())
     record = older(tmp_path / "o", "running")
-    for part in (record["correct"], record["tasks"], record["timings"]["learn_s"], record["timings"]["evaluate_s"]):
-        part.pop()
-    for part in (
-        record["memory"]["peak_bytes"],
-        record["cost"],
-        record["metrics"]["A"],
-        record["metrics"]["balanced_A"],
-    ):
-        part.pop()
-    (tmp_path / "o/record.json").write_text(json.dumps(record))
     resumed = run(config, tmp_path / "o")
     assert (record["format"], resumed["format"], resumed["status"]) == (1, 2, "finished")
-    assert len(resumed["correct"]) == len(whole["correct"])
     assert read_run(tmp_path / "o") == resumed, "it has a checksum from now on"
 
 
@@ -306,28 +298,12 @@ def test_the_folder_of_every_committed_record_is_that_of_its_configuration():
 
 def mutations(record: dict, draw: random.Random):
     """The record with one part at a time, at any depth, removed or replaced."""
-    places = []
-
-    def walk(value, path):
-        if path:
-            places.append(path)
-        inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-        for key, item in inner:
-            walk(item, (*path, key))
-
-    walk({name: part for name, part in record.items() if name != "metrics"} | {"metrics": record["metrics"]}, ())
+    places = [path for path in leaves(record) if path]
     tops = [path for path in places if len(path) <= 2 and isinstance(path[-1], str)]
     for path in tops + draw.choices(places, k=100):
-        for other in (None, "x", -1, [], {}, [[{}]], 1e400, "remove"):
-            copy = json.loads(json.dumps(record))
-            holder = copy
-            for key in path[:-1]:
-                holder = holder[key]
-            if other == "remove":
-                del holder[path[-1]]
-            else:
-                holder[path[-1]] = other
-            yield copy
+        yield without(record, path)
+        for other in (None, "x", -1, [], {}, [[{}]], 1e400):
+            yield replaced(record, path, other)
 
 
 @pytest.mark.parametrize("status", ["finished", "running"])

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mutating import ODD, accidents, check_sentence, content, leaves, replaced
+from malformed import ODD, leaves, replaced
+from mutating import accidents, check_sentence, content
 from PIL import Image
 
 from onea import sealed

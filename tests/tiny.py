@@ -1,4 +1,4 @@
-"""Tiny real things for tests: a two-block ViT on disk, and folders of images it can tell apart."""
+"""Tiny real things for tests: a two-block ViT on disk, folders of images it can tell apart, and a run cut short."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from PIL import Image
 from safetensors.torch import save_file
+
+from onea.runtime import Progress
 
 
 def write_tiny_vit(path: Path, width: int = 64, depth: int = 2, patch: int = 14, size: int = 28) -> None:
@@ -40,3 +42,11 @@ def write_tiny_images(root: Path, classes: int = 6, train: int = 6, test: int = 
                 noise = generator.normal(0, 80, (size, size, 3))
                 pixels = colour + 40 * stripes[..., None] + noise
                 Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / f"{index}.png")
+
+
+class Stopped(Progress):
+    """Stops a run after its second task, as Ctrl-C does."""
+
+    def end_task(self, index: int, accuracy: float) -> None:
+        if index == 1:
+            raise KeyboardInterrupt

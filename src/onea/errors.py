@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 _LISTED = 40  # names in one sentence
 _ROOM = 80  # characters of a value in one sentence
+_NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 
 
 class OneaError(ValueError):
@@ -37,3 +38,8 @@ def nearest(word: str, known: Iterable[str]) -> str:
         return f"did you mean '{close[0]}'?"
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     return f"known: {', '.join(names[:_LISTED])}{more}"
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Python says so by kind; torch only in words, on a GPU and on the CPU in different ones."""
+    return isinstance(error, MemoryError) or any(words in str(error) for words in _NO_MEMORY)

@@ -13,9 +13,12 @@ import stat
 from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onea.errors import OneaError, short
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CACHE_REMEDY = "set ONEA_CACHE to another folder"
 _MOST = 2**30  # bytes of a JSON file: ten times those of a stream of a thousand tasks and classes
@@ -169,3 +172,18 @@ def read_json(path: Path) -> Any:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
         raise OneaError(f"{path} is damaged (not JSON); delete it or restore it from a copy.") from error
+
+
+def read_tensors(source: Path | bytes, what: str, remedy: str) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, or of its content; a failure is told as "``what`` is damaged; ``remedy``."."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load, load_file
+
+    try:
+        return load(source) if isinstance(source, bytes) else load_file(source)
+    except OSError as error:
+        raise OneaError(f"{what} cannot be read ({error}); {remedy}.") from error
+    # A type of numbers that torch does not have is a KeyError, and one that it cannot show an AttributeError.
+    except (SafetensorError, AssertionError, AttributeError, LookupError, ValueError) as error:
+        reason = short(" ".join(str(error).split()))
+        raise OneaError(f"{what} is damaged or not safetensors ({reason}); {remedy}.") from error

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+
+_LONGEST_WORD, _KEPT = 300, 100  # characters
 
 
 def printable(text: str) -> str:
@@ -13,3 +16,12 @@ def printable(text: str) -> str:
     Apfel\u001b[2J 苹果\n\u202e
     """
     return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text)
+
+
+def sentence(text: str) -> str:
+    r"""A message fit to be shown, whatever it quotes: on one line, and no word of it fills the screen.
+
+    >>> len(sentence(f"Class '{'9' * 5000}' is\nunknown."))
+    222
+    """
+    return re.sub(rf"\S{{{_LONGEST_WORD},}}", lambda word: f"{word[0][:_KEPT]}...{word[0][-_KEPT:]}", printable(text))

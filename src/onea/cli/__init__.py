@@ -7,10 +7,8 @@ import sys
 from io import TextIOWrapper
 from typing import NoReturn
 
-from onea.errors import OneaError
-from onea.text import printable
-
-_NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
+from onea.errors import OneaError, is_out_of_memory
+from onea.text import sentence
 
 
 def main() -> None:
@@ -28,16 +26,11 @@ def main() -> None:
     except OneaError as error:
         _stop(str(error))
     except (MemoryError, RuntimeError) as error:
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         _stop("There is not enough memory for this; ask for less (batch size, rank, images), or use a larger machine.")
 
 
-def _stop(sentence: str) -> NoReturn:
-    print(f"onea: {printable(sentence)}", file=sys.stderr)
+def _stop(reason: str) -> NoReturn:
+    print(f"onea: {sentence(reason)}", file=sys.stderr)
     sys.exit(2)
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Python says so by kind; torch only in words, on a GPU and on the CPU in different ones."""
-    return isinstance(error, MemoryError) or any(words in str(error) for words in _NO_MEMORY)

@@ -76,9 +76,10 @@ def stored_shape(splits: Sequence[Split], size: int, cache: Path | None = None) 
     if cache is None:
         return _common_shape(files, size)[0]
     known = cache / f"shape-{_key(files, (size, size))}.json"
-    with suppress(OneaError, KeyError, Damage):
+    with suppress(OneaError, KeyError, TypeError, ValueError, Damage):
         height, width = _read_note(known)["shape"]
-        return height, width
+        if 1 <= min(height, width) <= max(height, width) <= 2 * size:
+            return height, width
     shape, final = _common_shape(files, size)
     if final:
         with suppress(OSError, OneaError):  # whoever cannot write here is told so when the pixels are written
@@ -147,14 +148,14 @@ def pack(
         return Packed(split.pixels, np.arange(len(split), dtype=np.int64), (), height, width)
     shape = shape or stored_shape([split], size)
     target = cache / f"packed-{_key(split.files, shape, on_bad)}.bin"
-    packed = _mapped(target, shape)
+    packed = _mapped(target, shape, len(split))
     if packed is None:
         with _only_packer(target, wait=True):
-            packed = _mapped(target, shape)
+            packed = _mapped(target, shape, len(split))
             if packed is None:
                 rows, skipped, sha256 = _write(target, split, shape, on_bad, class_names, on_progress)
                 _write_index(target, shape, rows, skipped, sha256)
-                packed = _mapped(target, shape)
+                packed = _mapped(target, shape, len(split))
             _forget_others(target)
         if packed is None:
             raise OneaError(f"{target} was changed while it was written: run again, with no other program in {cache}.")
@@ -207,7 +208,7 @@ def _forget_others(target: Path) -> None:
                 other.unlink()
 
 
-def _mapped(target: Path, shape: tuple[int, int]) -> Packed | None:
+def _mapped(target: Path, shape: tuple[int, int], total: int) -> Packed | None:
     """The cached array, or None when it is not there or not whole."""
     index = target.with_suffix(".json")
     try:
@@ -215,12 +216,14 @@ def _mapped(target: Path, shape: tuple[int, int]) -> Packed | None:
         stamp = stamp_of(target)
         if found["shape"][2:] != list(shape) or (stamp != found["stamp"] and _sha256_of(target) != found["sha256"]):
             return None
-        rows, skipped = np.array(found["rows"], dtype=np.int64), tuple(found["skipped"])
+        rows, skipped = np.array(found["rows"], dtype=np.int64), tuple(map(str, found["skipped"]))
+        if rows.ndim != 1 or not np.all(np.diff(rows, prepend=-1, append=total) > 0):
+            return None
         if len(rows):
             pixels: Pixels = np.memmap(target, np.uint8, mode="r", shape=tuple(found["shape"]))
         else:  # an empty file cannot be mapped
             pixels = np.empty(found["shape"], np.uint8)
-    except (ValueError, OSError, KeyError, Damage):
+    except (ValueError, OSError, KeyError, TypeError, OverflowError, OneaError, Damage):
         return None
     if stamp != found["stamp"]:  # copied, perhaps: the next look need not read it all
         with suppress(OneaError):

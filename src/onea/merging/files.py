@@ -13,12 +13,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import save
 from torch import Tensor
 
 from onea.errors import OneaError, short
-from onea.files import check_path, unwritable, write_atomically, write_json
+from onea.files import check_path, read_tensors, unwritable, write_atomically, write_json
 from onea.merging import make_operator, operator_class
 from onea.merging.lora import CONFIG, WEIGHTS, Lora, check_alike, read_lora, write_lora
 from onea.merging.operator import Sizes, merge
@@ -183,11 +182,9 @@ def _read_folder(folder: Path) -> Source:
 def _read_tensors(path: Path) -> tuple[Tensors, str]:
     try:
         content = path.read_bytes()
-        return load(content), hashlib.sha256(content).hexdigest()
     except OSError as error:
         raise OneaError(f"{path} cannot be read ({error.strerror}); check the path.") from error
-    except SafetensorError as error:
-        raise OneaError(f"{path} is damaged or not safetensors ({error}); fetch it again.") from error
+    return read_tensors(content, str(path), "fetch it again"), hashlib.sha256(content).hexdigest()
 
 
 def _check_request(

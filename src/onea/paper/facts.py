@@ -69,10 +69,12 @@ class Recorded:
         self._widths: dict[str, int] = {}
         for record in records:
             config, total = record["config"], tuple(record["total"])
-            train = _evenly(record["data"]["train_images"], len(total))
+            images, width = record["data"].get("train_images"), record["backbone"].get("width")
+            if images is None or width is None:
+                continue  # somebody has taken them out
             if config["per_class"] is None and config["holdout"] is None:
-                self._facts[config["data"]] = DataFacts(train, total, loaded=True)
-            self._widths[config["backbone"]] = record["backbone"]["width"]
+                self._facts[config["data"]] = DataFacts(_evenly(images, len(total)), total, loaded=True)
+            self._widths[config["backbone"]] = width
 
     def facts(self, data: str) -> DataFacts:
         """Counts of a dataset, from a record if there is one."""

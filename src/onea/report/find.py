@@ -7,6 +7,7 @@ from pathlib import Path
 from onea.errors import OneaError
 from onea.files import check_path
 from onea.record import NAME, Record, read_record_file
+from onea.record_shape import can_be_shown
 
 
 def find_records(place: str | Path) -> list[Record]:
@@ -33,6 +34,6 @@ def _matching(pattern: Path) -> list[Path]:
 
 def _read(file: Path) -> Record:
     record = read_record_file(file)
-    if not record.get("metrics"):
-        raise OneaError(f"{file} is not the record of a run; move it out of the way.")
+    if not can_be_shown(record):
+        raise OneaError(f"{file} is damaged; restore it from a copy, or move it out of the way.")
     return record

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from onea.data.names import data_name
-from onea.errors import OneaError
+from onea.errors import OneaError, short
 from onea.options import LARGEST, build, check_threads, upgraded
 
 # Where a run computes or keeps its images does not make it another run.
@@ -98,8 +99,8 @@ class RunConfig:
                 "for none."
             )
         for name in ("data", "root", "backbone"):
-            if "\0" in (getattr(self, name) or ""):
-                raise OneaError(f"{name} holds a character that no path can hold (NUL); correct it.")
+            if not _can_be_path(getattr(self, name) or ""):
+                raise OneaError(f"{name} holds a character that no path can hold; correct it.")
 
     def identity(self) -> dict[str, Any]:
         """What distinguishes this run from another; two runs with equal identities give equal results."""
@@ -116,6 +117,13 @@ class RunConfig:
         room = _LONGEST_NAME - len(f"{start}{end}".encode())
         name = data_name(self.data).encode("utf-8", "surrogateescape")[:room].decode("utf-8", "surrogateescape")
         return Path("runs") / f"{start}{name}{end}"
+
+
+def _can_be_path(text: str) -> bool:
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:  # half of a character
+        return False
 
 
 def make_config(values: dict[str, Any]) -> RunConfig:
@@ -151,16 +159,38 @@ def read_yaml(path: Path) -> dict[str, Any]:
             content = file.read(_LONGEST_FILE + 1)  # not all of it: it may be a device without an end
         if len(content) > _LONGEST_FILE:
             raise OneaError(f"Config file {path} has more than a megabyte; give one with 'option: value' lines.")
-        loaded = yaml.safe_load(content.decode())
+        loaded = _loaded(content.decode())
     except OSError as error:
         raise OneaError(f"Config file {path} cannot be read ({error.strerror}); check the path.") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        if isinstance(error, OneaError):
-            raise
-        raise OneaError(f"Config file {path} is not valid YAML: {' '.join(str(error).split())}.") from error
+    except OneaError:
+        raise
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
+        # PyYAML meets a tag on something else (!!bool x, !!timestamp x) with almost any of them.
+        raise OneaError(f"Config file {path} is not valid YAML: {short(' '.join(str(error).split()))}.") from error
     if not isinstance(loaded, dict) or not all(isinstance(key, str) for key in loaded):
         raise OneaError(f"Config file {path} must hold 'option: value' lines, each option a word.")
     inner = loaded.get("options") or {}
     if not isinstance(inner, dict) or not all(isinstance(key, str) for key in inner):
         raise OneaError(f"'options' in {path} must itself hold 'option: value' lines.")
     return loaded
+
+
+def _loaded(text: str) -> Any:
+    """The value that YAML stands for, unless its aliases stand for more values than it has characters."""
+    import yaml
+
+    loader = yaml.SafeLoader(text)
+    try:
+        node = loader.get_single_node()
+        waiting, left = [node], len(text)
+        while waiting:
+            inner = waiting.pop()
+            if isinstance(inner, yaml.CollectionNode):
+                parts = [part for each in inner.value for part in (each if isinstance(each, tuple) else (each,))]
+                waiting += parts
+                left -= len(parts)
+            if left < 0:
+                raise ValueError("its aliases stand for too many values")
+        return None if node is None else loader.construct_document(node)
+    finally:
+        loader.dispose()

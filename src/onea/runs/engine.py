@@ -6,10 +6,11 @@ import time
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
-from onea.errors import OneaError
+from onea.errors import OneaError, is_out_of_memory, short
 from onea.files import check_writable
 from onea.locks import folder_lock
 from onea.methods.adapter_merging import AdapterMemo
+from onea.methods.contract import filled_up
 from onea.metrics import summarise
 from onea.processes import is_first
 from onea.record import FORMAT, Record, leftovers, tidy
@@ -95,7 +96,7 @@ def _continue(config: RunConfig, folder: Path, progress: Progress, memo: Adapter
         record = _new_record(config, prepared, runtime)
     else:
         check_same_inputs(record, prepared.description, folder)
-        prepared.method.load_state_dict(load_checkpoint(folder, record))
+        _restore(prepared, folder, record)
         record["dates"]["resumed"].append(now())
     record |= {"format": FORMAT, "stamps": prepared.stamps}
     runtime.progress.begin(record)
@@ -108,6 +109,24 @@ def _continue(config: RunConfig, folder: Path, progress: Progress, memo: Adapter
         runtime.processes.wait()
         runtime.progress.end_task(index, record["metrics"]["A"][-1])  # said only now that it cannot be lost any more
     return record
+
+
+def _restore(prepared: Prepared, folder: Path, record: Record) -> None:
+    """Put the method where the checkpoint left it: it must take the state, and answer with all classes learned."""
+    state, method = load_checkpoint(folder, record), prepared.method
+    classes = prepared.arrivals(len(record["correct"]) - 1)[-1].stop
+    try:
+        method.load_state_dict(state)
+        scores = method.scores(prepared.test.images.plain(filled_up(prepared.test.rows[:1])))
+        if scores.shape[1:] != (classes,) or bool(scores.isnan().any()):
+            raise ValueError(f"it does not answer with {classes} classes")
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        if isinstance(error, OneaError) or is_out_of_memory(error):
+            raise
+        reason = short(" ".join(str(error).split()))
+        raise OneaError(
+            f"The checkpoint in {folder} does not fit this run ({reason}); delete that folder to start over."
+        ) from error
 
 
 def _runtime(config: RunConfig, record: Record | None, progress: Progress) -> Runtime:

@@ -16,46 +16,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as save_safetensors
 
-from onea.errors import OneaError
-from onea.files import open_plain, write_atomically
+from onea.errors import OneaError, short
+from onea.files import open_plain, read_tensors, write_atomically
 from onea.record import NAME, Record, read_record, tidy, write_record
+from onea.record_shape import can_be_continued
 from onea.runs.config import RunConfig
 from onea.sealed import SEAL
 from onea.tensors import Tensors
 from onea.version import __version__
 
 _VOLATILE = ("timings", "memory", "dates", "environment", "stamps", SEAL)  # differ between two equal runs
-_NUMBER = int | float
-# What is read of a record when a run is shown or continued; a report asks for more.
-_SHAPE: dict[str, Any] = {
-    "status": str,
-    "config": dict,
-    "data": {"fingerprint": str},
-    "backbone": {"name": str, "sha256": str, "width": int},
-    "preprocess": {"size": int},
-    "stream": dict,
-    "options": dict,
-    "runtime": {"precision": str, "threads": int},
-    "total": [int],
-    "correct": [[int]],
-    "tasks": [{"name": str, "classes": int, "images": int}],
-    "metrics": {
-        "A": [_NUMBER],
-        "balanced_A": [_NUMBER],
-        "A_T": _NUMBER,
-        "mean_A": _NUMBER,
-        "weighted_mean_A": _NUMBER,
-        "F": int | float | None,
-    },
-    "cost": list,
-    "timings": {"learn_s": [_NUMBER], "evaluate_s": [_NUMBER]},
-    "memory": {"peak_bytes": list},
-    "dates": {"resumed": list, "finished": str | None},
-    "checkpoint": {"file": str, "sha256": str},
-}
 
 
 def essence(record: Record) -> dict[str, Any]:
@@ -66,35 +38,16 @@ def essence(record: Record) -> dict[str, Any]:
 def read_run(folder: Path) -> Record | None:
     """The record in a run's folder, checked to be whole enough to be shown or continued."""
     record = read_record(folder)
-    if record is not None and not _is_whole(record):
+    if record is not None and not can_be_continued(record):
         raise OneaError(f"{folder / NAME} is damaged; restore it from a copy, or delete that folder to run it again.")
     return record
-
-
-def _is_whole(record: Record) -> bool:
-    if not _fits(record, _SHAPE) or record["status"] not in ("running", "finished"):
-        return False
-    # Every finished task has left its part in each of these, and the name of its checkpoint leads nowhere else.
-    parts = (record["correct"], record["tasks"], *record["timings"].values(), record["memory"]["peak_bytes"])
-    metrics = (record["metrics"]["A"], record["metrics"]["balanced_A"])
-    file = record["checkpoint"]["file"]
-    return len({len(part) for part in (*parts, *metrics)}) == 1 and Path(file).name == file
-
-
-def _fits(value: Any, shape: Any) -> bool:
-    """Whether a value from JSON has a shape: a type, a list of one shape, or a dictionary with these keys and more."""
-    if isinstance(shape, dict):
-        return isinstance(value, dict) and all(key in value and _fits(value[key], shape[key]) for key in shape)
-    if isinstance(shape, list):
-        return isinstance(value, list) and all(_fits(item, shape[0]) for item in value)
-    return isinstance(value, shape) and not (isinstance(value, bool) and shape is not bool)
 
 
 def check_same_run(record: Record, config: RunConfig, folder: Path) -> None:
     """Refuse to continue somebody else's run."""
     mine, theirs = config.identity(), record["config"]
     if names := different(mine, theirs):
-        changes = ", ".join(f"{name} {theirs.get(name)} instead of {mine.get(name)}" for name in names)
+        changes = ", ".join(f"{name} {short(theirs.get(name))} instead of {short(mine.get(name))}" for name in names)
         raise OneaError(f"{folder} holds another run ({changes}); choose another --out or delete that folder.")
 
 
@@ -135,7 +88,7 @@ def load_checkpoint(folder: Path, record: Record) -> Tensors:
         if hashlib.file_digest(file, "sha256").hexdigest() != record["checkpoint"]["sha256"]:
             raise OneaError(f"Checkpoint {path} is damaged (truncated or changed); delete {folder} to start over.")
         file.seek(0)
-        return load_safetensors(file.read())
+        return read_tensors(file.read(), f"Checkpoint {path}", f"delete {folder} to start over")
 
 
 def now() -> str:

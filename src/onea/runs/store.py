@@ -10,6 +10,7 @@ from typing import Literal
 from onea.errors import OneaError
 from onea.files import read_json, write_json
 from onea.record import NAME, Record, read_record, write_record
+from onea.record_shape import can_be_shown
 from onea.runs.config import RunConfig
 
 FAILURE = "failure.json"
@@ -87,7 +88,7 @@ class RecordStore:
                 record = read_record(path.parent)
             except OneaError:
                 continue
-            if record and _is_whole(record) and record["status"] == "finished":
+            if record and can_be_shown(record) and record["status"] == "finished":
                 yield record
 
     def add(self, config: RunConfig, record: Record) -> None:
@@ -114,13 +115,9 @@ class RecordStore:
             record = read_record(folder)
             if record is None:
                 return None, None
-            if not _is_whole(record):
+            if not can_be_shown(record):
                 raise OneaError(f"{folder / NAME} is not the record of a run; delete that folder to run it again.")
             check_same_run(record, config, folder)
         except OneaError as error:
             return None, str(error)
         return record, None
-
-
-def _is_whole(record: Record) -> bool:
-    return all(isinstance(record.get(part), dict) for part in ("config", "metrics")) and "status" in record

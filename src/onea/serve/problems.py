@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
 from onea.errors import OneaError
+from onea.text import sentence
 
 MEDIA_TYPE = "application/problem+json"
 _TITLES = {413: "Content Too Large", 422: "Unprocessable Content"}  # as newer Pythons call them
@@ -48,7 +49,7 @@ def document(status: int, detail: str) -> dict[str, Any]:
     {'type': 'about:blank', 'title': 'Not Found', 'status': 404, 'detail': "There is no lesson 'x'."}
     """
     return {"type": "about:blank", "title": _TITLES.get(status, HTTPStatus(status).phrase), "status": status} | {
-        "detail": detail
+        "detail": sentence(detail)
     }
 
 

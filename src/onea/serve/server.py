@@ -62,7 +62,7 @@ def bind(host: str, port: int) -> socket.socket:
         opened = socket.socket(family, socket.SOCK_STREAM)
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         opened.bind((host, port))
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, ValueError) as error:  # ValueError: what no name can be
         reason = getattr(error, "strerror", None) or error
         raise OneaError(f"Cannot listen on {host} port {port} ({reason}); choose another --port or --host.") from error
     return opened

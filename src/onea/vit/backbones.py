@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 import torch
 from torch import Tensor
 
-from onea.errors import OneaError, nearest
-from onea.files import check_path, default_cache, read_json, stamp_of, write_json
+from onea.errors import OneaError, nearest, short
+from onea.files import check_path, default_cache, read_json, read_tensors, stamp_of, write_json
 from onea.vit.frozen import FrozenViT
 
 EMBEDDED = "vit_small_d6_patch14_84"
@@ -74,26 +74,20 @@ def shortened(digest: str) -> str:
 
 
 def _from_file(path: Path, name: str) -> FrozenViT:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
     from timm.models.vision_transformer import VisionTransformer
 
     check_path(path)
     if not path.is_file():
         raise OneaError(f"Backbone file {path} does not exist; check the path or use --backbone {EMBEDDED}.")
-    try:
-        tensors = load_file(path)
-    except OSError as error:
-        raise OneaError(f"Backbone file {path} cannot be read ({error}); make it readable or copy it.") from error
-    except SafetensorError as error:
-        raise OneaError(f"Backbone file {path} is damaged or not safetensors ({error}); fetch it again.") from error
+    tensors = read_tensors(path, f"Backbone file {path}", "make it readable or fetch it again")
     digest = digest_of(tensors)
     weights = {key: value.float() for key, value in tensors.items() if not key.startswith(("head.", "head_dist."))}
     try:
-        vit = VisionTransformer(**infer_architecture(weights))
-        vit.load_state_dict(weights)
-    except (KeyError, RuntimeError, ValueError) as error:
-        reason = str(error).splitlines()[-1].strip()
+        with torch.device("meta"):  # the sizes in a file may be anything, and only what is in it takes memory
+            vit = VisionTransformer(**infer_architecture(weights))
+        vit.load_state_dict({key: value.clone() for key, value in weights.items()}, assign=True)
+    except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        reason = short((str(error).splitlines() or [type(error).__name__])[-1].strip())
         raise OneaError(f"Backbone file {path} does not hold a plain timm ViT: {reason}.") from error
     return FrozenViT(vit, name, digest, _IMAGENET_MEAN, _IMAGENET_STD)
 

@@ -1,0 +1,550 @@
+"""Ten thousand malformed inputs through the real entry points: one sentence or harmless, and nothing is changed.
+
+Images, zips, JSON, safetensors, YAML and arguments. The default suite tries a sample; --slow tries all and prints the
+counts. A failure names kind, seed and number, with which ``draws`` makes the same input again.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import math
+import random
+import shutil
+import socket
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import malformed
+import numpy as np
+import pytest
+import torch
+import typer
+from malformed import draws
+from model_tools import class_folders, resealed
+from safetensors.torch import load_file, save, save_file
+from serving import TEACHER, ZIP, client_of, folder_hash, png, zipped
+from test_hostile import COMMANDS
+from test_merge_files import BARE_OPERATORS, CONFIG, write_lora, write_matrices
+from tiny import Stopped
+
+from onea.data.dataset import Split
+from onea.data.decode import MAX_PIXELS, fit, image_size, read_image
+from onea.data.pack import pack, stored_shape
+from onea.errors import OneaError
+from onea.model import engine
+from onea.runs import engine as runs
+from onea.runs import setup
+from onea.runs.config import make_config
+from onea.runs.store import RecordStore
+from onea.serve.settings import Limits
+from onea.vit import backbones
+
+SEED = 12
+# Seconds of CPU for one input, and bytes by which a kind may raise the peak of the process. A file of one's own may
+# declare MAX_PIXELS pixels (a damaged WebP here does: 16,383 x 16,383), and Pillow makes room of four bytes for each.
+SLOWEST, LARGEST = 5.0, 4 * MAX_PIXELS
+
+
+class Trials:
+    """Counts what became of the inputs of one kind, and names those that went wrong."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind, self.outcomes = kind, Counter[str]()
+        self.failures: list[str] = []
+
+    def numbers(self, count: int) -> Iterator[int]:
+        """The number of each trial; after the last one, none may have failed."""
+        yield from range(count)
+        assert not self.failures, f"{len(self.failures)} of {count} failed:\n" + "\n".join(self.failures[:20])
+
+    @contextmanager
+    def trial(self, number: int) -> Iterator[random.Random]:
+        """One input: whatever is raised but ``OneaError`` is a failure, and so is too much work."""
+        started = time.process_time()
+        try:
+            try:
+                yield draws(self.kind, SEED, number)
+                self.outcomes["harmless"] += 1
+            except OneaError as error:
+                check_sentence(str(error))
+                self.outcomes["refused"] += 1
+        except Exception as error:  # the others are still tried, and all are told of at once
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            self._fail(number, f"{type(error).__name__} in {place.filename}:{place.lineno}: {error!s:.500}")
+        if (taken := time.process_time() - started) > SLOWEST:
+            self._fail(number, f"took {taken:.1f} s")
+
+    def _fail(self, number: int, reason: str) -> None:
+        self.failures.append(f"{self.kind}, seed {SEED}, number {number}: {reason}")
+
+    def count(self, refused: bool) -> None:
+        """An outcome that no exception told of."""
+        self.outcomes["refused"] += refused
+        self.outcomes["harmless"] -= refused
+
+    def __str__(self) -> str:
+        total = self.outcomes.total()
+        return (
+            f"{self.kind}: {total:,} malformed inputs (seed {SEED}), {self.outcomes['refused']:,} refused, "
+            f"{self.outcomes['harmless']:,} harmless"
+        )
+
+
+@pytest.fixture
+def trials(request, capsys) -> Iterator[Trials]:
+    """The trials of the test that asks, whose name says of which kind they are."""
+    resource = pytest.importorskip("resource")
+    tried = Trials(request.function.__name__.removeprefix("test_"))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    yield tried
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before < LARGEST
+    if request.config.getoption("--slow"):
+        with capsys.disabled():
+            print(f"\n{tried}")
+
+
+def counts(sample: int, many: int) -> Any:
+    """The number of inputs, by default and with --slow."""
+    return pytest.mark.parametrize("count", [sample, pytest.param(many, marks=pytest.mark.slow)])
+
+
+def check_sentence(text: str) -> None:
+    assert text.strip(), "nothing was said"
+    assert "Traceback" not in text, text
+    assert len(text.strip().splitlines()) == 1, text
+    assert len(text) < 3_000, f"{len(text)} characters"
+
+
+@pytest.fixture(autouse=True)
+def _made_once(monkeypatch):
+    """What no trial changes is read from disk once: the network, and the table of commands."""
+    once = functools.cache(backbones.load_backbone)
+    monkeypatch.setattr(engine, "load_backbone", once)
+    monkeypatch.setattr(setup, "load_backbone", once)
+    monkeypatch.setattr(typer.main, "get_command", functools.cache(typer.main.get_command))
+
+
+@pytest.fixture
+def command(onea):
+    """Run a command that must end well or with one sentence; whether it was refused."""
+
+    def call(*words: str) -> bool:
+        code, _, err = onea(*words)
+        assert code in (0, 2), (code, words, err)
+        if code == 2 and not err.startswith(("Usage:", "╭─ Error")):
+            assert err.startswith("onea: "), err
+            check_sentence(err)
+        assert "Traceback" not in err, err
+        return code == 2
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def whole_shop(_taught) -> Path:
+    """What ``shop`` is a copy of."""
+    return Path(_taught)
+
+
+@pytest.fixture(scope="module")
+def finished(tiny_vit, tiny_images, tmp_path_factory) -> tuple[dict[str, Any], Path]:
+    """Values and folder of a finished run."""
+    values = {"method": "simplecil", "data": f"folder:{tiny_images}", "backbone": tiny_vit, "sizes": "3,1,2"}
+    values |= {"device": "cpu", "precision": "fp32", "threads": 1}
+    folder = tmp_path_factory.mktemp("run") / "run"
+    runs.run(make_config(values), folder)
+    return values, folder
+
+
+@pytest.fixture
+def run_folder(finished, tmp_path) -> Path:
+    return Path(shutil.copytree(finished[1], tmp_path / "runs" / make_config(finished[0]).folder().name))
+
+
+@pytest.fixture
+def as_options(finished) -> list[str]:
+    """The values of the finished run as options."""
+    options = [word for name, value in finished[0].items() if name != "method" for word in (f"--{name}", str(value))]
+    return [finished[0]["method"], *options]
+
+
+# Images
+
+
+@counts(90, 3_000)
+def test_images(count, trials, shop, tmp_path, command):
+    before, file = folder_hash(shop), tmp_path / "image.png"
+    with client_of(shop, limits=Limits(pixels=1_000_000)) as client:
+        for number in trials.numbers(count):
+            with trials.trial(number) as draw:
+                content = malformed.image(draw)
+                file.write_bytes(content)
+                match number % 10:
+                    case 0:
+                        trials.count(command("predict", str(shop), str(file), "--threads", "1"))
+                    case 1 | 2 | 3:
+                        height, width = image_size(file)
+                        assert min(height, width) >= 0
+                        assert fit(read_image(file, at_least=28), 28, 28).shape == (3, 28, 28)
+                    case 4 | 5:
+                        read_image(content, at_least=28, max_pixels=1_000_000, wary=True)
+                    case 6 | 7:
+                        trials.count(refused(client.post("/predict", content=content)))
+                    case 8:
+                        body, headers = malformed.form(content)
+                        trials.count(refused(client.post("/predict", content=body, headers=headers)))
+                    case 9:
+                        body, headers = malformed.form(content, b"plum")
+                        answer = client.post("/learn", content=body, headers=headers | TEACHER)
+                        assert refused(answer), "one image of a new class is not enough"
+                        trials.count(True)
+    assert folder_hash(shop) == before
+
+
+def refused(response: Any) -> bool:
+    """Whether the service refused a request, which it must do in one sentence and with a status of the client's."""
+    assert response.status_code < 500, (response.status_code, response.text)
+    if response.status_code < 400:
+        return False
+    assert response.headers["content-type"] == "application/problem+json"
+    check_sentence(response.json()["detail"])
+    return True
+
+
+# Zips and requests
+
+
+@counts(40, 1_500)
+def test_zips(count, trials, shop):
+    before = folder_hash(shop)
+    with client_of(shop, limits=Limits(pixels=1_000_000, zip_bytes=10_000_000)) as client:
+        for number in trials.numbers(count):
+            with trials.trial(number) as draw:
+                answer = client.post("/learn", content=malformed.archive(draw), headers=ZIP)
+                assert refused(answer), "there is nothing to learn from"
+                assert str(shop.parent) not in answer.text
+                trials.count(True)
+        assert client.service.learning is False
+    assert folder_hash(shop) == before
+
+
+@counts(40, 700)
+def test_requests(count, trials, shop):
+    before = folder_hash(shop)
+    with client_of(shop, limits=Limits(pixels=1_000_000)) as client:
+        for number in trials.numbers(count):
+            with trials.trial(number) as draw:
+                method, address, body, headers = malformed.request(draw)
+                if address == "/learn" and "Authorization" not in headers:
+                    headers |= TEACHER
+                encoded = {name: value.encode("latin-1") for name, value in headers.items()}
+                answer = client.request(method, address, content=body, headers=encoded)
+                assert refused(answer) or method == "OPTIONS" or address.startswith("/predict"), answer.text
+                assert str(shop.parent) not in answer.text
+                trials.count(answer.status_code >= 400)
+        assert client.get("/classes").json()["version"] == 1
+    assert folder_hash(shop) == before
+
+
+# JSON
+
+
+def renew(folder: Path, whole: Path) -> Path:
+    """A folder as it was."""
+    shutil.rmtree(folder, ignore_errors=True)
+    return Path(shutil.copytree(whole, folder))
+
+
+def unchanged(folder: Path, trials: Trials, command: Any, *words: str) -> None:
+    """Run a command; where it is refused, nothing in the folder may be different."""
+    before = folder_hash(folder)
+    was_refused = command(*words)
+    assert not was_refused or folder_hash(folder) == before, "a refused command changed the folder"
+    trials.count(was_refused)
+
+
+@counts(15, 500)
+def test_json_of_a_model(count, trials, shop, whole_shop, tiny_images, command):
+    """Mostly with the checksum that fits what is wrong."""
+    image = str(next((tiny_images / "test/class00").iterdir()))
+    asks = (["history", "--json"], ["predict", image, "--threads", "1"], ["rename", "class00", "null"])
+    for number in trials.numbers(count):
+        with trials.trial(number) as draw:
+            file = renew(shop, whole_shop) / draw.choice(["model.json", "states/000001/state.json"])
+            value = json.loads(file.read_bytes())
+            sealed = draw.random() < 0.7
+            file.write_bytes(resealed(malformed.odd_value(value, draw)) if sealed else malformed.odd_json(value, draw))
+            asked, *more = draw.choice(asks)
+            unchanged(shop, trials, command, asked, str(shop), *more)
+
+
+@counts(15, 700)
+def test_json_of_a_run(count, trials, run_folder, finished, as_options, command, tmp_path):
+    file, whole = run_folder / "record.json", json.loads((run_folder / "record.json").read_bytes())
+    asks = [["run", *as_options, "--out", str(run_folder)], ["compare", str(run_folder), str(finished[1])]] * 6
+    asks += [["report", str(run_folder), "--out", str(tmp_path / "report")]]
+    asks += [["paper", "proxies", "--out", str(tmp_path), "--render-only", *as_options[1:5], "--tasks", "3"]]
+    store, config = RecordStore(run_folder.parent), make_config(finished[0])
+    for number in trials.numbers(count):
+        with trials.trial(number) as draw:
+            sealed = draw.random() < 0.7
+            file.write_bytes(resealed(malformed.odd_value(whole, draw)) if sealed else malformed.odd_json(whole, draw))
+            noted = {"error": "x", "details": "", "attempts": 1, "date": ""}
+            (run_folder / "failure.json").write_bytes(malformed.odd_json(noted, draw))
+            unchanged(run_folder, trials, command, *draw.choice(asks))
+            assert store.state(config) in ("running", "finished", "failed")
+            assert len(f"{store.failure(config)}") < 10_000
+            assert len(list(store.records())) < 2
+
+
+@counts(20, 400)
+def test_json_of_packed_images(count, trials, tiny_images, tmp_path):
+    """A damaged index is made again; the pixels are always the right ones."""
+    files = class_folders(tiny_images / "test")["class00"]
+    split, cache = Split(labels=np.zeros(len(files), dtype=np.int64), files=tuple(files)), tmp_path / "cache"
+    shape = stored_shape([split], 28, cache)
+    right = np.array(pack(split, 28, cache=cache, on_bad="fail", shape=shape).pixels)
+    whole = shutil.copytree(cache, tmp_path / "whole")
+    for number in trials.numbers(count):
+        with trials.trial(number) as draw:
+            file = draw.choice(sorted(renew(cache, whole).glob("*.json")))
+            value = json.loads(file.read_bytes())
+            if draw.random() < 0.3:  # by somebody who means it, and might as well change the pixels
+                file.write_bytes(resealed(malformed.odd_value(value, draw)))
+                pack(split, 28, cache=cache, on_bad="fail", shape=shape)
+                renew(cache, whole)
+                continue
+            file.write_bytes(malformed.odd_json(value, draw))
+            assert np.array_equal(pack(split, 28, cache=cache, on_bad="fail", shape=shape).pixels, right)
+            assert stored_shape([split], 28, cache) == shape or file.name.startswith("shape")
+            assert max(stored_shape([split], 28, cache)) <= 56, "images are packed in that shape"
+
+
+@counts(15, 500)
+def test_json_of_adapters(count, trials, command, tmp_path):
+    one, two = (write_lora(tmp_path / name, seed) for seed, name in enumerate(("one", "two")))
+    for number in trials.numbers(count):
+        with trials.trial(number) as draw:
+            (one / "adapter_config.json").write_bytes(malformed.odd_json(CONFIG | {"rank_pattern": {"value": 3}}, draw))
+            merged(draw, trials, command, one, two)
+
+
+def merged(draw: random.Random, trials: Trials, command: Any, one: Path, two: Path) -> None:
+    """Merge two inputs, in either order, with any operator; where it is refused, nothing is left behind."""
+    inputs = [str(one), str(two)] if draw.random() < 0.5 else [str(two), str(one)]
+    out = one.parent / "out"
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir()
+    words = ["--classes", "3,2", "--with", draw.choice(BARE_OPERATORS), "--out", str(out / f"merged{one.suffix}")]
+    was_refused = command("merge", *inputs, *words)
+    assert not (was_refused and list(out.iterdir())), "a refused merge left something behind"
+    trials.count(was_refused)
+
+
+# Tensors
+
+
+@counts(20, 600)
+def test_tensors_of_backbones(count, trials, tiny_vit, tmp_path):
+    file, whole = tmp_path / "own.safetensors", Path(tiny_vit).read_bytes()
+    for number in trials.numbers(count):
+        with trials.trial(number) as draw:
+            file.write_bytes(malformed.tensors(whole, draw))
+            backbones.load_backbone(str(file))
+
+
+@counts(20, 900)
+def test_tensors_of_adapters(count, trials, command, tmp_path):
+    loras = [write_lora(tmp_path / f"lora{seed}", seed) for seed in (1, 2)]
+    plain = [write_matrices(tmp_path / f"plain{seed}.safetensors", seed) for seed in (1, 2)]
+    files = [(loras[0] / "adapter_model.safetensors", loras), (plain[0], plain)]
+    whole = [file.read_bytes() for file, _ in files]
+    for number in trials.numbers(count):
+        with trials.trial(number) as draw:
+            file, inputs = files[number % 2]
+            file.write_bytes(malformed.tensors(whole[number % 2], draw))
+            merged(draw, trials, command, *inputs)
+
+
+@counts(10, 400)
+def test_tensors_of_a_model(count, trials, shop, whole_shop, tiny_images, command):
+    """With the checksum that fits them, so that only a look at them tells."""
+    image = str(next((tiny_images / "test/class00").iterdir()))
+    for number in trials.numbers(count):
+        with trials.trial(number) as draw:
+            version = renew(shop, whole_shop) / "states/000001"
+            content = malformed.tensors((version / "state.safetensors").read_bytes(), draw)
+            (version / "state.safetensors").write_bytes(content)
+            described = json.loads((version / "state.json").read_bytes())
+            (version / "state.json").write_bytes(resealed(described | {"sha256": hashlib.sha256(content).hexdigest()}))
+            unchanged(shop, trials, command, "predict", str(shop), image, "--threads", "1")
+
+
+@counts(4, 200)
+def test_tensors_of_a_run(count, trials, finished, tmp_path, command):
+    """The state of a run that was stopped before its last task, with the checksum that fits it."""
+    own = {"one-a": {"rank": 4, "batch_size": 8, "epochs": 1, "min_epochs": 1, "max_epochs": 1}, "simplecil": {}}
+    asks = []
+    for method, options in own.items():
+        values = finished[0] | {"method": method, "options": options}
+        with pytest.raises(KeyboardInterrupt):
+            runs.run(make_config(values), tmp_path / "whole" / method, Stopped())
+        given = {name: value for name, value in (finished[0] | options).items() if name != "method"}
+        asks.append([method, *(f"--{name.replace('_', '-')}={value}" for name, value in given.items())])
+    for number in trials.numbers(count):
+        with trials.trial(number) as draw:
+            ask = asks[number % 2]
+            folder = renew(tmp_path / "run", tmp_path / "whole" / ask[0])
+            record = json.loads((folder / "record.json").read_bytes())
+            state = folder / record["checkpoint"]["file"]
+            state.write_bytes(malformed.tensors(state.read_bytes(), draw))
+            record["checkpoint"]["sha256"] = hashlib.sha256(state.read_bytes()).hexdigest()
+            (folder / "record.json").write_bytes(resealed(record))
+            unchanged(folder, trials, command, "run", *ask, "--out", str(folder))
+
+
+# YAML
+
+
+@counts(30, 1_200)
+def test_yaml(count, trials, finished, run_folder, command, tmp_path):
+    """Of a run that is finished: it is shown, or something else is asked for."""
+    file = tmp_path / "run.yaml"
+    for number in trials.numbers(count):
+        with trials.trial(number) as draw:
+            file.write_bytes(malformed.yaml(finished[0], draw))
+            unchanged(run_folder, trials, command, "run", "--config", str(file), "--out", str(run_folder))
+            assert not (tmp_path / "runs" / "runs").exists()
+
+
+# Arguments
+
+# Words that go last, so that a command which takes minutes has no chance to begin; twice, because an option that lacks
+# its value takes the first of them.
+LAST = {
+    "run": ["--data=folder:nowhere/nothing"],
+    "paper": ["--dry-run"],
+    "stream": ["--no-figures"],
+    "demo": ["--seed=-1"],
+    "bench": ["--threads=-1"],
+}
+
+
+@counts(90, 2_000)
+def test_arguments(
+    count, trials, shop, whole_shop, run_folder, as_options, tiny_images, command, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(socket, "getaddrinfo", functools.partial(socket.getaddrinfo, flags=socket.AI_NUMERICHOST))
+    work = shop.parent / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    image, nowhere = str(next((tiny_images / "test/class00").iterdir())), str(shop.parent / "nowhere")
+    base = {name: [nowhere, nowhere] for name in COMMANDS} | {
+        "run": as_options,
+        "compare": [str(run_folder), str(run_folder)],
+        "teach": [str(shop), nowhere],
+        "predict": [str(shop), image, "--threads", "1"],
+        "evaluate": [str(shop), nowhere],
+        "history": [str(shop)],
+        "undo": [str(shop)],
+        "forget": [str(shop), "class01"],
+        "rename": [str(shop), "class00", "other"],
+        "merge": [f"{nowhere}.safetensors", f"{nowhere}.safetensors", "--out", "merged.safetensors"],
+        "paper": ["proxies", *as_options[1:5], "--tasks", "3"],
+    }
+    for name in ("stream", "bench", "demo", "methods"):
+        base[name] = []
+    before = folder_hash(run_folder)
+    names = sorted(COMMANDS)
+    for number in trials.numbers(count):
+        with trials.trial(number) as draw:
+            name = names[number % len(names)]
+            renew(shop, whole_shop)
+            for made in work.iterdir():
+                shutil.rmtree(made) if made.is_dir() else made.unlink()
+            options = [
+                option for parameter in COMMANDS[name].params for option in parameter.opts if option.startswith("-")
+            ]
+            words = malformed.arguments(name, base[name], options or ["--help"], draw) + 2 * LAST.get(name, [])
+            unchanged(shop, trials, command, *words)
+    assert folder_hash(run_folder) == before
+
+
+# Kinds of their own, found by the trials above
+
+
+def test_a_host_that_no_name_can_be(shop, command):
+    for host in (".x", "a" * 64, "\0", "\ud800"):
+        assert command("serve", str(shop), "--host", host, "--port", "0")
+
+
+def test_a_backbone_that_declares_more_than_it_holds(tmp_path, tiny_vit):
+    """Blocks as wide as the file says would take 200 GB."""
+    tensors = load_file(tiny_vit)
+    wide = tensors | {"patch_embed.proj.weight": torch.zeros(65_536, 3, 1, 1), "pos_embed": torch.zeros(1, 5, 1)}
+    for name, spoilt in {"wide": wide, "flat": tensors | {"pos_embed": torch.zeros(())}}.items():
+        save_file(spoilt, tmp_path / f"{name}.safetensors")
+        with pytest.raises(OneaError, match="does not hold a plain timm ViT"):
+            backbones.load_backbone(str(tmp_path / f"{name}.safetensors"))
+
+
+def test_numbers_of_a_kind_that_torch_does_not_have(tmp_path, command):
+    header = json.dumps({"x": {"dtype": "F6_E2M3", "shape": [4], "data_offsets": [0, 3]}}).encode()
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(3))
+    assert command("merge", "one.safetensors", "two.safetensors", "--classes=1,1", "--out=out.safetensors")
+    with pytest.raises(OneaError, match="damaged or not safetensors"):
+        backbones.load_backbone("one.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("part", "odd"),
+    [
+        ("metrics", {"A": [1.0]}),
+        ("environment", []),
+        ("stream", {"sizes": []}),
+        ("config", {"method": "one-a"}),
+        ("total", [10**400]),
+    ],
+)
+def test_a_damaged_record_is_not_reported(part, odd, run_folder, command):
+    record = json.loads((run_folder / "record.json").read_bytes())
+    (run_folder / "record.json").write_bytes(resealed(record | {part: odd}))
+    assert command("report", str(run_folder), "--out", "report")
+    assert command("compare", str(run_folder), str(run_folder))
+    assert not Path("report").exists()
+
+
+@pytest.mark.parametrize("prototypes", [None, torch.ones(3, 64), torch.full((4, 64), math.nan)])
+def test_a_state_that_is_not_of_this_run(prototypes, finished, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        runs.run(make_config(finished[0]), tmp_path / "run", Stopped())
+    record = json.loads((tmp_path / "run/record.json").read_bytes())
+    file = tmp_path / "run" / record["checkpoint"]["file"]
+    file.write_bytes(save({} if prototypes is None else {"prototypes": prototypes}))
+    record["checkpoint"]["sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
+    (tmp_path / "run/record.json").write_bytes(resealed(record))
+    with pytest.raises(OneaError, match=r"does not fit this run .*; delete that folder"):
+        runs.run(make_config(finished[0]), tmp_path / "run")
+
+
+@pytest.mark.parametrize("odd", ["0", "[" * 100_000])
+def test_an_index_that_is_no_list(odd, tiny_images, tmp_path):
+    split = Split(labels=np.zeros(1, dtype=np.int64), files=(next((tiny_images / "test/class00").iterdir()),))
+    pack(split, 28, cache=tmp_path, on_bad="fail", shape=stored_shape([split], 28, tmp_path))
+    for file in tmp_path.glob("*.json"):
+        file.write_text(f'{{"rows": {odd}, "skipped": [], "shape": [], "sha256": ""}}')
+    assert stored_shape([split], 28, tmp_path) == (32, 32)
+    assert pack(split, 28, cache=tmp_path, on_bad="fail", shape=(32, 32)).rows.tolist() == [0]
+
+
+def test_a_name_in_a_zip_that_breaks_the_line(shop):
+    with client_of(shop) as client:
+        assert refused(client.post("/learn", content=zipped({"plum/0\n.png": b"", "plum/1.png": png()}), headers=ZIP))
