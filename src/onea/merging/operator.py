@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from onea.errors import OneaError
+from onea.renamed import renamed
 from onea.tensors import Tensors, to_float64
 
 
@@ -150,3 +151,6 @@ def statistic(state: Mapping[str, Tensor], key: str, shape: tuple[int, ...], tit
     if tuple(found.shape) != shape:
         raise OneaError(f"state['{key}'] has shape {tuple(found.shape)}; it must be {shape}.")
     return found
+
+
+__getattr__ = renamed(__name__, {"precise": "onea.tensors:to_float64", "like": "onea.tensors:cast_like"})
