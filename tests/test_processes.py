@@ -52,4 +52,4 @@ def test_two_processes_equal_one(method, tiny_run, tmp_path):
         assert theirs["losses"] == pytest.approx(mine["losses"], rel=1e-3)
     for mine, theirs in zip(one["correct"], two["correct"], strict=True):
         assert sum(abs(a - b) for a, b in zip(mine, theirs, strict=True)) <= 1
-    assert done.stdout.count("A_T") == 1, "only the first process reports"
+    assert done.stdout.count("record: ") == 1, "only the first process reports"

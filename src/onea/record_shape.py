@@ -22,7 +22,8 @@ _SHOWN: dict[str, Any] = {
     "environment?": dict,
     "total": [int],
     "tasks": [{"name": str, "classes": int, "images": int}],
-    "metrics": _STEPS | {"A_T": _NUMBER, "mean_A": _NUMBER, "weighted_mean_A": _NUMBER, "F": _NUMBER | None},
+    "metrics": _STEPS
+    | {"A_T": _NUMBER, "mean_A": _NUMBER, "weighted_mean_A": _NUMBER, "F": _NUMBER | None, "balanced_A_T?": _NUMBER},
     "cost?": [{"flops_per_image": _NUMBER, "passes_per_image": _NUMBER, "state_bytes": _NUMBER}],
     "timings": {"learn_s": [_NUMBER], "evaluate_s": [_NUMBER]},
     "dates?": {"resumed?": [str]},

@@ -100,10 +100,11 @@ def _legend() -> str:
 def _setting(setting: Setting, with_table: bool, leave_out: Collection[str]) -> list[str]:
     fixed = setting.fixed()
     parts = [f'<h2 class="part">{escape(setting.name)}</h2>']
-    table = formats.html(grid_table(setting, f"Results over {html.count(len(setting.seeds), 'seed', 'seeds')}"))
+    seeds = html.count(len(setting.seeds), "seed", "seeds")
     if with_table:
-        parts += [table, _legend()]
+        parts += [formats.html(grid_table(setting, f"Results over {seeds}")), _legend()]
     else:
+        table = formats.html(grid_table(setting, f"Over {seeds}"))
         parts.append(f"<details><summary>Every metric of these runs</summary>{table}</details>")
     parts += [_curves(setting)] if "curves" not in leave_out else []
     parts += [_stream(fixed[0]), _matrices(fixed)]
