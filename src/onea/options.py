@@ -8,7 +8,9 @@ import os
 import re
 import types
 from collections.abc import Mapping
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from onea.errors import OneaError, nearest, short
 
@@ -17,6 +19,74 @@ LARGEST = 2**32 - 1  # of a whole number: the largest seed; nothing that is coun
 _FARTHEST = 1e38  # of any number: what tensors can hold
 _THREADS = 256  # no system fails to start so many
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers that an option may have, as part of its type: ``rank: Annotated[int, Range(least=1)] = 64``.
+
+    Attributes:
+        least: the smallest.
+        most: the largest.
+        above: less than the smallest.
+        below: more than the largest.
+    """
+
+    least: float = -math.inf
+    most: float = math.inf
+    above: float = -math.inf
+    below: float = math.inf
+
+    def __contains__(self, value: float) -> bool:
+        return self.least <= value <= self.most and self.above < value < self.below
+
+    def __str__(self) -> str:
+        """What to tell someone whose number is not among them.
+
+        >>> print(Range(least=1)), print(Range(least=0)), print(Range(above=0, most=1)), print(Range(0, 1))
+        be at least 1
+        not be negative
+        lie in (0, 1]
+        lie between 0 and 1
+        (None, None, None, None)
+        """
+        if self.most == self.below == math.inf:
+            if self.above > -math.inf:
+                return "be positive" if self.above == 0 else f"be above {self.above:g}"
+            return "not be negative" if self.least == 0 else f"be at least {self.least:g}"
+        if self.above == -math.inf and self.below == math.inf:
+            return f"lie between {self.least:g} and {self.most:g}"
+        low = f"[{self.least:g}" if self.above == -math.inf else f"({self.above:g}"
+        return f"lie in {low}, {self.most:g}]" if self.below == math.inf else f"lie in {low}, {self.below:g})"
+
+
+Count = Annotated[int, Range(least=1)]
+NotNegative = Annotated[float, Range(least=0)]
+Positive = Annotated[float, Range(above=0)]
+ZeroToOne = Annotated[float, Range(0, 1)]
+BelowOne = Annotated[float, Range(least=0, below=1)]
+Share = Annotated[float, Range(above=0, most=1)]
+
+
+class Checked:
+    """A dataclass whose fields have their range in their type; a field that a subclass declares anew keeps it."""
+
+    def __post_init__(self) -> None:
+        kind: Any = type(self)
+        for name, allowed in _ranges(kind).items():
+            if (value := getattr(self, name)) not in allowed:
+                raise OneaError(f"{name} is {value}; it must {allowed}.")
+
+
+@cache
+def _ranges(kind: type) -> dict[str, Range]:
+    found: dict[str, Range] = {}
+    for parent in reversed(kind.__mro__):
+        for name, hint in get_type_hints(parent, include_extras=True).items():
+            for extra in getattr(hint, "__metadata__", ()):
+                if isinstance(extra, Range):
+                    found[name] = extra
+    return found
 
 
 def upgraded(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,6 +187,8 @@ def describe(kind: type) -> list[tuple[str, Any, str]]:
     meanings: dict[str, str] = {}
     for parent in kind.__mro__:
         meanings = _attributes(parent.__doc__ or "") | meanings
+    for name, allowed in _ranges(kind).items():
+        meanings[name] = f"{meanings.get(name, '')} It must {allowed}.".lstrip()
     return [(field.name, field.default, meanings.get(field.name, "")) for field in dataclasses.fields(kind)]
 
 

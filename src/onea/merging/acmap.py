@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from onea.errors import OneaError
 from onea.merging.average import RunningMean
 from onea.merging.operator import MergeResult, Sizes, Traits, check_mergeable, count_of
+from onea.options import Count
 from onea.tensors import Tensors
 
 
@@ -27,11 +27,7 @@ class ACMapMean(Traits):
     on_deltas = False
     starts_from = "first"
 
-    limit: int = 10
-
-    def __post_init__(self) -> None:
-        if self.limit < 1:
-            raise OneaError(f"limit is {self.limit}; it must be at least 1.")
+    limit: Count = 10
 
     def __call__(self, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> MergeResult:
         """Merge; ``state["count"]`` is the number of sides inside ``accumulated``."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 
 from onea import seeds
-from onea.errors import OneaError
 from onea.merging.average import RunningMean
 from onea.merging.operator import MergeResult, Sizes, Traits, check_mergeable, count_of
+from onea.options import BelowOne
 from onea.tensors import Tensors, to_float64
 
 
@@ -28,12 +28,8 @@ class DARE(Traits):
     title = "DARE"
     paper = "https://arxiv.org/abs/2311.03099"
 
-    drop: float = 0.2
+    drop: BelowOne = 0.2
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.drop < 1:
-            raise OneaError(f"drop is {self.drop}; it must lie in [0, 1).")
 
     def __call__(self, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> MergeResult:
         """Merge; ``state["count"]`` is the number of sides inside ``accumulated``."""

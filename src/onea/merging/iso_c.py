@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from onea.decompose import svd
-from onea.errors import OneaError
 from onea.merging.average import join_mean
 from onea.merging.operator import MergeResult, Sizes, Traits, check_mergeable, count_of, is_matrix, matrix
+from onea.options import BelowOne
 from onea.tensors import Tensors, cast_like
 
 
@@ -33,11 +33,7 @@ class IsoC(Traits):
     associative = True
 
     scale: float = 1.0
-    tolerance: float = 1e-5
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.tolerance < 1:
-            raise OneaError(f"tolerance is {self.tolerance}; it must lie in [0, 1).")
+    tolerance: BelowOne = 1e-5
 
     def __call__(self, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> MergeResult:
         """Merge; keeps the raw sum of every matrix as ``sum.NAME``, and ``count`` for the vectors."""

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from onea.decompose import svd
 from onea.merging.operator import MergeResult, Sizes, Traits, check_mergeable, count_of
-from onea.merging.ties import Votes, check_trimming, elect, trim, votes_of
+from onea.merging.ties import Votes, elect, trim, votes_of
+from onea.options import Positive, Share
 from onea.tensors import Tensors, cast_like, to_float64
 
 _THRESHOLD = 1e-5  # smaller singular values are dropped, as in the official code
@@ -49,12 +50,9 @@ class KnOTS(Traits):
     associative = True
 
     rule: Literal["mean", "ties"] = "mean"
-    density: float = 0.2
-    scale: float = 1.0
+    density: Share = 0.2
+    scale: Positive = 1.0
     weights: Votes = "uniform"
-
-    def __post_init__(self) -> None:
-        check_trimming(self.density, self.scale)
 
     def __call__(self, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> MergeResult:
         """Merge; ``state["count"]`` is the number of sides inside ``accumulated``, and tells that it is scaled."""

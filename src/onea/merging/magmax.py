@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from onea.errors import OneaError
 from onea.merging.operator import MergeResult, Sizes, Traits, check_mergeable, count_of
+from onea.options import Positive
 from onea.tensors import Tensors, cast_like, to_float64
 
 
@@ -28,11 +28,7 @@ class MagMax(Traits):
     associative = True
     starts_from = "previous"
 
-    scale: float = 0.5
-
-    def __post_init__(self) -> None:
-        if self.scale <= 0:
-            raise OneaError(f"scale is {self.scale}; it must be positive.")
+    scale: Positive = 0.5
 
     def __call__(self, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> MergeResult:
         """Merge; ``state["count"]`` tells that the accumulated side is scaled already."""

@@ -9,10 +9,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from onea.errors import OneaError
 from onea.merging.analysis import describe
 from onea.merging.fusion import Fusion, fuse, stack, unstack
 from onea.merging.operator import MergeResult, Sizes, Traits, check_mergeable
+from onea.options import Checked, NotNegative, ZeroToOne
 from onea.renamed import renamed
 from onea.tensors import Tensors
 
@@ -20,7 +20,7 @@ Proxy = Literal["classes", "uniform", "norm", "spectrum"]
 
 
 @dataclass(frozen=True)
-class OneASwitches:
+class OneASwitches(Checked):
     """Every part of One-A's merge, as the ablations need it; options of the operator and of the method.
 
     Attributes:
@@ -37,16 +37,10 @@ class OneASwitches:
     alignment: bool = True
     weights: Proxy = "classes"
     gating: bool = True
-    kappa: float = 2.0
-    quantile: float = 0.3
+    kappa: NotNegative = 2.0
+    quantile: ZeroToOne = 0.3
     base_by: Literal["samples", "classes"] = "samples"
     swapped_weights: bool = False
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.quantile <= 1:
-            raise OneaError(f"quantile is {self.quantile}; it must lie between 0 and 1.")
-        if self.kappa < 0:
-            raise OneaError(f"kappa is {self.kappa}; it must not be negative.")
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from onea.decompose import svd
-from onea.errors import OneaError
 from onea.merging.operator import MergeResult, Sizes, Traits, check_mergeable, count_of, is_matrix, matrix
+from onea.options import ZeroToOne
 from onea.tensors import Tensors, cast_like, to_float64
 
 _NULL = 1e-9  # directions below this share of the largest singular value are not directions of the accumulated side
@@ -32,12 +32,8 @@ class OPCM(Traits):
     title = "OPCM"
     paper = "https://arxiv.org/abs/2501.09522"
 
-    alpha: float = 0.5
+    alpha: ZeroToOne = 0.5
     keep_diagonal: bool = False
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.alpha <= 1:
-            raise OneaError(f"alpha is {self.alpha}; it must lie between 0 and 1.")
 
     def __call__(self, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> MergeResult:
         """Merge; keeps ``count``, the ``factor`` that the sum was divided by, and the mean ``norm`` of a task."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from onea.errors import OneaError
+from onea.options import Checked
 from onea.renamed import renamed
 from onea.tensors import Tensors, to_float64
 
@@ -43,7 +44,7 @@ class Sizes:
         return self.new_classes / (self.new_classes + self.accumulated_classes)
 
 
-class Traits:
+class Traits(Checked):
     """What is known of an operator before it is used; ours inherit it, a third party's may just have the attributes.
 
     Attributes:

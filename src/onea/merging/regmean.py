@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from onea.errors import OneaError
 from onea.merging.average import join_mean
 from onea.merging.operator import MergeResult, Sizes, Traits, check_mergeable, count_of, matrix, statistic
+from onea.options import ZeroToOne
 from onea.tensors import Tensors, cast_like
 
 _RCOND = 1e-10  # input directions with a smaller share of the energy were not seen
@@ -35,11 +35,7 @@ class RegMean(Traits):
     needs = "gram"
     on_deltas = False
 
-    off_diagonal: float = 0.9
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.off_diagonal <= 1:
-            raise OneaError(f"off_diagonal is {self.off_diagonal}; it must lie between 0 and 1.")
+    off_diagonal: ZeroToOne = 0.9
 
     def __call__(self, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> MergeResult:
         """Merge; takes ``gram.NAME`` and ``new_gram.NAME`` (``[in, in]``) of every matrix, keeps their sum."""

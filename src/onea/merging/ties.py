@@ -12,8 +12,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from onea.errors import OneaError
 from onea.merging.operator import MergeResult, Sizes, Traits, check_mergeable, count_of
+from onea.options import Positive, Share
 from onea.tensors import Tensors, cast_like, to_float64
 
 Votes = Literal["uniform", "classes"]
@@ -51,14 +51,6 @@ def votes_of(weights: Votes, sizes: Sizes, count: int) -> tuple[float, float]:
     return (sizes.accumulated_classes, sizes.new_classes) if weights == "classes" else (count, 1)
 
 
-def check_trimming(density: float, scale: float) -> None:
-    """Refuse options that keep nothing or undo themselves."""
-    if not 0 < density <= 1:
-        raise OneaError(f"density is {density}; it must lie in (0, 1].")
-    if scale <= 0:
-        raise OneaError(f"scale is {scale}; it must be positive.")
-
-
 @dataclass(frozen=True)
 class TIES(Traits):
     """Trim, elect sign, disjoint mean; vectors and matrices alike, entry by entry.
@@ -75,12 +67,9 @@ class TIES(Traits):
     title = "TIES"
     paper = "https://arxiv.org/abs/2306.01708"
 
-    density: float = 0.2
-    scale: float = 1.0
+    density: Share = 0.2
+    scale: Positive = 1.0
     weights: Votes = "uniform"
-
-    def __post_init__(self) -> None:
-        check_trimming(self.density, self.scale)
 
     def __call__(self, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> MergeResult:
         """Merge; ``state["count"]`` is the number of sides inside ``accumulated``, and tells that it is scaled."""

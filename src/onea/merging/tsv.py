@@ -52,6 +52,7 @@ class TSV(Traits):
     components: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.components < 0 or self.components == 1:
             raise OneaError(f"components is {self.components}; it must be 0, or at least 2 for two sides.")
 

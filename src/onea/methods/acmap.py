@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from onea import seeds
-from onea.errors import OneaError
 from onea.merging.average import RunningMean
 from onea.merging.operator import Sizes
 from onea.methods.contract import Method
 from onea.methods.local_head import local_head, new_adapters, train_with_local_head
 from onea.methods.options import AdapterOptions, tuned
 from onea.methods.state import part_of, prefixed
+from onea.options import Count
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
 from onea.tensors import Tensors
@@ -39,14 +39,9 @@ class ACMapOptions(AdapterOptions):
         acmap_test_dropout: keep dropout on for prototypes and answers, as the official code does by accident.
     """
 
-    limit: int = 10
+    limit: Count = 10
     acmap_map_at_limit: bool = True
     acmap_test_dropout: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.limit < 1:
-            raise OneaError(f"limit is {self.limit}; it must be at least 1.")
 
 
 def _recipe(rate: float, batch: int, decay: float) -> dict[str, Any]:

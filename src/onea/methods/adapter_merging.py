@@ -10,13 +10,13 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from onea.errors import OneaError
 from onea.merging.operator import Operator, Sizes, merge
 from onea.methods.adapter_training import AdapterTraining, TrainedAdapter, blank_adapters, train_adapter
 from onea.methods.contract import Method
 from onea.methods.merge_statistics import diagonal_fisher, gram_matrices
 from onea.methods.options import tuned
 from onea.methods.state import part_of, prefixed
+from onea.options import ZeroToOne
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
 from onea.tensors import Tensors, cast_like, to_float64
@@ -48,12 +48,10 @@ class MergingOptions(AdapterTraining, ABC):
     """
 
     single_class: Literal["train", "skip"] = "train"
-    min_share: float = 0.0
+    min_share: ZeroToOne = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.min_share <= 1:
-            raise OneaError(f"min_share is {self.min_share}; it must lie between 0 and 1.")
         self.operator()  # refuses what makes no sense now, not after the first task
 
     @abstractmethod

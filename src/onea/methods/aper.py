@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from onea import seeds
-from onea.errors import OneaError
 from onea.methods.contract import Method
 from onea.methods.local_head import local_head, new_adapters, train_with_local_head
 from onea.methods.options import AdapterOptions, TrainingOptions, tuned
 from onea.methods.state import part_of
+from onea.options import Count, Positive
 from onea.tasks import Task
 from onea.tensors import Tensors
 from onea.training import Optimiser
@@ -64,12 +64,7 @@ class AperFinetuneOptions(AperOptions):
     """
 
     optimiser: Optimiser = "sgd"
-    head_rate: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.head_rate <= 0:
-            raise OneaError(f"head_rate is {self.head_rate}; it must be positive.")
+    head_rate: Positive = 1.0
 
 
 @dataclass(frozen=True)
@@ -80,12 +75,7 @@ class AperVPTOptions(AperOptions):
         prompt_length: tokens appended to the sequence.
     """
 
-    prompt_length: int = 5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.prompt_length < 1:
-            raise OneaError(f"prompt_length is {self.prompt_length}; it must be at least 1.")
+    prompt_length: Count = 5
 
 
 def _recipe(epochs: int, rate: float, batch: int, decay: float = 5e-4) -> dict[str, Any]:

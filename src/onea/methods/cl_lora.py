@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from onea import seeds
-from onea.errors import OneaError
 from onea.methods.contract import Method
 from onea.methods.local_head import local_head
 from onea.methods.options import TrainingOptions, tuned
+from onea.options import Positive
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
 from onea.tensors import Tensors
@@ -47,13 +47,8 @@ class CLLoRAOptions(TrainingOptions):
     rank: int = 10
     head_scale: float = 1.0
     distillation: float = 5.0
-    temperature: float = 2.0
+    temperature: Positive = 2.0
     orthogonality: float = 1e-4
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.temperature <= 0:
-            raise OneaError(f"temperature is {self.temperature}; it must be above 0.")
 
 
 def _recipe(epochs: int, rate: float, batch: int, decay: float, rank: int) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from onea import schedules, seeds
 from onea.errors import OneaError
 from onea.methods.options import tuned
 from onea.methods.prompting import PromptMethod, PromptOptions, by_dataset
+from onea.options import Count, NotNegative
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
 from onea.tensors import Tensors, to_float64
@@ -39,17 +40,15 @@ class CODAOptions(PromptOptions):
 
     batch_size: int = 128
     epochs: int = 50
-    components: int = 100
+    components: Count = 100
     length: int = 8
-    blocks: int = 5
-    orthogonality: float = 0.0
+    blocks: Count = 5
+    orthogonality: NotNegative = 0.0
     allocation: Literal["equal", "proportional"] = "equal"
     schedule: Literal["late-cosine", "cosine"] = "late-cosine"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.at_least(1, "components", "blocks")
-        self.not_negative("orthogonality")
         if self.length < 2 or self.length % 2:
             raise OneaError(f"length is {self.length}; it must be even and at least 2 (half keys, half values).")
 

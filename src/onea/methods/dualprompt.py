@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from onea import seeds
 from onea.methods.options import tuned
 from onea.methods.prompting import PromptMethod, PromptOptions, by_dataset
+from onea.options import Count, NotNegative, Range
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
 from onea.tensors import Tensors
@@ -37,19 +38,13 @@ class DualPromptOptions(PromptOptions):
             values are mixed up along the batch, so that one half of it gets keys only and the other half values only.
     """
 
-    g_length: int = 5
-    e_length: int = 5
-    g_blocks: int = 2
-    e_blocks: int = 3
-    pull: float = 0.1
+    g_length: Count = 5
+    e_length: Count = 5
+    g_blocks: Annotated[int, Range(least=0)] = 2
+    e_blocks: Count = 3
+    pull: NotNegative = 0.1
     prompt_selection: Selection = "instance"
     eprompt_layout: Literal["correct", "official"] = "correct"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.at_least(1, "g_length", "e_length", "e_blocks")
-        self.at_least(0, "g_blocks")
-        self.not_negative("pull")
 
 
 class DualPrompts(nn.Module):

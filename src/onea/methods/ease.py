@@ -12,6 +12,7 @@ from torch import Tensor
 from onea.errors import OneaError
 from onea.methods.adapter_bank import AdapterBank
 from onea.methods.options import AdapterOptions, tuned
+from onea.options import NotNegative
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
 from onea.tensors import Tensors
@@ -33,15 +34,9 @@ class EASEOptions(AdapterOptions):
         ptm_beta: weight of the plain network's features as one more subspace (and pass); 0 leaves it out.
     """
 
-    alpha: float = 0.1
+    alpha: NotNegative = 0.1
     ease_recalc: bool = True
-    ptm_beta: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("alpha", "ptm_beta"):
-            if getattr(self, name) < 0:
-                raise OneaError(f"{name} is {getattr(self, name)}; it must not be negative.")
+    ptm_beta: NotNegative = 0.0
 
 
 class EASE(AdapterBank):

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from onea import schedules, seeds
-from onea.errors import OneaError
 from onea.methods.contract import Method
 from onea.methods.dual_gpm import Energy, Memory, reduction, remember, threshold
 from onea.methods.local_head import train_with_local_head
 from onea.methods.options import TrainingOptions, tuned
+from onea.options import Range
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
 from onea.tensors import Tensors
@@ -46,14 +46,9 @@ class InfLoRAOptions(TrainingOptions):
     crop_scale: float = 0.08
     epochs: int = 20
     rank: int = 10
-    epsilon: float = 0.95
+    epsilon: Annotated[float, Range(above=0, below=1)] = 0.95
     energy: Energy = "published"
     schedule: Literal["late-cosine", "cosine"] = "late-cosine"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.epsilon < 1:
-            raise OneaError(f"epsilon is {self.epsilon}; it must lie between 0 and 1.")
 
 
 def _recipe(epochs: int, epsilon: float) -> dict[str, Any]:

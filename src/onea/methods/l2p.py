@@ -13,6 +13,7 @@ from onea import seeds
 from onea.errors import OneaError
 from onea.methods.options import tuned
 from onea.methods.prompting import PromptMethod, PromptOptions, by_dataset
+from onea.options import Count, NotNegative
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
 from onea.tensors import Tensors
@@ -36,16 +37,14 @@ class L2POptions(PromptOptions):
 
     learning_rate: float = 0.001875
     batch_size: int = 32
-    pool: int = 10
-    prompt_length: int = 5
-    top_k: int = 5
-    pull: float = 0.1
+    pool: Count = 10
+    prompt_length: Count = 5
+    top_k: Count = 5
+    pull: NotNegative = 0.1
     prompt_selection: Selection = "instance"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.at_least(1, "pool", "prompt_length", "top_k")
-        self.not_negative("pull")
         if self.top_k > self.pool:
             raise OneaError(f"top_k is {self.top_k}; it must not exceed pool {self.pool}.")
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from onea import seeds
-from onea.errors import OneaError
 from onea.methods.contract import EVALUATION_BATCH, Method
 from onea.methods.options import TrainingOptions, tuned
 from onea.methods.state import part_of
+from onea.options import BelowOne, Count, NotNegative, Positive
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
 from onea.tensors import Tensors
@@ -50,29 +50,18 @@ class MOSOptions(TrainingOptions):
         refinements: most adapters that are tried, one after the other, for one image.
     """
 
-    rank: int = 16
+    rank: Count = 16
     scale: float = 0.1
-    dropout: float = 0.1
-    momentum: float = 0.1
+    dropout: BelowOne = 0.1
+    momentum: BelowOne = 0.1
     mos_ema: Literal["per-step", "official"] = "per-step"
     regulariser: float = 0.1
-    regulariser_temperature: float = 0.8
+    regulariser_temperature: Positive = 0.8
     covariance: Covariance = "full"
     alignment_epochs: int = 30
-    alignment_learning_rate: float = 0.005
-    alignment_samples: int = 5
-    refinements: int = 4
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("rank", "alignment_samples", "refinements"):
-            if getattr(self, name) < 1:
-                raise OneaError(f"{name} is {getattr(self, name)}; it must be at least 1.")
-        for name in ("dropout", "momentum"):
-            if not 0 <= getattr(self, name) < 1:
-                raise OneaError(f"{name} is {getattr(self, name)}; it must lie in [0, 1).")
-        if self.regulariser_temperature <= 0:
-            raise OneaError(f"regulariser_temperature is {self.regulariser_temperature}; it must be positive.")
+    alignment_learning_rate: NotNegative = 0.005
+    alignment_samples: Count = 5
+    refinements: Count = 4
 
 
 def _recipe(epochs: int, rate: float, batch: int, decay: float, covariance: Covariance = "full") -> dict[str, Any]:

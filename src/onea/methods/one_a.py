@@ -13,9 +13,6 @@ from onea.methods.adapter_merging import AdapterMerging, MergingOptions
 class OneAOptions(OneASwitches, MergingOptions):
     """Options of One-A: those of the training, and every part of the merge."""
 
-    def __post_init__(self) -> None:
-        MergingOptions.__post_init__(self)  # which makes the operator, and that checks its own
-
     def operator(self) -> OneA:
         """The merge of the paper, with these switches."""
         return OneA(**{field.name: getattr(self, field.name) for field in fields(OneASwitches)})

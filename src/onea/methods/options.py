@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from onea import schedules
-from onea.errors import OneaError
+from onea.options import BelowOne, Checked, Count, NotNegative, Share
 from onea.training import Optimiser, Recipe, Schedule
 
 
 @dataclass(frozen=True)
-class TrainingOptions:
+class TrainingOptions(Checked):
     """How a task is trained.
 
     Attributes:
@@ -23,22 +22,11 @@ class TrainingOptions:
         epochs: passes over a task's images.
     """
 
-    learning_rate: float = 0.01
-    weight_decay: float = 5e-4
-    batch_size: int = 48
-    crop_scale: float = 0.05
-    epochs: int = 20
-
-    def __post_init__(self) -> None:
-        for name in ("batch_size", "epochs"):
-            if getattr(self, name) < 1:
-                raise OneaError(f"{name} is {getattr(self, name)}; it must be at least 1.")
-        rates = [item.name for item in dataclasses.fields(self) if item.name.endswith("_rate")]
-        for name in (*rates, "weight_decay"):
-            if getattr(self, name) < 0:
-                raise OneaError(f"{name} is {getattr(self, name)}; it must not be negative.")
-        if not 0 < self.crop_scale <= 1:
-            raise OneaError(f"crop_scale is {self.crop_scale}; it must lie in (0, 1].")
+    learning_rate: NotNegative = 0.01
+    weight_decay: NotNegative = 5e-4
+    batch_size: Count = 48
+    crop_scale: Share = 0.05
+    epochs: Count = 20
 
     def recipe(
         self,
@@ -79,15 +67,8 @@ class AdapterOptions(TrainingOptions):
         head_scale: initial scale of a cosine head.
     """
 
-    rank: int = 64
+    rank: Count = 64
     scale: float = 0.1
-    dropout: float = 0.1
+    dropout: BelowOne = 0.1
     head: Literal["linear", "cosine"] = "cosine"
     head_scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.rank < 1:
-            raise OneaError(f"rank is {self.rank}; it must be at least 1.")
-        if not 0 <= self.dropout < 1:
-            raise OneaError(f"dropout is {self.dropout}; it must lie in [0, 1).")

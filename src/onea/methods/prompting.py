@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from onea import schedules, seeds
-from onea.errors import OneaError
 from onea.methods.contract import EVALUATION_BATCH, Method
 from onea.methods.options import TrainingOptions
 from onea.methods.state import part_of
@@ -41,18 +40,6 @@ class PromptOptions(TrainingOptions):
     batch_size: int = 24
     epochs: int = 10
     single_class_policy: Literal["official", "skip", "prototype-row"] = "official"
-
-    def at_least(self, smallest: int, *names: str) -> None:
-        """Check that options are not too small."""
-        for name in names:
-            if getattr(self, name) < smallest:
-                raise OneaError(f"{name} is {getattr(self, name)}; it must be at least {smallest}.")
-
-    def not_negative(self, *names: str) -> None:
-        """Check the weights of loss terms."""
-        for name in names:
-            if getattr(self, name) < 0:
-                raise OneaError(f"{name} is {getattr(self, name)}; it must not be negative.")
 
 
 def by_dataset(

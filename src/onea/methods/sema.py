@@ -15,6 +15,7 @@ from onea.errors import OneaError
 from onea.methods.contract import EVALUATION_BATCH, Method
 from onea.methods.options import TrainingOptions, tuned
 from onea.methods.state import part_of, prefixed
+from onea.options import Count, NotNegative, Share
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
 from onea.tensors import Tensors
@@ -47,26 +48,15 @@ class SEMAOptions(TrainingOptions):
 
     learning_rate: float = 0.005
     batch_size: int = 32
-    rank: int = 16
+    rank: Count = 16
     scale: float = 1.0
-    expandable: float = 0.25
-    threshold: float = 2.0
-    descriptor_epochs: int = 20
-    descriptor_rate: float = 0.01
-    descriptor_width: int = 128
-    buffer: int = 500
+    expandable: Share = 0.25
+    threshold: NotNegative = 2.0
+    descriptor_epochs: Count = 20
+    descriptor_rate: NotNegative = 0.01
+    descriptor_width: Count = 128
+    buffer: Count = 500
     standardise: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("rank", "descriptor_epochs", "descriptor_width", "buffer"):
-            if getattr(self, name) < 1:
-                raise OneaError(f"{name} is {getattr(self, name)}; it must be at least 1.")
-        for name in ("threshold", "descriptor_rate"):
-            if getattr(self, name) < 0:
-                raise OneaError(f"{name} is {getattr(self, name)}; it must not be negative.")
-        if not 0 < self.expandable <= 1:
-            raise OneaError(f"expandable is {self.expandable}; it must lie in (0, 1].")
 
     def descriptor_recipe(self) -> Recipe:
         """How to optimise a descriptor."""
