@@ -91,7 +91,7 @@ def test_metrics_count_what_happened(client, tiny_images):
     assert 'onea_requests_total{route="/predict",status="200"} 1' in text
     assert 'onea_requests_total{route="other",status="404"} 1' in text
     assert "onea_images_total 2" in text
-    assert 'onea_batch_images_bucket{le="2"} 1' in text
+    assert 'onea_batch_images_bucket{le="2.0"} 1' in text
     assert "onea_model_version 1" in text
     for line in text.splitlines():
         assert line.startswith("# ") or float(line.rsplit(" ", 1)[1]) >= 0

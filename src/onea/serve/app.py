@@ -42,7 +42,9 @@ def create_app(service: Service) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         settings = service.settings
-        batcher = Batcher(lambda: service.present.snapshot, settings.batch, settings.wait, _batch_counter(counters))
+        batcher = Batcher(
+            lambda: service.present.snapshot, settings.batch, settings.wait, counters.batch_images.observe
+        )
         with closing(Decoders(settings.limits)) as decoders:
             app.state.parts = Parts(service, batcher, decoders, counters)
             tasks = [asyncio.create_task(batcher.run())]
@@ -79,13 +81,6 @@ def _add_page(app: FastAPI, address: str, page: str) -> None:
         return FileResponse(STATIC / page, headers={"Cache-Control": "no-cache"})
 
     app.add_api_route(address, show, include_in_schema=False, response_class=FileResponse)
-
-
-def _batch_counter(counters: metrics.Metrics) -> Any:
-    def count(images: int) -> None:
-        counters.observe("onea_batch_images", "Images in one pass through the network.", images, metrics.IMAGES)
-
-    return count
 
 
 async def _follow(service: Service, seconds: float) -> None:

@@ -133,14 +133,8 @@ class Guard:
     def _note(self, scope: Scope, status: int, seconds: float) -> None:
         # Only addresses that exist become labels, or anyone could fill the memory with them.
         route = getattr(scope.get("route"), "path", "other")
-        self._counters.count("onea_requests_total", "Requests answered.", route=route, status=str(status))
-        self._counters.observe(
-            "onea_request_seconds",
-            "From the request's head to the end of its answer.",
-            seconds,
-            metrics.SECONDS,
-            route=route,
-        )
+        self._counters.requests.labels(route, str(status)).inc()
+        self._counters.request_seconds.labels(route).observe(seconds)
 
 
 def too_large(limit: int) -> Problem:

@@ -82,8 +82,8 @@ async def predict(
         client = client_address(request.scope)
         batch = await while_connected(request, askable(sent, service.side, limits, serving.decoders, client))
     answers = await while_connected(request, serving.batcher.ask(batch, top))
-    serving.counters.count("onea_images_total", "Images answered.", len(answers))
-    serving.counters.count("onea_unknown_total", "Images answered 'unknown'.", sum(a.unknown for a in answers))
+    serving.counters.images.inc(len(answers))
+    serving.counters.unknown.inc(sum(answer.unknown for answer in answers))
     return Prediction(version=answers[0].version, answers=[ImageAnswer.of(answer) for answer in answers])
 
 
@@ -128,7 +128,7 @@ async def learn(request: Request, response: Response, serving: Serving) -> Lesso
         batch = await while_connected(request, learnable(sent, service.side, limits, serving.decoders, client))
     lesson = await run_in_threadpool(service.teach, batch, name)
     response.headers["Location"] = f"/learn/{lesson.id}"
-    serving.counters.count("onea_lessons_total", "Lessons begun.")
+    serving.counters.lessons.inc()
     return LessonReport(**lesson.report())
 
 
@@ -191,12 +191,11 @@ async def healthz(serving: Serving) -> Health:
 async def prometheus(serving: Serving) -> Response:
     """Counters in the text format of Prometheus."""
     state = serving.service.present.state
-    gauges = {
-        "onea_model_version": ("Version of the model that answers.", float(state.version)),
-        "onea_model_classes": ("Classes it knows.", float(len(state.classes))),
-        "onea_learning": ("1 while it is being taught.", float(serving.service.learning)),
-    }
-    return Response(serving.counters.text(gauges), headers={"Content-Type": metrics.CONTENT_TYPE})
+    counters = serving.counters
+    counters.model_version.set(state.version)
+    counters.model_classes.set(len(state.classes))
+    counters.learning.set(serving.service.learning)
+    return Response(counters.text(), headers={"Content-Type": metrics.CONTENT_TYPE})
 
 
 async def _events(lesson: Lesson) -> AsyncIterator[str]:
