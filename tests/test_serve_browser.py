@@ -24,7 +24,8 @@ def browser():
         browser = playwright.chromium.launch(
             executable_path=CHROMIUM,
             args=["--no-sandbox", "--disable-gpu"],
-            env=os.environ | {"TMPDIR": "/tmp"},  # its socket must have a short path
+            # Its socket must have a short path, and the names of photos need not be ASCII.
+            env=os.environ | {"TMPDIR": "/tmp", "LC_ALL": "C.UTF-8"},
         )
         yield browser
         browser.close()
