@@ -34,7 +34,7 @@ def onea(*arguments: str, patch: pytest.MonkeyPatch) -> int:
 @pytest.mark.parametrize(
     ("name", "more", "runs"),
     [
-        ("table1", ["--tasks", "4", "--seeds", "1"], 10),
+        pytest.param("table1", ["--tasks", "4", "--seeds", "1"], 10, marks=pytest.mark.slow),
         ("proxies", ["--tasks", "4"], 3),
         ("forgetting", ["--tasks", "4"], 5),
         ("directions", ["--tasks", "4"], 1),

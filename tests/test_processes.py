@@ -34,7 +34,7 @@ def launch(values: dict, out: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=180)
 
 
-@pytest.mark.parametrize("method", ["one-a", "mos"])
+@pytest.mark.parametrize("method", ["one-a", pytest.param("mos", marks=pytest.mark.slow)])
 def test_two_processes_equal_one(method, tiny_run, tmp_path):
     """Same answers for all test images but one at most, losses to one in a thousand; dropout off: its draws differ."""
     options = tiny_run["options"] | {"dropout": 0.0, "batch_size": 7}
