@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Would several seeds at once pay? One network, stacked adapters, against one seed after the other.
 
     python benchmarks/batch_seeds.py [--device cuda] [--backbone vit_base_patch16_224] [--seeds 5]

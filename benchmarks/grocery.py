@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Teach the Grocery Store photos as a shop would get them, and all at once for comparison.
 
     python benchmarks/grocery.py --data FOLDER --out results.json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run many configurations in parallel processes on one machine: trials for presets, or one run of every method.
 
     python benchmarks/many.py SPEC.json --out DIR --workers 8

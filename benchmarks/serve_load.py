@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Many clients at once against a real ``onea serve``: predictions all the time, and one lesson in the middle.
 
     python benchmarks/serve_load.py [--clients 20] [--seconds 60] [--batch 32] [--no-lesson]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Teach a small drawn shop, serve it, and take the pictures in docs/screenshots from a real browser.
 
     python benchmarks/serve_screenshots.py [--out docs/screenshots]

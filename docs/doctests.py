@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Examples in docstrings as code: ``>>>`` in running text would become a quotation."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the documentation takes from the program at build time, so that it cannot grow stale.
 
 Pages hold ``<!-- generated: NAME -->`` where a table goes. Files outside docs/ that pages link to

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The figures of concepts.md, from committed records and the program's own code; no training.
 
 python docs/pictures.py

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fixtures shared by all tests: tiny real things from tiny.py, and surroundings that are the same everywhere."""
 
 from __future__ import annotations

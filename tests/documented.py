@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The examples in README and docs: fenced blocks, what the comment above one asks for, and the commands inside."""
 
 from __future__ import annotations

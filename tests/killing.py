@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kill a command at every event of the file system, and see what its folder is worth afterwards.
 
 A script of its own, because it forks: ``killing.py CASE BACKBONE IMAGES PLACE STEP`` prints one JSON object, the number

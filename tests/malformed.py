@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Malformed inputs of every kind. Each is a pure function of a generator, made from kind, seed and number by ``draws``:
 a trial that fails can be repeated alone.
 """

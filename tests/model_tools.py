@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A tiny model to teach, the files of class folders, and patience."""
 
 from __future__ import annotations

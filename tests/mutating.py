@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What can happen to files, by accident or on purpose, and what may come of it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A small real service for tests: a model that knows four classes, things to send to it, and a live port."""
 
 from __future__ import annotations

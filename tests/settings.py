@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The suite under every setting in which it must be green, one line for each.
 
     python tests/settings.py                             all of them, one after the other

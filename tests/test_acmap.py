@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ACMap against independent formulas: the mean of adapters, the mapped prototypes and the limit."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What merges leave about every singular direction, and the pictures made of it."""
 
 from __future__ import annotations

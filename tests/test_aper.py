@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """APER in its five variants, and the modules that they plug into the frozen network."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The bench measures what it says, its baseline computes what we compute, and its file can be read."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The bounds: retraining on everything from above, fine-tuning without protection from below."""
 
 from __future__ import annotations

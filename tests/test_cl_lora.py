@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """CL-LoRA: what is shared, what is a task's own, and the two steps on every batch."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command line as a person uses it: results on success, one sentence and exit code 2 on a mistake."""
 
 from __future__ import annotations

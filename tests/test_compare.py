@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Putting seeds together, and comparing two configurations over them."""
 
 from __future__ import annotations

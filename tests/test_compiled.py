@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The compiled network: the same features, for any task's adapter, compiled once."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether a CPU computes in bf16: by its flags, by what oneDNN may use, and by trying."""
 
 from __future__ import annotations

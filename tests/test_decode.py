@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reading images: every kind of pixel, every kind of broken file."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small decompositions: what PyTorch computes, and the threads as they were."""
 
 from __future__ import annotations

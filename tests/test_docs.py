@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What README and docs show: what can run offline is run, on tiny things; all other commands are parsed or dry-run."""
 
 from __future__ import annotations

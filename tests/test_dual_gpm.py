@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The memory of input directions against the published algorithm written out with singular value decompositions."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """EASE and per-task adapters: the methods that keep an adapter for every task."""
 
 from __future__ import annotations

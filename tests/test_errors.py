@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a user reads when something is wrong is a whole sentence."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The examples of docs/extending.md, taken from the page itself, installed like a third-party package and run."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Features of frozen parts are computed once per image, and it shows in nothing but the work done."""
 
 from __future__ import annotations

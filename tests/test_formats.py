@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables of experiments in every format: marks, gaps, escapes."""
 
 from __future__ import annotations

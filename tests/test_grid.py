@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Grids: nothing is run twice, nothing finished is lost, and what fails does not stop the rest."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Arguments that nobody means, tried on every option of every command: no traceback, and nothing is written."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """InfLoRA: where a task may act, what folding keeps, and what a single class does."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The floors of the house, as pyproject.toml names them: who may know whom."""
 
 from __future__ import annotations

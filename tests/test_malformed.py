@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ten thousand malformed inputs through the real entry points: one sentence or harmless, and nothing is changed.
 
 Images, zips, JSON, safetensors, YAML and arguments. The default suite tries a sample; --slow tries all and prints the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Merging on disk: the same numbers as in memory, a card that says how, and one sentence for every mistake."""
 
 from __future__ import annotations

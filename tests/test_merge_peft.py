@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The round trip through PEFT itself: adapters it saved, merged by us, load in it and do what the merge says."""
 
 from __future__ import annotations

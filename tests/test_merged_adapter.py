@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The method `adapter`: any operator in a run, with the statistics and starting points that some need."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The merge against the paper's own chain of formulas, and every property the method promises."""
 
 from __future__ import annotations

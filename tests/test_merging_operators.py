@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What every merging operator must do, checked for each one in the registry, and each one's own identities."""
 
 from __future__ import annotations

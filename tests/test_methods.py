@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What every method must do, checked for each one in the registry: a new method is tested by existing."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Metrics: numbers worked by hand, and a second implementation in plain loops that must agree on any counts."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The estimator: what it must keep whatever is taught in which order, and how it behaves towards scikit-learn."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calibration: temperatures, held-out images and the stated rate of unknown answers."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model on the command line, from the first photo to the export, and one sentence for every mistake."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Drift of features: found where the new images show it, and never invented."""
 
 from __future__ import annotations

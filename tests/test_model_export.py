@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Exports: the file answers as the model does, for any batch, and is kept only then."""
 
 from __future__ import annotations

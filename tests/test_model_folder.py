@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The model folder: what is saved comes back bit for bit, and nothing that happens while writing can spoil it."""
 
 from __future__ import annotations

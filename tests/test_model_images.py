@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Images however a user holds them: the same photo gives the same answer from a file, Pillow, an array or a loader."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A command that is killed, at whatever moment, leaves the model as it was or as it should become."""
 
 from __future__ import annotations

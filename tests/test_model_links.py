@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model folder from somebody else: its links lead nowhere, and nothing but our own names is ever removed."""
 
 from __future__ import annotations

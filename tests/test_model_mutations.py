@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model folder that was changed by accident or on purpose: the same answers or one sentence, and nothing removed."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """MOS against independent formulas: the merge, the Gaussians, the alignment and the retrieval."""
 
 from __future__ import annotations

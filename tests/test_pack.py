@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Packing: lossless where it can be, cached, atomic, and clear about files that cannot be read."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables and figures of the paper, made by the command itself on a tiny random ViT and twenty classes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every table and figure as runs: valid, shared where they agree, scaled and replaced as asked, rendered with gaps."""
 
 from __future__ import annotations

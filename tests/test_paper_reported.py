@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every reported number against the same numbers typed once more from the paper, column by column, not row by row."""
 
 from __future__ import annotations

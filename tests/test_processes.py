@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One run shared by two processes gives what one process gives."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """L2P, DualPrompt and CODA-Prompt against naive versions of themselves, and what each promises about its state."""
 
 from __future__ import annotations

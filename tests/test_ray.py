@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Grids on Ray: one machine, lost workers, and a cluster of two nodes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Figures, tables and the page: made from records alone, for one task or forty, finished or not."""
 
 from __future__ import annotations

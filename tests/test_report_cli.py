@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``onea report``: files about any set of records, and the page that stands on its own."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether a finished run may be used again, and who may be at one: images, weights and presets as they are now."""
 
 from __future__ import annotations

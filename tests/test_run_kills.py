@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A run that is killed, at whatever moment, ends with the same record when the command is given again."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The files of a run and its packed images, changed by accident or on purpose: the same record or one sentence."""
 
 from __future__ import annotations

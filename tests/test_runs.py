@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whole runs: resume after any kill, refuse another run's folder, repeat golden figures, stay small."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """SEMA: the mixture, when it expands, what it trains and what it leaves alone."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every address of the service, asked by a real client."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The page in a real browser: teach a class and recognise it, wide and narrow, by hand and by keyboard."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model that changes while it is asked: no answer from half a version, an orderly end, and kill -9."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Clients that would have the service for themselves, by large images, slowness or number: others are answered."""
 
 from __future__ import annotations

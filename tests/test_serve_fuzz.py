@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Malformed HTTP, and all that the OpenAPI document allows: never a 500, never a change of the model.
 
 What is wrong within a request is tried in test_malformed.py.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The service on Ray: several replicas answer, and follow what is taught to the folder."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the service refuses: always a problem document with one sentence, no path, and the model as it was."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """scikit-learn's tools and its own checks of an estimator, on images however they are held and labels of every kind."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every way to name a dataset, every layout, and the sentence for every mistake."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Nobody may make us slow without noticing: the work is counted, and the slow suite times it next to the plain loop."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pictures of streams and the command that makes them: files are whole, labels keep apart, mistakes are sentences."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Streams: published orders to the number, properties that hold for any request, and sentences for impossible ones."""
 
 from __future__ import annotations

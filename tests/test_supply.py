@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What others deliver: every package of ours has a version that CI tests with, and images come from where they say."""
 
 from __future__ import annotations
@@ -39,3 +40,11 @@ def test_the_image_can_be_built_on_a_digest_and_asks_no_second_index():
     assert "FROM ${BASE}" in lines
     assert [line for line in lines if re.fullmatch(r"ARG BASE=python:3\.\d+-slim@sha256:[0-9a-f]{64}", line)]
     assert any("RepoDigests" in line for line in lines), "how to get a newer digest is said"
+
+
+def test_every_file_says_its_licence():
+    files = [file for folder in ("src", "tests", "docs", "benchmarks") for file in (ROOT / folder).rglob("*.py")]
+    missing = [
+        file for file in files if file.stat().st_size and "SPDX-License-Identifier" not in file.read_text("utf-8")[:200]
+    ]
+    assert not missing

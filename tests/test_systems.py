@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Other systems than Linux, as far as a Linux machine can tell: what Windows and macOS lack is taken away.
 
 Libraries are imported first, since they look after themselves. Then modules that only POSIX has cannot be imported any

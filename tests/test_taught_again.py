@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A class that is taught again is the same class: what it counts in the merge, and what old model folders say of it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trackers: what TensorBoard gets is what the record says, and a tracker never costs a run."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Batched cropping and resizing against torchvision, image by image."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tiny real things for tests: a two-block ViT on disk, folders of images it can tell apart, and a run cut short."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether this CPU computes in bf16: it must have the instructions, and they must work.
 
 Some virtual machines announce AMX, the newest matrix instructions, and then end a process that uses them ("illegal

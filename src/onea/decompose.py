@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Decompositions of small matrices, by one thread on a CPU.
 
 Several threads wait for each other at every column: 12 matrices of 128 x 768 take two of them three times as long.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The one error a user ever has to read: a sentence that says what is wrong and what to do."""
 
 from __future__ import annotations

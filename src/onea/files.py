@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writing that a crash cannot spoil, and reading that leads nowhere else.
 
 New content is complete on disk before the old name points to it. In a folder that somebody else made, a name may be a

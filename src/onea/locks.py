@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lock files: one process at a time. The system frees the lock of a process that ends, however it ends."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The losses of One-A's training."""
 
 from __future__ import annotations

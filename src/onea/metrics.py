@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How well a run went, from counts of right test images: A_t, A_T, their means, and forgetting.
 
 Stateless functions on plain numbers. Accuracies are percentages and are never rounded here. Tasks and steps count from

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Options as dataclasses: made from loose names and text, with errors that name the nearest valid one."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Several processes that share one run, as ``accelerate launch`` or ``torchrun`` starts them; alone, nothing happens.
 
 Each process sees the same stream, seeds and batches. A batch is dealt out like cards, position i to process i mod n, so

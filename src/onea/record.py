@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The record of a run: what is in it, and its file, sealed by a checksum so that no figure can change unnoticed."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The numbers that describe a run, each declared once for terminal, tables, trackers, reports and the paper.
 
 A metric is a function of a record. Installed packages add theirs by an entry point in the group ``onea.metrics``.

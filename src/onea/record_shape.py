@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a record must hold to be shown, reported or continued; anything else in its place is damage."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Names that stand for classes or objects: our own, and those that installed packages add by entry point."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Old names of public functions, which work for one more version with a warning."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where and how precisely a run computes, and who hears about its progress."""
 
 from __future__ import annotations

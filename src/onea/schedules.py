@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How long a task trains and how fast it learns along the way."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """JSON files with a checksum of what they say: whatever happens to one, it is what was written or it is refused."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every random draw derives from (run seed, task, purpose), so a resumed run repeats an uninterrupted one."""
 
 from __future__ import annotations

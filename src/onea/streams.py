@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Who arrives when: the order of the classes and of the tasks, whose sizes are in ``task_sizes``.
 
 Everything here is a pure function of its arguments; a seed always means a freshly seeded

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How many classes each task brings, and how many images each class."""
 
 from __future__ import annotations

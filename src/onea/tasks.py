@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A task: the classes that arrive together, and their images."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Text that came from somebody else, made fit to be shown."""
 
 from __future__ import annotations

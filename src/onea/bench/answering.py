@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How long a batch of images takes to answer, and how many are answered per second."""
 
 from __future__ import annotations

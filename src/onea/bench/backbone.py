@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A network to time: its own weights where they are at hand, else random ones, which take just as long."""
 
 from __future__ import annotations

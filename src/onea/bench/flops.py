@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Floating-point operations of the network, counted while it runs."""
 
 from __future__ import annotations

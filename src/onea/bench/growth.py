@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether cost depends on how many tasks came before: a real One-A run over many small tasks, in a fresh process."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How many times faster we are than the plain loop, in one process and in turn: a ratio that any machine can check."""
 
 from __future__ import annotations

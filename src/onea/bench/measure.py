@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What one column of the bench measures, through the product's own code."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the chip could do at best: as its maker says, and as one large matrix product measures."""
 
 from __future__ import annotations

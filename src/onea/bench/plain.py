@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The plain PyTorch loop that published codes use: the baseline, and an independent reference for our adapter.
 
 Nothing here uses the product's network, adapter, images or training loop: a timm ViT whose blocks hold an adapter

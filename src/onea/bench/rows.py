@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What was measured, one line each, and where: the CSV that a bench leaves behind."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The whole bench: baselines, the two columns, how much of the chip they use, and growth."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is timed: One-A on synthetic images, put together as a run puts it together."""
 
 from __future__ import annotations

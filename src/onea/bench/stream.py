@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A whole One-A run on a dataset with the paper's epochs, timed from its start to its end."""
 
 from __future__ import annotations

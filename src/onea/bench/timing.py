@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Time of something after warm-up: synchronised, repeated, the median with its spread."""
 
 from __future__ import annotations

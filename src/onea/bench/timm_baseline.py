@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """timm's own ViT without an adapter, with the images, precision and prototypes of a column: what an adapter adds."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command line: thin commands, and one place where a user's mistake becomes one sentence."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """All commands. Their modules import nothing heavy; the work is imported when a command runs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``onea bench``: how fast this machine learns and answers."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The figures of a bench as tables a person can read."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``onea compare``: is the second one better?"""
 
 from __future__ import annotations

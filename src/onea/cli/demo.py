@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``onea demo``: three methods on the embedded images, side by side, and a page about it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a person sees of the demo: a table that fills in while three methods learn, and the result."""
 
 from __future__ import annotations

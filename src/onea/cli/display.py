@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a person sees while a run goes on, and after it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``onea evaluate``: how well a model does on images whose class is known."""
 
 from __future__ import annotations

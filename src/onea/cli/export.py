@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``onea export``: a model as one file for other programs."""
 
 from __future__ import annotations

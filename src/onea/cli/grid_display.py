@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a person sees of a grid: how many runs are over, how long the rest takes, and what runs now."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``onea merge``: adapters on disk into one."""
 
 from __future__ import annotations

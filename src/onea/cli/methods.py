@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``onea methods``: methods, operators, datasets and metrics, ours and those of installed packages."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a person sees of a model: teaching as it goes on, what was learned, answers, evaluations and the history."""
 
 from __future__ import annotations

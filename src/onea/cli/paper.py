@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``onea paper``: every table and figure of the paper by its name."""
 
 from __future__ import annotations

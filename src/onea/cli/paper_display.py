@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What ``onea paper`` prints: the list, the runs to come with their cost, and the result."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``onea predict``: what images show."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``onea report``: tables, curves and a page of whatever records lie in a folder."""
 
 from __future__ import annotations

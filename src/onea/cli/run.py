@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``onea run``: one method on one stream."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``onea serve``: a model behind HTTP, with a page."""
 
 from __future__ import annotations

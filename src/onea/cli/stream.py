@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``onea stream``: draw up a stream of tasks, print it and picture it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``onea teach``: classes from a folder of class folders into a model."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``onea history``, ``undo``, ``forget`` and ``rename``: what happened to a model, and small changes to it."""
 
 from __future__ import annotations

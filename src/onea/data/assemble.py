@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What every file-based source shares: the order of names, the held-out test images, and the fingerprint."""
 
 from __future__ import annotations

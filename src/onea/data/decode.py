@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From an image file of any common kind to RGB pixels, or to one sentence that says why not."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Datasets of the user's own: folders of class folders, and text files that list images with their labels."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The characters of ``glyphs``, family by family; the faces that draw them, their outlines, and which look alike.
 
 Only DejaVu Sans, Sans Mono, Serif and STIXGeneral are used. The other fonts that matplotlib ships map code

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The embedded dataset ``glyphs``: characters of many writing systems and symbol families, drawn on the spot.
 
 Every image has its own random stream, seeded by its name, so any part of the dataset comes out the same alone or

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From the files of one side of a dataset to one array of pixels on disk, decoded once and mapped from then on."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Published datasets in the layout they are published in, each checked against its known counts."""
 
 from __future__ import annotations

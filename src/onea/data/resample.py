@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Crop and resize a whole batch at once, each image from its own box, as two matrix products.
 
 A separable resize is linear in the pixels, so it is one small matrix per axis. Building those matrices per image from

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every dataset by its name on the command line: ``cifar100``, ``folder:PATH``, ``list:TRAIN.txt,TEST.txt``..."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Images by index, ready for the network: packed uint8 in the fastest memory that holds them, or the originals."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How stored pixels become network input: geometry, augmentation and normalisation, batched on the device."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Merging operators: pure functions on tensors that know nothing of networks; looked up by name, imported when used."""
 
 from __future__ import annotations

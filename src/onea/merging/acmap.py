@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ACMap's merge: the running mean of the first tasks; after so many the adapter stays as it is.
 
 Paper: "Adapter Merging with Centroid Prototype Mapping for Scalable Class-Incremental Learning" (arXiv 2412.18219).

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Means of everything merged so far: one vote per task, or one vote per class or sample."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """DARE: drop entries of the new side at random, scale up the rest, then average.
 
 Paper: "Language Models are Super Mario" (arXiv 2311.03099). Only the new side is thinned: it was never before.

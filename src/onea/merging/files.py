@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Merge adapters that lie on disk: safetensors of bare matrices, states of our runs, and PEFT's LoRA folders."""
 
 from __future__ import annotations

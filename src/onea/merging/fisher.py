@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fisher merging: every entry weighs as much as the training data cared about it.
 
 Paper: "Merging Models with Fisher-Weighted Averaging" (arXiv 2111.09832). The diagonal Fisher information is

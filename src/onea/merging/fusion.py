@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The mathematics of One-A's merge: matrices fused into the subspace of a base, gently where it matters most.
 
 Paper: "One Adapter for All" (arXiv 2603.10237), Eqs. 5-13. With base ``B``, align ``A``, thin SVD ``B = U S Vt``,

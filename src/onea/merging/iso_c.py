@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Iso-C: sum all tasks, then make every direction of the sum equally strong.
 
 Paper: "No Task Left Behind: Isotropic Model Merging" (arXiv 2502.04959). The raw sum is remembered and only

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """KnOTS: rotate both sides into one shared basis of their outputs, and merge there.
 
 Paper: "Model merging with SVD to tie the Knots" (arXiv 2410.19735). With a linear rule the basis cancels and

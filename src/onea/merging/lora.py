@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PEFT's LoRA folders as named update matrices, and back; only safetensors, never a pickle."""
 
 from __future__ import annotations

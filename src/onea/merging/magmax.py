@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """MagMax: of every entry, keep the largest change that any task made.
 
 Paper: "MagMax: Leveraging Model Merging for Seamless Continual Learning" (arXiv 2407.06322). Its tasks are

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One-A's merge: the smaller side is fused into the subspace of the larger one, by its share of the information."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """OPCM: add only what is orthogonal to the leading directions of what is there, and keep the norm of a single task.
 
 Paper: "Merging Models on the Fly Without Retraining: A Sequential Approach to Scalable Continual Model Merging"

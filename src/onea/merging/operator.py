@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What every merging operator agrees on: named tensors in, named tensors out, and how large each side is."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """RegMean: the linear layer whose outputs are closest to those of every merged layer on its own data.
 
 Paper: "Dataless Knowledge Fusion by Merging Weights of Language Models" (arXiv 2212.09849). The Gram matrices

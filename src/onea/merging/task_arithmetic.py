@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Task arithmetic: the sum of all tasks, each scaled alike. Its norm grows with the number of tasks."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TIES: drop the small entries, elect a sign for each, and average only the entries that agree with it.
 
 Paper: "TIES-Merging: Resolving Interference When Merging Models" (arXiv 2306.01708). Continual form: only the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TSV-Merge: keep each side's leading singular vectors, make them orthogonal to each other, and put them together.
 
 Paper: "Task Singular Vectors: Reducing Task Interference in Model Merging" (arXiv 2412.00081). Continual form:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Class-incremental methods on one contract; looked up by name, imported when used."""
 
 from __future__ import annotations

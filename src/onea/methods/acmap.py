@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ACMap: one adapter, the mean of the first tasks' adapters; old prototypes follow it by the shift of a centroid."""
 
 from __future__ import annotations

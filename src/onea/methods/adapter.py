@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An adapter per task, merged by any operator of the merging library: ``onea run adapter --merge ties``."""
 
 from __future__ import annotations

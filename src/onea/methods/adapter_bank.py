@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Methods that keep the adapter of every task: train a fresh one, freeze it, and run them all at inference."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Methods that train an adapter per task and merge it into the one that is kept; they differ in the operator."""
 
 from __future__ import annotations

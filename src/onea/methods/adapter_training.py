@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Train one adapter on one task, longer for larger tasks: the step that every adapter-merging method shares."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """APER: adapt the network to the first task only, and classify by prototypes of plain and adapted features.
 
 The five variants differ only in what they adapt.

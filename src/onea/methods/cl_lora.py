@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """CL-LoRA: low-rank updates shared by all tasks in the first half of the network, each task's own in the second."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """CODA-Prompt: a prompt per image, blended from components; every task adds its own and freezes those before."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What every class-incremental method agrees on."""
 
 from __future__ import annotations

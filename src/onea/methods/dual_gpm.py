@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """DualGPM, the memory of input directions that InfLoRA keeps per block: pure functions on float64 tensors.
 
 Old tasks are described by a subspace of the inputs they used; a new task may only act on what is still free. The memory

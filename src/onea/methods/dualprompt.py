@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """DualPrompt: general prompts that every task trains, and an expert slot for each task, found again by its key."""
 
 from __future__ import annotations

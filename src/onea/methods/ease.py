@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """EASE: a feature subspace per task, and old classes guessed in the subspaces that came after them."""
 
 from __future__ import annotations

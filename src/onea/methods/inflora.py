@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """InfLoRA: every task trains a low-rank update that cannot disturb the inputs of old tasks, and folds it in."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The upper bound: retrain on all images so far whenever classes arrive. No incremental method may do this."""
 
 from __future__ import annotations

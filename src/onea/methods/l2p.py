@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """L2P: a pool of prompts for all tasks; every image takes the few whose keys are nearest."""
 
 from __future__ import annotations

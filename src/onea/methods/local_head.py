@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Train something small with a head over the task's own classes, and throw the head away."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What Fisher merging and RegMean must know of a task's images: one more pass with the trained adapter.
 
 Both are sums over samples, not means, so that a larger task weighs more in the merge.

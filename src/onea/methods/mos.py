@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """MOS: an adapter per task, pulled towards the mean of its elders; at inference the answer chooses the adapter."""
 
 from __future__ import annotations

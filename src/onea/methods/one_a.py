@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One-A: one adapter for all tasks, merged with regard to how much each side knows."""
 
 from __future__ import annotations

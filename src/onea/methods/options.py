@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Options that methods share, so that the same thing has the same name and meaning everywhere."""
 
 from __future__ import annotations

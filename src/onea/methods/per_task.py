@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Per-task adapters: nothing merged, nothing shared. What One-A's single adapter is measured against."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Named hyper-parameters: ``paper``, as each method's authors publish them, and ``small``, ours for small backbones."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What L2P, DualPrompt and CODA-Prompt share: a query, prompts that answer it, and a head that grows."""
 
 from __future__ import annotations

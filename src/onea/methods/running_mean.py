@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The plain mean of all task adapters: the simplest merge, and a rival with the same training.
 
 Adapters that start from different random weights have their hidden units in different orders, so that the mean of their

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """SEMA: self-expansion with a mixture of adapters. Modules are added only where the data look new."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The lower bound: one adapter and one head, fine-tuned task after task with nothing to keep them from forgetting."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """SimpleCIL: prototypes of the untouched backbone. Trains nothing; the floor that training must beat."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Flat states: the tensors of several parts under one dictionary, each part by its prefix."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One version of a model, ready to answer; it never changes, so any number of threads may ask."""
 
 from __future__ import annotations

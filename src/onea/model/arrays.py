@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Arrays and tensors as images: which axis is the channel, which numbers are pixels."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How sure is sure: held-out images, the temperature of probabilities, and when an image is too far from everything."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The model card: what a model knows and how it came to know it, in Markdown and as a picture."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The picture of an evaluation: which class is taken for which."""
 
 from __future__ import annotations

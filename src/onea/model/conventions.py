@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What scikit-learn asks of an estimator besides its methods. Imported only where scikit-learn itself is."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where old prototypes go when the adapter changes: a linear map that the new images show, without any old one.
 
 Each new image has a feature under the old adapter and one under the new. The ridge regression from the former to the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The frozen network and the machine a model computes on."""
 
 from __future__ import annotations

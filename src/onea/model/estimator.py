@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``onea.OneA``: teach it classes as they arrive, ask it what an image shows, save it, load it."""
 
 from __future__ import annotations

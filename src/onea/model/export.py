@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model as one file that needs no onea: the adapter, the prototypes and the normalisation are inside the graph."""
 
 from __future__ import annotations

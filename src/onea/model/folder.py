@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The model folder ``NAME.onea/``: every version in a folder of its own, and one small file that says which is valid.
 
 ``onea.model.layout`` says where things lie in it, and ``onea.model.validation`` what they may say.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What older model folders say, in the words of today's."""
 
 from __future__ import annotations

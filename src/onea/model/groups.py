@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which images of a class resemble each other, as photos taken in series do."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models on the Hugging Face Hub: the model folder as it is, with its present version alone.
 
 Only files that a model is made of are fetched, and checked like those of any other folder that somebody sent.

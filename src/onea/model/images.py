@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Images however a user holds them (folder, files, Pillow, arrays, tensors, loaders) as squares of pixels and names."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where things lie in a model folder, and which of them are ours to replace or remove.
 
 model.json                    format, valid versions (the last one is the present), parameters

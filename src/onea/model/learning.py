@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One update: train an adapter on what arrived, merge it, move the prototypes and calibrate the answers."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One writer at a time for a model folder."""
 
 from __future__ import annotations

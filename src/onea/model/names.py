@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a class may be called, and the labels of scikit-learn's users: text or whole numbers."""
 
 from __future__ import annotations

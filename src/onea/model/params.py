@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What may be asked of the estimator."""
 
 from __future__ import annotations

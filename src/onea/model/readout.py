@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From features to similarities: cosine to the class prototypes, in a space where classes are equally wide everywhere.
 
 The spread of images around their class's prototype is much larger along some directions of a network's features than

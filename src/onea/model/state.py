@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a model knows after so many updates: an immutable value that can be swapped whole."""
 
 from __future__ import annotations

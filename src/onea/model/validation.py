@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a model folder may say: checksums, versions, parameters, shapes, types and finite numbers.
 
 The one place that judges it. A file may be damaged, or made by somebody who means harm; either way it ends here, with a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the commands do with a model folder, from lock to saved version."""
 
 from __future__ import annotations

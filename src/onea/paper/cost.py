@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the runs of an experiment will cost, in images that go through the network."""
 
 from __future__ import annotations

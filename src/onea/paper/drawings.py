@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pictures that only the paper's figures need: bars from a table, forgetting over the tasks, accuracy against time."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a table or figure of the paper is made of."""
 
 from __future__ import annotations

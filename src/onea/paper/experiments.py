@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every table and figure of the paper, by name."""
 
 from __future__ import annotations

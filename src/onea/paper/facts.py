@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What must be known about data and backbone before anything is run: counts, and the width that picks a preset."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The paper's figures: which runs, or which streams, each one shows. Figure 3 is a drawing of the method."""
 
 from __future__ import annotations

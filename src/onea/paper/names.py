@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The paper's names of methods, datasets and backbone, and ours."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An experiment's files: its table as Markdown, LaTeX and CSV, its pictures, and one HTML page of all."""
 
 from __future__ import annotations

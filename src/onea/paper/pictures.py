@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The pictures of an experiment, from its records and table; what has not been run is left out."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From records to the paper's tables: our mean and spread over seeds beside what is reported, gaps marked."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An experiment on other data, another backbone or a smaller scale: which runs that makes."""
 
 from __future__ import annotations

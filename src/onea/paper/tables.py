@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The paper's ten tables: which runs fill which cells."""
 
 from __future__ import annotations

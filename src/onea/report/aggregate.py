@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs that differ in their seed alone, put together: mean and deviation of every metric and of every step."""
 
 from __future__ import annotations

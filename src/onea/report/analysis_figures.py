@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pictures of a merge: how far each singular direction moved, how far the basis turned, spectra and gates by layer."""
 
 from __future__ import annotations

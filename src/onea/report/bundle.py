@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """All files of a report about a set of records."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two configurations on the same streams: paired differences over seeds, with a bootstrap interval."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pictures of runs: accuracy as classes arrive, one line a method."""
 
 from __future__ import annotations

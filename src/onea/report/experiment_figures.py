@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pictures of a setting: curves with their spread over seeds, and the stream."""
 
 from __future__ import annotations

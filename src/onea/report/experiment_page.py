@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One HTML page about an experiment or any set of records: self-contained, no script, light and dark, phone to desk."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A table of an experiment as Markdown, LaTeX, CSV and HTML; gaps are marked in all of them, numbers speak alike."""
 
 from __future__ import annotations

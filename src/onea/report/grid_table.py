@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A table of an experiment: methods by settings, our mean and spread over seeds beside what a paper reports."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The look of every page and the pieces it is put together from; they return finished, escaped HTML."""
 
 from __future__ import annotations

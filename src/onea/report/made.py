@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How results were made: everything that runs record about themselves, side by side."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pictures of accuracy matrices: which task lost how much when."""
 
 from __future__ import annotations

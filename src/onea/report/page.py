@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One HTML page about runs on one stream: self-contained, no script, no request, light and dark, phone to desk."""
 
 from __future__ import annotations

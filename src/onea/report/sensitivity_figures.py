@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pictures of grids: accuracy over the gate's two parameters, over the rank, and against what inference costs."""
 
 from __future__ import annotations

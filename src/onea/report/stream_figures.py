@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pictures of a stream: how it is made, its sizes from head to tail, and how it differs from a long-tailed one."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One look for every figure: sizes, colours that colour-blind readers can tell apart, and how files are written."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Results as a table: one row per record, one column per number, the best of each marked; numbers, no verdicts."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a run is made of, from the command line or a YAML file, and what makes two runs the same."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What answering one image costs after some tasks, measured rather than claimed."""
 
 from __future__ import annotations

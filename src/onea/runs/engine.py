@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One run: learn every task of the stream, evaluate after each, and leave a record."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Counting right answers over all classes seen so far."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where the runs of a grid happen: in this process, in processes of this machine, or on a cluster."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Features of frozen parts, kept so that a run passes every test image through every part only once."""
 
 from __future__ import annotations

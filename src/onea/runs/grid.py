@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Many runs: none twice, none lost, and one that fails does not stop the others."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether a finished run may stand for the command that asks for it: options, images and weights as they are now."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One run of a grid as a job: its configuration, its result, and who makes it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs as tasks of a Ray cluster: on a laptop, or on many machines by address."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The record: one JSON file that says everything about a run, and the checkpoint it points to."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From a configuration to everything a run needs: network, images on their device, stream and method."""
 
 from __future__ import annotations

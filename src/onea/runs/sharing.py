@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Train an adapter once for all runs that differ only in how they merge it."""
 
 from __future__ import annotations

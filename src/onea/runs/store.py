@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """All records of a grid in one folder, found by the content of their configuration."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A run's losses and results in TensorBoard, Weights & Biases, MLflow and whatever else Accelerate can write to."""
 
 from __future__ import annotations

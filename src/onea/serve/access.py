@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Who may ask, by the name under which the service is asked; and who may teach: whoever knows the token."""
 
 from __future__ import annotations

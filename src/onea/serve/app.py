@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The app: routes, page and guard around one service."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Zips of class folders. Nothing is unpacked to disk: each image is read on its own, within limits checked before."""
 
 from __future__ import annotations

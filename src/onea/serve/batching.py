@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Images of requests that arrive together go through the network together."""
 
 from __future__ import annotations

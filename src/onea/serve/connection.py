@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A connection that nobody can keep open for nothing."""
 
 from __future__ import annotations

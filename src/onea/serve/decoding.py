@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Images are decoded in turn: small requests before large ones, clients alike, nothing for a client that has gone."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What stands before every route: the closed door, limits on what comes in, headers on what goes out, the clock."""
 
 from __future__ import annotations

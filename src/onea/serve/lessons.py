@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A lesson: one request to learn, from the moment its images are read until the new version answers."""
 
 from __future__ import annotations

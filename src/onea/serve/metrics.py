@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Counters of the service as Prometheus reads them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The same app on a Ray cluster: several processes that answer, on one machine or many. Prediction only."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Problem documents (RFC 9457): one sentence that says what is wrong and what to do, and no path of this machine."""
 
 from __future__ import annotations

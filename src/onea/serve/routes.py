@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The addresses of the service. Thin: they read the request, ask the service, and write the answer."""
 
 from __future__ import annotations

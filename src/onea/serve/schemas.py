@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the service answers, as the OpenAPI document describes it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The service on this machine, from an open port to an orderly end."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model folder that answers, learns and goes back, one version at a time; knows nothing of HTTP."""
 
 from __future__ import annotations

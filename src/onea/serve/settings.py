@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a service allows and how it behaves; every limit in one place."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a client sent, as images: from forms and raw bodies, always decoded, never by a path."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The bottleneck adapter that runs beside each block's MLP."""
 
 from __future__ import annotations

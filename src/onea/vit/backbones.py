@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where a backbone comes from: the embedded file, a local safetensors file, or timm by its full name."""
 
 from __future__ import annotations

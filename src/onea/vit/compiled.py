@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A frozen ViT compiled once and used for every task, because what a task changes comes in as an argument."""
 
 from __future__ import annotations

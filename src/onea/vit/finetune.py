@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A trainable copy of a frozen ViT's weights."""
 
 from __future__ import annotations

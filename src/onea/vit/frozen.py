@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A timm ViT that never changes, run with whatever is plugged into it."""
 
 from __future__ import annotations

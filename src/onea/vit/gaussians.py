@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A Gaussian per class in feature space: what can stand in for old images when a classifier is retrained."""
 
 from __future__ import annotations

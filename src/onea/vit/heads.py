@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What reads the features: heads that a task trains and throws away, and prototypes that stay."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Low-rank updates of the attention projections: LoRA while it is trained, full matrices once it is folded."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which prompts belong to an image: the ones whose keys point where its query points."""
 
 from __future__ import annotations

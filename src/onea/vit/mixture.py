@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Adapters that multiply in the last blocks: modules of an adapter, a router row and a descriptor, mixed softly."""
 
 from __future__ import annotations

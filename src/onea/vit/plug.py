@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The points of a frozen ViT where small modules plug in."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prompts for one batch, as light plugs, and the tensors they are cut from."""
 
 from __future__ import annotations

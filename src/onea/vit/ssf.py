@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """SSF: a learned scale and shift after every operation of a frozen ViT."""
 
 from __future__ import annotations

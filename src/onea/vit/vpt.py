@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """VPT: learned tokens at the end of a frozen ViT's sequence."""
 
 from __future__ import annotations
