@@ -184,7 +184,7 @@ def run(name: str, setting: Setting, arguments: Sequence[str]) -> bool:
     passed = done.returncode == 0
     say(name, "passed" if passed else "FAILED", time.monotonic() - started, said[-1].strip("= "))
     if not passed:
-        print(*(f"    {line}" for line in said if line.startswith(("FAILED", "ERROR"))), f"    {log}", sep="\n")
+        print(*(f"    {line}" for line in said if line.startswith(("FAILED ", "ERROR tests"))), f"    {log}", sep="\n")
     return passed
 
 
