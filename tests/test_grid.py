@@ -302,7 +302,7 @@ def interrupted_grid(tiny_run, quick, store, number):
     return [make_config(value) for value in values], grid.returncode, error
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_grid_stopped_in_the_middle_repeats_no_finished_run(number, tiny_run, quick, store, tmp_path):
     configs, code, error = interrupted_grid(tiny_run, quick, store, number)
     assert code == (-9 if number == signal.SIGKILL else -2), error

@@ -46,6 +46,17 @@ def method(request) -> str:
     return request.param
 
 
+# They train the network that One-A trains, an adapter per task; compiling it for them is tried with --slow only.
+LIKE_ONE_A = ("acmap", "adapter", "aper-adapter", "per-task", "running-mean", "running-mean-shared", "sequential")
+
+
+@pytest.fixture(
+    params=[pytest.param(name, marks=pytest.mark.slow) if name in LIKE_ONE_A else name for name in sorted(METHODS.own)]
+)
+def compiled_method(request) -> str:
+    return request.param
+
+
 def test_frozen_weights_never_change_and_evaluation_has_no_effect(method, tiny_run):
     ready = prepared(tiny_run, method)
     before = digest_of(ready.method.vit.state_dict())
@@ -67,11 +78,11 @@ def test_tokens_that_nobody_reads_may_be_left_out(method, tiny_run, monkeypatch)
     torch.testing.assert_close(learned.scores(images), lean, rtol=1e-4, atol=1e-4)
 
 
-def test_compiled_networks_learn_the_same(method, tiny_run):
+def test_compiled_networks_learn_the_same(compiled_method, tiny_run):
     """Traced, padded to full batches, adapters as one row: as on a GPU, but for its kernels."""
     torch.compiler.reset()
     options = tiny_run["options"] | {"dropout": 0.0}  # what is drawn for padding would change what comes after it
-    plain, traced = (prepared(tiny_run, method, options=options) for _ in range(2))
+    plain, traced = (prepared(tiny_run, compiled_method, options=options) for _ in range(2))
     traced.method.vit.compile_for({8, len(traced.test.labels), EVALUATION_BATCH}, "eager")
     for index in range(2):  # a second task meets what the first has compiled
         reports = [ready.method.learn(ready.task(index)) for ready in (plain, traced)]
@@ -81,9 +92,9 @@ def test_compiled_networks_learn_the_same(method, tiny_run):
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_compiled_networks_drop_nothing_when_they_answer(method, tiny_run):
+def test_compiled_networks_drop_nothing_when_they_answer(compiled_method, tiny_run):
     torch.compiler.reset()
-    ready = prepared(tiny_run, method, options=tiny_run["options"] | {"learning_rate": 0.5, "dropout": 0.5})
+    ready = prepared(tiny_run, compiled_method, options=tiny_run["options"] | {"learning_rate": 0.5, "dropout": 0.5})
     ready.method.vit.compile_for({8, EVALUATION_BATCH}, "eager")
     ready.method.learn(ready.task(0))
     images = shown_images(ready)

@@ -37,7 +37,7 @@ def onea(*arguments: str, patch: pytest.MonkeyPatch) -> int:
     [
         pytest.param("table1", ["--tasks", "4", "--seeds", "1"], 10, marks=pytest.mark.slow),
         ("proxies", ["--tasks", "4"], 3),
-        ("forgetting", ["--tasks", "4"], 5),
+        pytest.param("forgetting", ["--tasks", "4"], 5, marks=pytest.mark.slow),
         ("directions", ["--tasks", "4"], 1),
         ("generation", [], 0),
     ],
