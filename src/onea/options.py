@@ -24,53 +24,53 @@ _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers that an option may have, as part of its type: ``rank: Annotated[int, Range(least=1)] = 64``.
+    """The numbers that an option may have, as part of its type: ``rank: Annotated[int, Range(ge=1)] = 64``.
 
     Attributes:
-        least: the smallest.
-        most: the largest.
-        above: less than the smallest.
-        below: more than the largest.
+        ge: greater than or equal to this.
+        gt: greater than this.
+        le: less than or equal to this.
+        lt: less than this.
     """
 
-    least: float = -math.inf
-    most: float = math.inf
-    above: float = -math.inf
-    below: float = math.inf
+    ge: float = -math.inf
+    gt: float = -math.inf
+    le: float = math.inf
+    lt: float = math.inf
 
     def __contains__(self, value: float) -> bool:
-        return self.least <= value <= self.most and self.above < value < self.below
+        return self.ge <= value <= self.le and self.gt < value < self.lt
 
     def __str__(self) -> str:
         """What to tell someone whose number is not among them.
 
-        >>> print(Range(least=1)), print(Range(least=0)), print(Range(above=0, most=1)), print(Range(0, 1))
+        >>> print(Range(ge=1)), print(Range(ge=0)), print(Range(gt=0, le=1)), print(Range(ge=0, le=1))
         be at least 1
         not be negative
         lie in (0, 1]
         lie between 0 and 1
         (None, None, None, None)
         """
-        if self.most == self.below == math.inf:
-            if self.above > -math.inf:
-                return "be positive" if self.above == 0 else f"be above {self.above:g}"
-            return "not be negative" if self.least == 0 else f"be at least {self.least:g}"
-        if self.above == -math.inf and self.below == math.inf:
-            return f"lie between {self.least:g} and {self.most:g}"
-        low = f"[{self.least:g}" if self.above == -math.inf else f"({self.above:g}"
-        return f"lie in {low}, {self.most:g}]" if self.below == math.inf else f"lie in {low}, {self.below:g})"
+        if self.le == self.lt == math.inf:
+            if self.gt > -math.inf:
+                return "be positive" if self.gt == 0 else f"be above {self.gt:g}"
+            return "not be negative" if self.ge == 0 else f"be at least {self.ge:g}"
+        if self.gt == -math.inf and self.lt == math.inf:
+            return f"lie between {self.ge:g} and {self.le:g}"
+        low = f"[{self.ge:g}" if self.gt == -math.inf else f"({self.gt:g}"
+        return f"lie in {low}, {self.le:g}]" if self.lt == math.inf else f"lie in {low}, {self.lt:g})"
 
 
-Count = Annotated[int, Range(least=1)]
-NotNegative = Annotated[float, Range(least=0)]
-Positive = Annotated[float, Range(above=0)]
-ZeroToOne = Annotated[float, Range(0, 1)]
-BelowOne = Annotated[float, Range(least=0, below=1)]
-Share = Annotated[float, Range(above=0, most=1)]
+Count = Annotated[int, Range(ge=1)]
+NotNegative = Annotated[float, Range(ge=0)]
+Positive = Annotated[float, Range(gt=0)]
+ZeroToOne = Annotated[float, Range(ge=0, le=1)]
+BelowOne = Annotated[float, Range(ge=0, lt=1)]
+Share = Annotated[float, Range(gt=0, le=1)]
 
 
-class Checked:
-    """A dataclass whose fields have their range in their type; a field that a subclass declares anew keeps it."""
+class Validated:
+    """Base of dataclasses with a ``Range`` in the type of some fields; a subclass that redeclares a field keeps it."""
 
     def __post_init__(self) -> None:
         kind: Any = type(self)

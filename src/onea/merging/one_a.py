@@ -13,7 +13,7 @@ from torch import Tensor
 from onea.merging.analysis import describe
 from onea.merging.fusion import Fusion, fuse, stack, unstack
 from onea.merging.operator import MergeResult, Sizes, Traits, check_mergeable
-from onea.options import Checked, NotNegative, ZeroToOne
+from onea.options import NotNegative, Validated, ZeroToOne
 from onea.renamed import renamed
 from onea.tensors import Tensors
 
@@ -21,7 +21,7 @@ Proxy = Literal["classes", "uniform", "norm", "spectrum"]
 
 
 @dataclass(frozen=True)
-class OneASwitches(Checked):
+class OneASwitches(Validated):
     """Every part of One-A's merge, as the ablations need it; options of the operator and of the method.
 
     Attributes:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from onea.errors import OneaError
-from onea.options import Checked
+from onea.options import Validated
 from onea.renamed import renamed
 from onea.tensors import Tensors, to_float64
 
@@ -45,7 +45,7 @@ class Sizes:
         return self.new_classes / (self.new_classes + self.accumulated_classes)
 
 
-class Traits(Checked):
+class Traits(Validated):
     """What is known of an operator before it is used; ours inherit it, a third party's may just have the attributes.
 
     Attributes:

@@ -41,7 +41,7 @@ class DualPromptOptions(PromptOptions):
 
     g_length: Count = 5
     e_length: Count = 5
-    g_blocks: Annotated[int, Range(least=0)] = 2
+    g_blocks: Annotated[int, Range(ge=0)] = 2
     e_blocks: Count = 3
     pull: NotNegative = 0.1
     prompt_selection: Selection = "instance"

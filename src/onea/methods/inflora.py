@@ -47,7 +47,7 @@ class InfLoRAOptions(TrainingOptions):
     crop_scale: float = 0.08
     epochs: int = 20
     rank: int = 10
-    epsilon: Annotated[float, Range(above=0, below=1)] = 0.95
+    epsilon: Annotated[float, Range(gt=0, lt=1)] = 0.95
     energy: Energy = "published"
     schedule: Literal["late-cosine", "cosine"] = "late-cosine"
 

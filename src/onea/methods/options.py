@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from onea import schedules
-from onea.options import BelowOne, Checked, Count, NotNegative, Share
+from onea.options import BelowOne, Count, NotNegative, Share, Validated
 from onea.training import Optimiser, Recipe, Schedule
 
 
 @dataclass(frozen=True)
-class TrainingOptions(Checked):
+class TrainingOptions(Validated):
     """How a task is trained.
 
     Attributes:
