@@ -393,6 +393,15 @@ def kill_all(case: str, backbone: str, images: Path, place: Path, step: int) -> 
     return found
 
 
+def kill_at_every_event(case: str, backbone: str, images: Path, place: Path, fewest: int = 20) -> dict[str, Any]:
+    """Kill the command of a case at every event, of which there must be some, and find nothing wrong."""
+    found = kill_all(case, backbone, images, place, 1)
+    assert not found["problems"], "\n".join(found["problems"])
+    assert found["kills"] == found["events"] > fewest
+    print(f"\n{case}: killed at each of {found['kills']} events of the file system")
+    return found
+
+
 if __name__ == "__main__":
     case, backbone, images, place, step = sys.argv[1:]
     kind = KINDS.get(case.split()[-1], ModelKilling)
