@@ -70,7 +70,7 @@ def file_lock(path: Path, *, wait: bool = False, remedy: str = "choose another f
         raise OneaError(
             f"{path.parent} is being written by {_holder(path)}; wait until it is done, or stop it."
         ) from None
-    except NotImplementedError as error:
+    except NotImplementedError as error:  # filelock's word for a file system without locks
         raise OneaError(f"The file system of {path.parent} has no locks; {remedy}.") from error
     except OSError as error:
         raise unwritable(path.parent, len(_signature()), error, remedy) from error
