@@ -85,3 +85,23 @@ def test_the_page_of_an_experiment_shows_the_documented_metric(third_party, tiny
     pages = list((third_party / "paper").rglob("*.html"))
     assert pages
     assert any(re.search(r"worst\s+task", page.read_text("utf-8")) for page in pages)
+
+
+def test_broken_packages_of_others_do_not_break_ours(third_party, tiny_run):
+    """One cannot be imported, one registers something else, and one reads what this record does not have."""
+    package = third_party / "my_package"
+    (package / "broken.py").write_text("import nothing_of_this_name\n")
+    (package / "odd.py").write_text(
+        "from onea.record_metrics import Metric\n"
+        "NO_METRIC = 3\n"
+        "ABSENT = Metric('absent', 'of another version', lambda record: record['no such part'], headline=True)\n"
+    )
+    points = third_party / "my_package-1.0.dist-info/entry_points.txt"
+    lines = "broken = my_package.broken:X\nodd = my_package.odd:NO_METRIC\nabsent = my_package.odd:ABSENT\n"
+    points.write_text(points.read_text().replace("[onea.metrics]\n", f"[onea.metrics]\n{lines}"))
+    inputs = [f"--{name}={tiny_run[name]}" for name in ("data", "backbone", "sizes")]
+    done = onea(third_party, "run", "simplecil", *inputs, "--out", str(third_party / "out"))
+    assert done.returncode == 0, done.stderr
+    assert "absent –" in done.stdout
+    assert "repair or uninstall its package" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from onea.errors import OneaError
 from onea.record import Record
 from onea.registry import Registry
 
@@ -21,12 +22,12 @@ class Metric:
     Attributes:
         title: as tables head it.
         meaning: one line for a reader who has never heard of it.
-        read: the number of a record; None where it has none.
+        read: takes the number from a record; None where it has none.
         unit: behind the title, such as ``%``.
         higher_is_better: which way is better.
         digits: behind the decimal point.
         headline: whether summaries, reports and trackers show it without being asked.
-        of_machine: whether it depends on the machine, so that runs of different machines do not compete in it.
+        machine_dependent: whether it depends on the machine, so that runs of different machines do not compete in it.
         relative: whether the paper's tables show it as a multiple of One-A's in the same column and of the same seed.
     """
 
@@ -37,7 +38,7 @@ class Metric:
     higher_is_better: bool = True
     digits: int = 2
     headline: bool = False
-    of_machine: bool = False
+    machine_dependent: bool = False
     relative: bool = False
 
     @property
@@ -45,9 +46,16 @@ class Metric:
         """Title and unit."""
         return f"{self.title} {self.unit}".rstrip()
 
+    def value(self, record: Record) -> float | None:
+        """The number of a record; None also where the record lacks what ``read`` asks for, as an older one may."""
+        try:
+            return self.read(record)
+        except (ArithmeticError, LookupError, TypeError, ValueError):
+            return None
+
     def text(self, record: Record) -> str:
         """The number of a record as it is printed."""
-        value = self.read(record)
+        value = self.value(record)
         return "–" if value is None else f"{value:.{self.digits}f}"
 
     def best(self, *values: float) -> float:
@@ -119,14 +127,14 @@ _OWN = {
         higher_is_better=False,
         digits=1,
         headline=True,
-        of_machine=True,
+        machine_dependent=True,
     ),
     "inference_ms": Metric(
         "ms per image",
         "milliseconds of an answer in the last evaluation",
         _answer_milliseconds,
         higher_is_better=False,
-        of_machine=True,
+        machine_dependent=True,
     ),
     "flops": Metric(
         "FLOPs",
@@ -165,14 +173,24 @@ METRICS = Registry("metric", "onea.metrics", _OWN)
 
 def metric(key: str) -> Metric:
     """A metric by its key."""
-    found: Metric = METRICS.load(key)
+    found = METRICS.load(key)
+    if not isinstance(found, Metric):
+        raise OneaError(f"The metric '{key}' is a {type(found).__name__}; its package must give a Metric.")
     return found
 
 
-def headline_metrics(*, of_machine: bool = True) -> dict[str, Metric]:
+def all_metrics() -> dict[str, Metric]:
+    """Every metric by key; what other packages register and is none is left out."""
+    return {key: one for key, one in METRICS.load_all().items() if isinstance(one, Metric)}
+
+
+def headline_metrics(*, machine_dependent: bool = True) -> dict[str, Metric]:
     """The metrics that are shown without being asked for, by key; those that depend on the machine can be left out."""
-    known: dict[str, Metric] = METRICS.load_all()
-    return {key: one for key, one in known.items() if one.headline and (of_machine or not one.of_machine)}
+    return {
+        key: one
+        for key, one in all_metrics().items()
+        if one.headline and (machine_dependent or not one.machine_dependent)
+    }
 
 
 def forgetting_curve(record: Record) -> list[float]:

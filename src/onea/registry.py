@@ -11,7 +11,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
 
-from onea.errors import OneaError, nearest
+from onea.errors import OneaError, nearest, short
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,22 @@ class Registry:
         if not isinstance(place, str):
             return place
         module, _, attribute = place.partition(":")
-        return getattr(import_module(module), attribute)
+        try:
+            return getattr(import_module(module), attribute)
+        except Exception as error:  # whatever somebody else's module may raise when it is imported
+            if name in self.own:
+                raise
+            reason = f"{type(error).__name__}: {short(error)}"
+            raise OneaError(
+                f"The {self.kind} '{name}' of {place} cannot be loaded ({reason}); repair or uninstall its package."
+            ) from error
 
     def load_all(self) -> dict[str, Any]:
-        """Every class or object by name."""
-        return {name: self.load(name) for name in self.names}
+        """Every class or object by name; those of other packages that cannot be loaded are left out with a warning."""
+        found = {}
+        for name in self.names:
+            try:
+                found[name] = self.load(name)
+            except OneaError as error:
+                warnings.warn(str(error), stacklevel=2)
+        return found

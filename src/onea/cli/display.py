@@ -100,7 +100,7 @@ def print_summary(record: Record, folder: Path) -> None:
         name = f"{number}" if task["name"] == f"task {number}" else f"{number} {task['name']}"
         table.add_row(shown(name), str(task["classes"]), str(task["images"]), f"{accuracy:.2f}", f"{balanced:.2f}")
     console.print(table)
-    numbers = (f"{metric.title} {metric.text(record)}" for metric in headline_metrics(of_machine=False).values())
+    numbers = (f"{metric.title} {metric.text(record)}" for metric in headline_metrics(machine_dependent=False).values())
     console.print(Text("   ".join(numbers)), highlight=False)
     console.print(shown(f"record: {folder / 'record.json'}"), soft_wrap=True)
 

@@ -68,10 +68,10 @@ def _datasets() -> Any:
 
 
 def _metrics() -> Any:
-    from onea.record_metrics import METRICS
+    from onea.record_metrics import all_metrics
 
     table = _grid()
-    for known, metric in METRICS.load_all().items():
+    for known, metric in all_metrics().items():
         better = (
             "" if "is better" in metric.meaning else f"; {'higher' if metric.higher_is_better else 'lower'} is better"
         )

@@ -105,7 +105,7 @@ def _numbers(place: Place, heading: tuple[str, str], metric: Metric, plan: Plan,
 
 def _read(run: RunConfig | None, metric: Metric, finished: Records) -> float | None:
     record = finished.get(run.key()) if run else None
-    return metric.read(record) if record else None
+    return metric.value(record) if record else None
 
 
 def _one_a(plan: Plan, heading: tuple[str, str], seed: int) -> RunConfig | None:

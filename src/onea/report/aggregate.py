@@ -74,7 +74,7 @@ def summarise(values: Sequence[float], wanted: int = 0) -> Value:
 
 def over_seeds(group: Group, metric: Metric, wanted: int = 0) -> Value:
     """A metric over the finished runs of a configuration."""
-    values = map(metric.read, group.done)
+    values = map(metric.value, group.done)
     return summarise([value for value in values if value is not None], wanted)
 
 
@@ -105,12 +105,12 @@ def settings(records: Sequence[Record]) -> list[Setting]:
 def grid_table(setting: Setting, title: str | None = None) -> GridTable:
     """The metrics of a setting's configurations; a seed that others have run and one has not is a gap."""
     wanted, rows = len(setting.seeds), tuple(group.name for group in setting.groups)
-    # One task forgets nothing: what no record can have is no column, what a run has not reached is a gap.
+    # A metric that no record has is no column (one task forgets nothing); one that some have is a gap elsewhere.
     known = [record for group in setting.groups for record in group.records]
     shown = [
         metric
-        for metric in headline_metrics(of_machine=False).values()
-        if any(metric.read(record) is not None for record in known)
+        for metric in headline_metrics(machine_dependent=False).values()
+        if any(metric.value(record) is not None for record in known)
     ]
     values = {
         (group.name, index): over_seeds(group, metric, wanted)

@@ -91,8 +91,8 @@ def compare(first: Sequence[Record], second: Sequence[Record]) -> Comparison:
     for seed in seeds:
         _check_alike(a[seed], b[seed], seed)
     rows = []
-    for metric in headline_metrics(of_machine=False).values():
-        read = [(metric.read(a[seed]), metric.read(b[seed])) for seed in seeds]
+    for metric in headline_metrics(machine_dependent=False).values():
+        read = [(metric.value(a[seed]), metric.value(b[seed])) for seed in seeds]
         pairs = [(x, y) for x, y in read if x is not None and y is not None]
         if len(pairs) < len(read):
             continue  # one task forgets nothing

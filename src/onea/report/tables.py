@@ -80,16 +80,17 @@ def _name(record: Record) -> str:
 
 
 def _cells(metric: Metric, records: Sequence[Record]) -> list[Cell]:
-    fair = [record for record in records if _may_win(metric, record, records)]
-    values = [value for value in map(metric.read, fair) if value is not None]
+    fair = [_may_win(metric, record, records) for record in records]
+    read = [metric.value(record) for record in records]
+    values = [value for value, counts in zip(read, fair, strict=True) if counts and value is not None]
     # Compared as printed: two numbers that read the same are both marked, or the table would seem to contradict itself.
     best = f"{metric.best(*values):.{metric.digits}f}" if len(values) > 1 else None
     texts = [metric.text(record) for record in records]
-    return [Cell(text, text == best and record in fair) for text, record in zip(texts, records, strict=True)]
+    return [Cell(text, text == best and counts) for text, counts in zip(texts, fair, strict=True)]
 
 
 def _may_win(metric: Metric, record: Record, records: Sequence[Record]) -> bool:
-    if metric.of_machine and (lent(record) or len({_machine(other) for other in records}) > 1):
+    if metric.machine_dependent and (lent(record) or len({_machine(other) for other in records}) > 1):
         return False  # seconds that others spent, or another machine's, are not this method's merit
     return finished(record)
 
