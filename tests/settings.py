@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The suite under every setting in which it must be green, one line for each.
+"""The suite under every setting in which it must be green, one line for each run.
 
-    python tests/settings.py                             all of them, one after the other
-    python tests/settings.py old-cpu shuffled            some
+    python tests/settings.py                             every setting, several in one run
+    python tests/settings.py old-cpu shuffled+ascii      one run with an old processor, one with two settings at once
     python tests/settings.py old-cpu -- tests/test_vit.py -x      with other arguments for pytest
 
 `make test-settings` and `make test-settings ONLY="old-cpu shuffled"` do the same. What pytest said is kept in
@@ -21,6 +21,8 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +46,19 @@ class Setting:
     """
 
     variables: dict[str, str] = field(default_factory=dict)
-    arguments: tuple[str, ...] = ("-n", "2")
+    arguments: tuple[str, ...] = ()
     needs: tuple[str, str] | None = None
     pythons: tuple[str, ...] = ()
     odd: bool = False
+
+    def __or__(self, other: Setting) -> Setting:
+        return Setting(
+            self.variables | other.variables,
+            self.arguments + other.arguments,
+            self.needs or other.needs,
+            self.pythons or other.pythons,
+            self.odd or other.odd,
+        )
 
 
 OLD_CPU = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2"}
@@ -71,10 +82,10 @@ LEFT_OVER = {
     "MPLBACKEND": "TkAgg",
 }
 SETTINGS = {
-    "parallel": Setting(),
-    "one-thread": Setting(arguments=()),
-    "four-threads": Setting({"OMP_NUM_THREADS": "4"}, ()),
-    "shuffled": Setting(arguments=("-n", "2", "--shuffle", str(SEED))),
+    "parallel": Setting(arguments=("-n", "2")),
+    "one-thread": Setting({"OMP_NUM_THREADS": "1"}),
+    "four-threads": Setting({"OMP_NUM_THREADS": "4"}),
+    "shuffled": Setting(arguments=("--shuffle", str(SEED))),
     "onednn-avx2": Setting({"ONEDNN_MAX_CPU_ISA": "AVX2"}),  # `auto` is fp32, as on a CPU without bf16
     "onednn-all": Setting({"ONEDNN_MAX_CPU_ISA": "ALL"}, needs=(BF16_PRODUCT, "bf16 does not work on this machine")),
     "aten-avx2": Setting({"ATEN_CPU_CAPABILITY": "avx2"}),
@@ -85,6 +96,20 @@ SETTINGS = {
     "python3.11": Setting(pythons=("python3.11",)),
     "newest-python": Setting(pythons=("python3.15", "python3.14", "python3.13", "python3.12")),
 }
+# Every setting at least once, in few runs: a failure is taken apart with the settings of its run one by one.
+RUNS = (
+    "parallel+onednn-avx2+python3.11",
+    "parallel+four-threads+aten-default+shuffled",
+    "parallel+aten-avx2+odd-surroundings",
+    "parallel+old-cpu+newest-python",
+    "one-thread+ascii",
+    "parallel+onednn-all",
+)
+
+
+def setting_of(run: str) -> Setting:
+    """The settings named in a run, all at once."""
+    return reduce(or_, (SETTINGS[name] for name in run.split("+")))
 
 
 class UnavailableError(Exception):
@@ -190,19 +215,20 @@ def run(name: str, setting: Setting, arguments: Sequence[str]) -> bool:
 
 def say(name: str, outcome: str, seconds: float, more: str) -> None:
     """One line."""
-    print(f"{name:<18} {outcome:<8} {seconds:6.0f} s  {more}", flush=True)
+    print(f"{name:<44} {outcome:<8} {seconds:6.0f} s  {more}", flush=True)
 
 
 def main(words: Sequence[str]) -> int:
-    """Exit code 1 if the suite failed under any setting, 2 for an unknown one."""
+    """Exit code 1 if the suite failed in any run, 2 for an unknown setting."""
     cut = words.index("--") if "--" in words else len(words)
-    wanted, arguments = words[:cut] or list(SETTINGS), words[cut + 1 :]
-    if unknown := [name for name in wanted if name not in SETTINGS]:
+    wanted, arguments = words[:cut] or RUNS, words[cut + 1 :]
+    names = {name for run in wanted for name in run.split("+")}
+    if unknown := sorted(names - set(SETTINGS)):
         print(f"There is no setting {unknown[0]}; there are {', '.join(SETTINGS)}.", file=sys.stderr)
         return 2
-    if "shuffled" in wanted:
+    if "shuffled" in names:
         print(f"random order: --shuffle {SEED}", flush=True)
-    outcomes = [run(name, SETTINGS[name], arguments) for name in wanted]
+    outcomes = [run(name, setting_of(name), arguments) for name in wanted]
     return 0 if all(outcomes) else 1
 
 
