@@ -172,7 +172,10 @@ def _learn_task(index: int, prepared: Prepared, runtime: Runtime, record: Record
     correct = correct_per_class(method, prepared.test, prepared.arrivals(index), prepared.seed, known)
     evaluated = time.perf_counter()
 
-    record["correct"].append(correct)
+    (answered, *compared) = correct
+    record["correct"].append(correct[answered])
+    for name in compared:
+        record.setdefault("classifiers", {}).setdefault(name, []).append(correct[name])
     record["tasks"].append({"name": task.name, "classes": len(task.classes), "images": len(task), **report})
     record["metrics"] = summarise(record["correct"], record["total"], stream.sizes)
     record["timings"]["learn_s"].append(learned - started)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from onea import seeds
+from onea.methods.classification import FeatureClassification
 from onea.methods.contract import EVALUATION_BATCH, Method, filled_up
 from onea.runs.feature_cache import FeatureCache
 from onea.runs.setup import Side
@@ -17,8 +18,10 @@ from onea.runs.setup import Side
 
 def correct_per_class(
     method: Method, test: Side, arrivals: Sequence[range], seed: int, known: FeatureCache | None = None
-) -> list[int]:
-    """Right answers for each class seen, over the test images of those classes.
+) -> dict[str, list[int]]:
+    """Right answers for each class seen, over the test images of those classes, by every classifier of a method.
+
+    The first is the one that answers; most methods have no other.
 
     Args:
         method: after it has learned the classes.
@@ -32,22 +35,33 @@ def correct_per_class(
     batches = _by_arrival(test, arrivals) if method.parts() else _shuffled(test, arrivals, seed)
     processes, device = method.runtime.processes, method.runtime.device
     truth = test.labels[torch.cat([test.rows[:0], *batches])]
-    answers = torch.zeros(len(truth), dtype=torch.int64, device=device)
-    for number, (rows, own) in enumerate(zip(batches, answers.split([len(rows) for rows in batches]), strict=True)):
+    names = list(method.classifiers) if isinstance(method, FeatureClassification) else [""]
+    answers = torch.zeros(len(names), len(truth), dtype=torch.int64, device=device)
+    parts = answers.split([len(rows) for rows in batches], dim=1)
+    for number, (rows, own) in enumerate(zip(batches, parts, strict=True)):
         if number % processes.count == processes.rank:
-            own.copy_(_scores(method, test, rows, known).argmax(1))
-    return torch.bincount(truth[processes.sum_of(answers).cpu() == truth], minlength=arrivals[-1].stop).tolist()
+            for line, scores in zip(own, _scores(method, test, rows, known), strict=True):
+                line.copy_(scores.argmax(1))
+    found, classes = processes.sum_of(answers).cpu(), arrivals[-1].stop
+    right = [torch.bincount(truth[line == truth], minlength=classes).tolist() for line in found]
+    return dict(zip(names, right, strict=True))
 
 
-def _scores(method: Method, test: Side, rows: Tensor, known: FeatureCache) -> Tensor:
+def _scores(method: Method, test: Side, rows: Tensor, known: FeatureCache) -> list[Tensor]:
+    """The scores of a batch by every classifier."""
     parts, images = method.parts(), cache(lambda: test.images.plain(filled_up(rows)))
-    if not parts:
-        return method.scores(images())[: len(rows)]
     features = {
-        name: known.features(name, rows, lambda plug=plug: method.features(images(), plug)[: len(rows)])  # type: ignore[misc]
+        name: known.features(
+            name,
+            rows,
+            lambda plug=plug: method.features(images(), plug)[: len(rows)],  # type: ignore[misc]
+        ).to(method.runtime.device)
         for name, plug in parts.items()
     }
-    return method.scores_from({name: value.to(method.runtime.device) for name, value in features.items()})
+    if isinstance(method, FeatureClassification) and len(method.classifiers) > 1:
+        (found,) = features.values() or [method.features(images(), method.hooks())[: len(rows)]]
+        return list(method.scores_by_classifier(found).values())
+    return [method.scores_from(features) if parts else method.scores(images())[: len(rows)]]
 
 
 def _by_arrival(test: Side, arrivals: Sequence[range]) -> list[Tensor]:
