@@ -8,34 +8,34 @@ import io
 import re
 from html.parser import HTMLParser
 
-from onea.report import formats
-from onea.report.grid_table import Column, GridTable, Value
+from onea.report import formats, html
+from onea.report.table import Column, Table, Value
 
-COLUMNS = (Column("CIFAR & co", "A_T"), Column("CIFAR & co", "mean A"), Column("CUB", "F", higher_is_better=False))
+COLUMNS = (Column("A_T", "CIFAR & co"), Column("mean A", "CIFAR & co"), Column("F", "CUB", higher_is_better=False))
 
 
 def full(mean: float, reported: str | None = None) -> Value:
     return Value(mean, 0.5, 5, 5, reported)
 
 
-def table(values: dict[tuple[str, int], Value], rows: tuple[str, ...] = ("a", "b", "c")) -> GridTable:
-    return GridTable("A title", rows, COLUMNS, values, ("First note.", "Second note."))
+def table(values: dict[tuple[str, int], Value], rows: tuple[str, ...] = ("a", "b", "c")) -> Table:
+    return Table.of("A title", rows, COLUMNS, values, ("First note.", "Second note."))
 
 
 def test_best_and_second_follow_the_direction_of_the_column() -> None:
     values = {(row, c): full(number) for c in (0, 2) for row, number in (("a", 1.0), ("b", 2.0), ("c", 3.0))}
-    found = formats.marks(table(values))
+    found = table(values).marks()
     assert found == {("c", 0): "best", ("b", 0): "second", ("a", 2): "best", ("b", 2): "second"}
 
 
 def test_ties_share_a_mark_as_printed() -> None:
     values = {("a", 0): full(80.001), ("b", 0): full(80.004), ("c", 0): full(70.0)}
-    assert formats.marks(table(values)) == {("a", 0): "best", ("b", 0): "best", ("c", 0): "second"}
+    assert table(values).marks() == {("a", 0): "best", ("b", 0): "best", ("c", 0): "second"}
 
 
 def test_gaps_and_unfinished_cells_are_never_marked() -> None:
     values = {("a", 0): Value(99.0, 1.0, 2, 5), ("b", 0): full(80.0), ("c", 0): full(70.0), ("a", 1): full(60.0)}
-    found = formats.marks(table(values))
+    found = table(values).marks()
     assert found == {("b", 0): "best", ("c", 0): "second"}, "a lone number has nothing to be better than"
 
 
@@ -116,7 +116,7 @@ def test_html_shows_marks_gaps_and_the_papers_numbers_and_escapes() -> None:
         ("c", 0): full(80.0),
         ("c", 1): Value(70.0, 1.0, 2, 5),
     }
-    text = formats.html(table(values, (evil, "c")))
+    text = html.table(table(values, (evil, "c")))
     assert evil not in text
     read = Cells(text)
     assert read.cells[2:] == [

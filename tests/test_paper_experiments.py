@@ -30,7 +30,7 @@ from onea.paper.render import grid_table
 from onea.paper.reported import reported_tables
 from onea.paper.scale import Changes, Plan, make_plan, pieces
 from onea.record_metrics import METRICS, forgetting_curve
-from onea.report.grid_table import Value
+from onea.report.table import Value
 from onea.runs.config import RunConfig, make_config
 
 COUNTS = {
@@ -313,7 +313,7 @@ def test_flops_are_multiples_of_one_as_and_adapters_are_counted() -> None:
     table = grid_table(made, known)
     assert table.values["MOS", 2].mean == pytest.approx(40.6)
     assert table.values["One-A", 2].mean == 1.0
-    assert [table.values[row, 3].mean for row in table.rows] == [40, 40, 1, 1]
+    assert [table.values[row.name, 3].mean for row in table.rows] == [40, 40, 1, 1]
     assert not table.columns[2].higher_is_better
     ours = next(run for run in made.configs if run.method == "one-a")
     del known[ours.key()]

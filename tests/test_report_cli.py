@@ -22,9 +22,10 @@ from onea.errors import OneaError
 from onea.report.aggregate import setting_names, settings
 from onea.report.bundle import with_titles, write_report
 from onea.report.experiment_figures import banded_curves
-from onea.report.experiment_page import Picture, experiment_page
-from onea.report.grid_table import Column, GridTable, Value
+from onea.report.experiment_page import experiment_page
 from onea.report.matrices import matrix_panels
+from onea.report.page import Picture
+from onea.report.table import Column, Table, Value
 from onea.runs.config import make_config
 from onea.runs.engine import run
 
@@ -137,7 +138,7 @@ def test_the_page_stands_on_its_own_and_can_be_heard() -> None:
 
 
 def test_notes_come_first_and_given_tables_replace_ours() -> None:
-    table = GridTable("Reported", ("x",), (Column("g", "A_T"),), {("x", 0): Value(wanted=5, reported="88.2")})
+    table = Table.of("Reported", ("x",), (Column("A_T", "g"),), {("x", 0): Value(wanted=5, reported="88.2")})
     picture = Picture("A picture", lambda **width: banded_curves(settings(two_methods())[0], **width), "alt", "caption")
     text = experiment_page("A page", two_methods(), [table], ["Another backbone."], [picture])
     read = Reader(text)

@@ -32,7 +32,8 @@ def demo(
     from onea.methods.presets import preset_options
     from onea.options import build
     from onea.record import read_record
-    from onea.report import curves, page, style
+    from onea.report import curves, style
+    from onea.report.run_page import run_page
     from onea.runs.config import make_config
     from onea.runs.engine import run
 
@@ -49,7 +50,7 @@ def demo(
         records = {name: run(configs[name], out / name, display.start(name, earlier[name]), memo) for name in METHODS}
     shown = [records[name] | {"title": titles[name], "paper": method_class(name).paper} for name in SHOWN]
     figure = style.save(curves.accuracy_curves(shown), out / "accuracy.png")
-    write_atomically(out / "report.html", page.page(shown, "onea demo").encode())
+    write_atomically(out / "report.html", run_page(shown, "onea demo").encode())
     print_results(shown, [figure, out / "report.html"], console)
 
 

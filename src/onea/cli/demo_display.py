@@ -16,8 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from onea.record import Record
-from onea.record_metrics import headline_metrics
-from onea.report.tables import rows
+from onea.report.formats import terminal
+from onea.report.html import two_lines
+from onea.report.tables import results_table
 from onea.runtime import Progress
 
 
@@ -149,21 +150,16 @@ def planned_tasks(data: str, seed: int, earlier: Sequence[Record | None]) -> tup
 
 def print_results(records: Sequence[Record], files: Sequence[Path], console: Console) -> None:
     """The results table, whoever wins, and where to look further."""
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, title_justify="left")
+    found = results_table(records)
+    star = not console.color_system  # in a file or a pipe, green says nothing
+    table = terminal(found, star=star, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, title_justify="left")
     table.title = Text("Result\n", "bold")
-    table.add_column("method", style="bold", no_wrap=True)
-    for metric in headline_metrics().values():
-        title = metric.heading.replace(" ", "\n", 1) if len(metric.heading) > 10 else metric.heading
-        table.add_column(Text(title), justify="right", vertical="bottom")
-    found = rows(records)
-    mark = "" if console.color_system else "*"  # in a file or a pipe, green says nothing
-    for row in found:
-        cells = (Text(cell.text + (mark if cell.best else ""), "bold green" if cell.best else "") for cell in row.cells)
-        table.add_row(Text(row.method), *cells)
+    table.columns[0].style, table.columns[0].no_wrap = "bold", True
+    for column in table.columns[1:]:
+        column.header, column.vertical = two_lines(str(column.header)), "bottom"
     console.print(table)
-    for row in found:
-        if row.note:
-            console.print(Text(f"\n{row.method}: {row.note}.", "dim"))
+    for note in found.row_notes:
+        console.print(Text(f"\n{note}", "dim"))
     console.print()
     for file in files:
         console.print(str(file), highlight=False, markup=False, soft_wrap=True)

@@ -10,11 +10,12 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
-from rich.table import Table
 from rich.text import Text
 
 from onea.record import Record
 from onea.record_metrics import headline_metrics
+from onea.report.formats import terminal
+from onea.report.table import Table
 from onea.runtime import Progress
 from onea.text import printable
 
@@ -94,12 +95,12 @@ class RunDisplay(Progress):
 def print_summary(record: Record, folder: Path) -> None:
     """One table: what each task brought and where the run ended."""
     metrics, console = record["metrics"], Console()
-    table = Table("task", "classes", "images", "A_t %", "class-balanced %", title=shown(_title(record)))
+    heads, lines = ("task", "classes", "images", "A_t %", "class-balanced %"), []
     rows = zip(record["tasks"], metrics["A"], metrics["balanced_A"], strict=True)
     for number, (task, accuracy, balanced) in enumerate(rows, 1):
         name = f"{number}" if task["name"] == f"task {number}" else f"{number} {task['name']}"
-        table.add_row(shown(name), str(task["classes"]), str(task["images"]), f"{accuracy:.2f}", f"{balanced:.2f}")
-    console.print(table)
+        lines.append((name, str(task["classes"]), str(task["images"]), f"{accuracy:.2f}", f"{balanced:.2f}"))
+    console.print(terminal(Table.of_texts(_title(record), heads, lines, left=len(heads))))
     numbers = (f"{metric.title} {metric.text(record)}" for metric in headline_metrics(machine_dependent=False).values())
     console.print(Text("   ".join(numbers)), highlight=False)
     console.print(shown(f"record: {folder / 'record.json'}"), soft_wrap=True)

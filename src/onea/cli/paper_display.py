@@ -10,23 +10,26 @@ from typing import TYPE_CHECKING
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Column, Table
+
+from onea.report.formats import terminal
+from onea.report.table import NOTHING, Table
+from onea.text import count
 
 if TYPE_CHECKING:
     from onea.paper.cost import Cost
     from onea.paper.scale import Place, Plan
-    from onea.report.grid_table import GridTable
 
 
 def print_experiments() -> None:
     """Every table and figure, with how many runs it takes."""
     from onea.paper.experiments import experiments
 
-    names = (Column(head, no_wrap=True) for head in ("name", "or"))
-    table = Table(*names, "shows", Column("runs", justify="right"), box=SIMPLE_HEAD, pad_edge=False)
-    for one in experiments().values():
-        runs = len(one.cells) * one.seeds
-        table.add_row(one.name, one.alias, escape(one.title), str(runs or "–"))
+    lines = (
+        (one.name, one.alias, one.title, str(len(one.cells) * one.seeds or NOTHING)) for one in experiments().values()
+    )
+    listed = Table.of_texts("", ("name", "or", "shows", "runs"), lines, left=3)
+    table = terminal(listed, box=SIMPLE_HEAD, pad_edge=False)
+    table.columns[0].no_wrap = table.columns[1].no_wrap = True
     console = Console()
     console.print(table)
     console.print("`onea paper NAME` makes one; `--dry-run` says first what it takes. Figure 3 is a drawing.")
@@ -35,7 +38,6 @@ def print_experiments() -> None:
 def print_plan(plan: Plan, done: Collection[str], shared: bool = False) -> None:
     """The runs, what is done, and what the rest costs; less where runs share their training."""
     from onea.paper.render import notes
-    from onea.report.html import count
     from onea.runs.sharing import once_per_training
 
     console = Console()
@@ -46,8 +48,7 @@ def print_plan(plan: Plan, done: Collection[str], shared: bool = False) -> None:
         console.print("Nothing to run.")
         return
     costs, uncounted = _costs(plan)
-    titles = (Column(name, justify="right", no_wrap=True) for name in ("runs", "done", "training", "evaluation"))
-    table = Table("row", "column", *titles, box=SIMPLE_HEAD, pad_edge=False)
+    lines = []
     shown: set[str] = set()
     for place in plan.places:
         keys = [run.key() for run in place.runs]
@@ -61,8 +62,9 @@ def print_plan(plan: Plan, done: Collection[str], shared: bool = False) -> None:
                 f"{sum(costs[key].evaluation for key in keys):,}",
             ]
         shown.update(keys)
-        table.add_row(escape(place.cell.row), escape(_column(place, plan)), *numbers)
-    console.print(table)
+        lines.append((place.cell.row, _column(place, plan), *numbers))
+    table = Table.of_texts("", ("row", "column", "runs", "done", "training", "evaluation"), lines, left=2)
+    console.print(terminal(table, no_wrap=True, box=SIMPLE_HEAD, pad_edge=False))
     left = [run for run in plan.configs if run.key() not in done]
     trained = once_per_training(left) if shared else left
     training = sum(costs[run.key()].training for run in trained)
@@ -81,33 +83,13 @@ def print_plan(plan: Plan, done: Collection[str], shared: bool = False) -> None:
         console.print(f"{data} is not here; its cost is estimated from its published counts.", markup=False)
 
 
-def print_result(table: GridTable | None, files: Sequence[Path], failures: Mapping[str, str]) -> None:
+def print_result(table: Table | None, files: Sequence[Path], failures: Mapping[str, str]) -> None:
     """The table as far as it is known, where the files are, and what went wrong."""
-    from onea.report.formats import gap_text, number_text
-
     console = Console()
     if table:
-        shown = Table("", *(escape(f"{c.group}\n{c.name}".strip()) for c in table.columns), title=escape(table.title))
-        for row in table.rows:
-            values = [table.values.get((row, index)) for index in range(len(table.columns))]
-            texts = [
-                "\n".join(
-                    part
-                    for part in (
-                        number_text(value, column.digits),
-                        gap_text(value),
-                        f"paper {value.reported}" if value.reported else "",
-                    )
-                    if part
-                )
-                if value
-                else "–"
-                for value, column in zip(values, table.columns, strict=True)
-            ]
-            shown.add_row(escape(row), *map(escape, texts))
         for note in table.notes:
             console.print(note, markup=False)
-        console.print(shown)
+        console.print(terminal(table))
     for file in files:
         console.print(str(file), markup=False, soft_wrap=True)
     for key, why in failures.items():

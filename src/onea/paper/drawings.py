@@ -12,14 +12,14 @@ from onea.report import style
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from onea.report.grid_table import GridTable, Value
+    from onea.report.table import Table
 
 WIDTH = 8.6
 NARROW = 5.5  # inches; below, panels stand one above the other
 _MARKERS = "os^DvPX"
 
 
-def bars(table: GridTable, width: float = WIDTH) -> Figure:
+def bars(table: Table, width: float = WIDTH) -> Figure:
     """A panel for each column name: a bar for each row and, side by side, each group; a missing bar is not run."""
     names = list(dict.fromkeys(column.name for column in table.columns))
     groups = list(dict.fromkeys(column.group for column in table.columns))
@@ -66,14 +66,14 @@ def forgetting_curves(panels: Mapping[str, Mapping[str, tuple[list[float], float
     return figure
 
 
-def accuracy_against_time(table: GridTable, width: float = WIDTH) -> Figure:
+def accuracy_against_time(table: Table, width: float = WIDTH) -> Figure:
     """A point a row: A_T over milliseconds per image."""
     place = {column.name: index for index, column in enumerate(table.columns)}
     found = [
-        (row, slow.mean, right.mean)
+        (row.name, slow, right)
         for row in table.rows
-        if (slow := _value(table, row, place["ms per image"])) and (right := _value(table, row, place["A_T"]))
-        if slow.mean is not None and right.mean is not None
+        if (slow := table.values[row.name, place["ms per image"]].mean) is not None
+        if (right := table.values[row.name, place["A_T"]].mean) is not None
     ]
     if not found:
         raise OneaError("No run of this figure is finished; run it first.")
@@ -95,16 +95,16 @@ def accuracy_against_time(table: GridTable, width: float = WIDTH) -> Figure:
     return figure
 
 
-def _bar_panel(axes: Any, table: GridTable, name: str, groups: Sequence[str]) -> None:
-    rows = list(reversed(table.rows))  # horizontal bars are drawn from below
+def _bar_panel(axes: Any, table: Table, name: str, groups: Sequence[str]) -> None:
+    rows = [row.name for row in reversed(table.rows)]  # horizontal bars are drawn from below
     height = 0.8 / len(groups)
     for order, group in enumerate(groups):
         index = next((i for i, c in enumerate(table.columns) if (c.group, c.name) == (group, name)), None)
         if index is None:
             continue
-        values = [_value(table, row, index) for row in rows]
+        values = [table.values[row, index] for row in rows]
         places = [y + (len(groups) - 1 - 2 * order) * height / 2 for y in range(len(rows))]
-        shown = [(y, value) for y, value in zip(places, values, strict=True) if value and value.mean is not None]
+        shown = [(y, value) for y, value in zip(places, values, strict=True) if value.mean is not None]
         drawn = axes.barh(
             [y for y, _ in shown],
             [value.mean for _, value in shown],
@@ -118,10 +118,6 @@ def _bar_panel(axes: Any, table: GridTable, name: str, groups: Sequence[str]) ->
     axes.set_yticks(range(len(rows)), rows, parse_math=False)
     axes.margins(x=0.18)
     axes.tick_params(axis="y", length=0)
-
-
-def _value(table: GridTable, row: str, index: int) -> Value | None:
-    return table.values.get((row, index))
 
 
 def _panels(count: int, width: float, height: float) -> tuple[Figure, Any]:

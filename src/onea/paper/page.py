@@ -9,20 +9,21 @@ from typing import TYPE_CHECKING
 
 from onea.files import write_atomically
 from onea.paper.names import METHODS
-from onea.paper.pictures import Picture, pictures
+from onea.paper.pictures import pictures
 from onea.paper.render import Records, grid_table
 from onea.record import Record
 
 if TYPE_CHECKING:
     from onea.paper.scale import Plan
-    from onea.report.grid_table import GridTable
+    from onea.report.page import Picture
+    from onea.report.table import Table
     from onea.runs.config import RunConfig
 
 # What a kind of figure shows itself, so that the page need not show it again.
 _DRAWN_ALREADY = {"curves": ("curves",), "directions": ("updates",), "alignment": ("bases",)}
 
 
-def write_experiment(plan: Plan, records: Records, folder: Path) -> tuple[GridTable | None, list[Path]]:
+def write_experiment(plan: Plan, records: Records, folder: Path) -> tuple[Table | None, list[Path]]:
     """Write everything that can be told so far; returns the table, where there is one, and the files."""
     from onea.report import formats, style
 
@@ -42,19 +43,17 @@ def write_experiment(plan: Plan, records: Records, folder: Path) -> tuple[GridTa
     return table, written
 
 
-def page(plan: Plan, table: GridTable | None, drawn: list[Picture], records: Records) -> str:
+def page(plan: Plan, table: Table | None, drawn: list[Picture], records: Records) -> str:
     """One page that stands on its own; what the runs differ in from the paper's is its first line."""
-    from onea.report.experiment_page import Picture as Shown
     from onea.report.experiment_page import experiment_page
 
     experiment = plan.experiment
-    numbers = "; its numbers are in the table above." if table else "."
     return experiment_page(
         experiment.heading,
         detailed(plan, records),
         [dataclasses.replace(table, notes=())] if table else [],
         table.notes if table else (),
-        [Shown(picture.caption, picture.draw, picture.caption + numbers, "") for picture in drawn],
+        drawn,
         leave_out=_DRAWN_ALREADY.get(experiment.kind, ()) if drawn else (),
         closing=_origin(plan),
         runs=len(records),

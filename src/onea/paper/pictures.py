@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -13,46 +12,36 @@ from onea.paper.render import Records
 from onea.paper.tables import LONG_TAIL_FACTOR, PAPER_STREAMS
 from onea.record import Record
 from onea.record_metrics import forgetting_curve
+from onea.report.page import Picture
+from onea.report.table import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from onea.paper.scale import Plan
-    from onea.report.grid_table import GridTable
+
+Draw = Callable[..., "Figure"]
 
 
-@dataclass(frozen=True)
-class Picture:
-    """One picture.
-
-    Attributes:
-        name: of its file, without suffix.
-        caption: one line.
-        draw: takes the width in inches by name, or nothing.
-    """
-
-    name: str
-    caption: str
-    draw: Callable[..., Figure]
-
-
-def pictures(plan: Plan, table: GridTable | None, records: Records) -> list[Picture]:
+def pictures(plan: Plan, table: Table | None, records: Records) -> list[Picture]:
     """Every picture that can be drawn of what is finished."""
     experiment = plan.experiment
     if experiment.kind == "streams":
-        return _streams(experiment.alias, plan.changes.tasks)
+        drawn = _streams(experiment.alias, plan.changes.tasks)
+        return [Picture(title, draw, f"{title}.", name=name) for name, (title, draw) in drawn.items()]
     panels = _panels(plan, records)
     if not panels or table is None or experiment.kind in ("table", "settings"):
         return []
     if experiment.kind in ("bars", "scatter", "forgetting"):
-        return [_whole(experiment.alias, experiment.kind, table, panels, experiment.title)]
-    if experiment.kind == "heatmap":
-        drawn = [_heat_map(plan, group, records) for group in panels]
+        shown = [(experiment.title, _whole(experiment.kind, table, panels))]
+    elif experiment.kind == "heatmap":
+        shown = [_heat_map(plan, group, records) for group in panels]
     else:
-        drawn = [_panel(experiment.kind, group, list(lines.values())) for group, lines in panels.items()]
+        shown = [_panel(experiment.kind, group, list(lines.values())) for group, lines in panels.items()]
+    names = [experiment.alias] if len(shown) == 1 else [f"{experiment.alias}-{n}" for n in range(1, len(shown) + 1)]
     return [
-        Picture(f"{experiment.alias}-{number}" if len(drawn) > 1 else experiment.alias, caption, draw)
-        for number, (caption, draw) in enumerate(drawn, start=1)
+        Picture(title, draw, f"{title}; its numbers are in the table above.", name=name)
+        for name, (title, draw) in zip(names, shown, strict=True)
     ]
 
 
@@ -69,21 +58,21 @@ def _panels(plan: Plan, records: Records) -> dict[str, dict[str, Record]]:
     return {group: found[group] for group in order if group in found}
 
 
-def _whole(name: str, kind: str, table: GridTable, panels: dict[str, dict[str, Record]], caption: str) -> Picture:
+def _whole(kind: str, table: Table, panels: dict[str, dict[str, Record]]) -> Draw:
     from onea.paper.drawings import accuracy_against_time, bars, forgetting_curves
 
     if kind == "bars":
-        return Picture(name, caption, partial(bars, table))
+        return partial(bars, table)
     if kind == "scatter":
-        return Picture(name, caption, partial(accuracy_against_time, table))
+        return partial(accuracy_against_time, table)
     curves = {
         group: {row: (forgetting_curve(record), float(record["metrics"]["mean_A"])) for row, record in lines.items()}
         for group, lines in panels.items()
     }
-    return Picture(name, caption, partial(forgetting_curves, curves))
+    return partial(forgetting_curves, curves)
 
 
-def _panel(kind: str, group: str, records: list[Record]) -> tuple[str, Callable[..., Figure]]:
+def _panel(kind: str, group: str, records: list[Record]) -> tuple[str, Draw]:
     from onea.report.analysis_figures import basis_alignment, update_strength
     from onea.report.curves import accuracy_curves
 
@@ -94,7 +83,7 @@ def _panel(kind: str, group: str, records: list[Record]) -> tuple[str, Callable[
     return f"{group}: accuracy after every task", partial(accuracy_curves, records)
 
 
-def _heat_map(plan: Plan, group: str, records: Records) -> tuple[str, Callable[..., Figure]]:
+def _heat_map(plan: Plan, group: str, records: Records) -> tuple[str, Draw]:
     """All seeds of all cells of a group; the figure itself averages over seeds."""
     from onea.report.sensitivity_figures import gate_heat_map
 
@@ -103,24 +92,23 @@ def _heat_map(plan: Plan, group: str, records: Records) -> tuple[str, Callable[.
     return f"{group}: A_T over the gate's parameters", partial(gate_heat_map, found)
 
 
-def _streams(alias: str, tasks: int | None) -> list[Picture]:
+def _streams(alias: str, tasks: int | None) -> dict[str, tuple[str, Draw]]:
+    """Title and drawing by the name of the picture's file."""
     from onea.report.stream_figures import comparison_figure, descending_figure, generation_figure
     from onea.streams import make_stream
 
     if alias == "descending-distribution":
-        found = []
+        found: dict[str, tuple[str, Draw]] = {}
         for data, usual in PAPER_STREAMS:
             known = DATASETS[data]
             stream = make_stream(classes=known.classes, tasks=tasks or usual, order="descending")
-            name = f"{known.title} (T={stream.tasks})"
-            found.append(
-                Picture(f"{alias}-{data}", f"{name}: classes of each task", partial(descending_figure, stream))
-            )
+            title = f"{known.title} (T={stream.tasks}): classes of each task"
+            found[f"{alias}-{data}"] = title, partial(descending_figure, stream)
         return found
     stream = make_stream(classes=DATASETS["cifar100"].classes, tasks=tasks or 10)
     if alias == "generation":
-        caption = "How many classes each task gets, and when it arrives"
-        return [Picture(alias, caption, partial(generation_figure, stream))]
+        return {alias: ("How many classes each task gets, and when it arrives", partial(generation_figure, stream))}
     most = DATASETS["cifar100"].train // DATASETS["cifar100"].classes
-    caption = "Classes per task and images per class"
-    return [Picture(alias, caption, partial(comparison_figure, stream, most, LONG_TAIL_FACTOR))]
+    return {
+        alias: ("Classes per task and images per class", partial(comparison_figure, stream, most, LONG_TAIL_FACTOR))
+    }

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from onea.data.names import data_name
@@ -13,7 +13,8 @@ from onea.paper.names import BACKBONE, BACKBONE_TITLE, DATASETS, METHODS
 from onea.paper.reported import number, reported_tables
 from onea.record import Record
 from onea.record_metrics import Metric, metric
-from onea.report.grid_table import Column, GridTable, Value
+from onea.report.aggregate import summarise
+from onea.report.table import Column, Table, Value
 
 if TYPE_CHECKING:
     from onea.paper.scale import Place, Plan
@@ -24,7 +25,7 @@ _OURS = METHODS["One-A"]
 _SETTINGS = ("learning_rate", "weight_decay", "batch_size", "epochs", "rank")
 
 
-def grid_table(plan: Plan, records: Records) -> GridTable:
+def grid_table(plan: Plan, records: Records) -> Table:
     """The experiment as a table, as far as its runs are finished.
 
     Args:
@@ -41,11 +42,12 @@ def grid_table(plan: Plan, records: Records) -> GridTable:
         printed = _reported(experiment, place.paper)
         for index, heading in enumerate(place.cell.headings()):
             shown = metric(place.cell.columns[index][1])
-            columns.setdefault(heading, Column(*heading, shown.higher_is_better, shown.digits))
+            columns.setdefault(heading, Column(heading[1], heading[0], shown.higher_is_better, shown.digits))
             numbers = _numbers(place, heading, shown, plan, finished)
-            values[place.cell.row, heading] = _value(numbers, len(place.runs), printed[index])
+            value = summarise(numbers, len(place.runs))
+            values[place.cell.row, heading] = replace(value, reported=printed[index])
     order = list(columns)
-    return GridTable(
+    return Table.of(
         title=experiment.heading,
         rows=tuple(dict.fromkeys(place.cell.row for place in plan.places)),
         columns=tuple(columns.values()),
@@ -68,7 +70,7 @@ def notes(plan: Plan) -> tuple[str, ...]:
     return (*lines, *_renamed(plan), *experiment.notes)
 
 
-def settings_table(experiment: Experiment) -> GridTable:
+def settings_table(experiment: Experiment) -> Table:
     """The hyper-parameters that the paper lists, with those of our preset where they differ."""
     from onea.methods.presets import preset_options
 
@@ -82,12 +84,12 @@ def settings_table(experiment: Experiment) -> GridTable:
             ours = None if preset[option] == number(printed).value else float(preset[option])
             values[row, index] = Value(ours, reported=printed)
     digits = (2, 4, 0, 0, 0)
-    columns = tuple(Column("", name, digits=count) for name, count in zip(table.columns, digits, strict=True))
+    columns = tuple(Column(name, digits=count) for name, count in zip(table.columns, digits, strict=True))
     same = all(value.mean is None for value in values.values())
     note = (
         f"Our preset `paper`, taken by every backbone of the paper's width, {'has' if same else 'differs from'} these."
     )
-    return GridTable(experiment.heading, tuple(table.rows), columns, values, (note,))
+    return Table.of(experiment.heading, tuple(table.rows), columns, values, (note,))
 
 
 def _numbers(place: Place, heading: tuple[str, str], metric: Metric, plan: Plan, finished: Records) -> list[float]:
@@ -112,12 +114,6 @@ def _one_a(plan: Plan, heading: tuple[str, str], seed: int) -> RunConfig | None:
     """The run of One-A in the same column and of the same seed."""
     runs = (run for place in plan.places if heading in place.cell.headings() for run in place.runs)
     return next((run for run in runs if run.method == _OURS and run.seed == seed), None)
-
-
-def _value(numbers: list[float], wanted: int, printed: str | None) -> Value:
-    mean = statistics.fmean(numbers) if numbers else None
-    std = statistics.stdev(numbers) if len(numbers) > 1 else None
-    return Value(mean, std, len(numbers), wanted, printed)
 
 
 def _reported(experiment: Experiment, paper: Cell) -> list[str | None]:

@@ -14,7 +14,7 @@ from onea.report import formats, style
 from onea.report.aggregate import Setting, grid_table, settings
 from onea.report.experiment_figures import banded_curves
 from onea.report.experiment_page import experiment_page
-from onea.report.grid_table import GridTable
+from onea.report.table import Table
 
 
 def write_report(records: Sequence[Record], folder: Path, title: str) -> list[Path]:
@@ -52,7 +52,7 @@ def with_titles(records: Sequence[Record]) -> list[Record]:
     return [{"title": titles[record["config"]["method"]]} | record for record in records]
 
 
-def _told(table: GridTable) -> GridTable:
+def _told(table: Table) -> Table:
     """The table with its setting in every column, as lines of one file must say where they come from."""
     columns = tuple(dataclasses.replace(column, group=table.title) for column in table.columns)
     return dataclasses.replace(table, columns=columns)
