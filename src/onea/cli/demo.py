@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from onea.runs.config import RunConfig, make_config
+
 DATA = "glyphs-mini"
 METHODS = ("simplecil", "one-a", "running-mean")
 SHOWN = ("one-a", "simplecil", "running-mean")  # the page emphasises the first one
@@ -16,7 +18,7 @@ SHOWN = ("one-a", "simplecil", "running-mean")  # the page emphasises the first 
 
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the runs, the figure and the page.")] = Path("onea-demo"),
-    seed: Annotated[int, typer.Option(help="Decides class order and every draw.")] = 1,
+    seed: Annotated[int, typer.Option(help="Decides class order and every draw.")] = RunConfig.seed,
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete the demo's earlier runs there first.")] = False,
 ) -> None:
     """Teach small symbols in nine uneven batches to three methods; no download, some minutes of a CPU.
@@ -34,7 +36,6 @@ def demo(
     from onea.record import read_record
     from onea.report import curves, style
     from onea.report.run_page import run_page
-    from onea.runs.config import make_config
     from onea.runs.engine import run
 
     configs = {name: make_config({"method": name, "data": DATA, "seed": seed}) for name in METHODS}

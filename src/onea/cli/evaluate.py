@@ -8,14 +8,17 @@ from typing import Annotated
 
 import typer
 
+from onea.cli.options import Device, Model, MovedBackbone, Threads
+from onea.runs.config import RunConfig
+
 
 def evaluate(
-    model: Annotated[Path, typer.Argument(help="Model folder.")],
+    model: Model,
     folder: Annotated[Path, typer.Argument(help="Folder with one folder of images for each class.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Picture of the confusions.")] = Path("confusion.png"),
-    backbone: Annotated[str | None, typer.Option(help="Where the model's backbone file is now.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
-    threads: Annotated[int, typer.Option(help="CPU threads; 0 is all.")] = 0,
+    backbone: MovedBackbone = None,
+    device: Device = RunConfig.device,
+    threads: Threads = RunConfig.threads,
 ) -> None:
     """Ask a model about images whose class is known: a table of classes, the worst first, and a confusion picture."""
     from rich.console import Console

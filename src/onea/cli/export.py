@@ -8,14 +8,16 @@ from typing import Annotated
 
 import typer
 
+from onea.cli.options import Model, MovedBackbone
+
 _ENDINGS = {"onnx": ".onnx", "torch": ".pt2"}
 
 
 def export(
-    model: Annotated[Path, typer.Argument(help="Model folder.")],
+    model: Model,
     to: Annotated[str, typer.Option(help="onnx (ONNX Runtime and others) or torch (torch.export.load).")] = "onnx",
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File; by default beside the model.")] = None,
-    backbone: Annotated[str | None, typer.Option(help="Where the model's backbone file is now.")] = None,
+    backbone: MovedBackbone = None,
 ) -> None:
     """Write a model as one file: network, adapter, prototypes and normalisation in one graph, for any batch size.
 

@@ -8,17 +8,20 @@ from typing import Annotated
 
 import typer
 
+from onea.cli.options import Device, Model, MovedBackbone, OnBad, Threads
+from onea.runs.config import RunConfig
+
 
 def predict(
-    model: Annotated[Path, typer.Argument(help="Model folder.")],
+    model: Model,
     images: Annotated[list[Path], typer.Argument(help="Image files, and folders with images anywhere below.")],
     top: Annotated[int, typer.Option(help="How many of the likeliest classes to show.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="A header and one line per image.")] = False,
-    on_bad: Annotated[str, typer.Option(help="What an unreadable image does: fail or skip.")] = "fail",
-    backbone: Annotated[str | None, typer.Option(help="Where the model's backbone file is now.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
-    threads: Annotated[int, typer.Option(help="CPU threads; 0 is all.")] = 0,
+    on_bad: OnBad = RunConfig.on_bad,
+    backbone: MovedBackbone = None,
+    device: Device = RunConfig.device,
+    threads: Threads = RunConfig.threads,
 ) -> None:
     """Say what each image shows, or that it is unknown: too far from everything that was taught."""
     import sys

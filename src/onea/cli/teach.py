@@ -8,6 +8,9 @@ from typing import Annotated
 
 import typer
 
+from onea.cli.options import Device, OnBad, Precision, Threads
+from onea.runs.config import RunConfig
+
 
 def teach(
     model: Annotated[Path, typer.Argument(help="Model folder, such as shop.onea; made if it does not exist.")],
@@ -23,10 +26,10 @@ def teach(
     unknown: Annotated[
         float | None, typer.Option(help="Share of known images that may be answered 'unknown'. [0.05]")
     ] = None,
-    on_bad: Annotated[str, typer.Option(help="What an unreadable image does: fail or skip.")] = "fail",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
-    precision: Annotated[str, typer.Option(help="Of the training: auto, bf16 or fp32.")] = "auto",
-    threads: Annotated[int, typer.Option(help="CPU threads; 0 is all.")] = 0,
+    on_bad: OnBad = RunConfig.on_bad,
+    device: Device = RunConfig.device,
+    precision: Precision = RunConfig.precision,
+    threads: Threads = RunConfig.threads,
     seed: Annotated[int | None, typer.Option(help="Of a new model: decides every draw. [0]")] = None,
 ) -> None:
     """Teach a model the classes in a folder; it keeps all it knew before. A class it knows gets more evidence.

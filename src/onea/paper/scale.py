@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from onea.data.names import data_name
@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # numpy and torch stand behind these
 
 MOST_SEEDS = 1_000
 FEWEST_IMAGES = 2  # of a class, at any scale
+_CHANGES = {"panel": "Otherwise than the paper"}  # of the help
 Facts = Callable[[str], "DataFacts"]
 Width = Callable[[str], int]
 
@@ -28,23 +29,22 @@ class Changes:
     """What a user wants otherwise than the paper has it.
 
     Attributes:
-        data: of the experiment's own datasets: only these; one other: in place of all; as many others as the
-            experiment has: in place of each.
+        data: some of its datasets, one other for all or one for each (repeat).
         root: folder of downloaded datasets.
         backbone: another network; it then gets its own preprocessing instead of the paper's.
-        seeds: how many.
-        tasks: of every stream.
-        scale: factor on images per class and on epochs.
-        device: where to compute.
+        seeds: how many seeds.
+        tasks: tasks of every stream.
+        scale: factor on images per class and epochs, never classes or tasks.
+        device: ``auto``, ``cpu``, ``cuda``, ...
     """
 
-    data: tuple[str, ...] = ()
-    root: str | None = None
-    backbone: str | None = None
-    seeds: int | None = None
-    tasks: int | None = None
-    scale: float = 1.0
-    device: str | None = None
+    data: tuple[str, ...] = field(default=(), metadata=_CHANGES)
+    root: str | None = field(default=None, metadata=_CHANGES)
+    backbone: str | None = field(default=None, metadata=_CHANGES)
+    seeds: int | None = field(default=None, metadata=_CHANGES)
+    tasks: int | None = field(default=None, metadata=_CHANGES)
+    scale: float = field(default=1.0, metadata=_CHANGES)
+    device: str | None = field(default=None, metadata={"panel": "Machine"})
 
 
 @dataclass(frozen=True)
