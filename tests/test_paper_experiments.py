@@ -20,15 +20,13 @@ from onea.methods import METHODS, method_class
 from onea.metrics import summarise
 from onea.options import build
 from onea.paper import names
-from onea.paper.cost import estimate, stream_of
 from onea.paper.experiment import Experiment
 from onea.paper.experiments import experiments, find_experiment
 from onea.paper.facts import DataFacts, backbone_width, data_facts
-from onea.paper.page import detailed, write_experiment
+from onea.paper.page import detailed, grid_table, write_experiment
 from onea.paper.pictures import pictures
-from onea.paper.render import grid_table
 from onea.paper.reported import reported_tables
-from onea.paper.scale import Changes, Plan, make_plan, pieces
+from onea.paper.scale import Changes, Plan, estimate, make_plan, pieces, stream_of
 from onea.record_metrics import METRICS, forgetting_curve
 from onea.report.table import Value
 from onea.runs.config import RunConfig, make_config

@@ -20,9 +20,8 @@ from typer.testing import CliRunner
 from onea.cli.report import report as command
 from onea.errors import OneaError
 from onea.report.aggregate import setting_names, settings
-from onea.report.bundle import with_titles, write_report
-from onea.report.experiment_figures import banded_curves
-from onea.report.experiment_page import experiment_page
+from onea.report.curves import banded_curves
+from onea.report.experiment_page import experiment_page, with_titles, write_report
 from onea.report.matrices import matrix_panels
 from onea.report.page import Picture
 from onea.report.table import Column, Table, Value
@@ -167,7 +166,7 @@ def test_the_same_records_give_the_same_page() -> None:
 
 def test_importing_the_commands_loads_nothing_heavy() -> None:
     code = (
-        "import sys, onea.cli.report, onea.cli.compare, onea.report.bundle, onea.report.compare; "
+        "import sys, onea.cli.report, onea.cli.report, onea.report.experiment_page, onea.report.compare; "
         "print([m for m in ('numpy', 'matplotlib', 'torch', 'rich.table') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is timed: One-A on synthetic images, put together as a run puts it together."""
+"""What is timed: One-A on synthetic images, put together as a run puts it together, and its network."""
 
 from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,15 +14,18 @@ from onea.bench.config import CLASSES, BenchConfig
 from onea.data.dataset import Pixels
 from onea.data.store import PackedImages
 from onea.data.transforms import Preprocess
+from onea.errors import OneaError, nearest
 from onea.methods.contract import EVALUATION_BATCH
 from onea.methods.one_a import OneAMethod, OneAOptions
 from onea.runs.setup import CROP_MARGIN, Prepared, Side
 from onea.runtime import Runtime
 from onea.streams import Stream
 from onea.tasks import Plan
+from onea.vit.backbones import EMBEDDED, load_backbone
 from onea.vit.frozen import FrozenViT
 
 SEED = 1
+_RANDOM = "random:"
 
 
 @dataclass(frozen=True)
@@ -82,3 +86,29 @@ def _side(classes: int, per_class: int, preprocess: Preprocess, runtime: Runtime
     pixels = synthetic_pixels(classes * per_class, preprocess.size)
     images = PackedImages(pixels, preprocess, runtime.device, "device", runtime.pixel_dtype)
     return Side(images, torch.arange(classes).repeat_interleave(per_class), torch.arange(len(pixels)))
+
+
+def bench_backbone(name: str) -> FrozenViT:
+    """The embedded backbone, a ``.safetensors`` file, timm's ``architecture.tag``, or random weights.
+
+    ``random:ARCHITECTURE``, or just timm's ``ARCHITECTURE`` without a tag, needs no download.
+    """
+    if name.startswith(_RANDOM):
+        return random_backbone(name.removeprefix(_RANDOM))
+    if name == EMBEDDED or name.endswith(".safetensors") or "." in name:
+        return load_backbone(name)
+    return random_backbone(name)
+
+
+def random_backbone(architecture: str) -> FrozenViT:
+    """A timm ViT with fixed random weights."""
+    import timm
+
+    known = timm.list_models(["vit_*", "deit*"])
+    if architecture not in known:
+        raise OneaError(f"Unknown architecture '{architecture}'; {nearest(architecture, [EMBEDDED, *known])}")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        vit: Any = timm.create_model(architecture, pretrained=False, num_classes=0)
+    config = vit.pretrained_cfg
+    return FrozenViT(vit, _RANDOM + architecture, "random", tuple(config["mean"]), tuple(config["std"]))

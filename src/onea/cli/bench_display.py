@@ -9,9 +9,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table as TerminalTable
 
+from onea.bench.answering import timm_column
 from onea.bench.rows import FAST, PLAIN, SAME, Row, find
 from onea.bench.run import BenchResult
-from onea.bench.timm_baseline import timm_column
 from onea.report.formats import terminal
 from onea.report.table import Table
 

@@ -94,7 +94,7 @@ def _executor(on: str, workers: int | None, share_training: bool | None) -> Exec
 
 
 def _run(plan: Plan, store: RecordStore, executor: Executor) -> Mapping[str, Failure]:
-    from onea.cli.grid_display import GridDisplay
+    from onea.cli.paper_display import GridDisplay
     from onea.runs.grid import run_grid
 
     with GridDisplay() as display:

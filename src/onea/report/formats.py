@@ -77,6 +77,9 @@ def csv_text(table: Table) -> str:
     return buffer.getvalue()
 
 
+BY_ENDING = {"md": markdown, "tex": latex, "csv": csv_text}
+
+
 def terminal(table: Table, *, star: bool = False, no_wrap: bool = False, **look: Any) -> TerminalTable:
     """The table for a terminal, the best of each column in green.
 
