@@ -27,14 +27,14 @@ class BenchConfig:
     Attributes:
         backbone: embedded name, timm architecture (random weights), ``architecture.tag`` or ``.safetensors`` file.
         rank: width of the adapter's bottleneck.
-        batch: images per training step.
         device: ``cpu``, ``cuda``, ... or ``auto``.
+        batch: images per training step.
         precision: of the fast column: ``bf16``, ``fp32`` or ``auto`` (bf16 where the chip has it).
         compile: whether the fast column is compiled; by default what a run does.
-        threads: CPU threads; 0 is all.
-        workers: processes that feed the plain loop; 0 is one per core, at most 8.
         tasks: tasks of the run that shows growth; 0 leaves it out.
         seconds: about how long one measurement takes; a tenth of the default with ``--quick``.
+        threads: CPU threads; 0 is all.
+        workers: processes that feed the plain loop; 0 is one per core, at most 8.
         quick: fewer batch sizes, shorter epochs.
     """
 

@@ -15,6 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from onea.cli.display import OnScreen
 from onea.record import Record
 from onea.report.formats import terminal
 from onea.report.html import two_lines
@@ -22,7 +23,7 @@ from onea.report.tables import results_table
 from onea.runtime import Progress
 
 
-class DemoDisplay(Progress):
+class DemoDisplay(OnScreen, Progress):
     """A live table, methods by tasks, with what is going on below; plain lines where there is no terminal."""
 
     def __init__(self, titles: dict[str, str], names: Sequence[str], sizes: Sequence[int], console: Console):
@@ -32,19 +33,13 @@ class DemoDisplay(Progress):
         self._method = self._title = self._where = self._doing = ""
         self._part = 0.0  # of the current task that has been trained
         self._born = time.perf_counter()
-        self._live = Live(console=console, refresh_per_second=6, get_renderable=self._draw)
-
-    def __enter__(self) -> DemoDisplay:
-        if self._console.is_terminal:
-            self._live.start()
-        return self
+        super().__init__(Live(console=console, refresh_per_second=6, get_renderable=self._draw))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._where = self._doing = ""  # the last picture stays on screen, without an activity that is over
-        if self._console.is_terminal:
-            self._live.stop()
+        super().__exit__(kind, error, trace)
 
     def start(self, method: str, earlier: Record | None) -> DemoDisplay:
         """A method begins or continues; show what an earlier run of the demo has already measured."""

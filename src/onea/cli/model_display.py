@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
@@ -14,7 +13,7 @@ from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 from rich.table import Table as TerminalTable
 
-from onea.cli.display import shown
+from onea.cli.display import OnScreen, shown
 from onea.report.formats import terminal
 from onea.report.table import Table
 from onea.runtime import Progress
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from onea.model.evaluation import Evaluation
 
 
-class TeachDisplay(Progress):
+class TeachDisplay(OnScreen, Progress):
     """One bar over all epochs of an update, with what is going on."""
 
     def __init__(self, console: Console | None = None) -> None:
@@ -40,16 +39,8 @@ class TeachDisplay(Progress):
             transient=True,
             disable=not console.is_terminal,
         )
+        super().__init__(self._bars)
         self._bar = self._bars.add_task("loading the network", total=None, note="")
-
-    def __enter__(self) -> TeachDisplay:
-        self._bars.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bars.stop()
 
     def start_epoch(self, epoch: int, epochs: int, images: int) -> None:
         """The first epoch sets the length of the bar."""

@@ -7,7 +7,6 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
@@ -18,6 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table as TerminalTable
 from rich.text import Text
 
+from onea.cli.display import OnScreen
 from onea.data.names import data_name
 from onea.record import Record
 from onea.report.formats import terminal
@@ -152,7 +152,7 @@ class _Running:
         return 1 - self.done / self.tasks if self.tasks else 1.0
 
 
-class GridDisplay(GridProgress):
+class GridDisplay(OnScreen, GridProgress):
     """A bar and the runs below it, live; plain lines where there is no terminal. Failures stay on the screen."""
 
     def __init__(self, console: Console | None = None) -> None:
@@ -162,18 +162,7 @@ class GridDisplay(GridProgress):
         self._labels: dict[str, str] = {}
         self._running: dict[str, _Running] = {}
         self._born = time.perf_counter()
-        self._live = Live(console=self._console, refresh_per_second=4, get_renderable=self._draw, transient=True)
-
-    def __enter__(self) -> GridDisplay:
-        if self._console.is_terminal:
-            self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._console.is_terminal:
-            self._live.stop()
+        super().__init__(Live(console=self._console, refresh_per_second=4, get_renderable=self._draw, transient=True))
 
     def start(self, configs: Sequence[RunConfig], finished: Sequence[RunConfig]) -> None:
         """Say how much there is to do, and start the clock."""
