@@ -16,9 +16,7 @@ from onea.metrics import summarise
 from onea.processes import is_first
 from onea.record import FORMAT, Record, leftovers, tidy
 from onea.runs.config import RunConfig
-from onea.runs.cost import MEASURED_AFTER, measure
-from onea.runs.evaluation import correct_per_class
-from onea.runs.feature_cache import FeatureCache
+from onea.runs.evaluation import MEASURED_AFTER, FeatureCache, correct_per_class, measure
 from onea.runs.inputs import Inputs
 from onea.runs.record import (
     check_same_inputs,

@@ -1,19 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counting right answers over all classes seen so far."""
+"""What a method is worth after some tasks: right answers over all classes seen so far, and what an answer costs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from onea import seeds
+from onea.data.store import Images, choose_place
 from onea.methods.classification import FeatureClassification
 from onea.methods.contract import EVALUATION_BATCH, Method, filled_up
-from onea.runs.feature_cache import FeatureCache
 from onea.runs.setup import Side
+
+_HOST = torch.device("cpu")
+MEASURED_AFTER = (1, 10, 40)  # tasks; and after the last one
+_SAMPLE = 8  # images; some methods route each image its own way
 
 
 def correct_per_class(
@@ -84,3 +92,81 @@ def _shuffled(test: Side, arrivals: Sequence[range], seed: int) -> list[Tensor]:
 def _rows(test: Side, classes: range) -> Tensor:
     labels = test.labels[test.rows]
     return test.rows[(labels >= classes.start) & (labels < classes.stop)]
+
+
+@dataclass(frozen=True)
+class _Held:
+    """Features of one part, a row per image, and which rows are there."""
+
+    features: Tensor
+    known: Tensor
+
+
+class FeatureCache:
+    """Features by part and image in host memory, where a copy costs next to nothing against a pass.
+
+    Beyond the bound nothing more is kept, and what is not kept is computed again.
+
+    Args:
+        rows: of the images that may be asked for.
+        bound: bytes; without one, half of what is free whenever a part is added.
+    """
+
+    def __init__(self, rows: Tensor, bound: int | None = None):
+        self._bound = bound
+        self._position = torch.zeros(int(rows.max()) + 1 if len(rows) else 0, dtype=torch.int64)
+        self._position[rows] = torch.arange(len(rows))
+        self._images = len(rows)
+        self._parts: dict[str, _Held] = {}
+
+    @property
+    def bytes(self) -> int:
+        """What is set aside for all parts."""
+        return sum(held.features.nbytes for held in self._parts.values())
+
+    def keep_only(self, parts: Collection[str]) -> None:
+        """Forget the parts that are not named: nobody will ask for them again."""
+        self._parts = {name: held for name, held in self._parts.items() if name in parts}
+
+    def features(self, part: str, rows: Tensor, compute: Callable[[], Tensor]) -> Tensor:
+        """The features of these rows, from memory if all of them are there, else computed and kept."""
+        at, held = self._position[rows], self._parts.get(part)
+        if held is not None and bool(held.known[at].all()):
+            return held.features[at]
+        features = compute()
+        held = held or self._add(part, features)
+        if held is not None:
+            held.features[at] = features.to(_HOST)
+            held.known[at] = True
+        return features
+
+    def _add(self, part: str, like: Tensor) -> _Held | None:
+        """Room for a part, if there is any."""
+        needed = self._images * like.shape[1] * like.element_size()
+        if choose_place(self.bytes + needed, self._bound, _HOST) == "disk":
+            return None
+        room = torch.empty(self._images, like.shape[1], dtype=like.dtype)
+        self._parts[part] = _Held(room, torch.zeros(self._images, dtype=torch.bool))
+        return self._parts[part]
+
+
+def measure(method: Method, images: Images, tasks: int) -> dict[str, Any]:
+    """Floating-point operations and passes per image, and bytes kept, after this many tasks."""
+    rows = torch.arange(min(_SAMPLE, len(images)))
+    batch = images.plain(rows)
+    with method.vit.uncompiled():
+        flops = count_flops(lambda: method.scores(batch))
+    return {
+        "tasks": tasks,
+        "flops_per_image": flops // len(rows),
+        "passes_per_image": method.passes(method.options, tasks),
+        "state_bytes": sum(value.numel() * value.element_size() for value in method.state_dict().values()),
+    }
+
+
+def count_flops(action: Callable[[], object]) -> int:
+    """Floating-point operations of the matrix products in an action, as the mathematics needs them."""
+    # Attention as plain products: the counter does not know every fused kernel.
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        action()
+    return int(counter.get_total_flops())
