@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 NUMBERS := $(addprefix tests/test_,$(addsuffix .py,decompose merging_one_a merging_operators merging_average merge_peft \
-  training dual_gpm model_drift transforms vit)) tests/test_runs.py::test_golden_record
+  training dual_gpm carrying classifiers transforms vit)) tests/test_runs.py::test_golden_record
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo test test-browser test-settings lint types unit numbers slow format docs clean

@@ -263,7 +263,7 @@ class ModelKilling(Killing):
         assert now is not None
         if expected is not None:
             assert now[2] == expected[2], "the next command changed the answers"  # type: ignore[index]
-        versions = [f"{version:06d}" for version in folders.read_manifest(self.folder).versions]
+        versions = [f"{version:06d}" for version in folders.read_manifest(self.folder).versions.kept]
         assert sorted(entry.name for entry in (self.folder / "states").iterdir()) == versions, "versions were left over"
         names = {entry.name for entry in self.folder.iterdir()}
         assert names == {"model.json", "states", "README.md", "history.png", "lock"}, f"left over: {sorted(names)}"

@@ -10,62 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from model_tools import class_folders, tiny_model, wait_for
 
 import onea
 from onea.errors import OneaError
-from onea.model.readout import Evidence, whitening
-
-
-def empty(width: int) -> Evidence:
-    zeros = torch.zeros(width, width, dtype=torch.float64)
-    return Evidence(torch.empty(0, width), torch.empty(0, dtype=torch.int64), zeros, 0)
-
-
-@given(seed=st.integers(0, 10**6), width=st.integers(1, 8), parts=st.integers(1, 4))
-@settings(max_examples=40, deadline=None)
-def test_evidence_adds_up_however_it_arrives(seed, width, parts):
-    """Prototypes are means and the scatter is that around them, in one piece or in several, in any order."""
-    rng = np.random.default_rng(seed)
-    features = torch.from_numpy(rng.normal(3, 2, (40, width))).float()
-    rows = torch.from_numpy(np.concatenate([np.arange(4), rng.integers(0, 4, 36)]))
-    found = empty(width).grown(4)
-    for part in torch.from_numpy(rng.permutation(40)).tensor_split(parts):
-        found = found.plus(features[part], rows[part])
-    for row in range(4):
-        own = features[rows == row].double()
-        torch.testing.assert_close(found.prototypes[row].double(), own.mean(0), rtol=1e-5, atol=1e-5)
-    deviations = torch.cat([features[rows == r].double() - features[rows == r].double().mean(0) for r in range(4)])
-    torch.testing.assert_close(found.scatter, deviations.T @ deviations, rtol=1e-4, atol=1e-4)
-    assert found.freedom == 36
-    assert found.counts.sum() == 40
-
-
-@given(seed=st.integers(0, 10**6))
-@settings(max_examples=20, deadline=None)
-def test_whitening_makes_every_direction_equally_wide(seed):
-    rng = np.random.default_rng(seed)
-    turned = np.linalg.qr(rng.normal(size=(5, 5)))[0]
-    deviations = torch.from_numpy(rng.normal(size=(50_000, 5)) * np.array([4, 2, 1, 0.5, 0.5]) @ turned)
-    white = deviations @ whitening(deviations.T @ deviations, len(deviations)).double()
-    covariance = white.T @ white / len(white)
-    torch.testing.assert_close(covariance / covariance.diagonal().mean(), torch.eye(5).double(), atol=0.05, rtol=0)
-
-
-def test_the_shrinkage_equals_scikit_learns():
-    """Against an independent implementation of the shrinkage, where scikit-learn is installed."""
-    covariance = pytest.importorskip("sklearn.covariance")
-    deviations = np.random.default_rng(0).normal(size=(30, 12)) * np.linspace(0.2, 3, 12)
-    reference = covariance.OAS(assume_centered=True, store_precision=True).fit(deviations)
-    root = whitening(torch.from_numpy(deviations.T @ deviations), 30).double().numpy()
-    ours, theirs = root @ root, reference.precision_
-    np.testing.assert_allclose(ours / np.trace(ours), theirs / np.trace(theirs), rtol=2e-4, atol=1e-6)
-
-
-def test_without_evidence_the_metric_changes_nothing():
-    assert torch.equal(whitening(torch.zeros(3, 3, dtype=torch.float64), 0), torch.eye(3))
 
 
 @pytest.fixture(scope="module")
@@ -137,12 +85,12 @@ def test_a_class_taught_again_adds_evidence(tiny_vit, tiny_images):
     model.learn(folders["class03"][4:], ["class03"] * 2)
     after = model.snapshot().state
     assert after.classes == before.classes
-    assert after.evidence.counts.tolist() == [4, 4, 4, 6, 4, 4]
-    moved = (after.evidence.prototypes != before.evidence.prototypes).any(1)
+    assert after.statistics.counts.tolist() == [4, 4, 4, 6, 4, 4]
+    moved = (after.statistics.means != before.statistics.means).any(1)
     assert moved.tolist() == [False, False, False, True, False, False]
     assert model.history[-1]["new_classes"] == 0
     model.learn(folders["class03"][4:5], ["class03"])  # one more image of a known class is enough
-    assert model.snapshot().state.evidence.counts[3] == 7
+    assert model.snapshot().state.statistics.counts[3] == 7
     more = {name: folders[name] for name in ("class00", "class01", "class02")}
     model.learn([f for files in more.values() for f in files], [n for n, files in more.items() for _ in files])
     assert model.history[-1]["trained"]

@@ -325,7 +325,7 @@ def test_evaluating_a_foreign_model_obeys_no_name_either(onea, foreign, tiny_ima
 
 def test_a_class_named_with_thousands_of_digits_is_refused(onea, shop, tiny_images):
     from onea.errors import OneaError
-    from onea.model.folder import load
+    from onea.model.estimator import load
 
     images = sorted((tiny_images / "train/class00").iterdir())
     with pytest.raises(OneaError, match="cannot be a class name"):

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Any
 from onea.version import __version__
 
 if TYPE_CHECKING:
-    from onea.model.estimator import OneA
-    from onea.model.folder import load
+    from onea.model.estimator import OneA, load
 
 __all__ = ["OneA", "__version__", "load"]
 
-_HOMES = {"OneA": "onea.model.estimator", "load": "onea.model.folder"}
+_HOMES = {"OneA": "onea.model.estimator", "load": "onea.model.estimator"}
 
 
 def __getattr__(name: str) -> Any:

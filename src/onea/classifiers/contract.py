@@ -4,16 +4,29 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import ClassVar, Protocol, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from onea.options import Validated
 from onea.tensors import Tensors
 
-Scorer = Callable[[Tensor], Tensor]  # features [B, width] to scores [B, classes]; the largest is the answer
+
+class Scorer(nn.Module):
+    """A fitted classifier: features ``[B, width]`` to scores ``[B, classes]``; the largest is the answer."""
+
+    def __init__(self, **tensors: Tensor):
+        super().__init__()
+        for name, value in tensors.items():
+            self.register_buffer(name, value.detach().float())
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """Scores, in float32 whatever the network computes in."""
+        with torch.autocast(features.device.type, enabled=False):
+            scores: Tensor = super().__call__(features.float())
+            return scores
 
 
 class Statistics(Protocol):
@@ -71,4 +84,4 @@ class Classifier(Validated, ABC):
 
     @abstractmethod
     def fit(self, known: Statistics) -> Scorer:
-        """A function from features to scores, from statistics of its kind that may be richer than it needs."""
+        """The classifier, fitted to statistics of its kind that may be richer than it needs."""

@@ -59,7 +59,7 @@ class RegularisedGaussian(Classifier):
         unit = left.transpose(1, 2) @ rows * torch.where(present, values, torch.inf).rsqrt()[:, :, None]
         share = (known.counts / (known.counts + self.prior_images))[:, None]
         variances = torch.where(present, share * values + 1 - share, 1.0)
-        return _likelihood(root, origin, (means - origin) @ root, unit, variances)
+        return GaussianScores(root, origin, (means - origin) @ root, unit, variances)
 
 
 @dataclass(frozen=True)
@@ -72,28 +72,35 @@ class FullRegularisedGaussian(RegularisedGaussian):
     directions: Count = 4096
 
 
-def _likelihood(root: Tensor, origin: Tensor, means: Tensor, unit: Tensor, variances: Tensor) -> Scorer:
+class GaussianScores(Scorer):
     """Log-likelihoods from whitened means ``[C, width]``, unit directions ``[C, r, width]`` and variances ``[C, r]``.
 
     The squared length of ``z`` is taken apart: the part that all classes have in common is left out.
     """
-    classes, directions = variances.shape
-    metric, shift, targets = root.float(), (origin @ root).float(), means.float()
-    axes, gains = unit.float().flatten(0, 1), (0.5 * (1 - 1 / variances)).float()
-    along = (unit @ means[:, :, None])[:, :, 0].float()
-    offset = (-0.5 * variances.log().sum(1) - 0.5 * (means**2).sum(1)).float()
-    part = max(1, _ROOM // max(1, classes * directions))
 
-    def scores(features: Tensor) -> Tensor:
-        device = features.device
-        space = features.float() @ metric.to(device) - shift.to(device)
-        found = space @ targets.to(device).T + offset.to(device)
-        for some, total in zip(space.split(part), found.split(part), strict=True):
-            lengths = (some @ axes.to(device).T).view(len(some), classes, directions) - along.to(device)
-            total += torch.einsum("bcr,cr->bc", lengths.square(), gains.to(device))
-        return found
+    def __init__(self, root: Tensor, origin: Tensor, means: Tensor, unit: Tensor, variances: Tensor):
+        super().__init__(
+            metric=root,
+            shift=origin @ root,
+            targets=means,
+            offset=-0.5 * variances.log().sum(1) - 0.5 * (means**2).sum(1),
+            axes=unit.flatten(0, 1),
+            along=(unit @ means[:, :, None])[:, :, 0],
+            gains=0.5 * (1 - 1 / variances),
+        )
 
-    return scores
+    def forward(self, features: Tensor) -> Tensor:
+        """Log-likelihoods, in parts that need little memory."""
+        gains = self.get_buffer("gains")
+        if torch.compiler.is_compiling() or len(features) * gains.numel() <= _ROOM:
+            return self._some(features)
+        return torch.cat([self._some(part) for part in features.split(max(1, _ROOM // gains.numel()))])
+
+    def _some(self, features: Tensor) -> Tensor:
+        targets, gains = self.get_buffer("targets"), self.get_buffer("gains")
+        space = features @ self.get_buffer("metric") - self.get_buffer("shift")
+        lengths = (space @ self.get_buffer("axes").T).view(-1, *gains.shape) - self.get_buffer("along")
+        return space @ targets.T + self.get_buffer("offset") + (lengths.square() * gains).sum(2)
 
 
 @dataclass(frozen=True)
@@ -118,7 +125,7 @@ class FeCAM(Classifier):
         """The distance of each class, negative."""
         assert isinstance(known, ClassStatistics)
         assert known.factors is not None
-        means, inverses = known.means, []
+        inverses = []
         for factor, count in zip(known.factors, known.counts.tolist(), strict=True):
             rows = to_float64(factor)
             one = torch.eye(known.width, dtype=rows.dtype, device=rows.device)
@@ -126,13 +133,17 @@ class FeCAM(Classifier):
             covariance = covariance + self.shrinkage * covariance.diagonal().mean() * one
             deviation = covariance.diagonal().clamp_min(1e-30).sqrt()
             inverses.append(torch.linalg.pinv(covariance / deviation / deviation[:, None], hermitian=True).float())
+        return MahalanobisScores(means=known.means, inverses=torch.stack(inverses))
 
-        def scores(features: Tensor) -> Tensor:
-            unit = F.normalize(features.float(), dim=1)
-            found = []
-            for mean, inverse in zip(means, inverses, strict=True):
-                away = unit - mean.to(unit.device)
-                found.append(-((away @ inverse.to(unit.device)) * away).sum(1))
-            return torch.stack(found, dim=1)
 
-        return scores
+class MahalanobisScores(Scorer):
+    """The distance of features of length one to each class under its matrix, negative."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Negative squared distances, class by class."""
+        unit, means, inverses = F.normalize(features, dim=1), self.get_buffer("means"), self.get_buffer("inverses")
+        found = []
+        for mean, inverse in zip(means, inverses, strict=True):
+            away = unit - mean
+            found.append(-((away @ inverse) * away).sum(1))
+        return torch.stack(found, dim=1)

@@ -8,12 +8,12 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from onea.classifiers.contract import Classifier, Scorer, Statistics
 from onea.classifiers.statistics import ClassStatistics, shrunk_covariance
 from onea.options import ZeroToOne
 from onea.tensors import to_float64
-from onea.vit.heads import cosine_scores
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,7 @@ class NearestMean(Classifier):
     def fit(self, known: Statistics) -> Scorer:
         """Cosine to every mean."""
         assert isinstance(known, ClassStatistics)
-        means = known.means
-        return lambda features: cosine_scores(features, means.to(features.device))
+        return CosineScores(known.means)
 
 
 class _Pooled(Classifier):
@@ -65,7 +64,7 @@ class StreamingLDA(_Pooled):
         means = to_float64(known.means)
         weight = torch.linalg.solve(self._covariance(known), means.T).T
         bias = -0.5 * (weight * means).sum(1)
-        return _linear(weight, bias)
+        return LinearScores(weight, bias)
 
     def _covariance(self, known: ClassStatistics) -> Tensor:
         assert known.scatter is not None
@@ -96,16 +95,30 @@ class WhitenedCosine(_Pooled):
         origin = means.mean(0) if self.centred and known.classes else means.new_zeros(known.width)
         # A common factor does not matter to a cosine; this one keeps float32 away from its limits.
         root = root / root.diagonal().mean()
-        metric, targets, shift = root.float(), ((means - origin) @ root).float(), (origin @ root).float()
-
-        def scores(features: Tensor) -> Tensor:
-            device = features.device
-            return cosine_scores(features.float() @ metric.to(device) - shift.to(device), targets.to(device))
-
-        return scores
+        return CosineScores((means - origin) @ root, root, origin @ root)
 
 
-def _linear(weight: Tensor, bias: Tensor) -> Scorer:
-    """Scores that are linear in the features; shifted by those of the mean class, so that float32 suffices."""
-    weight, bias = (weight - weight.mean(0)).float(), (bias - bias.mean()).float()
-    return lambda features: features.float() @ weight.to(features.device).T + bias.to(features.device)
+class CosineScores(Scorer):
+    """Cosine to each target, of the features themselves or of ``features @ metric - shift``."""
+
+    def __init__(self, targets: Tensor, metric: Tensor | None = None, shift: Tensor | None = None):
+        more = {} if metric is None or shift is None else {"metric": metric, "shift": shift}
+        super().__init__(targets=F.normalize(targets.float(), dim=1).T.contiguous(), **more)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Cosines."""
+        buffers = dict(self.named_buffers())
+        if "metric" in buffers:
+            features = features @ buffers["metric"] - buffers["shift"]
+        return F.normalize(features, dim=1) @ buffers["targets"]
+
+
+class LinearScores(Scorer):
+    """Scores that are linear in the features; less those of the mean class, so that float32 suffices."""
+
+    def __init__(self, weight: Tensor, bias: Tensor):
+        super().__init__(weight=weight - weight.mean(0), bias=bias - bias.mean())
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Weighted sums of the features."""
+        return F.linear(features, self.get_buffer("weight"), self.get_buffer("bias"))

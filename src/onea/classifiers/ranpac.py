@@ -136,14 +136,16 @@ class RanPAC(Classifier):
         gram, hits = to_float64(known.gram), to_float64(known.hits)
         strength = _strength(gram, hits)
         one = torch.eye(len(gram[0]), dtype=torch.float64, device=gram.device)
-        weight: Tensor = torch.linalg.solve(gram.sum(0) + strength * one, hits.sum(0)).float()
-        projection = known.projection
+        weight = torch.linalg.solve(gram.sum(0) + strength * one, hits.sum(0))
+        return RandomFeatureScores(projection=known.projection, weight=weight)
 
-        def scores(features: Tensor) -> Tensor:
-            random = F.relu(features.float() @ projection.to(features.device))
-            return random @ weight.to(features.device)
 
-        return scores
+class RandomFeatureScores(Scorer):
+    """Scores that are linear in random features."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Weighted sums of the random features."""
+        return F.relu(features @ self.get_buffer("projection")) @ self.get_buffer("weight")
 
 
 def _strength(gram: Tensor, hits: Tensor) -> float:

@@ -236,7 +236,7 @@ def shrunk_covariance(scatter: Tensor, freedom: int) -> Tensor:
     al., 2010); with none, nothing is known and it is the identity.
 
     >>> shrunk_covariance(torch.diag(torch.tensor([400.0, 100.0], dtype=torch.float64)), 100).diagonal()
-    tensor([3.9022, 1.0978], dtype=torch.float64)
+    tensor([3.8614, 1.1386], dtype=torch.float64)
     """
     width = len(scatter)
     one = torch.eye(width, dtype=torch.float64, device=scatter.device)

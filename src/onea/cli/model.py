@@ -70,7 +70,7 @@ def predict(
     from onea.cli.model_display import print_answers
     from onea.errors import OneaError
     from onea.model.answers import as_rows
-    from onea.model.folder import load_for
+    from onea.model.estimator import load_for
     from onea.model.images import find_images
     from onea.text import printable
 
@@ -119,8 +119,8 @@ def evaluate(
     from onea.cli.model_display import print_evaluation
     from onea.files import check_writable
     from onea.model.confusion import confusion_picture
+    from onea.model.estimator import load_for
     from onea.model.evaluation import evaluate as ask
-    from onea.model.folder import load_for
     from onea.report.style import save
 
     check_writable(out.parent)
@@ -141,9 +141,9 @@ def export(
     The file is kept only if its answers are PyTorch's. A description (classes, input, output) lies beside it as JSON.
     """
     from onea.errors import OneaError, nearest
+    from onea.model.estimator import load_for
     from onea.model.export import OPSET
     from onea.model.export import export as write
-    from onea.model.folder import load_for
 
     if to not in _ENDINGS:
         raise OneaError(f"Unknown format '{to}'; {nearest(to, _ENDINGS)}")

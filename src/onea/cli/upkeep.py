@@ -23,7 +23,7 @@ def history(
     from onea.cli.model_display import print_history
     from onea.model.folder import read_manifest, read_state
 
-    kept = read_manifest(model).versions
+    kept = read_manifest(model).versions.kept
     updates = read_state(model, kept[-1]).updates
     if as_json:
         print(json.dumps({"version": kept[-1], "kept": kept, "updates": updates}, indent=1))

@@ -183,7 +183,7 @@ class AdapterMerging(FeatureClassification):
         name = next(iter(self.classifiers))
         known = self.statistics[self.classifiers[name].statistics(self.vit.width).kind]
         known = (known if by is None else known.carry(by)).add(features[~held_out], labels[~held_out])
-        answers = self.classifiers[name].fit(known)(features[held_out]).argmax(1).cpu()
+        answers = self.classifiers[name].fit(known).to(features.device)(features[held_out]).argmax(1).cpu()
         return float((answers == labels[held_out]).double().mean())
 
     @property
@@ -227,10 +227,14 @@ class AdapterMerging(FeatureClassification):
     def load_state_dict(self, state: Tensors) -> None:
         """Continue from a saved state."""
         super().load_state_dict(state)
-        self.kept.load_state_dict(part_of(_KEPT, state))
+        self.restore(part_of(_KEPT, state), *state["merged"].tolist())
         self.memory, self.start = part_of(_MEMORY, state), part_of(_START, state)
         self.origin = part_of(_ORIGIN, state)
-        self.merged_classes, self.merged_samples = state["merged"].tolist()
+
+    def restore(self, adapter: Tensors, classes: int, samples: int) -> None:
+        """Continue with an adapter that so many classes and images have been merged into."""
+        self.kept.load_state_dict(adapter)
+        self.merged_classes, self.merged_samples = classes, samples
 
     def _trained(self, task: Task) -> TrainedAdapter:
         """The task's adapter, trained here or by another run that differs only in the merge."""

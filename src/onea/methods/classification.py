@@ -114,7 +114,7 @@ class FeatureClassification(Method):
         if name not in self._scorers:
             classifier = self.classifiers[name]
             kind = classifier.statistics(self.vit.width).kind
-            self._scorers[name] = classifier.fit(self.statistics[kind])
+            self._scorers[name] = classifier.fit(self.statistics[kind]).to(self.runtime.device)
         return self._scorers[name]
 
     def observe(self, features: Tensor, labels: Tensor, by: Tensor | None = None) -> None:

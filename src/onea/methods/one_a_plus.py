@@ -82,7 +82,9 @@ class OneAPlus(AdapterMerging):
     Options: ClassVar[type] = OneAPlusOptions
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     # Rates and epochs follow the images, whatever a dataset is called.
-    small: ClassVar[Mapping[str, Mapping[str, Any]]] = {"": {"learning_rate": 0.2, "batch_size": 0, "epochs": 0}}
+    small: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "": {"learning_rate": 0.2, "batch_size": 0, "epochs": 0, "min_epochs": 20, "max_epochs": 40}
+    }
     options: OneAPlusOptions
 
     @classmethod

@@ -18,7 +18,6 @@ from onea.errors import OneaError
 from onea.model import calibration
 from onea.model.engine import Engine
 from onea.model.images import Batch, read_unlabelled
-from onea.model.learning import adapters_of
 from onea.model.names import UNKNOWN
 from onea.model.state import State
 
@@ -66,14 +65,14 @@ class Snapshot:
         classes: what it knows, in the order of the columns of ``predict_proba``.
         state: all that it knows.
         engine: the network that it uses, together with ``adapters``.
-        metric: the map of features in which similarities are taken.
+        scorer: similarities of features to the classes.
         threshold: the margin below which an image is ``unknown``.
     """
 
     def __init__(self, engine: Engine, state: State, false_alarms: float | None):
         self.state, self.engine = state, engine
-        self.adapters = adapters_of(engine, state)
-        self.metric = state.evidence.metric(state.readout)
+        self.adapters = engine.adapters(state)
+        self.scorer = state.classifier.fit(state.statistics)
         self.threshold = -math.inf if not false_alarms else calibration.threshold(state.margins, false_alarms)
 
     @property
@@ -135,12 +134,12 @@ class Snapshot:
         return read_unlabelled(images, self.engine.side, on_bad)
 
     def similarities(self, images: Any) -> Tensor:
-        """Cosine of each image's feature to every prototype under ``metric``, ``[N, classes]``."""
+        """Similarity of each image to every class, ``[N, classes]``."""
         if not self.classes:
             raise OneaError("The model knows no class yet; teach it some first.")
         batch = images if isinstance(images, Batch) else self.read(images)
         features = self.engine.features(batch.pixels, self.adapters)
-        found = self.state.evidence.similarities(features, self.metric)
+        found = self.scorer(features)
         if not bool(found.isfinite().all()):
             raise OneaError("The model's answers are not numbers, so it is damaged; go back with `onea undo`.")
         return found

@@ -16,6 +16,7 @@ from onea.data.dataset import Pixels
 from onea.data.transforms import Preprocess
 from onea.errors import OneaError
 from onea.methods.contract import EVALUATION_BATCH
+from onea.model.state import State
 from onea.runtime import Progress, Runtime, make_runtime
 from onea.vit.adapter import Adapters
 from onea.vit.backbones import load_backbone, shortened
@@ -69,6 +70,18 @@ class Engine:
                 f"'{backbone['name']}' that the model was taught with ({shortened(backbone['sha256'])}); give that one "
                 "(backbone=...)."
             )
+
+    def adapters(self, state: State) -> Adapters:
+        """The adapter of a state as a module on the engine's device, for inference."""
+        try:
+            adapters = Adapters.from_tensors(state.adapter, float(state.options["scale"]))
+            if adapters.shape != (self.vit.depth, self.vit.width):
+                raise ValueError("made for another network")
+        except (KeyError, RuntimeError, ValueError) as error:
+            raise OneaError(
+                f"The model's adapter does not fit its backbone '{self.vit.name}'; restore it from a copy."
+            ) from error
+        return adapters.to(self.runtime.device)
 
     def for_training(self, progress: Progress | None) -> tuple[FrozenViT, Runtime]:
         """The network and the runtime to train with; in low precision the network is a copy."""

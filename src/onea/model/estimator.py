@@ -18,12 +18,13 @@ from onea.data.pack import OnBad
 from onea.errors import OneaError, nearest
 from onea.model.answers import Snapshot
 from onea.model.engine import Engine
+from onea.model.folder import read_manifest, read_state, save
 from onea.model.images import read_labelled
 from onea.model.learning import blank, choose_options, given_as_numbers, learn, now
 from onea.model.names import check_numbers, name_of
 from onea.model.params import check_params, epoch_bounds
-from onea.model.readout import Readout
-from onea.model.state import State
+from onea.model.state import Readout, State
+from onea.model.versions import Versions
 from onea.runtime import Progress
 from onea.vit.backbones import EMBEDDED
 
@@ -101,8 +102,8 @@ class OneA:
         self._engine: Engine | None = None
         self._preprocess: Mapping[str, Any] | None = None  # of a loaded model
         self._snapshot: Snapshot | None = None
-        self._past: tuple[State, ...] = ()
-        self._counter = 0
+        self._versions = Versions()
+        self._states: dict[int, State] = {}  # of the versions that are kept
         self._ancestry: frozenset[str] = frozenset()
         self._changing = threading.RLock()
 
@@ -169,7 +170,7 @@ class OneA:
     @property
     def version(self) -> int:
         """Number of the update that made the present state; 0 before the first. Never used twice, even after undo."""
-        return self._snapshot.version if self._snapshot else 0
+        return self._versions.present
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -177,9 +178,9 @@ class OneA:
         return [dict(update) for update in self._snapshot.state.updates] if self._snapshot else []
 
     @property
-    def counter(self) -> int:
-        """The highest version ever given; the next update gets the one after it."""
-        return self._counter
+    def versions(self) -> Versions:
+        """The versions that are kept: those that ``undo`` can go back to, and the present one."""
+        return self._versions
 
     @property
     def ancestry(self) -> frozenset[str]:
@@ -189,7 +190,8 @@ class OneA:
     def states(self) -> tuple[State, ...]:
         """The states that ``undo`` can go back to and the present one, oldest first."""
         with self._changing:
-            return (*self._past, self.snapshot().state)
+            self.snapshot()
+            return tuple(self._states[version] for version in self._versions.kept)
 
     def snapshot(self) -> Snapshot:
         """The present version as an object that answers and never changes, whatever is learned meanwhile."""
@@ -203,12 +205,12 @@ class OneA:
     def fit(self, X: Any, y: Any = None) -> OneA:
         """Forget everything and learn these classes."""
         with self._changing:
-            before = self._snapshot, self._past
-            self._snapshot, self._past = None, ()
+            before = self._snapshot, self._versions
+            self._snapshot, self._versions = None, Versions(counter=self._versions.counter)
             try:
                 return self.learn(X, y)
             except BaseException:
-                self._snapshot, self._past = before
+                self._snapshot, self._versions = before
                 raise
 
     def learn(
@@ -250,7 +252,7 @@ class OneA:
                     engine,
                     state,
                     batch,
-                    version=self._counter + 1,
+                    version=self._versions.next,
                     name=name,
                     held_out=self.held_out,
                     follow_drift=self.follow_drift,
@@ -269,13 +271,13 @@ class OneA:
         """No longer answer these classes. What the adapter learned from their images stays in it."""
         with self._changing:
             names = [name_of(label) for label in classes]
-            self._commit(self.snapshot().state.without(names, self._counter + 1, now()))
+            self._commit(self.snapshot().state.without(names, self._versions.next, now()))
         return self
 
     def rename(self, old: str | int, new: str | int) -> OneA:
         """Call a class by another name."""
         with self._changing:
-            state = self.snapshot().state.renamed(name_of(old), name_of(new), self._counter + 1, now())
+            state = self.snapshot().state.renamed(name_of(old), name_of(new), self._versions.next, now())
             check_numbers(state.classes, state.numbers, self.unknown)
             self._commit(state)
         return self
@@ -284,10 +286,7 @@ class OneA:
         """Go back to before the last update."""
         with self._changing:
             self.snapshot()
-            if not self._past:
-                raise OneaError("There is no earlier version to go back to; the last updates alone are kept.")
-            self._swap(self._past[-1])
-            self._past = self._past[:-1]
+            self._turn_to(self._versions.undone())
         return self
 
     # answering
@@ -318,8 +317,6 @@ class OneA:
 
     def save(self, path: str | Path) -> Path:
         """Write the model folder, or bring it up to date; whole or not at all."""
-        from onea.model.folder import save
-
         return save(self, Path(path))
 
     def push_to_hub(self, repo: str, *, private: bool | None = None, token: str | None = None) -> str:
@@ -333,9 +330,10 @@ class OneA:
         cls, name: str, *, revision: str | None = None, token: str | None = None, **params: Any
     ) -> OneA:
         """The model in a repository of the Hugging Face Hub (``owner/name``) or in a local folder."""
-        from onea.model.hub import pull
+        from onea.model.hub import fetched
 
-        return pull(name, revision=revision, token=token, **params)
+        with fetched(name, revision=revision, token=token) as folder:
+            return load(folder, **params)
 
     # inside
 
@@ -351,24 +349,49 @@ class OneA:
             return self._engine
 
     def _commit(self, state: State) -> None:
-        past = self._past
-        if self._snapshot:
-            past = (*past, self._snapshot.state)
-        self._swap(state)
-        self._past = past[max(0, len(past) - self.keep) :]
-        self._counter = state.version
+        self._states[state.version] = state
+        self._turn_to(self._versions.committed(self.keep))
+
+    def _turn_to(self, versions: Versions) -> None:
+        """Make other versions the ones that are kept, the last of them the present."""
+        self._swap(self._states[versions.present])
+        self._versions = versions
+        self._states = {version: self._states[version] for version in versions.kept}
 
     def _swap(self, state: State) -> None:
         self._snapshot = Snapshot(self._ready(), state, self.unknown)
         self._ancestry |= {state.id}
 
-    def _restore(self, states: Sequence[State], counter: int) -> None:
+    def restore(self, states: Sequence[State], versions: Versions) -> None:
         """Become what was saved: states from the oldest to the present one."""
         self._preprocess = states[-1].preprocess
         self._ready().check_is(states[-1].backbone)
-        self._swap(states[-1])
-        self._past, self._counter = tuple(states[:-1]), counter
+        self._states = {state.version: state for state in states}
+        self._turn_to(versions)
         self._ancestry |= {state.id for state in states}
+
+
+def load(path: str | Path, **params: Any) -> OneA:
+    """The model in a folder, ready to answer and to learn more.
+
+    Args:
+        path: a folder that ``save`` or ``onea teach`` made.
+        params: of ``OneA``, to be other than saved, such as ``device="cuda"``.
+
+    Raises:
+        OneaError: there is no model, it is damaged, of a newer format, or its backbone is not here.
+    """
+    folder = Path(path)
+    manifest = read_manifest(folder)
+    states = [read_state(folder, version) for version in manifest.versions.kept]
+    model = OneA(**(manifest.params | {"backbone": states[-1].backbone["source"]} | params))
+    model.restore(states, manifest.versions)
+    return model
+
+
+def load_for(path: Path, **params: Any) -> OneA:
+    """The model in a folder, with those parameters that are not None."""
+    return load(path, **{name: value for name, value in params.items() if value is not None})
 
 
 def _not_taught() -> OneaError:

@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from onea.data.resample import axis_weights
 from onea.errors import OneaError
@@ -42,8 +41,7 @@ class Graph(nn.Module):
         self.register_buffer("resize", axis_weights(*whole, side, size, engine.preprocess.filter)[0])
         self.register_buffer("mean", torch.tensor(engine.preprocess.mean)[:, None, None])
         self.register_buffer("std", torch.tensor(engine.preprocess.std)[:, None, None])
-        self.register_buffer("metric", model.metric)
-        self.register_buffer("prototypes", F.normalize(state.evidence.prototypes @ model.metric, dim=1).T.contiguous())
+        self.scorer = copy.deepcopy(model.scorer)
         self.register_buffer("familiar", state.familiar.clone())
         self.temperature, self.threshold = state.temperature, max(model.threshold, -4.0)  # a graph has no infinity
 
@@ -52,8 +50,7 @@ class Graph(nn.Module):
         resize: Tensor = self.get_buffer("resize")
         pixels = (resize @ (images @ resize.T)).clamp(0, 1)
         inputs = (pixels - self.get_buffer("mean")) / self.get_buffer("std")
-        features = self.vit(inputs, self.adapters) @ self.get_buffer("metric")
-        scores = F.normalize(features, dim=1) @ self.get_buffer("prototypes")
+        scores = self.scorer.forward(self.vit(inputs, self.adapters))
         best, index = scores.max(1)
         familiar = best - self.get_buffer("familiar")[index] >= self.threshold
         return torch.softmax(scores / self.temperature, dim=1), familiar

@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from safetensors.torch import save as save_tensors
 
+from onea.classifiers.statistics import ClassStatistics
 from onea.errors import OneaError
 from onea.files import check_plain, open_plain, read_plain, sync_folder, unwritable, write_atomically
 from onea.methods.state import part_of, prefixed
@@ -28,8 +30,9 @@ from onea.model.layout import check_can_hold, holds_model, state_folder
 from onea.model.learning import now
 from onea.model.lock import locked
 from onea.model.params import MACHINE
-from onea.model.readout import Evidence
 from onea.model.state import State
+from onea.model.versions import Versions
+from onea.renamed import renamed
 from onea.sealed import Damage
 from onea.tensors import Tensors
 from onea.version import __version__
@@ -38,7 +41,7 @@ if TYPE_CHECKING:
     from onea.model.estimator import OneA
 
 _ADAPTER = "adapter."
-_EVIDENCE, _TENSORS = ("prototypes", "counts", "scatter"), ("familiar", "margins", "margin_rows")
+_TENSORS = ("familiar", "margins", "margin_rows")
 _VALUES = (
     *("version", "id", "backbone", "preprocess", "options", "readout"),
     *("classes", "merged", "temperature", "calibrated_on", "updates", "numbers"),
@@ -51,13 +54,11 @@ class Manifest:
     """What ``model.json`` says.
 
     Attributes:
-        versions: those that are kept, oldest first; the last one is the present.
-        counter: the highest version ever given.
+        versions: those that are kept.
         params: of the estimator.
     """
 
-    versions: tuple[int, ...]
-    counter: int
+    versions: Versions
     params: dict[str, Any]
 
 
@@ -74,31 +75,6 @@ class Undone:
     what: str
 
 
-def load(path: str | Path, **params: Any) -> OneA:
-    """The model in a folder, ready to answer and to learn more.
-
-    Args:
-        path: a folder that ``save`` or ``onea teach`` made.
-        params: of ``OneA``, to be other than saved, such as ``device="cuda"``.
-
-    Raises:
-        OneaError: there is no model, it is damaged, of a newer format, or its backbone is not here.
-    """
-    from onea.model.estimator import OneA
-
-    folder = Path(path)
-    manifest = read_manifest(folder)
-    states = [read_state(folder, version) for version in manifest.versions]
-    model = OneA(**(manifest.params | {"backbone": states[-1].backbone["source"]} | params))
-    model._restore(states, manifest.counter)
-    return model
-
-
-def load_for(path: Path, **params: Any) -> OneA:
-    """The model in a folder, with those parameters that are not None."""
-    return load(path, **{name: value for name, value in params.items() if value is not None})
-
-
 def save(model: OneA, path: Path, *, have_lock: bool = False) -> Path:
     """Bring a model folder up to date, or make it; a crash at any moment leaves the last complete version valid."""
     if not have_lock:
@@ -107,13 +83,13 @@ def save(model: OneA, path: Path, *, have_lock: bool = False) -> Path:
     check_can_hold(path)
     states = model.states()
     if holds_model(path):
-        present = read_manifest(path).versions[-1]
+        present = read_manifest(path).versions.present
         if read_state(path, present).id not in model.ancestry:
             raise OneaError(
                 f"{path} holds something this model did not grow from (version {present}); load it again, or choose "
                 "another folder."
             )
-    write(path, states, Manifest(tuple(state.version for state in states), model.counter, model_params(model)))
+    write(path, states, Manifest(model.versions, model_params(model)))
     return path
 
 
@@ -128,11 +104,10 @@ def change(path: Path, how: Callable[[State, int, str], State]) -> State:
     with locked(path):
         check_can_hold(path)
         manifest = read_manifest(path)
-        states = [read_state(path, version) for version in manifest.versions]  # so that damage is told early
-        counter = manifest.counter + 1
-        state = how(states[-1], counter, now())
-        versions = (*manifest.versions, counter)[-1 - manifest.params["keep"] :]
-        write(path, [state], Manifest(versions, counter, manifest.params))
+        states = [read_state(path, version) for version in manifest.versions.kept]  # so that damage is told early
+        state = how(states[-1], manifest.versions.next, now())
+        versions = manifest.versions.committed(manifest.params["keep"])
+        write(path, [state], Manifest(versions, manifest.params))
         return state
 
 
@@ -142,14 +117,15 @@ def undo(path: Path) -> tuple[Undone, State]:
     with locked(path):
         check_can_hold(path)
         manifest = read_manifest(path)
-        *earlier, last = manifest.versions
-        if not earlier:
+        last = manifest.versions.present
+        if len(manifest.versions.kept) == 1:
             raise OneaError(f"{path} keeps no version before {last}; there is nothing to go back to.")
-        state = read_state(path, earlier[-1])
+        earlier = manifest.versions.undone()
+        state = read_state(path, earlier.present)
         what = "which could not be read"
         with suppress(OneaError):
             what = history_row(read_state(path, last).updates[-1])[2]
-        write(path, [state], dataclasses.replace(manifest, versions=tuple(earlier)))
+        write(path, [state], dataclasses.replace(manifest, versions=earlier))
         return Undone(last, what), state
 
 
@@ -161,7 +137,8 @@ def read_manifest(path: Path) -> Manifest:
     place = path / layout.MANIFEST
     content = read_plain(place, validation.MOST_JSON)
     with _told(path, place, "restore the folder from a copy"):
-        return Manifest(*validation.manifest_values(content))
+        kept, counter, params = validation.manifest_values(content)
+        return Manifest(Versions(kept, counter), params)
 
 
 def read_id(path: Path, version: int) -> str:
@@ -212,7 +189,8 @@ def write(path: Path, states: Sequence[State], manifest: Manifest) -> None:
         states: the present one, and before it those that may have to be written.
         manifest: what is valid from now on.
     """
-    described = validation.seal({"format": FORMAT, "onea": __version__, **dataclasses.asdict(manifest)})
+    numbers = {"versions": manifest.versions.kept, "counter": manifest.versions.counter}
+    described = validation.seal({"format": FORMAT, "onea": __version__, **numbers, "params": manifest.params})
     _check(lambda: validation.manifest_values(described))
     shown = {layout.PICTURE: history_picture(states[-1]), layout.CARD: card(states[-1], path.name).encode()}
     try:
@@ -224,12 +202,12 @@ def write(path: Path, states: Sequence[State], manifest: Manifest) -> None:
         sync_folder(path)  # before anything goes that the old one needs
     except (OneaError, OSError) as error:
         with suppress(OneaError):
-            layout.tidy(path, read_manifest(path).versions if holds_model(path) else ())
+            layout.tidy(path, read_manifest(path).versions.kept if holds_model(path) else ())
         if isinstance(error, OneaError):
             raise
         raise unwritable(path, len(described), error, _REMEDY) from error
     with suppress(OneaError):  # it is done; the next update tidies up and writes the card anew
-        layout.tidy(path, manifest.versions)
+        layout.tidy(path, manifest.versions.kept)
         for name, content in shown.items():
             write_atomically(path / name, content)
 
@@ -246,17 +224,22 @@ def _state(values: Mapping[str, Any], tensors: Tensors) -> State:
         **{name: values[name] for name in _VALUES}
         | {name: tuple(values[name]) for name in ("classes", "updates")}
         | {name: tensors[name] for name in _TENSORS},
-        evidence=Evidence(**{name: tensors[name] for name in _EVIDENCE}, freedom=values["freedom"]),
+        statistics=_statistics(values, tensors),
         adapter=part_of(_ADAPTER, tensors),
     )
 
 
+def _statistics(values: Mapping[str, Any], tensors: Tensors) -> ClassStatistics:
+    empty = ClassStatistics.empty(tensors["prototypes"].shape[1])
+    return empty.restored(tensors | {"freedom": torch.tensor(values["freedom"])})
+
+
 def _write_state(path: Path, state: State) -> None:
     tensors = {name: getattr(state, name) for name in _TENSORS} | prefixed(_ADAPTER, state.adapter)
-    tensors |= {name: getattr(state.evidence, name) for name in _EVIDENCE}
+    tensors |= {name: value for name, value in state.statistics.state_dict().items() if name != "freedom"}
     content = save_tensors({name: value.contiguous() for name, value in tensors.items()})
     values = {name: getattr(state, name) for name in _VALUES}
-    values |= {"format": FORMAT, "freedom": state.evidence.freedom}
+    values |= {"format": FORMAT, "freedom": state.statistics.freedom}
     described = validation.seal(values | {"sha256": hashlib.sha256(content).hexdigest()})
 
     def check() -> None:
@@ -286,3 +269,6 @@ def _check(check: Callable[[], object]) -> None:
         check()
     except Damage as reason:
         raise OneaError(f"The model cannot be saved ({reason}); undo its last update.") from reason
+
+
+__getattr__ = renamed(__name__, {"load": "onea.model.estimator:load", "load_for": "onea.model.estimator:load_for"})

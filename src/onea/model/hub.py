@@ -9,12 +9,15 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onea.errors import OneaError
-from onea.model.folder import Manifest, load, model_params, write
+from onea.model.folder import Manifest, model_params, write
 from onea.model.layout import FILES, holds_model
+from onea.model.versions import Versions
 
 if TYPE_CHECKING:
     from onea.model.estimator import OneA
@@ -30,7 +33,11 @@ def push(model: OneA, repo: str, *, private: bool | None = None, token: str | No
     state = dataclasses.replace(state, backbone={**state.backbone, "source": source})
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / f"{repo.split('/')[-1].removesuffix('.onea')}.onea"
-        write(folder, [state], Manifest((state.version,), model.counter, model_params(model) | {"backbone": source}))
+        write(
+            folder,
+            [state],
+            Manifest(Versions((state.version,), model.versions.counter), model_params(model) | {"backbone": source}),
+        )
         try:
             huggingface_hub.create_repo(repo, private=private, token=token, exist_ok=True)
             done: Any = huggingface_hub.upload_folder(
@@ -41,22 +48,22 @@ def push(model: OneA, repo: str, *, private: bool | None = None, token: str | No
     return str(done)
 
 
-def pull(name: str, *, revision: str | None = None, token: str | None = None, **params: Any) -> OneA:
-    """The model in a local folder or, of the revision if one is given, in a repository of the Hub."""
+@contextmanager
+def fetched(name: str, *, revision: str | None = None, token: str | None = None) -> Iterator[Path]:
+    """The model folder of a local path or, of the revision if one is given, of a repository of the Hub."""
     import huggingface_hub
 
     if revision is None and holds_model(Path(name)):
-        return load(name, **params)
+        yield Path(name)
+        return
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / f"{name.split('/')[-1].removesuffix('.onea')}.onea"
         try:
-            fetched = huggingface_hub.snapshot_download(
-                name, revision=revision, token=token, allow_patterns=list(FILES)
-            )
-            _copy(Path(fetched), folder)
+            found = huggingface_hub.snapshot_download(name, revision=revision, token=token, allow_patterns=list(FILES))
+            _copy(Path(found), folder)
         except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:
             raise _failed(name, "downloaded", error) from error
-        return load(folder, **params)
+        yield folder
 
 
 def _copy(fetched: Path, folder: Path) -> None:

@@ -13,28 +13,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onea import seeds
 from onea.classifiers.carrying import feature_map
+from onea.classifiers.statistics import ClassStatistics
+from onea.classifiers.validation import cross_validated_scores
 from onea.data.assemble import natural_key
 from onea.data.store import PackedImages, choose_place
 from onea.errors import OneaError
 from onea.merging.operator import Sizes
-from onea.methods.local_head import new_adapters
 from onea.methods.one_a import OneAMethod, OneAOptions
 from onea.methods.presets import choose_preset, preset_options
-from onea.methods.state import prefixed
 from onea.model import calibration
 from onea.model.engine import Engine
 from onea.model.images import Batch
 from onea.model.names import check_names
-from onea.model.readout import Evidence, Readout
-from onea.model.state import State, Update, merged_with, new_id
+from onea.model.state import Readout, State, Update, merged_with, new_id
 from onea.options import build
 from onea.runtime import Progress
 from onea.tasks import Task
 from onea.tensors import Tensors
 from onea.text import printable
-from onea.vit.adapter import Adapters
 
 # What differs from the preset for small backbones. Fewer epochs: a person waits for them, on whatever machine there is.
 # The rest was chosen on photos held out in groups that look alike (docs/models.md).
@@ -67,7 +64,6 @@ def blank(engine: Engine, options: OneAOptions, readout: Readout = "whitened") -
     """The state of a model that knows nothing; its adapter leaves the network as it is."""
     from onea.methods.adapter_training import blank_adapters
 
-    width = engine.vit.width
     return State(
         version=0,
         backbone=engine.backbone,
@@ -76,12 +72,7 @@ def blank(engine: Engine, options: OneAOptions, readout: Readout = "whitened") -
         classes=(),
         adapter=_on_cpu(blank_adapters(engine.vit, options, seed=0).state_dict()),
         merged={},
-        evidence=Evidence(
-            torch.empty(0, width),
-            torch.empty(0, dtype=torch.int64),
-            torch.zeros(width, width, dtype=torch.float64),
-            freedom=0,
-        ),
+        statistics=ClassStatistics.empty(engine.vit.width),
         readout=readout,
         familiar=torch.empty(0),
         margins=torch.empty(0),
@@ -90,18 +81,6 @@ def blank(engine: Engine, options: OneAOptions, readout: Readout = "whitened") -
         calibrated_on=0,
         updates=(),
     )
-
-
-def adapters_of(engine: Engine, state: State) -> Adapters:
-    """The adapter of a state as a module on the engine's device, for inference."""
-    adapters = new_adapters(engine.vit, build(OneAOptions, state.options), seeds.generator(0, 0, "adapter"))
-    try:
-        adapters.load_state_dict(state.adapter)
-    except RuntimeError as error:
-        raise OneaError(
-            f"The model's adapter does not fit its backbone '{engine.vit.name}'; restore it from a copy."
-        ) from error
-    return adapters.eval().requires_grad_(False).to(engine.runtime.device)
 
 
 def check_arrival(batch: Batch, state: State) -> list[str]:
@@ -146,7 +125,7 @@ def learn(
     started = time.perf_counter() if started is None else started
     position = {label: index for index, label in enumerate(names)}
     labels = torch.tensor([position[label] for label in batch.labels])
-    earlier = engine.features(batch.pixels, adapters_of(engine, state))
+    earlier = engine.features(batch.pixels, engine.adapters(state))
     held = calibration.held_out_rows(labels, names, earlier, held_out, seed, version)
     trained = torch.ones(len(labels), dtype=torch.bool).index_fill(0, held, False)
 
@@ -160,18 +139,17 @@ def learn(
 
     classes = state.classes + tuple(label for label in names if label not in state.classes)
     rows = torch.tensor([classes.index(label) for label in names])[labels]
-    known = state.evidence
+    before = state.statistics
     if report["trained"] and state.classes and follow_drift:
-        known = known.moved(feature_map(earlier, features))
-    before = known.grown(len(classes))
-    evidence = before.plus(features, rows)
-    crossed = before.crossed(features, rows, state.readout)
-    familiar = _familiar(state, before, evidence, crossed, rows)
+        before = before.carry(feature_map(earlier, features))
+    before = before.grown(len(classes))
+    after, classifier = before.add(features, rows), state.classifier
+    crossed = cross_validated_scores(classifier, before, features, rows, len(classes))
+    familiar = _familiar(state, before, after, crossed, rows)
 
-    # Held-out images are judged by evidence that has not seen them; where there are too few, all images are, each by
+    # Held-out images are judged by statistics that have not seen them; where there are too few, all images are, each by
     # what the others say.
-    seen = before.plus(features[trained], rows[trained])
-    unseen = seen.similarities(features[held], seen.metric(state.readout))
+    unseen = classifier.fit(before.add(features[trained], rows[trained]))(features[held])
     accuracy = float((unseen.argmax(1) == rows[held]).double().mean()) if len(held) else None
     judged, truth = (unseen, rows[held]) if len(held) else (crossed, rows)
     temperature = calibration.fit_temperature(judged, truth)
@@ -203,7 +181,7 @@ def learn(
         version=version,
         classes=classes,
         adapter=_on_cpu(method.kept.state_dict()),
-        evidence=evidence,
+        statistics=after,
         familiar=familiar,
         margins=margins,
         margin_rows=margin_rows,
@@ -230,13 +208,7 @@ def _adapt(
     """Train on the arrival and merge; the method then holds the new adapter."""
     vit, runtime = engine.for_training(progress)
     method = OneAMethod(vit, build(OneAOptions, state.options), runtime)
-    method.load_state_dict(
-        {
-            **prefixed("adapter.", state.adapter),
-            "prototypes": state.evidence.prototypes,
-            "merged": torch.tensor([len(state.merged), sizes.accumulated_samples]),
-        }
-    )
+    method.restore(state.adapter, len(state.merged), sizes.accumulated_samples)
     place = choose_place(batch.pixels.nbytes, None, runtime.device)
     images = PackedImages(batch.pixels, engine.preprocess, runtime.device, place, runtime.pixel_dtype)
     chosen = trained.nonzero()[:, 0]
@@ -245,7 +217,7 @@ def _adapt(
     return method, method.adapt(Task(version, name, classes, images, chosen, labels[chosen], seed), sizes)
 
 
-def _familiar(state: State, before: Evidence, after: Evidence, crossed: Tensor, rows: Tensor) -> Tensor:
+def _familiar(state: State, before: ClassStatistics, after: ClassStatistics, crossed: Tensor, rows: Tensor) -> Tensor:
     """How similar the images of each class are to its prototype, on average over all that it has seen."""
     own = crossed.gather(1, rows[:, None])[:, 0].double()
     more = len(after.counts) - len(state.familiar)

@@ -7,19 +7,24 @@ import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from onea.classifiers.contract import Classifier
+from onea.classifiers.linear import NearestMean, WhitenedCosine
+from onea.classifiers.statistics import ClassStatistics
 from onea.errors import OneaError, nearest
 from onea.model.names import as_numbers, check_names
-from onea.model.readout import Evidence, Readout
 from onea.tensors import Tensors
 
+Readout = Literal["whitened", "cosine"]
 Update = dict[str, Any]
+
+_CLASSIFIERS: dict[Readout, Classifier] = {"whitened": WhitenedCosine(centred=False), "cosine": NearestMean()}
 
 
 def new_id() -> str:
@@ -38,8 +43,8 @@ class State:
         options: of the training and the merge.
         adapter: the one adapter that is kept.
         merged: the number of images of each class that the adapter was trained on, forgotten classes included.
-        evidence: the prototype of each class, and how images spread around them.
-        readout: how similarities are taken from it.
+        statistics: the prototype of each class, and how images spread around them.
+        readout: the name of the classifier that answers from them.
         familiar: mean similarity of a class's images to its prototype, ``[C]``.
         margins: of known images that were held out, ``[R]``; see ``onea.model.calibration``.
         margin_rows: the class that each margin's image shows, ``[R]``.
@@ -56,7 +61,7 @@ class State:
     classes: tuple[str, ...]
     adapter: Tensors
     merged: Mapping[str, int]
-    evidence: Evidence
+    statistics: ClassStatistics
     readout: Readout
     familiar: Tensor
     margins: Tensor
@@ -66,6 +71,11 @@ class State:
     updates: tuple[Update, ...]
     numbers: bool = False
     id: str = field(default_factory=new_id)
+
+    @property
+    def classifier(self) -> Classifier:
+        """The rule that answers."""
+        return _CLASSIFIERS[self.readout]
 
     def row(self, name: str) -> int:
         """The row of a class."""
@@ -90,9 +100,7 @@ class State:
             id=new_id(),
             version=version,
             classes=classes,
-            evidence=replace(
-                self.evidence, prototypes=self.evidence.prototypes[kept], counts=self.evidence.counts[kept]
-            ),
+            statistics=self.statistics.keep(kept),
             familiar=self.familiar[kept],
             margins=self.margins[rows >= 0],
             margin_rows=rows[rows >= 0],

@@ -32,7 +32,7 @@ from onea.model.layout import LAST_VERSION
 from onea.model.learning import MOST_MARGINS
 from onea.model.names import UNKNOWN
 from onea.model.params import MACHINE, check_params
-from onea.model.readout import Readout
+from onea.model.state import Readout
 from onea.options import build
 from onea.sealed import Damage
 from onea.tensors import Tensors

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from onea.errors import OneaError
-from onea.model.estimator import OneA
-from onea.model.folder import load_for, save
+from onea.model.estimator import OneA, load_for
+from onea.model.folder import save
 from onea.model.layout import check_can_hold, holds_model
 from onea.model.lock import locked
 from onea.runtime import Progress

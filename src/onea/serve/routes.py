@@ -92,7 +92,7 @@ async def predict(
 async def classes(serving: Serving) -> Classes:
     """Every class that can be answered, in the order it was taught."""
     state = serving.service.present.state
-    counts = state.evidence.counts.tolist()
+    counts = state.statistics.counts.tolist()
     known = [KnownClass(name=name, images=images) for name, images in zip(state.classes, counts, strict=True)]
     return Classes(version=state.version, count=len(known), classes=known)
 
@@ -102,7 +102,7 @@ async def history(serving: Serving) -> History:
     """Every update, oldest first, and the versions that undo can go back to."""
     present = serving.service.present
     return History(
-        version=present.state.version, kept=list(present.manifest.versions), updates=list(present.state.updates)
+        version=present.state.version, kept=list(present.manifest.versions.kept), updates=list(present.state.updates)
     )
 
 

@@ -16,7 +16,8 @@ import torch
 
 from onea.errors import OneaError
 from onea.model.answers import Snapshot
-from onea.model.folder import Manifest, Undone, change, load_for, read_id, read_manifest, read_state, undo
+from onea.model.estimator import load_for
+from onea.model.folder import Manifest, Undone, change, read_id, read_manifest, read_state, undo
 from onea.model.images import Batch
 from onea.model.learning import check_arrival, learn
 from onea.model.state import State
@@ -120,7 +121,7 @@ class Service:
         self._take_turn()
         try:
             with self._swapping:
-                self._check_present(read_id(self.path, read_manifest(self.path).versions[-1]))
+                self._check_present(read_id(self.path, read_manifest(self.path).versions.present))
                 undone, now = undo(self.path)
                 self._swap(now, read_manifest(self.path))
             return undone, now
@@ -169,8 +170,11 @@ class Service:
 
     def _take_over(self) -> None:
         manifest = read_manifest(self.path)
-        if manifest != self._present.manifest or read_id(self.path, manifest.versions[-1]) != self._present.state.id:
-            state = read_state(self.path, manifest.versions[-1])
+        if (
+            manifest != self._present.manifest
+            or read_id(self.path, manifest.versions.present) != self._present.state.id
+        ):
+            state = read_state(self.path, manifest.versions.present)
             self._engine.check_is(state.backbone)
             self._swap(state, manifest)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from operator import attrgetter
 
 import torch
@@ -80,6 +80,24 @@ class Adapters(nn.Module, Plug):
         self.scale, self.dropout, self.rank = scale, dropout, rank
         self._flat: tuple[object, Tensor] | None = None
         self.blocks = nn.ModuleList(Adapter(width, rank, scale, dropout, generator) for _ in range(depth))
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], scale: float) -> Adapters:
+        """Adapters with these weights, frozen, for inference; depth, width and rank are those of the tensors.
+
+        Raises:
+            KeyError: a tensor is missing.
+            RuntimeError: they do not belong together.
+        """
+        rank, width = tensors["blocks.0.down.weight"].shape
+        made = cls(len(tensors) // 4, width, rank, generator=torch.Generator(), scale=scale, dropout=0.0)
+        made.load_state_dict(dict(tensors))
+        return made.eval().requires_grad_(False)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Blocks and width of the network that they fit."""
+        return len(self.blocks), next(self.each()).up.out_features
 
     def each(self) -> Iterator[Adapter]:
         """The adapters, block by block."""

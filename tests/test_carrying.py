@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drift of features: found where the new images show it, and never invented."""
+"""Where features go: found where the new images show it, and never invented."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_tools import class_folders, tiny_model
 
-from onea.model.drift import drift
+from onea.classifiers.carrying import feature_map
 
 
 def features(seed: int, count: int, width: int) -> torch.Tensor:
@@ -19,7 +19,7 @@ def features(seed: int, count: int, width: int) -> torch.Tensor:
 @settings(max_examples=25, deadline=None)
 def test_a_linear_move_is_found(seed, size):
     move = torch.eye(6) + size * features(seed + 1, 6, 6) / 3
-    found = drift(features(seed, 200, 6), features(seed, 200, 6) @ move)
+    found = feature_map(features(seed, 200, 6), features(seed, 200, 6) @ move)
     torch.testing.assert_close(found.float(), move, atol=5e-3, rtol=0)
 
 
@@ -28,13 +28,13 @@ def test_a_linear_move_is_found(seed, size):
 def test_noise_is_no_move(seed):
     """What cannot be predicted from the old feature does not move prototypes much."""
     old = features(seed, 60, 30)
-    found = drift(old, old + features(seed + 1, 60, 30))
+    found = feature_map(old, old + features(seed + 1, 60, 30))
     assert (found - torch.eye(30)).norm() < 0.5 * 30**0.5
 
 
 def test_directions_that_no_image_shows_stay():
     old = torch.cat([features(0, 50, 3), torch.zeros(50, 3)], dim=1)
-    found = drift(old, 2 * old)
+    found = feature_map(old, 2 * old)
     torch.testing.assert_close(found[3:, 3:], torch.eye(3).double())
     assert (found[:3, 3:].abs().max(), found[3:, :3].abs().max()) == (0, 0)
 
@@ -45,8 +45,8 @@ def test_only_training_moves_old_prototypes(tiny_vit, tiny_images):
     moved = []
     model = tiny_model(tiny_vit)
     for names in teach:
-        before = model.snapshot().state.evidence.prototypes.clone() if model.version else None
+        before = model.snapshot().state.statistics.means.clone() if model.version else None
         model.learn([f for name in names for f in files[name]], [name for name in names for _ in files[name]])
         if before is not None:
-            moved.append(not torch.equal(model.snapshot().state.evidence.prototypes[: len(before)], before))
+            moved.append(not torch.equal(model.snapshot().state.statistics.means[: len(before)], before))
     assert moved == [False, True]

@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Statistics of classes add up however images arrive; classifiers are what their formulas say."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onea.classifiers import CLASSIFIERS, make_classifier
+from onea.classifiers.ranpac import RandomFeatureSums, RanPAC
+from onea.classifiers.statistics import ClassStatistics, inverse_root, shrunk_covariance
+from onea.errors import OneaError
+
+WIDTH, CLASSES = 6, 4
+
+
+def drawn(seed: int, images: int = 80, width: int = WIDTH, classes: int = CLASSES) -> tuple[torch.Tensor, torch.Tensor]:
+    """Features of classes with means and spreads of their own, and at least two images of each."""
+    generator = torch.Generator().manual_seed(seed)
+    means = 3 * torch.randn(classes, width, generator=generator)
+    spreads = torch.randn(classes, width, width, generator=generator) / width**0.5
+    rows = torch.cat(
+        [torch.arange(classes).repeat(2), torch.randint(classes, (images - 2 * classes,), generator=generator)]
+    )
+    noise = torch.randn(images, width, generator=generator)
+    return means[rows] + (noise[:, None] @ spreads[rows])[:, 0], rows
+
+
+def scatter_of(features: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    away = torch.cat([features[rows == row] - features[rows == row].mean(0) for row in rows.unique()]).double()
+    return away.T @ away
+
+
+@pytest.fixture(params=sorted(CLASSIFIERS.own))
+def classifier(request):
+    return make_classifier(request.param, **({"features": 40} if request.param == "ranpac" else {}))
+
+
+@given(seed=st.integers(0, 10**6), parts=st.integers(1, 8))
+@settings(max_examples=30, deadline=None)
+def test_means_counts_and_scatter_are_those_of_all_images_however_they_arrive(seed, parts):
+    features, rows = drawn(seed)
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
+    known = ClassStatistics.empty(WIDTH, directions=WIDTH)
+    for chosen in order.chunk(parts):
+        known = known.add(features[chosen], rows[chosen])
+    assert torch.equal(known.counts, rows.bincount())
+    torch.testing.assert_close(known.means, torch.stack([features[rows == row].mean(0) for row in range(CLASSES)]))
+    torch.testing.assert_close(known.scatter, scatter_of(features, rows), rtol=1e-5, atol=1e-5)
+    for row in range(CLASSES):  # nothing is cut where all directions are kept
+        factor = known.factors[row].double()
+        torch.testing.assert_close(
+            factor.T @ factor, scatter_of(features[rows == row], rows[rows == row]), rtol=1e-4, atol=1e-4
+        )
+    assert known.freedom == len(rows) - CLASSES
+
+
+@given(seed=st.integers(0, 10**6), directions=st.integers(1, 5), parts=st.integers(1, 5))
+@settings(max_examples=30, deadline=None)
+def test_what_is_cut_off_a_class_stays_below_its_bound(seed, directions, parts):
+    features, rows = drawn(seed)
+    known = ClassStatistics.empty(WIDTH, directions=directions)
+    for chosen in torch.arange(len(rows)).chunk(parts):
+        known = known.add(features[chosen], rows[chosen])
+    for row in range(CLASSES):
+        factor, whole = known.factors[row].double(), scatter_of(features[rows == row], rows[rows == row])
+        lost = torch.linalg.matrix_norm(whole - factor.T @ factor, 2)
+        assert lost <= known.cut[row] + 1e-4 * torch.linalg.matrix_norm(whole, 2)
+
+
+@given(seed=st.integers(0, 10**6))
+@settings(max_examples=20, deadline=None)
+def test_carried_statistics_are_those_of_mapped_features(seed):
+    features, rows = drawn(seed)
+    by = torch.eye(WIDTH, dtype=torch.float64) + 0.2 * torch.randn(
+        WIDTH, WIDTH, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
+    empty = ClassStatistics.empty(WIDTH, directions=WIDTH)
+    carried, fresh = empty.add(features, rows).carry(by), empty.add((features.double() @ by).float(), rows)
+    torch.testing.assert_close(carried.means, fresh.means, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(carried.scatter, fresh.scatter, rtol=1e-4, atol=1e-3)
+    for mine, theirs in zip(carried.factors.double(), fresh.factors.double(), strict=True):
+        torch.testing.assert_close(mine.T @ mine, theirs.T @ theirs, rtol=1e-3, atol=1e-3)
+
+
+def test_combined_statistics_are_those_of_both_sets_of_classes():
+    features, rows = drawn(1)
+    empty, first = ClassStatistics.empty(WIDTH), rows < 2
+    both = empty.add(features[first], rows[first]).combine(empty.add(features[~first], rows[~first] - 2))
+    whole = empty.add(features, rows)
+    torch.testing.assert_close(both.means, whole.means)
+    torch.testing.assert_close(both.scatter, whole.scatter)
+    assert (both.freedom, both.counts.tolist()) == (whole.freedom, whole.counts.tolist())
+
+
+def test_forgetting_keeps_the_shared_scatter():
+    known = ClassStatistics.empty(WIDTH, directions=2).add(*drawn(2))
+    fewer = known.keep(torch.tensor([0, 3]))
+    assert torch.equal(fewer.means, known.means[[0, 3]])
+    assert torch.equal(fewer.factors, known.factors[[0, 3]])
+    assert torch.equal(fewer.scatter, known.scatter)
+    assert fewer.freedom == known.freedom
+
+
+def test_every_classifier_knows_its_own_images(classifier):
+    features, rows = drawn(3, images=200)
+    known = classifier.statistics(WIDTH).add(features, rows)
+    scores = classifier.fit(known)(features)
+    assert scores.shape == (len(rows), CLASSES)
+    assert (scores.argmax(1) == rows).double().mean() > 0.9
+    assert known.classes == CLASSES
+
+
+def test_every_classifier_survives_one_image_and_one_class(classifier):
+    features, _ = drawn(4)
+    one = classifier.statistics(WIDTH).add(features[:1], torch.tensor([0]))
+    assert classifier.fit(one)(features).isfinite().all()
+    assert classifier.fit(one.add(features[1:9], torch.ones(8, dtype=torch.int64)))(features).shape == (
+        len(features),
+        2,
+    )
+
+
+def test_states_come_back(classifier):
+    known = classifier.statistics(WIDTH).add(*drawn(5))
+    back = classifier.statistics(WIDTH).restored({name: value.clone() for name, value in known.state_dict().items()})
+    features, _ = drawn(6)
+    assert torch.equal(classifier.fit(back)(features), classifier.fit(known)(features))
+
+
+def test_richer_statistics_answer_alike():
+    """Classifiers of one run share statistics that keep more than some of them need."""
+    features, rows = drawn(7, images=300)
+    rich = ClassStatistics.empty(WIDTH, directions=WIDTH).add(features, rows)
+    for name in ("ncm", "slda", "whitened", "rgda"):
+        classifier = make_classifier(name, **({"directions": 3} if name == "rgda" else {}))
+        own = classifier.statistics(WIDTH).add(features, rows)
+        torch.testing.assert_close(classifier.fit(rich)(features), classifier.fit(own)(features), rtol=1e-4, atol=1e-4)
+
+
+@given(seed=st.integers(0, 10**6))
+@settings(max_examples=20, deadline=None)
+def test_whitening_makes_every_direction_equally_wide(seed):
+    rng = np.random.default_rng(seed)
+    turned = np.linalg.qr(rng.normal(size=(5, 5)))[0]
+    deviations = torch.from_numpy(rng.normal(size=(50_000, 5)) * np.array([4, 2, 1, 0.5, 0.5]) @ turned)
+    white = deviations @ inverse_root(shrunk_covariance(deviations.T @ deviations, len(deviations)))
+    torch.testing.assert_close(white.T @ white / len(white), torch.eye(5).double(), atol=0.05, rtol=0)
+
+
+def test_the_shrinkage_equals_scikit_learns():
+    from sklearn.covariance import OAS
+
+    deviations = np.random.default_rng(0).normal(size=(30, 12)) * np.linspace(0.2, 3, 12)
+    reference = OAS(assume_centered=True).fit(deviations)
+    ours = shrunk_covariance(torch.from_numpy(deviations.T @ deviations), 30).numpy()
+    np.testing.assert_allclose(ours, reference.covariance_, rtol=2e-4, atol=1e-6)
+
+
+def test_without_deviations_the_covariance_is_the_identity():
+    assert torch.equal(shrunk_covariance(torch.zeros(3, 3, dtype=torch.float64), 0), torch.eye(3).double())
+
+
+def test_lda_is_that_of_scikit_learn():
+    from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+
+    features, rows = drawn(8, images=400)
+    known = ClassStatistics.empty(WIDTH).add(features, rows)
+    covariance = shrunk_covariance(known.scatter, known.freedom).numpy()
+
+    class Given:
+        def fit(self, X):
+            self.covariance_ = covariance
+            return self
+
+    reference = LinearDiscriminantAnalysis(solver="lsqr", covariance_estimator=Given(), priors=np.full(CLASSES, 0.25))
+    expected = reference.fit(features.numpy(), rows.numpy()).decision_function(features.numpy())
+    found = make_classifier("slda").fit(known)(features).double().numpy()
+    expected, found = (part - part.mean(1, keepdims=True) for part in (expected, found))
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("prior", [10.0, 800.0])
+def test_the_regularised_gaussian_is_a_likelihood(prior):
+    """With all directions it is the density of a normal distribution, up to what all classes have in common."""
+    features, rows = drawn(9, images=400)
+    classifier = make_classifier("rgda", directions=WIDTH, prior_images=prior)
+    known = classifier.statistics(WIDTH).add(features, rows)
+    shared, expected = known.covariance(), []
+    for row in range(CLASSES):
+        own, count = features[rows == row].double(), int(known.counts[row])
+        share = count / (count + prior)
+        covariance = share * scatter_of(own, torch.zeros(len(own))) / (count - 1) + (1 - share) * shared
+        expected.append(torch.distributions.MultivariateNormal(own.mean(0), covariance).log_prob(features.double()))
+    expected = torch.stack(expected, 1)
+    found = classifier.fit(known)(features).double()
+    expected, found = (part - part.mean(1, keepdim=True) for part in (expected, found))
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=2e-3)
+
+
+def test_the_whitened_cosine_does_not_move_with_the_origin():
+    features, rows = drawn(10)
+    classifier, shift = make_classifier("whitened"), 5.0
+    here = classifier.fit(classifier.statistics(WIDTH).add(features, rows))(features)
+    there = classifier.fit(classifier.statistics(WIDTH).add(features + shift, rows))(features + shift)
+    torch.testing.assert_close(here, there, rtol=1e-3, atol=1e-4)
+
+
+def test_fecam_is_the_published_formula():
+    features, rows = drawn(11, images=200)
+    unit = torch.nn.functional.normalize(features, dim=1).double()
+    expected = []
+    for row in range(CLASSES):
+        own = unit[rows == row]
+        covariance = torch.cov(own.T)
+        covariance = covariance + covariance.diagonal().mean() * torch.eye(WIDTH, dtype=torch.float64)
+        deviation = covariance.diagonal().sqrt()
+        away = unit - own.mean(0)
+        expected.append(-((away @ torch.linalg.inv(covariance / torch.outer(deviation, deviation))) * away).sum(1))
+    classifier = make_classifier("fecam")
+    found = classifier.fit(classifier.statistics(WIDTH).add(features, rows))(features)
+    torch.testing.assert_close(found.double(), torch.stack(expected, 1), rtol=1e-3, atol=1e-5)
+
+
+def test_ranpac_does_not_care_in_which_order_tasks_come():
+    features, rows = drawn(12, images=120)
+    classifier = RanPAC(features=30)
+    tasks = [rows == row for row in range(CLASSES)]  # of one class each
+    forward = backward = classifier.statistics(WIDTH)
+    for task in tasks:
+        forward = forward.add(features[task], rows[task])
+    for task in reversed(tasks):
+        backward = backward.add(features[task], rows[task])
+    torch.testing.assert_close(forward.gram, backward.gram)
+    torch.testing.assert_close(forward.hits, backward.hits)
+    torch.testing.assert_close(
+        classifier.fit(forward)(features), classifier.fit(backward)(features), rtol=1e-3, atol=1e-3
+    )
+
+
+def test_ranpac_is_ridge_regression_on_random_features():
+    features, rows = drawn(13, images=200)
+    classifier = RanPAC(features=20)
+    known = classifier.statistics(WIDTH).add(features, rows)
+    assert isinstance(known, RandomFeatureSums)
+    random = torch.relu(features.double() @ known.projection.double())
+    wanted = torch.nn.functional.one_hot(rows, CLASSES).double()
+    held_out = (
+        torch.cat([((rows == row).cumsum(0) % 5 == 0) & (rows == row) for row in range(CLASSES)])
+        .view(CLASSES, -1)
+        .any(0)
+    )
+
+    def weights(strength: float, chosen: torch.Tensor) -> torch.Tensor:
+        gram = random[chosen].T @ random[chosen] + strength * torch.eye(20, dtype=torch.float64)
+        return torch.linalg.solve(gram, random[chosen].T @ wanted[chosen])
+
+    errors = {
+        s: (random[held_out] @ weights(s, ~held_out) - wanted[held_out]).square().sum()
+        for s in (10.0**p for p in range(-2, 9))
+    }
+    best = min(errors, key=errors.get)
+    expected = random @ weights(best, torch.ones_like(held_out))
+    torch.testing.assert_close(classifier.fit(known)(features).double(), expected, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("rgda", {"directions": 0}), ("slda", {"shrinkage": 2}), ("ranpac", {"features": 0})]
+)
+def test_options_out_of_range_are_refused(name, options):
+    with pytest.raises(OneaError, match="must"):
+        make_classifier(name, **options)
+
+
+def test_an_unknown_classifier_is_refused():
+    with pytest.raises(OneaError, match="Unknown classifier 'lda'"):
+        make_classifier("lda")
+
+
+def test_statistics_are_values():
+    known = ClassStatistics.empty(WIDTH, directions=2)
+    known.add(*drawn(14))
+    assert known.classes == 0
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        known.freedom = 1
