@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pages and figures of the committed records, which the site shows and the repository does not keep.
 
-results/README.md has the commands; they run on a copy of the records, which takes a minute or two. What they made is
+results/README.md has the commands; they run on a copy of the records, which takes half a minute. What they made is
 used again until a record, a command or the program changes. ``make docs RESULTS="table3 methods"`` renders only some,
 ``RESULTS=none`` nothing.
 """

@@ -348,7 +348,7 @@ def test_every_committed_table_is_that_of_the_records(tmp_path: Path) -> None:
 def test_the_site_is_built_strictly_and_offline(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs")
     site = tmp_path / "site"
-    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1", "RESULTS": "figure11"}  # all of them take a minute
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1", "RESULTS": "figure11"}  # all take half a minute
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(site)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
