@@ -14,7 +14,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from onea.cli.grid_display import GridDisplay
+from onea.cli.paper_display import GridDisplay
 from onea.files import write_atomically
 from onea.runs.config import RunConfig, make_config
 from onea.runs.executors import LocalProcesses

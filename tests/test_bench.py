@@ -12,11 +12,11 @@ import pytest
 import torch
 from PIL import Image
 
-from onea.bench.backbone import bench_backbone
+from onea.bench.config import BenchConfig
 from onea.bench.plain import PlainImages, loader, plain_epoch, plain_network, plain_transform
 from onea.bench.rows import FAST, PLAIN, SAME
 from onea.bench.run import bench
-from onea.bench.scene import BenchConfig, preprocess_of, synthetic_pixels
+from onea.bench.scene import bench_backbone, preprocess_of, synthetic_pixels
 from onea.bench.stream import _config as stream_config
 from onea.bench.timing import timed_in_turn
 from onea.cli import main

@@ -15,7 +15,7 @@ import typer
 from test_report import record
 from typer.testing import CliRunner
 
-from onea.cli.compare import compare as command
+from onea.cli.report import compare as command
 from onea.errors import OneaError
 from onea.record_metrics import metric
 from onea.report.aggregate import curve, grid_table, over_seeds, settings

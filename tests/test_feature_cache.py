@@ -13,8 +13,7 @@ from onea.errors import OneaError
 from onea.methods import METHODS, method_class
 from onea.runs.config import make_config
 from onea.runs.engine import run
-from onea.runs.evaluation import correct_per_class
-from onea.runs.feature_cache import FeatureCache
+from onea.runs.evaluation import FeatureCache, correct_per_class
 from onea.runs.record import essence
 from onea.runtime import Progress
 

@@ -8,34 +8,37 @@ import io
 import re
 from html.parser import HTMLParser
 
-from onea.report import formats
-from onea.report.grid_table import Column, GridTable, Value
+from rich.console import Console
+from rich.table import Table as TerminalTable
 
-COLUMNS = (Column("CIFAR & co", "A_T"), Column("CIFAR & co", "mean A"), Column("CUB", "F", higher_is_better=False))
+from onea.report import formats, html
+from onea.report.table import Column, Row, Table, Value
+
+COLUMNS = (Column("A_T", "CIFAR & co"), Column("mean A", "CIFAR & co"), Column("F", "CUB", higher_is_better=False))
 
 
 def full(mean: float, reported: str | None = None) -> Value:
     return Value(mean, 0.5, 5, 5, reported)
 
 
-def table(values: dict[tuple[str, int], Value], rows: tuple[str, ...] = ("a", "b", "c")) -> GridTable:
-    return GridTable("A title", rows, COLUMNS, values, ("First note.", "Second note."))
+def table(values: dict[tuple[str, int], Value], rows: tuple[str, ...] = ("a", "b", "c")) -> Table:
+    return Table.of("A title", rows, COLUMNS, values, ("First note.", "Second note."))
 
 
 def test_best_and_second_follow_the_direction_of_the_column() -> None:
     values = {(row, c): full(number) for c in (0, 2) for row, number in (("a", 1.0), ("b", 2.0), ("c", 3.0))}
-    found = formats.marks(table(values))
+    found = table(values).marks()
     assert found == {("c", 0): "best", ("b", 0): "second", ("a", 2): "best", ("b", 2): "second"}
 
 
 def test_ties_share_a_mark_as_printed() -> None:
     values = {("a", 0): full(80.001), ("b", 0): full(80.004), ("c", 0): full(70.0)}
-    assert formats.marks(table(values)) == {("a", 0): "best", ("b", 0): "best", ("c", 0): "second"}
+    assert table(values).marks() == {("a", 0): "best", ("b", 0): "best", ("c", 0): "second"}
 
 
 def test_gaps_and_unfinished_cells_are_never_marked() -> None:
     values = {("a", 0): Value(99.0, 1.0, 2, 5), ("b", 0): full(80.0), ("c", 0): full(70.0), ("a", 1): full(60.0)}
-    found = formats.marks(table(values))
+    found = table(values).marks()
     assert found == {("b", 0): "best", ("c", 0): "second"}, "a lone number has nothing to be better than"
 
 
@@ -116,7 +119,7 @@ def test_html_shows_marks_gaps_and_the_papers_numbers_and_escapes() -> None:
         ("c", 0): full(80.0),
         ("c", 1): Value(70.0, 1.0, 2, 5),
     }
-    text = formats.html(table(values, (evil, "c")))
+    text = html.table(table(values, (evil, "c")))
     assert evil not in text
     read = Cells(text)
     assert read.cells[2:] == [
@@ -131,3 +134,42 @@ def test_html_shows_marks_gaps_and_the_papers_numbers_and_escapes() -> None:
     assert [head.get("colspan") for head in read.heads if head.get("scope") == "colgroup"] == ["2", "1"]
     assert text.count("<caption>") == 1
     assert text.index("First note.") < text.index("<table")
+
+
+def printed(shown: TerminalTable, colour: bool = False) -> str:
+    console = Console(width=100, record=True, file=io.StringIO(), color_system="standard" if colour else None)
+    console.print(shown)
+    return console.export_text(styles=colour)
+
+
+def test_a_terminal_shows_marks_gaps_and_the_papers_numbers_and_obeys_nothing() -> None:
+    evil = "[red]\x1b[2J"
+    values = {(evil, 0): full(90.0, "88.2"), (evil, 1): Value(wanted=5), ("c", 0): full(80.0)}
+    shown = table(values, (evil, "c"))
+    text = printed(formats.terminal(shown))
+    for told in ("A title", "CIFAR & co", "90.00 ± 0.50", "paper 88.2", "not run", "–", "[red]\\u001b[2J"):
+        assert told in text
+    assert "90.00 ± 0.50*" in printed(formats.terminal(shown, star=True))
+    assert "80.00 ± 0.50*" not in printed(formats.terminal(shown, star=True)), "the second best is no best"
+    assert "\x1b[1;32m90.00 ± 0.50" in printed(formats.terminal(shown), colour=True)
+
+
+def test_words_stand_on_the_left_and_a_single_cell_holds_for_all_columns() -> None:
+    columns = (Column("one", align="left"), Column("two", align="left"))
+    words = Table("T", columns, (Row("same", ("x & y",), "G"), Row("other", ("a", "b"), "G", "a note")), corner="what")
+    assert formats.markdown(words).splitlines()[2:] == [
+        "| what | one | two |",
+        "| --- | --- | --- |",
+        "| same | x & y | x & y |",
+        "| other | a | b |",
+        "",
+        "other: a note.",
+    ]
+    assert r"\begin{tabular}{lll}" in formats.latex(words)
+    assert r"same & x \& y & x \& y \\" in formats.latex(words)
+    assert [line.split(",")[3] for line in formats.csv_text(words).splitlines()[1:]] == ["x & y", "x & y", "a", "b"]
+    text = html.table(words)
+    assert '<table class="words">' in text
+    assert '<th scope="rowgroup" colspan="3">G</th>' in text
+    assert '<td colspan="2">x &amp; y</td>' in text
+    assert not words.marks()

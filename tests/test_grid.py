@@ -21,7 +21,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from onea.cli.grid_display import GridDisplay, labels
+from onea.cli.paper_display import GridDisplay, labels
 from onea.errors import OneaError
 from onea.methods.adapter_merging import AdapterMemo
 from onea.runs import executors
@@ -29,10 +29,9 @@ from onea.runs.config import make_config
 from onea.runs.engine import run
 from onea.runs.executors import InProcess, LocalProcesses, choose_executor
 from onea.runs.grid import GridProgress, run_grid
-from onea.runs.jobs import Job, ignore_progress, run_job
+from onea.runs.jobs import Job, ignore_progress, once_per_training, run_job, with_memos
 from onea.runs.record import essence
 from onea.runs.setup import prepare
-from onea.runs.sharing import once_per_training, with_memos
 from onea.runs.store import Failure, RecordStore
 from onea.runtime import make_runtime
 
@@ -463,7 +462,7 @@ def test_lines_without_a_terminal(quick, store):
 
 def test_the_live_picture(quick, monkeypatch):
     now = [100.0]
-    monkeypatch.setattr("onea.cli.grid_display.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("onea.cli.paper_display.time.perf_counter", lambda: now[0])
     configs = [quick(seed) for seed in range(1, 6)]
     shown, _ = display(terminal=True)
 

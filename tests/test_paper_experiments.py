@@ -20,17 +20,15 @@ from onea.methods import METHODS, method_class
 from onea.metrics import summarise
 from onea.options import build
 from onea.paper import names
-from onea.paper.cost import estimate, stream_of
 from onea.paper.experiment import Experiment
 from onea.paper.experiments import experiments, find_experiment
 from onea.paper.facts import DataFacts, backbone_width, data_facts
-from onea.paper.page import detailed, write_experiment
+from onea.paper.page import detailed, grid_table, write_experiment
 from onea.paper.pictures import pictures
-from onea.paper.render import grid_table
 from onea.paper.reported import reported_tables
-from onea.paper.scale import Changes, Plan, make_plan, pieces
+from onea.paper.scale import Changes, Plan, estimate, make_plan, pieces, stream_of
 from onea.record_metrics import METRICS, forgetting_curve
-from onea.report.grid_table import Value
+from onea.report.table import Value
 from onea.runs.config import RunConfig, make_config
 
 COUNTS = {
@@ -120,7 +118,7 @@ def test_the_papers_methods_are_ours() -> None:
 def test_every_reported_cell_has_its_place(name: str) -> None:
     printed = [value for values in reported_tables()[name].rows.values() for value in values]
     table = grid_table(plan(name), {})
-    shown = [table.values[row, index].reported for row in table.rows for index in range(len(table.columns))]
+    shown = [value.reported for value in table.values.values()]
     assert shown == printed
 
 
@@ -313,7 +311,7 @@ def test_flops_are_multiples_of_one_as_and_adapters_are_counted() -> None:
     table = grid_table(made, known)
     assert table.values["MOS", 2].mean == pytest.approx(40.6)
     assert table.values["One-A", 2].mean == 1.0
-    assert [table.values[row, 3].mean for row in table.rows] == [40, 40, 1, 1]
+    assert [table.values[row.name, 3].mean for row in table.rows] == [40, 40, 1, 1]
     assert not table.columns[2].higher_is_better
     ours = next(run for run in made.configs if run.method == "one-a")
     del known[ours.key()]

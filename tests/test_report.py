@@ -21,10 +21,11 @@ from onea.errors import OneaError
 from onea.metrics import summarise
 from onea.record_metrics import headline_metrics
 from onea.report.curves import accuracy_curves, spread
+from onea.report.formats import markdown
 from onea.report.made import made as how_made
 from onea.report.matrices import accuracy_matrix
-from onea.report.page import page
-from onea.report.tables import labels, markdown, rows
+from onea.report.run_page import run_page as page
+from onea.report.tables import labels, results_table
 from onea.streams import make_stream
 
 Record = dict[str, Any]
@@ -175,8 +176,10 @@ def test_spread_keeps_order_and_gap() -> None:
 
 
 def best(records: list[Record], title: str) -> list[bool]:
-    column = [metric.heading for metric in headline_metrics().values()].index(title)
-    return [row.cells[column].best for row in rows(records)]
+    table = results_table(records)
+    column, marks = [column.name for column in table.columns].index(title), table.marks()
+    assert set(marks.values()) <= {"best"}, "the second best is not marked here"
+    return [(row.name, column) in marks for row in table.rows]
 
 
 def test_the_best_of_each_column_is_marked_whoever_it_is() -> None:
@@ -189,13 +192,13 @@ def test_the_best_of_each_column_is_marked_whoever_it_is() -> None:
 
 def test_equal_numbers_are_both_marked_and_a_single_record_is_not() -> None:
     assert best([record(), record("copy")], "A_T %") == [True, True]
-    assert not any(cell.best for cell in rows([record()])[0].cells)
+    assert not results_table([record()]).marks()
 
 
 def test_a_running_record_is_shown_but_never_best() -> None:
     records = [record(), record("simplecil", share=0.5), record("early", share=1.0, done=3)]
     assert best(records, "A_T %") == [True, False, False]
-    assert rows(records)[2].note == "still running: 3 of 9 tasks"
+    assert results_table(records).rows[2].note == "still running: 3 of 9 tasks"
 
 
 def test_training_that_another_run_did_is_said_and_earns_no_mark() -> None:
@@ -204,23 +207,21 @@ def test_training_that_another_run_did_is_said_and_earns_no_mark() -> None:
         task["training_shared"] = True
     records[2]["timings"]["learn_s"] = [0.1] * 9
     assert best(records, "training s") == [True, True, False]
-    assert "9 of 9 adapters were trained by another run" in rows(records)[2].note
-    assert rows(records)[0].note == ""
-    assert "0.9 (9 of 9 adapters were trained by another run here" in how_made(records)
+    assert "9 of 9 adapters were trained by another run" in results_table(records).rows[2].note
+    assert results_table(records).rows[0].note == ""
+    assert "0.9 (9 of 9 adapters were trained by another run here" in str(how_made(records))
 
 
 def test_one_task_forgets_nothing() -> None:
-    assert "–" in [cell.text for cell in rows([one()])[0].cells]
+    assert None in [value.mean for value in results_table([one()]).values.values()]
 
 
 def test_markdown() -> None:
-    lines = markdown([record(note="a | b\nc"), record("simplecil", share=0.5)]).splitlines()
-    assert len(lines) == 4
-    assert lines[0].startswith("| method | A_T % |")
-    assert f"**{record()['metrics']['A_T']:.2f}**" in lines[2]
-    assert lines[2].endswith("| a \\| b c |")
-    assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {len(headline_metrics()) + 3}
-    assert "note" not in markdown(three())
+    lines = markdown(results_table([record(note="a | b\nc"), record("simplecil", share=0.5)])).splitlines()
+    assert lines[2].startswith("| method | A_T % |")
+    assert f"**{record()['metrics']['A_T']:.2f}**" in lines[4]
+    assert lines[6:] == ["", "one-a: a \\| b c."]
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines[2:6]} == {len(headline_metrics()) + 2}
 
 
 def test_labels_tell_equal_methods_apart() -> None:
@@ -328,6 +329,13 @@ def test_how_it_was_made_is_told() -> None:
     assert "f" * 13 not in text
 
 
+def test_the_old_name_of_the_page_still_works_with_a_warning() -> None:
+    from onea.report import page as module
+
+    with pytest.warns(DeprecationWarning, match="run_page"):
+        assert module.page is page
+
+
 def test_the_same_records_give_the_same_page() -> None:
     assert page([one()], "A page") == page([one()], "A page")
 
@@ -357,7 +365,7 @@ def test_a_file_in_the_way_of_the_demo_is_one_sentence(tmp_path: Path) -> None:
 
 def test_importing_reports_and_the_demo_loads_nothing_heavy() -> None:
     code = (
-        "import sys, onea.cli.demo, onea.report.page; "
+        "import sys, onea.cli.demo, onea.report.run_page; "
         "print([m for m in ('numpy', 'matplotlib', 'torch', 'rich.live') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -20,11 +20,11 @@ from typer.testing import CliRunner
 from onea.cli.report import report as command
 from onea.errors import OneaError
 from onea.report.aggregate import setting_names, settings
-from onea.report.bundle import with_titles, write_report
-from onea.report.experiment_figures import banded_curves
-from onea.report.experiment_page import Picture, experiment_page
-from onea.report.grid_table import Column, GridTable, Value
+from onea.report.curves import banded_curves
+from onea.report.experiment_page import experiment_page, with_titles, write_report
 from onea.report.matrices import matrix_panels
+from onea.report.page import Picture
+from onea.report.table import Column, Table, Value
 from onea.runs.config import make_config
 from onea.runs.engine import run
 
@@ -137,7 +137,7 @@ def test_the_page_stands_on_its_own_and_can_be_heard() -> None:
 
 
 def test_notes_come_first_and_given_tables_replace_ours() -> None:
-    table = GridTable("Reported", ("x",), (Column("g", "A_T"),), {("x", 0): Value(wanted=5, reported="88.2")})
+    table = Table.of("Reported", ("x",), (Column("A_T", "g"),), {("x", 0): Value(wanted=5, reported="88.2")})
     picture = Picture("A picture", lambda **width: banded_curves(settings(two_methods())[0], **width), "alt", "caption")
     text = experiment_page("A page", two_methods(), [table], ["Another backbone."], [picture])
     read = Reader(text)
@@ -166,7 +166,7 @@ def test_the_same_records_give_the_same_page() -> None:
 
 def test_importing_the_commands_loads_nothing_heavy() -> None:
     code = (
-        "import sys, onea.cli.report, onea.cli.compare, onea.report.bundle, onea.report.compare; "
+        "import sys, onea.cli.report, onea.cli.report, onea.report.experiment_page, onea.report.compare; "
         "print([m for m in ('numpy', 'matplotlib', 'torch', 'rich.table') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from onea.bench.backbone import bench_backbone
+from onea.bench.config import CLASSES, BenchConfig
 from onea.bench.flops import inference_flops, training_flops
 from onea.bench.plain import plain_network
-from onea.bench.scene import CLASSES, BenchConfig, make_scene
-from onea.runs.cost import count_flops
+from onea.bench.scene import bench_backbone, make_scene
+from onea.runs.evaluation import count_flops
 from onea.vit.backbones import EMBEDDED
 
 CONFIG = BenchConfig(EMBEDDED, rank=64, device="cpu", batch=10, precision="fp32", threads=1, seconds=0.05)
@@ -76,7 +76,7 @@ TRIES = 3
 MEASURE = """
 import json, sys
 from onea.bench.guard import gains
-from onea.bench.scene import BenchConfig
+from onea.bench.config import BenchConfig
 config = BenchConfig(*json.loads(sys.argv[1]), threads=1, seconds=0.05)
 print(json.dumps([config.runtime(same_numerics=False).precision, gains(config, per_class=2)]))
 """

@@ -183,6 +183,21 @@ def from_arguments(arguments: list[str]) -> dict[str, Any]:
     return values
 
 
+def parse_pairs(text: str, name: str = "the text") -> dict[str, str]:
+    """Options in one word.
+
+    >>> parse_pairs("density=0.2, scale=0.6")
+    {'density': '0.2', 'scale': '0.6'}
+    """
+    pairs = {}
+    for part in filter(None, (word.strip() for word in text.split(","))):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not (key and equals and value):
+            raise OneaError(f"{name} has '{short(part)}'; write name=value pairs such as density=0.2,scale=0.6.")
+        pairs[key] = value
+    return pairs
+
+
 def describe(kind: type) -> list[tuple[str, Any, str]]:
     """Name, default and meaning of every option, the meanings from the classes' own ``Attributes`` sections."""
     meanings: dict[str, str] = {}

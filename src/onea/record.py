@@ -32,6 +32,7 @@ class Record(TypedDict, total=False):
         runtime: device, precision, threads, compilation.
         total: test images of each class, by position in the stream.
         correct: after each task, the right test images of each class seen.
+        classifiers: the same for each further classifier that was compared, by name.
         tasks: a report of each task: its classes and images, training, merge.
         metrics: what ``onea.metrics.summarise`` makes of the counts.
         cost: after each task, operations and passes of an answer, bytes of state.
@@ -59,6 +60,7 @@ class Record(TypedDict, total=False):
     runtime: dict[str, Any]
     total: list[int]
     correct: list[list[int]]
+    classifiers: dict[str, list[list[int]]]
     tasks: list[dict[str, Any]]
     metrics: dict[str, Any]
     cost: list[dict[str, Any]]

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -45,6 +45,10 @@ class Task:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def only(self, chosen: Tensor) -> Task:
+        """The same task with these of its images, ``bool [N]``."""
+        return self if bool(chosen.all()) else replace(self, rows=self.rows[chosen], labels=self.labels[chosen])
 
     def plain_batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Test-time views of all images, in order, with their labels."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text that came from somebody else, made fit to be shown."""
+"""Text made fit to be shown, such as what came from somebody else."""
 
 from __future__ import annotations
 
@@ -26,3 +26,12 @@ def sentence(text: str) -> str:
     222
     """
     return re.sub(rf"\S{{{_LONGEST_WORD},}}", lambda word: f"{word[0][:_KEPT]}...{word[0][-_KEPT:]}", printable(text))
+
+
+def count(number: int, one: str, many: str) -> str:
+    """A number with its noun.
+
+    >>> count(1, "class", "classes"), count(1200, "class", "classes")
+    ('1 class', '1,200 classes')
+    """
+    return f"{number:,} {one if number == 1 else many}"

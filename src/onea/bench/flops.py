@@ -1,14 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Floating-point operations of the network, counted while it runs."""
+"""Floating-point operations: those of the network, counted while it runs, and those the chip could do at best."""
 
 from __future__ import annotations
 
 import torch
 
+from onea.bench.timing import timed
 from onea.methods.local_head import new_adapters
 from onea.methods.one_a import OneAMethod
-from onea.runs.cost import count_flops
+from onea.runs.evaluation import count_flops
 
+# Dense floating-point operations per second from the data sheets; the first name that occurs in the chip's is taken.
+_NOMINAL: tuple[tuple[str, dict[str, float]], ...] = (
+    ("B200", {"bf16": 2250e12, "fp32": 75e12}),
+    ("H200", {"bf16": 989e12, "fp32": 67e12}),
+    ("H100 PCIe", {"bf16": 756e12, "fp32": 51e12}),
+    ("H100", {"bf16": 989e12, "fp32": 67e12}),
+    ("A100", {"bf16": 312e12, "fp32": 19.5e12}),
+    ("L40S", {"bf16": 362e12, "fp32": 91.6e12}),
+    ("L4", {"bf16": 121e12, "fp32": 30.3e12}),
+    ("A10", {"bf16": 125e12, "fp32": 31.2e12}),
+)
 _IMAGES = 2
 
 
@@ -33,3 +45,21 @@ def training_flops(method: OneAMethod) -> float:
 
 def _images(method: OneAMethod) -> torch.Tensor:
     return torch.zeros(_IMAGES, 3, method.vit.size, method.vit.size, device=method.runtime.device)
+
+
+def nominal_peak(chip: str, precision: str) -> float | None:
+    """Dense operations per second from the data sheet, or None for a chip we do not know.
+
+    >>> nominal_peak("NVIDIA H200", "bf16")
+    989000000000000.0
+    >>> nominal_peak("AMD EPYC", "bf16")
+    """
+    return next((peaks[precision] for name, peaks in _NOMINAL if name in chip), None)
+
+
+def measured_peak(device: torch.device, precision: str, seconds: float) -> float:
+    """Operations per second of one large square matrix product, at its best."""
+    side = 8192 if device.type == "cuda" else 1024
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+    return 2 * side**3 / timed(lambda: left @ right, device, seconds).best

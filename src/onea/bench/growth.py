@@ -12,12 +12,11 @@ from statistics import median
 
 import torch
 
-from onea.bench.backbone import bench_backbone
+from onea.bench.config import BenchConfig
 from onea.bench.rows import FAST, Row, duration
-from onea.bench.scene import BenchConfig, Scene, make_scene
+from onea.bench.scene import Scene, bench_backbone, make_scene
 from onea.bench.timing import timed_in_turn
-from onea.runs.cost import measure
-from onea.runs.evaluation import correct_per_class
+from onea.runs.evaluation import correct_per_class, measure
 from onea.runs.record import peak_memory
 
 EARLY = 4  # tasks after which memory is compared; the first has everything to set up

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import torch
 
-from onea.bench.backbone import bench_backbone
+from onea.bench.config import CLASSES, BenchConfig
 from onea.bench.plain import PlainImages, loader, plain_epoch, plain_network, plain_request, plain_transform
-from onea.bench.scene import CLASSES, BenchConfig, make_scene, preprocess_of, synthetic_pixels
+from onea.bench.scene import bench_backbone, make_scene, preprocess_of, synthetic_pixels
 from onea.bench.timing import timed_in_turn
 from onea.methods.adapter_training import train_adapter
 

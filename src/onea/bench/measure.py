@@ -52,7 +52,7 @@ class EpochClock(Progress):
 
 
 @dataclass(frozen=True)
-class Column:
+class Measurements:
     """A scene and the name under which its figures appear."""
 
     name: str

@@ -12,17 +12,15 @@ from typing import Any
 
 import torch
 
-from onea.bench.answering import answering
-from onea.bench.backbone import bench_backbone
-from onea.bench.flops import inference_flops, training_flops
+from onea.bench.answering import TimmBaseline, answering
+from onea.bench.config import CLASSES, BenchConfig
+from onea.bench.flops import inference_flops, measured_peak, nominal_peak, training_flops
 from onea.bench.growth import growth
-from onea.bench.measure import Column, forget_peak, peak_rows
-from onea.bench.peak import measured_peak, nominal_peak
+from onea.bench.measure import Measurements, forget_peak, peak_rows
 from onea.bench.plain import PlainImages, loader, plain_epoch, plain_network, plain_pass, plain_request, plain_transform
 from onea.bench.rows import FAST, PLAIN, SAME, Row, chip_of, csv_name, duration, find, hardware_of, rate, write_csv
-from onea.bench.scene import CLASSES, BenchConfig, Scene, one_task, preprocess_of, synthetic_pixels
+from onea.bench.scene import Scene, bench_backbone, one_task, preprocess_of, synthetic_pixels
 from onea.bench.timing import timed
-from onea.bench.timm_baseline import TimmBaseline
 from onea.runs.record import environment
 from onea.runtime import Runtime
 from onea.vit.frozen import FrozenViT
@@ -114,7 +112,7 @@ def _plain_rows(config: BenchConfig, vit: FrozenViT, runtime: Runtime) -> Iterat
 
 
 def _column_rows(config: BenchConfig, name: str, scene: Scene, tell: Tell) -> Iterator[Row]:
-    column = Column(name, scene, config.seconds)
+    column = Measurements(name, scene, config.seconds)
     tell(f"{name}: warming up")
     scene.method.learn(scene.prepared.task(0))
     tell(f"{name}: training")

@@ -9,9 +9,9 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+from onea.bench.config import BenchConfig
 from onea.bench.rows import FAST, SAME, Row
 from onea.bench.run import BenchResult, Tell
-from onea.bench.scene import BenchConfig
 from onea.data.names import data_name
 from onea.errors import OneaError
 from onea.methods.presets import preset_options

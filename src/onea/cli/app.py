@@ -11,19 +11,15 @@ from typing import Any
 import typer
 
 from onea.cli.bench import bench
-from onea.cli.compare import compare
 from onea.cli.demo import demo
-from onea.cli.evaluate import evaluate
-from onea.cli.export import export
 from onea.cli.merge import merge
 from onea.cli.methods import methods
+from onea.cli.model import evaluate, export, predict, teach
 from onea.cli.paper import paper
-from onea.cli.predict import predict
-from onea.cli.report import report
+from onea.cli.report import compare, report
 from onea.cli.run import run
 from onea.cli.serve import serve
 from onea.cli.stream import stream
-from onea.cli.teach import teach
 from onea.cli.upkeep import forget, history, rename, undo
 from onea.files import check_path
 

@@ -3,15 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as TerminalTable
 
+from onea.bench.answering import timm_column
 from onea.bench.rows import FAST, PLAIN, SAME, Row, find
 from onea.bench.run import BenchResult
-from onea.bench.timm_baseline import timm_column
+from onea.report.formats import terminal
+from onea.report.table import Table
 
 _MORE_IS_BETTER = ("images/s", "%", "TFLOP/s")
 _NOISY = 0.05  # a spread worth mentioning; the file has them all
@@ -38,27 +40,23 @@ def print_result(result: BenchResult) -> None:
         console.print(_growth(late))
 
 
-def _list(rows: list[Row]) -> Table:
-    table = _table("", right=("",))
-    for row in rows:
-        table.add_row(f"{row.setting}, {row.unit}", _number(row))
-    return table
+def _list(rows: list[Row]) -> TerminalTable:
+    return _table(("", ""), ([f"{row.setting}, {row.unit}", _number(row)] for row in rows))
 
 
-def _columns(rows: list[Row]) -> Table:
-    table = _table("", right=(PLAIN, SAME, FAST, "same ×", "fast ×"))
+def _columns(rows: list[Row]) -> TerminalTable:
+    lines = []
     for measure, setting, unit in dict.fromkeys((row.measure, row.setting, row.unit) for row in rows):
         found = {name: find(rows, measure, setting, name, unit) for name in (PLAIN, SAME, FAST)}
-        values = [_number(row) for row in found.values()]
         if any(found.values()):
             ratios = [_ratio(found[name], found[PLAIN]) for name in (SAME, FAST)]
-            table.add_row(_label(measure, setting, unit), *values, *ratios)
-    return table
+            lines.append([_label(measure, setting, unit), *map(_number, found.values()), *ratios])
+    return _table(("", PLAIN, SAME, FAST, "same ×", "fast ×"), lines)
 
 
-def _against_timm(result: BenchResult) -> Table:
+def _against_timm(result: BenchResult) -> TerminalTable:
     """Ours with the adapter against timm without it, both at the same precision and compiled or not alike."""
-    table = _table("inference", right=("timm, no adapter", "ours with adapter", "slower by"))
+    lines = []
     for name, precision, compiled in ((SAME, "fp32", False), (FAST, result.precision, result.compiled)):
         column = timm_column(precision, compiled)
         for batch in result.config.batches:
@@ -70,29 +68,22 @@ def _against_timm(result: BenchResult) -> Table:
                     slower = ours.value / theirs.value if unit == "ms" else theirs.value / ours.value
                     change = f"{100 * (slower - 1):+.1f} %"
                     label = _label(column.removeprefix("timm "), setting, unit)
-                    table.add_row(label, _number(theirs), _number(ours), change)
-    return table
+                    lines.append([label, _number(theirs), _number(ours), change])
+    return _table(("inference", "timm, no adapter", "ours with adapter", "slower by"), lines)
 
 
-def _growth(rows: list[Row]) -> Table:
+def _growth(rows: list[Row]) -> TerminalTable:
     """Early and late side by side: rows of one measure and unit come in pairs."""
-    table = _table("growth", "", right=("early", "late", "change"))
-    for early, late in _pairs(rows):
+    lines = []
+    for early, late in zip(rows[::2], rows[1::2], strict=True):
         change = f"{100 * (late.value / early.value - 1):+.2f} %"
         measure = f"{early.measure.removeprefix('growth: ')}, {early.unit}"
-        table.add_row(measure, f"{early.setting} | {late.setting}", _number(early), _number(late), change)
-    return table
+        lines.append([measure, f"{early.setting} | {late.setting}", _number(early), _number(late), change])
+    return _table(("growth", "", "early", "late", "change"), lines, left=2)
 
 
-def _pairs(rows: list[Row]) -> Iterable[tuple[Row, Row]]:
-    return zip(rows[::2], rows[1::2], strict=True)
-
-
-def _table(*left: str, right: Iterable[str]) -> Table:
-    table = Table(*left, box=SIMPLE_HEAD)
-    for head in right:
-        table.add_column(head, justify="right", no_wrap=True)
-    return table
+def _table(heads: Sequence[str], lines: Iterable[Sequence[str]], left: int = 1) -> TerminalTable:
+    return terminal(Table.of_texts("", heads, lines, left), no_wrap=True, box=SIMPLE_HEAD)
 
 
 def _label(measure: str, setting: str, unit: str) -> str:

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from onea.runs.config import RunConfig, make_config
+
 DATA = "glyphs-mini"
 METHODS = ("simplecil", "one-a", "running-mean")
 SHOWN = ("one-a", "simplecil", "running-mean")  # the page emphasises the first one
@@ -16,7 +18,7 @@ SHOWN = ("one-a", "simplecil", "running-mean")  # the page emphasises the first 
 
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the runs, the figure and the page.")] = Path("onea-demo"),
-    seed: Annotated[int, typer.Option(help="Decides class order and every draw.")] = 1,
+    seed: Annotated[int, typer.Option(help="Decides class order and every draw.")] = RunConfig.seed,
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete the demo's earlier runs there first.")] = False,
 ) -> None:
     """Teach small symbols in nine uneven batches to three methods; no download, some minutes of a CPU.
@@ -32,8 +34,8 @@ def demo(
     from onea.methods.presets import preset_options
     from onea.options import build
     from onea.record import read_record
-    from onea.report import curves, page, style
-    from onea.runs.config import make_config
+    from onea.report import curves, style
+    from onea.report.run_page import run_page
     from onea.runs.engine import run
 
     configs = {name: make_config({"method": name, "data": DATA, "seed": seed}) for name in METHODS}
@@ -49,7 +51,7 @@ def demo(
         records = {name: run(configs[name], out / name, display.start(name, earlier[name]), memo) for name in METHODS}
     shown = [records[name] | {"title": titles[name], "paper": method_class(name).paper} for name in SHOWN]
     figure = style.save(curves.accuracy_curves(shown), out / "accuracy.png")
-    write_atomically(out / "report.html", page.page(shown, "onea demo").encode())
+    write_atomically(out / "report.html", run_page(shown, "onea demo").encode())
     print_results(shown, [figure, out / "report.html"], console)
 
 

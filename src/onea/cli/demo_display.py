@@ -15,13 +15,15 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from onea.cli.display import OnScreen
 from onea.record import Record
-from onea.record_metrics import headline_metrics
-from onea.report.tables import rows
+from onea.report.formats import terminal
+from onea.report.html import two_lines
+from onea.report.tables import results_table
 from onea.runtime import Progress
 
 
-class DemoDisplay(Progress):
+class DemoDisplay(OnScreen, Progress):
     """A live table, methods by tasks, with what is going on below; plain lines where there is no terminal."""
 
     def __init__(self, titles: dict[str, str], names: Sequence[str], sizes: Sequence[int], console: Console):
@@ -31,19 +33,13 @@ class DemoDisplay(Progress):
         self._method = self._title = self._where = self._doing = ""
         self._part = 0.0  # of the current task that has been trained
         self._born = time.perf_counter()
-        self._live = Live(console=console, refresh_per_second=6, get_renderable=self._draw)
-
-    def __enter__(self) -> DemoDisplay:
-        if self._console.is_terminal:
-            self._live.start()
-        return self
+        super().__init__(Live(console=console, refresh_per_second=6, get_renderable=self._draw))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._where = self._doing = ""  # the last picture stays on screen, without an activity that is over
-        if self._console.is_terminal:
-            self._live.stop()
+        super().__exit__(kind, error, trace)
 
     def start(self, method: str, earlier: Record | None) -> DemoDisplay:
         """A method begins or continues; show what an earlier run of the demo has already measured."""
@@ -149,21 +145,16 @@ def planned_tasks(data: str, seed: int, earlier: Sequence[Record | None]) -> tup
 
 def print_results(records: Sequence[Record], files: Sequence[Path], console: Console) -> None:
     """The results table, whoever wins, and where to look further."""
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, title_justify="left")
+    found = results_table(records)
+    star = not console.color_system  # in a file or a pipe, green says nothing
+    table = terminal(found, star=star, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, title_justify="left")
     table.title = Text("Result\n", "bold")
-    table.add_column("method", style="bold", no_wrap=True)
-    for metric in headline_metrics().values():
-        title = metric.heading.replace(" ", "\n", 1) if len(metric.heading) > 10 else metric.heading
-        table.add_column(Text(title), justify="right", vertical="bottom")
-    found = rows(records)
-    mark = "" if console.color_system else "*"  # in a file or a pipe, green says nothing
-    for row in found:
-        cells = (Text(cell.text + (mark if cell.best else ""), "bold green" if cell.best else "") for cell in row.cells)
-        table.add_row(Text(row.method), *cells)
+    table.columns[0].style, table.columns[0].no_wrap = "bold", True
+    for column in table.columns[1:]:
+        column.header, column.vertical = two_lines(str(column.header)), "bottom"
     console.print(table)
-    for row in found:
-        if row.note:
-            console.print(Text(f"\n{row.method}: {row.note}.", "dim"))
+    for note in found.row_notes:
+        console.print(Text(f"\n{note}", "dim"))
     console.print()
     for file in files:
         console.print(str(file), highlight=False, markup=False, soft_wrap=True)

@@ -6,20 +6,41 @@ from __future__ import annotations
 import time
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 from rich.console import Console
+from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
-from rich.table import Table
 from rich.text import Text
 
 from onea.record import Record
 from onea.record_metrics import headline_metrics
+from onea.report.formats import terminal
+from onea.report.table import Table
 from onea.runtime import Progress
 from onea.text import printable
 
 
-class RunDisplay(Progress):
+class OnScreen:
+    """What is drawn on a terminal for as long as it is entered, and nowhere else."""
+
+    def __init__(self, drawn: Bars | Live):
+        self._drawn = drawn
+
+    def __enter__(self) -> Self:
+        if self._drawn.console.is_terminal:
+            self._drawn.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._drawn.console.is_terminal:
+            self._drawn.stop()
+
+
+class RunDisplay(OnScreen, Progress):
     """Two bars: tasks of the stream, and images of the current epoch with speed and what is going on."""
 
     def __init__(self, console: Console | None = None, title: str = "tasks") -> None:
@@ -35,20 +56,12 @@ class RunDisplay(Progress):
             transient=True,
             disable=self._plain is not None,
         )
+        super().__init__(self._bars)
         self._stream = self._bars.add_task(title, total=None, note="")
         self._epoch = self._bars.add_task("preparing", total=None, note="")
         self._task = self._images = 0
         self._task_started = self._started = time.perf_counter()
         self._durations: list[float] = []
-
-    def __enter__(self) -> RunDisplay:
-        self._bars.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bars.stop()
 
     def start_task(self, task: int, tasks: int, name: str) -> None:
         """Show which task it is."""
@@ -94,12 +107,12 @@ class RunDisplay(Progress):
 def print_summary(record: Record, folder: Path) -> None:
     """One table: what each task brought and where the run ended."""
     metrics, console = record["metrics"], Console()
-    table = Table("task", "classes", "images", "A_t %", "class-balanced %", title=shown(_title(record)))
+    heads, lines = ("task", "classes", "images", "A_t %", "class-balanced %"), []
     rows = zip(record["tasks"], metrics["A"], metrics["balanced_A"], strict=True)
     for number, (task, accuracy, balanced) in enumerate(rows, 1):
         name = f"{number}" if task["name"] == f"task {number}" else f"{number} {task['name']}"
-        table.add_row(shown(name), str(task["classes"]), str(task["images"]), f"{accuracy:.2f}", f"{balanced:.2f}")
-    console.print(table)
+        lines.append((name, str(task["classes"]), str(task["images"]), f"{accuracy:.2f}", f"{balanced:.2f}"))
+    console.print(terminal(Table.of_texts(_title(record), heads, lines, left=len(heads))))
     numbers = (f"{metric.title} {metric.text(record)}" for metric in headline_metrics(machine_dependent=False).values())
     console.print(Text("   ".join(numbers)), highlight=False)
     console.print(shown(f"record: {folder / 'record.json'}"), soft_wrap=True)

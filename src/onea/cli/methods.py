@@ -35,15 +35,14 @@ def _methods() -> Any:
 
 
 def _options(name: str) -> Any:
-    from rich.table import Table
-
     from onea.methods import method_class
     from onea.options import describe
+    from onea.report.formats import terminal
+    from onea.report.table import Table
 
-    table = Table("option", "default", "meaning", title=f"options of {name} (presets change some defaults)")
-    for option, default, meaning in describe(method_class(name).Options):
-        table.add_row(f"--{option.replace('_', '-')}", str(default), meaning)
-    return table
+    title, heads = f"options of {name} (presets change some defaults)", ("option", "default", "meaning")
+    lines = ((f"--{o.replace('_', '-')}", str(d), meaning) for o, d, meaning in describe(method_class(name).Options))
+    return terminal(Table.of_texts(title, heads, lines, left=3))
 
 
 def _operators() -> Any:

@@ -5,17 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
-from rich.table import Table
+from rich.table import Table as TerminalTable
 
-from onea.cli.display import shown
+from onea.cli.display import OnScreen, shown
+from onea.report.formats import terminal
+from onea.report.table import Table
 from onea.runtime import Progress
+from onea.text import count
 
 if TYPE_CHECKING:
     from onea.model.answers import Answer
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from onea.model.evaluation import Evaluation
 
 
-class TeachDisplay(Progress):
+class TeachDisplay(OnScreen, Progress):
     """One bar over all epochs of an update, with what is going on."""
 
     def __init__(self, console: Console | None = None) -> None:
@@ -37,16 +39,8 @@ class TeachDisplay(Progress):
             transient=True,
             disable=not console.is_terminal,
         )
+        super().__init__(self._bars)
         self._bar = self._bars.add_task("loading the network", total=None, note="")
-
-    def __enter__(self) -> TeachDisplay:
-        self._bars.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bars.stop()
 
     def start_epoch(self, epoch: int, epochs: int, images: int) -> None:
         """The first epoch sets the length of the bar."""
@@ -67,12 +61,12 @@ def print_learned(console: Console, model: OneA, path: Path) -> None:
     """What an update brought."""
     update = model.history[-1]
     again = len(update["classes"]) - update["new_classes"]
-    what = _count(update["new_classes"], "new class", "new classes") if update["new_classes"] else ""
-    more = _count(again, "known class", "known classes") + " again" if again else ""
+    what = count(update["new_classes"], "new class", "new classes") if update["new_classes"] else ""
+    more = count(again, "known class", "known classes") + " again" if again else ""
     line = f"learned {' and '.join(part for part in (what, more) if part)} from {update['images']:,} images"
     line += f" in {update['seconds']:.1f} s"
     if update["skipped"]:
-        line += f"; {_count(update['skipped'], 'unreadable image', 'unreadable images')} left out"
+        line += f"; {count(update['skipped'], 'unreadable image', 'unreadable images')} left out"
     console.print(line, highlight=False, markup=False)
     if update["held_out_accuracy"] is not None:
         console.print(
@@ -80,13 +74,13 @@ def print_learned(console: Console, model: OneA, path: Path) -> None:
             f"among all {update['known']} classes",
             highlight=False,
         )
-    known = _count(update["known"], "class", "classes")
+    known = count(update["known"], "class", "classes")
     console.print(shown(f"{path} now knows {known} (version {model.version})"), soft_wrap=True)
 
 
 def print_answers(console: Console, answers: Sequence[Answer]) -> None:
     """A line for each image: the answer, and the likeliest classes with their probabilities."""
-    table = Table("image", "answer", "likeliest classes", box=None, pad_edge=False)
+    table = TerminalTable("image", "answer", "likeliest classes", box=None, pad_edge=False)
     for answer in answers:
         likely = ", ".join(f"{name} {100 * chance:.1f} %" for name, chance in answer.top)
         image = shown(answer.image)
@@ -97,19 +91,14 @@ def print_answers(console: Console, answers: Sequence[Answer]) -> None:
 
 def print_evaluation(console: Console, found: Evaluation) -> None:
     """Every class, the worst first; the most frequent mistakes; and the sum of it."""
-    table = Table("class", "images", "right %", "unknown")
-    for column in table.columns[1:]:
-        column.justify = "right"
+    lines = []
     for name, images, right, unknown in found.worst_first():
         label = f"{name} (never taught)" if name in found.never_taught else name
-        table.add_row(shown(label), str(images), f"{100 * right / images:.1f}", str(unknown) if unknown else "")
-    console.print(table)
-    if mistakes := found.confusions():
-        wrong = Table("is", "taken for", "images", title="most frequent mistakes", title_justify="left")
-        wrong.columns[2].justify = "right"
-        for name, answer, count in mistakes:
-            wrong.add_row(shown(name), shown(answer), str(count))
-        console.print(wrong)
+        lines.append((label, str(images), f"{100 * right / images:.1f}", str(unknown) if unknown else ""))
+    console.print(terminal(Table.of_texts("", ("class", "images", "right %", "unknown"), lines)))
+    if mistakes := [(name, answer, str(times)) for name, answer, times in found.confusions()]:
+        wrong = Table.of_texts("most frequent mistakes", ("is", "taken for", "images"), mistakes, left=2)
+        console.print(terminal(wrong, title_justify="left"))
     console.print(
         f"{100 * found.accuracy:.2f} % of {int(found.images.sum()):,} images right, "
         f"{100 * found.balanced_accuracy:.2f} % with every class weighing the same; "
@@ -123,14 +112,8 @@ def print_history(console: Console, updates: Sequence[dict[str, Any]], kept: Seq
     from onea.model.card import history_row
 
     heads = ("version", "date", "what", "classes", "images", "known", "held-out right", "seconds")
-    table = Table(*heads, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    for update in updates:
-        version, date, *rest = history_row(update)
-        table.add_row(version, shown(date[:10]), *map(shown, rest))
-    console.print(table)
+    lines = ([version, date[:10], *rest] for version, date, *rest in map(history_row, updates))
+    table = Table.of_texts("", heads, lines, left=len(heads))
+    console.print(terminal(table, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1)))
     earlier = ", ".join(map(str, kept[:-1])) or "none"
     console.print(f"present version {kept[-1]}; undo can go back to: {earlier}", highlight=False)
-
-
-def _count(number: int, one: str, many: str) -> str:
-    return f"{number:,} {one if number == 1 else many}"

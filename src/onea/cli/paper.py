@@ -5,50 +5,46 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from onea.cli.options import options_of
+from onea.paper.scale import Changes
 
 if TYPE_CHECKING:
     from onea.paper.scale import Plan
     from onea.runs.jobs import Executor
     from onea.runs.store import Failure, RecordStore
 
-_CHANGES, _MACHINE = "Otherwise than the paper", "Machine"
+_MACHINE = "Machine"
 
 
+@options_of(Changes)
 def paper(
     name: Annotated[str | None, typer.Argument(help="A table or figure; without one, all are listed.")] = None,
-    data: Annotated[
-        list[str] | None,
-        typer.Option(help="Some of its datasets, one for all or one for each (repeat).", rich_help_panel=_CHANGES),
-    ] = None,
-    root: Annotated[str | None, typer.Option(help="Folder of downloaded datasets.", rich_help_panel=_CHANGES)] = None,
-    backbone: Annotated[str | None, typer.Option(help="Another network.", rich_help_panel=_CHANGES)] = None,
-    seeds: Annotated[int | None, typer.Option(help="How many seeds.", rich_help_panel=_CHANGES)] = None,
-    tasks: Annotated[int | None, typer.Option(help="Tasks of every stream.", rich_help_panel=_CHANGES)] = None,
-    scale: Annotated[
-        float,
-        typer.Option(help="Factor on images per class and epochs, never classes or tasks.", rich_help_panel=_CHANGES),
-    ] = 1.0,
     out: Annotated[Path, typer.Option(help="Folder of the runs and the results.")] = Path("onea-paper"),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the runs and their cost; run nothing.")] = False,
     render_only: Annotated[
         bool, typer.Option("--render-only", help="Run nothing; show what is there, with the gaps marked.")
     ] = False,
-    workers: Annotated[int | None, typer.Option(help="Runs at a time. [one per GPU]", rich_help_panel=_MACHINE)] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, ...", rich_help_panel=_MACHINE)] = None,
+    *,
+    workers: Annotated[
+        int | None, typer.Option(help="Runs at a time.", show_default="one per GPU", rich_help_panel=_MACHINE)
+    ] = None,
     share_training: Annotated[
         bool | None,
         typer.Option(
             "--share-training/--no-share-training",
-            help="Train once for runs that differ only in the merge. [on with one worker]",
+            help="Train once for runs that differ only in the merge.",
+            show_default="with one worker",
             rich_help_panel=_MACHINE,
         ),
     ] = None,
     on: Annotated[
         str, typer.Option(help="local, ray, or ray:ADDRESS of a cluster.", rich_help_panel=_MACHINE)
     ] = "local",
+    **given: Any,
 ) -> None:
     """Make a table or figure of the paper: run what is missing, then write our numbers beside the reported ones.
 
@@ -58,7 +54,7 @@ def paper(
     from onea.paper.experiments import find_experiment
     from onea.paper.facts import Recorded
     from onea.paper.page import write_experiment
-    from onea.paper.scale import Changes, make_plan
+    from onea.paper.scale import make_plan
     from onea.runs.executors import InProcess
     from onea.runs.store import RecordStore
 
@@ -66,10 +62,10 @@ def paper(
         print_experiments()
         return
     experiment = find_experiment(name)
-    changes = Changes(tuple(data or ()), root, backbone, seeds, tasks, scale, device)
+    changes = Changes(**given | {"data": tuple(given.get("data", ()))})
     store, executor = RecordStore(out / "runs"), _executor(on, workers, share_training)
     if render_only:  # the records know what their data and backbone were
-        known = Recorded(store.records(), root)
+        known = Recorded(store.records(), changes.root)
         plan = make_plan(experiment, changes, known.facts, known.width)
     else:
         plan = make_plan(experiment, changes)
@@ -98,7 +94,7 @@ def _executor(on: str, workers: int | None, share_training: bool | None) -> Exec
 
 
 def _run(plan: Plan, store: RecordStore, executor: Executor) -> Mapping[str, Failure]:
-    from onea.cli.grid_display import GridDisplay
+    from onea.cli.paper_display import GridDisplay
     from onea.runs.grid import run_grid
 
     with GridDisplay() as display:

@@ -1,32 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``onea paper`` prints: the list, the runs to come with their cost, and the result."""
+"""What ``onea paper`` prints: the list, the runs to come with their cost, the grid while it runs, and the result."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.markup import escape
-from rich.table import Column, Table
+from rich.progress_bar import ProgressBar
+from rich.table import Table as TerminalTable
+from rich.text import Text
+
+from onea.cli.display import OnScreen
+from onea.data.names import data_name
+from onea.record import Record
+from onea.report.formats import terminal
+from onea.report.table import NOTHING, Table
+from onea.runs.config import RunConfig
+from onea.runs.grid import GridProgress
+from onea.runs.store import Failure
+from onea.text import count
 
 if TYPE_CHECKING:
-    from onea.paper.cost import Cost
-    from onea.paper.scale import Place, Plan
-    from onea.report.grid_table import GridTable
+    from onea.paper.scale import Cost, Place, Plan
+
+_MOST_SHOWN = 16  # runs at a time; a cluster has more than a screen
 
 
 def print_experiments() -> None:
     """Every table and figure, with how many runs it takes."""
     from onea.paper.experiments import experiments
 
-    names = (Column(head, no_wrap=True) for head in ("name", "or"))
-    table = Table(*names, "shows", Column("runs", justify="right"), box=SIMPLE_HEAD, pad_edge=False)
-    for one in experiments().values():
-        runs = len(one.cells) * one.seeds
-        table.add_row(one.name, one.alias, escape(one.title), str(runs or "–"))
+    lines = (
+        (one.name, one.alias, one.title, str(len(one.cells) * one.seeds or NOTHING)) for one in experiments().values()
+    )
+    listed = Table.of_texts("", ("name", "or", "shows", "runs"), lines, left=3)
+    table = terminal(listed, box=SIMPLE_HEAD, pad_edge=False)
+    table.columns[0].no_wrap = table.columns[1].no_wrap = True
     console = Console()
     console.print(table)
     console.print("`onea paper NAME` makes one; `--dry-run` says first what it takes. Figure 3 is a drawing.")
@@ -34,9 +50,8 @@ def print_experiments() -> None:
 
 def print_plan(plan: Plan, done: Collection[str], shared: bool = False) -> None:
     """The runs, what is done, and what the rest costs; less where runs share their training."""
-    from onea.paper.render import notes
-    from onea.report.html import count
-    from onea.runs.sharing import once_per_training
+    from onea.paper.page import notes
+    from onea.runs.jobs import once_per_training
 
     console = Console()
     console.print(f"{plan.experiment.name} ({plan.experiment.alias}): {escape(plan.experiment.title)}")
@@ -46,8 +61,7 @@ def print_plan(plan: Plan, done: Collection[str], shared: bool = False) -> None:
         console.print("Nothing to run.")
         return
     costs, uncounted = _costs(plan)
-    titles = (Column(name, justify="right", no_wrap=True) for name in ("runs", "done", "training", "evaluation"))
-    table = Table("row", "column", *titles, box=SIMPLE_HEAD, pad_edge=False)
+    lines = []
     shown: set[str] = set()
     for place in plan.places:
         keys = [run.key() for run in place.runs]
@@ -61,8 +75,9 @@ def print_plan(plan: Plan, done: Collection[str], shared: bool = False) -> None:
                 f"{sum(costs[key].evaluation for key in keys):,}",
             ]
         shown.update(keys)
-        table.add_row(escape(place.cell.row), escape(_column(place, plan)), *numbers)
-    console.print(table)
+        lines.append((place.cell.row, _column(place, plan), *numbers))
+    table = Table.of_texts("", ("row", "column", "runs", "done", "training", "evaluation"), lines, left=2)
+    console.print(terminal(table, no_wrap=True, box=SIMPLE_HEAD, pad_edge=False))
     left = [run for run in plan.configs if run.key() not in done]
     trained = once_per_training(left) if shared else left
     training = sum(costs[run.key()].training for run in trained)
@@ -81,33 +96,13 @@ def print_plan(plan: Plan, done: Collection[str], shared: bool = False) -> None:
         console.print(f"{data} is not here; its cost is estimated from its published counts.", markup=False)
 
 
-def print_result(table: GridTable | None, files: Sequence[Path], failures: Mapping[str, str]) -> None:
+def print_result(table: Table | None, files: Sequence[Path], failures: Mapping[str, str]) -> None:
     """The table as far as it is known, where the files are, and what went wrong."""
-    from onea.report.formats import gap_text, number_text
-
     console = Console()
     if table:
-        shown = Table("", *(escape(f"{c.group}\n{c.name}".strip()) for c in table.columns), title=escape(table.title))
-        for row in table.rows:
-            values = [table.values.get((row, index)) for index in range(len(table.columns))]
-            texts = [
-                "\n".join(
-                    part
-                    for part in (
-                        number_text(value, column.digits),
-                        gap_text(value),
-                        f"paper {value.reported}" if value.reported else "",
-                    )
-                    if part
-                )
-                if value
-                else "–"
-                for value, column in zip(values, table.columns, strict=True)
-            ]
-            shown.add_row(escape(row), *map(escape, texts))
         for note in table.notes:
             console.print(note, markup=False)
-        console.print(shown)
+        console.print(terminal(table))
     for file in files:
         console.print(str(file), markup=False, soft_wrap=True)
     for key, why in failures.items():
@@ -129,9 +124,147 @@ def _column(place: Place, plan: Plan) -> str:
 
 def _costs(plan: Plan) -> tuple[dict[str, Cost], list[str]]:
     """The cost of every run by its key, and the datasets that could not be counted."""
-    from onea.paper.cost import estimate
     from onea.paper.facts import data_facts
+    from onea.paper.scale import estimate
 
     facts = {data: data_facts(data, plan.changes.root) for data in dict.fromkeys(run.data for run in plan.configs)}
     costs = {run.key(): estimate(run, facts[run.data]) for run in plan.configs}
     return costs, [data for data, known in facts.items() if not known.loaded]
+
+
+@dataclass
+class _Running:
+    """How far a run is, in tasks; what an earlier grid has learned of it is no work of this one."""
+
+    first: int
+    done: int
+    tasks: int
+    started: float
+
+    @property
+    def work(self) -> float:
+        """The part of the run that was done since it began here."""
+        return (self.done - self.first) / self.tasks if self.tasks else 0.0
+
+    @property
+    def left(self) -> float:
+        """The part of the run that is still to be done."""
+        return 1 - self.done / self.tasks if self.tasks else 1.0
+
+
+class GridDisplay(OnScreen, GridProgress):
+    """A bar and the runs below it, live; plain lines where there is no terminal. Failures stay on the screen."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True)
+        self._total = self._over = self._failed = self._earlier = 0
+        self._work = 0.0  # runs' worth of it, done by this grid
+        self._labels: dict[str, str] = {}
+        self._running: dict[str, _Running] = {}
+        self._born = time.perf_counter()
+        super().__init__(Live(console=self._console, refresh_per_second=4, get_renderable=self._draw, transient=True))
+
+    def start(self, configs: Sequence[RunConfig], finished: Sequence[RunConfig]) -> None:
+        """Say how much there is to do, and start the clock."""
+        self._labels = labels(configs)
+        self._total, self._over, self._earlier = len(configs), len(finished), len(finished)
+        self._born = time.perf_counter()
+        earlier = f", {self._earlier} of them finished earlier" if self._earlier else ""
+        self._say(f"{self._total} runs{earlier}")
+
+    def advance(self, config: RunConfig, task: int, tasks: int) -> None:
+        """Show where the run is."""
+        key = config.key()
+        known = self._running.get(key)
+        if tasks == 0 or known is None:  # begun, perhaps for the second time
+            self._running[key] = _Running(task, task, tasks, time.perf_counter())
+        elif known.tasks == 0:
+            known.first, known.done, known.tasks = task, task, tasks
+        else:
+            known.done = task
+
+    def end(self, config: RunConfig, result: Record | Failure) -> None:
+        """Count it, and say how it went."""
+        self._over += 1
+        run = self._running.pop(config.key(), None)
+        took = duration(time.perf_counter() - run.started) if run else ""
+        label, live = self._labels[config.key()], self._console.is_terminal
+        if isinstance(result, Failure):
+            self._failed += 1
+            self._work += run.work if run else 0.0
+            line = f"{label} failed: {result}"
+        else:
+            self._work += run.work + run.left if run else 1.0
+            line = f"{label}: A_T {result['metrics']['A_T']:.2f} %, mean A {result['metrics']['mean_A']:.2f} %, {took}"
+        if not live:
+            self._say(f"{self._over}/{self._total}  {line} ({self._clock()})")
+        elif isinstance(result, Failure):
+            self._say(line, "red")
+
+    def _say(self, line: str, style: str = "") -> None:
+        self._console.print(Text(line, style), soft_wrap=True)
+
+    def _clock(self) -> str:
+        elapsed = time.perf_counter() - self._born
+        running = list(self._running.values())  # the picture is drawn in a thread of its own
+        waiting = self._total - self._over - len(running)
+        left = time_left(
+            elapsed, self._work + sum(run.work for run in running), waiting + sum(run.left for run in running)
+        )
+        return f"{duration(elapsed)} so far" + (f", about {duration(left)} left" if left is not None else "")
+
+    def _draw(self) -> Group:
+        bar = TerminalTable.grid(padding=(0, 2))
+        counts = Text(f"{self._over} of {self._total} runs")
+        if self._failed:
+            counts.append(f"  {self._failed} failed", "red")
+        if self._earlier:
+            counts.append(f"  {self._earlier} finished earlier", "dim")
+        bar.add_row(ProgressBar(total=max(self._total, 1), completed=self._over, width=28), counts, self._clock())
+        rows = TerminalTable.grid(padding=(0, 2))
+        running = list(self._running.items())
+        for key, run in running[:_MOST_SHOWN]:
+            where = f"task {run.done + 1} of {run.tasks}" if run.tasks else "preparing"
+            rows.add_row(Text(self._labels[key]), Text(where, "dim"))
+        if (more := len(running) - _MOST_SHOWN) > 0:
+            rows.add_row(Text(f"and {more} more", "dim"))
+        return Group(bar, rows)
+
+
+def time_left(elapsed: float, done: float, left: float) -> float | None:
+    """Seconds until ``left`` runs' worth of work is done, at the pace so far; None while there is nothing to go by.
+
+    >>> time_left(60, 2, 4)
+    120.0
+    >>> time_left(60, 0, 4)
+    """
+    return elapsed / done * left if done > 0 else None
+
+
+def duration(seconds: float) -> str:
+    """A length of time as people say it.
+
+    >>> duration(47.2), duration(600), duration(9000)
+    ('47 s', '10 min', '2.5 h')
+    """
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def labels(configs: Sequence[RunConfig]) -> dict[str, str]:
+    """A name for each configuration, by key: method, data and seed, and whatever else differs within the grid."""
+    told = ("method", "data", "seed", "options")
+    flat = {}
+    for config in configs:
+        identity = config.identity()
+        rest = {name: value for name, value in identity.items() if name not in told} | identity["options"]
+        flat[config.key()] = rest
+    names = dict.fromkeys(name for values in flat.values() for name in values)
+    varying = [name for name in names if len({repr(values.get(name)) for values in flat.values()}) > 1]
+    return {config.key(): _label(config, flat[config.key()], varying) for config in configs}
+
+
+def _label(config: RunConfig, values: dict[str, Any], varying: Sequence[str]) -> str:
+    extra = [f"{name} {values[name]}" for name in varying if values.get(name) is not None]
+    return ", ".join([f"{config.method} {data_name(config.data)} seed {config.seed}", *extra])

@@ -8,9 +8,13 @@ from typing import Annotated
 
 import typer
 
+from onea.cli.options import Device, Model, MovedBackbone, Threads
+from onea.runs.config import RunConfig
+from onea.serve.settings import MEGABYTE, MEGAPIXEL, Limits, Settings, check_settings
+
 
 def serve(
-    model: Annotated[Path, typer.Argument(help="Model folder.")],
+    model: Model,
     host: Annotated[str, typer.Option(help="Address to listen on; by default only this machine can reach it.")] = (
         "127.0.0.1"
     ),
@@ -19,25 +23,33 @@ def serve(
         Path | None,
         typer.Option(help="File with the token that allows teaching and undo; by default ONEA_TOKEN, else nobody may."),
     ] = None,
-    batch: Annotated[int, typer.Option(help="Images of different requests in one pass; 1: no batching.")] = 32,
-    wait: Annotated[float, typer.Option(help="Milliseconds that a request waits for others to share its pass.")] = 2.0,
-    max_upload: Annotated[int, typer.Option(help="Megabytes of a request to learn; an eighth of it to predict.")] = 512,
+    batch: Annotated[
+        int, typer.Option(help="Images of different requests in one pass; 1: no batching.")
+    ] = Settings.batch,
+    wait: Annotated[float, typer.Option(help="Milliseconds that a request waits for others to share its pass.")] = (
+        1000 * Settings.wait
+    ),
+    max_upload: Annotated[int, typer.Option(help="Megabytes of a request to learn; an eighth of it to predict.")] = (
+        Limits.learn_bytes // MEGABYTE
+    ),
     max_megapixels: Annotated[
         int, typer.Option(help="Of one image; 16 times as many in a request to predict, 200 times to learn.")
-    ] = 50,
+    ] = Limits.pixels // MEGAPIXEL,
     allowed_host: Annotated[
         list[str] | None,
         typer.Option(help="Name under which clients ask for the service, besides localhost; repeatable, * is any."),
     ] = None,
-    grace: Annotated[float, typer.Option(help="Seconds that a running lesson has to finish on Ctrl-C.")] = 10.0,
+    grace: Annotated[
+        float, typer.Option(help="Seconds that a running lesson has to finish on Ctrl-C.")
+    ] = Settings.grace,
     on: Annotated[str, typer.Option(help="Where to run: here, or ray (prediction only).")] = "here",
     replicas: Annotated[int, typer.Option(help="With --on ray: how many processes answer.")] = 1,
     address: Annotated[
         str | None, typer.Option(help="With --on ray: host:port of a cluster, or auto; by default one is started here.")
     ] = None,
-    backbone: Annotated[str | None, typer.Option(help="Where the model's backbone file is now.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
-    threads: Annotated[int, typer.Option(help="CPU threads; 0 is all.")] = 0,
+    backbone: MovedBackbone = None,
+    device: Device = RunConfig.device,
+    threads: Threads = RunConfig.threads,
 ) -> None:
     """Serve a model over HTTP: predictions, teaching for whoever has the token, and a page.
 
@@ -48,13 +60,14 @@ def serve(
     try:
         from onea.serve.access import names_for, read_token
         from onea.serve.service import Service
-        from onea.serve.settings import Limits, Settings, check_settings
     except ModuleNotFoundError as error:
         raise OneaError(f"Serving needs {error.name}; install it with: pip install 'onea[serve]'") from error
     if on not in ("here", "ray"):
         raise OneaError(f"--on is '{on}'; choose here or ray.")
     limits = Limits(
-        predict_bytes=max_upload * 125_000, learn_bytes=max_upload * 1_000_000, pixels=max_megapixels * 1_000_000
+        predict_bytes=max_upload * MEGABYTE // 8,
+        learn_bytes=max_upload * MEGABYTE,
+        pixels=max_megapixels * MEGAPIXEL,
     )
     hosts, addresses = names_for(host, allowed_host or [])
     settings = check_settings(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from onea.errors import OneaError
+from onea.runs.config import RunConfig
 
 if TYPE_CHECKING:  # numpy, rich and matplotlib are loaded by the command, not by `onea --help`
     from onea.streams import Kind, Order, Stream
@@ -27,8 +28,8 @@ def stream(
     tasks: Annotated[
         int | None, typer.Option(help="Number of tasks.", show_default=f"{TASKS}, or as many as --sizes has")
     ] = None,
-    gamma: Annotated[float, typer.Option(help="Smallest task's weight relative to the largest.")] = 0.01,
-    seed: Annotated[int, typer.Option(help="Seed of the class order and the shuffle.")] = 1,
+    gamma: Annotated[float, typer.Option(help="Smallest task's weight relative to the largest.")] = RunConfig.gamma,
+    seed: Annotated[int, typer.Option(help="Seed of the class order and the shuffle.")] = RunConfig.seed,
     order: Annotated[
         str | None,
         typer.Option(

@@ -3,18 +3,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from onea.cli.options import Model
 from onea.text import printable
-
-_MODEL = typer.Argument(help="Model folder.")
 
 
 def history(
-    model: Annotated[Path, _MODEL],
+    model: Model,
     as_json: Annotated[bool, typer.Option("--json", help="All that is noted, as JSON.")] = False,
 ) -> None:
     """Show every update of a model, and which versions can be gone back to."""
@@ -33,7 +31,7 @@ def history(
         print_history(Console(), updates, kept)
 
 
-def undo(model: Annotated[Path, _MODEL]) -> None:
+def undo(model: Model) -> None:
     """Go back to before the last update."""
     from onea.model.folder import undo as go_back
 
@@ -42,9 +40,7 @@ def undo(model: Annotated[Path, _MODEL]) -> None:
     print(f"{model} is at version {now.version} again and knows {len(now.classes):,} classes")
 
 
-def forget(
-    model: Annotated[Path, _MODEL], classes: Annotated[list[str], typer.Argument(help="Classes no longer to answer.")]
-) -> None:
+def forget(model: Model, classes: Annotated[list[str], typer.Argument(help="Classes no longer to answer.")]) -> None:
     """No longer answer some classes. What the adapter learned from their images stays in it."""
     from onea.model.folder import change
 
@@ -54,7 +50,7 @@ def forget(
 
 
 def rename(
-    model: Annotated[Path, _MODEL],
+    model: Model,
     old: Annotated[str, typer.Argument(help="What the class is called now.")],
     new: Annotated[str, typer.Argument(help="What it shall be called.")],
 ) -> None:

@@ -14,6 +14,7 @@ _OWN = {
     "one-a": "onea.merging.one_a:OneA",
     "running-mean": "onea.merging.average:RunningMean",
     "weighted-mean": "onea.merging.average:WeightedMean",
+    "newest": "onea.merging.average:Newest",
     "task-arithmetic": "onea.merging.task_arithmetic:TaskArithmetic",
     "ties": "onea.merging.ties:TIES",
     "dare": "onea.merging.dare:DARE",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Means of everything merged so far: one vote per task, or one vote per class or sample."""
+"""Means of everything merged so far: one vote per task, one per class or sample, or all votes for the newest."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from onea.merging.operator import MergeResult, Sizes, Traits, check_mergeable, count_of
+from onea.options import Positive
 from onea.tensors import Tensors, cast_like, to_float64
 
 
@@ -42,6 +43,7 @@ class WeightedMean(Traits):
 
     Attributes:
         by: what has a vote: ``classes`` or ``samples``.
+        boost: number of votes that each of the new side has.
     """
 
     title = "Weighted mean"
@@ -52,6 +54,7 @@ class WeightedMean(Traits):
     starts_from = "fresh"
 
     by: Literal["classes", "samples"] = "classes"
+    boost: Positive = 1.0
 
     def __call__(self, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> MergeResult:
         """Merge; keeps no state."""
@@ -59,6 +62,22 @@ class WeightedMean(Traits):
         old, joining = sizes.accumulated_classes, sizes.new_classes
         if self.by == "samples":
             old, joining = sizes.accumulated_samples, sizes.new_samples
+        joining *= self.boost
         return MergeResult(
             {name: cast_like(join_mean(left, new[name], old, joining), left) for name, left in accumulated.items()}
         )
+
+
+@dataclass(frozen=True)
+class Newest(Traits):
+    """``new``: no merge at all. With a start from the kept adapter it is plain sequential training, the control."""
+
+    title = "Newest"
+    paper = ""
+    on_deltas = False
+    starts_from = "previous"
+
+    def __call__(self, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> MergeResult:
+        """The new side; keeps no state."""
+        check_mergeable(accumulated, new)
+        return MergeResult({name: cast_like(new[name], left) for name, left in accumulated.items()})

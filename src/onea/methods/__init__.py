@@ -12,8 +12,13 @@ if TYPE_CHECKING:
 
 _OWN = {
     "one-a": "onea.methods.one_a:OneAMethod",
+    "one-a-plus": "onea.methods.one_a_plus:OneAPlus",
     "adapter": "onea.methods.adapter:MergedAdapter",
     "simplecil": "onea.methods.simplecil:SimpleCIL",
+    "slda": "onea.methods.simplecil:SLDA",
+    "ranpac": "onea.methods.simplecil:RanPACFrozen",
+    "ranpac-first": "onea.methods.first_task:RanPACFirst",
+    "first-task": "onea.methods.first_task:FirstTask",
     "running-mean": "onea.methods.running_mean:RunningMeanOfAdapters",
     "running-mean-shared": "onea.methods.running_mean:RunningMeanSharedStart",
     "aper-adapter": "onea.methods.aper:AperAdapter",

@@ -6,10 +6,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from onea.errors import OneaError
 from onea.merging import make_operator
 from onea.merging.operator import Operator
 from onea.methods.adapter_merging import AdapterMerging, MergingOptions
+from onea.options import parse_pairs
 
 
 @dataclass(frozen=True)
@@ -17,8 +17,8 @@ class MergedAdapterOptions(MergingOptions):
     """Options of the training, and which merge follows it.
 
     Attributes:
-        merge: the operator: one-a, running-mean, weighted-mean, task-arithmetic, ties, dare, fisher, regmean, knots,
-            knots-ties, tsv, iso-c, opcm, magmax, acmap, or one that an installed package adds.
+        merge: the operator: one-a, running-mean, weighted-mean, newest, task-arithmetic, ties, dare, fisher, regmean,
+            knots, knots-ties, tsv, iso-c, opcm, magmax, acmap, or one that an installed package adds.
         merge_options: options of the operator, such as density=0.2,scale=0.6.
     """
 
@@ -27,22 +27,7 @@ class MergedAdapterOptions(MergingOptions):
 
     def operator(self) -> Operator:
         """The operator that these options name."""
-        return make_operator(self.merge, **parse_pairs(self.merge_options))
-
-
-def parse_pairs(text: str) -> dict[str, str]:
-    """Options in one word.
-
-    >>> parse_pairs("density=0.2, scale=0.6")
-    {'density': '0.2', 'scale': '0.6'}
-    """
-    pairs = {}
-    for part in filter(None, (word.strip() for word in text.split(","))):
-        name, equals, value = (piece.strip() for piece in part.partition("="))
-        if not (name and equals and value):
-            raise OneaError(f"merge_options has '{part}'; write name=value pairs such as density=0.2,scale=0.6.")
-        pairs[name] = value
-    return pairs
+        return make_operator(self.merge, **parse_pairs(self.merge_options, "merge_options"))
 
 
 class MergedAdapter(AdapterMerging):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,20 +12,23 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from onea import seeds
+from onea.classifiers.carrying import feature_map
 from onea.merging.operator import Operator, Sizes, merge
 from onea.methods.adapter_training import AdapterTraining, TrainedAdapter, blank_adapters, train_adapter
-from onea.methods.contract import Method
+from onea.methods.classification import ClassifierOptions, FeatureClassification
 from onea.methods.merge_statistics import diagonal_fisher, gram_matrices
 from onea.methods.options import tuned
 from onea.methods.state import part_of, prefixed
-from onea.options import ZeroToOne
+from onea.options import BelowOne, ZeroToOne
 from onea.runtime import Runtime
 from onea.tasks import Plan, Task
 from onea.tensors import Tensors, cast_like, to_float64
 from onea.vit.adapter import Adapters
 from onea.vit.frozen import FrozenViT
-from onea.vit.heads import cosine_scores
+from onea.vit.plug import Plug
 
+_WATCHED = 200  # images tell whether a task's adapter does harm
 _KEPT, _MEMORY, _START, _ORIGIN = "adapter.", "operator.", "start.", "origin."
 _RANDOM = ("fresh", "shared")  # starts that do not depend on earlier tasks
 _COMMON = ("shared", "first", "previous")  # starts from which the deltas of all tasks can be measured
@@ -38,7 +42,7 @@ class AdapterMemo(dict[tuple[Any, ...], tuple[Tensors, dict[str, Any]]]):
 
 
 @dataclass(frozen=True)
-class MergingOptions(AdapterTraining, ABC):
+class MergingOptions(ClassifierOptions, AdapterTraining, ABC):
     """Options of a method that trains and merges adapters.
 
     Attributes:
@@ -46,10 +50,17 @@ class MergingOptions(AdapterTraining, ABC):
             ``skip`` (neither trained nor merged, nor counted; its prototype is still learned).
         min_share: a task with a smaller share of the classes merged with it is skipped likewise: the merge would hear
             little of it, and the old prototypes would have to follow. 0 trains every task (the paper).
+        carry: whether what is known of old classes follows the adapter, by the linear map of features that the new
+            images show (off: the paper).
+        guard: share of the images of a task, at most 200 in all, that are held out of its training; if fewer of them
+            are answered right after it than before, by more than chance, the adapter stays as it was. 0 holds out none
+            (the paper).
     """
 
     single_class: Literal["train", "skip"] = "train"
     min_share: ZeroToOne = 0.0
+    carry: bool = False
+    guard: BelowOne = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -87,8 +98,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 }
 
 
-class AdapterMerging(Method):
-    """One adapter, merged task by task, and a prototype per class. Inference is one pass, for ever.
+class AdapterMerging(FeatureClassification):
+    """One adapter, merged task by task, and statistics of each class. Inference is one pass, for ever.
 
     The options name the operator. One that is made for deltas gets the difference from the common start: the random
     weights that all tasks share, or those of the first task where tasks start from one another (MagMax). With
@@ -112,7 +123,6 @@ class AdapterMerging(Method):
         self.memo = memo
         blank = blank_adapters(vit, options, seed=0)
         self.kept: Adapters = blank.requires_grad_(False).eval().to(runtime.device)
-        self.prototypes = torch.empty(0, vit.width, device=runtime.device)
         self.merged_classes = 0
         self.merged_samples = 0
         self.operator = options.operator()
@@ -137,18 +147,60 @@ class AdapterMerging(Method):
         return asked if asked != "auto" else str(getattr(self.operator, "starts_from", "fresh"))
 
     def learn(self, task: Task) -> dict[str, Any]:
-        """Train an adapter, merge it into the kept one and add the prototypes of the new classes."""
-        report = self.adapt(task)
+        """Train an adapter, merge it into the kept one and add the task's images to what is known of its classes."""
+        held_out = self._held_out(task)
+        guarded, carries = bool(held_out.any()), self.options.carry and self.known_classes > 0
+        before = self.features_of(task, self.kept) if guarded or carries else None
+        earlier = {name: value.clone() for name, value in self.state_dict().items()} if guarded else {}
+        report = self.adapt(task.only(~held_out))
         self.runtime.progress.note("prototypes")
-        self.prototypes = torch.cat([self.prototypes, self.prototypes_of(task, self.kept)])
+        after = before if before is not None and not report["trained"] else self.features_of(task, self.kept)
+        by = feature_map(before, after) if carries and before is not None and before is not after else None
+        if guarded and report["trained"] and before is not None:
+            then, now = (self._judge(one, task.labels, held_out, how) for one, how in ((before, None), (after, by)))
+            images = int(held_out.sum())
+            report["guard"] = {"before": then, "after": now, "images": images}
+            if _worse(then, now, images):
+                self.load_state_dict(earlier)
+                report["trained"], after, by = False, before, None
+        self.observe(after, task.labels, by)
         return report
+
+    def _held_out(self, task: Task) -> Tensor:
+        """Which images of a task are held out of its training, ``bool [N]``: of every class the same share."""
+        held_out = torch.zeros(len(task), dtype=torch.bool)
+        if not self.options.guard or not self.options.trains(len(task.classes), self._sizes(task).new_share):
+            return held_out
+        share = min(self.options.guard, _WATCHED / len(task))
+        order = torch.randperm(len(task), generator=seeds.generator(task.seed, task.index, "guard"))
+        for position in task.classes:
+            own = order[task.labels[order] == position]
+            held_out[own[: round(share * len(own))]] = True
+        return held_out
+
+    def _judge(self, features: Tensor, labels: Tensor, held_out: Tensor, by: Tensor | None) -> float:
+        """The share of held-out images of a task that are answered right among all classes, by the others' features."""
+        name = next(iter(self.classifiers))
+        known = self.statistics[self.classifiers[name].statistics(self.vit.width).kind]
+        known = (known if by is None else known.carry(by)).add(features[~held_out], labels[~held_out])
+        answers = self.classifiers[name].fit(known)(features[held_out]).argmax(1).cpu()
+        return float((answers == labels[held_out]).double().mean())
+
+    @property
+    def known_classes(self) -> int:
+        """The number of classes in the statistics."""
+        return next(iter(self.statistics.values())).classes
+
+    def hooks(self) -> Plug:
+        """The kept adapter."""
+        return self.kept
 
     def adapt(self, task: Task, sizes: Sizes | None = None) -> dict[str, Any]:
         """Train an adapter on a task and merge it into the kept one; the prototypes stay as they are.
 
         ``sizes`` are those of the merge where classes come again; by default all classes of the task are new.
         """
-        sizes = sizes or Sizes(self.merged_classes, len(task.classes), self.merged_samples, len(task))
+        sizes = sizes or self._sizes(task)
         report: dict[str, Any] = {"trained": self.options.trains(len(task.classes), sizes.new_share)}
         if report["trained"]:
             new = self._trained(task)
@@ -157,33 +209,34 @@ class AdapterMerging(Method):
             report["merge"] = self._absorb(new.tensors, sizes)
         return report
 
-    def scores(self, images: Tensor) -> Tensor:
-        """Cosine of the adapted features to every prototype."""
-        return cosine_scores(self.features(images, self.kept), self.prototypes)
+    def _sizes(self, task: Task) -> Sizes:
+        """The sizes of a merge where all classes of the task are new."""
+        return Sizes(self.merged_classes, len(task.classes), self.merged_samples, len(task))
 
     def state_dict(self) -> Tensors:
-        """The kept adapter, the prototypes, the counts of what was merged, the operator's state, next start, origin."""
+        """The kept adapter, the statistics, the counts of what was merged, the operator's state, next start, origin."""
         return {
+            **super().state_dict(),
             **prefixed(_KEPT, self.kept.state_dict()),
             **prefixed(_MEMORY, self.memory),
             **prefixed(_START, self.start),
             **prefixed(_ORIGIN, self.origin),
-            "prototypes": self.prototypes,
             "merged": torch.tensor([self.merged_classes, self.merged_samples]),
         }
 
     def load_state_dict(self, state: Tensors) -> None:
         """Continue from a saved state."""
+        super().load_state_dict(state)
         self.kept.load_state_dict(part_of(_KEPT, state))
         self.memory, self.start = part_of(_MEMORY, state), part_of(_START, state)
         self.origin = part_of(_ORIGIN, state)
-        self.prototypes = state["prototypes"].to(self.runtime.device)
         self.merged_classes, self.merged_samples = state["merged"].tolist()
 
     def _trained(self, task: Task) -> TrainedAdapter:
         """The task's adapter, trained here or by another run that differs only in the merge."""
         names = AdapterTraining.__dataclass_fields__.keys() - {"start"}  # the rule it stands for counts
-        training = tuple(getattr(self.options, name) for name in sorted(names))
+        options = self.training_options(task)
+        training = tuple(getattr(options, name) for name in sorted(names))
         key = (task.seed, task.index, task.classes, len(task), training, self.start_rule, self.plan)
         # An adapter that starts from an earlier task's depends on how that one was merged, and is nobody else's; and
         # Fisher information needs the head, which is not kept.
@@ -204,7 +257,11 @@ class AdapterMerging(Method):
             adapters.load_state_dict(self.kept.state_dict())
         elif self.start:
             adapters.load_state_dict(self.start)
-        return train_adapter(self.vit, adapters, task, self.options, self.runtime, self.plan)
+        return train_adapter(self.vit, adapters, task, self.training_options(task), self.runtime, self.plan)
+
+    def training_options(self, task: Task) -> MergingOptions:
+        """How the adapter of a task is trained."""
+        return self.options
 
     def new_adapter(self, task: Task) -> Adapters:
         """A random adapter for a task, or the one that all tasks share."""
@@ -255,3 +312,8 @@ class AdapterMerging(Method):
         self.merged_classes = round(sizes.accumulated_classes + sizes.new_classes)
         self.merged_samples = sizes.accumulated_samples + sizes.new_samples
         return report
+
+
+def _worse(before: float, after: float, images: int) -> bool:
+    """Whether a share of right answers has fallen by more than chance: by two deviations of the smaller share."""
+    return before - after > 2 * math.sqrt(max(after * (1 - after), 1 / images) / images)

@@ -97,6 +97,10 @@ class Method(ABC):
         """Scores from the features ``[B, width]`` of every part."""
         raise OneaError(f"{type(self).__name__} cannot answer; let it define scores, or parts and scores_from.")
 
+    def batch_sizes(self) -> set[int]:
+        """The sizes that training steps may have, for a compiled network."""
+        return {getattr(self.options, "batch_size", EVALUATION_BATCH)}
+
     @classmethod
     def passes(cls, options: Any, tasks: int) -> float:
         """The most passes through the network that an image takes after so many tasks, with these options."""

@@ -1,50 +1,73 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SimpleCIL: prototypes of the untouched backbone. Trains nothing; the floor that training must beat."""
+"""The untouched backbone under a classifier. Trains nothing; the floor that training must beat."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
-from onea.methods.contract import Method
+from onea.methods.classification import ClassifierOptions, FeatureClassification, RandomFeatures
 from onea.tasks import Task
-from onea.tensors import Tensors
-from onea.vit.heads import cosine_scores
 from onea.vit.plug import NOTHING, Plug
 
 
-class SimpleCIL(Method):
+class SimpleCIL(FeatureClassification):
     """Nearest class mean in the pretrained feature space."""
 
     title: ClassVar[str] = "SimpleCIL"
     paper: ClassVar[str] = "https://arxiv.org/abs/2303.07338"
     trains: ClassVar[str] = "nothing"
     stores: ClassVar[str] = "a prototype per class"
-
-    prototypes: Tensor | None = None
+    Options: ClassVar[type] = ClassifierOptions
 
     def learn(self, task: Task) -> dict[str, Any]:
-        """Add the means of the task's classes."""
-        new = self.prototypes_of(task)
-        self.prototypes = new if self.prototypes is None else torch.cat([self.prototypes, new])
+        """Add the task's images to the statistics."""
+        self.observe(self.features_of(task, NOTHING), task.labels)
         return {}
+
+    def hooks(self) -> Plug:
+        """Nothing: the plain network."""
+        return NOTHING
 
     def parts(self) -> dict[str, Plug]:
         """The plain network."""
         return {"plain": NOTHING}
 
     def scores_from(self, features: Mapping[str, Tensor]) -> Tensor:
-        """Cosine to every prototype."""
-        assert self.prototypes is not None, "learn a task first"
-        return cosine_scores(features["plain"], self.prototypes)
+        """Scores of the classifier that answers."""
+        return self.scorer()(features["plain"])
 
-    def state_dict(self) -> Tensors:
-        """The prototypes."""
-        return {} if self.prototypes is None else {"prototypes": self.prototypes}
 
-    def load_state_dict(self, state: Tensors) -> None:
-        """Take the prototypes back."""
-        self.prototypes = state["prototypes"].to(self.runtime.device)
+@dataclass(frozen=True)
+class SLDAOptions(ClassifierOptions):
+    """Options of streaming LDA."""
+
+    classifier: str = "slda"
+
+
+class SLDA(SimpleCIL):
+    """Linear discriminant analysis in the pretrained feature space, one image after the other."""
+
+    title: ClassVar[str] = "SLDA"
+    paper: ClassVar[str] = "https://arxiv.org/abs/1909.01520"
+    stores: ClassVar[str] = "a mean per class, one matrix"
+    in_paper: ClassVar[bool] = False
+    Options: ClassVar[type] = SLDAOptions
+
+
+@dataclass(frozen=True)
+class RanPACOptions(RandomFeatures, ClassifierOptions):
+    """Options of RanPAC."""
+
+
+class RanPACFrozen(SimpleCIL):
+    """Ridge regression on random features of the pretrained network."""
+
+    title: ClassVar[str] = "RanPAC (frozen)"
+    paper: ClassVar[str] = "https://arxiv.org/abs/2307.02251"
+    stores: ClassVar[str] = "products of random features"
+    in_paper: ClassVar[bool] = False
+    Options: ClassVar[type] = RanPACOptions

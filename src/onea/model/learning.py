@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from onea import seeds
+from onea.classifiers.carrying import feature_map
 from onea.data.assemble import natural_key
 from onea.data.store import PackedImages, choose_place
 from onea.errors import OneaError
@@ -23,7 +24,6 @@ from onea.methods.one_a import OneAMethod, OneAOptions
 from onea.methods.presets import choose_preset, preset_options
 from onea.methods.state import prefixed
 from onea.model import calibration
-from onea.model.drift import drift
 from onea.model.engine import Engine
 from onea.model.images import Batch
 from onea.model.names import check_names
@@ -162,7 +162,7 @@ def learn(
     rows = torch.tensor([classes.index(label) for label in names])[labels]
     known = state.evidence
     if report["trained"] and state.classes and follow_drift:
-        known = known.moved(drift(earlier, features))
+        known = known.moved(feature_map(earlier, features))
     before = known.grown(len(classes))
     evidence = before.plus(features, rows)
     crossed = before.crossed(features, rows, state.readout)

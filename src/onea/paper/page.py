@@ -1,28 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An experiment's files: its table as Markdown, LaTeX and CSV, its pictures, and one HTML page of all."""
+"""An experiment's files: its table as Markdown, LaTeX and CSV, gaps marked, its pictures, and one HTML page of all."""
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from onea.data.names import data_name
 from onea.files import write_atomically
-from onea.paper.names import METHODS
-from onea.paper.pictures import Picture, pictures
-from onea.paper.render import Records, grid_table
+from onea.paper.experiment import Cell, Experiment
+from onea.paper.names import BACKBONE, BACKBONE_TITLE, DATASETS, METHODS
+from onea.paper.pictures import pictures
+from onea.paper.reported import number, reported_tables
 from onea.record import Record
+from onea.record_metrics import Metric, metric
+from onea.report.aggregate import summarise
+from onea.report.table import Column, Table, Value
 
 if TYPE_CHECKING:
-    from onea.paper.scale import Plan
-    from onea.report.grid_table import GridTable
+    from onea.paper.scale import Place, Plan
+    from onea.report.page import Picture
     from onea.runs.config import RunConfig
 
+Records = Mapping[str, Record]  # by ``RunConfig.key()``
+_OURS = METHODS["One-A"]
+_SETTINGS = ("learning_rate", "weight_decay", "batch_size", "epochs", "rank")
 # What a kind of figure shows itself, so that the page need not show it again.
 _DRAWN_ALREADY = {"curves": ("curves",), "directions": ("updates",), "alignment": ("bases",)}
 
 
-def write_experiment(plan: Plan, records: Records, folder: Path) -> tuple[GridTable | None, list[Path]]:
+def write_experiment(plan: Plan, records: Records, folder: Path) -> tuple[Table | None, list[Path]]:
     """Write everything that can be told so far; returns the table, where there is one, and the files."""
     from onea.report import formats, style
 
@@ -31,30 +40,23 @@ def write_experiment(plan: Plan, records: Records, folder: Path) -> tuple[GridTa
     drawn = pictures(plan, table, records)
     written = []
     if table:
-        for suffix, text in (
-            ("md", formats.markdown(table)),
-            ("tex", formats.latex(table)),
-            ("csv", formats.csv_text(table)),
-        ):
-            written.append(_write(folder / f"{name}.{suffix}", text))
+        written = [_write(folder / f"{name}.{end}", write(table)) for end, write in formats.BY_ENDING.items()]
     written += [style.save(picture.draw(), folder / f"{picture.name}.png") for picture in drawn]
     written.append(_write(folder / f"{name}.html", page(plan, table, drawn, records)))
     return table, written
 
 
-def page(plan: Plan, table: GridTable | None, drawn: list[Picture], records: Records) -> str:
+def page(plan: Plan, table: Table | None, drawn: list[Picture], records: Records) -> str:
     """One page that stands on its own; what the runs differ in from the paper's is its first line."""
-    from onea.report.experiment_page import Picture as Shown
     from onea.report.experiment_page import experiment_page
 
     experiment = plan.experiment
-    numbers = "; its numbers are in the table above." if table else "."
     return experiment_page(
         experiment.heading,
         detailed(plan, records),
-        [dataclasses.replace(table, notes=())] if table else [],
+        [replace(table, notes=())] if table else [],
         table.notes if table else (),
-        [Shown(picture.caption, picture.draw, picture.caption + numbers, "") for picture in drawn],
+        drawn,
         leave_out=_DRAWN_ALREADY.get(experiment.kind, ()) if drawn else (),
         closing=_origin(plan),
         runs=len(records),
@@ -81,7 +83,7 @@ def detailed(plan: Plan, records: Records) -> list[Record]:
 
 def is_full_one_a(run: RunConfig) -> bool:
     """Whether a run is the method as published, whatever the scale."""
-    return run.method == METHODS["One-A"] and all(name.endswith("epochs") for name in run.options)
+    return run.method == _OURS and all(name.endswith("epochs") for name in run.options)
 
 
 def _origin(plan: Plan) -> str:
@@ -93,3 +95,132 @@ def _origin(plan: Plan) -> str:
 def _write(path: Path, text: str) -> Path:
     write_atomically(path, text.encode())
     return path
+
+
+def grid_table(plan: Plan, records: Records) -> Table:
+    """The experiment as a table, as far as its runs are finished.
+
+    Args:
+        plan: the runs.
+        records: of runs, by ``RunConfig.key()``; what is missing or unfinished is a gap.
+    """
+    experiment = plan.experiment
+    if experiment.kind == "settings":
+        return settings_table(experiment)
+    finished = {key: record for key, record in records.items() if record.get("status") == "finished"}
+    columns: dict[tuple[str, str], Column] = {}
+    values: dict[tuple[str, tuple[str, str]], Value] = {}
+    for place in plan.places:
+        printed = _reported(experiment, place.paper)
+        for index, heading in enumerate(place.cell.headings()):
+            shown = metric(place.cell.columns[index][1])
+            columns.setdefault(heading, Column(heading[1], heading[0], shown.higher_is_better, shown.digits))
+            numbers = _numbers(place, heading, shown, plan, finished)
+            value = summarise(numbers, len(place.runs))
+            values[place.cell.row, heading] = replace(value, reported=printed[index])
+    order = list(columns)
+    return Table.of(
+        title=experiment.heading,
+        rows=tuple(dict.fromkeys(place.cell.row for place in plan.places)),
+        columns=tuple(columns.values()),
+        values={(row, order.index(heading)): value for (row, heading), value in values.items()},
+        notes=notes(plan),
+    )
+
+
+def notes(plan: Plan) -> tuple[str, ...]:
+    """What a reader must know; first of all in what the runs differ from the paper's."""
+    changes, experiment = plan.changes, plan.experiment
+    lines = []
+    if different := _differences(plan):
+        context = " Its numbers are shown as context only." if experiment.name in reported_tables() else ""
+        lines.append(f"Not the paper's setting: {'; '.join(different)}.{context}")
+    if changes.scale != 1:
+        lines.append(f"Scale {changes.scale:g}: images per class and epochs are that share of the full experiment's.")
+    if changes.seeds is not None and changes.seeds < experiment.seeds:
+        lines.append(f"Seeds: {changes.seeds} of the {experiment.seeds} that the experiment has.")
+    return (*lines, *_renamed(plan), *experiment.notes)
+
+
+def settings_table(experiment: Experiment) -> Table:
+    """The hyper-parameters that the paper lists, with those of our preset where they differ."""
+    from onea.methods.presets import preset_options
+
+    table = reported_tables()[experiment.name]
+    names = {known.title: data for data, known in DATASETS.items()}
+    values = {}
+    for row in table.rows:
+        preset = preset_options(_OURS, "paper", names[row])
+        for index, option in enumerate(_SETTINGS):
+            printed = table.rows[row][index]
+            ours = None if preset[option] == number(printed).value else float(preset[option])
+            values[row, index] = Value(ours, reported=printed)
+    digits = (2, 4, 0, 0, 0)
+    columns = tuple(Column(name, digits=count) for name, count in zip(table.columns, digits, strict=True))
+    same = all(value.mean is None for value in values.values())
+    note = (
+        f"Our preset `paper`, taken by every backbone of the paper's width, {'has' if same else 'differs from'} these."
+    )
+    return Table.of(experiment.heading, tuple(table.rows), columns, values, (note,))
+
+
+def _numbers(place: Place, heading: tuple[str, str], metric: Metric, plan: Plan, finished: Records) -> list[float]:
+    """One number for each seed that has been run."""
+    found = []
+    for run in place.runs:
+        value = _read(run, metric, finished)
+        if value is not None and metric.relative:
+            base = _read(_one_a(plan, heading, run.seed), metric, finished)
+            value = value / base if base else None
+        if value is not None:
+            found.append(float(value))
+    return found
+
+
+def _read(run: RunConfig | None, metric: Metric, finished: Records) -> float | None:
+    record = finished.get(run.key()) if run else None
+    return metric.value(record) if record else None
+
+
+def _one_a(plan: Plan, heading: tuple[str, str], seed: int) -> RunConfig | None:
+    """The run of One-A in the same column and of the same seed."""
+    runs = (run for place in plan.places if heading in place.cell.headings() for run in place.runs)
+    return next((run for run in runs if run.method == _OURS and run.seed == seed), None)
+
+
+def _reported(experiment: Experiment, paper: Cell) -> list[str | None]:
+    """What the paper prints in a cell's columns; figures print nothing."""
+    table = reported_tables().get(experiment.name)
+    headings = (" / ".join(filter(None, heading)) for heading in paper.headings())
+    return [table.cell(paper.row, heading) if table else None for heading in headings]
+
+
+def _differences(plan: Plan) -> list[str]:
+    runs = plan.configs
+    different = [f"backbone {name} instead of {BACKBONE_TITLE}" for name in _other(runs, "backbone", BACKBONE)]
+    foreign = sorted({run.data for run in runs if data_name(run.data) not in plan.experiment.datasets})
+    if foreign:
+        own = ", ".join(DATASETS[name].title for name in plan.experiment.datasets)
+        different.append(f"data {', '.join(foreign)} instead of {own}")
+    if plan.changes.tasks is not None and any(
+        place.paper.options["tasks"] != place.cell.options["tasks"] for place in plan.places
+    ):
+        different.append(f"T = {plan.changes.tasks}")
+    return different
+
+
+def _other(runs: tuple[RunConfig, ...], name: str, usual: Any) -> list[str]:
+    return sorted({str(getattr(run, name)) for run in runs if getattr(run, name) != usual})
+
+
+def _renamed(plan: Plan) -> list[str]:
+    """Where a column's heading is no longer the paper's, which of its columns the reported numbers are of."""
+    if plan.experiment.name not in reported_tables():
+        return []
+    pairs = {}
+    for place in plan.places:
+        for mine, theirs in zip(place.cell.headings(), place.paper.headings(), strict=True):
+            if mine != theirs:
+                told = slice(1) if mine[1] == theirs[1] else slice(2)  # the name too, unless it is only the metric's
+                pairs[" ".join(mine[told]).strip()] = " ".join(theirs[told]).strip()
+    return [f"Reported numbers beside {mine} are the paper's for {theirs}." for mine, theirs in pairs.items()]

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An experiment on other data, another backbone or a smaller scale: which runs that makes."""
+"""An experiment on other data, another backbone or a smaller scale: which runs that makes, and what they will cost."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from onea.data.names import data_name
@@ -13,12 +14,15 @@ from onea.errors import OneaError, short
 from onea.paper.experiment import Cell, Experiment
 from onea.paper.names import BACKBONE, data_title
 
-if TYPE_CHECKING:  # numpy and torch stand behind these
+if TYPE_CHECKING:
     from onea.paper.facts import DataFacts
     from onea.runs.config import RunConfig
+    from onea.streams import Stream
+
 
 MOST_SEEDS = 1_000
 FEWEST_IMAGES = 2  # of a class, at any scale
+_CHANGES = {"panel": "Otherwise than the paper"}  # of the help
 Facts = Callable[[str], "DataFacts"]
 Width = Callable[[str], int]
 
@@ -28,23 +32,22 @@ class Changes:
     """What a user wants otherwise than the paper has it.
 
     Attributes:
-        data: of the experiment's own datasets: only these; one other: in place of all; as many others as the
-            experiment has: in place of each.
+        data: some of its datasets, one other for all or one for each (repeat).
         root: folder of downloaded datasets.
         backbone: another network; it then gets its own preprocessing instead of the paper's.
-        seeds: how many.
-        tasks: of every stream.
-        scale: factor on images per class and on epochs.
-        device: where to compute.
+        seeds: how many seeds.
+        tasks: tasks of every stream.
+        scale: factor on images per class and epochs, never classes or tasks.
+        device: ``auto``, ``cpu``, ``cuda``, ...
     """
 
-    data: tuple[str, ...] = ()
-    root: str | None = None
-    backbone: str | None = None
-    seeds: int | None = None
-    tasks: int | None = None
-    scale: float = 1.0
-    device: str | None = None
+    data: tuple[str, ...] = field(default=(), metadata=_CHANGES)
+    root: str | None = field(default=None, metadata=_CHANGES)
+    backbone: str | None = field(default=None, metadata=_CHANGES)
+    seeds: int | None = field(default=None, metadata=_CHANGES)
+    tasks: int | None = field(default=None, metadata=_CHANGES)
+    scale: float = field(default=1.0, metadata=_CHANGES)
+    device: str | None = field(default=None, metadata={"panel": "Machine"})
 
 
 @dataclass(frozen=True)
@@ -218,3 +221,64 @@ def _split(cell: Cell, seed: int, facts: DataFacts) -> dict[str, Any]:
     whole = make_stream(classes=facts.classes, tasks=options["tasks"], gamma=options["gamma"], seed=seed)
     parts = pieces(whole.sizes, int(cell.split or 1))
     return {"stream": "sizes", "sizes": parts, "tasks": None}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Image-steps of a run, estimated.
+
+    Attributes:
+        training: images forward and backward, once for each epoch.
+        evaluation: images forward only, once for each pass that the method needs.
+    """
+
+    training: int
+    evaluation: int
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.training + other.training, self.evaluation + other.evaluation)
+
+
+def estimate(config: RunConfig, facts: DataFacts) -> Cost:
+    """What a run will cost, from its stream, its epochs and the dataset's counts."""
+    from onea.methods import method_class
+    from onea.options import build
+
+    stream = stream_of(config, facts)
+    images = _images_per_task(config, stream, facts)
+    kind = method_class(config.method)
+    options: Any = build(kind.Options, preset_values(config) | config.options)
+    epochs = kind.epochs(options, stream.sizes)
+    tested = accumulate(sum(facts.test[stream.class_order[p]] for p in stream.range_of(t)) for t in range(stream.tasks))
+    return Cost(
+        sum(count * times for count, times in zip(images, epochs, strict=True)),
+        round(sum(count * kind.passes(options, task + 1) for task, count in enumerate(tested))),
+    )
+
+
+def stream_of(config: RunConfig, facts: DataFacts) -> Stream:
+    """The stream of a run of this package, as the run itself will make it."""
+    from onea.streams import make_stream
+    from onea.task_sizes import parse_sizes
+
+    return make_stream(
+        classes=facts.classes,
+        tasks=config.tasks,
+        kind="step" if config.stream == "auto" else config.stream,
+        gamma=config.gamma,
+        sizes=parse_sizes(config.sizes) if config.sizes else None,
+        order=config.order,
+        seed=config.seed,
+        long_tail=config.long_tail,
+        n_max=min(max(facts.train), config.per_class or max(facts.train)),
+    )
+
+
+def _images_per_task(config: RunConfig, stream: Stream, facts: DataFacts) -> list[int]:
+    def of(position: int) -> int:
+        limits = [facts.train[stream.class_order[position]]]
+        limits += [config.per_class] if config.per_class is not None else []
+        limits += [stream.samples[position]] if stream.samples else []
+        return min(limits)
+
+    return [sum(of(position) for position in stream.range_of(task)) for task in range(stream.tasks)]

@@ -12,7 +12,7 @@ from typing import Any
 
 from onea.record import Record
 from onea.record_metrics import Metric, headline_metrics
-from onea.report.grid_table import Column, GridTable, Value
+from onea.report.table import Column, Table, Value
 from onea.report.tables import finished
 
 # What a record tells elsewhere as it turned out: the stream, the inputs, and the options that a preset stands for.
@@ -65,7 +65,7 @@ def summarise(values: Sequence[float], wanted: int = 0) -> Value:
     """Mean and sample deviation.
 
     >>> summarise([1.0, 3.0], wanted=5)
-    Value(mean=2.0, std=1.4142135623730951, seeds=2, wanted=5, reported=None)
+    Value(mean=2.0, std=1.4142135623730951, seeds=2, wanted=5, reported=None, competes=True)
     """
     if not values:
         return Value(wanted=wanted)
@@ -102,7 +102,7 @@ def settings(records: Sequence[Record]) -> list[Setting]:
     ]
 
 
-def grid_table(setting: Setting, title: str | None = None) -> GridTable:
+def grid_table(setting: Setting, title: str | None = None) -> Table:
     """The metrics of a setting's configurations; a seed that others have run and one has not is a gap."""
     wanted, rows = len(setting.seeds), tuple(group.name for group in setting.groups)
     # A metric that no record has is no column (one task forgets nothing); one that some have is a gap elsewhere.
@@ -117,8 +117,8 @@ def grid_table(setting: Setting, title: str | None = None) -> GridTable:
         for group in setting.groups
         for index, metric in enumerate(shown)
     }
-    columns = tuple(Column("", metric.heading, metric.higher_is_better, metric.digits) for metric in shown)
-    return GridTable(title or setting.name, rows, columns, values)
+    columns = tuple(Column(metric.heading, "", metric.higher_is_better, metric.digits) for metric in shown)
+    return Table.of(title or setting.name, rows, columns, values)
 
 
 def configuration_names(records: Sequence[Record]) -> list[str]:

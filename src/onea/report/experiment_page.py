@@ -1,50 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One HTML page about an experiment or any set of records: self-contained, no script, light and dark, phone to desk."""
+"""One HTML page about an experiment or any set of records, and all files of a report about them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from html import escape
-from typing import TYPE_CHECKING, Any
+import dataclasses
+from collections.abc import Collection, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 from onea.errors import OneaError
+from onea.files import write_atomically
 from onea.record import Record
-from onea.report import analysis_figures, formats, html
+from onea.report import analysis_figures, formats, style
 from onea.report.aggregate import Setting, curve, grid_table, settings
-from onea.report.experiment_figures import banded_curves, same_sizes, stream_bars
-from onea.report.grid_table import GridTable
+from onea.report.curves import banded_curves, same_sizes, stream_bars
+from onea.report.html import document, series
 from onea.report.made import made
 from onea.report.matrices import matrix_panels
+from onea.report.page import Block, Details, Page, Picture, Section, Text, remarks
 from onea.report.sensitivity_figures import cost_scatter, inference_cost
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from onea.report.table import Table
+from onea.text import count
 
 MOST_MATRICES = 12  # of a setting; beyond, a page would weigh more than it tells
 
 
-@dataclass(frozen=True)
-class Picture:
-    """A figure of a page.
-
-    Attributes:
-        heading: above it.
-        draw: makes it; is called with nothing and, for phones, with ``width`` in inches.
-        alt: what it shows, for those who do not see it.
-        caption: how to read it.
-    """
-
-    heading: str
-    draw: Callable[..., Figure]
-    alt: str
-    caption: str
+LEGEND = Text(
+    "Mean ± sample deviation over seeds. Marked blue: the best of a column; grey: the second best, both among complete "
+    "cells and as printed. Hatched: not all seeds have been run."
+)
 
 
 def experiment_page(
     title: str,
     records: Sequence[Record],
-    tables: Sequence[GridTable] = (),
+    tables: Sequence[Table] = (),
     notes: Sequence[str] = (),
     pictures: Sequence[Picture] = (),
     leave_out: Collection[str] = (),
@@ -67,117 +58,116 @@ def experiment_page(
     if not records and not tables and not pictures:
         raise OneaError("There is no record and no table to make a page of; give at least one.")
     found = settings(records)
-    parts = [f"<h1>{html.symbols(title)}</h1>", formats.html_notes(notes)]
+    blocks: list[Block] = [*remarks(notes)]
     waiting = any(value.wanted for table in tables for value in table.values.values())
-    parts.append(_lead(found, runs) if found or waiting else "")
+    if found or waiting:
+        blocks.append(_lead(found, runs))
     if tables:
-        parts += ["<h2>Results</h2>", *(formats.html(table) for table in tables), _legend() if waiting else ""]
-    parts += [f"<h2>{html.symbols(p.heading)}</h2>{_drawn(p.draw, p.alt, p.caption)}" for p in pictures]
+        blocks.append(Section("Results", [*tables, LEGEND] if waiting else tables))
+    blocks += [picture.section() for picture in pictures]
     for setting in found:
-        parts += _setting(setting, not tables, leave_out)
+        blocks += _setting(setting, not tables, leave_out)
     if found:
-        parts.append(made([record for setting in found for record in setting.fixed()]))
-    parts.append(f'<p class="soft">{escape(closing)}</p>' if closing else "")
-    return html.document(title, parts)
+        blocks.append(made([record for setting in found for record in setting.fixed()]))
+    if closing:
+        blocks.append(Text(closing))
+    return document(Page(title, blocks))
 
 
-def _lead(found: Sequence[Setting], runs: int | None) -> str:
+def _lead(found: Sequence[Setting], runs: int | None) -> Text:
     if not found:
-        return '<p class="lead">Nothing has been run yet.</p>'
+        return Text("Nothing has been run yet.", "lead")
     runs = runs or sum(len(group.records) for setting in found for group in setting.groups)
     seeds = sorted({seed for setting in found for seed in setting.seeds})
     which = f"{len(seeds)} seeds ({', '.join(map(str, seeds))})" if len(seeds) > 1 else f"seed {seeds[0]}"
-    where = html.count(len(found), "setting", "settings")
-    return f'<p class="lead">{html.count(runs, "run", "runs")} with {which} in {where}.</p>'
+    return Text(f"{count(runs, 'run', 'runs')} with {which} in {count(len(found), 'setting', 'settings')}.", "lead")
 
 
-def _legend() -> str:
-    return (
-        '<p class="soft">Mean ± sample deviation over seeds. Marked blue: the best of a column; grey: the second best, '
-        "both among complete cells and as printed. Hatched: not all seeds have been run.</p>"
-    )
-
-
-def _setting(setting: Setting, with_table: bool, leave_out: Collection[str]) -> list[str]:
+def _setting(setting: Setting, with_table: bool, leave_out: Collection[str]) -> list[Section]:
     fixed = setting.fixed()
-    parts = [f'<h2 class="part">{escape(setting.name)}</h2>']
-    seeds = html.count(len(setting.seeds), "seed", "seeds")
-    if with_table:
-        parts += [formats.html(grid_table(setting, f"Results over {seeds}")), _legend()]
-    else:
-        table = formats.html(grid_table(setting, f"Over {seeds}"))
-        parts.append(f"<details><summary>Every metric of these runs</summary>{table}</details>")
-    parts += [_curves(setting)] if "curves" not in leave_out else []
-    parts += [_stream(fixed[0]), _matrices(fixed)]
+    seeds = count(len(setting.seeds), "seed", "seeds")
+    table: list[Block] = (
+        [grid_table(setting, f"Results over {seeds}"), LEGEND]
+        if with_table
+        else [Details("Every metric of these runs", [grid_table(setting, f"Over {seeds}")])]
+    )
+    pictures = [_curves(setting)] if "curves" not in leave_out else []
+    pictures += [_stream(fixed[0]), _matrices(fixed)]
     if analysed := [record for record in fixed if analysis_figures.has_analysis(record)]:
         gated = (record for record in analysed if _gates(record)[0] < _gates(record)[1])
-        parts += _analysis(next(gated, analysed[0]), leave_out)
+        shown = _analysis(next(gated, analysed[0]))
+        pictures += [picture for name, picture in shown.items() if name not in leave_out]
     if sum(inference_cost(group) is not None for group in setting.groups) > 1:
-        parts.append(_cost(setting))
-    return parts
+        pictures.append(_cost(setting))
+    return [Section(setting.name, table, apart=True), *(picture.section(3) for picture in pictures)]
 
 
-def _curves(setting: Setting) -> str:
-    lines = [f"{group.name}: {html.series(curve(group).mean)}" for group in setting.groups]
-    alt = "Line chart, accuracy in percent over all classes seen after each task. " + ". ".join(lines) + "."
+def _curves(setting: Setting) -> Picture:
+    lines = [f"{group.name}: {series(curve(group).mean)}" for group in setting.groups]
     bars = "Grey bars: how many classes each task brings"
     if not same_sizes(setting):
         bars += ", mean over seeds, which bring them in different orders"
     several = any(curve(group).std for group in setting.groups)
     lines_are = "Lines: mean over seeds; bands: one sample deviation to each side." if several else "One seed."
-    caption = f"{lines_are} {bars}."
-    return f"<h3>Accuracy as classes arrive</h3>{_drawn(lambda **w: banded_curves(setting, **w), alt, caption)}"
+    return Picture(
+        "Accuracy as classes arrive",
+        partial(banded_curves, setting),
+        "Line chart, accuracy in percent over all classes seen after each task. " + ". ".join(lines) + ".",
+        f"{lines_are} {bars}.",
+    )
 
 
-def _stream(record: Record) -> str:
+def _stream(record: Record) -> Picture:
     sizes = record["stream"]["sizes"]
-    alt = f"Bar chart, classes of each task in order of arrival: {', '.join(map(str, sizes))}."
-    caption = f"{html.count(sum(sizes), 'class', 'classes')} in {html.count(len(sizes), 'task', 'tasks')}."
-    return f"<h3>The stream</h3>{_drawn(lambda **w: stream_bars(record, **w), alt, caption)}"
+    return Picture(
+        "The stream",
+        partial(stream_bars, record),
+        f"Bar chart, classes of each task in order of arrival: {', '.join(map(str, sizes))}.",
+        f"{count(sum(sizes), 'class', 'classes')} in {count(len(sizes), 'task', 'tasks')}.",
+    )
 
 
-def _matrices(records: Sequence[Record]) -> str:
+def _matrices(records: Sequence[Record]) -> Picture:
     shown = records[:MOST_MATRICES]
-    ends = []
-    for record in shown:
-        last = [row[-1] for row in record["metrics"]["matrix"]]
-        ends.append(f"{record['title']}: {html.series(last)}")
-    alt = "Heat maps, accuracy of each task after each task. After the last one, by task: " + ". ".join(ends) + "."
+    ends = [f"{r['title']}: {series([row[-1] for row in r['metrics']['matrix']])}" for r in shown]
     caption = (
         f"Seed {records[0]['config']['seed']}. Along a row: how well one task's test images are still recognised, "
         "among all classes seen by then."
     )
     if len(records) > len(shown):
         caption += f" The first {len(shown)} of {len(records)} configurations."
-    return f"<h3>What is kept of each task</h3>{_drawn(lambda **w: matrix_panels(shown, **w), alt, caption)}"
+    return Picture(
+        "What is kept of each task",
+        partial(matrix_panels, shown),
+        "Heat maps, accuracy of each task after each task. After the last one, by task: " + ". ".join(ends) + ".",
+        caption,
+    )
 
 
-def _analysis(record: Record, leave_out: Collection[str]) -> list[str]:
+def _analysis(record: Record) -> dict[str, Picture]:
     name, analysis = analysis_figures.analysed_merge(record)
     whose = f"{record['title']}, seed {record['config']['seed']}, merge of {name}"
     low, high = _gates(record)
-    pictures = {
+    return {
         "spectra": Picture(
             "Spectra and gates per layer",
-            lambda **w: analysis_figures.spectra_and_gates(record, **w),
+            partial(analysis_figures.spectra_and_gates, record),
             f"Line charts, normalised singular values and gates by layer; gates from {low:.2f} to {high:.2f}.",
             f"{whose}. The gate holds back the base's strongest directions, on the left, and lets the weaker follow.",
         ),
         "updates": Picture(
             "Update strength per direction",
-            lambda **w: analysis_figures.update_strength(record, **w),
+            partial(analysis_figures.update_strength, record),
             f"Line charts, norm of the update along each singular direction of the base. {_mean_updates(analysis)}",
             f"{whose}. How far the merge moved the matrices along each singular direction of the base.",
         ),
         "bases": Picture(
             "Basis before and after",
-            lambda **w: analysis_figures.basis_alignment(record, **w),
+            partial(analysis_figures.basis_alignment, record),
             f"Heat maps, overlap of the base's singular directions with those after the merge. {_diagonals(analysis)}",
             f"{whose}. A dark diagonal: the directions stayed where they were. Many directions are shown in blocks.",
         ),
     }
-    shown = [picture for name, picture in pictures.items() if name not in leave_out]
-    return [f"<h3>{escape(p.heading)}</h3>{_drawn(p.draw, p.alt, p.caption)}" for p in shown]
 
 
 def _gates(record: Record) -> tuple[float, float]:
@@ -204,13 +194,58 @@ def _diagonals(analysis: dict[str, Any]) -> str:
     return " ".join(texts)
 
 
-def _cost(setting: Setting) -> str:
+def _cost(setting: Setting) -> Picture:
     known = [(group.name, inference_cost(group)) for group in setting.groups]
     costs = ", ".join(f"{name} {cost / 1e9:.2f}" for name, cost in known if cost)
-    alt = f"Scatter chart, last accuracy against GFLOPs for one image after the last task: {costs}."
-    caption = "Measured by counting the operations of one prediction after the last task."
-    return f"<h3>Accuracy and cost</h3>{_drawn(lambda **w: cost_scatter(setting.groups, **w), alt, caption)}"
+    return Picture(
+        "Accuracy and cost",
+        partial(cost_scatter, setting.groups),
+        f"Scatter chart, last accuracy against GFLOPs for one image after the last task: {costs}.",
+        "Measured by counting the operations of one prediction after the last task.",
+    )
 
 
-def _drawn(draw: Callable[..., Any], alt: str, caption: str) -> str:
-    return html.figure(lambda width: draw(**width), alt, caption)
+def write_report(records: Sequence[Record], folder: Path, title: str) -> list[Path]:
+    """Write page, tables and curves, and return their paths; records are grouped by data, stream and network."""
+    records = _best_first(records)
+    found = settings(records)
+    tables = [grid_table(setting) for setting in found]
+    lines = [formats.csv_text(_told(table)).splitlines(keepends=True) for table in tables]
+    texts = {
+        "report.html": experiment_page(title, records),
+        "table.md": "\n".join(map(formats.markdown, tables)),
+        "table.tex": "\n".join(map(formats.latex, tables)),
+        "table.csv": "".join([lines[0][0], *(line for table in lines for line in table[1:])]),
+    }
+    for name, text in texts.items():
+        write_atomically(folder / name, text.encode(), "choose another --out")
+    return [*(folder / name for name in texts), *_save_curves(found, folder)]
+
+
+def _best_first(records: Sequence[Record]) -> list[Record]:
+    """One-A, which this package is about and which curves emphasise, then the most accurate."""
+    return sorted(records, key=lambda record: (record["config"]["method"] != "one-a", -record["metrics"]["A"][-1]))
+
+
+def with_titles(records: Sequence[Record]) -> list[Record]:
+    """Records under the names that papers give their methods, where this installation knows them."""
+    from onea.methods import method_class
+
+    titles: dict[str, str] = {}
+    for name in {record["config"]["method"] for record in records}:
+        try:
+            titles[name] = method_class(name).title
+        except OneaError:  # somebody else's method, whose package is not installed here
+            titles[name] = name
+    return [{"title": titles[record["config"]["method"]]} | record for record in records]
+
+
+def _told(table: Table) -> Table:
+    """The table with its setting in every column, as lines of one file must say where they come from."""
+    columns = tuple(dataclasses.replace(column, group=table.title) for column in table.columns)
+    return dataclasses.replace(table, columns=columns)
+
+
+def _save_curves(found: Sequence[Setting], folder: Path) -> list[Path]:
+    names = ["curves.png"] if len(found) == 1 else [f"curves-{number}.png" for number in range(1, len(found) + 1)]
+    return [style.save(banded_curves(setting), folder / name) for setting, name in zip(found, names, strict=True)]

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The look of every page and the pieces it is put together from; they return finished, escaped HTML."""
+"""Pages and tables as HTML, and their look; whatever they say is escaped."""
 
 from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from itertools import groupby
+from typing import TYPE_CHECKING
 
 from onea.report import style
+from onea.report.page import Block, Details, Page, Picture, Section, Terms, Text, remarks
+from onea.report.table import NOTHING, Mark, Row, Table, Value
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -74,23 +77,41 @@ h3 { font-size: 1.02rem; line-height: 1.35; margin: 2rem 0 .5rem; }
 """
 
 
-def document(title: str, parts: Iterable[str]) -> str:
-    """A whole page around its parts; empty ones are left out."""
+def document(page: Page) -> str:
+    """A whole page: self-contained, no script, no request, light and dark, phone to desk."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{CSS}</style>\n</head>\n<body>\n<main>\n"
-        + "\n".join(part for part in parts if part)
+        f"<title>{escape(page.title)}</title>\n<style>{CSS}</style>\n</head>\n<body>\n<main>\n"
+        + "\n".join([f"<h1>{symbols(page.title)}</h1>", *map(block, page.blocks)])
         + "\n</main>\n</body>\n</html>\n"
     )
 
 
-def figure(draw: Callable[[dict[str, Any]], Figure], alt: str, caption: str) -> str:
+def block(part: Block) -> str:
+    """A part of a page, escaped."""
+    match part:
+        case Text(text, kind):
+            return f'<p class="{kind}">{symbols(text)}</p>'
+        case Terms(meanings):
+            return f"<dl>{''.join(f'<dt>{symbols(t)}</dt><dd>{symbols(meaning)}</dd>' for t, meaning in meanings)}</dl>"
+        case Table():
+            return table(part)
+        case Picture():
+            return picture(part)
+        case Details(summary, blocks):
+            return f"<details><summary>{symbols(summary)}</summary>{_blocks(blocks)}</details>"
+        case Section(heading, blocks, level, apart):
+            return f"<h{level}{_class('part' if apart else '')}>{symbols(heading)}</h{level}>{_blocks(blocks)}"
+
+
+def picture(picture: Picture) -> str:
     """A figure on a white card, drawn twice: shrunk to a phone, the wide one could not be read."""
-    wide, narrow = svg(draw({})), svg(draw({"width": PHONE}))
+    wide, narrow = svg(picture.draw()), svg(picture.draw(width=PHONE))
+    caption = block(Text(picture.caption)) if picture.caption else ""
     return (
         f'<figure><picture><source media="(max-width: 40rem)" srcset="{narrow}"><img src="{wide}" '
-        f'alt="{escape(alt)}"></picture></figure>' + (f'<p class="soft">{escape(caption)}</p>' if caption else "")
+        f'alt="{escape(picture.alt)}"></picture></figure>{caption}'
     )
 
 
@@ -105,30 +126,58 @@ def svg(figure: Figure) -> str:
     return "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
-def table(caption: str, heads: Sequence[str], body: Iterable[str]) -> str:
-    """A table of finished rows with one body."""
-    return frame(caption, heads, f"<tbody>{''.join(body)}</tbody>")
-
-
-def frame(caption: str, heads: Sequence[str], bodies: str, kind: str = "") -> str:
+def table(table: Table) -> str:
     """A table that scrolls inside its own frame, by keyboard too, where the screen is narrower."""
-    cells = "".join(f'<th scope="col">{symbols(two_lines(h))}</th>' if h else "<td></td>" for h in heads)
-    css = f' class="{kind}"' if kind else ""
+    marks, bodies = table.marks(), []
+    for group, rows in groupby(table.rows, key=lambda row: row.group):
+        width = len(table.columns) + 1
+        head = f'<tr><th scope="rowgroup" colspan="{width}">{symbols(group)}</th></tr>' if group else ""
+        bodies.append(f"<tbody>{head}{''.join(_row(table, row, marks) for row in rows)}</tbody>")
+    words = "words" if all(column.align == "left" for column in table.columns) else ""
     return (
-        f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(caption)}"><table{css}>'
-        f"<caption><span>{escape(caption)}</span></caption><thead><tr>{cells}</tr></thead>{bodies}</table></div>"
+        f'{_blocks(remarks(table.notes))}<div class="scroll" role="region" tabindex="0" '
+        f'aria-label="{escape(table.title)}"><table{_class(words)}><caption><span>{symbols(table.title)}</span></caption>'
+        f"<thead>{_heads(table)}</thead>{''.join(bodies)}</table></div>"
     )
 
 
-def row(head: str, cells: Iterable[str], kind: str = "") -> str:
-    """A row of finished HTML: the first cell names it."""
-    css = f' class="{kind}"' if kind else ""
-    return f'<tr{css}><th scope="row">{head}</th>{"".join(cells)}</tr>'
+def _heads(table: Table) -> str:
+    corner = _head(table.corner) if table.corner else "<td></td>"
+    names = f"<tr>{corner}{''.join(_head(column.name) for column in table.columns)}</tr>"
+    groups = table.column_groups()
+    spans = "".join(f'<th scope="colgroup" colspan="{count}">{symbols(group)}</th>' for group, count in groups)
+    return f"<tr><td></td>{spans}</tr>{names}" if groups else names
 
 
-def td(text: str) -> str:
-    """A cell."""
-    return f"<td>{escape(text)}</td>"
+def _head(name: str) -> str:
+    return f'<th scope="col">{symbols(two_lines(name))}</th>'
+
+
+def _row(table: Table, row: Row, marks: Mapping[tuple[str, int], Mark]) -> str:
+    name = f'<a href="{escape(row.link)}">{symbols(row.name)}</a>' if row.link else symbols(row.name)
+    span = f' colspan="{len(table.columns)}"' if len(row.cells) == 1 < len(table.columns) else ""
+    cells = (
+        _number(cell, table.columns[index].digits, marks.get((row.name, index)))
+        if isinstance(cell, Value)
+        else f"<td{span}>{escape(cell)}</td>"
+        for index, cell in enumerate(row.cells)
+    )
+    return f'<tr{_class("first" if row.emphasised else "")}><th scope="row">{name}</th>{"".join(cells)}</tr>'
+
+
+def _number(value: Value, digits: int, mark: Mark | None) -> str:
+    number, gap = value.text(digits), value.gap
+    paper = f'<span class="paper">paper {escape(value.reported)}</span>' if value.reported else ""
+    text = " ".join(part for part in (number, f"({gap})" if gap and number else gap) if part)
+    return f"<td{_class(mark or ('gap' if gap else ''))}>{escape(text) or ('' if paper else NOTHING)}{paper}</td>"
+
+
+def _class(name: str) -> str:
+    return f' class="{name}"' if name else ""
+
+
+def _blocks(blocks: Sequence[Block]) -> str:
+    return "".join(map(block, blocks))
 
 
 def symbols(text: str) -> str:
@@ -151,12 +200,3 @@ def series(values: Sequence[float]) -> str:
     if len(texts) <= MOST_IN_ALT:
         return ", ".join(texts)
     return f"{texts[0]} after the first task, {min(values):.1f} at the lowest, {texts[-1]} after task {len(texts)}"
-
-
-def count(number: int, one: str, many: str) -> str:
-    """A number with its noun.
-
-    >>> count(1, "class", "classes"), count(1200, "class", "classes")
-    ('1 class', '1,200 classes')
-    """
-    return f"{number:,} {one if number == 1 else many}"

@@ -4,17 +4,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from typing import Any
 
 from onea.record import Record
-from onea.report import html
+from onea.report.page import Section
+from onea.report.table import NOTHING, Column, Row, Table
 from onea.report.tables import finished, labels, lent, lent_note
 
 SHORT = 12  # characters of a digest that tell it apart
 
 
-def made(records: Sequence[Record]) -> str:
+def made(records: Sequence[Record]) -> Section:
     """The section that tells configuration, inputs, machine, versions and times, a column for each record."""
     names = labels(records)
     groups: dict[str, list[dict[str, Any]]] = {
@@ -25,26 +25,24 @@ def made(records: Sequence[Record]) -> str:
         "Versions": [_versions(record) for record in records],
         "Time": [_times(record) for record in records],
     }
-    bodies = []
+    rows = []
     for group, values in groups.items():
-        keys = [
-            key for key in dict.fromkeys(k for v in values for k in v) if any(v.get(key) is not None for v in values)
+        keys = [key for key in dict.fromkeys(k for v in values for k in v) if key != "options"]
+        rows += [
+            Row(key, _compared([v.get(key) for v in values]), group)
+            for key in keys
+            if any(v.get(key) is not None for v in values)
         ]
-        lines = [html.row(escape(key), _compared([v.get(key) for v in values])) for key in keys if key != "options"]
-        if lines:
-            head = f'<tr><th scope="rowgroup" colspan="{len(names) + 1}">{escape(group)}</th></tr>'
-            bodies.append(f"<tbody>{head}{''.join(lines)}</tbody>")
-    heads = [name.replace(" ", "\N{NO-BREAK SPACE}") for name in names]  # its columns are wide, one line will do
+    # Its columns are wide, so a heading stays on one line.
+    columns = tuple(Column(name.replace(" ", "\N{NO-BREAK SPACE}"), align="left") for name in names)
     caption = "Everything that the runs record about themselves; a value that spans the row holds for all of them."
-    return f"<h2>How this was made</h2>{html.frame(caption, ['', *heads], ''.join(bodies), 'words')}"
+    return Section("How this was made", [Table(caption, columns, tuple(rows))])
 
 
-def _compared(values: Sequence[Any]) -> list[str]:
-    """One wide cell where all records agree."""
-    texts = ["–" if value is None else _plain(value) for value in values]
-    if len(texts) > 1 and len(set(texts)) == 1:
-        return [f'<td colspan="{len(texts)}">{escape(texts[0])}</td>']
-    return [html.td(text) for text in texts]
+def _compared(values: Sequence[Any]) -> tuple[str, ...]:
+    """A single cell where all records agree."""
+    texts = tuple(NOTHING if value is None else _plain(value) for value in values)
+    return texts[:1] if len(set(texts)) == 1 else texts
 
 
 def _inputs(record: Record) -> dict[str, Any]:

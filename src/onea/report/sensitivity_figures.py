@@ -14,8 +14,8 @@ from onea.record_metrics import metric
 from onea.report import style
 from onea.report.aggregate import Group, over_seeds, settings, summarise
 from onea.report.curves import MARKERS, NARROW, legend_columns, spread
-from onea.report.grid_table import Value
 from onea.report.matrices import blues
+from onea.report.table import Value
 from onea.report.tables import finished
 
 if TYPE_CHECKING:

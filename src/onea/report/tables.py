@@ -1,32 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results as a table: one row per record, one column per number, the best of each marked; numbers, no verdicts."""
+"""Results as a table, a row for each record: numbers, no verdicts; and what records are called."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from onea.record import Record
 from onea.record_metrics import Metric, headline_metrics
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A number as it is printed, and whether none in its column is better."""
-
-    text: str
-    best: bool = False
-
-
-@dataclass(frozen=True)
-class Row:
-    """One record of the table."""
-
-    method: str
-    cells: tuple[Cell, ...]
-    note: str
+from onea.report.table import Column, Row, Table, Value
 
 
 def labels(records: Sequence[Record]) -> list[str]:
@@ -53,40 +36,31 @@ def finished(record: Record) -> bool:
     return bool(record["status"] == "finished")
 
 
-def rows(records: Sequence[Record]) -> list[Row]:
-    """The table as plain values; a run that is still going on is shown but never marked as best."""
-    names, columns = labels(records), [_cells(metric, records) for metric in headline_metrics().values()]
-    return [
-        Row(name, tuple(cells[index] for cells in columns), _note(record))
-        for index, (name, record) in enumerate(zip(names, records, strict=True))
-    ]
-
-
-def markdown(records: Sequence[Record]) -> str:
-    """The table in Markdown, best values in bold."""
-    table = rows(records)
-    notes = any(row.note for row in table)
+def results_table(records: Sequence[Record]) -> Table:
+    """The headline numbers of all records; a run that is still going on is shown but never marked as best."""
     metrics = headline_metrics().values()
-    heads = ["method", *(metric.heading for metric in metrics), *(["note"] if notes else [])]
-    lines = [heads, ["---", *["---:"] * len(metrics), *(["---"] if notes else [])]]
-    for row in table:
-        numbers = [f"**{cell.text}**" if cell.best else cell.text for cell in row.cells]
-        lines.append([_plain(row.method), *numbers, *([_plain(row.note)] if notes else [])])
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    when = "after the whole stream" if all(map(finished, records)) else "so far"
+    rows = (
+        Row(
+            name,
+            tuple(Value(metric.value(record), competes=_may_win(metric, record, records)) for metric in metrics),
+            note=_note(record),
+            link=paper if (paper := str(record.get("paper") or "")).startswith("https://") else "",
+            emphasised=index == 0,
+        )
+        for index, (name, record) in enumerate(zip(labels(records), records, strict=True))
+    )
+    return Table(
+        title=f"Results {when}" + ("; the best of each column is marked." if len(records) > 1 else "."),
+        columns=tuple(Column(m.heading, "", m.higher_is_better, m.digits) for m in metrics),
+        rows=tuple(rows),
+        corner="method",
+        mark_second=False,
+    )
 
 
 def _name(record: Record) -> str:
     return str(record.get("title") or record["config"]["method"])
-
-
-def _cells(metric: Metric, records: Sequence[Record]) -> list[Cell]:
-    fair = [_may_win(metric, record, records) for record in records]
-    read = [metric.value(record) for record in records]
-    values = [value for value, counts in zip(read, fair, strict=True) if counts and value is not None]
-    # Compared as printed: two numbers that read the same are both marked, or the table would seem to contradict itself.
-    best = f"{metric.best(*values):.{metric.digits}f}" if len(values) > 1 else None
-    texts = [metric.text(record) for record in records]
-    return [Cell(text, text == best and counts) for text, counts in zip(texts, fair, strict=True)]
 
 
 def _may_win(metric: Metric, record: Record, records: Sequence[Record]) -> bool:
@@ -123,8 +97,3 @@ def lent_note(record: Record) -> str:
         f"{lent(record)} of {len(record['tasks'])} adapters were trained by another run here, "
         "their training is not counted"
     )
-
-
-def _plain(text: str) -> str:
-    """Text that cannot end a Markdown cell or a line."""
-    return " ".join(text.split()).replace("|", "\\|")

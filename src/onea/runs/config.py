@@ -15,11 +15,18 @@ from onea.data.names import data_name
 from onea.errors import OneaError, short
 from onea.options import LARGEST, build, check_threads, upgraded
 
-# Where a run computes or keeps its images does not make it another run.
 _PETABYTE = 1_000_000  # in gigabytes
 _LONGEST_NAME = 255  # bytes, on every usual file system
 _LONGEST_FILE = 1_000_000  # bytes of a YAML file
+# Where a run computes or keeps its images does not make it another run.
 _RESOURCES = ("root", "device", "threads", "compile", "store", "budget", "cache_gb")
+# What every identity holds, so that the records of today are found. A field that is added later, and is missing here,
+# is part of an identity only where it differs from its default.
+_ALWAYS = {
+    *("method", "data", "backbone", "stream", "tasks", "gamma", "sizes", "order", "long_tail", "seed", "preset"),
+    *("normalise", "geometry", "protocol", "precision", "on_bad", "per_class", "holdout", "options"),
+}
+_INPUTS, _STREAM, _MACHINE = ({"panel": name} for name in ("Images and network", "Stream", "Machine"))  # of the help
 
 
 @dataclass(frozen=True)
@@ -28,28 +35,28 @@ class RunConfig:
 
     Attributes:
         method: a name that ``onea methods`` lists.
-        data: a dataset's name, ``folder:PATH`` or ``list:TRAIN.txt,TEST.txt``.
-        root: folder that holds downloaded datasets.
-        backbone: the embedded one, a timm ``architecture.tag`` or a ``.safetensors`` file.
+        data: a name that ``onea methods --datasets`` lists, ``folder:PATH`` or ``list:TRAIN.txt,TEST.txt``.
+        root: folder of downloaded datasets.
+        backbone: embedded name, timm ``architecture.tag`` or ``.safetensors`` file.
         stream: ``step`` (imbalanced), ``balanced``, ``sizes`` or ``natural``; ``auto`` is ``sizes`` when sizes are
             given, ``natural`` when the data has groups and no number of tasks is asked for, else ``step``.
         tasks: number of tasks.
-        gamma: step-imbalance factor; 1 is balanced.
+        gamma: step imbalance; 1 is balanced.
         sizes: classes of each task, such as ``36,1,14``.
         order: of the tasks: ``shuffled``, ``descending`` or ``given``.
-        long_tail: factor of long-tailed samples per class, on top of any stream.
-        seed: decides class order, task order and every random draw.
-        preset: named hyper-parameters: ``paper``, ``small`` or ``auto`` (paper for a backbone of its width).
+        long_tail: also make images per class long-tailed, with this factor, such as 0.1.
+        seed: decides class order, task order and every draw.
+        preset: hyper-parameters: ``paper``, ``small`` or ``auto`` (paper for a backbone of its width).
         normalise: ``backbone`` (the mean and deviation the weights expect) or ``none`` (pixels in [0, 1]).
-        geometry: ``direct`` resize, or ``resize-crop``.
-        protocol: ``pilot`` sets normalise none and geometry resize-crop, as published.
-        precision: ``bf16``, ``fp32`` or ``auto`` (bf16 where the chip has it).
+        geometry: ``direct`` (resize to the network's size) or ``resize-crop``.
+        protocol: ``pilot`` is normalise none and geometry resize-crop, as published.
+        precision: of the computation: ``bf16``, ``fp32`` or ``auto`` (bf16 where the chip has it).
         device: ``cpu``, ``cuda``, ... or ``auto``.
         threads: CPU threads; 0 is all.
-        compile: the network's passes: ``yes``, ``no`` or ``auto`` (on a GPU, when there are enough images to repay it).
+        compile: whether to compile the network: ``yes``, ``no`` or ``auto`` (on a GPU, with enough images to repay it).
         store: where packed images live: ``auto``, ``device``, ``host``, ``disk``; ``exact`` streams the originals.
         budget: gigabytes of memory the images may take.
-        cache_gb: gigabytes of host memory for features of frozen parts, which evaluations then compute only once; 0 is
+        cache_gb: gigabytes of host memory for test features of frozen parts, which are then computed only once; 0 is
             none, and by default half of what is free may be used.
         on_bad: what an unreadable image does: ``fail`` or ``skip``.
         per_class: at most so many training images of each class, chosen by the seed.
@@ -58,30 +65,30 @@ class RunConfig:
     """
 
     method: str = "one-a"
-    data: str = "glyphs-mini"
-    root: str | None = None
-    backbone: str = "vit_small_d6_patch14_84"
-    stream: Literal["auto", "step", "balanced", "sizes", "natural"] = "auto"
-    tasks: int | None = None
-    gamma: float = 0.01
-    sizes: str | None = None
-    order: Literal["shuffled", "descending", "given"] | None = None
-    long_tail: float | None = None
+    data: str = field(default="glyphs-mini", metadata=_INPUTS)
+    root: str | None = field(default=None, metadata=_INPUTS)
+    backbone: str = field(default="vit_small_d6_patch14_84", metadata=_INPUTS)
+    stream: Literal["auto", "step", "balanced", "sizes", "natural"] = field(default="auto", metadata=_STREAM)
+    tasks: int | None = field(default=None, metadata=_STREAM)
+    gamma: float = field(default=0.01, metadata=_STREAM)
+    sizes: str | None = field(default=None, metadata=_STREAM)
+    order: Literal["shuffled", "descending", "given"] | None = field(default=None, metadata=_STREAM)
+    long_tail: float | None = field(default=None, metadata=_STREAM)
     seed: int = 1
     preset: Literal["auto", "paper", "small"] = "auto"
-    normalise: Literal["backbone", "none"] = "backbone"
-    geometry: Literal["direct", "resize-crop"] = "direct"
-    protocol: Literal["pilot"] | None = None
-    precision: Literal["auto", "bf16", "fp32"] = "auto"
-    device: str = "auto"
-    threads: int = 0
-    compile: Literal["auto", "yes", "no"] = "auto"
-    store: Literal["auto", "device", "host", "disk", "exact"] = "auto"
-    budget: float | None = None
-    cache_gb: float | None = None
-    on_bad: Literal["fail", "skip"] = "fail"
-    per_class: int | None = None
-    holdout: float | None = None
+    normalise: Literal["backbone", "none"] = field(default="backbone", metadata=_INPUTS)
+    geometry: Literal["direct", "resize-crop"] = field(default="direct", metadata=_INPUTS)
+    protocol: Literal["pilot"] | None = field(default=None, metadata=_INPUTS)
+    precision: Literal["auto", "bf16", "fp32"] = field(default="auto", metadata=_MACHINE)
+    device: str = field(default="auto", metadata=_MACHINE)
+    threads: int = field(default=0, metadata=_MACHINE)
+    compile: Literal["auto", "yes", "no"] = field(default="auto", metadata=_MACHINE)
+    store: Literal["auto", "device", "host", "disk", "exact"] = field(default="auto", metadata=_MACHINE)
+    budget: float | None = field(default=None, metadata=_MACHINE)
+    cache_gb: float | None = field(default=None, metadata=_MACHINE)
+    on_bad: Literal["fail", "skip"] = field(default="fail", metadata=_INPUTS)
+    per_class: int | None = field(default=None, metadata=_INPUTS)
+    holdout: float | None = field(default=None, metadata=_INPUTS)
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -105,7 +112,11 @@ class RunConfig:
 
     def identity(self) -> dict[str, Any]:
         """What distinguishes this run from another; two runs with equal identities give equal results."""
-        values = {name: value for name, value in dataclasses.asdict(self).items() if name not in _RESOURCES}
+        values = {
+            name: value
+            for name, value in dataclasses.asdict(self).items()
+            if name not in _RESOURCES and (name in _ALWAYS or value != self.__dataclass_fields__[name].default)
+        }
         return values | {"store": "exact" if self.store == "exact" else "packed"}
 
     def key(self) -> str:

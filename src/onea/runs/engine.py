@@ -16,9 +16,7 @@ from onea.metrics import summarise
 from onea.processes import is_first
 from onea.record import FORMAT, Record, leftovers, tidy
 from onea.runs.config import RunConfig
-from onea.runs.cost import MEASURED_AFTER, measure
-from onea.runs.evaluation import correct_per_class
-from onea.runs.feature_cache import FeatureCache
+from onea.runs.evaluation import MEASURED_AFTER, FeatureCache, correct_per_class, measure
 from onea.runs.inputs import Inputs
 from onea.runs.record import (
     check_same_inputs,
@@ -172,7 +170,10 @@ def _learn_task(index: int, prepared: Prepared, runtime: Runtime, record: Record
     correct = correct_per_class(method, prepared.test, prepared.arrivals(index), prepared.seed, known)
     evaluated = time.perf_counter()
 
-    record["correct"].append(correct)
+    (answered, *compared) = correct
+    record["correct"].append(correct[answered])
+    for name in compared:
+        record.setdefault("classifiers", {}).setdefault(name, []).append(correct[name])
     record["tasks"].append({"name": task.name, "classes": len(task.classes), "images": len(task), **report})
     record["metrics"] = summarise(record["correct"], record["total"], stream.sizes)
     record["timings"]["learn_s"].append(learned - started)

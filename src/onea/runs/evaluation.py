@@ -1,24 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counting right answers over all classes seen so far."""
+"""What a method is worth after some tasks: right answers over all classes seen so far, and what an answer costs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from onea import seeds
+from onea.data.store import Images, choose_place
+from onea.methods.classification import FeatureClassification
 from onea.methods.contract import EVALUATION_BATCH, Method, filled_up
-from onea.runs.feature_cache import FeatureCache
 from onea.runs.setup import Side
+
+_HOST = torch.device("cpu")
+MEASURED_AFTER = (1, 10, 40)  # tasks; and after the last one
+_SAMPLE = 8  # images; some methods route each image its own way
 
 
 def correct_per_class(
     method: Method, test: Side, arrivals: Sequence[range], seed: int, known: FeatureCache | None = None
-) -> list[int]:
-    """Right answers for each class seen, over the test images of those classes.
+) -> dict[str, list[int]]:
+    """Right answers for each class seen, over the test images of those classes, by every classifier of a method.
+
+    The first is the one that answers; most methods have no other.
 
     Args:
         method: after it has learned the classes.
@@ -32,22 +43,33 @@ def correct_per_class(
     batches = _by_arrival(test, arrivals) if method.parts() else _shuffled(test, arrivals, seed)
     processes, device = method.runtime.processes, method.runtime.device
     truth = test.labels[torch.cat([test.rows[:0], *batches])]
-    answers = torch.zeros(len(truth), dtype=torch.int64, device=device)
-    for number, (rows, own) in enumerate(zip(batches, answers.split([len(rows) for rows in batches]), strict=True)):
+    names = list(method.classifiers) if isinstance(method, FeatureClassification) else [""]
+    answers = torch.zeros(len(names), len(truth), dtype=torch.int64, device=device)
+    parts = answers.split([len(rows) for rows in batches], dim=1)
+    for number, (rows, own) in enumerate(zip(batches, parts, strict=True)):
         if number % processes.count == processes.rank:
-            own.copy_(_scores(method, test, rows, known).argmax(1))
-    return torch.bincount(truth[processes.sum_of(answers).cpu() == truth], minlength=arrivals[-1].stop).tolist()
+            for line, scores in zip(own, _scores(method, test, rows, known), strict=True):
+                line.copy_(scores.argmax(1))
+    found, classes = processes.sum_of(answers).cpu(), arrivals[-1].stop
+    right = [torch.bincount(truth[line == truth], minlength=classes).tolist() for line in found]
+    return dict(zip(names, right, strict=True))
 
 
-def _scores(method: Method, test: Side, rows: Tensor, known: FeatureCache) -> Tensor:
+def _scores(method: Method, test: Side, rows: Tensor, known: FeatureCache) -> list[Tensor]:
+    """The scores of a batch by every classifier."""
     parts, images = method.parts(), cache(lambda: test.images.plain(filled_up(rows)))
-    if not parts:
-        return method.scores(images())[: len(rows)]
     features = {
-        name: known.features(name, rows, lambda plug=plug: method.features(images(), plug)[: len(rows)])  # type: ignore[misc]
+        name: known.features(
+            name,
+            rows,
+            lambda plug=plug: method.features(images(), plug)[: len(rows)],  # type: ignore[misc]
+        ).to(method.runtime.device)
         for name, plug in parts.items()
     }
-    return method.scores_from({name: value.to(method.runtime.device) for name, value in features.items()})
+    if isinstance(method, FeatureClassification) and len(method.classifiers) > 1:
+        (found,) = features.values() or [method.features(images(), method.hooks())[: len(rows)]]
+        return list(method.scores_by_classifier(found).values())
+    return [method.scores_from(features) if parts else method.scores(images())[: len(rows)]]
 
 
 def _by_arrival(test: Side, arrivals: Sequence[range]) -> list[Tensor]:
@@ -70,3 +92,81 @@ def _shuffled(test: Side, arrivals: Sequence[range], seed: int) -> list[Tensor]:
 def _rows(test: Side, classes: range) -> Tensor:
     labels = test.labels[test.rows]
     return test.rows[(labels >= classes.start) & (labels < classes.stop)]
+
+
+@dataclass(frozen=True)
+class _Held:
+    """Features of one part, a row per image, and which rows are there."""
+
+    features: Tensor
+    known: Tensor
+
+
+class FeatureCache:
+    """Features by part and image in host memory, where a copy costs next to nothing against a pass.
+
+    Beyond the bound nothing more is kept, and what is not kept is computed again.
+
+    Args:
+        rows: of the images that may be asked for.
+        bound: bytes; without one, half of what is free whenever a part is added.
+    """
+
+    def __init__(self, rows: Tensor, bound: int | None = None):
+        self._bound = bound
+        self._position = torch.zeros(int(rows.max()) + 1 if len(rows) else 0, dtype=torch.int64)
+        self._position[rows] = torch.arange(len(rows))
+        self._images = len(rows)
+        self._parts: dict[str, _Held] = {}
+
+    @property
+    def bytes(self) -> int:
+        """What is set aside for all parts."""
+        return sum(held.features.nbytes for held in self._parts.values())
+
+    def keep_only(self, parts: Collection[str]) -> None:
+        """Forget the parts that are not named: nobody will ask for them again."""
+        self._parts = {name: held for name, held in self._parts.items() if name in parts}
+
+    def features(self, part: str, rows: Tensor, compute: Callable[[], Tensor]) -> Tensor:
+        """The features of these rows, from memory if all of them are there, else computed and kept."""
+        at, held = self._position[rows], self._parts.get(part)
+        if held is not None and bool(held.known[at].all()):
+            return held.features[at]
+        features = compute()
+        held = held or self._add(part, features)
+        if held is not None:
+            held.features[at] = features.to(_HOST)
+            held.known[at] = True
+        return features
+
+    def _add(self, part: str, like: Tensor) -> _Held | None:
+        """Room for a part, if there is any."""
+        needed = self._images * like.shape[1] * like.element_size()
+        if choose_place(self.bytes + needed, self._bound, _HOST) == "disk":
+            return None
+        room = torch.empty(self._images, like.shape[1], dtype=like.dtype)
+        self._parts[part] = _Held(room, torch.zeros(self._images, dtype=torch.bool))
+        return self._parts[part]
+
+
+def measure(method: Method, images: Images, tasks: int) -> dict[str, Any]:
+    """Floating-point operations and passes per image, and bytes kept, after this many tasks."""
+    rows = torch.arange(min(_SAMPLE, len(images)))
+    batch = images.plain(rows)
+    with method.vit.uncompiled():
+        flops = count_flops(lambda: method.scores(batch))
+    return {
+        "tasks": tasks,
+        "flops_per_image": flops // len(rows),
+        "passes_per_image": method.passes(method.options, tasks),
+        "state_bytes": sum(value.numel() * value.element_size() for value in method.state_dict().values()),
+    }
+
+
+def count_flops(action: Callable[[], object]) -> int:
+    """Floating-point operations of the matrix products in an action, as the mathematics needs them."""
+    # Attention as plain products: the counter does not know every fused kernel.
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        action()
+    return int(counter.get_total_flops())

@@ -17,8 +17,7 @@ from multiprocessing.process import BaseProcess
 from typing import cast
 
 from onea.errors import OneaError, short
-from onea.runs.jobs import Executor, Job, OnProgress, Result, ignore_progress, run_job
-from onea.runs.sharing import with_memos
+from onea.runs.jobs import Executor, Job, OnProgress, Result, ignore_progress, run_job, with_memos
 from onea.runs.store import Failure
 
 _MOST_WORKERS = 256  # processes, each with a network of its own

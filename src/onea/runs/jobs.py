@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run of a grid as a job: its configuration, its result, and who makes it."""
+"""One run of a grid as a job: its configuration, its result, who makes it, and which jobs share their training."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -71,3 +74,42 @@ def _perform(job: Job, tell: OnProgress, memo: AdapterMemo | None) -> Record:
 
     # Two grids may share a run: the second waits at it, and then finds it finished.
     return run(job.config, job.folder, Listener(), memo, wait=True)
+
+
+def training_of(config: RunConfig) -> str | None:
+    """What runs must agree in to train the same adapters, or None where a method does not merge adapters.
+
+    It is the whole configuration less the method and the options of its merge. Two methods with different presets
+    may agree here and train differently all the same; a memo tells them apart.
+    """
+    from onea.methods import method_class
+    from onea.methods.adapter_merging import AdapterMerging
+    from onea.methods.adapter_training import AdapterTraining
+
+    if not issubclass(method_class(config.method), AdapterMerging):
+        return None
+    names = {item.name for item in dataclasses.fields(AdapterTraining)}
+    options = {name: value for name, value in config.options.items() if name in names}
+    return json.dumps(dataclasses.asdict(config) | {"method": None, "options": options}, sort_keys=True)
+
+
+def once_per_training(configs: Sequence[RunConfig]) -> list[RunConfig]:
+    """The runs that still train where adapters are shared: the first of each training, and all that share nothing."""
+    firsts: dict[str, RunConfig] = {}
+    for config in configs:
+        firsts.setdefault(training_of(config) or config.key(), config)
+    return list(firsts.values())
+
+
+def with_memos(jobs: Sequence[Job]) -> Iterator[tuple[Job, AdapterMemo | None]]:
+    """The jobs, those that train alike one after the other, each with the adapters that it may share.
+
+    One memo exists at a time: that of the jobs at hand, and none where only one job could use it.
+    """
+    from onea.methods.adapter_merging import AdapterMemo
+
+    trainings = [training_of(job.config) or job.config.key() for job in jobs]
+    counts = Counter(trainings)
+    for training, count in counts.items():
+        memo = AdapterMemo() if count > 1 else None
+        yield from ((job, memo) for job, own in zip(jobs, trainings, strict=True) if own == training)

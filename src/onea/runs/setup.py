@@ -162,8 +162,7 @@ def _worth_compiling(wish: str, runtime: Runtime, images: int) -> bool:
 
 
 def _batch_sizes(method: Method, runtime: Runtime) -> set[int]:
-    batch = getattr(method.options, "batch_size", EVALUATION_BATCH)
-    return {EVALUATION_BATCH, -(-batch // runtime.processes.count)}
+    return {EVALUATION_BATCH} | {-(-batch // runtime.processes.count) for batch in method.batch_sizes()}
 
 
 def _protocol(config: RunConfig) -> RunConfig:

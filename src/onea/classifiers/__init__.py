@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Classifiers that answer from statistics of features, without old images; looked up by name, imported when used."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from onea.registry import Registry
+
+if TYPE_CHECKING:
+    from onea.classifiers.contract import Classifier
+
+_OWN = {
+    "ncm": "onea.classifiers.linear:NearestMean",
+    "slda": "onea.classifiers.linear:StreamingLDA",
+    "whitened": "onea.classifiers.linear:WhitenedCosine",
+    "rgda": "onea.classifiers.gaussian:RegularisedGaussian",
+    "rgda-full": "onea.classifiers.gaussian:FullRegularisedGaussian",
+    "fecam": "onea.classifiers.gaussian:FeCAM",
+    "ranpac": "onea.classifiers.ranpac:RanPAC",
+}
+
+CLASSIFIERS = Registry("classifier", "onea.classifiers", _OWN)
+
+
+def classifier_class(name: str) -> type[Classifier]:
+    """The class of a classifier: a dataclass whose fields are its options."""
+    found: type[Classifier] = CLASSIFIERS.load(name)
+    return found
+
+
+def make_classifier(name: str, **options: Any) -> Classifier:
+    """A classifier by name; options may be text, as a command line gives them.
+
+    >>> make_classifier("rgda", directions="16")
+    RegularisedGaussian(directions=16, prior_images=800.0)
+    """
+    from onea.options import build
+
+    return build(classifier_class(name), options)

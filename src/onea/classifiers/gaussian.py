@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Classifiers with a covariance for every class."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from onea.classifiers.contract import Classifier, Scorer, Statistics
+from onea.classifiers.statistics import ClassStatistics
+from onea.decompose import eigh
+from onea.options import Count, NotNegative, Positive
+from onea.tensors import to_float64
+
+_ROOM = 2**26  # numbers of intermediate results
+
+
+@dataclass(frozen=True)
+class RegularisedGaussian(Classifier):
+    """The likelihood of a Gaussian per class whose covariance lies between its own and the one that all classes share.
+
+    In the space where the shared covariance is the identity, the covariance of class ``c`` keeps its leading directions
+    ``u_j`` with variances ``s_j^2``, and each is drawn towards one: ``lambda_j = w s_j^2 + 1 - w``, with ``w = n / (n +
+    prior_images)`` for a class of ``n`` images. The score of ``z = (x - mean) W`` is its log-likelihood with equal
+    priors, ``-1/2 (|z|^2 - sum_j (1 - 1/lambda_j) (u_j' z)^2) - 1/2 sum_j log lambda_j``. With few images it is linear
+    discriminant analysis.
+
+    Attributes:
+        directions: kept of every class.
+        prior_images: number of images at which a class's own covariance counts as much as the shared one.
+    """
+
+    title: ClassVar[str] = "Regularised Gaussian"
+    paper: ClassVar[str] = "https://www.jstor.org/stable/2289860"
+    keeps: ClassVar[str] = "a mean and some directions per class, one matrix"
+
+    directions: Count = 32
+    prior_images: Positive = 800.0
+
+    def statistics(self, width: int) -> ClassStatistics:
+        """Means, one scatter, and the leading directions of every class."""
+        return ClassStatistics.empty(width, directions=min(self.directions, width))
+
+    def fit(self, known: Statistics) -> Scorer:
+        """The log-likelihood of every class, up to a constant."""
+        assert isinstance(known, ClassStatistics)
+        assert known.factors is not None
+        root, means = known.whitening(), to_float64(known.means)
+        origin = means.mean(0) if known.classes else means.new_zeros(known.width)
+        freedom = (known.counts - 1).clamp_min(1).double()
+        rows = to_float64(known.factors) @ root / freedom.sqrt()[:, None, None]
+        most = min(self.directions, rows.shape[1])
+        values, left = (part[..., -most:] for part in eigh(rows @ rows.transpose(1, 2)))  # the largest come last
+        present = values > values.amax(1, keepdim=True) * 1e-9
+        unit = left.transpose(1, 2) @ rows * torch.where(present, values, torch.inf).rsqrt()[:, :, None]
+        share = (known.counts / (known.counts + self.prior_images))[:, None]
+        variances = torch.where(present, share * values + 1 - share, 1.0)
+        return _likelihood(root, origin, (means - origin) @ root, unit, variances)
+
+
+@dataclass(frozen=True)
+class FullRegularisedGaussian(RegularisedGaussian):
+    """The same with every direction of every class: hundreds of megabytes for some hundred classes."""
+
+    title: ClassVar[str] = "Regularised Gaussian, full"
+    keeps: ClassVar[str] = "a mean and a matrix per class, one matrix"
+
+    directions: Count = 4096
+
+
+def _likelihood(root: Tensor, origin: Tensor, means: Tensor, unit: Tensor, variances: Tensor) -> Scorer:
+    """Log-likelihoods from whitened means ``[C, width]``, unit directions ``[C, r, width]`` and variances ``[C, r]``.
+
+    The squared length of ``z`` is taken apart: the part that all classes have in common is left out.
+    """
+    classes, directions = variances.shape
+    metric, shift, targets = root.float(), (origin @ root).float(), means.float()
+    axes, gains = unit.float().flatten(0, 1), (0.5 * (1 - 1 / variances)).float()
+    along = (unit @ means[:, :, None])[:, :, 0].float()
+    offset = (-0.5 * variances.log().sum(1) - 0.5 * (means**2).sum(1)).float()
+    part = max(1, _ROOM // max(1, classes * directions))
+
+    def scores(features: Tensor) -> Tensor:
+        device = features.device
+        space = features.float() @ metric.to(device) - shift.to(device)
+        found = space @ targets.to(device).T + offset.to(device)
+        for some, total in zip(space.split(part), found.split(part), strict=True):
+            lengths = (some @ axes.to(device).T).view(len(some), classes, directions) - along.to(device)
+            total += torch.einsum("bcr,cr->bc", lengths.square(), gains.to(device))
+        return found
+
+    return scores
+
+
+@dataclass(frozen=True)
+class FeCAM(Classifier):
+    """Mahalanobis distance under the correlation matrix of each class, on features of length one.
+
+    Attributes:
+        shrinkage: multiple of the mean variance that is added to every variance, as published.
+    """
+
+    title: ClassVar[str] = "FeCAM"
+    paper: ClassVar[str] = "https://arxiv.org/abs/2309.14062"
+    keeps: ClassVar[str] = "a mean and a matrix per class"
+
+    shrinkage: NotNegative = 1.0
+
+    def statistics(self, width: int) -> ClassStatistics:
+        """Means and whole scatters of features of length one."""
+        return ClassStatistics.empty(width, directions=width, unit_length=True)
+
+    def fit(self, known: Statistics) -> Scorer:
+        """The distance of each class, negative."""
+        assert isinstance(known, ClassStatistics)
+        assert known.factors is not None
+        means, inverses = known.means, []
+        for factor, count in zip(known.factors, known.counts.tolist(), strict=True):
+            rows = to_float64(factor)
+            one = torch.eye(known.width, dtype=rows.dtype, device=rows.device)
+            covariance = rows.T @ rows / max(count - 1, 1)
+            covariance = covariance + self.shrinkage * covariance.diagonal().mean() * one
+            deviation = covariance.diagonal().clamp_min(1e-30).sqrt()
+            inverses.append(torch.linalg.pinv(covariance / deviation / deviation[:, None], hermitian=True).float())
+
+        def scores(features: Tensor) -> Tensor:
+            unit = F.normalize(features.float(), dim=1)
+            found = []
+            for mean, inverse in zip(means, inverses, strict=True):
+                away = unit - mean.to(unit.device)
+                found.append(-((away @ inverse.to(unit.device)) * away).sum(1))
+            return torch.stack(found, dim=1)
+
+        return scores

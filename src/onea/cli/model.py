@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``onea teach``, ``predict``, ``evaluate`` and ``export``: a model of your own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from onea.cli.options import Device, Model, MovedBackbone, OnBad, Precision, Threads
+from onea.runs.config import RunConfig
+
+_ENDINGS = {"onnx": ".onnx", "torch": ".pt2"}
+
+
+def teach(
+    model: Annotated[Path, typer.Argument(help="Model folder, such as shop.onea; made if it does not exist.")],
+    folder: Annotated[Path, typer.Argument(help="Folder with one folder of images for each class.")],
+    name: Annotated[str | None, typer.Option(help="What the history calls this; by default the folder's name.")] = None,
+    backbone: Annotated[
+        str | None,
+        typer.Option(help="Of a new model: embedded name, timm architecture.tag or .safetensors file."),
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Of a new model: passes over ten classes' images; by default chosen for you.")
+    ] = None,
+    unknown: Annotated[
+        float | None, typer.Option(help="Share of known images that may be answered 'unknown'. [0.05]")
+    ] = None,
+    on_bad: OnBad = RunConfig.on_bad,
+    device: Device = RunConfig.device,
+    precision: Precision = RunConfig.precision,
+    threads: Threads = RunConfig.threads,
+    seed: Annotated[int | None, typer.Option(help="Of a new model: decides every draw. [0]")] = None,
+) -> None:
+    """Teach a model the classes in a folder; it keeps all it knew before. A class it knows gets more evidence.
+
+    Interrupted at any moment, the model is as it was before.
+    """
+    from rich.console import Console
+
+    from onea.cli.model_display import TeachDisplay, print_learned
+    from onea.model.workshop import teach_folder
+
+    given = {"backbone": backbone, "epochs": epochs, "unknown": unknown, "seed": seed}
+    machine = {"device": device, "precision": precision, "threads": threads}
+    chosen = {key: value for key, value in given.items() if value is not None}
+    with TeachDisplay() as display:
+        taught = teach_folder(model, folder, name, chosen, machine, on_bad, display)
+    print_learned(Console(), taught, model)
+
+
+def predict(
+    model: Model,
+    images: Annotated[list[Path], typer.Argument(help="Image files, and folders with images anywhere below.")],
+    top: Annotated[int, typer.Option(help="How many of the likeliest classes to show.")] = 3,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="A header and one line per image.")] = False,
+    on_bad: OnBad = RunConfig.on_bad,
+    backbone: MovedBackbone = None,
+    device: Device = RunConfig.device,
+    threads: Threads = RunConfig.threads,
+) -> None:
+    """Say what each image shows, or that it is unknown: too far from everything that was taught."""
+    import sys
+
+    from rich.console import Console
+
+    from onea.cli.model_display import print_answers
+    from onea.errors import OneaError
+    from onea.model.answers import as_rows
+    from onea.model.folder import load_for
+    from onea.model.images import find_images
+    from onea.text import printable
+
+    if as_json and as_csv:
+        raise OneaError("--json and --csv exclude each other; give one of them.")
+    if on_bad not in ("fail", "skip"):
+        raise OneaError(f"--on-bad is '{on_bad}'; choose fail or skip.")
+    if top < 1:
+        raise OneaError(f"--top is {top}; ask for at least one class.")
+    files = [file for place in images for file in find_images(place)]
+    loaded = load_for(model, backbone=backbone, device=device, threads=threads).snapshot()
+    batch = loaded.read(files, on_bad)  # type: ignore[arg-type]
+    for line in batch.skipped:
+        print(printable(f"onea: left out {line}"), file=sys.stderr)
+    answers = loaded.answers(batch, top)
+    if as_json:
+        import json
+
+        for row in as_rows(answers):
+            print(printable(json.dumps(row, ensure_ascii=False)))
+    elif as_csv:
+        import csv
+
+        shown = min(top, len(loaded.classes))
+        likely = [name for place in range(1, shown + 1) for name in (f"class_{place}", f"probability_{place}")]
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(["image", "answer", "version", *likely])
+        for answer in answers:
+            cells = [cell for name, chance in answer.top for cell in (printable(name), chance)]
+            writer.writerow([answer.image, printable(answer.label), answer.version, *cells])
+    else:
+        print_answers(Console(), answers)
+
+
+def evaluate(
+    model: Model,
+    folder: Annotated[Path, typer.Argument(help="Folder with one folder of images for each class.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Picture of the confusions.")] = Path("confusion.png"),
+    backbone: MovedBackbone = None,
+    device: Device = RunConfig.device,
+    threads: Threads = RunConfig.threads,
+) -> None:
+    """Ask a model about images whose class is known: a table of classes, the worst first, and a confusion picture."""
+    from rich.console import Console
+
+    from onea.cli.model_display import print_evaluation
+    from onea.files import check_writable
+    from onea.model.confusion import confusion_picture
+    from onea.model.evaluation import evaluate as ask
+    from onea.model.folder import load_for
+    from onea.report.style import save
+
+    check_writable(out.parent)
+    loaded = load_for(model, backbone=backbone, device=device, threads=threads)
+    found = ask(loaded.snapshot(), folder)
+    print_evaluation(Console(), found)
+    print(save(confusion_picture(found), out))
+
+
+def export(
+    model: Model,
+    to: Annotated[str, typer.Option(help="onnx (ONNX Runtime and others) or torch (torch.export.load).")] = "onnx",
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File; by default beside the model.")] = None,
+    backbone: MovedBackbone = None,
+) -> None:
+    """Write a model as one file: network, adapter, prototypes and normalisation in one graph, for any batch size.
+
+    The file is kept only if its answers are PyTorch's. A description (classes, input, output) lies beside it as JSON.
+    """
+    from onea.errors import OneaError, nearest
+    from onea.model.export import OPSET
+    from onea.model.export import export as write
+    from onea.model.folder import load_for
+
+    if to not in _ENDINGS:
+        raise OneaError(f"Unknown format '{to}'; {nearest(to, _ENDINGS)}")
+    loaded = load_for(model, backbone=backbone, device="cpu").snapshot()
+    done = write(loaded, to, out or model.with_suffix(_ENDINGS[to]))  # type: ignore[arg-type]
+    opset = f", opset {OPSET}" if to == "onnx" else ""
+    print(f"{done.path}: {len(loaded.classes):,} classes, version {loaded.version}{opset}")
+    print(f"input: float32 [N, 3, {loaded.side}, {loaded.side}], RGB, pixels in 0..1; see {done.description}")
+    print(f"differs from PyTorch by at most {done.difference:.1g}")

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Methods that answer from features of one pass: a representation, and any classifier on top of it."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onea.classifiers import make_classifier
+from onea.classifiers.contract import Classifier, Scorer, Statistics
+from onea.classifiers.ranpac import RanPAC
+from onea.classifiers.statistics import ClassStatistics
+from onea.methods.contract import EVALUATION_BATCH, Method, filled_up
+from onea.methods.state import part_of, prefixed
+from onea.options import Count, Validated, parse_pairs
+from onea.runtime import Runtime
+from onea.tasks import Plan, Task
+from onea.tensors import Tensors
+from onea.vit.frozen import FrozenViT
+from onea.vit.plug import Plug
+
+_OTHERS = "statistics."
+
+
+@dataclass(frozen=True)
+class ClassifierOptions(Validated):
+    """How images are answered from their features.
+
+    Attributes:
+        classifier: ncm (nearest class mean by cosine, the paper), slda, whitened, rgda, rgda-full, ranpac, fecam, or
+            one that an installed package adds.
+        classifier_options: options of the classifier, such as directions=16,prior_images=400.
+        compare_classifiers: further classifiers that are scored in the same run, such as slda,rgda; ``all`` is all that
+            keep less than 100 MB for 100 classes.
+    """
+
+    classifier: str = "ncm"
+    classifier_options: str = ""
+    compare_classifiers: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.classifiers()  # refuses what makes no sense now, not after the first task
+
+    def classifiers(self) -> dict[str, Classifier]:
+        """The classifier that answers, then those that are compared with it, by name."""
+        chosen = make_classifier(self.classifier, **parse_pairs(self.classifier_options, "classifier_options"))
+        names = filter(None, (word.strip() for word in self.compare_classifiers.split(",")))
+        more = [every for name in names for every in (_COMPACT if name == "all" else (name,))]
+        return {self.classifier: chosen} | {name: make_classifier(name) for name in more if name != self.classifier}
+
+
+@dataclass(frozen=True)
+class RandomFeatures(ClassifierOptions):
+    """Options of RanPAC.
+
+    Attributes:
+        random_features: the number of random features (M); two matrices of M x M numbers are kept, 200 MB for 5,000.
+    """
+
+    classifier: str = "ranpac"
+    random_features: Count = 5000
+
+    def classifiers(self) -> dict[str, Classifier]:
+        """RanPAC with so many random features, then those that are compared with it."""
+        return super().classifiers() | {"ranpac": RanPAC(features=self.random_features)}
+
+
+_COMPACT = ("ncm", "slda", "whitened", "rgda", "ranpac")
+
+
+class FeatureClassification(Method):
+    """A method whose features come from one pass and have the network's width, so that any classifier can read them."""
+
+    options: Any
+
+    def __init__(self, vit: FrozenViT, options: Any, runtime: Runtime, plan: Plan | None = None):
+        super().__init__(vit, options, runtime, plan)
+        self.classifiers: dict[str, Classifier] = options.classifiers()
+        self.statistics: dict[Hashable, Statistics] = {}
+        for classifier in self.classifiers.values():
+            needed = classifier.statistics(vit.width)
+            known = self.statistics.get(needed.kind)
+            if known is None or known.richness < needed.richness:
+                self.statistics[needed.kind] = needed
+        self._scorers: dict[str, Scorer] = {}
+
+    @property
+    def prototypes(self) -> Tensor:
+        """The mean feature of each class, ``[classes, width]``, where the classifier keeps them."""
+        known = next(known for known in self.statistics.values() if isinstance(known, ClassStatistics))
+        return known.means
+
+    @abstractmethod
+    def hooks(self) -> Plug:
+        """What the network is run with now."""
+
+    def scores(self, images: Tensor) -> Tensor:
+        """Scores of the classifier that answers."""
+        return self.scorer()(self.features(images, self.hooks()))
+
+    def scores_by_classifier(self, features: Tensor) -> dict[str, Tensor]:
+        """Scores of every classifier, the one that answers first."""
+        return {name: self.scorer(name)(features) for name in self.classifiers}
+
+    def scorer(self, name: str | None = None) -> Scorer:
+        """A classifier fitted to what is known now."""
+        name = name or next(iter(self.classifiers))
+        if name not in self._scorers:
+            classifier = self.classifiers[name]
+            kind = classifier.statistics(self.vit.width).kind
+            self._scorers[name] = classifier.fit(self.statistics[kind])
+        return self._scorers[name]
+
+    def observe(self, features: Tensor, labels: Tensor, by: Tensor | None = None) -> None:
+        """Add images to the statistics, after a map of all features where there was one."""
+        for kind, known in self.statistics.items():
+            carried = known if by is None else known.carry(by)
+            self.statistics[kind] = carried.add(features, labels.to(features.device))
+        self._scorers = {}
+
+    def features_of(self, task: Task, hooks: Plug) -> Tensor:
+        """Features of all images of a task, un-augmented, ``[N, width]`` float32."""
+        processes, device = self.runtime.processes, self.runtime.device
+        found = torch.zeros(len(task), self.vit.width, device=device)
+        for number, part in enumerate(torch.arange(len(task)).split(EVALUATION_BATCH)):
+            if number % processes.count == processes.rank:
+                images = task.images.plain(filled_up(task.rows[part]))
+                found[part.to(device)] = self.features(images, hooks)[: len(part)].float()
+        return processes.sum_of(found)
+
+    def state_dict(self) -> Tensors:
+        """The statistics; those of the classifier that answers without a prefix."""
+        (first, *others) = self.statistics.values()
+        state = first.state_dict()
+        for number, known in enumerate(others):
+            state |= prefixed(f"{_OTHERS}{number}.", known.state_dict())
+        return state
+
+    def load_state_dict(self, state: Tensors) -> None:
+        """Take the statistics back."""
+        for number, (kind, known) in enumerate(self.statistics.items()):
+            part = part_of(f"{_OTHERS}{number - 1}.", state) if number else state
+            self.statistics[kind] = known.restored(part).to(self.runtime.device)
+        self._scorers = {}

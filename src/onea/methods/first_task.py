@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An adapter trained on the first task and kept for ever, under any classifier."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from onea.merging.average import RunningMean
+from onea.methods.adapter_merging import AdapterMerging, MergingOptions
+from onea.methods.classification import RandomFeatures
+from onea.options import ZeroToOne
+from onea.vit.plug import Plug
+
+
+@dataclass(frozen=True)
+class FirstTaskOptions(MergingOptions):
+    """Options of an adapter of the first task: those of the training."""
+
+    single_class: Literal["train", "skip"] = "skip"
+    min_share: ZeroToOne = 1.0
+
+    def operator(self) -> RunningMean:
+        """Never asked for more than the first adapter."""
+        return RunningMean()
+
+
+class FirstTask(AdapterMerging):
+    """One adapter, trained on the first task that has two classes or more."""
+
+    title: ClassVar[str] = "First task"
+    paper: ClassVar[str] = "https://arxiv.org/abs/2303.07338"
+    trains: ClassVar[str] = "an adapter on the first task"
+    stores: ClassVar[str] = "one adapter, a prototype per class"
+    in_paper: ClassVar[bool] = False
+    Options: ClassVar[type] = FirstTaskOptions
+
+    def parts(self) -> dict[str, Plug]:
+        """The adapter, which stands still after its task."""
+        return {f"adapter of {self.merged_classes} classes": self.kept}
+
+    def scores_from(self, features: Mapping[str, Tensor]) -> Tensor:
+        """Scores of the classifier that answers."""
+        (adapted,) = features.values()
+        return self.scorer()(adapted)
+
+
+@dataclass(frozen=True)
+class RanPACFirstOptions(RandomFeatures, FirstTaskOptions):
+    """Options of RanPAC on an adapter of the first task."""
+
+
+class RanPACFirst(FirstTask):
+    """Ridge regression on random features of a network adapted to the first task, as published."""
+
+    title: ClassVar[str] = "RanPAC (first task)"
+    paper: ClassVar[str] = "https://arxiv.org/abs/2307.02251"
+    stores: ClassVar[str] = "one adapter, products of random features"
+    Options: ClassVar[type] = RanPACFirstOptions
