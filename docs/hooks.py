@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the documentation takes from the program at build time, so that it cannot grow stale.
 
-Pages hold ``<!-- generated: NAME -->`` where a table goes. Files outside docs/ that pages link to
-become part of the site.
+Pages hold ``<!-- generated: NAME -->`` where a table goes. Files outside docs/ that pages link to become part of the
+site, and so does what is rendered from the committed records.
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import rendered
+
 ROOT = Path(__file__).parent.parent
 MARK = re.compile(r"^<!-- generated: (\S+) -->$", re.M)
+MAP = re.compile(r"^!\[[^\]]*\]\((\S+\.svg)\)$", re.M)
 BENCHMARKS = "benchmarks"
 
 
@@ -136,6 +139,18 @@ def _folded(title: str, content: str) -> str:
     return f'??? note "{title}"\n\n{body}'
 
 
+def result_pages(files: Any) -> str:
+    """Links to the pages of the committed records."""
+    pages = [Path(file.src_uri).relative_to("results") for file in files if file.src_uri.endswith(".html")]
+    links = (f"[{page.parent}]({page.as_posix()})" for page in sorted(pages))
+    return f"Pages: {', '.join(links)}." if pages else ""
+
+
+def _drawn(path: Path) -> str:
+    """A drawing as part of its page, where the page's colours reach it."""
+    return f'<figure class="drawing">{path.read_text("utf-8")}</figure>'
+
+
 GENERATED: dict[str, Callable[[], str]] = {
     "methods": methods_table,
     "method-options": method_options,
@@ -151,7 +166,7 @@ GENERATED: dict[str, Callable[[], str]] = {
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Measured files lie beside docs/; pages link to them, so they come along, with a page that lists them."""
+    """Measured files, which lie beside docs/, come along with a page that lists them; so do pages made from records."""
     from mkdocs.structure.files import File
 
     kept = sorted(path for path in (ROOT / BENCHMARKS).iterdir() if path.suffix in (".csv", ".json"))
@@ -160,11 +175,18 @@ def on_files(files: Any, config: Any) -> Any:
     listed = "\n".join(f"- [{path.name}]({path.name})" for path in kept)
     text = f"# Measured files\n\nWhat benchmarks left behind; the name says on which hardware.\n\n{listed}\n"
     files.append(File.generated(config, f"{BENCHMARKS}/index.md", content=text))
+    for path in rendered.rendered(Path(config.site_dir).parent / "build" / "results"):
+        name = f"results/{path.parent.name}/{path.name}"
+        if made_before := files.get_file_from_path(name):  # by the same commands, run by hand
+            files.remove(made_before)
+        files.append(File.generated(config, name, abs_src_path=str(path)))
     return files
 
 
-def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+def on_page_markdown(markdown: str, page: Any, files: Any, **_: Any) -> str:
     """Fill in what is generated, and turn links out of docs/ to where those files are on the site."""
     markdown = re.sub(rf"\]\(\.\./{BENCHMARKS}/?\)", f"]({BENCHMARKS}/index.md)", markdown)
     markdown = markdown.replace(f"](../{BENCHMARKS}/", f"]({BENCHMARKS}/")
-    return MARK.sub(lambda found: GENERATED[found[1]](), markdown)
+    markdown = MAP.sub(lambda found: _drawn(Path(page.file.abs_src_path).parent / found[1]), markdown)
+    generated = GENERATED | {"result-pages": lambda: result_pages(files)}
+    return MARK.sub(lambda found: generated[found[1]](), markdown)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from onea.files import read_json
-from onea.merging.fusion import fuse
+from onea.merging.fusion import Gate, fuse
 from onea.report import style
 from onea.report.analysis_figures import spectra_and_gates, update_strength
 from onea.report.curves import accuracy_curves
@@ -42,8 +42,8 @@ def alignment() -> Any:
     line = torch.tensor([2.0, 1.0], dtype=torch.float64) / 5**0.5
     base = torch.outer(line, torch.tensor([1.6, 0.9], dtype=torch.float64))
     align = torch.tensor([[0.3, 1.5], [1.3, -0.5]], dtype=torch.float64)
-    merged = fuse(base[None], align[None], 0.4, gating=False).merged[0]
-    mean = fuse(base[None], align[None], 0.4, alignment=False).merged[0]
+    merged = fuse(base[None], align[None], 0.4, Gate(gating=False)).merged[0]
+    mean = fuse(base[None], align[None], 0.4, Gate(), alignment=False).merged[0]
     sides = (
         ("base (larger side)", base, style.PALETTE[0], "-"),
         ("align (smaller side)", align, style.PALETTE[5], "-"),

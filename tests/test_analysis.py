@@ -14,7 +14,7 @@ from test_report import record
 
 from onea.errors import OneaError
 from onea.merging.analysis import basis_overlap, block_overlap, describe, update_norms
-from onea.merging.fusion import fuse
+from onea.merging.fusion import Gate, fuse
 from onea.merging.one_a import OneA
 from onea.merging.operator import Sizes
 from onea.report.aggregate import settings
@@ -58,7 +58,7 @@ def analysed(rank: int = 6, width: int = 10) -> Record:
 def test_update_norms_are_mask_times_gate_times_share_times_projection(gating: bool) -> None:
     base, align = (side(seed)["blocks.0.up.weight"].double()[None] for seed in (0, 1))
     base[0, :, -1] = base[0, :, 0]  # one direction carries nothing and must not move
-    fusion = fuse(base, align, 0.3, gating=gating, kappa=5.0)
+    fusion = fuse(base, align, 0.3, Gate(gating=gating, kappa=5.0))
     left, spectrum, _ = np.linalg.svd(base[0].numpy(), full_matrices=False)
     open_ = spectrum > 1e-6 * spectrum[0]
     relative = spectrum / spectrum[0]
@@ -70,7 +70,7 @@ def test_update_norms_are_mask_times_gate_times_share_times_projection(gating: b
 
 def test_an_unchanged_basis_overlaps_with_itself_alone() -> None:
     base = side(0)["blocks.0.up.weight"].double()[None]
-    same = basis_overlap(fuse(base, base, 0.5))[0]
+    same = basis_overlap(fuse(base, base, 0.5, Gate()))[0]
     assert torch.allclose(same, torch.eye(6, dtype=torch.float64), atol=1e-6)
     for blocks in (1, 2, 4, 6, 9):
         summary = block_overlap(same, blocks)

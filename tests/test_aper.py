@@ -266,7 +266,9 @@ def test_zero_tokens_are_not_the_same_as_none_and_can_learn(vit, deep):
 def test_a_fine_tuned_copy_starts_as_the_network_and_trains_as_the_network_would(vit):
     tuned, direct = FineTuned(vit), copy.deepcopy(vit.vit).requires_grad_(True)
     images = images_of()
-    assert torch.equal(vit(images, tuned), vit(images))
+    # The same weights elsewhere in memory: PyTorch 2.6 may round each sum otherwise, 2**-24 of its terms. Features are
+    # sums of some ten layers of order 1, so 16 times that is allowed; a wrong weight would show in the first digits.
+    torch.testing.assert_close(vit(images, tuned), vit(images), rtol=0, atol=2**-20)
     for _ in range(2):  # two steps of plain gradient descent
         for features, module in ((vit(images, tuned), tuned), (direct(images), direct)):
             module.zero_grad()

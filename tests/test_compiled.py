@@ -118,7 +118,9 @@ def test_what_is_frozen_of_an_adapter_stays_so_when_compiled(tiny_run):
 
 def test_many_networks_in_one_process_do_not_use_up_each_others_versions(tiny_vit):
     torch.compiler.reset()
-    for seed in range(torch._dynamo.config.recompile_limit + 1):
+    limits = torch._dynamo.config
+    limit = limits.recompile_limit if hasattr(limits, "recompile_limit") else limits.cache_size_limit  # up to 2.6
+    for seed in range(limit + 1):
         vit = load_backbone(str(tiny_vit)).compile_for({2}, "eager")
         images, plug = torch.randn(2, 3, vit.size, vit.size), adapters(vit, seed)
         torch.testing.assert_close(vit(images, plug), vit.eagerly(images, plug))

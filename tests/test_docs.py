@@ -13,6 +13,7 @@ import tomllib
 from collections.abc import Callable
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -39,6 +40,16 @@ TRAINING = ["--rank", "4", "--batch-size", "8", "--epochs", "1", "--min-epochs",
 
 def named(page: Path) -> str:
     return str(page.relative_to(ROOT))
+
+
+def script(name: str) -> ModuleType:
+    """A module of docs/."""
+    found = spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    assert found
+    assert found.loader
+    module = module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
 
 
 # every command is parsed
@@ -274,11 +285,7 @@ def test_what_can_run_offline_runs(page: Path, place: Path, tiny_vit: str, onea:
 
 
 def test_the_pictures_of_the_concepts_can_be_drawn(tmp_path: Path) -> None:
-    found = spec_from_file_location("pictures", ROOT / "docs/pictures.py")
-    assert found
-    assert found.loader
-    pictures = module_from_spec(found)
-    found.loader.exec_module(pictures)
+    pictures = script("pictures")
     pictures.OUT = tmp_path
     pictures.main()
     kept = {path.name for path in (ROOT / "docs/pictures").glob("*.png")} - {
@@ -288,13 +295,60 @@ def test_the_pictures_of_the_concepts_can_be_drawn(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == kept
 
 
+# what the pages point at
+
+
+def test_every_link_leads_to_a_file() -> None:
+    """On a code host too, which shows the pages as they are and renders nothing."""
+    pages = [*PAGES, *ROOT.glob("*.md"), *(ROOT / "docs/results").rglob("*.md")]
+    links = [
+        (page, target)
+        for page in pages
+        for target in re.findall(r"\]\(([^)\s#]+)", page.read_text("utf-8"))
+        if not re.match(r"\w+:", target)
+    ]
+    assert len(links) > 50
+    assert not [f"{named(page)}: {target}" for page, target in links if not (page.parent / target).exists()]
+
+
+def test_the_files_of_a_typical_change_are_there() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    rows = re.findall(r"^\| ([^|`]+) \| (\d) \| (.+) \|$", text, re.M)
+    numbers = {change: int(count) for change, count, _ in rows}
+    asked = {"a metric": 1, "a merging operator": 2, "a method": 2, "a dataset": 2, "an endpoint": 2}
+    assert asked.items() <= numbers.items()
+    for _, count, files in rows:
+        paths = re.findall(r"`([\w/.]+)`", files)
+        assert len(paths) == int(count)
+        assert all((ROOT / "src/onea" / path).exists() for path in paths), files
+
+
+# results are rendered from the committed records
+
+
+def assert_same_tables(made: Path, name: str) -> None:
+    """What was rendered equals, byte for byte, what is committed."""
+    committed = [path for path in (ROOT / "docs/results" / name).iterdir() if path.suffix in (".csv", ".md")]
+    assert len(committed) == 2
+    for path in committed:
+        assert (made / name / path.name).read_bytes() == path.read_bytes(), path.name
+
+
+@pytest.mark.slow
+def test_every_committed_table_is_that_of_the_records(tmp_path: Path) -> None:
+    rendered = script("rendered")
+    made = rendered.render(tmp_path, rendered.commands())
+    for name in ("table3", "table5", "figure7", "figure11", "methods"):
+        assert_same_tables(made, name)
+
+
 # the site
 
 
 def test_the_site_is_built_strictly_and_offline(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs")
     site = tmp_path / "site"
-    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1", "RESULTS": "figure11"}  # all take half a minute
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(site)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -303,8 +357,11 @@ def test_the_site_is_built_strictly_and_offline(tmp_path: Path) -> None:
     for page in pages:
         fetched = re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="(https?:)?//[^"]+"', page.read_text("utf-8"))
         assert not fetched, page
-    same = "results/table3/table3.html"
-    assert (site / same).read_bytes() == (ROOT / "docs" / same).read_bytes()
+    (cache,) = (tmp_path / "build/results").iterdir()
+    assert_same_tables(cache / "docs/results", "figure11")
+    assert 'href="figure11/figure11.html"' in (site / "results/index.html").read_text("utf-8")
+    assert "not run" not in (site / "results/figure11/figure11.html").read_text("utf-8"), "a record was not found"
+    assert (site / "results/figure11/rank.png").is_file()
     methods = (site / "methods/index.html").read_text("utf-8")
     from onea.merging import OPERATORS
     from onea.methods import METHODS

@@ -4,11 +4,15 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+from xml.etree import ElementTree
 
+import grimp
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -46,3 +50,44 @@ def test_a_step_upwards_or_sideways_is_noticed(sources, low, line):
     done = lint(sources)
     assert done.returncode == 1
     assert "onea." + low.removesuffix(".py").replace("/", ".") in done.stdout
+
+
+# the architecture page
+
+
+def floors() -> list[set[str]]:
+    contract = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]["contracts"][0]
+    return [{name.removeprefix("onea.") for name in floor.split(" | ")} for floor in contract["layers"]]
+
+
+def test_the_architecture_page_names_the_floors_in_their_order():
+    page = (ROOT / "docs/architecture.md").read_text("utf-8")
+    rows = re.findall(r"^\| (`.*?) \|", page.partition("## The floors")[2], re.M)
+    assert [set(re.findall(r"`(\w+)`", row)) for row in rows] == floors()
+
+
+def drawing(name: str) -> ElementTree.Element:
+    return ElementTree.parse(ROOT / "docs/pictures" / name).getroot()
+
+
+def test_the_map_has_every_package_on_its_floor():
+    """From top to bottom in the order of the contract; neighbours at one height."""
+    groups = {group.get("data-package"): group for group in drawing("architecture-calls.svg").iter()}
+    boxes = {name: group[0] for name, group in groups.items() if name}
+    packages = {path.parent.name for path in (ROOT / "src/onea").glob("*/__init__.py")}
+    assert packages <= set(boxes)
+    height = {name: float(box.get("y", "")) for name, box in boxes.items()}
+    drawn = [{name for name in height if height[name] == y} for y in sorted(set(height.values()))]
+    assert drawn == [floor & set(boxes) for floor in floors() if floor & set(boxes)]
+
+
+def test_every_arrow_of_the_map_is_a_call():
+    graph = grimp.build_graph("onea", exclude_type_checking_imports=True, cache_dir=None)
+    for module in graph.find_children("onea"):
+        if graph.find_children(module):
+            graph.squash_module(module)
+    arrows = [(arrow.get("data-from"), arrow.get("data-to")) for arrow in drawing("architecture-calls.svg").iter()]
+    arrows = [arrow for arrow in arrows if any(arrow)]
+    assert len(arrows) > 12
+    for caller, called in arrows:
+        assert graph.direct_import_exists(importer=f"onea.{caller}", imported=f"onea.{called}"), (caller, called)

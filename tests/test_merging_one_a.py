@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from onea.errors import OneaError
-from onea.merging.fusion import fuse, gates, left_singular
+from onea.merging.fusion import Gate, fuse, gates, left_singular
 from onea.merging.one_a import OneA
 from onea.merging.operator import Sizes
 
@@ -61,8 +61,8 @@ def paper_merge(base: Tensor, align: Tensor, share: float, kappa: float, q: floa
     return (U * s) @ V_merged.T
 
 
-def merge_one(base: Tensor, align: Tensor, share: float, **switches: object) -> Tensor:
-    return fuse(base[None], align[None], share, **switches).merged[0]  # type: ignore[arg-type]
+def merge_one(base: Tensor, align: Tensor, share: float, *, alignment: bool = True, **gate: float) -> Tensor:
+    return fuse(base[None], align[None], share, Gate(**gate), alignment=alignment).merged[0]  # type: ignore[arg-type]
 
 
 @settings(deadline=None, max_examples=60)

@@ -20,8 +20,8 @@ def normal(requirement: str) -> str:
     return re.sub(r"[-_.]+", "-", name[0]).lower()
 
 
-def pins() -> dict[str, str]:
-    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
+def pins(file: str = "constraints.txt") -> dict[str, str]:
+    lines = [line for line in (ROOT / file).read_text().splitlines() if line and not line.startswith("#")]
     assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines)
     return {normal(line): line.partition("==")[2] for line in lines}
 
@@ -31,6 +31,14 @@ def test_every_requirement_has_a_pinned_version(extra):
     wanted = PROJECT["optional-dependencies"][extra] if extra else PROJECT["dependencies"]
     missing = {normal(each) for each in wanted} - {"onea"} - pins().keys()
     assert not missing
+
+
+def test_the_lowest_versions_that_can_be_tried_are_those_that_are_allowed():
+    lowest = pins("constraints-lowest.txt")
+    allowed = {normal(each): each.partition(">=")[2] for each in PROJECT["dependencies"]}
+    assert lowest.keys() == allowed.keys()
+    for name, version in allowed.items():
+        assert re.sub(r"(\.0)+$", "", lowest[name]) == re.sub(r"(\.0)+$", "", version), name
 
 
 def test_the_image_can_be_built_on_a_digest_and_asks_no_second_index():

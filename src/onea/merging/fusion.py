@@ -17,10 +17,30 @@ import torch
 from torch import Tensor
 
 from onea.decompose import eigh
+from onea.options import NotNegative, Validated, ZeroToOne
 from onea.tensors import Tensors
 
 _DELTA = 1e-8  # keeps the normalised spectrum defined
 _NULL = 1e-6  # directions below this share of the largest singular value carry nothing of the base
+
+
+@dataclass(frozen=True)
+class Gate(Validated):
+    """The gate on the singular directions of the base; its fields are options of One-A.
+
+    Attributes:
+        gating: hold back the leading singular directions; off moves all of them alike.
+        kappa: sharpness of the gate.
+        quantile: share of directions, from the smallest up, whose gate exceeds one half.
+    """
+
+    gating: bool = True
+    kappa: NotNegative = 2.0
+    quantile: ZeroToOne = 0.3
+
+    def gates_of(self, spectrum: Tensor) -> Tensor:
+        """The gate of each direction, given the singular values."""
+        return gates(spectrum, self.kappa, self.quantile) if self.gating else torch.ones_like(spectrum)
 
 
 @dataclass(frozen=True)
@@ -84,11 +104,9 @@ def fuse(
     base: Tensor,
     align: Tensor,
     align_share: Tensor | float,
+    gate: Gate,
     *,
     alignment: bool = True,
-    gating: bool = True,
-    kappa: float = 2.0,
-    quantile: float = 0.3,
 ) -> Fusion:
     """Merge ``align`` into ``base``, each ``[matrices, out, in]`` float64.
 
@@ -97,14 +115,14 @@ def fuse(
     """
     share = torch.as_tensor(align_share, dtype=base.dtype, device=base.device).expand(len(base))
     left, spectrum = left_singular(base)
-    gate = gates(spectrum, kappa, quantile) if gating and alignment else torch.ones_like(spectrum)
+    opened = gate.gates_of(spectrum) if alignment else torch.ones_like(spectrum)
     if alignment:
-        step = gate * share[:, None] * (spectrum > _NULL * spectrum[:, :1])
+        step = opened * share[:, None] * (spectrum > _NULL * spectrum[:, :1])
         merged = base + left @ (step[:, :, None] * (left.mT @ (align - base)))
     else:
         merged = base + share[:, None, None] * (align - base)
     empty = (base == 0).flatten(1).all(1)
-    return Fusion(torch.where(empty[:, None, None], align, merged), spectrum, gate, share, base, left)
+    return Fusion(torch.where(empty[:, None, None], align, merged), spectrum, opened, share, base, left)
 
 
 def unstack(like: Tensors, fusions: list[tuple[list[str], Fusion]]) -> Tensors:

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from onea.merging.analysis import describe
-from onea.merging.fusion import Fusion, fuse, stack, unstack
+from onea.merging.fusion import Fusion, Gate, fuse, stack, unstack
 from onea.merging.operator import MergeResult, Sizes, Traits, check_mergeable
-from onea.options import NotNegative, Validated, ZeroToOne
 from onea.renamed import renamed
 from onea.tensors import Tensors
 
@@ -21,25 +20,19 @@ Proxy = Literal["classes", "uniform", "norm", "spectrum"]
 
 
 @dataclass(frozen=True)
-class OneASwitches(Validated):
+class OneASwitches(Gate):
     """Every part of One-A's merge, as the ablations need it; options of the operator and of the method.
 
     Attributes:
         alignment: project the smaller side into the larger one's subspace; off is the weighted mean.
         weights: information proxy: ``classes`` (the paper), ``uniform`` (one half each), ``norm`` (Frobenius norm,
             per matrix) or ``spectrum`` (squared singular values, per matrix).
-        gating: hold back the leading singular directions; off moves all of them alike.
-        kappa: sharpness of the gate.
-        quantile: share of directions, from the smallest up, whose gate exceeds one half.
         base_by: what makes a side the larger one: ``samples`` (the paper) or ``classes`` (the official code).
         swapped_weights: reproduce the official code, which gives a *new* base the accumulated side's class share.
     """
 
     alignment: bool = True
     weights: Proxy = "classes"
-    gating: bool = True
-    kappa: NotNegative = 2.0
-    quantile: ZeroToOne = 0.3
     base_by: Literal["samples", "classes"] = "samples"
     swapped_weights: bool = False
 
@@ -86,15 +79,7 @@ class OneA(OneASwitches, Traits):
         return [(names, self._fuse_group(stack(base, names), stack(align, names), sizes)) for names in groups.values()]
 
     def _fuse_group(self, base: Tensor, align: Tensor, sizes: Sizes) -> Fusion:
-        return fuse(
-            base,
-            align,
-            self._align_share(base, align, sizes),
-            alignment=self.alignment,
-            gating=self.gating,
-            kappa=self.kappa,
-            quantile=self.quantile,
-        )
+        return fuse(base, align, self._align_share(base, align, sizes), self, alignment=self.alignment)
 
     def _align_share(self, base: Tensor, align: Tensor, sizes: Sizes) -> Tensor | float:
         """The align side's share of the information (Eq. 8)."""
