@@ -1,8 +1,9 @@
 # `make demo` and `make test` do all set-up themselves, in .venv, and are quick the second time.
 PYTHON ?= python3
 BIN := .venv/bin
-NUMBERS := $(addprefix tests/test_,$(addsuffix .py,decompose merging_one_a merging_operators merging_average merge_peft \
-  training dual_gpm carrying classifiers transforms vit)) tests/test_runs.py::test_golden_record
+NUMBERS := $(addprefix tests/,$(addsuffix .py,test_decompose test_training merging/test_one_a merging/test_operators \
+  merging/test_average merging/test_peft methods/test_dual_gpm classifiers/test_carrying classifiers/test_classifiers \
+  data/test_transforms vit/test_vit)) tests/runs/test_runs.py::test_golden_record
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo test test-browser test-settings lint types unit numbers slow format docs clean
@@ -36,7 +37,7 @@ slow: .venv/.dev
 	$(BIN)/python -m pytest -q --slow -m slow
 
 test-browser: .venv/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -m browser tests/test_serve_browser.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -m browser tests/serve/test_browser.py
 
 format: .venv/.dev
 	$(BIN)/ruff check --fix src tests docs

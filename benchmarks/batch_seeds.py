@@ -22,12 +22,12 @@ from torch.nn import functional as F
 from onea.runtime import Runtime, make_runtime
 from onea.vit.adapter import Adapters
 from onea.vit.frozen import FrozenViT
-from onea.vit.plug import Plug
+from onea.vit.hooks import BlockHooks
 
 RANK, SCALE = 128, 0.1
 
 
-class StackedAdapters(Plug):
+class StackedAdapters(BlockHooks):
     """Adapters of several seeds; images come seed by seed."""
 
     whole_sequence = False
@@ -35,7 +35,7 @@ class StackedAdapters(Plug):
     def __init__(self, weights: list[tuple[Tensor, ...]]):
         self._weights = weights
 
-    def beside_mlp(self, block: int, u: Tensor) -> Tensor:
+    def mlp_update(self, block: int, u: Tensor) -> Tensor:
         """Each seed's images through its own adapter."""
         down, down_bias, up, up_bias = self._weights[block]
         grouped = u.reshape(len(down), -1, u.shape[-1])
@@ -86,7 +86,7 @@ def main() -> None:
     stacked = [tuple(torch.stack([part] * given.seeds).detach().requires_grad_() for part in each) for each in alone]
 
     def run(images: Tensor, weights: list[tuple[Tensor, ...]]) -> Tensor:
-        return vit.eagerly(images, StackedAdapters(weights))
+        return vit.forward_eager(images, StackedAdapters(weights))
 
     compiled: Any = torch.compile(run, dynamic=False, mode="reduce-overhead")
     for size in given.sizes:

@@ -3,7 +3,7 @@
 
     python benchmarks/grocery.py --data FOLDER --out results.json
 
-FOLDER holds ``train/CLASS/*`` and ``test/CLASS/*`` of the Grocery Store Dataset's 81 fine classes. The arrivals, of 1
+FOLDER holds ``train/CLASS/*`` and ``test/CLASS/*`` of the Grocery Store Dataset's 81 fine classes. The updates, of 1
 to 20 classes, are in grocery-arrivals.json; they were chosen before anything was measured. ``--validate N`` looks at a
 quarter of the training photos, held out in groups that look alike, in place of the test photos; N numbers the split.
 Whatever is chosen is chosen there.
@@ -31,7 +31,7 @@ from onea.model.images import find_images, read_labelled
 from onea.model.learning import adapters_of, blank, choose_options
 from onea.vit.backbones import EMBEDDED
 
-ARRIVALS = Path(__file__).with_name("grocery-arrivals.json")
+UPDATES = Path(__file__).with_name("grocery-arrivals.json")
 Photos = dict[str, list[Path]]
 
 
@@ -65,19 +65,19 @@ def labelled(sides: Photos, classes: Sequence[str]) -> tuple[list[Path], list[st
     return [file for file, _ in pairs], [name for _, name in pairs]
 
 
-def teach(model: OneA, arrivals: Sequence[dict[str, Any]], train: Photos, test: Photos) -> dict[str, Any]:
-    """Teach one arrival after the other, and look at the test photos of all classes known after each."""
+def teach(model: OneA, updates: Sequence[dict[str, Any]], train: Photos, test: Photos) -> dict[str, Any]:
+    """Teach one update after the other, and look at the test photos of all classes known after each."""
     steps, known = [], []
-    for arrival in arrivals:
+    for update in updates:
         started = time.perf_counter()
-        with RunDisplay(title=arrival["name"]) as display:
-            model.learn(*labelled(train, arrival["classes"]), name=arrival["name"], progress=display)
+        with RunDisplay(title=update["name"]) as display:
+            model.learn(*labelled(train, update["classes"]), name=update["name"], progress=display)
         seconds = time.perf_counter() - started
-        known += arrival["classes"]
+        known += update["classes"]
         found = evaluate(model.snapshot(), *labelled(test, known))
         step = {
-            "name": arrival["name"],
-            "classes": len(arrival["classes"]),
+            "name": update["name"],
+            "classes": len(update["classes"]),
             "known": len(known),
             "seconds": round(seconds, 1),
             "accuracy": round(100 * found.accuracy, 2),
@@ -104,16 +104,16 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--params", type=json.loads, default={}, help="of OneA, as JSON")
     arguments = parser.parse_args()
-    arrivals = json.loads(ARRIVALS.read_text())
+    updates = json.loads(UPDATES.read_text())
     train, test = photos(arguments.data / "train"), photos(arguments.data / "test")
     if arguments.validate is not None:
         train, test = divided(train, arguments.validate)
-    at_once = [{"name": "all at once", "classes": [name for arrival in arrivals for name in arrival["classes"]]}]
+    at_once = [{"name": "all at once", "classes": [name for update in updates for name in update["classes"]]}]
     results: dict[str, Any] = {
         "params": arguments.params,
         "looked_at": "test" if arguments.validate is None else f"split {arguments.validate}",
     }
-    for way, given in (("stream", arrivals), ("at-once", at_once)):
+    for way, given in (("stream", updates), ("at-once", at_once)):
         if arguments.way in (way, "both"):
             model = OneA(threads=arguments.threads, **arguments.params)
             results[way] = teach(model, given, train, test)

@@ -19,7 +19,7 @@ from onea.files import write_atomically
 from onea.runs.config import RunConfig, make_config
 from onea.runs.executors import LocalProcesses
 from onea.runs.grid import run_grid
-from onea.runs.store import RecordStore
+from onea.runs.record_store import RecordStore
 
 
 def line(name: str, config: RunConfig, store: RecordStore) -> dict[str, Any]:

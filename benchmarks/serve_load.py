@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many clients at once against a real ``onea serve``: predictions all the time, and one lesson in the middle.
+"""Many clients at once against a real ``onea serve``: predictions all the time, and one training job in the middle.
 
-    python benchmarks/serve_load.py [--clients 20] [--seconds 60] [--batch 32] [--no-lesson]
+    python benchmarks/serve_load.py [--clients 20] [--seconds 60] [--batch 32] [--no-training]
 
 Prints requests per second, p50 and p99 of the time to an answer, errors, and the versions that answered; every answer
 is held against what its version answers alone. ``--batch 1`` is the service without batching.
@@ -26,7 +26,7 @@ from typing import Any
 
 import httpx
 import numpy as np
-from serve_screenshots import ARRIVALS, TAUGHT_LIVE, TOKEN, drawn, teach
+from serve_screenshots import TAUGHT_LIVE, TOKEN, UPDATES, drawn, teach
 
 import onea
 
@@ -38,7 +38,7 @@ Rows = list[dict[str, Any]]
 
 def asked() -> list[bytes]:
     """The photos that clients ask about."""
-    names = [name for _, classes in ARRIVALS for name in classes]
+    names = [name for _, classes in UPDATES for name in classes]
     return [drawn(names[n % len(names)], 500 + n) for n in range(ASKED)]
 
 
@@ -56,7 +56,7 @@ async def client(address: str, photos: list[bytes], end: float, seed: int, seen:
             seen.append({"photo": number, "at": now, "seconds": time.perf_counter() - now, **row})
 
 
-async def lesson(address: str, after: float) -> dict[str, Any]:
+async def job(address: str, after: float) -> dict[str, Any]:
     """Two classes, one new and one known, so that the adapter is trained."""
     await asyncio.sleep(after)
     content = io.BytesIO()
@@ -74,13 +74,13 @@ async def lesson(address: str, after: float) -> dict[str, Any]:
 
 
 async def load(address: str, clients: int, seconds: float, teaching: bool) -> tuple[Rows, dict[str, Any] | None]:
-    """All clients and the lesson."""
-    names = [name for _, classes in ARRIVALS for name in classes]
+    """All clients and the training job."""
+    names = [name for _, classes in UPDATES for name in classes]
     photos = [drawn(names[n % len(names)], 500 + n) for n in range(ASKED)]
     seen: Rows = []
     end = time.perf_counter() + seconds
     asking = [client(address, photos, end, seed, seen) for seed in range(clients)]
-    taught = asyncio.create_task(lesson(address, seconds / 4)) if teaching else None
+    taught = asyncio.create_task(job(address, seconds / 4)) if teaching else None
     await asyncio.gather(*asking)
     return seen, await taught if taught else None
 
@@ -111,7 +111,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--no-lesson", action="store_true")
+    parser.add_argument("--no-training", action="store_true")
     parser.add_argument("--model", type=Path, help="a drawn shop that serve_screenshots.py --model left; it is copied")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
@@ -127,7 +127,7 @@ def main() -> None:
             found = re.search(r"http://\S+", server.stdout.readline())
             assert found
             time.sleep(1)
-            seen, taught = asyncio.run(load(found[0], options.clients, options.seconds, not options.no_lesson))
+            seen, taught = asyncio.run(load(found[0], options.clients, options.seconds, not options.no_training))
             batches = httpx.get(f"{found[0]}/metrics").text
         finally:
             server.terminate()

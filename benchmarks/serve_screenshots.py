@@ -46,7 +46,7 @@ PRODUCTS = {
     "olive oil": (BOTTLE, (150, 150, 44)),
     "apple juice": (BOTTLE, (222, 176, 84)),
 }
-ARRIVALS = (
+UPDATES = (
     ("season", ["red apple", "green apple", "orange", "lemon", "cucumber", "carrot", "oat flakes", "olive oil"]),
     ("plum", ["plum"]),
     ("jams", ["strawberry jam", "apricot jam"]),
@@ -109,9 +109,9 @@ def strange(side: int = 320) -> bytes:
 
 
 def teach(path: Path, photos: int = 16) -> None:
-    """The drawn shop, in arrivals of uneven size."""
+    """The drawn shop, in updates of uneven size."""
     model = OneA(seed=1)
-    for number, (name, classes) in enumerate(ARRIVALS):
+    for number, (name, classes) in enumerate(UPDATES):
         pairs = [(drawn(label, 100 * number + n), label) for label in classes for n in range(photos)]
         model.learn([image for image, _ in pairs], [label for _, label in pairs], name=name)
         print(name, model.history[-1]["held_out_accuracy"], flush=True)
@@ -119,7 +119,7 @@ def teach(path: Path, photos: int = 16) -> None:
 
 
 def take(address: str, out: Path, files: Path) -> None:
-    """All pictures: wide and narrow, light and dark, and the middle of a lesson."""
+    """All pictures: wide and narrow, light and dark, and the middle of a training job."""
     from playwright.sync_api import sync_playwright
 
     asked = []

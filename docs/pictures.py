@@ -26,7 +26,7 @@ OTHERS = (
     RUNS / "running-mean-cifar100-seed1-1713c7f58a62" / "record.json",
     RUNS / "simplecil-cifar100-seed1-b30958b8a9df" / "record.json",
 )
-BIG_ARRIVAL = 4  # the fifth task, 36 classes: larger than all before it together
+BIG_TASK = 4  # the fifth task, 36 classes: larger than all before it together
 
 
 def record(path: Path) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def prototypes() -> Any:
     from onea.model.images import read_unlabelled
     from onea.vit.backbones import EMBEDDED
     from onea.vit.heads import cosine_scores
-    from onea.vit.plug import NOTHING
+    from onea.vit.hooks import NO_HOOKS
 
     data, engine = load_dataset("glyphs-mini"), Engine(EMBEDDED, "cpu", "fp32", 1, mirror=False)
     classes = max(data.groups, key=lambda group: len(group.classes)).classes[:6]
@@ -167,7 +167,7 @@ def prototypes() -> Any:
     def features(split: Any) -> tuple[torch.Tensor, torch.Tensor]:
         rows = [row for row, label in enumerate(split.labels) if label in classes]
         pixels = read_unlabelled(split.pixels[rows], engine.side).pixels
-        return engine.features(pixels, NOTHING), torch.tensor([classes.index(split.labels[row]) for row in rows])
+        return engine.features(pixels, NO_HOOKS), torch.tensor([classes.index(split.labels[row]) for row in rows])
 
     (seen, labels), (asked, truth) = features(data.train), features(data.test)
     means = torch.stack([seen[labels == label].mean(0) for label in range(len(classes))])
@@ -199,8 +199,8 @@ def main() -> None:
         "prototypes": prototypes(),
         "alignment": alignment(),
         "weights": weights(one_a),
-        "gates": spectra_and_gates(one_a, task=BIG_ARRIVAL),
-        "updates": update_strength(one_a, task=BIG_ARRIVAL),
+        "gates": spectra_and_gates(one_a, task=BIG_TASK),
+        "updates": update_strength(one_a, task=BIG_TASK),
         "matrix": accuracy_matrix(one_a),
         "curves": accuracy_curves([one_a, *map(record, OTHERS)]),
     }

@@ -159,5 +159,5 @@ def shop(_taught: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def slow_shop(_taught_slowly: Path, tmp_path: Path) -> Path:
-    """The same with many epochs, so that a lesson of many images takes long enough to be disturbed."""
+    """The same with many epochs, so that a training job of many images takes long enough to be disturbed."""
     return Path(shutil.copytree(_taught_slowly, tmp_path / "models" / "shop.onea"))

@@ -196,7 +196,7 @@ class Killing:
 class ModelKilling(Killing):
     """Commands that change a model folder."""
 
-    modules = ("onea.model.workshop", "onea.model.folder", "onea.cli.display")
+    modules = ("onea.model.teaching", "onea.model.folder", "onea.cli.display")
     name = "shop.onea"
 
     def teach(self, *names: str) -> None:
@@ -273,7 +273,7 @@ class ModelKilling(Killing):
 class RunKilling(Killing):
     """``onea run`` of three tasks: from the beginning, after the first of them, and when all is done."""
 
-    modules = ("onea.runs.engine", "onea.cli.run", "onea.cli.display", "onea.methods.one_a")
+    modules = ("onea.runs.runner", "onea.cli.run", "onea.cli.display", "onea.methods.one_a")
     name = "run"
 
     def run(self) -> None:
@@ -292,26 +292,26 @@ class RunKilling(Killing):
             self.run()
 
     def first_task(self) -> None:
-        from onea.runs import engine
+        from onea.runs import runner
 
-        learn = engine._learn_task
+        learn = runner._learn_task
 
         def deadly(index: int, *rest: Any) -> None:
             if index == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
             learn(index, *rest)
 
-        engine._learn_task = deadly
+        runner._learn_task = deadly
         self.run()
 
     def found(self) -> dict[str, Any] | None:
-        from onea.runs.record import essence, load_checkpoint, read_run
+        from onea.runs.record import comparable_fields, load_checkpoint, read_run
 
         record = read_run(self.folder)
         if record is None:
             return None
         load_checkpoint(self.folder, record)
-        return essence(record)
+        return comparable_fields(record)
 
     def check(self, before: Any, after: Any, switched: bool) -> bool:
         found = self.found()
@@ -358,11 +358,11 @@ class PackKilling(RunKilling):
         return {file.name: file.read_bytes() if file.suffix == ".bin" else None for file in files}
 
     def figures(self) -> dict[str, Any]:
-        from onea.runs.record import essence, read_run
+        from onea.runs.record import comparable_fields, read_run
 
         record = read_run(self.place / "out")
         assert record is not None
-        return essence(record)
+        return comparable_fields(record)
 
     def all(self, step: int) -> dict[str, Any]:
         self.expected: dict[str, Any] | None = None

@@ -312,7 +312,7 @@ _ASKED = [
     "/learn",
     "/undo",
 ]
-_LESSONS = ["x", "%00", "..%2f..", "%ff", "9" * 5_000, "\U0001f4a9", "a/b/c", "0" * 32, ""]
+_JOBS = ["x", "%00", "..%2f..", "%ff", "9" * 5_000, "\U0001f4a9", "a/b/c", "0" * 32, ""]
 
 Request = tuple[str, str, bytes, dict[str, str]]
 
@@ -341,7 +341,7 @@ def request(draw: Draw) -> Request:
             headers |= {"Content-Encoding": draw.choice(["gzip", "br", "", "identity"])} if draw.random() < 0.3 else {}
             return draw.choice(["POST", "PUT", "OPTIONS"]), draw.choice(_ASKED), draw.randbytes(20), headers
         case 2:
-            address = f"/learn/{draw.choice(_LESSONS)}{draw.choice(['', '/events', '/events/x'])}"
+            address = f"/learn/{draw.choice(_JOBS)}{draw.choice(['', '/events', '/events/x'])}"
             return draw.choice(["GET", "POST", "DELETE"]), address, b"", {}
     body, headers = form(encoded("PNG"), draw.choice([None, b"plum", b"\xff", b"", b"a" * 20_000, b"unknown"]))
     return "POST", draw.choice(["/predict", "/learn"]), damaged(body, draw), headers

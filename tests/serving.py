@@ -33,7 +33,7 @@ ZIP = TEACHER | {"Content-Type": "application/zip"}
 
 
 def teach_first(path: Path, images: Path, backbone: str, epochs: int = 2) -> None:
-    """A model that knows class00 to class03; more epochs make its lessons longer."""
+    """A model that knows class00 to class03; more epochs make its training jobs longer."""
     model = OneA(backbone=backbone, epochs=epochs, rank=4, batch_size=8, precision="fp32", threads=1)
     files = [(file, f"class{k:02d}") for k in range(4) for file in sorted((images / f"train/class{k:02d}").iterdir())]
     model.learn([file for file, _ in files], [label for _, label in files], name="first").save(path)
@@ -105,8 +105,8 @@ def head(length: int, path: str = "/predict", host: str = "localhost") -> bytes:
     return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
 
-def lesson_end(client, response) -> dict:
-    """The last report of a lesson that was begun."""
+def job_end(client, response) -> dict:
+    """The last report of a training job that was begun."""
     assert response.status_code == 202, response.text
     place = response.headers["location"]
 
@@ -140,7 +140,7 @@ def zipped(files: Mapping[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> by
 
 
 def class_zip(images: Path, *labels: int, times: int = 1) -> bytes:
-    """A zip of class folders; each image several times makes a long lesson."""
+    """A zip of class folders; each image several times makes a long training job."""
     every = ((label, n, data) for label in labels for n, data in enumerate(times * photos(images, label)))
     return zipped({f"class{label:02d}/{n}.png": data for label, n, data in every})
 

@@ -3,7 +3,7 @@
 
     python tests/settings.py                             every setting, several in one run
     python tests/settings.py old-cpu shuffled+ascii      one run with an old processor, one with two settings at once
-    python tests/settings.py old-cpu -- tests/test_vit.py -x      with other arguments for pytest
+    python tests/settings.py old-cpu -- tests/vit/test_vit.py -x      with other arguments for pytest
 
 `make test-settings` and `make test-settings ONLY="old-cpu shuffled"` do the same. What pytest said is kept in
 build/settings/.

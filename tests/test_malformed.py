@@ -27,12 +27,12 @@ import numpy as np
 import pytest
 import torch
 import typer
+from adapter_files import BARE_OPERATORS, CONFIG, write_lora, write_matrices
+from command_tools import COMMANDS
 from malformed import draws
 from model_tools import class_folders, resealed
 from safetensors.torch import load_file, save, save_file
 from serving import TEACHER, ZIP, client_of, folder_hash, png, zipped
-from test_hostile import COMMANDS
-from test_merge_files import BARE_OPERATORS, CONFIG, write_lora, write_matrices
 from tiny import Stopped
 
 from onea.data.dataset import Split
@@ -40,10 +40,10 @@ from onea.data.decode import MAX_PIXELS, fit, image_size, read_image
 from onea.data.pack import pack, stored_shape
 from onea.errors import OneaError
 from onea.model import engine
-from onea.runs import engine as runs
+from onea.runs import runner as runs
 from onea.runs import setup
 from onea.runs.config import make_config
-from onea.runs.store import RecordStore
+from onea.runs.record_store import RecordStore
 from onea.serve.settings import Limits
 from onea.vit import backbones
 

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from onea.processes import Processes
 from onea.runs.config import make_config
-from onea.runs.engine import run
+from onea.runs.runner import run
 
 
 @given(st.integers(1, 20), st.integers(1, 6))
 def test_a_dealt_batch_comes_together_in_order(length, count):
     batch = torch.arange(length)
-    hands = [Processes(rank, count).deal(batch) for rank in range(count)]
+    hands = [Processes(rank, count).shard(batch) for rank in range(count)]
     assert len({len(hand) for hand in hands}) == 1
     assert torch.equal(torch.stack(hands).T.flatten()[:length], batch)
 

@@ -85,7 +85,7 @@ USE = """
 from pathlib import Path
 import onea
 from onea.runs.config import make_config
-from onea.runs.engine import run
+from onea.runs.runner import run
 
 images, vit, folder = json.loads(sys.argv[2])
 values = {"method": "simplecil", "data": "folder:" + images, "backbone": vit, "sizes": "3,1,2", "precision": "fp32"}
@@ -155,12 +155,12 @@ def test_pipes_may_be_of_another_class(tiny_run, tmp_path, monkeypatch):
     """On Windows they are."""
     from onea.runs import executors
     from onea.runs.config import make_config
-    from onea.runs.jobs import Job
+    from onea.runs.jobs import RunJob
 
     class Other:
         pass
 
     monkeypatch.setattr(executors, "Connection", Other)
     config = make_config(tiny_run | {"method": "simplecil", "options": {}})
-    (result,) = executors.LocalProcesses(1).run([Job(config, tmp_path / "o")])
+    (result,) = executors.LocalProcesses(1).run([RunJob(config, tmp_path / "o")])
     assert result.failure is None

@@ -15,7 +15,7 @@ from onea.errors import OneaError
 from onea.losses import contrastive
 from onea.methods.adapter_training import AdapterTraining
 from onea.runtime import make_runtime
-from onea.tasks import Plan, Task
+from onea.tasks import StreamPlan, Task
 from onea.training import Recipe, Trained, train
 
 
@@ -33,7 +33,7 @@ class Ramp:
     def plain(self, rows):
         return rows.float()[:, None]
 
-    def augmented_batches(self, rows, size, crop_scale, generator, deal=None):
+    def augmented_batches(self, rows, size, crop_scale, generator, shard=None):
         noise = 0.01 * torch.rand(len(rows), 1, generator=generator)
         return iter((rows.float()[:, None] / self.count + noise).split(size))
 
@@ -83,9 +83,9 @@ def test_single_class_cross_entropy_teaches_nothing():
 
 def test_epochs_follow_the_plan_and_do_without_one():
     options = AdapterTraining(epochs=25, min_epochs=20, max_epochs=40)
-    assert options.epochs_for(36, Plan(100, 10)) == 40
-    assert options.epochs_for(9, Plan(100, 10)) == round(25 * 0.9**0.5)
-    assert options.epochs_for(1, Plan(100, 10)) == 20
+    assert options.epochs_for(36, StreamPlan(100, 10)) == 40
+    assert options.epochs_for(9, StreamPlan(100, 10)) == round(25 * 0.9**0.5)
+    assert options.epochs_for(1, StreamPlan(100, 10)) == 20
     assert options.epochs_for(10, None) == 25
     assert AdapterTraining(epochs=7, min_epochs=1, epoch_growth=0).epochs_for(36, None) == 7
 

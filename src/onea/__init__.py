@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Learn new classes in batches of any size with one adapter on a frozen vision transformer."""
+"""Learn new classes in updates of any size with one adapter on a frozen vision transformer."""
 
 from typing import TYPE_CHECKING, Any
 

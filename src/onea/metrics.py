@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How well a run went, from counts of right test images: A_t, A_T, their means, and forgetting.
+"""Metrics of a run from counts of right test images: A_t, A_T, their means, and forgetting.
 
 Stateless functions on plain numbers. Accuracies are percentages and are never rounded here. Tasks and steps count from
 0 in code; ``correct[j][k]`` is how many test images of task j are right after learning task k (k >= j), and

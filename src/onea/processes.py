@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several processes that share one run, as ``accelerate launch`` or ``torchrun`` starts them; alone, nothing happens.
 
-Each process sees the same stream, seeds and batches. A batch is dealt out like cards, position i to process i mod n, so
-that the whole batch can be put together again in its order.
+Each process sees the same stream, seeds and batches. A batch is sharded like cards are dealt, position i to process
+i mod n, so that the whole batch can be gathered in its order.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from onea.renamed import RenamedMethods
+
 
 @dataclass(frozen=True)
-class Processes:
+class Processes(RenamedMethods, old_names={"deal": "shard", "together": "gather"}):
     """This process's place among those that share the run."""
 
     rank: int = 0
@@ -30,22 +32,22 @@ class Processes:
         """Whether this process is the one that writes and shows progress."""
         return self.rank == 0
 
-    def deal(self, batch: Tensor) -> Tensor:
-        """This process's part of a batch; as long for every process, the last image filling up."""
+    def shard(self, batch: Tensor) -> Tensor:
+        """This process's shard of a batch, padded with the last image to the same length for every process."""
         if self.count == 1:
             return batch
         each = -(-len(batch) // self.count)
         own = batch[self.rank :: self.count]
         return own if len(own) == each else torch.cat([own, batch[-1:]])
 
-    def together(self, dealt: Tensor, total: int) -> Tensor:
-        """The whole batch from everybody's part, in its order, with gradients to one's own part.
+    def gather(self, sharded: Tensor, total: int) -> Tensor:
+        """The whole batch from the shards of all processes, in its order, with gradients to this process's own.
 
         Every process is to compute the same loss from it, and to ``average`` gradients afterwards.
         """
         if self.count == 1:
-            return dealt
-        parts: Tensor = _Gather.apply(dealt, self.rank, self.count)
+            return sharded
+        parts: Tensor = _Gather.apply(sharded, self.rank, self.count)
         return parts.transpose(0, 1).flatten(0, 1)[:total]
 
     def average(self, modules: Iterable[nn.Module]) -> None:
@@ -59,13 +61,13 @@ class Processes:
                     parameter.grad /= self.count
 
     def sum_of(self, values: Tensor) -> Tensor:
-        """The sum of everybody's values."""
+        """The sum of the values of all processes."""
         if self.count > 1:
             dist.all_reduce(values)
         return values
 
     def wait(self) -> None:
-        """Until everybody is here."""
+        """Wait for all processes."""
         if self.count > 1:
             dist.barrier()
 

@@ -113,7 +113,7 @@ def write_record(folder: Path, record: Record) -> None:
 
 
 def leftovers(folder: Path, record: Record | None = None) -> list[Path]:
-    """What runs have left in their folder and the record, if there is one, does not need: states and parts of files."""
+    """Files in a run's folder that its record, if there is one, does not need: states and parts of files."""
     needed = record["checkpoint"]["file"] if record else None
     return [place for place in folder.iterdir() if _LEFT.fullmatch(place.name) and place.name != needed]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a record must hold to be shown, reported or continued; anything else in its place is damage."""
+"""The fields that a record needs to be shown, reported or continued; a record without them is damaged."""
 
 from __future__ import annotations
 

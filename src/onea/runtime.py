@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where and how precisely a run computes, and who hears about its progress."""
+"""Device, precision and threads of a run, and listeners to its progress."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Progress:
         """A task was learned and evaluated; accuracy over all classes seen, in percent."""
 
 
-class Everyone(Progress):
+class CombinedProgress(Progress):
     """Several listeners as one."""
 
     def __init__(self, *listeners: Progress) -> None:

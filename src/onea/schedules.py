@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a task trains and how fast it learns along the way."""
+"""Schedules: the epochs of a task, and its learning rate over them."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ SEAL = "content_sha256"
 
 
 class Damage(Exception):  # noqa: N818 - a reason, which becomes part of a sentence
-    """What is wrong with a file."""
+    """The damage of a file, in words."""
 
 
 def seal(content: Mapping[str, Any]) -> bytes:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who arrives when: the order of the classes and of the tasks, whose sizes are in ``task_sizes``.
+"""Streams of tasks: the order of the classes and of the tasks, whose sizes are in ``task_sizes``.
 
 Everything here is a pure function of its arguments; a seed always means a freshly seeded
 ``numpy.random.RandomState`` (the legacy generator), because published class and task orders were drawn with it.
@@ -62,17 +62,17 @@ class Stream:
 
     @property
     def classes(self) -> int:
-        """How many classes arrive in all."""
+        """The number of classes of all tasks."""
         return len(self.class_order)
 
     @property
     def tasks(self) -> int:
-        """How many tasks there are."""
+        """The number of tasks."""
         return len(self.sizes)
 
     @property
     def offsets(self) -> tuple[int, ...]:
-        """Where each task starts, by position; one longer than ``sizes``, ending with ``classes``.
+        """The first position of each task; one longer than ``sizes``, ending with ``classes``.
 
         >>> Stream((2, 0, 1), (2, 1)).offsets
         (0, 2, 3)
@@ -146,7 +146,7 @@ def arrange(sizes: Sequence[int], order: Order, seed: int) -> tuple[int, ...]:
     >>> arrange((1, 3, 2), "descending", seed=1)
     (3, 2, 1)
     """
-    return tuple(sizes[i] for i in _arrival(sizes, order, seed))
+    return tuple(sizes[i] for i in _task_order(sizes, order, seed))
 
 
 def natural(
@@ -158,9 +158,9 @@ def natural(
     """
     _check_groups(groups, classes)
     rank = {c: position for position, c in enumerate(class_order(classes, seed))}
-    arriving = [groups[i] for i in _arrival([len(g.classes) for g in groups], order, seed)]
-    ids = tuple(c for group in arriving for c in sorted(group.classes, key=rank.__getitem__))
-    return ids, tuple(len(g.classes) for g in arriving), tuple(g.name for g in arriving)
+    ordered = [groups[i] for i in _task_order([len(g.classes) for g in groups], order, seed)]
+    ids = tuple(c for group in ordered for c in sorted(group.classes, key=rank.__getitem__))
+    return ids, tuple(len(g.classes) for g in ordered), tuple(g.name for g in ordered)
 
 
 def make_stream(
@@ -199,9 +199,9 @@ def make_stream(
     order = order or ("shuffled" if kind == "step" else "given")
     samples = _samples(long_tail, n_max, classes)
     if kind == "natural":
-        ids, arriving, names = natural(groups, classes, order, seed)
-        _same_tasks(tasks, len(arriving), "natural groups")
-        return Stream(ids, arriving, names, samples)
+        ids, ordered, names = natural(groups, classes, order, seed)
+        _same_tasks(tasks, len(ordered), "natural groups")
+        return Stream(ids, ordered, names, samples)
     given = _sizes(kind, classes, tasks, gamma, sizes or ())
     return Stream(class_order(classes, seed), arrange(given, order, seed), (), samples)
 
@@ -224,15 +224,15 @@ def _samples(mu: float | None, n_max: int | None, classes: int) -> tuple[int, ..
     return long_tailed(n_max, classes, mu)
 
 
-def _arrival(sizes: Sequence[int], order: Order, seed: int) -> list[int]:
-    """Indices into ``sizes`` in the order of arrival; shuffling indices moves them just as it would the sizes."""
+def _task_order(sizes: Sequence[int], order: Order, seed: int) -> list[int]:
+    """Indices into ``sizes`` in the order of the tasks; shuffling indices moves them just as it would the sizes."""
     _known("order", order, get_args(Order))
-    arriving = list(range(len(sizes)))
+    ordered = list(range(len(sizes)))
     if order == "shuffled":
-        _generator(seed).shuffle(arriving)
+        _generator(seed).shuffle(ordered)
     elif order == "descending":
-        arriving.sort(key=lambda i: -sizes[i])  # stable: equal sizes stay as they were
-    return arriving
+        ordered.sort(key=lambda i: -sizes[i])  # stable: equal sizes stay as they were
+    return ordered
 
 
 def _check_groups(groups: Sequence[Group], classes: int) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many classes each task brings, and how many images each class."""
+"""The number of classes of each task, and of images of each class."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A task: the classes that arrive together, and their images."""
+"""A task, one step of a stream: its classes and their images."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from onea.data.store import Deal, Images, whole
+from onea.data.image_storage import Images, Shard, whole
+from onea.renamed import renamed, renamed_attribute
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What is known of the whole stream in advance; a method that can do without takes None."""
+class StreamPlan:
+    """The numbers of classes and tasks of a whole stream, known in advance; None for methods that need neither."""
 
     classes: int
     tasks: int
@@ -22,7 +23,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Task:
-    """One arrival of classes. Labels are positions in the stream's class order, so a task's are contiguous.
+    """One step of a stream. Labels are positions in the stream's class order, so a task's are contiguous.
 
     Attributes:
         index: counted from 0.
@@ -31,7 +32,7 @@ class Task:
         rows: which of them, ``int64 [N]``.
         labels: their classes, ``int64 [N]``.
         seed: of the run; every draw derives from it, the index and a purpose.
-        so_far: all tasks up to this one as a single task. Only an upper bound may ask: it needs the old images.
+        cumulative_task: makes one task of all tasks up to this one, for an upper bound: it needs the old images.
     """
 
     index: int
@@ -41,7 +42,9 @@ class Task:
     rows: Tensor
     labels: Tensor
     seed: int
-    so_far: Callable[[], Task] | None = None
+    cumulative_task: Callable[[], Task] | None = None
+
+    so_far = renamed_attribute("cumulative_task")
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -56,13 +59,16 @@ class Task:
             yield self.images.plain(rows), labels
 
     def augmented_batches(
-        self, size: int, crop_scale: float, order: torch.Generator, crops: torch.Generator, deal: Deal = whole
+        self, size: int, crop_scale: float, order: torch.Generator, crops: torch.Generator, shard: Shard = whole
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Training views of all images once, in random order, with their labels on the same device.
 
-        ``deal`` picks the part of each batch whose images are wanted; the labels are always the whole batch's.
+        ``shard`` picks the part of each batch whose images are wanted; the labels are always the whole batch's.
         """
         chosen = torch.randperm(len(self), generator=order)
         labels = self.labels[chosen].to(self.images.device).split(size)
-        images = self.images.augmented_batches(self.rows[chosen], size, crop_scale, crops, deal)
+        images = self.images.augmented_batches(self.rows[chosen], size, crop_scale, crops, shard)
         yield from zip(images, labels, strict=True)
+
+
+__getattr__ = renamed(__name__, {"Plan": "onea.tasks:StreamPlan"})

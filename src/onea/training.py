@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from onea import schedules, seeds
-from onea.data.store import whole
+from onea.data.image_storage import whole
 from onea.errors import OneaError
+from onea.renamed import renamed_arguments
 from onea.runtime import Runtime
 from onea.tasks import Task
 
@@ -23,7 +24,7 @@ Optimiser = Literal["sgd", "adam", "adamw"]
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to optimise: which optimiser, how fast, how long, on what crops.
+    """The recipe of an optimisation: optimiser, rate, epochs and crops.
 
     Attributes:
         schedule: share of the learning rate in an epoch, given the epoch and their number.
@@ -46,6 +47,7 @@ class Trained:
     rate: float = 1.0
 
 
+@renamed_arguments(dealt="sharded")
 def train(
     trained: Sequence[Trained],
     losses: Loss | Sequence[Loss],
@@ -56,7 +58,7 @@ def train(
     before_step: Callable[[int], None] | None = None,
     after_step: Callable[[], None] | None = None,
     purpose: str = "",
-    dealt: bool = False,
+    sharded: bool = False,
 ) -> list[float]:
     """Optimise every parameter that wants a gradient on a task, and return the mean loss of each epoch.
 
@@ -70,8 +72,8 @@ def train(
         before_step: called before each optimiser step with the number of its loss; may change gradients.
         after_step: called after each optimiser step; may change weights.
         purpose: tells apart several trainings of one task, so that their draws differ.
-        dealt: where several processes share the run, give each loss this process's images and the labels of the whole
-            batch; it puts the features together with ``runtime.processes``. Otherwise every process does everything.
+        sharded: where several processes share the run, give each loss this process's images and the labels of the whole
+            batch; it gathers the features with ``runtime.processes``. Otherwise every process does everything.
 
     Raises:
         OneaError: a loss is not finite.
@@ -79,7 +81,7 @@ def train(
     losses = [losses] if callable(losses) else list(losses)
     optimiser = _optimiser(trained, recipe)
     order, crops = (seeds.generator(task.seed, task.index, name + purpose) for name in ("order", "crops"))
-    deal = runtime.processes.deal if dealt else whole
+    shard = runtime.processes.shard if sharded else whole
     devices = [runtime.device] if runtime.device.type == "cuda" else []
     means = []
     with torch.random.fork_rng(devices):
@@ -90,7 +92,7 @@ def train(
             for group in optimiser.param_groups:
                 group["lr"] = group["initial_lr"] * recipe.schedule(epoch, recipe.epochs)
             values = []
-            for images, labels in task.augmented_batches(recipe.batch_size, recipe.crop_scale, order, crops, deal):
+            for images, labels in task.augmented_batches(recipe.batch_size, recipe.crop_scale, order, crops, shard):
                 for number, loss in enumerate(losses):
                     # Before the pass: a recorded graph writes the next gradients where the last ones are.
                     optimiser.zero_grad(set_to_none=True)

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from onea.bench.rows import Row, duration, rate
-from onea.bench.scene import Scene
 from onea.bench.timing import timed_in_turn
+from onea.bench.workload import Workload
 from onea.vit.heads import cosine_scores
 
-Answer = Callable[[], object]
+AnswerFunction = Callable[[], object]
 _IN_FLIGHT = 8  # batches asked for before the host waits, as an evaluation does
 
 
-def answering(answers: Mapping[str, Answer], batch: int, device: torch.device, seconds: float) -> Iterator[Row]:
+def answering(answers: Mapping[str, AnswerFunction], batch: int, device: torch.device, seconds: float) -> Iterator[Row]:
     """The time of one request, and the speed with several in flight where the device works apart from the host.
 
     All columns take turns, because the differences between them are small.
@@ -35,7 +35,7 @@ def answering(answers: Mapping[str, Answer], batch: int, device: torch.device, s
         yield rate("inference", setting, column, count * batch, timing)
 
 
-def _several(answer: Answer) -> Answer:
+def _several(answer: AnswerFunction) -> AnswerFunction:
     return lambda: [answer() for _ in range(_IN_FLIGHT)]
 
 
@@ -45,24 +45,24 @@ def timm_column(precision: str, compiled: bool) -> str:
 
 
 class TimmBaseline:
-    """timm's forward pass with the weights, precision and input pipeline of a scene."""
+    """timm's forward pass with the weights, precision and input pipeline of a workload."""
 
-    def __init__(self, scene: Scene, compiled: bool):
-        self.scene = scene
-        self.name = timm_column(scene.runtime.precision, compiled)
-        network: Any = copy.deepcopy(scene.method.vit.vit)
+    def __init__(self, workload: Workload, compiled: bool):
+        self.workload = workload
+        self.name = timm_column(workload.runtime.precision, compiled)
+        network: Any = copy.deepcopy(workload.method.vit.vit)
         if compiled:  # as our own network is
             network = torch.compile(network, dynamic=False, fullgraph=True, mode="reduce-overhead")
         self.network: Any = network
 
-    def answer(self, batch: int) -> Answer:
+    def answer(self, batch: int) -> AnswerFunction:
         """Scores of stored images, as our own inference gives them."""
-        images, rows = self.scene.prepared.test.images, torch.arange(batch)
-        prototypes = self.scene.method.prototypes
+        images, rows = self.workload.prepared.test.images, torch.arange(batch)
+        prototypes = self.workload.method.prototypes
 
         def scores() -> Tensor:
             pixels = images.plain(rows)
-            with torch.no_grad(), self.scene.runtime.autocast():
+            with torch.no_grad(), self.workload.runtime.autocast():
                 features: Tensor = self.network(pixels)
             return cosine_scores(features.float(), prototypes)
 

@@ -22,7 +22,7 @@ _BOUNDS = (("rank", 1, 65_536), ("batch", 1, 65_536), ("workers", 0, 256), ("tas
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """What to measure and for how long.
+    """Configuration of a bench.
 
     Attributes:
         backbone: embedded name, timm architecture (random weights), ``architecture.tag`` or ``.safetensors`` file.

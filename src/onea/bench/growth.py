@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether cost depends on how many tasks came before: a real One-A run over many small tasks, in a fresh process."""
+"""Growth of the cost with the number of tasks: a real One-A run over many small tasks, in a fresh process."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import torch
 
 from onea.bench.config import BenchConfig
 from onea.bench.rows import FAST, Row, duration
-from onea.bench.scene import Scene, bench_backbone, make_scene
 from onea.bench.timing import timed_in_turn
+from onea.bench.workload import Workload, bench_backbone, make_workload
 from onea.runs.evaluation import correct_per_class, measure
 from onea.runs.record import peak_memory
 
@@ -41,21 +41,21 @@ def _measure(config: BenchConfig) -> list[Row]:
     vit, compiled = bench_backbone(config.backbone), config.compiles(runtime)
     # Training batches are full from the first task on, so that a larger peak later could only come from growth.
     per_class = -(-config.batch // _CLASSES)
-    many = make_scene(config, vit, runtime, (_CLASSES,) * config.tasks, per_class, 1, compiled=compiled)
+    many = make_workload(config, vit, runtime, (_CLASSES,) * config.tasks, per_class, 1, compiled=compiled)
     rows = _rows_of_run(many)
-    once = make_scene(config, vit, runtime, (_CLASSES * config.tasks,), 2, 1, compiled=compiled)
+    once = make_workload(config, vit, runtime, (_CLASSES * config.tasks,), 2, 1, compiled=compiled)
     _learn(once, 0)
     return rows + _rows_of_answers({1: once, config.tasks: many}, config.seconds)
 
 
-def _rows_of_run(scene: Scene) -> list[Row]:
+def _rows_of_run(workload: Workload) -> list[Row]:
     """Learn and evaluate task by task, as a run does."""
     seconds, peaks = [], []
-    kind = "device" if scene.runtime.device.type == "cuda" else "host"
-    tasks = scene.prepared.stream.tasks
+    kind = "device" if workload.runtime.device.type == "cuda" else "host"
+    tasks = workload.prepared.stream.tasks
     for index in range(tasks):
-        seconds.append(_learn(scene, index))
-        peaks.append(peak_memory(scene.runtime.device).get(kind))
+        seconds.append(_learn(workload, index))
+        peaks.append(peak_memory(workload.runtime.device).get(kind))
     window = min(EARLY, (tasks - 1) // 2)
     rows = [
         _time_row(f"tasks 2 to {1 + window}", seconds[1 : 1 + window]),
@@ -67,13 +67,15 @@ def _rows_of_run(scene: Scene) -> list[Row]:
     return rows
 
 
-def _learn(scene: Scene, index: int) -> float:
+def _learn(workload: Workload, index: int) -> float:
     """Learn a task and evaluate; the seconds of learning."""
-    task = scene.prepared.task(index)
+    task = workload.prepared.task(index)
     started = time.perf_counter()
-    scene.method.learn(task)
+    workload.method.learn(task)
     learned = time.perf_counter() - started
-    correct_per_class(scene.method, scene.prepared.test, scene.prepared.arrivals(index), scene.prepared.seed)
+    correct_per_class(
+        workload.method, workload.prepared.test, workload.prepared.class_ranges(index), workload.prepared.seed
+    )
     return learned
 
 
@@ -82,26 +84,26 @@ def _time_row(setting: str, seconds: Sequence[float]) -> Row:
     return Row("growth: learning a task", setting, FAST, median(seconds), "s", spread)
 
 
-def _rows_of_answers(scenes: dict[int, Scene], seconds: float) -> list[Row]:
+def _rows_of_answers(workloads: dict[int, Workload], seconds: float) -> list[Row]:
     """Inference after learning the same classes in one task and in many."""
     rows = []
-    for tasks, scene in scenes.items():
-        flops = measure(scene.method, scene.prepared.test.images, tasks)["flops_per_image"] / 1e9
+    for tasks, workload in workloads.items():
+        flops = measure(workload.method, workload.prepared.test.images, tasks)["flops_per_image"] / 1e9
         rows.append(Row("growth: inference", f"after {_tasks(tasks)}", FAST, flops, "GFLOP/image"))
     for batch in _LATENCY_BATCHES:
-        device = next(iter(scenes.values())).runtime.device
-        timings = timed_in_turn([_answer(scene, batch) for scene in scenes.values()], device, seconds)
+        device = next(iter(workloads.values())).runtime.device
+        timings = timed_in_turn([_answer(workload, batch) for workload in workloads.values()], device, seconds)
         rows += [
             duration("growth: inference", f"after {_tasks(tasks)}, batch {batch}", FAST, timing)
-            for tasks, timing in zip(scenes, timings, strict=True)
+            for tasks, timing in zip(workloads, timings, strict=True)
         ]
     return rows
 
 
-def _answer(scene: Scene, batch: int) -> Callable[[], object]:
-    test = scene.prepared.test
+def _answer(workload: Workload, batch: int) -> Callable[[], object]:
+    test = workload.prepared.test
     chosen = torch.arange(batch) % len(test.rows)
-    return lambda: scene.method.scores(test.images.plain(chosen))
+    return lambda: workload.method.scores(test.images.plain(chosen))
 
 
 def _tasks(count: int) -> str:

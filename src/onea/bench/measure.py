@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one column of the bench measures, through the product's own code."""
+"""The measurements of one column of the bench, through the product's own code."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from onea.bench.answering import Answer
+from onea.bench.answering import AnswerFunction
 from onea.bench.rows import Row, duration, rate
-from onea.bench.scene import Scene
 from onea.bench.timing import Timing, summarise, synchronise, timed
+from onea.bench.workload import Workload
 from onea.merging.operator import Sizes
 from onea.methods.adapter_training import train_adapter
 from onea.runs.evaluation import correct_per_class
@@ -29,7 +29,7 @@ def forget_peak(device: torch.device) -> None:
 
 
 def peak_rows(column: str, batch: int, device: torch.device) -> Iterator[Row]:
-    """What training has taken of a GPU's memory since the peak was forgotten."""
+    """The peak of a GPU's memory in training, since it was reset."""
     if device.type == "cuda":
         yield Row("peak memory", f"training, batch {batch}", column, peak_memory(device)["device"] / 1e6, "MB")
 
@@ -53,16 +53,16 @@ class EpochClock(Progress):
 
 @dataclass(frozen=True)
 class Measurements:
-    """A scene and the name under which its figures appear."""
+    """A workload and the name under which its figures appear."""
 
     name: str
-    scene: Scene
+    workload: Workload
     seconds: float
 
     def training(self) -> Iterator[Row]:
         """End to end from the stored bytes: augmentation, loss with the contrastive term, optimiser."""
-        scene, task = self.scene, self.scene.prepared.task(0)
-        device, batch = scene.runtime.device, scene.method.options.batch_size
+        workload, task = self.workload, self.workload.prepared.task(0)
+        device, batch = workload.runtime.device, workload.method.options.batch_size
         forget_peak(device)
         warm = self._epochs(2)[-1]
         count = min(max(round(self.seconds / warm), _LEAST_EPOCHS), _MOST_EPOCHS)
@@ -71,35 +71,37 @@ class Measurements:
 
     def _epochs(self, count: int) -> list[float]:
         """Seconds of each epoch of one training."""
-        scene, method, task = self.scene, self.scene.method, self.scene.prepared.task(0)
-        clock = EpochClock(scene.runtime.device)
+        workload, method, task = self.workload, self.workload.method, self.workload.prepared.task(0)
+        clock = EpochClock(workload.runtime.device)
         options = replace(method.options, epochs=count, min_epochs=count, max_epochs=count)
-        runtime = replace(scene.runtime, progress=clock)
+        runtime = replace(workload.runtime, progress=clock)
         train_adapter(method.vit, method.new_adapter(task), task, options, runtime, method.plan)
         clock.stop()
         return [end - start for start, end in zip(clock.times, clock.times[1:], strict=False)]
 
     def prototypes(self) -> Iterator[Row]:
         """Class means of a task."""
-        method, task = self.scene.method, self.scene.prepared.task(0)
+        method, task = self.workload.method, self.workload.prepared.task(0)
         timing = self._timed(lambda: method.prototypes_of(task, method.kept))
         yield rate("prototypes", "", self.name, len(task), timing)
 
-    def answer(self, batch: int) -> Answer:
+    def answer(self, batch: int) -> AnswerFunction:
         """Scores of stored images."""
-        method, images, rows = self.scene.method, self.scene.prepared.test.images, torch.arange(batch)
+        method, images, rows = self.workload.method, self.workload.prepared.test.images, torch.arange(batch)
         return lambda: method.scores(images.plain(rows))
 
     def evaluation(self) -> Iterator[Row]:
         """The evaluation of a run over all test images."""
-        prepared = self.scene.prepared
-        count, arrivals = len(prepared.test.rows), prepared.arrivals(0)
-        timing = self._timed(lambda: correct_per_class(self.scene.method, prepared.test, arrivals, prepared.seed))
+        prepared = self.workload.prepared
+        count, class_ranges = len(prepared.test.rows), prepared.class_ranges(0)
+        timing = self._timed(
+            lambda: correct_per_class(self.workload.method, prepared.test, class_ranges, prepared.seed)
+        )
         yield Row("evaluation", f"{count} images", self.name, timing.seconds, "s", timing.spread)
 
     def merge(self) -> Iterator[Row]:
         """One merge of two trained-looking adapters: the operator alone, and with what a run records of it."""
-        method = self.scene.method
+        method = self.workload.method
         generator = torch.Generator().manual_seed(0)
         old, new = (
             {
@@ -117,4 +119,4 @@ class Measurements:
 
     def _timed(self, action: object) -> Timing:
         assert callable(action)
-        return timed(action, self.scene.runtime.device, self.seconds)
+        return timed(action, self.workload.runtime.device, self.seconds)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was measured, one line each, and where: the CSV that a bench leaves behind."""
+"""The figures of a bench, one line each, with hardware and versions: the CSV that it leaves behind."""
 
 from __future__ import annotations
 

@@ -19,13 +19,13 @@ from onea.bench.growth import growth
 from onea.bench.measure import Measurements, forget_peak, peak_rows
 from onea.bench.plain import PlainImages, loader, plain_epoch, plain_network, plain_pass, plain_request, plain_transform
 from onea.bench.rows import FAST, PLAIN, SAME, Row, chip_of, csv_name, duration, find, hardware_of, rate, write_csv
-from onea.bench.scene import Scene, bench_backbone, one_task, preprocess_of, synthetic_pixels
 from onea.bench.timing import timed
+from onea.bench.workload import Workload, bench_backbone, one_task, preprocess_of, synthetic_pixels
 from onea.runs.record import environment
 from onea.runtime import Runtime
 from onea.vit.frozen import FrozenViT
 
-Tell = Callable[[str], None]
+OnStatus = Callable[[str], None]
 _BUSY = 0.25  # of the cores
 _MOST_WORKERS = 8  # as published codes ask for
 _LOADER_STEPS, _FEWEST_IMAGES = 16, 128
@@ -66,22 +66,24 @@ class BenchResult:
         return bool(self.load > _BUSY * self.environment["cores"])
 
 
-def bench(config: BenchConfig, tell: Tell = lambda text: None) -> BenchResult:
-    """Measure everything; ``tell`` hears what is being measured."""
+def bench(config: BenchConfig, on_status: OnStatus = lambda text: None) -> BenchResult:
+    """Measure everything; ``on_status`` hears what is being measured."""
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     same, fast = (config.runtime(same_numerics=numerics) for numerics in (True, False))
     vit = bench_backbone(config.backbone)
     rows: list[Row] = []
-    tell(f"{PLAIN}: training and inference")
+    on_status(f"{PLAIN}: training and inference")
     rows += _plain_rows(config, vit, same)
     compiled = config.compiles(fast)
     for name, runtime in ((SAME, same), (FAST, fast)):
-        rows += _column_rows(config, name, one_task(config, vit, runtime, compiled=compiled and name == FAST), tell)
+        rows += _column_rows(
+            config, name, one_task(config, vit, runtime, compiled=compiled and name == FAST), on_status
+        )
         _release()
-    tell("peak of the chip")
+    on_status("peak of the chip")
     rows += _utilisation(rows, config, {SAME: same, FAST: fast})
     if config.tasks:
-        tell(f"growth over {config.tasks} tasks")
+        on_status(f"growth over {config.tasks} tasks")
         rows += growth(config)
     return BenchResult(config, rows, vit.name, fast.precision, compiled, load, environment(fast.device))
 
@@ -111,26 +113,28 @@ def _plain_rows(config: BenchConfig, vit: FrozenViT, runtime: Runtime) -> Iterat
         yield rate("inference", f"batch {batch}", PLAIN, some, timing)
 
 
-def _column_rows(config: BenchConfig, name: str, scene: Scene, tell: Tell) -> Iterator[Row]:
-    column = Measurements(name, scene, config.seconds)
-    tell(f"{name}: warming up")
-    scene.method.learn(scene.prepared.task(0))
-    tell(f"{name}: training")
+def _column_rows(config: BenchConfig, name: str, workload: Workload, on_status: OnStatus) -> Iterator[Row]:
+    column = Measurements(name, workload, config.seconds)
+    on_status(f"{name}: warming up")
+    workload.method.learn(workload.prepared.task(0))
+    on_status(f"{name}: training")
     yield from column.training()
-    tell(f"{name}: prototypes, evaluation, merge")
+    on_status(f"{name}: prototypes, evaluation, merge")
     yield from column.prototypes()
     yield from column.evaluation()
     yield from column.merge()
     if name == SAME:
         # This column is not compiled, so that its operations can be counted.
-        yield Row("operations", "training", name, training_flops(scene.method) / 1e9, "GFLOP/image")
-        yield Row("operations", "inference", name, inference_flops(scene.method) / 1e9, "GFLOP/image")
+        yield Row("operations", "training", name, training_flops(workload.method) / 1e9, "GFLOP/image")
+        yield Row("operations", "inference", name, inference_flops(workload.method) / 1e9, "GFLOP/image")
     # Plain timm, eager and compiled; in a quick bench only the way the column itself runs.
-    baselines = [TimmBaseline(scene, compiled) for compiled in ([scene.compiled] if config.quick else [False, True])]
+    baselines = [
+        TimmBaseline(workload, compiled) for compiled in ([workload.compiled] if config.quick else [False, True])
+    ]
     for batch in config.batches:
-        tell(f"{name} and timm: inference at batch {batch}")
+        on_status(f"{name} and timm: inference at batch {batch}")
         answers = {name: column.answer(batch)} | {timm.name: timm.answer(batch) for timm in baselines}
-        yield from answering(answers, batch, scene.runtime.device, config.seconds)
+        yield from answering(answers, batch, workload.runtime.device, config.seconds)
 
 
 def _utilisation(rows: list[Row], config: BenchConfig, runtimes: dict[str, Runtime]) -> Iterator[Row]:

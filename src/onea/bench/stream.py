@@ -11,18 +11,18 @@ from pathlib import Path
 
 from onea.bench.config import BenchConfig
 from onea.bench.rows import FAST, SAME, Row
-from onea.bench.run import BenchResult, Tell
+from onea.bench.run import BenchResult, OnStatus
 from onea.data.names import data_name
 from onea.errors import OneaError
 from onea.methods.presets import preset_options
 from onea.record import Record
 from onea.runs.config import RunConfig, make_config
-from onea.runs.engine import run
+from onea.runs.runner import run
 
 TASKS = 10
 
 
-def stream_bench(config: BenchConfig, data: str, folder: Path, tell: Tell = lambda text: None) -> BenchResult:
+def stream_bench(config: BenchConfig, data: str, folder: Path, on_status: OnStatus = lambda text: None) -> BenchResult:
     """One run in a fresh process, as a user's is: nothing is loaded or compiled before. Its record stays in ``folder``.
 
     Raises:
@@ -35,7 +35,7 @@ def stream_bench(config: BenchConfig, data: str, folder: Path, tell: Tell = lamb
     place = folder / f"stream-{Path(config.backbone).stem}-{label}"
     if place.exists():
         raise OneaError(f"{place} holds an earlier run; delete it to measure again, or choose another --out.")
-    tell(f"a stream of {TASKS} tasks")
+    on_status(f"a stream of {TASKS} tasks")
     started = time.perf_counter()
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         record = pool.submit(run, _config(config, data), place).result()

@@ -10,6 +10,7 @@ from typing import Any
 
 import typer
 
+from onea.cli.admin import forget, history, rename, undo
 from onea.cli.bench import bench
 from onea.cli.demo import demo
 from onea.cli.merge import merge
@@ -20,11 +21,10 @@ from onea.cli.report import compare, report
 from onea.cli.run import run
 from onea.cli.serve import serve
 from onea.cli.stream import stream
-from onea.cli.upkeep import forget, history, rename, undo
 from onea.files import check_path
 
 app = typer.Typer(
-    help="Learn new classes in batches of any size with one adapter on a frozen vision transformer.",
+    help="Learn new classes in updates of any size with one adapter on a frozen vision transformer.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

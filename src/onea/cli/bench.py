@@ -48,7 +48,7 @@ def bench(
     check_writable(folder)
     console = Console(stderr=True)
     with console.status("preparing") as status:
-        tell = status.update
-        result = stream_bench(config, data, folder, tell) if data else measure(config, tell)
+        on_status = status.update
+        result = stream_bench(config, data, folder, on_status) if data else measure(config, on_status)
     print_result(result)
     print(result.write(folder))

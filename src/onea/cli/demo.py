@@ -21,7 +21,7 @@ def demo(
     seed: Annotated[int, typer.Option(help="Decides class order and every draw.")] = RunConfig.seed,
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete the demo's earlier runs there first.")] = False,
 ) -> None:
-    """Teach small symbols in nine uneven batches to three methods; no download, some minutes of a CPU.
+    """Teach small symbols in nine uneven tasks to three methods; no download, some minutes of a CPU.
 
     The same command again continues an interrupted demo and does not repeat a finished one.
     """
@@ -30,13 +30,13 @@ def demo(
     from onea.cli.demo_display import DemoDisplay, planned_tasks, print_results
     from onea.files import write_atomically
     from onea.methods import method_class
-    from onea.methods.adapter_merging import AdapterMemo
+    from onea.methods.adapter_merging import AdapterCache
     from onea.methods.presets import preset_options
     from onea.options import build
     from onea.record import read_record
     from onea.report import curves, style
     from onea.report.run_page import run_page
-    from onea.runs.engine import run
+    from onea.runs.runner import run
 
     configs = {name: make_config({"method": name, "data": DATA, "seed": seed}) for name in METHODS}
     _open(out, fresh)
@@ -46,9 +46,11 @@ def demo(
     configs["running-mean"] = replace(configs["running-mean"], options=training)
     titles = {name: method_class(name).title for name in METHODS}
     earlier = {name: read_record(out / name) for name in METHODS}
-    console, memo = Console(), AdapterMemo()  # one memo: both merges get the very same adapters, trained once
+    console, adapter_cache = Console(), AdapterCache()  # shared: both merges get the same adapters
     with DemoDisplay(titles, *planned_tasks(DATA, seed, list(earlier.values())), console) as display:
-        records = {name: run(configs[name], out / name, display.start(name, earlier[name]), memo) for name in METHODS}
+        records = {
+            name: run(configs[name], out / name, display.start(name, earlier[name]), adapter_cache) for name in METHODS
+        }
     shown = [records[name] | {"title": titles[name], "paper": method_class(name).paper} for name in SHOWN]
     figure = style.save(curves.accuracy_curves(shown), out / "accuracy.png")
     write_atomically(out / "report.html", run_page(shown, "onea demo").encode())

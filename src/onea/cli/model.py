@@ -41,7 +41,7 @@ def teach(
     from rich.console import Console
 
     from onea.cli.model_display import TeachDisplay, print_learned
-    from onea.model.workshop import teach_folder
+    from onea.model.teaching import teach_folder
 
     given = {"backbone": backbone, "epochs": epochs, "unknown": unknown, "seed": seed}
     machine = {"device": device, "precision": precision, "threads": threads}

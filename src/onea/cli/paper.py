@@ -13,9 +13,9 @@ from onea.cli.options import options_of
 from onea.paper.scale import Changes
 
 if TYPE_CHECKING:
-    from onea.paper.scale import Plan
+    from onea.paper.scale import ExperimentPlan
     from onea.runs.jobs import Executor
-    from onea.runs.store import Failure, RecordStore
+    from onea.runs.record_store import Failure, RecordStore
 
 _MACHINE = "Machine"
 
@@ -56,7 +56,7 @@ def paper(
     from onea.paper.page import write_experiment
     from onea.paper.scale import make_plan
     from onea.runs.executors import InProcess
-    from onea.runs.store import RecordStore
+    from onea.runs.record_store import RecordStore
 
     if name is None:
         print_experiments()
@@ -93,7 +93,7 @@ def _executor(on: str, workers: int | None, share_training: bool | None) -> Exec
     return choose_executor(workers, (address or "local") if kind == "ray" else None, share_training)
 
 
-def _run(plan: Plan, store: RecordStore, executor: Executor) -> Mapping[str, Failure]:
+def _run(plan: ExperimentPlan, store: RecordStore, executor: Executor) -> Mapping[str, Failure]:
     from onea.cli.paper_display import GridDisplay
     from onea.runs.grid import run_grid
 

@@ -24,11 +24,11 @@ from onea.report.formats import terminal
 from onea.report.table import NOTHING, Table
 from onea.runs.config import RunConfig
 from onea.runs.grid import GridProgress
-from onea.runs.store import Failure
+from onea.runs.record_store import Failure
 from onea.text import count
 
 if TYPE_CHECKING:
-    from onea.paper.scale import Cost, Place, Plan
+    from onea.paper.scale import Cost, ExperimentPlan, PlannedCell
 
 _MOST_SHOWN = 16  # runs at a time; a cluster has more than a screen
 
@@ -48,7 +48,7 @@ def print_experiments() -> None:
     console.print("`onea paper NAME` makes one; `--dry-run` says first what it takes. Figure 3 is a drawing.")
 
 
-def print_plan(plan: Plan, done: Collection[str], shared: bool = False) -> None:
+def print_plan(plan: ExperimentPlan, done: Collection[str], shared: bool = False) -> None:
     """The runs, what is done, and what the rest costs; less where runs share their training."""
     from onea.paper.page import notes
     from onea.runs.jobs import once_per_training
@@ -63,8 +63,8 @@ def print_plan(plan: Plan, done: Collection[str], shared: bool = False) -> None:
     costs, uncounted = _costs(plan)
     lines = []
     shown: set[str] = set()
-    for place in plan.places:
-        keys = [run.key() for run in place.runs]
+    for planned in plan.planned_cells:
+        keys = [run.key() for run in planned.runs]
         finished = str(sum(key in done for key in keys))
         if shown.issuperset(keys):  # two rows may be one configuration; it is run once
             numbers = ["as above", finished, "", ""]
@@ -75,7 +75,7 @@ def print_plan(plan: Plan, done: Collection[str], shared: bool = False) -> None:
                 f"{sum(costs[key].evaluation for key in keys):,}",
             ]
         shown.update(keys)
-        lines.append((place.cell.row, _column(place, plan), *numbers))
+        lines.append((planned.cell.row, _column(planned, plan), *numbers))
     table = Table.of_texts("", ("row", "column", "runs", "done", "training", "evaluation"), lines, left=2)
     console.print(terminal(table, no_wrap=True, box=SIMPLE_HEAD, pad_edge=False))
     left = [run for run in plan.configs if run.key() not in done]
@@ -109,20 +109,22 @@ def print_result(table: Table | None, files: Sequence[Path], failures: Mapping[s
         console.print(f"run {key} failed: {why}", markup=False, soft_wrap=True)
 
 
-def _column(place: Place, plan: Plan) -> str:
-    """The column of a place: its group, and its own name where the group alone does not tell it apart."""
+def _column(planned: PlannedCell, plan: ExperimentPlan) -> str:
+    """The column of a cell: its group, and its own name where the group alone does not tell it apart."""
     from onea.paper.names import data_title
 
-    group, name = place.cell.headings()[0]
-    if not group and "{" not in place.cell.columns[0][0]:  # all columns are of one stream, and named after metrics
-        return f"{data_title(place.cell.options['data'])} (T={place.cell.options['tasks']})"
+    group, name = planned.cell.headings()[0]
+    if not group and "{" not in planned.cell.columns[0][0]:  # all columns are of one stream, and named after metrics
+        return f"{data_title(planned.cell.options['data'])} (T={planned.cell.options['tasks']})"
     alike = [
-        other for other in plan.places if other.cell.row == place.cell.row and other.cell.headings()[0][0] == group
+        other
+        for other in plan.planned_cells
+        if other.cell.row == planned.cell.row and other.cell.headings()[0][0] == group
     ]
     return group if group and len(alike) == 1 else f"{group}, {name}" if group else name
 
 
-def _costs(plan: Plan) -> tuple[dict[str, Cost], list[str]]:
+def _costs(plan: ExperimentPlan) -> tuple[dict[str, Cost], list[str]]:
     """The cost of every run by its key, and the datasets that could not be counted."""
     from onea.paper.facts import data_facts
     from onea.paper.scale import estimate

@@ -16,9 +16,9 @@ def report(
 ) -> None:
     """Write report.html, table.md, table.tex, table.csv and a PNG of the curves about all records below a folder."""
     from onea.report.experiment_page import with_titles, write_report
-    from onea.report.find import find_records
+    from onea.report.load import load_records
 
-    records = with_titles(find_records(folder))
+    records = with_titles(load_records(folder))
     target = out or (Path(folder) if Path(folder).is_dir() else Path("onea-report"))
     for path in write_report(records, target, title or f"Report of {Path(folder).resolve().name}"):
         print(path)
@@ -34,11 +34,11 @@ def compare(
 
     from onea.report.compare import RESAMPLES
     from onea.report.compare import compare as compare_records
-    from onea.report.find import find_records
     from onea.report.formats import terminal
+    from onea.report.load import load_records
     from onea.report.table import Table
 
-    found = compare_records(find_records(first), find_records(second))
+    found = compare_records(load_records(first), load_records(second))
     seeds = f"{'seed' if len(found.seeds) == 1 else 'seeds'} {', '.join(map(str, found.seeds))}"
     lines = []
     for row in found.rows:

@@ -39,16 +39,16 @@ def run(
     from onea.options import from_arguments
     from onea.processes import is_first
     from onea.record import read_record
-    from onea.runs.engine import run as run_one
+    from onea.runs.runner import run as run_one
     from onea.runs.tracking import Tracking
-    from onea.runtime import Everyone
+    from onea.runtime import CombinedProgress
 
     given |= {"method": method} if method else {}
     settings = make_config((read_yaml(config) if config else {}) | given | from_arguments(context.args))
     folder = out or settings.folder()
     earlier = read_record(folder)
     with RunDisplay() as display, Tracking(track or (), folder, track_to) as tracking:
-        record = run_one(settings, folder, Everyone(display, tracking))
+        record = run_one(settings, folder, CombinedProgress(display, tracking))
     if is_first():  # of several processes that share the run, the first one speaks
         print_summary(record, folder)
         if earlier and earlier["status"] == "finished":

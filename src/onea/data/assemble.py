@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every file-based source shares: the order of names, the held-out test images, and the fingerprint."""
+"""Common parts of file-based datasets: the order of names, the held-out test images, and the fingerprint."""
 
 from __future__ import annotations
 

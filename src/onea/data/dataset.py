@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a dataset is here: named classes, a training side and a test side, and perhaps natural groups."""
+"""A dataset: named classes, a training side and a test side, and perhaps natural groups."""
 
 from __future__ import annotations
 

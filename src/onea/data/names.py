@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a dataset is called."""
+"""The names of datasets."""
 
 from __future__ import annotations
 

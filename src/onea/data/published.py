@@ -20,7 +20,7 @@ from onea.errors import OneaError
 
 @dataclass(frozen=True)
 class Counts:
-    """How many classes and images a published dataset has; ``train`` and ``test`` where it has an official split."""
+    """Numbers of classes and images of a published dataset; ``train`` and ``test`` where it has an official split."""
 
     classes: int
     images: int
@@ -34,7 +34,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Published:
-    """Where a dataset comes from and what it holds.
+    """The origin and the counts of a dataset.
 
     Attributes:
         title: the name its authors gave it.

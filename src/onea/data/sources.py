@@ -16,7 +16,7 @@ from onea.registry import Registry
 
 @dataclass(frozen=True)
 class Request:
-    """What a loader is given.
+    """The arguments of a loader.
 
     Attributes:
         argument: what follows the colon, empty without one.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How stored pixels become network input: geometry, augmentation and normalisation, batched on the device."""
+"""From stored pixels to network input: geometry, augmentation and normalisation, batched on the device."""
 
 from __future__ import annotations
 

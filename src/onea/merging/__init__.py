@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from onea.merging.operator import Operator
 
 _OWN = {
-    "one-a": "onea.merging.one_a:OneA",
+    "one-a": "onea.merging.one_a:OneAMerge",
     "running-mean": "onea.merging.average:RunningMean",
     "weighted-mean": "onea.merging.average:WeightedMean",
     "newest": "onea.merging.average:Newest",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a merge did to each singular direction of its base: how far it moved, and how far the basis turned.
+"""The effect of a merge on each singular direction of its base: its update, and the turn of the basis.
 
 Pure functions on tensors; ``describe`` turns them into a few lines of text per matrix, small enough for a record.
 """

@@ -38,8 +38,8 @@ class OneASwitches(Gate):
 
 
 @dataclass(frozen=True)
-class OneA(OneASwitches, Traits):
-    """The merge of One-A."""
+class OneAMerge(OneASwitches, Traits):
+    """The merging operator of One-A; the estimator of that name is ``onea.OneA``."""
 
     title = "One-A"
     paper = "https://arxiv.org/abs/2603.10237"
@@ -96,5 +96,7 @@ class OneA(OneASwitches, Traits):
 
 
 __getattr__ = renamed(
-    __name__, {name: f"onea.merging.fusion:{name}" for name in ("gates", "left_singular", "normalised")}
+    __name__,
+    {name: f"onea.merging.fusion:{name}" for name in ("gates", "left_singular", "normalised")}
+    | {"OneA": "onea.merging.one_a:OneAMerge"},
 )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every merging operator agrees on: named tensors in, named tensors out, and how large each side is."""
+"""The contract of merging operators: named tensors in, named tensors out, and the size of each side."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from onea.tensors import Tensors, to_float64
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much each side of a merge has seen."""
+    """The numbers of classes and samples that each side of a merge has seen."""
 
     accumulated_classes: float
     new_classes: float
@@ -138,7 +138,7 @@ def matrix(tensor: Tensor) -> Tensor:
 
 
 def count_of(state: Mapping[str, Tensor]) -> int:
-    """How many sides are inside the accumulated one; an operator that has merged nothing yet holds one."""
+    """The number of sides inside the accumulated one; one before the first merge."""
     return int(state["count"]) if "count" in state else 1
 
 

@@ -19,12 +19,12 @@ from onea.methods.options import AdapterOptions, tuned
 from onea.methods.state import part_of, prefixed
 from onea.options import Count
 from onea.runtime import Runtime
-from onea.tasks import Plan, Task
+from onea.tasks import StreamPlan, Task
 from onea.tensors import Tensors
 from onea.vit.adapter import Adapters
 from onea.vit.frozen import FrozenViT
 from onea.vit.heads import cosine_scores
-from onea.vit.plug import NOTHING, Plug
+from onea.vit.hooks import NO_HOOKS, BlockHooks
 
 _MERGED = "merged."
 
@@ -67,7 +67,7 @@ class ACMap(Method):
     small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.2, 0.4)
     options: ACMapOptions
 
-    def __init__(self, vit: FrozenViT, options: ACMapOptions, runtime: Runtime, plan: Plan | None = None):
+    def __init__(self, vit: FrozenViT, options: ACMapOptions, runtime: Runtime, plan: StreamPlan | None = None):
         super().__init__(vit, options, runtime, plan)
         self.merged = nn.ModuleList()  # the mean of the adapters of tasks 1..i, for every i up to the limit
         self.sizes: list[tuple[int, int]] = []  # classes and images of every task
@@ -99,29 +99,29 @@ class ACMap(Method):
         self.sizes.append((len(task.classes), len(task)))
         return report
 
-    def parts(self) -> dict[str, Plug]:
+    def cacheable_modules(self) -> dict[str, BlockHooks]:
         """The newest merged adapter, which stands still once the limit is reached."""
         # The accident with dropout draws anew for every task, which makes every task's features others.
         drawn = f", drawn in task {len(self.sizes)}" if self.options.acmap_test_dropout else ""
         return {f"merge of {len(self.merged)}{drawn}": self._merged(-1)}
 
-    def scores_from(self, features: Mapping[str, Tensor]) -> Tensor:
+    def scores_from_features(self, features: Mapping[str, Tensor]) -> Tensor:
         """Cosine of the adapted features to every mapped prototype."""
         (adapted,) = features.values()
         return cosine_scores(adapted, self.prototypes)
 
-    def features(self, images: Tensor, plug: Plug = NOTHING) -> Tensor:
+    def features(self, images: Tensor, hooks: BlockHooks = NO_HOOKS) -> Tensor:
         """Features for inference; with dropout where the official code's accident is asked for."""
-        if not (self.options.acmap_test_dropout and isinstance(plug, Adapters)):
-            return super().features(images, plug)
+        if not (self.options.acmap_test_dropout and isinstance(hooks, Adapters)):
+            return super().features(images, hooks)
         devices = [self.runtime.device] if self.runtime.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
             torch.manual_seed(seeds.derive(0, len(self.sizes), "test dropout"))  # the same images, the same answer
-            plug.train()
+            hooks.train()
             try:
-                return super().features(images, plug)
+                return super().features(images, hooks)
             finally:
-                plug.eval()
+                hooks.eval()
 
     def state_dict(self) -> Tensors:
         """The merged adapters, the prototypes as measured and as mapped, and the sizes of the tasks."""

@@ -16,11 +16,11 @@ from onea.methods.local_head import local_head, new_adapters, train_with_local_h
 from onea.methods.options import AdapterOptions
 from onea.methods.state import part_of
 from onea.runtime import Runtime
-from onea.tasks import Plan, Task
+from onea.tasks import StreamPlan, Task
 from onea.tensors import Tensors
 from onea.vit.adapter import Adapters
 from onea.vit.frozen import FrozenViT
-from onea.vit.plug import Plug
+from onea.vit.hooks import BlockHooks
 
 _ADAPTERS = "adapters."
 
@@ -54,7 +54,7 @@ class AdapterBank(Method):
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = PUBLISHED
     options: AdapterOptions
 
-    def __init__(self, vit: FrozenViT, options: AdapterOptions, runtime: Runtime, plan: Plan | None = None):
+    def __init__(self, vit: FrozenViT, options: AdapterOptions, runtime: Runtime, plan: StreamPlan | None = None):
         super().__init__(vit, options, runtime, plan)
         self.adapters = nn.ModuleList().eval()
         self.sizes: list[int] = []
@@ -91,7 +91,7 @@ class AdapterBank(Method):
         self._keep(adapters, len(task.classes))
         return {"epochs": options.epochs, "losses": losses}
 
-    def parts(self) -> dict[str, Plug]:
+    def cacheable_modules(self) -> dict[str, BlockHooks]:
         """The adapters, each frozen once its task was learned."""
         return {f"adapter {index}": adapters for index, adapters in enumerate(self.bank)}
 

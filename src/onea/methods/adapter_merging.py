@@ -21,12 +21,13 @@ from onea.methods.merge_statistics import diagonal_fisher, gram_matrices
 from onea.methods.options import tuned
 from onea.methods.state import part_of, prefixed
 from onea.options import BelowOne, ZeroToOne
+from onea.renamed import renamed
 from onea.runtime import Runtime
-from onea.tasks import Plan, Task
+from onea.tasks import StreamPlan, Task
 from onea.tensors import Tensors, cast_like, to_float64
 from onea.vit.adapter import Adapters
 from onea.vit.frozen import FrozenViT
-from onea.vit.plug import Plug
+from onea.vit.hooks import BlockHooks
 
 _WATCHED = 200  # images tell whether a task's adapter does harm
 _KEPT, _MEMORY, _START, _ORIGIN = "adapter.", "operator.", "start.", "origin."
@@ -34,7 +35,7 @@ _RANDOM = ("fresh", "shared")  # starts that do not depend on earlier tasks
 _COMMON = ("shared", "first", "previous")  # starts from which the deltas of all tasks can be measured
 
 
-class AdapterMemo(dict[tuple[Any, ...], tuple[Tensors, dict[str, Any]]]):
+class AdapterCache(dict[tuple[Any, ...], tuple[Tensors, dict[str, Any]]]):
     """Adapters already trained in this process, and their reports, for methods that differ only in how they merge them.
 
     They are kept in the host's memory: those of a long stream would fill a GPU.
@@ -116,11 +117,11 @@ class AdapterMerging(FeatureClassification):
         vit: FrozenViT,
         options: MergingOptions,
         runtime: Runtime,
-        plan: Plan | None = None,
-        memo: AdapterMemo | None = None,
+        plan: StreamPlan | None = None,
+        adapter_cache: AdapterCache | None = None,
     ):
         super().__init__(vit, options, runtime, plan)
-        self.memo = memo
+        self.adapter_cache = adapter_cache
         blank = blank_adapters(vit, options, seed=0)
         self.kept: Adapters = blank.requires_grad_(False).eval().to(runtime.device)
         self.merged_classes = 0
@@ -133,7 +134,7 @@ class AdapterMerging(FeatureClassification):
     @classmethod
     def epochs(cls, options: MergingOptions, sizes: Sequence[int]) -> list[int]:
         """More for larger tasks, none for those that are not trained on."""
-        plan, merged, epochs = Plan(sum(sizes), len(sizes)), 0, []
+        plan, merged, epochs = StreamPlan(sum(sizes), len(sizes)), 0, []
         for classes in sizes:
             trained = options.trains(classes, classes / (classes + merged))
             epochs.append(options.epochs_for(classes, plan) if trained else 0)
@@ -191,7 +192,7 @@ class AdapterMerging(FeatureClassification):
         """The number of classes in the statistics."""
         return next(iter(self.statistics.values())).classes
 
-    def hooks(self) -> Plug:
+    def hooks(self) -> BlockHooks:
         """The kept adapter."""
         return self.kept
 
@@ -244,15 +245,15 @@ class AdapterMerging(FeatureClassification):
         key = (task.seed, task.index, task.classes, len(task), training, self.start_rule, self.plan)
         # An adapter that starts from an earlier task's depends on how that one was merged, and is nobody else's; and
         # Fisher information needs the head, which is not kept.
-        memo = self.memo if self.start_rule in _RANDOM and self._needs != "fisher" else None
-        if memo is not None and key in memo:
-            tensors, report = memo[key]
+        adapter_cache = self.adapter_cache if self.start_rule in _RANDOM and self._needs != "fisher" else None
+        if adapter_cache is not None and key in adapter_cache:
+            tensors, report = adapter_cache[key]
             here = {name: value.to(self.runtime.device, copy=True) for name, value in tensors.items()}
             return TrainedAdapter(here, report | {"training_shared": True})
         trained = self._train(task)
-        if memo is not None:
+        if adapter_cache is not None:
             kept = {name: value.to("cpu", copy=True) for name, value in trained.tensors.items()}
-            memo[key] = (kept, trained.report)
+            adapter_cache[key] = (kept, trained.report)
         return trained
 
     def _train(self, task: Task) -> TrainedAdapter:
@@ -321,3 +322,6 @@ class AdapterMerging(FeatureClassification):
 def _worse(before: float, after: float, images: int) -> bool:
     """Whether a share of right answers has fallen by more than chance: by two deviations of the smaller share."""
     return before - after > 2 * math.sqrt(max(after * (1 - after), 1 / images) / images)
+
+
+__getattr__ = renamed(__name__, {"AdapterMemo": "onea.methods.adapter_merging:AdapterCache"})

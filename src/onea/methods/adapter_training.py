@@ -16,7 +16,7 @@ from onea.methods.local_head import local_head, new_adapters, train_with_local_h
 from onea.methods.options import AdapterOptions
 from onea.runtime import Runtime
 from onea.schedules import task_epochs
-from onea.tasks import Plan, Task
+from onea.tasks import StreamPlan, Task
 from onea.tensors import Tensors
 from onea.vit.adapter import Adapters
 from onea.vit.frozen import FrozenViT
@@ -28,7 +28,7 @@ _UNPLANNED_CLASSES = 10.0  # classes of a middling task when the stream's length
 
 @dataclass(frozen=True)
 class AdapterTraining(AdapterOptions):
-    """How a task's adapter is trained before it is merged.
+    """Options of the training of a task's adapter.
 
     Attributes:
         head: ``linear`` (the paper) or ``cosine`` (the official code) local head, discarded after the task.
@@ -73,7 +73,7 @@ class AdapterTraining(AdapterOptions):
             rest.setdefault("start", "shared" if shared else "auto")
         return rest
 
-    def epochs_for(self, classes: int, plan: Plan | None) -> int:
+    def epochs_for(self, classes: int, plan: StreamPlan | None) -> int:
         """Epochs for a task of this many classes."""
         average = plan.classes / plan.tasks if plan else _UNPLANNED_CLASSES
         return task_epochs(classes, self.epochs, average, self.min_epochs, self.max_epochs, self.epoch_growth)
@@ -106,7 +106,7 @@ def blank_adapters(vit: FrozenViT, options: AdapterTraining, seed: int, task: in
 
 
 def train_adapter(
-    vit: FrozenViT, adapters: Adapters, task: Task, options: AdapterTraining, runtime: Runtime, plan: Plan | None
+    vit: FrozenViT, adapters: Adapters, task: Task, options: AdapterTraining, runtime: Runtime, plan: StreamPlan | None
 ) -> TrainedAdapter:
     """Train an adapter with a local head on a task, from the weights that it has."""
     classes = len(task.classes)

@@ -26,7 +26,7 @@ from onea.training import Optimiser
 from onea.vit.adapter import Adapters
 from onea.vit.finetune import FineTuned
 from onea.vit.heads import cosine_scores
-from onea.vit.plug import NOTHING, Plug
+from onea.vit.hooks import NO_HOOKS, BlockHooks
 from onea.vit.ssf import SSF
 from onea.vit.vpt import VPT
 
@@ -99,7 +99,7 @@ class Aper(Method):
 
     @abstractmethod
     def fresh(self, generator: torch.Generator) -> Adapters | FineTuned | SSF | VPT:
-        """What is trained on the first task, before training."""
+        """The module that the first task trains, before training."""
 
     @classmethod
     def passes(cls, options: Any, tasks: int) -> float:
@@ -117,22 +117,22 @@ class Aper(Method):
         report = self._adapt(task) if self.prototypes is None else {"trained": False}
         self.runtime.progress.note("prototypes")
         # The mean of concatenated features is the concatenation of their means.
-        new = torch.cat(list(self.prototypes_under(task, list(self.parts().values()))), dim=1)
+        new = torch.cat(list(self.prototypes_under(task, list(self.cacheable_modules().values()))), dim=1)
         self.prototypes = new if self.prototypes is None else torch.cat([self.prototypes, new])
         return report
 
-    def parts(self) -> dict[str, Plug]:
+    def cacheable_modules(self) -> dict[str, BlockHooks]:
         """The plain network and, if the first task could teach it anything, the adapted one."""
-        plain: dict[str, Plug] = {"plain": NOTHING}
+        plain: dict[str, BlockHooks] = {"plain": NO_HOOKS}
         return plain if self.adapted is None else plain | {"adapted": self.adapted}
 
-    def scores_from(self, features: Mapping[str, Tensor]) -> Tensor:
+    def scores_from_features(self, features: Mapping[str, Tensor]) -> Tensor:
         """Cosine of the concatenated features to every prototype, normalised jointly: the longer part counts more."""
         assert self.prototypes is not None, "learn a task first"
-        return cosine_scores(torch.cat([features[name] for name in self.parts()], dim=1), self.prototypes)
+        return cosine_scores(torch.cat([features[name] for name in self.cacheable_modules()], dim=1), self.prototypes)
 
     def state_dict(self) -> Tensors:
-        """What was adapted, and the prototypes."""
+        """The adapted module and the prototypes."""
         adapted = {} if self.adapted is None else self.adapted.state_dict(prefix=_ADAPTED)
         return adapted if self.prototypes is None else {**adapted, "prototypes": self.prototypes}
 

@@ -18,12 +18,12 @@ from onea.methods.local_head import local_head
 from onea.methods.options import TrainingOptions, tuned
 from onea.options import Positive
 from onea.runtime import Runtime
-from onea.tasks import Plan, Task
+from onea.tasks import StreamPlan, Task
 from onea.tensors import Tensors
 from onea.training import Loss, Trained, train
 from onea.vit.frozen import FrozenViT
 from onea.vit.heads import cosine_scores
-from onea.vit.lora import PROJECTIONS, LowRank, LowRankUpdates, Together, check_rank
+from onea.vit.lora import PROJECTIONS, LowRank, LowRankUpdates, SummedUpdates, check_rank
 
 _PROJECTIONS = ("q", "v")  # CL-LoRA leaves the keys alone
 _KD_STEP = 0  # the first of the two steps on a batch
@@ -75,7 +75,7 @@ class CLLoRA(Method):
     small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.055, 0.01, rank=8)
     options: CLLoRAOptions
 
-    def __init__(self, vit: FrozenViT, options: CLLoRAOptions, runtime: Runtime, plan: Plan | None = None):
+    def __init__(self, vit: FrozenViT, options: CLLoRAOptions, runtime: Runtime, plan: StreamPlan | None = None):
         super().__init__(vit, options, runtime, plan)
         check_rank(options.rank, vit.width)
         self.half = vit.depth - vit.depth // 2  # a middle block is shared
@@ -100,7 +100,7 @@ class CLLoRA(Method):
             self.shared = self.new_shared(seeds.generator(task.seed, task.index, "shared"))
         shared = self.shared
         specific = self.new_specific(seeds.generator(task.seed, task.index, "specific"))
-        plug = Together(shared, specific)
+        hooks = SummedUpdates(shared, specific)
         head = local_head(self.vit.width, task, "cosine", self.options.head_scale).to(self.runtime.device)
         earlier = [past.gains.detach() for past in self.specific if past.gains is not None]
 
@@ -114,7 +114,7 @@ class CLLoRA(Method):
             return self.options.distillation * distillation(student_logits, head(before), self.options.temperature)
 
         def ce(images: Tensor, labels: Tensor) -> Tensor:
-            logits = head(self.vit(images, plug)).float()
+            logits = head(self.vit(images, hooks)).float()
             loss = F.cross_entropy(logits, labels - task.classes.start)
             assert specific.gains is not None
             return loss + self.options.orthogonality * overlap(specific.gains, earlier) if earlier else loss
@@ -135,7 +135,7 @@ class CLLoRA(Method):
         means = train(trained, losses, task, recipe, self.runtime, before_step=reassign)
         self.runtime.progress.note("prototypes")
         self.specific.append(specific)
-        self.prototypes.append(self.prototypes_of(task, plug))
+        self.prototypes.append(self.prototypes_of(task, hooks))
         return {"epochs": recipe.epochs, "losses": means, "without_gradient": len(task.classes) == 1}
 
     def new_shared(self, generator: torch.Generator) -> LowRankUpdates:
@@ -150,16 +150,16 @@ class CLLoRA(Method):
 
     def early_features(self, images: Tensor, shared: LowRankUpdates) -> Tensor:
         """Features that leave the network after its shared half."""
-        return self.vit.features(self.vit.through(self.vit.embed(images), shared, stop=self.half))
+        return self.vit.features(self.vit.forward_blocks(self.vit.embed(images), shared, stop=self.half))
 
     def scores(self, images: Tensor) -> Tensor:
         """Cosine to the prototypes of each task, in that task's own features."""
         assert self.shared is not None, "learn a task first"
         with torch.no_grad(), self.runtime.autocast():
-            tokens = self.vit.through(self.vit.embed(images), self.shared, stop=self.half)
+            tokens = self.vit.forward_blocks(self.vit.embed(images), self.shared, stop=self.half)
             return torch.cat(
                 [
-                    cosine_scores(self.vit.features(self.vit.through(tokens, own, start=self.half)), prototypes)
+                    cosine_scores(self.vit.features(self.vit.forward_blocks(tokens, own, start=self.half)), prototypes)
                     for own, prototypes in zip(self.specific, self.prototypes, strict=True)
                 ],
                 dim=1,

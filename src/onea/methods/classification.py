@@ -15,14 +15,14 @@ from onea.classifiers import make_classifier
 from onea.classifiers.contract import Classifier, Scorer, Statistics
 from onea.classifiers.ranpac import RanPAC
 from onea.classifiers.statistics import ClassStatistics
-from onea.methods.contract import EVALUATION_BATCH, Method, filled_up
+from onea.methods.contract import EVALUATION_BATCH, Method, pad_rows
 from onea.methods.state import part_of, prefixed
 from onea.options import Count, Validated, parse_pairs
 from onea.runtime import Runtime
-from onea.tasks import Plan, Task
+from onea.tasks import StreamPlan, Task
 from onea.tensors import Tensors
 from onea.vit.frozen import FrozenViT
-from onea.vit.plug import Plug
+from onea.vit.hooks import BlockHooks
 
 _OTHERS = "statistics."
 
@@ -79,7 +79,7 @@ class FeatureClassification(Method):
 
     options: Any
 
-    def __init__(self, vit: FrozenViT, options: Any, runtime: Runtime, plan: Plan | None = None):
+    def __init__(self, vit: FrozenViT, options: Any, runtime: Runtime, plan: StreamPlan | None = None):
         super().__init__(vit, options, runtime, plan)
         self.classifiers: dict[str, Classifier] = options.classifiers()
         self.statistics: dict[Hashable, Statistics] = {}
@@ -97,7 +97,7 @@ class FeatureClassification(Method):
         return known.means
 
     @abstractmethod
-    def hooks(self) -> Plug:
+    def hooks(self) -> BlockHooks:
         """What the network is run with now."""
 
     def scores(self, images: Tensor) -> Tensor:
@@ -124,13 +124,13 @@ class FeatureClassification(Method):
             self.statistics[kind] = carried.add(features, labels.to(features.device))
         self._scorers = {}
 
-    def features_of(self, task: Task, hooks: Plug) -> Tensor:
+    def features_of(self, task: Task, hooks: BlockHooks) -> Tensor:
         """Features of all images of a task, un-augmented, ``[N, width]`` float32."""
         processes, device = self.runtime.processes, self.runtime.device
         found = torch.zeros(len(task), self.vit.width, device=device)
         for number, part in enumerate(torch.arange(len(task)).split(EVALUATION_BATCH)):
             if number % processes.count == processes.rank:
-                images = task.images.plain(filled_up(task.rows[part]))
+                images = task.images.plain(pad_rows(task.rows[part]))
                 found[part.to(device)] = self.features(images, hooks)[: len(part)].float()
         return processes.sum_of(found)
 

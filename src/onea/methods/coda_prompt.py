@@ -17,7 +17,7 @@ from onea.methods.options import tuned
 from onea.methods.prompting import PromptMethod, PromptOptions, by_dataset
 from onea.options import Count, NotNegative
 from onea.runtime import Runtime
-from onea.tasks import Plan, Task
+from onea.tasks import StreamPlan, Task
 from onea.tensors import Tensors, to_float64
 from onea.training import Recipe
 from onea.vit.frozen import FrozenViT
@@ -117,7 +117,7 @@ class CODAPrompt(PromptMethod):
     )
     small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.005, 0.005, weight_decay=0.0, schedule="cosine")
 
-    def __init__(self, vit: FrozenViT, options: CODAOptions, runtime: Runtime, plan: Plan | None = None):
+    def __init__(self, vit: FrozenViT, options: CODAOptions, runtime: Runtime, plan: StreamPlan | None = None):
         super().__init__(vit, options, runtime, plan)
         self.blocks = range(min(options.blocks, vit.depth))
         self.prompts = Components(len(self.blocks), options.length, vit.width).eval().to(runtime.device)

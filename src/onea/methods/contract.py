@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every class-incremental method agrees on."""
+"""The contract of class-incremental methods."""
 
 from __future__ import annotations
 
@@ -12,32 +12,39 @@ import torch
 from torch import Tensor
 
 from onea.errors import OneaError
+from onea.renamed import RenamedMethods, renamed
 from onea.runtime import Runtime
-from onea.tasks import Plan, Task
+from onea.tasks import StreamPlan, Task
 from onea.tensors import Tensors, to_float64
 from onea.vit.frozen import FrozenViT
 from onea.vit.heads import class_sums
-from onea.vit.plug import NOTHING, Plug
+from onea.vit.hooks import NO_HOOKS, BlockHooks
 
 EVALUATION_BATCH = 256
-GRID = 16  # batches over whole sets of images are filled up to a multiple of this
+ROW_MULTIPLE = 16  # batches over whole sets of images are padded to a multiple of this
 
 
-def filled_up(rows: Tensor) -> Tensor:
-    """Rows filled up by the last one, so that a run meets few batch sizes; cut what comes of them again.
+def pad_rows(rows: Tensor) -> Tensor:
+    """Rows padded with the last one to a multiple of ``ROW_MULTIPLE``, so that a run meets few batch sizes.
+
+    Whoever passes padded rows through a network cuts the results to the original length.
 
     A CPU keeps code and scratch memory for every batch size it has met, some 10 MB each in bf16, and a last batch that
     grows with the classes seen would meet a new one after every task.
     """
-    return torch.cat([rows, rows[-1:].expand(-len(rows) % GRID)])
+    return torch.cat([rows, rows[-1:].expand(-len(rows) % ROW_MULTIPLE)])
 
 
 @dataclass(frozen=True)
 class NoOptions:
-    """Of a method that has nothing to set."""
+    """The options of a method that has none."""
 
 
-class Method(ABC):
+class Method(
+    RenamedMethods,
+    ABC,
+    old_names={"parts": "cacheable_modules", "scores_from": "scores_from_features"},
+):
     """Learns tasks one after the other and scores images against every class seen so far, without a task id.
 
     A method keeps all that it knows in ``state_dict()`` and rebuilds the rest per task, so that a run can stop and
@@ -63,7 +70,7 @@ class Method(ABC):
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     small: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
-    def __init__(self, vit: FrozenViT, options: Any, runtime: Runtime, plan: Plan | None = None):
+    def __init__(self, vit: FrozenViT, options: Any, runtime: Runtime, plan: StreamPlan | None = None):
         self.vit, self.options, self.runtime, self.plan = vit, options, runtime, plan
 
     @abstractmethod
@@ -81,21 +88,25 @@ class Method(ABC):
     def scores(self, images: Tensor) -> Tensor:
         """Scores ``[B, classes seen]`` of a batch of network inputs; the largest is the answer.
 
-        By default from the features of the frozen parts; a method that has none says how itself.
+        By default from the features of the cacheable modules; a method without any overrides this.
         """
-        return self.scores_from({name: self.features(images, plug) for name, plug in self.parts().items()})
+        return self.scores_from_features(
+            {name: self.features(images, hooks) for name, hooks in self.cacheable_modules().items()}
+        )
 
-    def parts(self) -> Mapping[str, Plug]:
-        """What the network is run with where its features alone decide the scores, and will not change any more.
+    def cacheable_modules(self) -> Mapping[str, BlockHooks]:
+        """Modules whose features alone decide the scores, by name; frozen, so that their features can be cached.
 
-        A name means the same weights for ever, so that a run can pass every image through every part only once. What
-        changes from task to task is no such part; a method that has some of it names none.
+        A name stands for the same weights for ever: a run passes every test image through each module only once.
+        A method with modules that change from task to task names none.
         """
         return {}
 
-    def scores_from(self, features: Mapping[str, Tensor]) -> Tensor:
-        """Scores from the features ``[B, width]`` of every part."""
-        raise OneaError(f"{type(self).__name__} cannot answer; let it define scores, or parts and scores_from.")
+    def scores_from_features(self, features: Mapping[str, Tensor]) -> Tensor:
+        """Scores from the features ``[B, width]`` of every cacheable module."""
+        raise OneaError(
+            f"{type(self).__name__} cannot answer; define scores, or cacheable_modules and scores_from_features."
+        )
 
     def batch_sizes(self) -> set[int]:
         """The sizes that training steps may have, for a compiled network."""
@@ -116,24 +127,27 @@ class Method(ABC):
         """Epochs that each task of a stream is trained for; ``sizes`` are the classes of its tasks."""
         return [getattr(options, "epochs", 0)] * len(sizes)
 
-    def features(self, images: Tensor, plug: Plug = NOTHING) -> Tensor:
+    def features(self, images: Tensor, hooks: BlockHooks = NO_HOOKS) -> Tensor:
         """Features of network inputs for inference, ``[B, width]``."""
         with torch.no_grad(), self.runtime.autocast():
-            features: Tensor = self.vit(images, plug)
+            features: Tensor = self.vit(images, hooks)
             return features
 
-    def prototypes_of(self, task: Task, plug: Plug = NOTHING) -> Tensor:
+    def prototypes_of(self, task: Task, hooks: BlockHooks = NO_HOOKS) -> Tensor:
         """Mean feature of each class of a task over its un-augmented images, ``[classes of the task, width]``."""
-        return self.prototypes_under(task, [plug])[0]
+        return self.prototypes_under(task, [hooks])[0]
 
-    def prototypes_under(self, task: Task, plugs: Sequence[Plug]) -> Tensor:
-        """Mean features under several plugs, ``[plugs, classes of the task, width]``; every image is loaded once."""
+    def prototypes_under(self, task: Task, all_hooks: Sequence[BlockHooks]) -> Tensor:
+        """Mean features under several hooks, ``[hooks, classes of the task, width]``; every image is loaded once."""
         processes, device = self.runtime.processes, self.runtime.device
-        sums = to_float64(torch.zeros(len(plugs), len(task.classes), self.vit.width, device=device))
+        sums = to_float64(torch.zeros(len(all_hooks), len(task.classes), self.vit.width, device=device))
         for number, part in enumerate(torch.arange(len(task)).split(EVALUATION_BATCH)):
             if number % processes.count == processes.rank:
-                images, labels = task.images.plain(filled_up(task.rows[part])), task.labels[part]
-                for total, plug in zip(sums, plugs, strict=True):
-                    total += class_sums(self.features(images, plug)[: len(part)], labels, task.classes)
+                images, labels = task.images.plain(pad_rows(task.rows[part])), task.labels[part]
+                for total, hooks in zip(sums, all_hooks, strict=True):
+                    total += class_sums(self.features(images, hooks)[: len(part)], labels, task.classes)
         counts = torch.bincount(task.labels - task.classes.start, minlength=len(task.classes)).to(sums.device)
         return (processes.sum_of(sums) / counts[:, None]).float().to(device)
+
+
+__getattr__ = renamed(__name__, {"filled_up": "onea.methods.contract:pad_rows"})

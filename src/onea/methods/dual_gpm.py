@@ -37,7 +37,7 @@ class Memory:
 
     @property
     def used(self) -> int:
-        """How many directions old tasks occupy."""
+        """The number of directions that old tasks occupy."""
         return self.basis.shape[0] - self.basis.shape[1] if self.retain else self.basis.shape[1]
 
     def free(self) -> Tensor:

@@ -15,7 +15,7 @@ from onea.methods.options import tuned
 from onea.methods.prompting import PromptMethod, PromptOptions, by_dataset
 from onea.options import Count, NotNegative, Range
 from onea.runtime import Runtime
-from onea.tasks import Plan, Task
+from onea.tasks import StreamPlan, Task
 from onea.tensors import Tensors
 from onea.vit.frozen import FrozenViT
 from onea.vit.heads import cosine_scores
@@ -90,7 +90,7 @@ class DualPrompt(PromptMethod):
     )
     small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.0055, 0.0055, weight_decay=0.0)
 
-    def __init__(self, vit: FrozenViT, options: DualPromptOptions, runtime: Runtime, plan: Plan | None = None):
+    def __init__(self, vit: FrozenViT, options: DualPromptOptions, runtime: Runtime, plan: StreamPlan | None = None):
         super().__init__(vit, options, runtime, plan)
         first = min(options.g_blocks, vit.depth - 1)  # a shallow network keeps at least its last block for experts
         self.g_blocks = range(first)
@@ -111,16 +111,16 @@ class DualPrompt(PromptMethod):
     def prompts_for_training(self, queries: Tensor) -> tuple[PrefixPrompts, Tensor]:
         """The task's own slot for every image; its key approaches the direction of the task's queries."""
         experts = self.prompts.experts.new.expand(len(queries), -1, -1, -1, -1)
-        return self._plug(experts), -self.options.pull * cosine_scores(queries, self.prompts.keys.new).mean()
+        return self._hooks(experts), -self.options.pull * cosine_scores(queries, self.prompts.keys.new).mean()
 
     def prompts_for(self, queries: Tensor) -> PrefixPrompts:
         """The slot of the nearest key: a guess at the task."""
         if not len(self.prompts.keys):  # all tasks so far were skipped
-            return self._plug(None)
+            return self._hooks(None)
         match = match_keys(queries, self.prompts.keys(), 1, self.options.prompt_selection)
-        return self._plug(self.prompts.experts()[match.chosen[:, 0]])
+        return self._hooks(self.prompts.experts()[match.chosen[:, 0]])
 
-    def _plug(self, experts: Tensor | None) -> PrefixPrompts:
+    def _hooks(self, experts: Tensor | None) -> PrefixPrompts:
         """Prefixes of a batch, given its expert prompts ``[B, blocks, key or value, length, width]``."""
         by_block = {
             block: (k[None], v[None]) for block, (k, v) in zip(self.g_blocks, self.prompts.general, strict=True)

@@ -15,11 +15,11 @@ from onea.methods.adapter_bank import AdapterBank
 from onea.methods.options import AdapterOptions, tuned
 from onea.options import NotNegative
 from onea.runtime import Runtime
-from onea.tasks import Plan, Task
+from onea.tasks import StreamPlan, Task
 from onea.tensors import Tensors
 from onea.vit.frozen import FrozenViT
 from onea.vit.heads import cosine_scores
-from onea.vit.plug import NOTHING, Plug
+from onea.vit.hooks import NO_HOOKS, BlockHooks
 
 _PLAIN = "plain"
 
@@ -56,7 +56,7 @@ class EASE(AdapterBank):
     }
     options: EASEOptions
 
-    def __init__(self, vit: FrozenViT, options: EASEOptions, runtime: Runtime, plan: Plan | None = None):
+    def __init__(self, vit: FrozenViT, options: EASEOptions, runtime: Runtime, plan: StreamPlan | None = None):
         super().__init__(vit, options, runtime, plan)
         self.prototypes = torch.empty(0, 0, vit.width, device=runtime.device)
         self.plain = torch.empty(0, vit.width, device=runtime.device)
@@ -70,21 +70,21 @@ class EASE(AdapterBank):
         """Train the task's adapter, then complete the prototypes of all classes in all subspaces."""
         report = self.add_adapter(task)
         self.runtime.progress.note("prototypes")
-        new = self.prototypes_under(task, list(self.parts().values()))
+        new = self.prototypes_under(task, list(self.cacheable_modules().values()))
         if self.options.ptm_beta:
             self.plain, new = torch.cat([self.plain, new[-1]]), new[:-1]
         old = torch.cat([self.prototypes, self.prototypes.new_zeros(1, *self.prototypes.shape[1:])])
         self.prototypes = synthesise(torch.cat([old, new], dim=1), self.ranges, self.options.ease_recalc)
         return report
 
-    def parts(self) -> dict[str, Plug]:
+    def cacheable_modules(self) -> dict[str, BlockHooks]:
         """The adapters and, where it counts, the plain network behind them."""
-        return super().parts() | ({_PLAIN: NOTHING} if self.options.ptm_beta else {})
+        return super().cacheable_modules() | ({_PLAIN: NO_HOOKS} if self.options.ptm_beta else {})
 
-    def scores_from(self, features: Mapping[str, Tensor]) -> Tensor:
+    def scores_from_features(self, features: Mapping[str, Tensor]) -> Tensor:
         """Cosines in every subspace, weighted per class; each block of features is normalised by itself."""
         weights = subspace_weights(self.sizes, self.options.alpha).to(self.prototypes.device)
-        subspaces = zip(super().parts(), self.prototypes, weights, strict=True)
+        subspaces = zip(super().cacheable_modules(), self.prototypes, weights, strict=True)
         total = torch.zeros((), device=self.prototypes.device)
         for name, prototypes, weight in subspaces:
             total = total + weight * cosine_scores(features[name], prototypes)
@@ -93,7 +93,7 @@ class EASE(AdapterBank):
         return total
 
     def real(self) -> Tensor:
-        """Which prototypes are means of features, ``bool [tasks, classes]``; the others are synthetic."""
+        """Mask of the prototypes that are means of features, ``bool [tasks, classes]``; the others are synthetic."""
         arrived = _task_of_class(self.sizes)
         return arrived[None, :] >= torch.arange(len(self.sizes))[:, None]
 
@@ -134,7 +134,7 @@ def synthesise(prototypes: Tensor, ranges: Sequence[range], growing: bool) -> Te
 
 
 def subspace_weights(sizes: Sequence[int], alpha: float) -> Tensor:
-    """What each subspace's cosine counts for each class, ``[tasks, classes]``: 1 for a class's own.
+    """The weight of each subspace's cosine for each class, ``[tasks, classes]``: 1 for a class's own.
 
     The paper's subspace reweight; that the others share ``alpha`` equally is the official code's.
 

@@ -13,7 +13,7 @@ from onea.merging.average import RunningMean
 from onea.methods.adapter_merging import AdapterMerging, MergingOptions
 from onea.methods.classification import RandomFeatures
 from onea.options import ZeroToOne
-from onea.vit.plug import Plug
+from onea.vit.hooks import BlockHooks
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class FirstTask(AdapterMerging):
     in_paper: ClassVar[bool] = False
     Options: ClassVar[type] = FirstTaskOptions
 
-    def parts(self) -> dict[str, Plug]:
+    def cacheable_modules(self) -> dict[str, BlockHooks]:
         """The adapter, which stands still after its task."""
         return {f"adapter of {self.merged_classes} classes": self.kept}
 
-    def scores_from(self, features: Mapping[str, Tensor]) -> Tensor:
+    def scores_from_features(self, features: Mapping[str, Tensor]) -> Tensor:
         """Scores of the classifier that answers."""
         (adapted,) = features.values()
         return self.scorer()(adapted)

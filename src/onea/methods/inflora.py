@@ -17,11 +17,11 @@ from onea.methods.local_head import train_with_local_head
 from onea.methods.options import TrainingOptions, tuned
 from onea.options import Range
 from onea.runtime import Runtime
-from onea.tasks import Plan, Task
+from onea.tasks import StreamPlan, Task
 from onea.tensors import Tensors
 from onea.vit.frozen import FrozenViT
 from onea.vit.heads import GrowingHead
-from onea.vit.lora import FoldedUpdates, LowRank, LowRankUpdates, SecondMoments, Together, check_rank
+from onea.vit.lora import FoldedUpdates, LowRank, LowRankUpdates, SecondMoments, SummedUpdates, check_rank
 
 _PROJECTIONS = ("k", "v")  # InfLoRA leaves the queries alone
 _BASIS = "basis."
@@ -90,7 +90,7 @@ class InfLoRA(Method):
     )
     options: InfLoRAOptions
 
-    def __init__(self, vit: FrozenViT, options: InfLoRAOptions, runtime: Runtime, plan: Plan | None = None):
+    def __init__(self, vit: FrozenViT, options: InfLoRAOptions, runtime: Runtime, plan: StreamPlan | None = None):
         super().__init__(vit, options, runtime, plan)
         check_rank(options.rank, vit.width)
         self.folded = FoldedUpdates(vit.depth, vit.width, _PROJECTIONS).to(runtime.device)
@@ -103,8 +103,8 @@ class InfLoRA(Method):
         head = GrowingHead(self.vit.width, start="uniform")
         head.grow(len(task.classes), seeds.generator(task.seed, task.index, "head"))
         recipe = self.options.recipe("adam", schedules.named(self.options.schedule))
-        plug = Together(self.folded, updates)
-        losses = train_with_local_head(self.vit, plug, head, task, recipe, self.runtime)
+        hooks = SummedUpdates(self.folded, updates)
+        losses = train_with_local_head(self.vit, hooks, head, task, recipe, self.runtime)
         self.folded.fold(updates)
         # Heads of old tasks are out of the optimiser's reach, whatever the weight decay; they are only lined up.
         self.head.load_rows(

@@ -19,7 +19,7 @@ from onea.methods.local_head import local_head, new_adapters, new_head, train_wi
 from onea.methods.options import AdapterOptions, tuned
 from onea.methods.state import part_of, prefixed
 from onea.runtime import Runtime
-from onea.tasks import Plan, Task
+from onea.tasks import StreamPlan, Task
 from onea.tensors import Tensors
 from onea.vit.adapter import Adapters
 from onea.vit.frozen import FrozenViT
@@ -56,7 +56,7 @@ class Joint(Method):
     small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.4, 0.4)
     options: JointOptions
 
-    def __init__(self, vit: FrozenViT, options: JointOptions, runtime: Runtime, plan: Plan | None = None):
+    def __init__(self, vit: FrozenViT, options: JointOptions, runtime: Runtime, plan: StreamPlan | None = None):
         super().__init__(vit, options, runtime, plan)
         self.adapters: Adapters = new_adapters(vit, options, torch.Generator()).eval().to(runtime.device)
         self.head = self._blank_head(0)
@@ -64,13 +64,13 @@ class Joint(Method):
 
     def learn(self, task: Task) -> dict[str, Any]:
         """Forget everything and train on all classes seen so far."""
-        if task.so_far is None:
+        if task.cumulative_task is None:
             raise OneaError(
                 "Method 'joint' retrains on the images of all earlier tasks, and they are not kept here; "
                 "use it with 'onea run' on a whole stream, or choose another method."
             )
         # Draws go by the index: each retraining differs from the last, and a resumed run repeats an uninterrupted one.
-        whole = dataclasses.replace(task.so_far(), index=task.index)
+        whole = dataclasses.replace(task.cumulative_task(), index=task.index)
         options = self.options
         self.adapters = new_adapters(self.vit, options, seeds.generator(task.seed, task.index, "adapter"))
         self.head = local_head(self.vit.width, whole, options.head, options.head_scale)
@@ -81,7 +81,7 @@ class Joint(Method):
         return {"epochs": options.epochs, "losses": losses, "images": len(whole)}
 
     def scores(self, images: Tensor) -> Tensor:
-        """What the head says, or the cosine of the adapted features to every prototype."""
+        """Logits of the head, or the cosine of the adapted features to every prototype."""
         features = self.features(images, self.adapters)
         if self.options.classifier == "prototypes":
             return cosine_scores(features, self.prototypes)

@@ -16,7 +16,7 @@ from onea.methods.options import tuned
 from onea.methods.prompting import PromptMethod, PromptOptions, by_dataset
 from onea.options import Count, NotNegative
 from onea.runtime import Runtime
-from onea.tasks import Plan, Task
+from onea.tasks import StreamPlan, Task
 from onea.tensors import Tensors
 from onea.vit.frozen import FrozenViT
 from onea.vit.matching import Match, Selection, match_keys
@@ -84,7 +84,7 @@ class L2P(PromptMethod):
     )
     small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.0055, 0.03, weight_decay=0.0)
 
-    def __init__(self, vit: FrozenViT, options: L2POptions, runtime: Runtime, plan: Plan | None = None):
+    def __init__(self, vit: FrozenViT, options: L2POptions, runtime: Runtime, plan: StreamPlan | None = None):
         super().__init__(vit, options, runtime, plan)
         self.prompts = PromptPool(options.pool, options.prompt_length, vit.width).eval().to(runtime.device)
 
@@ -95,16 +95,16 @@ class L2P(PromptMethod):
     def prompts_for_training(self, queries: Tensor) -> tuple[InputPrompts, Tensor]:
         """The chosen prompts; the loss loses the weighted cosines of the chosen keys, their only teacher."""
         match = self._match(queries)
-        return self._plug(match), -self.options.pull * match.pull()
+        return self._hooks(match), -self.options.pull * match.pull()
 
     def prompts_for(self, queries: Tensor) -> InputPrompts:
         """The same choice as in training: keys know nothing of tasks."""
-        return self._plug(self._match(queries))
+        return self._hooks(self._match(queries))
 
     def _match(self, queries: Tensor) -> Match:
         return match_keys(queries, self.prompts.keys, self.options.top_k, self.options.prompt_selection)
 
-    def _plug(self, match: Match) -> InputPrompts:
+    def _hooks(self, match: Match) -> InputPrompts:
         return InputPrompts(self.vit, self.prompts.prompts[match.chosen].flatten(1, 2))
 
     def prompt_state(self) -> Tensors:

@@ -16,7 +16,7 @@ from onea.training import Recipe, Trained, train
 from onea.vit.adapter import Adapters
 from onea.vit.frozen import FrozenViT
 from onea.vit.heads import CosineHead, LinearHead
-from onea.vit.plug import Plug
+from onea.vit.hooks import BlockHooks
 
 
 def new_adapters(vit: FrozenViT, options: AdapterOptions, generator: torch.Generator) -> Adapters:
@@ -40,7 +40,7 @@ def new_head(width: int, classes: int, kind: str, scale: float, generator: torch
 
 def train_with_local_head(
     vit: FrozenViT,
-    plug: Plug,
+    hooks: BlockHooks,
     head: nn.Module,
     task: Task,
     recipe: Recipe,
@@ -50,18 +50,18 @@ def train_with_local_head(
     margin: float = 0.07,
     head_rate: float = 1.0,
 ) -> list[float]:
-    """Train a plug that is a module together with a local head; returns the mean loss of each epoch.
+    """Train hooks that are a module together with a local head; returns the mean loss of each epoch.
 
     The loss is cross-entropy over the task's own classes, of which ``contrastive_share`` goes to the contrastive term.
-    The head learns at ``head_rate`` times the plug's rate.
+    The head learns at ``head_rate`` times the rate of the hooks.
     """
-    assert isinstance(plug, nn.Module)
+    assert isinstance(hooks, nn.Module)
     share = contrastive_share
 
     def loss(images: Tensor, labels: Tensor) -> Tensor:
-        features = runtime.processes.together(vit(images, plug), len(labels))
+        features = runtime.processes.gather(vit(images, hooks), len(labels))
         total = (1 - share) * F.cross_entropy(head(features).float(), labels - task.classes.start)
         return total + share * contrastive(features, labels, margin) if share else total
 
-    trained = [Trained(plug.to(runtime.device)), Trained(head.to(runtime.device), rate=head_rate)]
-    return train(trained, loss, task, recipe, runtime, dealt=True)
+    trained = [Trained(hooks.to(runtime.device)), Trained(head.to(runtime.device), rate=head_rate)]
+    return train(trained, loss, task, recipe, runtime, sharded=True)

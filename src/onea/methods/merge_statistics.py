@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Fisher merging and RegMean must know of a task's images: one more pass with the trained adapter.
+"""Statistics of a task's images for Fisher merging and RegMean: one more pass with the trained adapter.
 
 Both are sums over samples, not means, so that a larger task weighs more in the merge.
 """
@@ -28,7 +28,7 @@ def gram_matrices(vit: FrozenViT, adapters: Adapters, task: Task, runtime: Runti
     sums: Tensors = {}
     for images, _ in task.plain_batches(EVALUATION_BATCH):
         with torch.no_grad(), runtime.autocast(), _recorded(adapters) as seen:
-            vit.eagerly(images, adapters)  # compiled, it would call no hooks
+            vit.forward_eager(images, adapters)  # compiled, it would call no hooks
         for name, (inputs, _) in seen.items():
             rows = inputs.float().flatten(0, -2)
             _add(sums, f"gram.{name}.weight", rows.T @ rows)
@@ -46,7 +46,7 @@ def diagonal_fisher(vit: FrozenViT, adapters: Adapters, head: nn.Module, task: T
     for images, labels in task.plain_batches(_GRADIENT_BATCH):
         local = labels.to(runtime.device) - task.classes.start
         with torch.enable_grad(), runtime.autocast(), _recorded(adapters) as seen:
-            loss = F.cross_entropy(head(vit.eagerly(images, adapters)).float(), local, reduction="sum")
+            loss = F.cross_entropy(head(vit.forward_eager(images, adapters)).float(), local, reduction="sum")
         gradients = torch.autograd.grad(loss, [outputs for _, outputs in seen.values()])
         for (name, (inputs, _)), gradient in zip(seen.items(), gradients, strict=True):
             own = torch.einsum("bno,bni->boi", gradient.float(), inputs.detach().float())

@@ -18,14 +18,14 @@ from onea.methods.options import TrainingOptions, tuned
 from onea.methods.state import part_of
 from onea.options import BelowOne, Count, NotNegative, Positive
 from onea.runtime import Runtime
-from onea.tasks import Plan, Task
+from onea.tasks import StreamPlan, Task
 from onea.tensors import Tensors
 from onea.training import Trained, train
 from onea.vit.adapter import Adapters
 from onea.vit.frozen import FrozenViT
 from onea.vit.gaussians import Covariance, Gaussians, align
 from onea.vit.heads import GrowingHead, cosine_scores, masked_cross_entropy
-from onea.vit.plug import Plug
+from onea.vit.hooks import BlockHooks
 
 _HEAD_RATE = 0.1  # the head learns ten times slower than the adapter
 _PARTS = ("working", "snapshots", "head", "gaussians")
@@ -88,7 +88,7 @@ class MOS(Method):
     small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.1, 0.01, rank=16)
     options: MOSOptions
 
-    def __init__(self, vit: FrozenViT, options: MOSOptions, runtime: Runtime, plan: Plan | None = None):
+    def __init__(self, vit: FrozenViT, options: MOSOptions, runtime: Runtime, plan: StreamPlan | None = None):
         super().__init__(vit, options, runtime, plan)
         self.working = self._blank(seed=0)  # trained on in every task, never started afresh
         self.snapshots = nn.ModuleList()  # what it was after each task
@@ -113,11 +113,11 @@ class MOS(Method):
             self.working = self._blank(task.seed)
         self.head.grow(len(task.classes), seeds.generator(task.seed, task.index, "head"))
         merge = self._merge_towards(self.snapshots)
-        plug = _MergingAdapters(self.working, merge) if self.options.mos_ema == "official" else self.working
-        report: dict[str, Any] = {"epochs": self.options.epochs, "losses": self._train(task, plug, merge)}
+        hooks = _MergingAdapters(self.working, merge) if self.options.mos_ema == "official" else self.working
+        report: dict[str, Any] = {"epochs": self.options.epochs, "losses": self._train(task, hooks, merge)}
         self.snapshots.append(copy.deepcopy(self.working).requires_grad_(False))
         self.sizes.append(len(task.classes))
-        self._summarise(task, plug)
+        self._summarise(task, hooks)
         if len(self.sizes) > 1 and self.options.alignment_epochs:
             report["alignment_losses"] = self._align(task)
         return report
@@ -146,11 +146,11 @@ class MOS(Method):
         self.gaussians.load_state_dict(parts["gaussians"])
         self.prototypes = state["prototypes"].to(self.runtime.device)
 
-    def _train(self, task: Task, plug: Plug, merge: Callable[[], None]) -> list[float]:
+    def _train(self, task: Task, hooks: BlockHooks, merge: Callable[[], None]) -> list[float]:
         options, old_means = self.options, self.gaussians.means
 
         def loss(images: Tensor, labels: Tensor) -> Tensor:
-            features = self.vit(images, plug)
+            features = self.vit(images, hooks)
             own = masked_cross_entropy(self.head(features), labels, task.classes)
             return own + options.regulariser * separation(features, old_means, options.regulariser_temperature)
 
@@ -168,10 +168,10 @@ class MOS(Method):
 
         return merge
 
-    def _summarise(self, task: Task, plug: Plug) -> None:
+    def _summarise(self, task: Task, hooks: BlockHooks) -> None:
         """A Gaussian of each new class under the newest adapter, a prototype under the first."""
         self.runtime.progress.note("prototypes")
-        features = [self.features(images, plug) for images, _ in task.plain_batches(EVALUATION_BATCH)]
+        features = [self.features(images, hooks) for images, _ in task.plain_batches(EVALUATION_BATCH)]
         self.gaussians.add(torch.cat(features), task.labels, task.classes)
         first = len(self.sizes) == 1  # then the two adapters are one
         new = self.gaussians.means if first else self.prototypes_of(task, self._snapshot(0))
@@ -240,18 +240,18 @@ class MOS(Method):
 
 
 @dataclass(frozen=True)
-class _MergingAdapters(Plug):
+class _MergingAdapters(BlockHooks):
     """The official code's adapters: every block merges those of all blocks, once more, before it runs."""
 
     adapters: Adapters
     merge: Callable[[], None]
 
-    def enter(self, block: int, x: Tensor) -> Tensor:
+    def before_block(self, block: int, x: Tensor) -> Tensor:
         self.merge()
         return x
 
-    def beside_mlp(self, block: int, u: Tensor) -> Tensor:
-        return self.adapters.beside_mlp(block, u)
+    def mlp_update(self, block: int, u: Tensor) -> Tensor:
+        return self.adapters.mlp_update(block, u)
 
 
 def separation(features: Tensor, old_means: Tensor, temperature: float = 0.8) -> Tensor:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
-from onea.merging.one_a import OneA, OneASwitches
+from onea.merging.one_a import OneAMerge, OneASwitches
 from onea.methods.adapter_merging import AdapterMerging, MergingOptions
 
 
@@ -14,9 +14,9 @@ from onea.methods.adapter_merging import AdapterMerging, MergingOptions
 class OneAOptions(OneASwitches, MergingOptions):
     """Options of One-A: those of the training, and every part of the merge."""
 
-    def operator(self) -> OneA:
+    def operator(self) -> OneAMerge:
         """The merge of the paper, with these switches."""
-        return OneA(**{field.name: getattr(self, field.name) for field in fields(OneASwitches)})
+        return OneAMerge(**{field.name: getattr(self, field.name) for field in fields(OneASwitches)})
 
 
 class OneAMethod(AdapterMerging):

@@ -28,7 +28,7 @@ from onea.methods.adapter_merging import AdapterMerging, MergingOptions
 from onea.methods.adapter_training import Start
 from onea.options import BelowOne, NotNegative, Range, Share, ZeroToOne
 from onea.tasks import Task
-from onea.vit.plug import Plug
+from onea.vit.hooks import BlockHooks
 
 _MANY = 500  # images of a class from which on it is trained for the fewest epochs
 _FEWEST, _MOST = 10, 20  # epochs for a task of average size
@@ -101,11 +101,11 @@ class OneAPlus(AdapterMerging):
         """Those that suit the images of the task."""
         return self.options.for_images(len(task.classes), len(task))
 
-    def parts(self) -> dict[str, Plug]:
+    def cacheable_modules(self) -> dict[str, BlockHooks]:
         """The adapter, which stands still while tasks teach it nothing."""
         return {f"adapter of {self.merged_classes} classes": self.kept}
 
-    def scores_from(self, features: Mapping[str, Tensor]) -> Tensor:
+    def scores_from_features(self, features: Mapping[str, Tensor]) -> Tensor:
         """Scores of the classifier that answers."""
         (adapted,) = features.values()
         return self.scorer()(adapted)

@@ -13,7 +13,7 @@ from onea.training import Optimiser, Recipe, Schedule
 
 @dataclass(frozen=True)
 class TrainingOptions(Validated):
-    """How a task is trained.
+    """Options of the training of a task.
 
     Attributes:
         learning_rate: of the optimiser.
@@ -35,7 +35,7 @@ class TrainingOptions(Validated):
         schedule: Schedule = schedules.cosine,
         epochs: int | None = None,
     ) -> Recipe:
-        """How to optimise by these options."""
+        """The recipe of the optimiser."""
         return Recipe(
             self.learning_rate,
             self.weight_decay,
@@ -58,7 +58,7 @@ def tuned(cifar100: float, others: float, **everywhere: Any) -> dict[str, dict[s
 
 @dataclass(frozen=True)
 class AdapterOptions(TrainingOptions):
-    """How an adapter is built and trained with a local head.
+    """Options of an adapter and of its training with a local head.
 
     Attributes:
         rank: width of the adapter's bottleneck.

@@ -12,7 +12,7 @@ from torch import Tensor
 from onea.methods.adapter_bank import AdapterBank
 from onea.methods.options import AdapterOptions, tuned
 from onea.runtime import Runtime
-from onea.tasks import Plan, Task
+from onea.tasks import StreamPlan, Task
 from onea.tensors import Tensors
 from onea.vit.frozen import FrozenViT
 from onea.vit.heads import cosine_scores
@@ -30,7 +30,7 @@ class PerTaskAdapter(AdapterBank):
     stores: ClassVar[str] = "an adapter per task, a prototype per class"
     small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.1, 0.025)
 
-    def __init__(self, vit: FrozenViT, options: AdapterOptions, runtime: Runtime, plan: Plan | None = None):
+    def __init__(self, vit: FrozenViT, options: AdapterOptions, runtime: Runtime, plan: StreamPlan | None = None):
         super().__init__(vit, options, runtime, plan)
         self.prototypes = torch.empty(0, vit.width, device=runtime.device)
 
@@ -41,10 +41,10 @@ class PerTaskAdapter(AdapterBank):
         self.prototypes = torch.cat([self.prototypes, self.prototypes_of(task, self.bank[-1])])
         return report
 
-    def scores_from(self, features: Mapping[str, Tensor]) -> Tensor:
+    def scores_from_features(self, features: Mapping[str, Tensor]) -> Tensor:
         """Cosine to each prototype of the features under the adapter that made it."""
         own = self.prototypes.split(self.sizes)
-        pairs = zip((features[name] for name in self.parts()), own, strict=True)
+        pairs = zip((features[name] for name in self.cacheable_modules()), own, strict=True)
         return torch.cat([cosine_scores(*pair) for pair in pairs], dim=1)
 
     def state_dict(self) -> Tensors:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What L2P, DualPrompt and CODA-Prompt share: a query, prompts that answer it, and a head that grows."""
+"""Base of L2P, DualPrompt and CODA-Prompt: a query, prompts chosen by it, and a head that grows."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from onea.methods.contract import EVALUATION_BATCH, Method
 from onea.methods.options import TrainingOptions
 from onea.methods.state import part_of
 from onea.runtime import Runtime
-from onea.tasks import Plan, Task
+from onea.tasks import StreamPlan, Task
 from onea.tensors import Tensors, to_float64
 from onea.training import Recipe, Trained, train
 from onea.vit.frozen import FrozenViT
 from onea.vit.heads import GrowingHead
-from onea.vit.plug import Plug
+from onea.vit.hooks import BlockHooks
 
 _PROMPTS = "prompts."
 
@@ -62,7 +62,7 @@ class PromptMethod(Method):
     prompts: nn.Module
     new_rows: ClassVar[Literal["truncated", "uniform"]] = "truncated"
 
-    def __init__(self, vit: FrozenViT, options: PromptOptions, runtime: Runtime, plan: Plan | None = None):
+    def __init__(self, vit: FrozenViT, options: PromptOptions, runtime: Runtime, plan: StreamPlan | None = None):
         super().__init__(vit, options, runtime, plan)
         self.head = GrowingHead(vit.width, self.new_rows).to(runtime.device)
         self.learned = torch.empty(0, dtype=torch.bool)  # by row of the head: did cross-entropy train it?
@@ -75,11 +75,11 @@ class PromptMethod(Method):
         return {}
 
     @abstractmethod
-    def prompts_for_training(self, queries: Tensor) -> tuple[Plug, Tensor | float]:
+    def prompts_for_training(self, queries: Tensor) -> tuple[BlockHooks, Tensor | float]:
         """Prompts for a training batch, and what they add to the loss."""
 
     @abstractmethod
-    def prompts_for(self, queries: Tensor) -> Plug:
+    def prompts_for(self, queries: Tensor) -> BlockHooks:
         """Prompts for a batch of unknown task."""
 
     @abstractmethod
@@ -122,8 +122,8 @@ class PromptMethod(Method):
         """Masking all other classes leaves the task's own rows, so only they are made and optimised."""
 
         def loss(images: Tensor, labels: Tensor) -> Tensor:
-            plug, extra = self.prompts_for_training(self.features(images))
-            logits = rows(self.vit(images, plug)).float()
+            hooks, extra = self.prompts_for_training(self.features(images))
+            logits = rows(self.vit(images, hooks)).float()
             return F.cross_entropy(logits, labels - task.classes.start) + extra
 
         return train([Trained(self.prompts), Trained(rows)], loss, task, self.recipe(), self.runtime)

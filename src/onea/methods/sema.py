@@ -18,7 +18,7 @@ from onea.methods.options import TrainingOptions, tuned
 from onea.methods.state import part_of, prefixed
 from onea.options import Count, NotNegative, Share
 from onea.runtime import Runtime
-from onea.tasks import Plan, Task
+from onea.tasks import StreamPlan, Task
 from onea.tensors import Tensors
 from onea.training import Loss, Recipe, Trained, train
 from onea.vit.frozen import FrozenViT
@@ -84,7 +84,7 @@ class SEMA(Method):
     )
     options: SEMAOptions
 
-    def __init__(self, vit: FrozenViT, options: SEMAOptions, runtime: Runtime, plan: Plan | None = None):
+    def __init__(self, vit: FrozenViT, options: SEMAOptions, runtime: Runtime, plan: StreamPlan | None = None):
         super().__init__(vit, options, runtime, plan)
         expandable = max(1, round(vit.depth * options.expandable))
         self.adapters = ExpandableAdapters(
@@ -205,7 +205,7 @@ class SEMA(Method):
 
         def loss(images: Tensor, _: Tensor) -> Tensor:
             with torch.no_grad():  # nothing before a descriptor is trained
-                self.vit.through(self.vit.embed(images, heard), heard, stop=max(blocks) + 1)
+                self.vit.forward_blocks(self.vit.embed(images, heard), heard, stop=max(blocks) + 1)
             return heard.descriptor_losses(blocks).mean(1).sum()
 
         modules = [self.adapters.mixture(block)[-1].descriptor for block in blocks]

@@ -18,7 +18,7 @@ from onea.methods.local_head import new_adapters
 from onea.methods.options import AdapterOptions, tuned
 from onea.methods.state import part_of, prefixed
 from onea.runtime import Runtime
-from onea.tasks import Plan, Task
+from onea.tasks import StreamPlan, Task
 from onea.tensors import Tensors
 from onea.training import Trained, train
 from onea.vit.adapter import Adapters
@@ -52,7 +52,7 @@ class Sequential(Method):
     small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.0025, 0.0025)
     options: SequentialOptions
 
-    def __init__(self, vit: FrozenViT, options: SequentialOptions, runtime: Runtime, plan: Plan | None = None):
+    def __init__(self, vit: FrozenViT, options: SequentialOptions, runtime: Runtime, plan: StreamPlan | None = None):
         super().__init__(vit, options, runtime, plan)
         self.adapters: Adapters = new_adapters(vit, options, torch.Generator()).eval().to(runtime.device)
         self.head = GrowingHead(vit.width, "uniform").to(runtime.device)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from onea.methods.classification import ClassifierOptions, FeatureClassification, RandomFeatures
 from onea.tasks import Task
-from onea.vit.plug import NOTHING, Plug
+from onea.vit.hooks import NO_HOOKS, BlockHooks
 
 
 class SimpleCIL(FeatureClassification):
@@ -25,18 +25,18 @@ class SimpleCIL(FeatureClassification):
 
     def learn(self, task: Task) -> dict[str, Any]:
         """Add the task's images to the statistics."""
-        self.observe(self.features_of(task, NOTHING), task.labels)
+        self.observe(self.features_of(task, NO_HOOKS), task.labels)
         return {}
 
-    def hooks(self) -> Plug:
+    def hooks(self) -> BlockHooks:
         """Nothing: the plain network."""
-        return NOTHING
+        return NO_HOOKS
 
-    def parts(self) -> dict[str, Plug]:
+    def cacheable_modules(self) -> dict[str, BlockHooks]:
         """The plain network."""
-        return {"plain": NOTHING}
+        return {"plain": NO_HOOKS}
 
-    def scores_from(self, features: Mapping[str, Tensor]) -> Tensor:
+    def scores_from_features(self, features: Mapping[str, Tensor]) -> Tensor:
         """Scores of the classifier that answers."""
         return self.scorer()(features["plain"])
 

@@ -17,7 +17,7 @@ from onea.data.pack import OnBad
 from onea.errors import OneaError
 from onea.model import calibration
 from onea.model.engine import Engine
-from onea.model.images import Batch, read_unlabelled
+from onea.model.images import DecodedImages, read_unlabelled
 from onea.model.names import UNKNOWN
 from onea.model.state import State
 
@@ -109,10 +109,10 @@ class Snapshot:
 
     def answers(self, images: Any, k: int = 5, on_bad: OnBad = "fail") -> list[Answer]:
         """All there is to say about each image."""
-        batch = images if isinstance(images, Batch) else self.read(images, on_bad)
+        batch = images if isinstance(images, DecodedImages) else self.read(images, on_bad)
         return self.answers_from(batch, self.similarities(batch), k)
 
-    def answers_from(self, batch: Batch, scores: Tensor, k: int = 5) -> list[Answer]:
+    def answers_from(self, batch: DecodedImages, scores: Tensor, k: int = 5) -> list[Answer]:
         """All there is to say about images whose similarities are known."""
         if k < 1:
             raise OneaError(f"k is {k}; ask for at least one class.")
@@ -129,7 +129,7 @@ class Snapshot:
             for image, odd, best, chances in zip(batch.names, strange, rows.tolist(), likely.tolist(), strict=True)
         ]
 
-    def read(self, images: Any, on_bad: OnBad = "fail") -> Batch:
+    def read(self, images: Any, on_bad: OnBad = "fail") -> DecodedImages:
         """Images as the network needs them, to be asked about as often as wanted."""
         return read_unlabelled(images, self.engine.side, on_bad)
 
@@ -137,7 +137,7 @@ class Snapshot:
         """Similarity of each image to every class, ``[N, classes]``."""
         if not self.classes:
             raise OneaError("The model knows no class yet; teach it some first.")
-        batch = images if isinstance(images, Batch) else self.read(images)
+        batch = images if isinstance(images, DecodedImages) else self.read(images)
         features = self.engine.features(batch.pixels, self.adapters)
         found = self.scorer(features)
         if not bool(found.isfinite().all()):

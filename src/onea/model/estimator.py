@@ -33,7 +33,7 @@ _FIXED = ("backbone", "mirror", "readout", *_OPTIONS, "options", "preset")  # on
 
 
 class OneA:
-    """Learns new classes in batches of any size and answers what an image shows.
+    """Learns new classes in updates of any size and answers what an image shows.
 
     Follows scikit-learn's conventions, so its cross-validation, searches and pipelines take it. Labels are text or
     whole numbers and come back as they were given; numbers turn into text once a class has a name that is none.
@@ -54,18 +54,18 @@ class OneA:
         held_out: share of each new class's images that calibrates the answers instead of training.
         keep: earlier versions that ``undo`` can go back to.
         preset: hyper-parameters: ``auto``, ``paper`` or ``small``.
-        epochs: over an arrival of ten classes; smaller ones get fewer, larger ones more. The preset's, if None.
+        epochs: over an update of ten classes; smaller ones get fewer, larger ones more. The preset's, if None.
         learning_rate: the preset's, if None.
         batch_size: images per training step; the preset's, if None.
         rank: width of the adapter; the preset's, if None.
-        single_class: what an arrival of one class does to the adapter: ``skip`` (only its prototype is learned, in
+        single_class: what an update of one class does to the adapter: ``skip`` (only its prototype is learned, in
             seconds) or ``train``.
         readout: how an image is compared with prototypes: ``whitened`` (cosine after dividing out how images spread
             around their prototypes: one more matrix is kept) or ``cosine`` (the paper).
         follow_drift: whether old prototypes move with the adapter, as the new images show (off: the paper).
         mirror: whether an image flipped left to right still shows its class.
         options: any further options of One-A, as ``onea methods one-a`` lists them. Small backbones come with
-            ``min_share=0.25``: an arrival with a smaller share of the classes learns prototypes only, in seconds.
+            ``min_share=0.25``: an update with a smaller share of the classes learns prototypes only, in seconds.
         device: ``auto``, ``cpu``, ``cuda``, ...
         precision: of the training: ``auto``, ``bf16`` or ``fp32``. Answers are always computed in fp32.
         threads: CPU threads; 0 is all.
@@ -222,7 +222,7 @@ class OneA:
         progress: Progress | None = None,
         on_bad: OnBad = "fail",
     ) -> OneA:
-        """Learn one arrival of classes, new ones or more images of known ones, and keep everything known before.
+        """Learn new classes, or more images of known ones, as one update; everything known before is kept.
 
         A class that is taught again stays one class: its images add up, and in the merge it counts once, divided
         between the kept adapter and the new one by the number of its images in each.

@@ -26,8 +26,8 @@ _IMAGE_COLUMNS, _LABEL_COLUMNS = ("image", "img", "images"), ("label", "labels",
 
 
 @dataclass(frozen=True)
-class Batch:
-    """Decoded images.
+class DecodedImages:
+    """Decoded images of one update or one question.
 
     Attributes:
         pixels: ``uint8 [N, 3, size, size]``.
@@ -47,7 +47,7 @@ class Batch:
         return len(self.pixels)
 
 
-def read_labelled(images: Any, labels: Any, size: int, on_bad: OnBad = "fail") -> Batch:
+def read_labelled(images: Any, labels: Any, size: int, on_bad: OnBad = "fail") -> DecodedImages:
     """Images with their classes: a folder of class folders, a dataset or loader, or images and their labels."""
     if labels is None:
         items, found = _labelled_source(images)
@@ -61,7 +61,7 @@ def read_labelled(images: Any, labels: Any, size: int, on_bad: OnBad = "fail") -
     return replace(_decode(items, names, size, on_bad), numbers=all(map(is_number, found)))
 
 
-def read_unlabelled(images: Any, size: int, on_bad: OnBad = "fail") -> Batch:
+def read_unlabelled(images: Any, size: int, on_bad: OnBad = "fail") -> DecodedImages:
     """Images alone: a folder (all below it), paths, bytes, Pillow images, arrays, tensors, a dataset or a loader."""
     return _decode(list(_items(images)), None, size, on_bad)
 
@@ -173,7 +173,7 @@ def _named(label: Any, names: Sequence[str] | None) -> Any:
     return names[label] if names is not None and isinstance(label, int) and 0 <= label < len(names) else label
 
 
-def _decode(items: Sequence[Any], labels: Sequence[str] | None, size: int, on_bad: OnBad) -> Batch:
+def _decode(items: Sequence[Any], labels: Sequence[str] | None, size: int, on_bad: OnBad) -> DecodedImages:
     names = [str(item) if isinstance(item, str | os.PathLike) else f"image {n + 1}" for n, item in enumerate(items)]
     results = in_threads(_squarer(size), list(zip(items, names, strict=True)))
     pixels = np.empty((len(items), 3, size, size), np.uint8)
@@ -188,7 +188,7 @@ def _decode(items: Sequence[Any], labels: Sequence[str] | None, size: int, on_ba
     if skipped and (on_bad == "fail" or not good):
         raise OneaError(bad_files(skipped, len(items)))
     kept = None if labels is None else tuple(labels[row] for row in good)
-    return Batch(pixels[: len(good)], kept, tuple(names[row] for row in good), tuple(skipped))
+    return DecodedImages(pixels[: len(good)], kept, tuple(names[row] for row in good), tuple(skipped))
 
 
 def _squarer(size: int) -> Callable[[tuple[Any, str]], Pixels | str]:

@@ -17,14 +17,14 @@ from onea.classifiers.carrying import feature_map
 from onea.classifiers.statistics import ClassStatistics
 from onea.classifiers.validation import cross_validated_scores
 from onea.data.assemble import natural_key
-from onea.data.store import PackedImages, choose_place
+from onea.data.image_storage import PackedImages, choose_storage_tier
 from onea.errors import OneaError
 from onea.merging.operator import Sizes
 from onea.methods.one_a import OneAMethod, OneAOptions
 from onea.methods.presets import choose_preset, preset_options
 from onea.model import calibration
 from onea.model.engine import Engine
-from onea.model.images import Batch
+from onea.model.images import DecodedImages
 from onea.model.names import check_names
 from onea.model.state import Readout, State, Update, merged_with, new_id
 from onea.options import build
@@ -83,8 +83,8 @@ def blank(engine: Engine, options: OneAOptions, readout: Readout = "whitened") -
     )
 
 
-def check_arrival(batch: Batch, state: State) -> list[str]:
-    """The classes of an arrival in natural order, or one sentence about what is wrong with them."""
+def checked_classes(batch: DecodedImages, state: State) -> list[str]:
+    """The classes of an update in natural order, or one sentence about what is wrong with them."""
     assert batch.labels is not None
     names = sorted(set(batch.labels), key=natural_key)
     check_names(names, state.classes)
@@ -95,15 +95,15 @@ def check_arrival(batch: Batch, state: State) -> list[str]:
     return names
 
 
-def given_as_numbers(state: State, batch: Batch) -> bool:
-    """Whether a model was given its classes as whole numbers; its first arrival decides."""
+def given_as_numbers(state: State, batch: DecodedImages) -> bool:
+    """Whether a model was given its classes as whole numbers; its first update decides."""
     return state.numbers if state.classes else batch.numbers
 
 
 def learn(
     engine: Engine,
     state: State,
-    batch: Batch,
+    batch: DecodedImages,
     *,
     version: int,
     name: str | None = None,
@@ -113,14 +113,14 @@ def learn(
     progress: Progress | None = None,
     started: float | None = None,
 ) -> State:
-    """The state after one more arrival of classes, new or known; the old state stays as it is.
+    """The state after one more update, with new or known classes; the old state stays as it is.
 
     ``started`` is when the clock of the update began, where that was before the call.
 
     Raises:
         OneaError: a class has one image or a name that cannot be used, or training failed.
     """
-    names = check_arrival(batch, state)
+    names = checked_classes(batch, state)
     assert batch.labels is not None
     started = time.perf_counter() if started is None else started
     position = {label: index for index, label in enumerate(names)}
@@ -196,7 +196,7 @@ def learn(
 def _adapt(
     engine: Engine,
     state: State,
-    batch: Batch,
+    batch: DecodedImages,
     labels: Tensor,
     trained: Tensor,
     sizes: Sizes,
@@ -205,12 +205,12 @@ def _adapt(
     seed: int,
     progress: Progress | None,
 ) -> tuple[OneAMethod, dict[str, Any]]:
-    """Train on the arrival and merge; the method then holds the new adapter."""
+    """Train on the update and merge; the method then holds the new adapter."""
     vit, runtime = engine.for_training(progress)
     method = OneAMethod(vit, build(OneAOptions, state.options), runtime)
     method.restore(state.adapter, len(state.merged), sizes.accumulated_samples)
-    place = choose_place(batch.pixels.nbytes, None, runtime.device)
-    images = PackedImages(batch.pixels, engine.preprocess, runtime.device, place, runtime.pixel_dtype)
+    tier = choose_storage_tier(batch.pixels.nbytes, None, runtime.device)
+    images = PackedImages(batch.pixels, engine.preprocess, runtime.device, tier, runtime.pixel_dtype)
     chosen = trained.nonzero()[:, 0]
     classes = range(int(labels.max()) + 1)
     runtime.progress.start_task(len(state.updates), len(state.updates) + 1, name)

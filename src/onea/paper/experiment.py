@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a table or figure of the paper is made of."""
+"""The cells of a table or figure of the paper."""
 
 from __future__ import annotations
 

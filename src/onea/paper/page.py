@@ -17,10 +17,10 @@ from onea.paper.reported import number, reported_tables
 from onea.record import Record
 from onea.record_metrics import Metric, metric
 from onea.report.aggregate import summarise
-from onea.report.table import Column, Table, Value
+from onea.report.table import Table, TableColumn, Value
 
 if TYPE_CHECKING:
-    from onea.paper.scale import Place, Plan
+    from onea.paper.scale import ExperimentPlan, PlannedCell
     from onea.report.page import Picture
     from onea.runs.config import RunConfig
 
@@ -31,7 +31,7 @@ _SETTINGS = ("learning_rate", "weight_decay", "batch_size", "epochs", "rank")
 _DRAWN_ALREADY = {"curves": ("curves",), "directions": ("updates",), "alignment": ("bases",)}
 
 
-def write_experiment(plan: Plan, records: Records, folder: Path) -> tuple[Table | None, list[Path]]:
+def write_experiment(plan: ExperimentPlan, records: Records, folder: Path) -> tuple[Table | None, list[Path]]:
     """Write everything that can be told so far; returns the table, where there is one, and the files."""
     from onea.report import formats, style
 
@@ -46,7 +46,7 @@ def write_experiment(plan: Plan, records: Records, folder: Path) -> tuple[Table 
     return table, written
 
 
-def page(plan: Plan, table: Table | None, drawn: list[Picture], records: Records) -> str:
+def page(plan: ExperimentPlan, table: Table | None, drawn: list[Picture], records: Records) -> str:
     """One page that stands on its own; what the runs differ in from the paper's is its first line."""
     from onea.report.experiment_page import experiment_page
 
@@ -63,18 +63,18 @@ def page(plan: Plan, table: Table | None, drawn: list[Picture], records: Records
     )
 
 
-def detailed(plan: Plan, records: Records) -> list[Record]:
+def detailed(plan: ExperimentPlan, records: Records) -> list[Record]:
     """The finished runs that the page shows in detail, under the names of their rows; the full One-A first.
 
     Of a heat map's many runs these are the best and the worst of each panel.
     """
     found: dict[str, list[Record]] = {}
-    for place in sorted(plan.places, key=lambda place: not is_full_one_a(place.runs[0])):
-        group = place.cell.headings()[0][0]
-        for run in place.runs:
+    for planned in sorted(plan.planned_cells, key=lambda planned: not is_full_one_a(planned.runs[0])):
+        group = planned.cell.headings()[0][0]
+        for run in planned.runs:
             record = records.get(run.key(), {})
             if record.get("status") == "finished":
-                found.setdefault(group, []).append(record | {"title": place.cell.row, "group": group})
+                found.setdefault(group, []).append(record | {"title": planned.cell.row, "group": group})
     if plan.experiment.kind == "heatmap":
         by_accuracy = (sorted(group, key=lambda record: -record["metrics"]["A_T"]) for group in found.values())
         return [record for group in by_accuracy for record in (group[0], *group[1:][-1:])]
@@ -86,7 +86,7 @@ def is_full_one_a(run: RunConfig) -> bool:
     return run.method == _OURS and all(name.endswith("epochs") for name in run.options)
 
 
-def _origin(plan: Plan) -> str:
+def _origin(plan: ExperimentPlan) -> str:
     which = plan.experiment.heading.split(":")[0]
     where = f"“One Adapter for All” (arXiv 2603.10237, {plan.experiment.label})"
     return f"{which} of {where}; made here by `onea paper {plan.experiment.alias}`."
@@ -97,7 +97,7 @@ def _write(path: Path, text: str) -> Path:
     return path
 
 
-def grid_table(plan: Plan, records: Records) -> Table:
+def grid_table(plan: ExperimentPlan, records: Records) -> Table:
     """The experiment as a table, as far as its runs are finished.
 
     Args:
@@ -108,27 +108,27 @@ def grid_table(plan: Plan, records: Records) -> Table:
     if experiment.kind == "settings":
         return settings_table(experiment)
     finished = {key: record for key, record in records.items() if record.get("status") == "finished"}
-    columns: dict[tuple[str, str], Column] = {}
+    columns: dict[tuple[str, str], TableColumn] = {}
     values: dict[tuple[str, tuple[str, str]], Value] = {}
-    for place in plan.places:
-        printed = _reported(experiment, place.paper)
-        for index, heading in enumerate(place.cell.headings()):
-            shown = metric(place.cell.columns[index][1])
-            columns.setdefault(heading, Column(heading[1], heading[0], shown.higher_is_better, shown.digits))
-            numbers = _numbers(place, heading, shown, plan, finished)
-            value = summarise(numbers, len(place.runs))
-            values[place.cell.row, heading] = replace(value, reported=printed[index])
+    for planned in plan.planned_cells:
+        printed = _reported(experiment, planned.paper)
+        for index, heading in enumerate(planned.cell.headings()):
+            shown = metric(planned.cell.columns[index][1])
+            columns.setdefault(heading, TableColumn(heading[1], heading[0], shown.higher_is_better, shown.digits))
+            numbers = _numbers(planned, heading, shown, plan, finished)
+            value = summarise(numbers, len(planned.runs))
+            values[planned.cell.row, heading] = replace(value, reported=printed[index])
     order = list(columns)
     return Table.of(
         title=experiment.heading,
-        rows=tuple(dict.fromkeys(place.cell.row for place in plan.places)),
+        rows=tuple(dict.fromkeys(planned.cell.row for planned in plan.planned_cells)),
         columns=tuple(columns.values()),
         values={(row, order.index(heading)): value for (row, heading), value in values.items()},
         notes=notes(plan),
     )
 
 
-def notes(plan: Plan) -> tuple[str, ...]:
+def notes(plan: ExperimentPlan) -> tuple[str, ...]:
     """What a reader must know; first of all in what the runs differ from the paper's."""
     changes, experiment = plan.changes, plan.experiment
     lines = []
@@ -156,7 +156,7 @@ def settings_table(experiment: Experiment) -> Table:
             ours = None if preset[option] == number(printed).value else float(preset[option])
             values[row, index] = Value(ours, reported=printed)
     digits = (2, 4, 0, 0, 0)
-    columns = tuple(Column(name, digits=count) for name, count in zip(table.columns, digits, strict=True))
+    columns = tuple(TableColumn(name, digits=count) for name, count in zip(table.columns, digits, strict=True))
     same = all(value.mean is None for value in values.values())
     note = (
         f"Our preset `paper`, taken by every backbone of the paper's width, {'has' if same else 'differs from'} these."
@@ -164,10 +164,12 @@ def settings_table(experiment: Experiment) -> Table:
     return Table.of(experiment.heading, tuple(table.rows), columns, values, (note,))
 
 
-def _numbers(place: Place, heading: tuple[str, str], metric: Metric, plan: Plan, finished: Records) -> list[float]:
+def _numbers(
+    planned: PlannedCell, heading: tuple[str, str], metric: Metric, plan: ExperimentPlan, finished: Records
+) -> list[float]:
     """One number for each seed that has been run."""
     found = []
-    for run in place.runs:
+    for run in planned.runs:
         value = _read(run, metric, finished)
         if value is not None and metric.relative:
             base = _read(_one_a(plan, heading, run.seed), metric, finished)
@@ -182,9 +184,9 @@ def _read(run: RunConfig | None, metric: Metric, finished: Records) -> float | N
     return metric.value(record) if record else None
 
 
-def _one_a(plan: Plan, heading: tuple[str, str], seed: int) -> RunConfig | None:
+def _one_a(plan: ExperimentPlan, heading: tuple[str, str], seed: int) -> RunConfig | None:
     """The run of One-A in the same column and of the same seed."""
-    runs = (run for place in plan.places if heading in place.cell.headings() for run in place.runs)
+    runs = (run for planned in plan.planned_cells if heading in planned.cell.headings() for run in planned.runs)
     return next((run for run in runs if run.method == _OURS and run.seed == seed), None)
 
 
@@ -195,7 +197,7 @@ def _reported(experiment: Experiment, paper: Cell) -> list[str | None]:
     return [table.cell(paper.row, heading) if table else None for heading in headings]
 
 
-def _differences(plan: Plan) -> list[str]:
+def _differences(plan: ExperimentPlan) -> list[str]:
     runs = plan.configs
     different = [f"backbone {name} instead of {BACKBONE_TITLE}" for name in _other(runs, "backbone", BACKBONE)]
     foreign = sorted({run.data for run in runs if data_name(run.data) not in plan.experiment.datasets})
@@ -203,7 +205,7 @@ def _differences(plan: Plan) -> list[str]:
         own = ", ".join(DATASETS[name].title for name in plan.experiment.datasets)
         different.append(f"data {', '.join(foreign)} instead of {own}")
     if plan.changes.tasks is not None and any(
-        place.paper.options["tasks"] != place.cell.options["tasks"] for place in plan.places
+        planned.paper.options["tasks"] != planned.cell.options["tasks"] for planned in plan.planned_cells
     ):
         different.append(f"T = {plan.changes.tasks}")
     return different
@@ -213,13 +215,13 @@ def _other(runs: tuple[RunConfig, ...], name: str, usual: Any) -> list[str]:
     return sorted({str(getattr(run, name)) for run in runs if getattr(run, name) != usual})
 
 
-def _renamed(plan: Plan) -> list[str]:
+def _renamed(plan: ExperimentPlan) -> list[str]:
     """Where a column's heading is no longer the paper's, which of its columns the reported numbers are of."""
     if plan.experiment.name not in reported_tables():
         return []
     pairs = {}
-    for place in plan.places:
-        for mine, theirs in zip(place.cell.headings(), place.paper.headings(), strict=True):
+    for planned in plan.planned_cells:
+        for mine, theirs in zip(planned.cell.headings(), planned.paper.headings(), strict=True):
             if mine != theirs:
                 told = slice(1) if mine[1] == theirs[1] else slice(2)  # the name too, unless it is only the metric's
                 pairs[" ".join(mine[told]).strip()] = " ".join(theirs[told]).strip()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from onea.paper.page import Records
-    from onea.paper.scale import Plan
+    from onea.paper.scale import ExperimentPlan
     from onea.report.table import Table
 
 
@@ -30,7 +30,7 @@ _MARKERS = "os^DvPX"
 Draw = Callable[..., "Figure"]
 
 
-def pictures(plan: Plan, table: Table | None, records: Records) -> list[Picture]:
+def pictures(plan: ExperimentPlan, table: Table | None, records: Records) -> list[Picture]:
     """Every picture that can be drawn of what is finished."""
     experiment = plan.experiment
     if experiment.kind == "streams":
@@ -52,16 +52,16 @@ def pictures(plan: Plan, table: Table | None, records: Records) -> list[Picture]
     ]
 
 
-def _panels(plan: Plan, records: Records) -> dict[str, dict[str, Record]]:
+def _panels(plan: ExperimentPlan, records: Records) -> dict[str, dict[str, Record]]:
     """By group and row, the finished record of the first seed; One-A first, which curves emphasise."""
     found: dict[str, dict[str, Record]] = {}
-    places = sorted(plan.places, key=lambda place: place.cell.row != "One-A")
-    for place in places:
-        record = records.get(place.runs[0].key())
+    planned_cells = sorted(plan.planned_cells, key=lambda planned: planned.cell.row != "One-A")
+    for planned in planned_cells:
+        record = records.get(planned.runs[0].key())
         if record is not None and record.get("status") == "finished":
-            group, _ = place.cell.headings()[0]
-            found.setdefault(group, {})[place.cell.row] = record | {"title": place.cell.row}
-    order = dict.fromkeys(group for place in plan.places for group, _ in place.cell.headings())
+            group, _ = planned.cell.headings()[0]
+            found.setdefault(group, {})[planned.cell.row] = record | {"title": planned.cell.row}
+    order = dict.fromkeys(group for planned in plan.planned_cells for group, _ in planned.cell.headings())
     return {group: found[group] for group in order if group in found}
 
 
@@ -88,11 +88,11 @@ def _panel(kind: str, group: str, records: list[Record]) -> tuple[str, Draw]:
     return f"{group}: accuracy after every task", partial(accuracy_curves, records)
 
 
-def _heat_map(plan: Plan, group: str, records: Records) -> tuple[str, Draw]:
+def _heat_map(plan: ExperimentPlan, group: str, records: Records) -> tuple[str, Draw]:
     """All seeds of all cells of a group; the figure itself averages over seeds."""
     from onea.report.sensitivity_figures import gate_heat_map
 
-    runs = [run for place in plan.places if place.cell.headings()[0][0] == group for run in place.runs]
+    runs = [run for planned in plan.planned_cells if planned.cell.headings()[0][0] == group for run in planned.runs]
     found = [records[run.key()] for run in runs if run.key() in records]
     return f"{group}: A_T over the gate's parameters", partial(gate_heat_map, found)
 
@@ -168,12 +168,12 @@ def forgetting_curves(panels: Mapping[str, Mapping[str, tuple[list[float], float
 
 def accuracy_against_time(table: Table, width: float = WIDTH) -> Figure:
     """A point a row: A_T over milliseconds per image."""
-    place = {column.name: index for index, column in enumerate(table.columns)}
+    position = {column.name: index for index, column in enumerate(table.columns)}
     found = [
         (row.name, slow, right)
         for row in table.rows
-        if (slow := table.values[row.name, place["ms per image"]].mean) is not None
-        if (right := table.values[row.name, place["A_T"]].mean) is not None
+        if (slow := table.values[row.name, position["ms per image"]].mean) is not None
+        if (right := table.values[row.name, position["A_T"]].mean) is not None
     ]
     if not found:
         raise OneaError("No run of this figure is finished; run it first.")
@@ -203,8 +203,8 @@ def _bar_panel(axes: Any, table: Table, name: str, groups: Sequence[str]) -> Non
         if index is None:
             continue
         values = [table.values[row, index] for row in rows]
-        places = [y + (len(groups) - 1 - 2 * order) * height / 2 for y in range(len(rows))]
-        shown = [(y, value) for y, value in zip(places, values, strict=True) if value.mean is not None]
+        offsets = [y + (len(groups) - 1 - 2 * order) * height / 2 for y in range(len(rows))]
+        shown = [(y, value) for y, value in zip(offsets, values, strict=True) if value.mean is not None]
         drawn = axes.barh(
             [y for y, _ in shown],
             [value.mean for _, value in shown],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the paper reports, cell by cell, from ``reported.yaml``."""
+"""The numbers that the paper reports, cell by cell, from ``reported.yaml``."""
 
 from __future__ import annotations
 

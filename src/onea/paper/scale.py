@@ -29,7 +29,7 @@ Width = Callable[[str], int]
 
 @dataclass(frozen=True)
 class Changes:
-    """What a user wants otherwise than the paper has it.
+    """The changes that a user wants to an experiment of the paper.
 
     Attributes:
         data: some of its datasets, one other for all or one for each (repeat).
@@ -51,8 +51,8 @@ class Changes:
 
 
 @dataclass(frozen=True)
-class Place:
-    """A cell as it is run here: what the paper has there, what we have, and one run for each seed."""
+class PlannedCell:
+    """A cell as it is run here: the paper's, ours, and one run for each seed."""
 
     paper: Cell
     cell: Cell
@@ -60,20 +60,22 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ExperimentPlan:
     """All runs of an experiment."""
 
     experiment: Experiment
     changes: Changes
-    places: tuple[Place, ...]
+    planned_cells: tuple[PlannedCell, ...]
 
     @property
     def configs(self) -> tuple[RunConfig, ...]:
         """Every run once."""
-        return tuple({run.key(): run for place in self.places for run in place.runs}.values())
+        return tuple({run.key(): run for planned in self.planned_cells for run in planned.runs}.values())
 
 
-def make_plan(experiment: Experiment, changes: Changes, facts: Facts | None = None, width: Width | None = None) -> Plan:
+def make_plan(
+    experiment: Experiment, changes: Changes, facts: Facts | None = None, width: Width | None = None
+) -> ExperimentPlan:
     """The runs of an experiment with these changes; raises where they cannot be met.
 
     Args:
@@ -87,7 +89,7 @@ def make_plan(experiment: Experiment, changes: Changes, facts: Facts | None = No
     count, width = facts or (lambda data: data_facts(data, changes.root)), width or backbone_width
     _check(experiment, changes)
     replaced = substitute_data(experiment, changes.data)
-    places: dict[tuple[str, tuple[tuple[str, str], ...]], Place] = {}
+    planned_cells: dict[tuple[str, tuple[tuple[str, str], ...]], PlannedCell] = {}
     known: dict[str, DataFacts] = {}
     for paper in experiment.cells:
         data = str(paper.options["data"])
@@ -96,11 +98,12 @@ def make_plan(experiment: Experiment, changes: Changes, facts: Facts | None = No
         cell = _with(paper, changes, replaced[data])
         if (mine := str(cell.options["data"])) not in known:
             known[mine] = count(mine)
-        place = Place(paper, cell, _runs(experiment, cell, changes, known[mine], width))
-        first = places.setdefault((cell.row, cell.headings()), place)  # columns that have become the same are one
-        if first.runs != place.runs:
+        planned = PlannedCell(paper, cell, _runs(experiment, cell, changes, known[mine], width))
+        # Columns that have become the same are one.
+        first = planned_cells.setdefault((cell.row, cell.headings()), planned)
+        if first.runs != planned.runs:
             raise OneaError(f"Two datasets would both be called '{data_title(mine)}'; rename one of their folders.")
-    return Plan(experiment, changes, tuple(places.values()))
+    return ExperimentPlan(experiment, changes, tuple(planned_cells.values()))
 
 
 def substitute_data(experiment: Experiment, data: tuple[str, ...]) -> dict[str, str]:

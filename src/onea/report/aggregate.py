@@ -12,7 +12,7 @@ from typing import Any
 
 from onea.record import Record
 from onea.record_metrics import Metric, headline_metrics
-from onea.report.table import Column, Table, Value
+from onea.report.table import Table, TableColumn, Value
 from onea.report.tables import finished
 
 # What a record tells elsewhere as it turned out: the stream, the inputs, and the options that a preset stands for.
@@ -117,7 +117,7 @@ def grid_table(setting: Setting, title: str | None = None) -> Table:
         for group in setting.groups
         for index, metric in enumerate(shown)
     }
-    columns = tuple(Column(metric.heading, "", metric.higher_is_better, metric.digits) for metric in shown)
+    columns = tuple(TableColumn(metric.heading, "", metric.higher_is_better, metric.digits) for metric in shown)
     return Table.of(title or setting.name, rows, columns, values)
 
 

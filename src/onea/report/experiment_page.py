@@ -16,9 +16,9 @@ from onea.report import analysis_figures, formats, style
 from onea.report.aggregate import Setting, curve, grid_table, settings
 from onea.report.curves import banded_curves, same_sizes, stream_bars
 from onea.report.html import document, series
-from onea.report.made import made
 from onea.report.matrices import matrix_panels
 from onea.report.page import Block, Details, Page, Picture, Section, Text, remarks
+from onea.report.provenance import provenance
 from onea.report.sensitivity_figures import cost_scatter, inference_cost
 from onea.report.table import Table
 from onea.text import count
@@ -68,7 +68,7 @@ def experiment_page(
     for setting in found:
         blocks += _setting(setting, not tables, leave_out)
     if found:
-        blocks.append(made([record for setting in found for record in setting.fixed()]))
+        blocks.append(provenance([record for setting in found for record in setting.fixed()]))
     if closing:
         blocks.append(Text(closing))
     return document(Page(title, blocks))

@@ -12,9 +12,9 @@ from onea.record import Record
 from onea.record_metrics import headline_metrics
 from onea.report.curves import accuracy_curves, task_names
 from onea.report.html import MOST_IN_ALT, document, series
-from onea.report.made import made
 from onea.report.matrices import accuracy_matrix
 from onea.report.page import Block, Details, Page, Picture, Section, Terms, Text
+from onea.report.provenance import provenance
 from onea.report.table import NOTHING, Table
 from onea.report.tables import labels, results_table
 from onea.text import count
@@ -39,7 +39,7 @@ def run_page(records: Sequence[Record], title: str) -> str:
             for record, name in zip(records, labels(records), strict=True)
             if any("base" in (task.get("merge") or {}) for task in record["tasks"])
         ),
-        made(records),
+        provenance(records),
     ]
     return document(Page(title, blocks))
 

@@ -68,7 +68,7 @@ Cell = Value | str
 
 
 @dataclass(frozen=True)
-class Column:
+class TableColumn:
     """One column.
 
     Attributes:
@@ -119,7 +119,7 @@ class Table:
     """
 
     title: str
-    columns: tuple[Column, ...]
+    columns: tuple[TableColumn, ...]
     rows: tuple[Row, ...]
     notes: tuple[str, ...] = ()
     corner: str = ""
@@ -130,7 +130,7 @@ class Table:
         cls,
         title: str,
         rows: Sequence[str],
-        columns: Sequence[Column],
+        columns: Sequence[TableColumn],
         values: Mapping[tuple[str, int], Value],
         notes: Sequence[str] = (),
     ) -> Table:
@@ -141,7 +141,9 @@ class Table:
     @classmethod
     def of_texts(cls, title: str, heads: Sequence[str], lines: Iterable[Sequence[str]], left: int = 1) -> Table:
         """A table of finished texts; so many columns from the left hold words, the others numbers."""
-        columns = tuple(Column(head, align="left" if index < left else "right") for index, head in enumerate(heads))
+        columns = tuple(
+            TableColumn(head, align="left" if index < left else "right") for index, head in enumerate(heads)
+        )
         return cls(title, columns[1:], tuple(Row(name, tuple(cells)) for name, *cells in lines), corner=heads[0])
 
     @property
@@ -154,7 +156,7 @@ class Table:
         """The notes of single rows as sentences."""
         return [f"{row.name}: {row.note}." for row in self.rows if row.note]
 
-    def cells(self, row: Row) -> Iterator[tuple[int, Column, Cell]]:
+    def cells(self, row: Row) -> Iterator[tuple[int, TableColumn, Cell]]:
         """Every column of a row: its index, itself and its cell."""
         every = row.cells * len(self.columns) if len(row.cells) == 1 else row.cells
         return zip(range(len(every)), self.columns, every, strict=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from onea.record import Record
 from onea.record_metrics import Metric, headline_metrics
-from onea.report.table import Column, Row, Table, Value
+from onea.report.table import Row, Table, TableColumn, Value
 
 
 def labels(records: Sequence[Record]) -> list[str]:
@@ -52,7 +52,7 @@ def results_table(records: Sequence[Record]) -> Table:
     )
     return Table(
         title=f"Results {when}" + ("; the best of each column is marked." if len(records) > 1 else "."),
-        columns=tuple(Column(m.heading, "", m.higher_is_better, m.digits) for m in metrics),
+        columns=tuple(TableColumn(m.heading, "", m.higher_is_better, m.digits) for m in metrics),
         rows=tuple(rows),
         corner="method",
         mark_second=False,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run is made of, from the command line or a YAML file, and what makes two runs the same."""
+"""The configuration of a run, from the command line or a YAML file, and the key that tells two runs apart."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class RunConfig:
         compile: whether to compile the network: ``yes``, ``no`` or ``auto`` (on a GPU, with enough images to repay it).
         store: where packed images live: ``auto``, ``device``, ``host``, ``disk``; ``exact`` streams the originals.
         budget: gigabytes of memory the images may take.
-        cache_gb: gigabytes of host memory for test features of frozen parts, which are then computed only once; 0 is
+        cache_gb: gigabytes of host memory for test features of frozen modules, which are then computed only once; 0 is
             none, and by default half of what is free may be used.
         on_bad: what an unreadable image does: ``fail`` or ``skip``.
         per_class: at most so many training images of each class, chosen by the seed.
@@ -111,7 +111,7 @@ class RunConfig:
                 raise OneaError(f"{name} holds a character that no path can hold; correct it.")
 
     def identity(self) -> dict[str, Any]:
-        """What distinguishes this run from another; two runs with equal identities give equal results."""
+        """The values that distinguish this run from another; runs with equal ones give equal results."""
         values = {
             name: value
             for name, value in dataclasses.asdict(self).items()
@@ -124,7 +124,7 @@ class RunConfig:
         return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()[:12]
 
     def folder(self) -> Path:
-        """Where the run goes unless told otherwise."""
+        """The default folder of the run."""
         start, end = f"{self.method}-", f"-seed{self.seed}-{self.key()}"
         room = _LONGEST_NAME - len(f"{start}{end}".encode())
         name = data_name(self.data).encode("utf-8", "surrogateescape")[:room].decode("utf-8", "surrogateescape")

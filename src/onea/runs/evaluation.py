@@ -14,9 +14,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from onea import seeds
-from onea.data.store import Images, choose_place
+from onea.data.image_storage import Images, choose_storage_tier
 from onea.methods.classification import FeatureClassification
-from onea.methods.contract import EVALUATION_BATCH, Method, filled_up
+from onea.methods.contract import EVALUATION_BATCH, Method, pad_rows
 from onea.runs.setup import Side
 
 _HOST = torch.device("cpu")
@@ -25,7 +25,7 @@ _SAMPLE = 8  # images; some methods route each image its own way
 
 
 def correct_per_class(
-    method: Method, test: Side, arrivals: Sequence[range], seed: int, known: FeatureCache | None = None
+    method: Method, test: Side, class_ranges: Sequence[range], seed: int, known: FeatureCache | None = None
 ) -> dict[str, list[int]]:
     """Right answers for each class seen, over the test images of those classes, by every classifier of a method.
 
@@ -34,13 +34,13 @@ def correct_per_class(
     Args:
         method: after it has learned the classes.
         test: images of all classes.
-        arrivals: the classes of every task so far.
+        class_ranges: the classes of every task so far.
         seed: of the run.
-        known: features of earlier evaluations, for a method with frozen parts. They change nothing but the time.
+        known: features of earlier evaluations, for a method with cacheable modules. They change only the time.
     """
     known = known or FeatureCache(test.rows, bound=0)
-    known.keep_only(method.parts())
-    batches = _by_arrival(test, arrivals) if method.parts() else _shuffled(test, arrivals, seed)
+    known.keep_only(method.cacheable_modules())
+    batches = _by_task(test, class_ranges) if method.cacheable_modules() else _shuffled(test, class_ranges, seed)
     processes, device = method.runtime.processes, method.runtime.device
     truth = test.labels[torch.cat([test.rows[:0], *batches])]
     names = list(method.classifiers) if isinstance(method, FeatureClassification) else [""]
@@ -50,41 +50,41 @@ def correct_per_class(
         if number % processes.count == processes.rank:
             for line, scores in zip(own, _scores(method, test, rows, known), strict=True):
                 line.copy_(scores.argmax(1))
-    found, classes = processes.sum_of(answers).cpu(), arrivals[-1].stop
+    found, classes = processes.sum_of(answers).cpu(), class_ranges[-1].stop
     right = [torch.bincount(truth[line == truth], minlength=classes).tolist() for line in found]
     return dict(zip(names, right, strict=True))
 
 
 def _scores(method: Method, test: Side, rows: Tensor, known: FeatureCache) -> list[Tensor]:
     """The scores of a batch by every classifier."""
-    parts, images = method.parts(), cache(lambda: test.images.plain(filled_up(rows)))
+    parts, images = method.cacheable_modules(), cache(lambda: test.images.plain(pad_rows(rows)))
     features = {
         name: known.features(
             name,
             rows,
-            lambda plug=plug: method.features(images(), plug)[: len(rows)],  # type: ignore[misc]
+            lambda hooks=hooks: method.features(images(), hooks)[: len(rows)],  # type: ignore[misc]
         ).to(method.runtime.device)
-        for name, plug in parts.items()
+        for name, hooks in parts.items()
     }
     if isinstance(method, FeatureClassification) and len(method.classifiers) > 1:
         (found,) = features.values() or [method.features(images(), method.hooks())[: len(rows)]]
         return list(method.scores_by_classifier(found).values())
-    return [method.scores_from(features) if parts else method.scores(images())[: len(rows)]]
+    return [method.scores_from_features(features) if parts else method.scores(images())[: len(rows)]]
 
 
-def _by_arrival(test: Side, arrivals: Sequence[range]) -> list[Tensor]:
+def _by_task(test: Side, class_ranges: Sequence[range]) -> list[Tensor]:
     """The images of each task in batches of their own.
 
     Always the same batches, so that it does not matter to the last bit which features are known from earlier. That
     neighbours share a class does not matter either: each image's features are its own.
     """
-    parts = [part for classes in arrivals for part in _rows(test, classes).split(EVALUATION_BATCH)]
+    parts = [part for classes in class_ranges for part in _rows(test, classes).split(EVALUATION_BATCH)]
     return [part for part in parts if len(part)]  # a class may come without test images
 
 
-def _shuffled(test: Side, arrivals: Sequence[range], seed: int) -> list[Tensor]:
+def _shuffled(test: Side, class_ranges: Sequence[range], seed: int) -> list[Tensor]:
     """No method may profit from neighbours of the same class, so the order is random (and the same for all methods)."""
-    rows = _rows(test, range(arrivals[-1].stop))
+    rows = _rows(test, range(class_ranges[-1].stop))
     rows = rows[torch.randperm(len(rows), generator=seeds.generator(seed, 0, "test order"))]
     return list(rows.split(EVALUATION_BATCH))
 
@@ -143,7 +143,7 @@ class FeatureCache:
     def _add(self, part: str, like: Tensor) -> _Held | None:
         """Room for a part, if there is any."""
         needed = self._images * like.shape[1] * like.element_size()
-        if choose_place(self.bytes + needed, self._bound, _HOST) == "disk":
+        if choose_storage_tier(self.bytes + needed, self._bound, _HOST) == "disk":
             return None
         room = torch.empty(self._images, like.shape[1], dtype=like.dtype)
         self._parts[part] = _Held(room, torch.zeros(self._images, dtype=torch.bool))

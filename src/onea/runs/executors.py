@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the runs of a grid happen: in this process, in processes of this machine, or on a cluster."""
+"""Executors of a grid's runs: this process, processes of this machine, or a cluster."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from multiprocessing.process import BaseProcess
 from typing import cast
 
 from onea.errors import OneaError, short
-from onea.runs.jobs import Executor, Job, OnProgress, Result, ignore_progress, run_job, with_memos
-from onea.runs.store import Failure
+from onea.runs.jobs import Executor, OnProgress, Result, RunJob, ignore_progress, run_job, with_adapter_caches
+from onea.runs.record_store import Failure
 
 _MOST_WORKERS = 256  # processes, each with a network of its own
 _PATIENCE = 30  # seconds for a process to end by itself after its result
@@ -36,16 +36,16 @@ class InProcess(Executor):
     def __init__(self, share_adapters: bool = False) -> None:
         self.share_adapters = share_adapters
 
-    def run(self, jobs: Sequence[Job], tell: OnProgress = ignore_progress) -> Generator[Result, None, None]:
+    def run(self, jobs: Sequence[RunJob], on_progress: OnProgress = ignore_progress) -> Generator[Result, None, None]:
         """Results in the order of the jobs, or, where adapters are shared, of their trainings."""
-        for job, memo in with_memos(jobs) if self.share_adapters else ((job, None) for job in jobs):
-            tell(job, 0, 0)
-            yield run_job(job, tell, memo)
+        for job, adapter_cache in with_adapter_caches(jobs) if self.share_adapters else ((job, None) for job in jobs):
+            on_progress(job, 0, 0)
+            yield run_job(job, on_progress, adapter_cache)
 
 
 @dataclass(frozen=True)
 class _Worker:
-    job: Job
+    job: RunJob
     process: BaseProcess
     gpu: str | None
 
@@ -65,7 +65,7 @@ class LocalProcesses(Executor):
         self._workers = workers or len(self._gpus) or max(1, _cores() // 4)
         self._retries = retries
 
-    def run(self, jobs: Sequence[Job], tell: OnProgress = ignore_progress) -> Generator[Result, None, None]:
+    def run(self, jobs: Sequence[RunJob], on_progress: OnProgress = ignore_progress) -> Generator[Result, None, None]:
         """Results as they finish."""
         waiting, deaths = deque(jobs), Counter[str]()
         active: dict[Connection, _Worker] = {}
@@ -74,7 +74,7 @@ class LocalProcesses(Executor):
                 while waiting and len(active) < self._workers:
                     connection, worker = self._start(waiting.popleft(), active.values())
                     active[connection] = worker
-                    tell(worker.job, 0, 0)
+                    on_progress(worker.job, 0, 0)
                 for ready in wait(list(active)):
                     ready = cast(Connection, ready)  # on Windows another class of the same kind
                     job = active[ready].job
@@ -89,7 +89,7 @@ class LocalProcesses(Executor):
                             yield Result(job, Failure(_obituary(code, deaths[key]), attempts=deaths[key]))
                         continue
                     if isinstance(message, tuple):
-                        tell(job, *message)
+                        on_progress(job, *message)
                     else:
                         _end(ready, active.pop(ready))
                         yield Result(job, message)
@@ -99,7 +99,7 @@ class LocalProcesses(Executor):
             for connection, worker in active.items():
                 _end(connection, worker)
 
-    def _start(self, job: Job, busy: Collection[_Worker]) -> tuple[Connection, _Worker]:
+    def _start(self, job: RunJob, busy: Collection[_Worker]) -> tuple[Connection, _Worker]:
         used = Counter(worker.gpu for worker in busy)
         gpu = min(self._gpus, key=lambda name: used[name]) if self._gpus else None
         config = job.config
@@ -107,14 +107,14 @@ class LocalProcesses(Executor):
             config = dataclasses.replace(config, threads=max(1, _cores() // self._workers))
         context = multiprocessing.get_context("spawn")  # a forked CUDA context does not work
         ours, theirs = context.Pipe()
-        process = context.Process(target=_work, args=(Job(config, job.folder), theirs, gpu), daemon=True)
+        process = context.Process(target=_work, args=(RunJob(config, job.folder), theirs, gpu), daemon=True)
         process.start()
         theirs.close()  # so that its death closes the pipe
         return ours, _Worker(job, process, gpu)
 
 
 def choose_executor(workers: int | None = None, ray: str | None = None, share_training: bool | None = None) -> Executor:
-    """What a command line asks for.
+    """The executor that a command line asks for.
 
     Args:
         workers: processes on this machine; by default one per GPU. One worker is this process.
@@ -144,7 +144,7 @@ def visible_gpus() -> list[str]:
     return [str(index) for index in range(torch.cuda.device_count())]
 
 
-def _work(job: Job, connection: Connection, gpu: str | None) -> None:
+def _work(job: RunJob, connection: Connection, gpu: str | None) -> None:
     """The life of a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; who started us decides
     threading.Thread(target=_die_with_parent, daemon=True).start()

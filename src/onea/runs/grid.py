@@ -11,8 +11,8 @@ from onea.errors import OneaError
 from onea.record import Record
 from onea.runs.config import RunConfig
 from onea.runs.executors import InProcess
-from onea.runs.jobs import Executor, Job, Result
-from onea.runs.store import Failure, RecordStore
+from onea.runs.jobs import Executor, Result, RunJob
+from onea.runs.record_store import Failure, RecordStore
 
 
 class GridProgress:
@@ -30,7 +30,7 @@ class GridProgress:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of each configuration of a grid.
+    """The outcome of each configuration of a grid.
 
     Attributes:
         finished: run to the end by this grid.
@@ -61,7 +61,7 @@ def run_grid(
     skipped = [config for key, config in unique.items() if key not in outdated and store.find(config)]
     progress.start(list(unique.values()), skipped)
     done = outdated.keys() | {config.key() for config in skipped}
-    jobs = [Job(config, store.folder(config).absolute()) for key, config in unique.items() if key not in done]
+    jobs = [RunJob(config, store.folder(config).absolute()) for key, config in unique.items() if key not in done]
     finished: list[RunConfig] = []
     failures = dict(outdated)
     for key, failure in outdated.items():

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 from onea.errors import OneaError
 from onea.record import Record
 from onea.runs.config import RunConfig
-from onea.runs.store import Failure
+from onea.runs.record_store import Failure
 
 if TYPE_CHECKING:
-    from onea.methods.adapter_merging import AdapterMemo
+    from onea.methods.adapter_merging import AdapterCache
 
 
 @dataclass(frozen=True)
-class Job:
+class RunJob:
     """A run to be made, and its folder as an absolute path: workers may stand elsewhere."""
 
     config: RunConfig
@@ -34,15 +34,15 @@ class Job:
 class Result:
     """A run that is over. ``record`` may be None without a failure: it lies in the folder."""
 
-    job: Job
+    job: RunJob
     failure: Failure | None = None
     record: Record | None = None
 
 
-OnProgress = Callable[[Job, int, int], None]  # a job has learned so many of its tasks; (0, 0) when it begins
+OnProgress = Callable[[RunJob, int, int], None]  # a job has learned so many of its tasks; (0, 0) when it begins
 
 
-def ignore_progress(job: Job, task: int, tasks: int) -> None:
+def ignore_progress(job: RunJob, task: int, tasks: int) -> None:
     """Tell nobody."""
 
 
@@ -50,37 +50,37 @@ class Executor(ABC):
     """Makes runs."""
 
     @abstractmethod
-    def run(self, jobs: Sequence[Job], tell: OnProgress = ignore_progress) -> Generator[Result, None, None]:
+    def run(self, jobs: Sequence[RunJob], on_progress: OnProgress = ignore_progress) -> Generator[Result, None, None]:
         """Results as they finish, one for each job. Closing the generator ends whatever it has started."""
 
 
-def run_job(job: Job, tell: OnProgress, memo: AdapterMemo | None = None) -> Result:
+def run_job(job: RunJob, on_progress: OnProgress, adapter_cache: AdapterCache | None = None) -> Result:
     """Make a run in this process; an error becomes part of the result."""
     try:
-        return Result(job, record=_perform(job, tell, memo))
+        return Result(job, record=_perform(job, on_progress, adapter_cache))
     except OneaError as error:
         return Result(job, Failure(str(error)))
     except Exception as error:
         return Result(job, Failure(f"{type(error).__name__}: {error}", traceback.format_exc()))
 
 
-def _perform(job: Job, tell: OnProgress, memo: AdapterMemo | None) -> Record:
-    from onea.runs.engine import run
+def _perform(job: RunJob, on_progress: OnProgress, adapter_cache: AdapterCache | None) -> Record:
+    from onea.runs.runner import run
     from onea.runtime import Progress
 
     class Listener(Progress):
         def start_task(self, task: int, tasks: int, name: str) -> None:
-            tell(job, task, tasks)
+            on_progress(job, task, tasks)
 
     # Two grids may share a run: the second waits at it, and then finds it finished.
-    return run(job.config, job.folder, Listener(), memo, wait=True)
+    return run(job.config, job.folder, Listener(), adapter_cache, wait=True)
 
 
 def training_of(config: RunConfig) -> str | None:
-    """What runs must agree in to train the same adapters, or None where a method does not merge adapters.
+    """A key that runs share which train the same adapters; None where a method does not merge adapters.
 
     It is the whole configuration less the method and the options of its merge. Two methods with different presets
-    may agree here and train differently all the same; a memo tells them apart.
+    may agree here and train differently all the same; a cache tells them apart.
     """
     from onea.methods import method_class
     from onea.methods.adapter_merging import AdapterMerging
@@ -101,15 +101,15 @@ def once_per_training(configs: Sequence[RunConfig]) -> list[RunConfig]:
     return list(firsts.values())
 
 
-def with_memos(jobs: Sequence[Job]) -> Iterator[tuple[Job, AdapterMemo | None]]:
+def with_adapter_caches(jobs: Sequence[RunJob]) -> Iterator[tuple[RunJob, AdapterCache | None]]:
     """The jobs, those that train alike one after the other, each with the adapters that it may share.
 
-    One memo exists at a time: that of the jobs at hand, and none where only one job could use it.
+    One cache exists at a time: that of the jobs at hand, and none where only one job could use it.
     """
-    from onea.methods.adapter_merging import AdapterMemo
+    from onea.methods.adapter_merging import AdapterCache
 
     trainings = [training_of(job.config) or job.config.key() for job in jobs]
     counts = Counter(trainings)
     for training, count in counts.items():
-        memo = AdapterMemo() if count > 1 else None
-        yield from ((job, memo) for job, own in zip(jobs, trainings, strict=True) if own == training)
+        adapter_cache = AdapterCache() if count > 1 else None
+        yield from ((job, adapter_cache) for job, own in zip(jobs, trainings, strict=True) if own == training)

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from onea.errors import OneaError
-from onea.runs.jobs import Executor, Job, OnProgress, Result, ignore_progress, run_job
-from onea.runs.store import Failure
+from onea.runs.jobs import Executor, OnProgress, Result, RunJob, ignore_progress, run_job
+from onea.runs.record_store import Failure
 
 _TICK = 0.5  # seconds between two looks at the progress
 _PASSED_ON = ("ONEA_CACHE", "OMP_WAIT_POLICY")  # settings of this process that its tasks need as well
@@ -39,7 +39,7 @@ class RayExecutor(Executor):
         self._ray = import_ray()
         self._address, self._gpus, self._cpus, self._retries = address, gpus, cpus, retries
 
-    def run(self, jobs: Sequence[Job], tell: OnProgress = ignore_progress) -> Generator[Result, None, None]:
+    def run(self, jobs: Sequence[RunJob], on_progress: OnProgress = ignore_progress) -> Generator[Result, None, None]:
         """Results as they finish."""
         if not jobs:
             return
@@ -47,13 +47,13 @@ class RayExecutor(Executor):
         with connected(self._address):
             board = self._board()
             task = ray.remote(**self._resources())(_task)
-            here = _Place.here()
+            here = _Sender.here()
             pending = {task.remote(self._fitted(job), number, board, here): job for number, job in enumerate(jobs)}
             try:
                 while pending:
                     ready, _ = ray.wait(list(pending), num_returns=1, timeout=_TICK)
                     for number, done, tasks in self._news(board):
-                        tell(jobs[number], done, tasks)
+                        on_progress(jobs[number], done, tasks)
                     for reference in ready:
                         yield self._result(reference, pending.pop(reference))
             finally:
@@ -78,11 +78,11 @@ class RayExecutor(Executor):
         here = strategies.NodeAffinitySchedulingStrategy(self._ray.get_runtime_context().get_node_id(), soft=True)
         return self._ray.remote(_Board).options(num_cpus=0, scheduling_strategy=here).remote()
 
-    def _fitted(self, job: Job) -> Job:
+    def _fitted(self, job: RunJob) -> RunJob:
         threads = job.config.threads or max(1, int(self._cpus))
         return dataclasses.replace(job, config=dataclasses.replace(job.config, threads=threads))
 
-    def _result(self, reference: Any, job: Job) -> Result:
+    def _result(self, reference: Any, job: RunJob) -> Result:
         try:
             done: Result = self._ray.get(reference)
         except self._ray.exceptions.RayError as error:
@@ -114,14 +114,14 @@ class _Board:
 
 
 @dataclass(frozen=True)
-class _Place:
-    """What the tasks need to know of the process that sends them."""
+class _Sender:
+    """Facts about the process that sends tasks, which they need."""
 
     folder: str
     settings: dict[str, str]
 
     @classmethod
-    def here(cls) -> _Place:
+    def here(cls) -> _Sender:
         return cls(str(Path.cwd()), {name: os.environ[name] for name in _PASSED_ON if name in os.environ})
 
     def enter(self) -> None:
@@ -130,9 +130,9 @@ class _Place:
             os.chdir(self.folder)  # so that relative paths of the configuration mean the same
 
 
-def _task(job: Job, number: int, board: Any, place: _Place) -> Result:
+def _task(job: RunJob, number: int, board: Any, sender: _Sender) -> Result:
     """The work of one Ray task."""
-    place.enter()
+    sender.enter()
     board.put.remote(number, 0, 0)
     return run_job(job, lambda _, done, tasks: board.put.remote(number, done, tasks))
 

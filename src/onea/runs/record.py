@@ -23,6 +23,7 @@ from onea.errors import OneaError, short
 from onea.files import open_plain, read_tensors, write_atomically
 from onea.record import NAME, Record, read_record, tidy, write_record
 from onea.record_shape import can_be_continued
+from onea.renamed import renamed
 from onea.runs.config import RunConfig
 from onea.sealed import SEAL
 from onea.tensors import Tensors
@@ -31,8 +32,8 @@ from onea.version import __version__
 _VOLATILE = ("timings", "memory", "dates", "environment", "stamps", SEAL)  # differ between two equal runs
 
 
-def essence(record: Record) -> dict[str, Any]:
-    """What two runs with the same configuration must agree on, bit for bit."""
+def comparable_fields(record: Record) -> dict[str, Any]:
+    """The fields of a record in which two runs with the same configuration agree, bit for bit."""
     return {key: copy.deepcopy(value) for key, value in record.items() if key not in _VOLATILE}
 
 
@@ -143,3 +144,6 @@ def _processor() -> str:
     lines = info.read_text(encoding="utf-8", errors="ignore").splitlines() if info.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor()
+
+
+__getattr__ = renamed(__name__, {"essence": "onea.runs.record:comparable_fields"})

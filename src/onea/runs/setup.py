@@ -17,14 +17,14 @@ from torch import Tensor
 
 from onea import seeds
 from onea.data.dataset import Dataset, Split
+from onea.data.image_storage import ExactImages, Images, PackedImages, choose_storage_tier
 from onea.data.pack import Packed, pack, sha256_of_files, stored_shape
 from onea.data.sources import load_dataset
-from onea.data.store import ExactImages, Images, PackedImages, choose_place
 from onea.data.transforms import Preprocess
 from onea.errors import OneaError
 from onea.files import default_cache
 from onea.methods import method_class
-from onea.methods.adapter_merging import AdapterMemo, AdapterMerging
+from onea.methods.adapter_merging import AdapterCache, AdapterMerging
 from onea.methods.contract import EVALUATION_BATCH, Method
 from onea.methods.presets import choose_preset, preset_options
 from onea.options import build
@@ -33,7 +33,7 @@ from onea.runs.config import RunConfig
 from onea.runtime import Runtime
 from onea.streams import Stream, make_stream
 from onea.task_sizes import parse_sizes
-from onea.tasks import Plan, Task
+from onea.tasks import StreamPlan, Task
 from onea.vit.backbones import load_backbone, stamp_of_weights
 from onea.vit.compiled import can_compile
 from onea.vit.frozen import FrozenViT
@@ -70,7 +70,7 @@ class Prepared:
     compiled: bool = False
     stamps: dict[str, str] = field(default_factory=dict)
 
-    def arrivals(self, index: int) -> list[range]:
+    def class_ranges(self, index: int) -> list[range]:
         """The classes of every task up to this one."""
         return [self.stream.range_of(task) for task in range(index + 1)]
 
@@ -79,11 +79,11 @@ class Prepared:
         classes = self.stream.range_of(index)
         return self._task(index, classes, lambda: self._task(index, range(classes.stop)))
 
-    def _task(self, index: int, classes: range, so_far: Callable[[], Task] | None = None) -> Task:
+    def _task(self, index: int, classes: range, cumulative_task: Callable[[], Task] | None = None) -> Task:
         labels = self.train.labels[self.train.rows]
         rows = self._limit(self.train.rows[(labels >= classes.start) & (labels < classes.stop)])
         name = self.stream.names[index] if self.stream.names else f"task {index + 1}"
-        return Task(index, name, classes, self.train.images, rows, self.train.labels[rows], self.seed, so_far)
+        return Task(index, name, classes, self.train.images, rows, self.train.labels[rows], self.seed, cumulative_task)
 
     def _limit(self, rows: Tensor) -> Tensor:
         """At most as many images per class as a long-tailed stream allows."""
@@ -93,14 +93,14 @@ class Prepared:
         return _pick(rows, self.train.labels, self.seed, "long-tail", lambda position, _: limits[position])
 
 
-def prepare(config: RunConfig, runtime: Runtime, memo: AdapterMemo | None = None) -> Prepared:
+def prepare(config: RunConfig, runtime: Runtime, adapter_cache: AdapterCache | None = None) -> Prepared:
     """Check everything and load everything; raises before anything is written if the request cannot be met."""
     config = _protocol(config)
     weights = stamp_of_weights(config.backbone)
     vit = load_backbone(config.backbone)
     dataset = dataset_of(config)
     stream = _stream(config, dataset)
-    method, options = _method(config, vit, stream, runtime, memo)
+    method, options = _method(config, vit, stream, runtime, adapter_cache)
     preprocess = _preprocess(config, vit, dataset)
     train, test, stored = _images(config, dataset, stream, preprocess, runtime)
     train, test = _choose_rows(config, train, test)
@@ -210,13 +210,13 @@ def _stream(config: RunConfig, dataset: Dataset) -> Stream:
 
 
 def _method(
-    config: RunConfig, vit: FrozenViT, stream: Stream, runtime: Runtime, memo: AdapterMemo | None
+    config: RunConfig, vit: FrozenViT, stream: Stream, runtime: Runtime, adapter_cache: AdapterCache | None
 ) -> tuple[Method, dict[str, Any]]:
     kind = method_class(config.method)
     options = options_of(config, vit.width)
-    plan = Plan(stream.classes, stream.tasks)
+    plan = StreamPlan(stream.classes, stream.tasks)
     if issubclass(kind, AdapterMerging):
-        return kind(vit, options, runtime, plan, memo), dataclasses.asdict(options)
+        return kind(vit, options, runtime, plan, adapter_cache), dataclasses.asdict(options)
     return kind(vit, options, runtime, plan), dataclasses.asdict(options)
 
 
@@ -232,10 +232,10 @@ def _images(
     packs = _packs(config, dataset, preprocess.size)
     budget = None if config.budget is None else int(config.budget * 1e9)
     total = sum(packed.pixels.nbytes for packed in packs)
-    place = choose_place(total, budget, runtime.device) if config.store == "auto" else config.store
+    tier = choose_storage_tier(total, budget, runtime.device) if config.store == "auto" else config.store
     train, test = (
         Side(
-            PackedImages(packed.pixels, preprocess, runtime.device, place, runtime.pixel_dtype),
+            PackedImages(packed.pixels, preprocess, runtime.device, tier, runtime.pixel_dtype),
             torch.from_numpy(position[side.labels[packed.rows]]),
             torch.arange(len(packed.rows)),
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may ask, by the name under which the service is asked; and who may teach: whoever knows the token."""
+"""Access: the host names that the service answers to, and the token that teaching needs."""
 
 from __future__ import annotations
 

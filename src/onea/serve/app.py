@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The app: routes, page and guard around one service."""
+"""The app: routes, page and middleware around one service."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from starlette.staticfiles import StaticFiles
 from onea.serve import metrics, problems
 from onea.serve.batching import Batcher
 from onea.serve.decoding import Decoders
-from onea.serve.guard import Guard
+from onea.serve.middleware import ServiceMiddleware
 from onea.serve.routes import Parts, router
 from onea.serve.schemas import ProblemDocument
 from onea.serve.service import Service
@@ -38,7 +38,7 @@ def create_app(service: Service) -> FastAPI:
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it would note every malformed form,
     warnings.filterwarnings("ignore", module="PIL")  # and Pillow every odd tag of every image
     counters = metrics.Metrics()
-    guards: list[Guard] = []
+    middlewares: list[ServiceMiddleware] = []
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -59,15 +59,15 @@ def create_app(service: Service) -> FastAPI:
                 with suppress(asyncio.CancelledError):
                     await task
 
-    def guarded(inner: Any) -> Guard:
-        guards.append(Guard(inner, service.settings, lambda: service.closing, counters))
-        return guards[-1]
+    def with_middleware(inner: Any) -> ServiceMiddleware:
+        middlewares.append(ServiceMiddleware(inner, service.settings, lambda: service.closing, counters))
+        return middlewares[-1]
 
     app = FastAPI(
         title="onea", version=__version__, description=_DESCRIPTION, lifespan=lifespan, docs_url=None, redoc_url=None
     )
-    app.state.active = lambda: sum(guard.active for guard in guards)
-    app.add_middleware(guarded)
+    app.state.active = lambda: sum(middleware.active for middleware in middlewares)
+    app.add_middleware(with_middleware)
     problems.install(app)
     app.include_router(router)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")

@@ -13,7 +13,7 @@ import torch
 
 from onea.data.dataset import Pixels
 from onea.model.answers import Answer, Snapshot
-from onea.model.images import Batch
+from onea.model.images import DecodedImages
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +25,7 @@ class Question:
         top: how many answers are wanted about each.
     """
 
-    images: Batch
+    images: DecodedImages
     top: int
     answered: asyncio.Future[list[Answer]] = field(repr=False)
 
@@ -34,7 +34,9 @@ def answer_together(snapshot: Snapshot, questions: Sequence[Question]) -> list[l
     """The answers to several questions from one pass through the network."""
     pixels: Pixels = np.concatenate([question.images.pixels for question in questions])
     names = tuple(name for question in questions for name in question.images.names)
-    scores = snapshot.similarities(Batch(pixels, None, names)).split([len(question.images) for question in questions])
+    scores = snapshot.similarities(DecodedImages(pixels, None, names)).split(
+        [len(question.images) for question in questions]
+    )
     return [snapshot.answers_from(q.images, part, q.top) for q, part in zip(questions, scores, strict=True)]
 
 
@@ -60,7 +62,7 @@ class Batcher:
         threads = torch.get_num_threads()
         self._thread = ThreadPoolExecutor(1, "onea-answers", initializer=torch.set_num_threads, initargs=(threads,))
 
-    async def ask(self, images: Batch, top: int) -> list[Answer]:
+    async def ask(self, images: DecodedImages, top: int) -> list[Answer]:
         """The answers about some images, when their turn has come."""
         question = Question(images, top, asyncio.get_running_loop().create_future())
         self._questions.put_nowait(question)

@@ -17,7 +17,7 @@ Idle = dict["Connection", asyncio.TimerHandle]
 
 
 class Connection(H11Protocol):
-    """Uvicorn's connection with a deadline for the head of a request; the guard has one for the rest.
+    """Uvicorn's connection with a deadline for the head of a request; the middleware has one for the rest.
 
     Args:
         limits: the deadline, and the number of connections.

@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
-class Job(Generic[Result]):
+class DecodingJob(Generic[Result]):
     """Work on one image.
 
     Attributes:
@@ -37,7 +37,7 @@ class _Request:
 
     client: Hashable
     pixels: int
-    jobs: deque[tuple[Job[Any], asyncio.Future[Any]]]
+    jobs: deque[tuple[DecodingJob[Any], asyncio.Future[Any]]]
 
 
 class Decoders:
@@ -59,7 +59,7 @@ class Decoders:
         """Finish what has begun."""
         self._pool.shutdown()
 
-    async def results(self, client: Hashable, jobs: Sequence[Job[Result]], most: int) -> list[Result]:
+    async def results(self, client: Hashable, jobs: Sequence[DecodingJob[Result]], most: int) -> list[Result]:
         """The results of the jobs of a request. Those that have not begun are dropped when one fails, and on cancel.
 
         Args:
@@ -103,13 +103,13 @@ class Decoders:
             self._turn_of[chosen.client] = next(self._turns)
             self._start(chosen, *chosen.jobs.popleft())
 
-    def _may_begin(self, job: Job[Any]) -> bool:
+    def _may_begin(self, job: DecodingJob[Any]) -> bool:
         large = sum(pixels > self._limits.large_pixels for pixels in self._in_work)
         if job.pixels > self._limits.large_pixels and large >= self._threads - 1:
             return False
         return not self._in_work or sum(self._in_work) + job.pixels <= self._limits.decoded_pixels
 
-    def _start(self, request: _Request, job: Job[Any], future: asyncio.Future[Any]) -> None:
+    def _start(self, request: _Request, job: DecodingJob[Any], future: asyncio.Future[Any]) -> None:
         self._in_work.append(job.pixels)
 
         def ended(done: asyncio.Future[Any]) -> None:

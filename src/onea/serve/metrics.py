@@ -21,7 +21,7 @@ class Metrics:
         )
         self.images = Counter("onea_images", "Images answered.", registry=one)
         self.unknown = Counter("onea_unknown", "Images answered 'unknown'.", registry=one)
-        self.lessons = Counter("onea_lessons", "Lessons begun.", registry=one)
+        self.jobs = Counter("onea_lessons", "Training jobs begun.", registry=one)
         self.batch_images = Histogram(
             "onea_batch_images",
             "Images in one pass through the network.",

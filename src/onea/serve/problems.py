@@ -46,8 +46,8 @@ def busy(
 def document(status: int, detail: str) -> dict[str, Any]:
     """The members of a problem document.
 
-    >>> document(404, "There is no lesson 'x'.")
-    {'type': 'about:blank', 'title': 'Not Found', 'status': 404, 'detail': "There is no lesson 'x'."}
+    >>> document(404, "There is no training job 'x'.")
+    {'type': 'about:blank', 'title': 'Not Found', 'status': 404, 'detail': "There is no training job 'x'."}
     """
     return {"type": "about:blank", "title": _TITLES.get(status, HTTPStatus(status).phrase), "status": status} | {
         "detail": sentence(detail)

@@ -17,8 +17,7 @@ from onea.serve import metrics
 from onea.serve.access import bearer, check_token
 from onea.serve.batching import Batcher
 from onea.serve.decoding import Decoders
-from onea.serve.guard import client_address
-from onea.serve.lessons import Lesson
+from onea.serve.middleware import client_address
 from onea.serve.problems import Problem
 from onea.serve.schemas import (
     LEARN_BODY,
@@ -28,15 +27,16 @@ from onea.serve.schemas import (
     History,
     ImageAnswer,
     KnownClass,
-    LessonReport,
     Prediction,
+    TrainingJobReport,
     Undone,
     refusals,
 )
 from onea.serve.service import Service
+from onea.serve.training_jobs import TrainingJob
 from onea.serve.uploads import askable, images_to_learn, images_to_predict, learnable, while_connected
 
-_TICK = 0.2  # seconds between two looks at a lesson
+_TICK = 0.2  # seconds between two looks at a training job
 _HEARTBEAT = 15  # seconds after which proxies would take a silent stream for dead
 
 
@@ -60,7 +60,7 @@ def _teacher(request: Request) -> None:
 
 
 Serving = Annotated[Parts, Depends(_parts)]
-LessonId = Annotated[str, Path(description="As the answer of POST /learn says.")]
+TrainingJobId = Annotated[str, Path(description="As the answer of POST /learn says.")]
 TEACHER = [Depends(bearer), Depends(_teacher)]
 router = APIRouter()
 
@@ -115,28 +115,28 @@ async def history(serving: Serving) -> History:
     responses=refusals(400, 401, 403, 408, 409, 413, 415, 422, 503, 507),
     summary="Teach classes",
 )
-async def learn(request: Request, response: Response, serving: Serving) -> LessonReport:
+async def learn(request: Request, response: Response, serving: Serving) -> TrainingJobReport:
     """Learn new classes, or more images of known ones, in the background; the present version answers meanwhile.
 
-    Everything that can be checked is checked before the answer. Follow the lesson at `/learn/{id}/events`.
+    Everything that can be checked is checked before the answer. Follow the training job at `/learn/{id}/events`.
     """
     service, limits = serving.service, serving.service.settings.limits
     service.refuse_while_busy()
     async with images_to_learn(request, limits) as (sent, name):
         if name is not None and (not name.strip() or not name.isprintable() or len(name) > 200):
-            raise Problem(422, "The name of the lesson must have 1 to 200 printable characters.")
+            raise Problem(422, "The name of the update must have 1 to 200 printable characters.")
         client = client_address(request.scope)
         batch = await while_connected(request, learnable(sent, service.side, limits, serving.decoders, client))
-    lesson = await run_in_threadpool(service.teach, batch, name)
-    response.headers["Location"] = f"/learn/{lesson.id}"
-    serving.counters.lessons.inc()
-    return LessonReport(**lesson.report())
+    job = await run_in_threadpool(service.teach, batch, name)
+    response.headers["Location"] = f"/learn/{job.id}"
+    serving.counters.jobs.inc()
+    return TrainingJobReport(**job.report())
 
 
-@router.get("/learn/{id}", tags=["teach"], responses=refusals(404, 422, 503), summary="How far a lesson is")
-async def lesson(id: LessonId, serving: Serving) -> LessonReport:
-    """The state of a lesson now."""
-    return LessonReport(**serving.service.lesson(id).report())
+@router.get("/learn/{id}", tags=["teach"], responses=refusals(404, 422, 503), summary="The progress of a training job")
+async def job(id: TrainingJobId, serving: Serving) -> TrainingJobReport:
+    """The state of a training job now."""
+    return TrainingJobReport(**serving.service.job(id).report())
 
 
 @router.get(
@@ -144,12 +144,12 @@ async def lesson(id: LessonId, serving: Serving) -> LessonReport:
     tags=["teach"],
     response_class=StreamingResponse,
     responses=refusals(404, 422, 503) | {200: {"description": "Reports.", "content": {"text/event-stream": {}}}},
-    summary="A lesson as it goes on",
+    summary="A training job as it goes on",
 )
-async def events(id: LessonId, serving: Serving) -> StreamingResponse:
+async def events(id: TrainingJobId, serving: Serving) -> StreamingResponse:
     """Server-sent events: `progress` with the report whenever it changes, and `end` with the last one."""
     unbuffered = {"X-Accel-Buffering": "no"}  # a proxy must not collect what should arrive at once
-    return StreamingResponse(_events(serving.service.lesson(id)), media_type="text/event-stream", headers=unbuffered)
+    return StreamingResponse(_events(serving.service.job(id)), media_type="text/event-stream", headers=unbuffered)
 
 
 @router.post(
@@ -199,12 +199,12 @@ async def prometheus(serving: Serving) -> Response:
     return Response(counters.text(), headers={"Content-Type": metrics.CONTENT_TYPE})
 
 
-async def _events(lesson: Lesson) -> AsyncIterator[str]:
+async def _events(job: TrainingJob) -> AsyncIterator[str]:
     told: dict[str, Any] = {}
     silent = 0.0
     while True:
-        over = lesson.ended.is_set()  # before the report, so that the last one is told
-        report = lesson.report()
+        over = job.ended.is_set()  # before the report, so that the last one is told
+        report = job.report()
         if over:
             yield f"event: end\ndata: {json.dumps(report)}\n\n"
             return

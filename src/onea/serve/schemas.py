@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the service answers, as the OpenAPI document describes it."""
+"""The schemas of the service's answers."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ class Health(BaseModel):
     learn_files: int = Field(description="Images that one form to learn may have; a zip may have more.")
 
 
-class LessonReport(BaseModel):
-    """How far a lesson is."""
+class TrainingJobReport(BaseModel):
+    """The progress of a training job."""
 
     id: str
     status: Literal["waiting", "learning", "done", "failed"]
@@ -97,7 +97,7 @@ class LessonReport(BaseModel):
     done: int = Field(description="Training steps done, in images.")
     total: int = Field(description="Training steps to do, in images; 0 where nothing is to be trained.")
     seconds: float
-    version: int | None = Field(description="Of the model that the lesson made.")
+    version: int | None = Field(description="Of the model that the training job made.")
     detail: str | None = Field(description="Why it failed.")
 
 

@@ -44,7 +44,7 @@ class Server(uvicorn.Server):
     def _drain(self) -> None:
         if self._service.learning:
             seconds = self._service.settings.grace
-            print(f"finishing the lesson, for at most {seconds:g} s; once more stops at once", flush=True)
+            print(f"finishing the training job, for at most {seconds:g} s; once more stops at once", flush=True)
         self._service.settle(self._service.settings.grace)
         end = time.monotonic() + self._service.settings.grace
         while self._onea.state.active() and time.monotonic() < end:

@@ -18,14 +18,14 @@ from onea.errors import OneaError
 from onea.model.answers import Snapshot
 from onea.model.estimator import load_for
 from onea.model.folder import Manifest, Undone, change, read_id, read_manifest, read_state, undo
-from onea.model.images import Batch
-from onea.model.learning import check_arrival, learn
+from onea.model.images import DecodedImages
+from onea.model.learning import checked_classes, learn
 from onea.model.state import State
-from onea.serve.lessons import Abandoned, Lesson
 from onea.serve.problems import Problem, of_folder, unexpected
 from onea.serve.settings import Settings
+from onea.serve.training_jobs import Abandoned, TrainingJob
 
-_REMEMBERED = 50  # lessons
+_REMEMBERED = 50  # training jobs
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Service:
         self._engine, self._defaults = snapshot.engine, model.get_params()
         self._present = Present(snapshot, read_manifest(self.path))
         self._changing, self._swapping = threading.Lock(), threading.Lock()
-        self._lessons: OrderedDict[str, Lesson] = OrderedDict()
+        self._jobs: OrderedDict[str, TrainingJob] = OrderedDict()
         self._thread: threading.Thread | None = None
         self.closing = False
 
@@ -81,39 +81,39 @@ class Service:
 
     @property
     def learning(self) -> bool:
-        """Whether a lesson or an undo is going on."""
+        """Whether a training job or an undo is going on."""
         return self._changing.locked()
 
     # learning
 
-    def teach(self, batch: Batch, name: str | None = None) -> Lesson:
+    def teach(self, batch: DecodedImages, name: str | None = None) -> TrainingJob:
         """Learn these classes in the background; returns once learning has begun.
 
         Raises:
             OneaError: the classes cannot be learned as they are.
-            Problem: another lesson is going on, or the model folder cannot be written.
+            Problem: another training job is going on, or the model folder cannot be written.
         """
-        classes = check_arrival(batch, self._present.state)
+        classes = checked_classes(batch, self._present.state)
         self._take_turn()
-        lesson = Lesson(classes, len(batch))
+        job = TrainingJob(classes, len(batch))
         try:
-            self._remember(lesson)
+            self._remember(job)
             self._thread = threading.Thread(
-                target=self._learn, args=(lesson, batch, name), name="onea-lesson", daemon=True
+                target=self._learn, args=(job, batch, name), name="onea-training", daemon=True
             )
             self._thread.start()
         except BaseException:
             self._changing.release()
             raise
-        lesson.settled.wait()
-        if lesson.error:  # before learning began: the client hears it at once
-            raise lesson.error
-        return lesson
+        job.settled.wait()
+        if job.error:  # before learning began: the client hears it at once
+            raise job.error
+        return job
 
-    def lesson(self, id: str) -> Lesson:
-        """A lesson by its name."""
-        if (found := self._lessons.get(id)) is None:
-            raise Problem(404, "There is no such lesson; it may have been before the service was started.")
+    def job(self, id: str) -> TrainingJob:
+        """A training job by its name."""
+        if (found := self._jobs.get(id)) is None:
+            raise Problem(404, "There is no such training job; it may have been before the service was started.")
         return found
 
     def undo(self) -> tuple[Undone, State]:
@@ -147,16 +147,16 @@ class Service:
         self.closing = True
 
     def settle(self, seconds: float) -> None:
-        """Give a running lesson so long to finish, then abandon it; returns when nothing is going on."""
+        """Give the current training job so long to finish, then abandon it; returns when nothing is going on."""
         if self._thread is not None:
             self._thread.join(seconds)
             self.abandon()
             self._thread.join()
 
     def abandon(self) -> None:
-        """Do not finish a running lesson; the model stays as it was."""
-        for lesson in list(self._lessons.values()):
-            lesson.abandon()
+        """Do not finish the current training job; the model stays as it was."""
+        for job in list(self._jobs.values()):
+            job.abandon()
 
     # inside
 
@@ -187,25 +187,25 @@ class Service:
                 "look at what it knows and send this again."
             )
 
-    def _learn(self, lesson: Lesson, batch: Batch, name: str | None) -> None:
+    def _learn(self, job: TrainingJob, batch: DecodedImages, name: str | None) -> None:
         torch.set_num_threads(self._engine.runtime.threads)  # or it keeps those of a decomposition (see decompose)
-        outcome = self._learned(lesson, batch, name)
+        outcome = self._learned(job, batch, name)
         self._changing.release()  # first, so that whoever hears of the end may teach again at once
         if isinstance(outcome, Problem):
-            lesson.fail(outcome)
+            job.fail(outcome)
         else:
-            lesson.finish(outcome)
+            job.finish(outcome)
 
-    def _learned(self, lesson: Lesson, batch: Batch, name: str | None) -> int | Problem:
+    def _learned(self, job: TrainingJob, batch: DecodedImages, name: str | None) -> int | Problem:
         """The number of the version that answers from now on, or why there is none."""
 
         def next_state(state: State, version: int, date: str) -> State:
             with self._swapping:
                 self._check_present(state.id)
-            lesson.start()
+            job.start()
             params = self._defaults | self._present.manifest.params
             own = {key: params[key] for key in inspect.signature(learn).parameters if key in params}
-            return learn(self._engine, state, batch, version=version, name=name, progress=lesson, **own)
+            return learn(self._engine, state, batch, version=version, name=name, progress=job, **own)
 
         try:
             state = change(self.path, next_state)
@@ -213,7 +213,7 @@ class Service:
                 self._swap(state, read_manifest(self.path))
             return state.version
         except Abandoned:
-            return Problem(503, "The service was stopped before the lesson was over; nothing was changed.")
+            return Problem(503, "The service was stopped before the training job was over; nothing was changed.")
         except OneaError as error:
             return of_folder(error, self.path)
         except Exception as error:
@@ -223,7 +223,7 @@ class Service:
         unknown = (self._defaults | manifest.params)["unknown"]
         self._present = Present(Snapshot(self._engine, state, unknown), manifest)
 
-    def _remember(self, lesson: Lesson) -> None:
-        self._lessons[lesson.id] = lesson
-        while len(self._lessons) > _REMEMBERED:
-            self._lessons.popitem(last=False)
+    def _remember(self, job: TrainingJob) -> None:
+        self._jobs[job.id] = job
+        while len(self._jobs) > _REMEMBERED:
+            self._jobs.popitem(last=False)

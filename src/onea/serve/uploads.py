@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a client sent, as images: from forms and raw bodies, always decoded, never by a path."""
+"""Uploaded images, from forms and raw bodies; always decoded, never read by a path."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from starlette.requests import ClientDisconnect, Request
 
 from onea.data.dataset import Pixels
 from onea.data.decode import BadImage, fit, pixel_count, read_image
-from onea.model.images import Batch
+from onea.model.images import DecodedImages
 from onea.serve.archive import Archive
-from onea.serve.decoding import Decoders, Job
+from onea.serve.decoding import Decoders, DecodingJob
 from onea.serve.problems import Problem
 from onea.serve.settings import MEGAPIXEL, Limits
 
@@ -52,7 +52,7 @@ def square(sent: Sent, side: int, limits: Limits) -> Pixels:
     return fit(image, side, side)
 
 
-async def askable(images: Sequence[Sent], side: int, limits: Limits, decoders: Decoders, client: str) -> Batch:
+async def askable(images: Sequence[Sent], side: int, limits: Limits, decoders: Decoders, client: str) -> DecodedImages:
     """All images, as the network takes them.
 
     Raises:
@@ -66,10 +66,12 @@ async def askable(images: Sequence[Sent], side: int, limits: Limits, decoders: D
 
     turn = partial(decoders.results, ("ask", client), most=limits.waiting_pixels)
     await _with_each(images, place, turn, limits.predict_pixels)
-    return Batch(pixels, None, tuple(sent.name for sent in images))
+    return DecodedImages(pixels, None, tuple(sent.name for sent in images))
 
 
-async def learnable(images: Sequence[Sent], side: int, limits: Limits, decoders: Decoders, client: str) -> Batch:
+async def learnable(
+    images: Sequence[Sent], side: int, limits: Limits, decoders: Decoders, client: str
+) -> DecodedImages:
     """All images with their classes.
 
     Raises:
@@ -95,22 +97,22 @@ async def learnable(images: Sequence[Sent], side: int, limits: Limits, decoders:
             "send the rest again.",
         )
     labels = tuple(sent.label or "" for sent in images)
-    return Batch(pixels, labels, tuple(sent.name for sent in images))
+    return DecodedImages(pixels, labels, tuple(sent.name for sent in images))
 
 
 async def _with_each(
     images: Sequence[Sent],
     work: Callable[[int], Result],
-    turn: Callable[[Sequence[Job[Any]]], Coroutine[Any, Any, list[Any]]],
+    turn: Callable[[Sequence[DecodingJob[Any]]], Coroutine[Any, Any, list[Any]]],
     most: int,
 ) -> list[Result]:
     """What comes of some work with each image, by its row, when their turn has come."""
-    counts = await turn([Job(partial(_pixels_of, sent), 0) for sent in images])
+    counts = await turn([DecodingJob(partial(_pixels_of, sent), 0) for sent in images])
     if sum(counts) > most:
         raise Problem(
             413, f"The images have more than {most // MEGAPIXEL:,} megapixels together; send fewer at a time."
         )
-    return await turn([Job(partial(work, row), count) for row, count in enumerate(counts)])
+    return await turn([DecodingJob(partial(work, row), count) for row, count in enumerate(counts)])
 
 
 def _pixels_of(sent: Sent) -> int:
@@ -158,7 +160,7 @@ async def images_to_predict(request: Request, limits: Limits) -> AsyncIterator[l
 
 @asynccontextmanager
 async def images_to_learn(request: Request, limits: Limits) -> AsyncIterator[tuple[list[Sent], str | None]]:
-    """The images of a lesson with their classes, and what the history calls it; gone when the block is left."""
+    """The images of a training job with their classes, and its name in the history; gone when the block is left."""
     kind = _kind(request)
     if kind in _ZIP:
         async with _body(request) as body:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The frozen vision transformer, what can be plugged into it, and the heads that read it."""
+"""The frozen vision transformer, modules that hook into it, and heads on its features."""

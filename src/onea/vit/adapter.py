@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from onea.vit.plug import Plug
+from onea.vit.hooks import BlockHooks
 
 _wants_gradient, _version = attrgetter("requires_grad"), attrgetter("_version")
 
@@ -57,11 +57,11 @@ class Adapter(nn.Module):
         return update
 
     def weights(self) -> tuple[Tensor, ...]:
-        """What ``bottleneck`` takes."""
+        """The weights that ``bottleneck`` takes."""
         return self.down.weight, self.down.bias, self.up.weight, self.up.bias
 
 
-class Adapters(nn.Module, Plug):
+class Adapters(nn.Module, BlockHooks):
     """One adapter for every block of a ViT; the thing that One-A trains, merges and keeps."""
 
     whole_sequence = False
@@ -131,13 +131,13 @@ class Adapters(nn.Module, Plug):
         down, down_bias, up, up_bias = zip(*(adapter.weights() for adapter in self.each()), strict=True)
         return (*down, *up, *down_bias, *up_bias)
 
-    def beside_mlp(self, block: int, u: Tensor) -> Tensor:
+    def mlp_update(self, block: int, u: Tensor) -> Tensor:
         """The update of block ``block`` for its residual stream ``u`` (after attention, before the second norm)."""
         update: Tensor = self.blocks[block](u)
         return update
 
 
-class FlatAdapters(Plug):
+class FlatAdapters(BlockHooks):
     """Adapters whose weights are one plain tensor, so that a compiled network takes any task's as an argument.
 
     One instead of four for every block: each costs a small network more time than it takes to use it.
@@ -157,6 +157,6 @@ class FlatAdapters(Plug):
         self._weights = list(zip(*(part.unbind() for part in parts), strict=True))
         self._scale, self._dropout = scale, dropout
 
-    def beside_mlp(self, block: int, u: Tensor) -> Tensor:
+    def mlp_update(self, block: int, u: Tensor) -> Tensor:
         """The update of a block."""
         return bottleneck(u, self._weights[block], self._scale, self._dropout)

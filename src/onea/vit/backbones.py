@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a backbone comes from: the embedded file, a local safetensors file, or timm by its full name."""
+"""Loading a backbone: the embedded file, a local safetensors file, or timm by its full name."""
 
 from __future__ import annotations
 

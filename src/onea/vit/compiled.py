@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from onea.vit.adapter import Adapters, FlatAdapters
-from onea.vit.plug import NOTHING, Plug
+from onea.vit.hooks import NO_HOOKS, BlockHooks
 
 if TYPE_CHECKING:
     from onea.vit.frozen import FrozenViT
@@ -29,7 +29,7 @@ def can_compile(device: torch.device) -> bool:
 
 
 class CompiledViT:
-    """The network without a plug, or with adapters, for batches of a few known sizes.
+    """The network without hooks, or with adapters, for batches of a few known sizes.
 
     Compilation takes from seconds to a minute per size and mode (training, inference), so the sizes are declared and a
     smaller batch is padded to the next of them: images do not influence each other, and the padding's features are cut
@@ -47,9 +47,9 @@ class CompiledViT:
 
         def run(images: Tensor, flat: Tensor | None, rank: int, scale: float, dropout: float) -> Tensor:
             if flat is None:
-                return vit.eagerly(images, NOTHING)
+                return vit.forward_eager(images, NO_HOOKS)
             flat = flat.to(vit.matrix_dtype)  # all at once, instead of every matrix where it is used
-            return vit.eagerly(images, FlatAdapters(flat, vit.depth, vit.width, rank, scale, dropout))
+            return vit.forward_eager(images, FlatAdapters(flat, vit.depth, vit.width, rank, scale, dropout))
 
         # Recorded as CUDA graphs: a small network's kernels are shorter than the time it takes to launch them.
         mode = "reduce-overhead" if backend == "inductor" else None
@@ -57,19 +57,19 @@ class CompiledViT:
             _with_own_code(run), dynamic=False, fullgraph=True, backend=backend, mode=mode
         )
 
-    def takes(self, images: Tensor, plug: Plug) -> bool:
+    def takes(self, images: Tensor, hooks: BlockHooks) -> bool:
         """Whether this pass is one of those it is compiled for."""
-        return (plug is NOTHING or isinstance(plug, Adapters)) and len(images) <= self.sizes[-1]
+        return (hooks is NO_HOOKS or isinstance(hooks, Adapters)) and len(images) <= self.sizes[-1]
 
-    def __call__(self, images: Tensor, plug: Plug) -> Tensor:
+    def __call__(self, images: Tensor, hooks: BlockHooks) -> Tensor:
         """Features ``[B, width]``."""
         count = len(images)
         missing = next(size for size in self.sizes if size >= count) - count
         if missing:
             images = F.pad(images, (0, 0) * (images.dim() - 1) + (0, missing))
-        if isinstance(plug, Adapters):
-            dropout = plug.dropout if plug.training else 0.0
-            features = self._run(images, plug.flat(self._vit.matrix_dtype), plug.rank, plug.scale, dropout)
+        if isinstance(hooks, Adapters):
+            dropout = hooks.dropout if hooks.training else 0.0
+            features = self._run(images, hooks.flat(self._vit.matrix_dtype), hooks.rank, hooks.scale, dropout)
         else:
             features = self._run(images, None, 0, 0.0, 0.0)
         features = features[:count] if missing else features

@@ -8,10 +8,10 @@ import copy
 from torch import Tensor, nn
 
 from onea.vit.frozen import FrozenViT
-from onea.vit.plug import Plug
+from onea.vit.hooks import BlockHooks
 
 
-class FineTuned(nn.Module, Plug):
+class FineTuned(nn.Module, BlockHooks):
     """All weights of a network, to be trained in full precision while the network itself stays as it was.
 
     The frozen matrices may be stored in a lower precision; small steps would vanish there, hence the copy is float32.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A timm ViT that never changes, run with whatever is plugged into it."""
+"""A timm ViT that never changes, run with the hooks of small modules."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from onea.errors import OneaError
+from onea.renamed import RenamedMethods
 from onea.vit.compiled import CompiledViT
-from onea.vit.plug import NOTHING, Plug
+from onea.vit.hooks import NO_HOOKS, BlockHooks
 
 _FEW_QUERIES = 1024  # images x heads x tokens; measured on two cores
 
 
-class FrozenViT(nn.Module):
+class FrozenViT(nn.Module, RenamedMethods, old_names={"eagerly": "forward_eager", "through": "forward_blocks"}):
     """A plain timm ``VisionTransformer`` whose weights receive no gradient and stay in evaluation mode.
 
     Attributes:
@@ -78,50 +79,52 @@ class FrozenViT(nn.Module):
         finally:
             self._compiled = compiled
 
-    def forward(self, images: Tensor, plug: Plug = NOTHING, replaced: bool = False) -> Tensor:
+    def forward(self, images: Tensor, hooks: BlockHooks = NO_HOOKS, replaced: bool = False) -> Tensor:
         """Features ``[B, width]``: the class token (or the model's own pooling) after the final norm."""
-        if not replaced and (weights := plug.weights(self)):
-            called: Tensor = torch.func.functional_call(self, weights, (images, plug, True))
+        if not replaced and (weights := hooks.weights(self)):
+            called: Tensor = torch.func.functional_call(self, weights, (images, hooks, True))
             return called
-        if self._compiled and self._compiled.takes(images, plug):
-            return self._compiled(images, plug)
-        return self.eagerly(images, plug)
+        if self._compiled and self._compiled.takes(images, hooks):
+            return self._compiled(images, hooks)
+        return self.forward_eager(images, hooks)
 
-    def eagerly(self, images: Tensor, plug: Plug) -> Tensor:
+    def forward_eager(self, images: Tensor, hooks: BlockHooks) -> Tensor:
         """Features, operation by operation."""
-        return self.features(self.through(self.embed(images, plug), plug), plug)
+        return self.features(self.forward_blocks(self.embed(images, hooks), hooks), hooks)
 
-    def embed(self, images: Tensor, plug: Plug = NOTHING) -> Tensor:
+    def embed(self, images: Tensor, hooks: BlockHooks = NO_HOOKS) -> Tensor:
         """Tokens that enter the first block."""
         vit = self.vit
-        return vit.norm_pre(plug.tokens(vit._pos_embed(_patches(vit.patch_embed, images)), self))  # type: ignore[no-any-return]
+        return vit.norm_pre(hooks.tokens(vit._pos_embed(_patches(vit.patch_embed, images)), self))  # type: ignore[no-any-return]
 
-    def through(self, x: Tensor, plug: Plug = NOTHING, start: int = 0, stop: int | None = None) -> Tensor:
+    def forward_blocks(
+        self, x: Tensor, hooks: BlockHooks = NO_HOOKS, start: int = 0, stop: int | None = None
+    ) -> Tensor:
         """Tokens after blocks ``start`` up to, not including, ``stop``; after the last block those that are read."""
         for index in range(start, self.depth if stop is None else stop):
-            x = self._block(index, x, plug)
+            x = self._block(index, x, hooks)
         return x
 
-    def features(self, x: Tensor, plug: Plug = NOTHING) -> Tensor:
+    def features(self, x: Tensor, hooks: BlockHooks = NO_HOOKS) -> Tensor:
         """Features of tokens that left a block, in full precision."""
         x = self.vit.norm(x)
-        read = plug.read(x)
-        features: Tensor = self.vit.forward_head(x, pre_logits=True) if read is None else read
+        pooled = hooks.pool(x)
+        features: Tensor = self.vit.forward_head(x, pre_logits=True) if pooled is None else pooled
         return features.float()
 
-    def _block(self, index: int, x: Tensor, plug: Plug) -> Tensor:
+    def _block(self, index: int, x: Tensor, hooks: BlockHooks) -> Tensor:
         block = self.vit.blocks[index]
-        x = plug.enter(index, x)
+        x = hooks.before_block(index, x)
         h = block.norm1(x)
         # Nobody reads the other tokens of the last block: they serve as keys and values only.
-        read = 1 if index == self.depth - 1 and self._reads_class_token and not plug.whole_sequence else x.shape[1]
-        mixed = _attention(block.attn, h, plug.beside_qkv(index, h), plug.prefix(index), read)
+        read = 1 if index == self.depth - 1 and self._reads_class_token and not hooks.whole_sequence else x.shape[1]
+        mixed = _attention(block.attn, h, hooks.qkv_update(index, h), hooks.prefix(index), read)
         u = x[:, :read] + block.ls1(mixed)
         x = u + block.ls2(block.mlp(block.norm2(u)))
-        beside = plug.beside_mlp(index, u)
+        beside = hooks.mlp_update(index, u)
         if beside is not None:
             x = x + beside  # after layer scale, unscaled by it
-        return plug.leave(index, x)
+        return hooks.after_block(index, x)
 
 
 def _patches(embed: Any, images: Tensor) -> Tensor:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What reads the features: heads that a task trains and throws away, and prototypes that stay."""
+"""Classifiers on the features: heads that a task trains and throws away, and prototypes that stay."""
 
 from __future__ import annotations
 

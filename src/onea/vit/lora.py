@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from onea.errors import OneaError
-from onea.vit.plug import NOTHING, Plug
+from onea.renamed import renamed
+from onea.vit.hooks import NO_HOOKS, BlockHooks
 
 PROJECTIONS = ("q", "k", "v")  # in the order of the network's joint projection
 
@@ -37,7 +38,7 @@ class LowRank(nn.Module):
         return self.up.detach() @ self.down.detach()
 
 
-class LowRankUpdates(nn.Module, Plug):
+class LowRankUpdates(nn.Module, BlockHooks):
     """Low-rank updates of chosen projections in a run of neighbouring blocks.
 
     Args:
@@ -64,7 +65,7 @@ class LowRankUpdates(nn.Module, Plug):
         """The up-projections, block by block."""
         return [update.up for index in range(len(self.blocks)) for update in self.block(index).values()]
 
-    def beside_qkv(self, block: int, h: Tensor) -> Tensor | None:
+    def qkv_update(self, block: int, h: Tensor) -> Tensor | None:
         """The updates of the chosen projections of a block, zero for the others."""
         index = block - self.first
         if not 0 <= index < len(self.blocks):
@@ -75,7 +76,7 @@ class LowRankUpdates(nn.Module, Plug):
         return _side_by_side(updates)
 
 
-class FoldedUpdates(nn.Module, Plug):
+class FoldedUpdates(nn.Module, BlockHooks):
     """The sum of any number of low-rank updates as one full matrix per projection, so that its cost does not grow.
 
     Attributes:
@@ -97,13 +98,13 @@ class FoldedUpdates(nn.Module, Plug):
             [torch.stack([block[name].matrix() for name in self.projections]) for block in per_block]
         )
 
-    def beside_qkv(self, block: int, h: Tensor) -> Tensor:
+    def qkv_update(self, block: int, h: Tensor) -> Tensor:
         """The updates of the chosen projections of a block, zero for the others."""
         products = F.linear(h, self.weight[block].flatten(0, 1)).chunk(len(self.projections), dim=-1)
         return _side_by_side(dict(zip(self.projections, products, strict=True)))
 
 
-class Together(nn.Module, Plug):
+class SummedUpdates(nn.Module, BlockHooks):
     """Several updates of the projections at once: their sum."""
 
     whole_sequence = False
@@ -112,37 +113,37 @@ class Together(nn.Module, Plug):
         super().__init__()
         self.updates = nn.ModuleList(updates)
 
-    def beside_qkv(self, block: int, h: Tensor) -> Tensor | None:
+    def qkv_update(self, block: int, h: Tensor) -> Tensor | None:
         """The sum of what each adds to a block."""
         total: Tensor | None = None
-        for plug in self.updates:
-            assert isinstance(plug, Plug)
-            update = plug.beside_qkv(block, h)
+        for hooks in self.updates:
+            assert isinstance(hooks, BlockHooks)
+            update = hooks.qkv_update(block, h)
             if update is not None:
                 total = update if total is None else total + update
         return total
 
 
-class SecondMoments(Plug):
-    """Watches the attention input ``h`` of every block while another plug acts; changes nothing itself.
+class SecondMoments(BlockHooks):
+    """Watches the attention input ``h`` of every block while other hooks act; changes nothing itself.
 
     The sums are kept in float64: the decompositions that follow need the precision.
     """
 
-    def __init__(self, depth: int, width: int, plug: Plug = NOTHING):
-        self.plug = plug
+    def __init__(self, depth: int, width: int, hooks: BlockHooks = NO_HOOKS):
+        self.hooks = hooks
         self.sums = torch.zeros(depth, width, width, dtype=torch.float64)
         self.counts = [0] * depth
 
-    def beside_qkv(self, block: int, h: Tensor) -> Tensor | None:
-        """Count the tokens of ``h`` in, and let the watched plug act."""
+    def qkv_update(self, block: int, h: Tensor) -> Tensor | None:
+        """Count the tokens of ``h`` in, and let the other hooks act."""
         seen = h.detach().flatten(0, 1).float()
         if self.sums.device != h.device and h.device.type != "mps":  # which has no float64
             self.sums = self.sums.to(h.device)  # beside the network: no copy, and no wait, in every batch
         with torch.autocast(h.device.type, enabled=False):
             self.sums[block] += (seen.T @ seen).to(self.sums)
         self.counts[block] += len(seen)
-        return self.plug.beside_qkv(block, h)
+        return self.hooks.qkv_update(block, h)
 
     def means(self) -> Tensor:
         """Uncentred second moments of the blocks, ``[depth, width, width]``: the means of ``h hᵀ`` over all tokens."""
@@ -158,3 +159,6 @@ def check_rank(rank: int, width: int) -> None:
 def _side_by_side(updates: Mapping[str, Tensor]) -> Tensor:
     nothing = torch.zeros_like(next(iter(updates.values())))
     return torch.cat([updates.get(name, nothing) for name in PROJECTIONS], dim=-1)
+
+
+__getattr__ = renamed(__name__, {"Together": "onea.vit.lora:SummedUpdates"})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which prompts belong to an image: the ones whose keys point where its query points."""
+"""The prompts of an image: those whose keys are nearest to its query."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from onea.tensors import Tensors
 from onea.vit.adapter import Adapter
-from onea.vit.plug import Plug
+from onea.vit.hooks import BlockHooks
 
 _FEWEST_LOSSES = 3  # a deviation from fewer losses than these means nothing
 _SMALLEST_SPREAD = 1e-3  # of the mean loss: one class may leave next to none, and everything would look new
@@ -93,7 +93,7 @@ class Mixture(nn.Module):
         return expert
 
     def shares(self, mean: Tensor) -> Tensor:
-        """How much each module contributes for each image, ``[B, modules]``."""
+        """The share of each module for each image, ``[B, modules]``."""
         return torch.cat([self[k].route(mean) for k in range(len(self))], dim=1).float().softmax(1)
 
     def forward(self, u: Tensor) -> Tensor:
@@ -110,7 +110,7 @@ class Mixture(nn.Module):
         return float(torch.stack(deviations).min())
 
 
-class ExpandableAdapters(nn.Module, Plug):
+class ExpandableAdapters(nn.Module, BlockHooks):
     """A single adapter beside the MLP of each earlier block, a growing mixture beside that of the last ones.
 
     Starts without any module; ``begin`` or ``rebuild`` make them. Everything is frozen until someone thaws it.
@@ -164,24 +164,24 @@ class ExpandableAdapters(nn.Module, Plug):
                 self.mixture(block)[index].descriptor.recent = state[f"{saved}{index}.descriptor.recent"].clone()
         self.load_state_dict(state)
 
-    def beside_mlp(self, block: int, u: Tensor) -> Tensor:
+    def mlp_update(self, block: int, u: Tensor) -> Tensor:
         """The update of a block for its residual stream ``u`` (after attention, before the second norm)."""
         update: Tensor = self.fixed[block](u) if block < self.first else self.mixture(block)(u)
         return update
 
 
-class Listener(Plug):
+class Listener(BlockHooks):
     """Runs adapters as they are, and notes the mean token that reaches each expandable block."""
 
     def __init__(self, adapters: ExpandableAdapters):
         self.adapters = adapters
         self.means: dict[int, Tensor] = {}
 
-    def beside_mlp(self, block: int, u: Tensor) -> Tensor:
-        """What the adapters say."""
+    def mlp_update(self, block: int, u: Tensor) -> Tensor:
+        """The update of the adapters."""
         if block in self.adapters.expandable:
             self.means[block] = u.detach().mean(1)
-        return self.adapters.beside_mlp(block, u)
+        return self.adapters.mlp_update(block, u)
 
     def descriptor_losses(self, blocks: Iterable[int]) -> Tensor:
         """Losses of the newest descriptors of these blocks for the last batch, ``[blocks, B]``; they remember them."""

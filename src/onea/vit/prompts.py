@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts for one batch, as light plugs, and the tensors they are cut from."""
+"""Prompts for one batch as light hooks, and the tensors they are cut from."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from onea.vit.frozen import FrozenViT
-from onea.vit.plug import Plug
+from onea.vit.hooks import BlockHooks
 
 
-class InputPrompts(Plug):
+class InputPrompts(BlockHooks):
     """Extra input tokens ``[B or 1, length, width]`` between class token and patches; their outputs are the feature.
 
     They sit where the class token sits: they take its position vector, and the frozen patches keep their own.
@@ -30,7 +30,7 @@ class InputPrompts(Plug):
         prompts = prompts.expand(len(x), -1, -1)
         return torch.cat([x[:, : self._start], prompts, x[:, self._start :]], dim=1)
 
-    def read(self, x: Tensor) -> Tensor:
+    def pool(self, x: Tensor) -> Tensor:
         """The mean of the prompts' outputs, in place of the class token."""
         stop = self._start + self._prompts.shape[1]
         # The second norm is of networks that pool by mean; in all others it is the identity.
@@ -38,7 +38,7 @@ class InputPrompts(Plug):
         return features
 
 
-class PrefixPrompts(Plug):
+class PrefixPrompts(BlockHooks):
     """Keys and values put in front of those of some blocks: by block, both ``[B or 1, length, width]``.
 
     They come after the projections, so that neither the sequence nor its queries change. A block that has none

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from onea.vit.frozen import FrozenViT
-from onea.vit.plug import Plug
+from onea.vit.hooks import BlockHooks
 
 _Layer = nn.LayerNorm | nn.Linear | nn.Conv2d
 
 
-class SSF(nn.Module, Plug):
+class SSF(nn.Module, BlockHooks):
     """``scale * y + shift`` per channel of every output ``y`` of a norm, a linear layer or the patch embedding.
 
     All of these end in an affine map, so the network runs at its own speed with ``scale * weight`` and

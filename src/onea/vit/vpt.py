@@ -6,10 +6,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from onea.vit.plug import Plug
+from onea.vit.hooks import BlockHooks
 
 
-class VPT(nn.Module, Plug):
+class VPT(nn.Module, BlockHooks):
     """Tokens that every other token attends to, and that are gone before the network pools its output.
 
     Shallow: one set joins before the first block and leaves after the last. Deep: every block has its own set, which
@@ -22,12 +22,12 @@ class VPT(nn.Module, Plug):
         self.depth, self.length, self.deep = depth, length, deep
         self.prompts = nn.Parameter(torch.zeros(depth if deep else 1, length, width))
 
-    def enter(self, block: int, x: Tensor) -> Tensor:
+    def before_block(self, block: int, x: Tensor) -> Tensor:
         """Append the tokens that this block begins with, if any."""
         if block >= len(self.prompts):
             return x
         return torch.cat([x, self.prompts[block].expand(len(x), -1, -1)], dim=1)
 
-    def leave(self, block: int, x: Tensor) -> Tensor:
+    def after_block(self, block: int, x: Tensor) -> Tensor:
         """Remove the tokens after their last block, so that pooling over tokens never sees them."""
         return x[:, : -self.length] if self.deep or block == self.depth - 1 else x

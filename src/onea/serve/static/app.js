@@ -149,10 +149,10 @@ async function teach(event) {
   form.append("name", name);
   page.photos.forEach((photo) => form.append("images", photo));
   $("teach-go").disabled = true;
-  showLesson(`Sending ${count(page.photos.length, "photo", "photos")}…`);
+  showTraining(`Sending ${count(page.photos.length, "photo", "photos")}…`);
   try {
-    const lesson = await api("/learn", { method: "POST", body: form, headers: bearer() });
-    const last = await followed(lesson.id);
+    const training = await api("/learn", { method: "POST", body: form, headers: bearer() });
+    const last = await followed(training.id);
     if (last.status !== "done") throw new Error(last.detail);
     page.fresh = new Set(last.classes);
     page.photos = [];
@@ -165,23 +165,23 @@ async function teach(event) {
   } catch (error) {
     say("teach-error", error.message);
   } finally {
-    $("lesson").hidden = true;
+    $("training").hidden = true;
     $("teach-go").disabled = false;
   }
 }
 
-function showLesson(note, done = 0, total = 0) {
-  $("lesson").hidden = false;
-  if ($("lesson-note").textContent !== note) $("lesson-note").textContent = note;
-  if (total) Object.assign($("lesson-bar"), { max: total, value: done });
-  else $("lesson-bar").removeAttribute("value");
+function showTraining(note, done = 0, total = 0) {
+  $("training").hidden = false;
+  if ($("training-note").textContent !== note) $("training-note").textContent = note;
+  if (total) Object.assign($("training-bar"), { max: total, value: done });
+  else $("training-bar").removeAttribute("value");
 }
 
 const STAGES = { "reading the model": "Starting", prototypes: "Looking at every photo" };
 
 function followed(id) {
   const words = (note) => STAGES[note] ?? note[0].toUpperCase() + note.slice(1);
-  const show = (report) => showLesson(`${words(report.note)}…`, report.done, report.total);
+  const show = (report) => showTraining(`${words(report.note)}…`, report.done, report.total);
   return new Promise((resolve, reject) => {
     const events = new EventSource(`/learn/${id}/events`);
     events.addEventListener("progress", (event) => show(JSON.parse(event.data)));
@@ -192,7 +192,7 @@ function followed(id) {
     events.onerror = () => {
       if (events.readyState !== EventSource.CLOSED) return; // it connects again by itself
       api(`/learn/${id}`).then((report) => (["done", "failed"].includes(report.status) ? resolve(report)
-        : reject(new Error("Lost sight of the lesson; reload the page to see whether it is done."))), reject);
+        : reject(new Error("Lost sight of the training job; reload the page to see whether it is done."))), reject);
     };
   });
 }

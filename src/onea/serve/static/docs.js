@@ -8,7 +8,7 @@ document.getElementById("examples").textContent = [
   `curl -H "Authorization: Bearer $ONEA_TOKEN" -F class='plum jam' -F images=@1.jpg -F images=@2.jpg ${place}/learn`,
   `curl -H "Authorization: Bearer $ONEA_TOKEN" -F zip=@new.zip ${place}/learn`,
   "",
-  "# follow the lesson, and go back",
+  "# follow the training job, and go back",
   `curl -N ${place}/learn/ID/events`,
   `curl -X POST -H "Authorization: Bearer $ONEA_TOKEN" ${place}/undo`,
 ].join("\n");

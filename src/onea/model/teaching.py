@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A teach session: lock a model folder, learn, and save the new version."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from onea.errors import OneaError
+from onea.model.estimator import OneA, load_for
+from onea.model.folder import save
+from onea.model.layout import check_can_hold, holds_model
+from onea.model.lock import locked
+from onea.runtime import Progress
+
+_FOR_NEW = ("epochs", "seed")
+
+
+def teach_folder(
+    path: Path,
+    folder: Path,
+    name: str | None,
+    params: Mapping[str, Any],
+    machine: Mapping[str, Any],
+    on_bad: str,
+    progress: Progress | None = None,
+) -> OneA:
+    """Teach the model at ``path`` (made if absent) the classes in a folder and save it; no one else may write to it.
+
+    Raises:
+        OneaError: one sentence about what is wrong; the model folder is as it was.
+    """
+    if on_bad not in ("fail", "skip"):
+        raise OneaError(f"--on-bad is '{on_bad}'; choose fail or skip.")
+    if not folder.is_dir():
+        problem = "is a file" if folder.exists() else "does not exist"
+        raise OneaError(f"{folder} {problem}; give a folder with one folder of images for each class.")
+    with locked(path):
+        check_can_hold(path)
+        model = _opened(path, params, machine)
+        model.learn(folder, name=name or folder.resolve().name, progress=progress, on_bad=on_bad)  # type: ignore[arg-type]
+        save(model, path, have_lock=True)
+    return model
+
+
+def _opened(path: Path, params: Mapping[str, Any], machine: Mapping[str, Any]) -> OneA:
+    if not holds_model(path):
+        return OneA(**params, **machine)
+    model = load_for(path, backbone=params.get("backbone"), **machine)
+    for name in _FOR_NEW:
+        if name in params and params[name] != getattr(model, name):
+            raise OneaError(
+                f"{path} was made with {name} {getattr(model, name)}; leave out --{name}, or teach a new model."
+            )
+    return model.set_params(**{name: value for name, value in params.items() if name == "unknown"})

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loading records from disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from onea.errors import OneaError
+from onea.files import check_path
+from onea.record import NAME, Record, read_record_file
+from onea.record_shape import can_be_shown
+
+
+def load_records(place: str | Path) -> list[Record]:
+    """All records at or below a folder, in a file, or at or below whatever a pattern such as ``runs/one-a-*`` matches.
+
+    Raises:
+        OneaError: if there is none, or one of them cannot be read.
+    """
+    given = Path(place)
+    check_path(given)
+    roots = [given] if given.exists() else _matching(given)
+    if not roots:
+        raise OneaError(f"{place} does not exist; give a run's folder, a folder of runs or a pattern in quotes.")
+    files = [file for root in roots for file in ([root] if root.is_file() else sorted(root.rglob(NAME)))]
+    if not files:
+        raise OneaError(f"There is no {NAME} in or below {place}; `onea run` writes one after its first task.")
+    return [_read(file) for file in dict.fromkeys(files)]
+
+
+def _matching(pattern: Path) -> list[Path]:
+    root = Path(pattern.anchor or ".")
+    return sorted(root.glob(str(pattern.relative_to(pattern.anchor)))) if pattern.parts else []
+
+
+def _read(file: Path) -> Record:
+    record = read_record_file(file)
+    if not can_be_shown(record):
+        raise OneaError(f"{file} is damaged; restore it from a copy, or move it out of the way.")
+    return record

@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments that nobody means, tried on every option of every command: no traceback, and nothing is written."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+import stat
+import sys
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+from command_tools import COMMANDS
+from malformed import aliases
+
+from onea.errors import OneaError
+from onea.merging import OPERATORS, make_operator, operator_class
+from onea.methods import METHODS, method_class
+from onea.runs.config import make_config, read_yaml
+from onea.runtime import make_runtime
+from onea.task_sizes import MOST_CLASSES, parse_sizes
+from onea.vit.backbones import load_backbone
+
+# Out of every range that an option could have; some commands get only these, because they take minutes otherwise.
+NEVER = ["9" * 25, "-" + "9" * 25, "nan", "inf", "1e308", "9" * 5000, "-1"]
+SOMETIMES = ["0", "2147483648"]
+BRIEF = ("run", "stream", "paper", "merge")
+
+LONG = "a" * 5000
+PATHS = [LONG, "b/" * 3000 + "c", "nul\0byte", "\udcff\udcfe", "/dev/null/x", "/dev/zero"]
+SOURCES = [
+    f"{LONG}.safetensors",
+    "x\0.safetensors",
+    f"folder:{LONG}",
+    f"list:{LONG},{LONG}",
+    "list:/dev/zero",
+    "list:\0",
+]
+
+SIZES = ("--sizes", "--classes", "--samples")  # numbers in a text
+ELSEWHERE = {"serve"}  # it waits for requests; its own tests try what it is given
+
+
+def options(kinds: tuple[str, ...], commands: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Command and option of every option whose type is one of these."""
+    found = []
+    for name in commands:
+        hints = get_type_hints(inspect.unwrap(COMMANDS[name].callback))
+        for option in COMMANDS[name].params:
+            kind = str(hints.get(option.name, ""))
+            if option.opts[0].startswith("--") and any(word in kind for word in kinds):
+                found.append((name, option.opts[0]))
+    return found
+
+
+NUMBERS = options(("int", "float"), ("run", "stream", "bench", "paper", "demo", "merge"))
+TEXTS = options(("Path", "str"), tuple(sorted(COMMANDS.keys() - ELSEWHERE)))
+
+
+@pytest.fixture
+def base(tiny_run, tiny_vit, tiny_images, tmp_path_factory) -> dict[str, list[str]]:
+    """Words with which each command would do little, or nothing."""
+    nowhere = str(tmp_path_factory.mktemp("nowhere") / "nothing")
+    sources = ["--data", f"folder:{tiny_images}", "--backbone", tiny_vit]
+    return {
+        "run": ["simplecil", *sources, "--sizes", "3,1,2", "--precision", "fp32", "--threads", "1"],
+        "stream": ["--no-figures"],
+        "bench": ["--backbone", tiny_vit, "--quick", "--tasks", "0"],
+        "paper": ["proxies", *sources, "--tasks", "3", "--dry-run"],
+        "demo": [],
+        "merge": [f"{nowhere}.safetensors", f"{nowhere}.safetensors", "--out", f"{nowhere}-merged.safetensors"],
+        "report": [nowhere],
+        "compare": [nowhere, nowhere],
+        "methods": [],
+        "teach": [nowhere, nowhere],
+        "predict": [nowhere, nowhere],
+        "evaluate": [nowhere, nowhere],
+        "export": [nowhere, nowhere],
+        "forget": [nowhere, "class"],
+        "rename": [nowhere, "class", "other"],
+        "undo": [nowhere],
+        "history": [nowhere],
+    }
+
+
+def refused_or_done(onea, tmp_path: Path, *words: str) -> int:
+    code, _, err = onea(*words)
+    assert code in (0, 2), words
+    if code == 2:
+        assert err.strip(), words
+        assert "Traceback" not in err, words
+        assert list(tmp_path.iterdir()) == [], words
+    else:
+        for path in sorted(tmp_path.rglob("*"), reverse=True):
+            path.rmdir() if path.is_dir() else path.unlink()
+    return code
+
+
+def test_every_command_is_tried(base):
+    assert base.keys() | ELSEWHERE == COMMANDS.keys()
+    assert len(NUMBERS) > 25
+    assert {("run", "--threads"), ("run", "--cache-gb"), ("bench", "--threads"), ("paper", "--seeds")} <= {*NUMBERS}
+    assert {("run", "--out"), ("run", "--config"), ("run", "--backbone"), ("merge", "--out")} <= {*TEXTS}
+
+
+@pytest.mark.parametrize(("command", "option"), NUMBERS, ids=map(" ".join, NUMBERS))
+def test_numbers(command, option, onea, base, tmp_path):
+    for value in [*NEVER, *SOMETIMES] if command in BRIEF else NEVER:
+        code = refused_or_done(onea, tmp_path, command, *base[command], f"{option}={value}")
+        assert code == 2 or command in BRIEF, (option, value)
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "value"),
+    [
+        ("run", "--threads", "-1"),
+        ("run", "--threads", "9" * 25),
+        ("bench", "--threads", "-1"),
+        ("run", "--cache-gb", "1e308"),
+        ("run", "--budget", "1e308"),
+        ("run", "--sizes", "9" * 25),
+        ("stream", "--sizes", "9" * 25),
+        ("stream", "--sizes", ",".join(["9" * 4300] * 20)),
+        ("stream", "--classes", "9" * 25),
+        ("run", "--out", LONG),
+        ("stream", "--out", LONG),
+        ("paper", "--out", LONG),
+        ("demo", "--out", LONG),
+        ("demo", "--seed", "-1"),
+        ("bench", "--workers", "-1"),
+        ("paper", "--seeds", "9" * 25),
+        ("paper", "--workers", "9" * 25),
+        ("merge", "--classes", f"{'9' * 25},1"),
+        ("merge", "--classes", "1," + "9" * 400),
+    ],
+)
+def test_one_sentence(command, option, value, onea, base, tmp_path):
+    code, _, err = onea(command, *base[command], f"{option}={value}")
+    assert code == 2
+    assert err.startswith("onea: ")
+    assert len(err.strip().splitlines()) == 1
+    assert len(err) < 400, "a long value is not said in full"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("command", "option"), TEXTS, ids=map(" ".join, TEXTS))
+def test_texts_and_paths(command, option, onea, base, tmp_path):
+    values = [LONG, "nul\0byte"]  # others may be good folders, and a bench or a demo takes long
+    if option in SIZES:
+        values = NEVER
+    elif command not in ("bench", "demo") and option in ("--data", "--root", "--backbone", "--config", "--out"):
+        values = PATHS + SOURCES if option in ("--data", "--backbone") else PATHS
+    for value in values:
+        refused_or_done(onea, tmp_path, command, *base[command], f"{option}={value}")
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS.keys() - ELSEWHERE - {"bench", "demo", "stream"}))
+def test_arguments(command, onea, base, tmp_path):
+    for value in PATHS:
+        refused_or_done(onea, tmp_path, command, value, *base[command][1:])
+
+
+@pytest.mark.parametrize("name", METHODS.own)
+def test_options_of_methods(name):
+    kind = method_class(name).Options
+    check_options(kind, lambda values: make_config({"method": name} | values))
+
+
+@pytest.mark.parametrize("name", OPERATORS.own)
+def test_options_of_operators(name):
+    check_options(operator_class(name), lambda values: make_operator(name, **values))
+
+
+def check_options(kind: type, make: Any) -> None:
+    fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+    for option in [field.name for field in fields if get_type_hints(kind)[field.name] in (int, float)]:
+        for value in ("9" * 50, "-" + "9" * 50, "nan", "inf", "1e308", "-1e308", "x", ""):
+            with pytest.raises(OneaError):
+                make({option: value})
+
+
+@pytest.mark.parametrize(("option", "value"), [("kappa", -1), ("quantile", 2)])
+def test_a_merge_that_makes_no_sense_is_refused_before_anything_is_trained(option, value):
+    with pytest.raises(OneaError, match=option):
+        make_config({"method": "one-a", option: value})
+
+
+def test_rates_are_not_negative_whatever_they_are_called():
+    with pytest.raises(OneaError, match="alignment_learning_rate is -1"):
+        make_config({"method": "mos", "alignment_learning_rate": -1})
+
+
+# what cannot be read
+
+
+def test_a_backbone_file_that_cannot_be_read(tiny_vit, tmp_path):
+    copy = tmp_path / "own.safetensors"
+    if os.geteuid() == 0:  # root reads everything but this
+        if not Path("/proc/self/mem").exists():
+            pytest.skip("root may read every file here")
+        copy.symlink_to("/proc/self/mem")
+    else:
+        copy.write_bytes(Path(tiny_vit).read_bytes())
+        copy.chmod(stat.S_IWUSR)
+    with pytest.raises(OneaError, match=r"Backbone file .*own\.safetensors cannot be read \(.*\); make it readable"):
+        load_backbone(str(copy))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 20_000,
+        "a: " * 5_000,
+        "seed: 2021-13-45",
+        "tasks: 2021-99-99 25:61:61",
+        "seed: !!int x",
+        "sizes: [[1, 2], {3: 4}]",
+        "data: {a: b}",
+        "method: [one-a]",
+        "options: {1: 2}",
+        "options: {rank: {}}",
+        "backbone: !!binary x",
+        'data: "a\\0b"',
+        'root: "a\\0b"',
+        "a: &a [*a]\nseed: *a",
+        f"seed: {'9' * 5000}",
+        "precision: 1e400",
+        "threads: -1",
+        "#" * 1_000_001,
+        "? [a]\n: b",
+        "seed: !!timestamp x",
+        "seed: !!bool x",
+        "seed: !!int ''",
+        aliases(12, "[x]", "[{}]", "seed"),
+        aliases(12, "{x: 1}", "{{<<: [{}]}}", "options"),
+    ],
+)
+def test_a_config_file_that_nobody_means(text, onea, tmp_path):
+    (tmp_path / "run.yaml").write_text(text)
+    code, _, err = onea("run", "--config", "run.yaml", "--data", "folder:missing")
+    assert code == 2
+    assert err.startswith("onea: ")
+    assert len(err.strip().splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["run.yaml"]
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs a device without an end")
+def test_a_config_file_without_an_end():
+    with pytest.raises(OneaError, match="more than a megabyte"):
+        read_yaml(Path("/dev/zero"))
+
+
+def test_sizes_are_read_or_refused_at_once():
+    assert parse_sizes("3,1,2") == (3, 1, 2)
+    assert sum(parse_sizes(",".join(["1000"] * 1000))) == MOST_CLASSES
+    for text in (str(MOST_CLASSES + 1), "9" * 25, "1," + "9" * 4000, "9" * 5000, "-" + "9" * 25):
+        with pytest.raises(OneaError):
+            parse_sizes(text)
+
+
+@pytest.mark.parametrize("threads", [-1, 10**25, 2**31, 100_000])
+def test_threads_are_refused_wherever_they_come_from(threads):
+    with pytest.raises(OneaError, match="threads is"):
+        make_runtime("cpu", "fp32", threads)
+    with pytest.raises(OneaError, match="threads is"):
+        make_config({"threads": threads})
+
+
+def test_the_folder_of_a_run_has_a_name_that_can_be_made(tmp_path):
+    for name in ("é" * 120, "a" * 250, "b" * 10):
+        folder = make_config({"data": f"folder:{tmp_path / name}"}).folder()
+        (tmp_path / folder).mkdir(parents=True)
+    assert "-bbbbbbbbbb-seed1-" in folder.name
+    with pytest.raises(OneaError, match="data holds a character that no path can hold"):
+        make_config({"data": "folder:\ud800"})
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory: you tried to"),
+        RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB"),
+    ],
+)
+def test_too_little_memory_is_one_sentence(error, onea, monkeypatch):
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("onea.task_sizes.step_imbalanced", fail)
+    monkeypatch.setattr("onea.streams.step_imbalanced", fail)
+    code, _, err = onea("stream", "--no-figures")
+    assert code == 2
+    assert err.startswith("onea: There is not enough memory")
+    monkeypatch.setattr("onea.streams.step_imbalanced", lambda *_: 1 / 0)
+    monkeypatch.setattr(sys, "argv", ["onea", "stream", "--no-figures"])
+    from onea.cli import main
+
+    with pytest.raises(ZeroDivisionError):
+        main()

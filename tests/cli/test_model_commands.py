@@ -1,0 +1,341 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model on the command line, from the first photo to the export, and one sentence for every mistake."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import struct
+import subprocess
+import sys
+import textwrap
+import zlib
+from pathlib import Path
+
+import pytest
+from model_tools import resealed
+from PIL import Image
+
+FAST = ["--epochs", "2", "--threads", "1", "--precision", "fp32"]
+
+
+@pytest.fixture(scope="module")
+def days(tiny_images, tmp_path_factory) -> Path:
+    """Two mornings of photos: three classes, then one."""
+    root = tmp_path_factory.mktemp("days")
+    for day, names in (("monday", ("class00", "class01", "class02")), ("tuesday", ("class03",))):
+        for name in names:
+            (root / day).mkdir(exist_ok=True)
+            (root / day / name).symlink_to(tiny_images / "train" / name)
+    return root
+
+
+@pytest.fixture
+def shop(onea, tiny_vit, days):
+    code, _, err = onea("teach", "shop.onea", str(days / "monday"), "--backbone", tiny_vit, *FAST)
+    assert code == 0, err
+    return Path("shop.onea")
+
+
+def snapshot(path: Path) -> dict[str, bytes]:
+    files = (file for file in path.rglob("*") if file.is_file() and file.name != "lock")
+    return {str(file): file.read_bytes() for file in files}
+
+
+def test_teach_says_what_was_learned(onea, shop, days):
+    code, out, _ = onea("teach", "shop.onea", str(days / "tuesday"), "--threads", "1")
+    assert code == 0
+    assert "learned 1 new class from 6 images" in out
+    assert "held-out images right, among all 4 classes" in out
+    assert "now knows 4 classes (version 2)" in out
+    code, out, _ = onea("teach", "shop.onea", str(days / "tuesday"), "--name", "more of it")
+    assert "learned 1 known class again" in out
+    code, out, _ = onea("history", "shop.onea")
+    assert code == 0
+    assert [name for name in ("monday", "tuesday", "more of it") if name in out] == ["monday", "tuesday", "more of it"]
+    assert "undo can go back to: 1, 2" in out
+    noted = json.loads(onea("history", "shop.onea", "--json")[1])
+    assert [update["known"] for update in noted["updates"]] == [3, 4, 4]
+
+
+def test_predict_in_three_forms(onea, shop, tiny_images):
+    where = [str(tiny_images / "test/class00"), str(tiny_images / "test/class01/0.png")]
+    code, out, _ = onea("predict", "shop.onea", *where)
+    assert code == 0
+    assert out.count(".png") == 4
+    lines = [json.loads(line) for line in onea("predict", "shop.onea", *where, "--json", "--top", "2")[1].splitlines()]
+    assert [Path(line["image"]).name for line in lines] == ["0.png", "1.png", "2.png", "0.png"]
+    assert all(len(line["top"]) == 2 and line["version"] == 1 for line in lines)
+    rows = list(csv.DictReader(io.StringIO(onea("predict", "shop.onea", *where, "--csv", "--top", "2")[1])))
+    assert [row["answer"] for row in rows] == [line["answer"] for line in lines]
+    assert [float(row["probability_1"]) for row in rows] == [line["top"][0]["probability"] for line in lines]
+
+
+def test_evaluate_draws_and_lists_the_worst_first(onea, shop, tiny_images):
+    code, out, _ = onea("evaluate", "shop.onea", str(tiny_images / "test"), "-o", "seen.png")
+    assert code == 0
+    assert "class05 (never taught)" in out
+    rows = [line.split("│") for line in out.splitlines() if line.startswith("│ class") and line.count("│") == 5]
+    shares = [float(cells[3]) for cells in rows]
+    assert len(shares) == 6
+    assert shares == sorted(shares)
+    assert "most frequent mistakes" in out
+    assert "% of 18 images right" in out
+    assert Image.open("seen.png").width > 500
+
+
+def test_rename_forget_and_undo(onea, shop, tiny_images):
+    answers = onea("predict", "shop.onea", str(tiny_images / "test"), "--csv")[1]
+    assert onea("rename", "shop.onea", "class00", "zero")[0] == 0
+    assert onea("forget", "shop.onea", "class01", "class02")[1].count("knows 1 class") == 1
+    code, out, _ = onea("undo", "shop.onea")
+    assert code == 0
+    assert "undid version 3 (forgot class01, class02)" in out
+    assert "undid version 2 (renamed class00 to zero)" in onea("undo", "shop.onea")[1]
+    assert onea("predict", "shop.onea", str(tiny_images / "test"), "--csv")[1] == answers
+    code, _, err = onea("undo", "shop.onea")
+    assert code == 2
+    assert "nothing to go back to" in err
+
+
+def test_export_says_what_the_file_wants(onea, shop):
+    code, out, err = onea("export", "shop.onea", "--to", "torch")
+    assert code == 0, err
+    assert "shop.pt2: 3 classes, version 1" in out
+    assert "float32 [N, 3, 32, 32], RGB, pixels in 0..1" in out
+    assert json.loads(Path("shop.pt2.json").read_text())["classes"] == ["class00", "class01", "class02"]
+    code, _, err = onea("export", "shop.onea", "--to", "onyx")
+    assert code == 2
+    assert "did you mean 'onnx'" in err
+
+
+def png_header(width: int, height: int) -> bytes:
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"\0" * 100)) + chunk(b"IEND", b"")
+    )
+
+
+def good(folder: Path, count: int = 2) -> None:
+    folder.mkdir(parents=True)
+    for number in range(count):
+        Image.new("RGB", (20, 20), (number * 40, 90, 200)).save(folder / f"{number}.png")
+
+
+def spoil(kind: str, root: Path) -> str:
+    """Make a folder that cannot be taught; returns what the sentence must say."""
+    good(root / "fine")
+    bad = root / "bad"
+    if kind == "not an image":
+        good(bad)
+        (bad / "x.jpg").write_text("no image")
+        return "not an image"
+    if kind == "truncated image":
+        good(bad)
+        content = (bad / "0.png").read_bytes()
+        (bad / "1.png").write_bytes(content[: len(content) // 2])
+        return "cut short|broken"
+    if kind == "huge image":
+        good(bad)
+        (bad / "x.png").write_bytes(png_header(50_000, 50_000))
+        return "more than 300 megapixels"
+    if kind == "one image":
+        good(bad, 1)
+        return "Class 'bad' has one image"
+    if kind == "mixed case":
+        good(root / "Fine")
+        return "only in case"
+    if kind == "known in another case":
+        good(root / "CLASS00")
+        return "only in case"
+    if kind == "empty class":
+        bad.mkdir()
+        return "is empty"
+    if kind == "reserved name":
+        good(root / "Unknown")
+        return "cannot be called"
+    assert kind == "no classes"
+    for file in (root / "fine").iterdir():
+        file.rename(root / file.name)
+    (root / "fine").rmdir()
+    return "no class folders"
+
+
+KINDS = [
+    *("not an image", "truncated image", "huge image", "one image", "mixed case", "known in another case"),
+    *("empty class", "reserved name", "no classes"),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bad_photos_get_one_sentence_and_change_nothing(onea, shop, kind):
+    import re
+
+    words = spoil(kind, Path("photos"))
+    before = snapshot(shop)
+    code, out, err = onea("teach", "shop.onea", "photos")
+    assert code == 2
+    assert re.search(words, err), err
+    assert err.count("\n") == 1
+    assert not out
+    assert snapshot(shop) == before
+    if kind != "known in another case":
+        assert onea("teach", "new.onea", "photos", "--backbone", "nowhere.safetensors")[0] == 2
+        assert not Path("new.onea").exists()
+
+
+def test_unreadable_photos_can_be_left_out(onea, shop):
+    spoil("not an image", Path("photos"))
+    code, out, _ = onea("teach", "shop.onea", "photos", "--on-bad", "skip")
+    assert code == 0
+    assert "1 unreadable image left out" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["teach", "shop.onea", "nowhere"], "nowhere does not exist"),
+        (["teach", "shop.onea", "photos", "--epochs", "9"], "leave out --epochs"),
+        (["teach", "shop.onea", "photos", "--on-bad", "x"], "choose fail or skip"),
+        (["teach", "shop.onea", "photos", "--unknown", "2"], "unknown is 2"),
+        (["teach", "photos", "photos"], "holds no model"),
+        (["predict", "shop.onea", "nowhere.png"], "no such file"),
+        (["predict", "shop.onea", "photos", "--json", "--csv"], "exclude each other"),
+        (["predict", "shop.onea", "photos", "--top", "0"], "at least one"),
+        (["predict", "nowhere.onea", "photos"], "does not exist"),
+        (["evaluate", "shop.onea", "photos"], "knows none"),
+        (["history", "photos"], "holds no model"),
+        (["undo", "nowhere.onea"], "does not exist"),
+        (["forget", "shop.onea", "class0"], "did you mean"),
+        (["rename", "shop.onea", "class00", "class01"], "already knows"),
+        (["rename", "shop.onea", "class00", "CLASS01"], "only in case"),
+        (["export", "shop.onea", "-o", "/proc/nowhere/x.onnx"], "Cannot write"),
+    ],
+)
+def test_a_mistake_gets_one_sentence(onea, shop, words, sentence):
+    good(Path("photos/fine"))
+    before = snapshot(shop)
+    code, _, err = onea(*words)
+    assert code == 2
+    assert sentence in err
+    assert err.count("\n") == 1
+    assert snapshot(shop) == before
+    assert not Path("nowhere.onea").exists()
+
+
+def test_a_model_that_is_being_written_is_left_alone(onea, shop, days):
+    code = """
+        import time
+        from pathlib import Path
+        from onea.model.lock import locked
+        with locked(Path("shop.onea")):
+            print("held", flush=True)
+            time.sleep(60)
+    """
+    holder = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        for words in (["teach", "shop.onea", str(days / "tuesday")], ["undo", "shop.onea"]):
+            code, _, err = onea(*words)
+            assert code == 2
+            assert f"being written by process {holder.pid}, for" in err
+    finally:
+        holder.kill()
+        holder.wait()
+    assert onea("teach", "shop.onea", str(days / "tuesday"))[0] == 0
+
+
+def test_a_newer_model_and_a_full_disk(onea, shop, days, monkeypatch):
+    import errno
+
+    def full(handle):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    before = snapshot(shop)
+    with monkeypatch.context() as patch:
+        patch.setattr("onea.files.os.fsync", full)
+        code, _, err = onea("teach", "shop.onea", str(days / "tuesday"))
+        assert code == 2
+        assert "No space left in" in err
+    assert snapshot(shop) == before
+    manifest = json.loads((shop / "model.json").read_text())
+    (shop / "model.json").write_text(json.dumps(manifest | {"format": 99}))
+    code, _, err = onea("predict", "shop.onea", str(days))
+    assert code == 2
+    assert "has format 99" in err
+
+
+HOSTILE = ("\x1b[2J\x1b]0;owned\x07", "[red]x[/red]", "right\u202eleft", "\x9b31m", "[/]")
+
+
+@pytest.fixture
+def foreign(shop) -> Path:
+    """A model whose class names no onea would have taken."""
+    file = shop / "states/000001/state.json"
+    state = json.loads(file.read_text())
+    state["classes"] = list(HOSTILE[:3])
+    state["merged"] = dict.fromkeys(HOSTILE[:3], 5)
+    state["updates"][0]["classes"] = list(HOSTILE[:3])
+    state["updates"][0]["name"] = "".join(HOSTILE)
+    file.write_bytes(resealed(state))
+    return shop
+
+
+def test_a_foreign_models_names_are_shown_and_not_obeyed(onea, foreign, tiny_images):
+    """Whatever a class is called, the terminal shows it and does nothing else."""
+    images = str(tiny_images / "test")
+    said = []
+    for words in (
+        ["history", "shop.onea"],
+        ["predict", "shop.onea", images],
+        ["predict", "shop.onea", images, "--json"],
+        ["predict", "shop.onea", images, "--csv"],
+        ["rename", "shop.onea", "nothing", "like it"],
+        ["rename", "shop.onea", HOSTILE[0], "harmless"],
+        ["forget", "shop.onea", HOSTILE[1]],
+        ["undo", "shop.onea"],
+        ["undo", "shop.onea"],
+    ):
+        _, out, err = onea(*words)
+        assert (out + err).replace("\n", "").isprintable(), words
+        said.append(out + err)
+    for text in said[:4]:
+        assert "\\u001b[2J" in text
+    assert all("[red]x[/red]" in text for text in (*said[:5], said[6], said[7]))
+    assert json.loads(said[2].splitlines()[0])["top"][0]["class"] in HOSTILE
+    assert (foreign / "README.md").read_text().replace("\n", "").isprintable()
+
+
+def test_evaluating_a_foreign_model_obeys_no_name_either(onea, foreign, tiny_images):
+    for name, target in zip(("[red]x[/red]", "[/]"), ("class00", "class01"), strict=True):
+        (Path("photos") / name.replace("/", "∕")).parent.mkdir(exist_ok=True)
+        (Path("photos") / name.replace("/", "∕")).symlink_to(tiny_images / "test" / target)
+    (Path("photos") / HOSTILE[2]).symlink_to(tiny_images / "test/class02")
+    code, out, err = onea("evaluate", "shop.onea", "photos")
+    assert code == 0, err
+    assert "right\\u202eleft" in out
+    assert "[red]x[∕red] (never taught)" in out
+    assert out.replace("\n", "").isprintable()
+
+
+def test_a_class_named_with_thousands_of_digits_is_refused(onea, shop, tiny_images):
+    from onea.errors import OneaError
+    from onea.model.estimator import load
+
+    images = sorted((tiny_images / "train/class00").iterdir())
+    with pytest.raises(OneaError, match="cannot be a class name"):
+        load(shop).learn(images, ["9" * 5_000] * 3 + ["b"] * 3)
+
+
+def test_undo_without_a_card_says_that_it_is_done(onea, shop, days):
+    assert onea("teach", "shop.onea", str(days / "tuesday"), "--threads", "1")[0] == 0
+    for file in shop.rglob("README.md"):
+        file.unlink()
+    code, out, err = onea("undo", "shop.onea")
+    assert (code, err) == (0, "")
+    assert "is at version 1 again" in out

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A method ready to learn the tiny stream, and what tests ask of it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from onea.methods import method_class
+from onea.methods.adapter_merging import AdapterCache
+from onea.runs.config import make_config
+from onea.runs.setup import prepare
+from onea.runtime import make_runtime
+
+# Small values for options that only some methods have, so that every method learns the tiny stream in a second.
+QUICK = {"alignment_epochs": 2, "descriptor_epochs": 2, "components": 12, "pool": 6, "random_features": 64}
+
+
+def prepared(values: dict, method: str = "one-a", adapter_cache: AdapterCache | None = None, **changes):
+    values = values | {"method": method} | changes
+    known = {field.name for field in dataclasses.fields(method_class(method).Options)}
+    quick = {name: value for name, value in (QUICK | values["options"]).items() if name in known}
+    config = make_config(values | {"options": quick})
+    return prepare(config, make_runtime("cpu", config.precision, 1), adapter_cache)
+
+
+def learn_all(ready, tasks=None):
+    for index in tasks if tasks is not None else range(ready.stream.tasks):
+        ready.method.learn(ready.task(index))
+    return ready.method
+
+
+def shown_images(ready):
+    return ready.test.images.plain(torch.arange(len(ready.test.labels)))
+
+
+def passes(method, images: torch.Tensor) -> float:
+    passed = 0
+
+    def count(_, inputs):
+        nonlocal passed
+        passed += len(inputs[0])
+
+    handle = method.vit.vit.blocks[0].attn.qkv.register_forward_pre_hook(count)
+    method.scores(images)
+    handle.remove()
+    return passed / len(images)

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One-A+: epochs that follow the images, statistics that follow the adapter, and a guard against bad adapters."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny import write_tiny_images
+
+from onea.errors import OneaError
+from onea.methods.one_a_plus import OneAPlusOptions
+from onea.record import read_record
+from onea.runs.config import make_config
+from onea.runs.runner import run
+from onea.runs.setup import prepare
+from onea.runtime import make_runtime
+
+
+def prepared(values: dict, **options):
+    config = make_config(values | {"method": "one-a-plus", "options": values["options"] | options})
+    return prepare(config, make_runtime("cpu", "fp32", 1))
+
+
+@pytest.mark.parametrize(("images_per_class", "epochs"), [(2, 20), (30, 20), (100, 15), (500, 10), (5000, 10)])
+def test_the_images_of_a_class_decide_the_epochs(images_per_class, epochs):
+    chosen = OneAPlusOptions().for_images(10, 10 * images_per_class)
+    assert (chosen.epochs, chosen.min_epochs, chosen.max_epochs) == (epochs, round(epochs / 2), round(epochs * 1.5))
+
+
+@given(classes=st.integers(1, 500), images=st.integers(1, 10**6))
+def test_what_is_asked_for_is_kept(classes, images):
+    asked = OneAPlusOptions(epochs=7, min_epochs=2, max_epochs=9, batch_size=5)
+    assert asked.for_images(classes, images) == asked
+    chosen = OneAPlusOptions().for_images(classes, images)
+    assert chosen.batch_size == (64 if images < 2500 else 128)
+    assert dataclasses.replace(chosen, epochs=0, min_epochs=20, max_epochs=40, batch_size=0) == OneAPlusOptions()
+
+
+def test_statistics_follow_the_adapter_and_only_then(tiny_run):
+    ready = prepared(tiny_run | {"sizes": "3,1,2"}, learning_rate=0.5, guard=0.0)
+    moved = []
+    for index in range(3):
+        before = ready.method.prototypes.clone()
+        report = ready.method.learn(ready.task(index))
+        same = torch.equal(ready.method.prototypes[: len(before)], before)
+        moved.append((report["trained"], not same))
+    assert moved == [(True, False), (False, False), (True, True)]
+
+
+def test_an_adapter_that_does_harm_is_not_merged(tiny_run, tmp_path):
+    """A rate at which training destroys the features: what was there before is there afterwards, and answers."""
+    write_tiny_images(tmp_path, classes=6, train=30, test=2)
+    values = tiny_run | {"sizes": "6", "data": f"folder:{tmp_path}"}
+    ready = prepared(values, learning_rate=50.0, guard=0.5, weight_decay=0.0)
+    before = {name: value.clone() for name, value in ready.method.kept.state_dict().items()}
+    report = ready.method.learn(ready.task(0))
+    assert not report["trained"]
+    assert report["guard"]["after"] < report["guard"]["before"]
+    after = ready.method.kept.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert (ready.method.merged_classes, ready.method.known_classes) == (0, 6)
+
+
+def test_the_guard_holds_out_the_same_share_of_every_class(tiny_run):
+    ready = prepared(tiny_run | {"sizes": "6"}, guard=0.25)
+    task = ready.task(0)
+    held_out = ready.method._held_out(task)
+    assert task.labels[held_out].bincount().tolist() == [round(0.25 * n) for n in task.labels.bincount().tolist()]
+    assert not prepared(tiny_run, guard=0.0).method._held_out(task).any()
+
+
+def test_compared_classifiers_are_those_of_runs_of_their_own(tiny_run, tmp_path):
+    values = tiny_run | {"method": "one-a-plus"}
+    options = tiny_run["options"] | {"compare_classifiers": "slda,whitened", "guard": 0.0}
+    record = run(make_config(values | {"options": options}), tmp_path / "all")
+    assert sorted(record["classifiers"]) == ["slda", "whitened"]
+    alone = tiny_run["options"] | {"classifier": "slda", "guard": 0.0}
+    assert run(make_config(values | {"options": alone}), tmp_path / "slda")["correct"] == record["classifiers"]["slda"]
+
+
+def test_the_name_of_a_folder_changes_nothing(tiny_run, tiny_images, tmp_path):
+    records = []
+    for name in ("cifar100", "holiday"):
+        (tmp_path / name).symlink_to(tiny_images)
+        values = tiny_run | {"method": "one-a-plus", "data": f"folder:{tmp_path / name}", "options": {"rank": 4}}
+        run(make_config(values), tmp_path / f"run-{name}")
+        records.append(read_record(tmp_path / f"run-{name}"))
+    first, second = records
+    assert first["correct"] == second["correct"]
+    assert first["options"] == second["options"]
+    assert [task["losses"] for task in first["tasks"] if task["trained"]] == [
+        task["losses"] for task in second["tasks"] if task["trained"]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"classifier": "lda"}, "Unknown classifier 'lda'"),
+        ({"classifier_options": "directions"}, "classifier_options has 'directions'"),
+        ({"compare_classifiers": "slda,nothing"}, "Unknown classifier 'nothing'"),
+        ({"guard": 1.0}, "guard is 1.0"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_trained(tiny_run, options, sentence):
+    with pytest.raises(OneaError, match=sentence):
+        prepared(tiny_run, **options)

@@ -1,0 +1,325 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The model folder: what is saved comes back bit for bit, and nothing that happens while writing can spoil it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+from model_tools import class_folders, tiny_model
+
+import onea
+from onea.errors import OneaError
+from onea.model import folder as folders
+from onea.model.lock import locked
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "format-1.onea"
+
+
+@pytest.fixture(scope="module")
+def photos(tiny_images):
+    return tiny_images / "test"
+
+
+@pytest.fixture(scope="module")
+def original(tiny_vit, tiny_images):
+    """Taught three classes, then one, then three more with one of them again."""
+    files = class_folders(tiny_images / "train")
+    model = tiny_model(tiny_vit)
+    for names in (("class00", "class01", "class02"), ("class03",), ("class03", "class04", "class05")):
+        model.learn([file for name in names for file in files[name]], [name for name in names for _ in files[name]])
+    return model
+
+
+@pytest.fixture
+def saved(original, tmp_path):
+    return original.save(tmp_path / "shop.onea")
+
+
+def listing(path: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+def test_a_loaded_model_answers_bit_for_bit_alike(original, saved, photos):
+    model = onea.load(saved, threads=1)
+    assert np.array_equal(model.predict_proba(photos), original.predict_proba(photos))
+    assert model.predict(photos).tolist() == original.predict(photos).tolist()
+    assert model.history == original.history
+    assert model.version == 3
+
+
+def test_it_loads_in_another_process(original, saved, photos, tmp_path):
+    out = tmp_path / "answers.npy"
+    load = f"onea.load({str(saved)!r}, threads=1)"
+    code = f"import numpy, onea; numpy.save({str(out)!r}, {load}.predict_proba({str(photos)!r}))"
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert np.array_equal(np.load(out), original.predict_proba(photos))
+
+
+def test_learning_goes_on_after_loading_as_if_it_had_never_stopped(tiny_vit, tiny_images, photos, tmp_path):
+    files = class_folders(tiny_images / "train")
+    first, second = ("class00", "class01"), ("class02", "class04")
+
+    def teach(model, names):
+        return model.learn(
+            [file for name in names for file in files[name]], [name for name in names for _ in files[name]]
+        )
+
+    whole = teach(teach(tiny_model(tiny_vit), first), second)
+    halfway = teach(tiny_model(tiny_vit), first).save(tmp_path / "half.onea")
+    resumed = teach(onea.load(halfway, threads=1, precision="fp32"), second)
+    assert np.array_equal(whole.predict_proba(photos), resumed.predict_proba(photos))
+
+
+def test_undo_on_disk_restores_the_answers_and_never_reuses_a_version(original, saved, photos):
+    before = onea.load(saved).predict_proba(photos)
+    folders.change(saved, lambda state, version, date: state.without(["class01"], version, date))
+    assert len(onea.load(saved).classes_) == 5
+    undone, now = folders.undo(saved)
+    assert (undone.version, now.version) == (4, 3)
+    assert np.array_equal(onea.load(saved).predict_proba(photos), before)
+    folders.change(saved, lambda state, version, date: state.renamed("class01", "one", version, date))
+    assert folders.read_manifest(saved).versions.kept == (1, 2, 3, 5)
+    for _ in range(3):
+        folders.undo(saved)
+    with pytest.raises(OneaError, match="nothing to go back to"):
+        folders.undo(saved)
+    assert sorted(entry.name for entry in (saved / "states").iterdir()) == ["000001"]
+
+
+def test_only_the_last_versions_are_kept(tiny_vit, tiny_images, tmp_path):
+    path = tiny_model(tiny_vit, keep=2).learn(tiny_images / "train").save(tmp_path / "m.onea")
+    for number in range(4):
+        folders.change(path, lambda s, version, date, n=number: s.renamed(s.classes[0], f"new {n}", version, date))
+    assert folders.read_manifest(path).versions.kept == (3, 4, 5)
+    assert len(list((path / "states").iterdir())) == 3
+
+
+def test_the_card_tells_the_history(saved):
+    text = (saved / "README.md").read_text("utf-8")
+    assert "Knows 6 classes" in text
+    assert text.count("\n| ") == 1 + 3
+    assert "+2, 1 again" in text
+    assert (saved / "history.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_full_disk_changes_nothing(saved, monkeypatch):
+    before = listing(saved)
+    model = onea.load(saved).forget("class01")
+
+    def full(handle):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("onea.files.os.fsync", full)
+    with pytest.raises(OneaError, match="No space left"):
+        model.save(saved)
+    monkeypatch.undo()
+    after = listing(saved)
+    after["lock"] = before["lock"]
+    assert after == before
+
+
+def test_only_one_process_writes_and_a_dead_one_does_not_block(saved):
+    code = f"""
+        import time
+        from pathlib import Path
+        from onea.model.lock import locked
+        with locked(Path({str(saved)!r})):
+            print("held", flush=True)
+            time.sleep(60)
+    """
+    holder = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        model = onea.load(saved).forget("class01")  # reading is always possible
+        with pytest.raises(OneaError, match=rf"process {holder.pid}, for \d+ s"):
+            model.save(saved)
+        assert onea.load(saved).version == 3
+    finally:
+        holder.kill()
+        holder.wait()
+    model.save(saved)
+    assert onea.load(saved).version == 4
+
+
+def test_a_lock_leaves_nothing_behind_where_nothing_was_written(tmp_path):
+    with pytest.raises(RuntimeError), locked(tmp_path / "new.onea"):
+        raise RuntimeError
+    assert not (tmp_path / "new.onea").exists()
+
+
+def test_somebody_elses_update_is_not_overwritten(saved):
+    mine, theirs = onea.load(saved), onea.load(saved)
+    theirs.forget("class00").save(saved)
+    with pytest.raises(OneaError, match="did not grow from"):
+        mine.forget("class01").save(saved)
+    assert "class00" not in onea.load(saved).classes_
+
+
+def test_another_models_folder_and_other_folders_are_left_alone(tiny_vit, tiny_images, saved, tmp_path):
+    other = tiny_model(tiny_vit).learn(tiny_images / "train")
+    with pytest.raises(OneaError, match="did not grow from"):
+        other.save(saved)
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters/mum.txt").write_text("dear mum")
+    with pytest.raises(OneaError, match="holds no model"):
+        other.save(tmp_path / "letters")
+    assert [entry.name for entry in (tmp_path / "letters").iterdir() if entry.name != "lock"] == ["mum.txt"]
+
+
+def test_a_newer_format_is_refused(saved):
+    manifest = json.loads((saved / "model.json").read_text())
+    (saved / "model.json").write_text(json.dumps(manifest | {"format": 99}))
+    with pytest.raises(OneaError, match=r"has format 99.* onea"):
+        onea.load(saved)
+
+
+def test_damage_is_named(saved):
+    tensors = saved / "states/000003/state.safetensors"
+    tensors.write_bytes(tensors.read_bytes()[:-1] + b"\0")
+    with pytest.raises(OneaError, match="damaged"):
+        onea.load(saved)
+    (saved / "model.json").write_text("{")
+    with pytest.raises(OneaError, match="damaged"):
+        onea.load(saved)
+
+
+@pytest.mark.parametrize("lost", ["README.md", "history.png", "states/000002/README.md"])
+def test_undo_does_not_need_the_card(original, saved, photos, lost):
+    (saved / lost).unlink(missing_ok=True)
+    undone, now = folders.undo(saved)
+    assert (undone.version, undone.what, now.version) == (3, "update 3", 2)
+    assert "(version 2)" in (saved / "README.md").read_text()
+    assert onea.load(saved).version == 2
+
+
+def test_a_training_job_may_have_any_name_and_its_history_is_text(tiny_vit, tiny_images, tmp_path):
+    """As of a folder whose name is not of this system's encoding."""
+    path = tiny_model(tiny_vit).learn(tiny_images / "train", name="Mon\udcffday\n").save(tmp_path / "m.onea")
+    assert onea.load(path).history[0]["name"] == "Mon\\udcffday\\n"
+
+
+def test_undo_leads_back_from_a_damaged_version(original, saved, photos):
+    before = onea.load(saved, threads=1).undo().predict_proba(photos)
+    (saved / "states/000003/state.safetensors").write_bytes(b"")
+    with pytest.raises(OneaError, match="if it is the newest version, go back with `onea undo`"):
+        onea.load(saved)
+    undone, now = folders.undo(saved)
+    assert (undone.version, undone.what, now.version) == (3, "which could not be read", 2)
+    assert np.array_equal(onea.load(saved, threads=1).predict_proba(photos), before)
+
+
+def test_a_flipped_bit_does_not_rename_a_class(saved):
+    """Each file says for itself whether it is what was written."""
+    for name, old, new in (
+        ("states/000003/state.json", b'"class01"', b'"class11"'),
+        ("model.json", b'"unknown": 0.05', b'"unknown": 0.75'),
+        ("model.json", b'"counter": 3', b'"counter": 7'),
+    ):
+        whole = (saved / name).read_bytes()
+        assert old in whole
+        (saved / name).write_bytes(whole.replace(old, new, 1))
+        with pytest.raises(OneaError, match=r"damaged .it is not what was written, says its checksum"):
+            onea.load(saved)
+        (saved / name).write_bytes(whole)
+    assert onea.load(saved).version == 3
+
+
+def test_a_file_of_the_first_format_needs_no_checksum_and_a_newer_one_cannot_pass_for_one(saved, tmp_path):
+    content = json.loads((saved / "states/000003/state.json").read_text())
+    for change in ({"format": 1}, {"content_sha256": None}, {"content_sha256": "0" * 64}):
+        (saved / "states/000003/state.json").write_text(json.dumps(content | change))
+        with pytest.raises(OneaError, match="checksum"):
+            onea.load(saved)
+
+
+def test_what_could_not_be_read_again_is_not_written(original, tmp_path, monkeypatch):
+    import dataclasses
+
+    import torch
+
+    path = original.save(tmp_path / "shop.onea")
+    before = listing(path)
+
+    def spoiled(state, version, date):
+        after = state.renamed("class00", "null", version, date)
+        return dataclasses.replace(after, familiar=torch.full_like(after.familiar, torch.nan))
+
+    with pytest.raises(OneaError, match=r"cannot be saved .familiar holds NaN or infinity"):
+        folders.change(path, spoiled)
+    assert {name: data for name, data in listing(path).items() if name != "lock"} == {
+        name: data for name, data in before.items() if name != "lock"
+    }
+
+
+def test_another_backbone_is_refused(saved, tmp_path, tiny_vit):
+    from tiny import write_tiny_vit
+
+    from onea.vit.backbones import load_backbone
+
+    write_tiny_vit(tmp_path / "other.safetensors", depth=3)
+    ours, theirs = (load_backbone(str(place)).digest[:12] for place in (tmp_path / "other.safetensors", tiny_vit))
+    with pytest.raises(OneaError, match=f"other weights .sha256 {ours}.* was taught with .{theirs}"):
+        onea.load(saved, backbone=str(tmp_path / "other.safetensors"))
+
+
+def test_a_folder_of_format_1_loads_for_ever(tiny_vit, photos):
+    model = onea.load(GOLDEN, backbone=tiny_vit, threads=1)
+    expected = json.loads((GOLDEN / "expected.json").read_text())
+    assert model.classes_.tolist() == expected["classes"]
+    np.testing.assert_allclose(model.predict_proba(photos)[::6], expected["probabilities"], atol=1e-4)
+    assert model.predict(photos)[::6].tolist() == expected["answers"]
+    assert model.version == 3
+
+
+def test_to_the_hub_and_back(original, photos, tmp_path, monkeypatch, tiny_vit):
+    """The network's edge alone is replaced: what would be uploaded is what is downloaded."""
+    import shutil
+
+    from huggingface_hub.utils import filter_repo_objects
+
+    hub = tmp_path / "hub"
+    monkeypatch.setattr("huggingface_hub.create_repo", lambda *args, **kwargs: None)
+
+    def upload(*, repo_id, folder_path, **rest):
+        shutil.copytree(folder_path, hub / repo_id, dirs_exist_ok=True)
+        return f"https://huggingface.co/{repo_id}"
+
+    monkeypatch.setattr("huggingface_hub.upload_folder", upload)
+    asked: list[dict[str, object]] = []
+
+    def download(name, **options):
+        """As the Hub does it: only what was asked for, as links into a store of files."""
+        asked.append(options)
+        cache = tmp_path / f"cache-{len(asked)}"
+        for file in filter_repo_objects(listing(hub / name), allow_patterns=options["allow_patterns"]):
+            (cache / file).parent.mkdir(parents=True, exist_ok=True)
+            (cache / file).symlink_to(hub / name / file)
+        return str(cache)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert original.push_to_hub("me/shop") == "https://huggingface.co/me/shop"
+    everything = b"".join(listing(hub).values())
+    (hub / "me/shop/setup.py").write_text("import os")
+    (hub / "me/shop/states/000003/state.pkl").write_text("no")
+    model = onea.OneA.from_pretrained("me/shop", revision="0123abcd", backbone=tiny_vit, threads=1)
+    assert np.array_equal(model.predict_proba(photos), original.predict_proba(photos))
+    assert asked[0]["revision"] == "0123abcd"
+    fetched = sorted(str(file.relative_to(tmp_path / "cache-1")) for file in (tmp_path / "cache-1").rglob("*.*"))
+    assert fetched == ["model.json", "states/000003/state.json", "states/000003/state.safetensors"]
+    assert str(Path(tiny_vit).parent).encode() not in everything  # no path of this machine leaves it
+
+    def unreachable(*args, **kwargs):
+        raise OSError("no network\nmany lines of trace")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
+    with pytest.raises(OneaError, match=r"could not be downloaded \(no network\)"):
+        onea.OneA.from_pretrained("me/other")

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model that changes while it is asked: no answer from half a version, an orderly end, and kill -9."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+from serving import (
+    TEACHER,
+    ZIP,
+    class_zip,
+    folder_hash,
+    form,
+    job_end,
+    live,
+    photos,
+    process,
+    service_of,
+    wait_for,
+)
+
+import onea
+from onea.model.answers import Snapshot
+
+
+def test_no_answer_comes_from_half_a_version(shop, tiny_images):
+    """Clients ask without a pause while versions come and go; each answer must be the one of the version it names."""
+    service = service_of(shop)
+    contents = [photos(tiny_images, label, "test")[0] for label in range(6)]
+    seen, versions, stop = [], {1: service.present.snapshot}, threading.Event()
+
+    def ask(address):
+        with httpx.Client(base_url=address) as client:
+            while not stop.is_set():
+                response = client.post("/predict?top=2", files=form(contents))
+                assert response.status_code == 200, response.text
+                seen.append(response.json())
+
+    def answered(version):
+        wait_for(lambda: any(prediction["version"] == version for prediction in seen))
+
+    with live(service) as address, ThreadPoolExecutor(4) as pool, httpx.Client(base_url=address) as teacher:
+        asking = [pool.submit(ask, address) for _ in range(4)]
+        try:
+            answered(1)
+            for label in (4, 5):
+                content = class_zip(tiny_images, label, 0)
+                report = job_end(teacher, teacher.post("/learn", content=content, headers=ZIP))
+                assert report["status"] == "done"
+                versions[report["version"]] = service.present.snapshot
+                answered(report["version"])
+            assert teacher.post("/undo", headers=TEACHER).json()["version"] == 2
+            before = len(seen)
+            wait_for(lambda: len(seen) > before + 4)  # four may have been under way
+        finally:
+            stop.set()
+        for future in asking:
+            future.result()
+
+    expected = {version: snapshot.answers(contents, 2) for version, snapshot in versions.items()}
+    tops = {version: [answer.top[0][1] for answer in answers] for version, answers in expected.items()}
+    assert tops[1] != pytest.approx(tops[2], abs=1e-3), "the versions differ, so a mixture would be noticed"
+    assert tops[2] != pytest.approx(tops[3], abs=1e-3)
+    assert {prediction["version"] for prediction in seen} == {1, 2, 3}
+    for prediction in seen:
+        version = prediction["version"]
+        for answer, right in zip(prediction["answers"], expected[version], strict=True):
+            assert answer["version"] == version
+            assert answer["class"] == right.label
+            assert [row["class"] for row in answer["top"]] == [name for name, _ in right.top]
+            given = [row["confidence"] for row in answer["top"]]
+            assert given == pytest.approx([chance for _, chance in right.top], abs=1e-4)
+
+
+def test_the_old_version_answers_until_the_new_one_is_on_disk(slow_shop, tiny_images):
+    service = service_of(slow_shop)
+    with live(service) as address, httpx.Client(base_url=address) as client:
+        response = client.post("/learn", content=class_zip(tiny_images, 4, 5), headers=ZIP)
+        during = []
+        while client.get(response.headers["location"]).json()["status"] == "learning":
+            version = client.post("/predict", files=form(photos(tiny_images, 0)[:1])).json()["version"]
+            during.append((version, onea.load(slow_shop).version))
+        assert job_end(client, response)["version"] == 2
+        assert (1, 1) in during
+        assert all(answered <= on_disk for answered, on_disk in during)
+        assert client.get("/classes").json()["version"] == 2
+
+
+def test_concurrent_requests_share_a_pass(shop, tiny_images):
+    service = service_of(shop, wait=600, batch=16)  # as many as ask at once, so that nobody waits for the time
+    content = photos(tiny_images, 0)[0]
+    with live(service) as address, ThreadPoolExecutor(16) as pool:
+        ask = lambda _: httpx.post(f"{address}/predict", content=content, headers={"Content-Type": "image/png"})  # noqa: E731
+        answers = list(pool.map(ask, range(48)))
+        text = httpx.get(f"{address}/metrics").text
+    assert {answer.status_code for answer in answers} == {200}
+    assert "onea_images_total 48" in text
+    assert "onea_batch_images_count 3" in text
+
+
+def test_a_pass_has_at_most_so_many_images_and_never_splits_a_request(shop, tiny_images, monkeypatch):
+    sizes = []
+    original = Snapshot.similarities
+
+    def noted(self, images):
+        sizes.append(len(images))
+        return original(self, images)
+
+    monkeypatch.setattr(Snapshot, "similarities", noted)
+    service = service_of(shop, wait=0.05, batch=4)
+    with live(service) as address, ThreadPoolExecutor(8) as pool:
+        three = form(photos(tiny_images, 0)[:3])
+        answers = list(pool.map(lambda _: httpx.post(f"{address}/predict", files=three).json(), range(8)))
+        six = httpx.post(f"{address}/predict", files=form(photos(tiny_images, 0)[:6])).json()
+    assert all(len(answer["answers"]) == 3 for answer in answers)
+    assert len(six["answers"]) == 6
+    assert sizes == [3] * 8 + [6]
+
+
+def test_a_request_during_shutdown_gets_503_and_the_training_job_is_finished(slow_shop, tiny_images):
+    with process(slow_shop, "--grace", "600") as (server, address), httpx.Client(base_url=address) as client:
+        response = client.post("/learn", content=class_zip(tiny_images, 4, 5, times=2), headers=ZIP)
+        assert response.status_code == 202
+        server.send_signal(signal.SIGTERM)
+        refused = wait_for(lambda: (r := client.get("/classes")).status_code == 503 and r)
+        assert refused.headers["content-type"] == "application/problem+json"
+        assert "being stopped" in refused.json()["detail"]
+        posted = httpx.post(f"{address}/predict", files=form(photos(tiny_images, 0)[:1]))
+        assert posted.status_code == 503
+        assert server.wait(600) == 0
+    assert onea.load(slow_shop).version == 2
+
+
+def test_a_training_job_that_takes_longer_than_the_grace_is_abandoned(slow_shop, tiny_images):
+    before = folder_hash(slow_shop)
+    with process(slow_shop, "--grace", "0.2") as (server, address), httpx.Client(base_url=address) as client:
+        response = client.post("/learn", content=class_zip(tiny_images, 4, 5, times=100), headers=ZIP)
+        assert response.status_code == 202
+        with client.stream("GET", f"{response.headers['location']}/events") as stream:
+            server.send_signal(signal.SIGTERM)
+            told = stream.read().decode()
+        assert "event: end" in told
+        assert "nothing was changed" in told
+        assert server.wait(60) == 0
+        assert server.stderr.read() == ""
+    assert folder_hash(slow_shop) == before
+
+
+def test_kill_9_during_a_training_job_leaves_the_last_complete_model(slow_shop, tiny_images):
+    before = folder_hash(slow_shop)
+    with process(slow_shop) as (server, address):
+        response = httpx.post(f"{address}/learn", content=class_zip(tiny_images, 4, 5, times=100), headers=ZIP)
+        place = address + response.headers["location"]
+        wait_for(lambda: httpx.get(place).json()["done"] > 0)
+        server.kill()
+        server.wait()
+    assert folder_hash(slow_shop) == before
+    with process(slow_shop) as (_, address):
+        assert httpx.get(f"{address}/healthz").json()["version"] == 1
+        answer = httpx.post(f"{address}/predict", files=form(photos(tiny_images, 0)[:1]))
+        assert answer.json()["version"] == 1
+        again = httpx.post(f"{address}/learn", content=class_zip(tiny_images, 4), headers=ZIP)
+        assert again.status_code == 202, "the lock went with the process"

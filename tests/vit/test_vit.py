@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file, save_file
+
+from onea import seeds
+from onea.errors import OneaError
+from onea.vit.adapter import Adapters
+from onea.vit.backbones import EMBEDDED, digest_of, load_backbone
+from onea.vit.frozen import FrozenViT
+from onea.vit.heads import CosineHead, LinearHead, class_means
+
+ARCHITECTURES = [
+    ("vit_tiny_patch16_224", {}),
+    ("vit_tiny_patch16_224", {"class_token": False, "global_pool": "avg"}),
+    ("vit_small_patch14_dinov2", {}),  # layer scale
+    ("vit_small_patch14_reg4_dinov2", {}),  # register tokens, positions of patches alone
+]
+
+
+def small(name: str, **extra) -> torch.nn.Module:
+    size = 28 if "patch14" in name else 32
+    return timm.create_model(name, img_size=size, embed_dim=128, num_heads=2, depth=2, num_classes=0, **extra).eval()
+
+
+def adapters(vit: FrozenViT, rank: int = 8, **switches) -> Adapters:
+    return Adapters(vit.depth, vit.width, rank, generator=torch.Generator().manual_seed(0), **switches)
+
+
+@pytest.fixture(scope="module")
+def embedded() -> FrozenViT:
+    return load_backbone(EMBEDDED)
+
+
+@pytest.mark.parametrize(("name", "extra"), ARCHITECTURES)
+def test_a_file_gives_back_the_model_that_wrote_it(name, extra, tmp_path):
+    model = small(name, **extra)
+    path = tmp_path / "model.safetensors"
+    save_file(model.state_dict(), path)
+    loaded = load_backbone(str(path))
+    images = torch.randn(2, 3, loaded.size, loaded.size, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = model.forward_head(model.forward_features(images), pre_logits=True)
+        torch.testing.assert_close(loaded(images), expected)
+    assert loaded.digest == digest_of(load_file(path))
+
+
+@pytest.mark.parametrize(("size", "patch"), [(32, 16), (30, 14), ((28, 42), 14)])
+def test_patches_equal_timms_convolution(size, patch):
+    """Also where the image is no multiple of the patch, whose rest nobody reads."""
+    model = timm.create_model("vit_tiny_patch16_224", img_size=size, patch_size=patch, embed_dim=96, depth=1).eval()
+    frozen = FrozenViT(model, "", "", (0.5,) * 3, (0.5,) * 3)
+    images = torch.randn(2, 3, *model.patch_embed.img_size, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        torch.testing.assert_close(frozen.embed(images), model._pos_embed(model.patch_embed(images)))
+    high, wide = (side // patch * patch - patch for side in model.patch_embed.img_size)
+    with pytest.raises(AssertionError, match="doesn't match model"):
+        frozen.embed(images[:, :, :high, :wide])
+    if images.shape[2] % patch:  # as many patches, but not the network's size
+        with pytest.raises(AssertionError, match="doesn't match model"):
+            frozen.embed(images[:, :, :-2, :-2])
+
+
+def test_images_of_another_size_are_refused(embedded):
+    with pytest.raises(AssertionError, match="doesn't match model"):
+        embedded(torch.zeros(1, 3, 98, 98))
+
+
+def test_the_embedded_backbone(embedded):
+    assert (embedded.size, embedded.depth, embedded.width) == (84, 6, 384)
+    assert not any(parameter.requires_grad for parameter in embedded.parameters())
+    assert not embedded.train().training
+    assert embedded.digest == load_backbone(EMBEDDED).digest
+
+
+def test_the_adapter_reads_the_residual_stream_beside_the_mlp(embedded):
+    """Against an independent forward pass written with hooks on timm's own blocks."""
+    module = adapters(embedded).eval()
+    with torch.no_grad():
+        for adapter in module.blocks:
+            adapter.up.weight.normal_(std=0.5, generator=torch.Generator().manual_seed(3))
+            adapter.up.bias.fill_(0.1)
+    images = torch.randn(2, 3, 84, 84, generator=torch.Generator().manual_seed(2))
+    streams: dict[int, torch.Tensor] = {}
+    hooks = []
+    for index, block in enumerate(embedded.vit.blocks):
+        hooks.append(block.norm2.register_forward_pre_hook(lambda _, x, i=index: streams.__setitem__(i, x[0])))
+        hooks.append(
+            block.register_forward_hook(
+                lambda _, __, out, i=index, a=module.blocks[index]: (
+                    out + 0.1 * (torch.relu(streams[i] @ a.down.weight.T + a.down.bias) @ a.up.weight.T + a.up.bias)
+                )
+            )
+        )
+    with torch.no_grad():
+        expected = embedded.vit.forward_head(embedded.vit.forward_features(images), pre_logits=True)
+    for hook in hooks:
+        hook.remove()
+    with torch.no_grad():
+        torch.testing.assert_close(embedded(images, module), expected, rtol=1e-4, atol=1e-4)
+        assert not torch.allclose(embedded(images), expected, atol=1e-2)
+
+
+def test_a_fresh_adapter_changes_nothing(embedded):
+    images = torch.randn(1, 3, 84, 84)
+    with torch.no_grad():
+        assert torch.equal(embedded(images, adapters(embedded)), embedded(images))
+
+
+@pytest.mark.parametrize(("rank", "parameters"), [(128, 2_370_048), (64, 1_189_632), (16, 304_320)])
+def test_adapter_size_on_vit_b(rank, parameters):
+    module = Adapters(12, 768, rank, generator=torch.Generator())
+    assert sum(value.numel() for value in module.parameters()) == parameters
+
+
+def test_adapter_start_and_dropout():
+    module = Adapters(2, 100, 30, generator=torch.Generator().manual_seed(1))
+    down = module.blocks[0].down.weight
+    assert down.abs().max() <= 0.1
+    assert float(down.detach().std()) == pytest.approx(0.1 / 3**0.5, rel=0.05)
+    assert not torch.equal(down, module.blocks[1].down.weight)
+    with torch.no_grad():
+        module.blocks[0].up.weight.fill_(1.0)
+    tokens = torch.ones(1, 5, 100)
+    assert torch.equal(module.eval().mlp_update(0, tokens), module.mlp_update(0, tokens))
+    module.train()
+    assert not torch.equal(module.mlp_update(0, tokens), module.mlp_update(0, tokens))
+
+
+def test_cheaper_frozen_matrices_do_not_change_autocast_results(tiny_vit):
+    images = torch.randn(4, 3, 28, 28, generator=torch.Generator().manual_seed(5))
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        plain = load_backbone(tiny_vit)(images)
+        stored = load_backbone(tiny_vit).keep_matrices_in(torch.bfloat16)(images)
+    assert torch.equal(plain, stored)
+
+
+def test_heads_start_alike_and_cosine_is_bounded():
+    linear, cosine = (kind(50, 4, seeds.generator(1, 2, "head")) for kind in (LinearHead, CosineHead))
+    assert torch.equal(linear.weight, cosine.weight)
+    assert cosine(100 * torch.randn(8, 50)).abs().max() <= 1 + 1e-6
+
+
+def test_class_means_average_before_anything_else():
+    features, labels = torch.randn(40, 6), torch.randint(3, 7, (40,))
+    labels[:4] = torch.arange(3, 7)
+    means = class_means(features, labels, range(3, 7))
+    for position in range(3, 7):
+        torch.testing.assert_close(means[position - 3], features[labels == position].mean(0))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("missing.safetensors", "does not exist"),
+        ("vit_base_patch16_224", "needs its tag"),
+        ("vit_small_d6_patch14_85", "did you mean 'vit_small_d6_patch14_84'"),
+        ("resnet50.a1_in1k", "only plain vision transformers of timm work, such as vit_base"),
+    ],
+)
+def test_wrong_names_get_one_sentence(name, words):
+    with pytest.raises(OneaError, match=words) as caught:
+        load_backbone(name)
+    assert "\n" not in str(caught.value)
+
+
+def test_damaged_and_foreign_files(tmp_path, tiny_vit):
+    truncated = tmp_path / "cut.safetensors"
+    truncated.write_bytes(Path(tiny_vit).read_bytes()[:5000])
+    with pytest.raises(OneaError, match="damaged"):
+        load_backbone(str(truncated))
+    foreign = tmp_path / "foreign.safetensors"
+    save_file({"weight": torch.ones(2)}, foreign)
+    with pytest.raises(OneaError, match="does not hold a plain timm ViT"):
+        load_backbone(str(foreign))
+
+
+def test_without_a_network_a_timm_name_says_what_to_do(monkeypatch, tmp_path):
+    def unreachable(*_, **__):
+        raise socket.gaierror("no network")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unreachable)
+    with pytest.raises(OneaError, match=r"could not be downloaded.*--backbone"):
+        load_backbone("vit_tiny_patch16_224.augreg_in21k")
+
+
+def test_a_model_of_another_kind_is_refused():
+    model = timm.create_model("vit_relpos_small_patch16_224", num_classes=0)
+    with pytest.raises(OneaError, match="not a plain vision transformer"):
+        FrozenViT(model, "relpos", "", (0.5,) * 3, (0.5,) * 3)
+
+
+def test_downloaded_weights_that_changed_under_their_name_are_refused(monkeypatch, tmp_path):
+    """What a name meant the first time is noted; timm and its download alone are replaced."""
+    name = "vit_tiny_patch16_224.augreg_in21k"
+    real = timm.create_model
+
+    def download(seed: int):
+        def create(*arguments, **options):
+            with torch.random.fork_rng():
+                torch.manual_seed(seed)
+                return real("vit_tiny_patch16_224", pretrained=False, num_classes=0, depth=1)
+
+        return create
+
+    monkeypatch.setenv("ONEA_CACHE", str(tmp_path))
+    monkeypatch.setattr("onea.vit.backbones._cached_weights", lambda name: {})
+    monkeypatch.setattr(timm, "create_model", download(1))
+    first = load_backbone(name).digest
+    assert load_backbone(name).digest == first
+    monkeypatch.setattr(timm, "create_model", download(2))
+    both = rf"are others .sha256 [0-9a-f]{{12}}….* first used here .{first[:12]}…"
+    with pytest.raises(OneaError, match=both) as caught:
+        load_backbone(name)
+    note = tmp_path / "backbones" / f"{name}.json"
+    assert str(note) in str(caught.value)
+    note.unlink()
+    assert load_backbone(name).digest != first
+    note.write_text("[]")
+    with pytest.raises(OneaError, match="are others"):
+        load_backbone(name)
+
+
+def test_a_file_that_claims_a_billion_blocks_is_refused_at_once(tmp_path, tiny_vit):
+    tensors = load_file(tiny_vit)
+    save_file(tensors | {"blocks.999999999.norm1.weight": torch.ones(64)}, tmp_path / "deep.safetensors")
+    with pytest.raises(OneaError, match="1000000000 blocks"):
+        load_backbone(str(tmp_path / "deep.safetensors"))
