@@ -75,6 +75,17 @@ def operator_options() -> str:
     )
 
 
+def classifiers_table() -> str:
+    """Every registered classifier."""
+    from onea.classifiers import CLASSIFIERS, classifier_class
+
+    def row(name: str) -> Sequence[str]:
+        kind = classifier_class(name)
+        return f"`{name}`", f"[{kind.title}]({kind.paper})", kind.keeps, "yes" if kind.carried else ""
+
+    return table(("name", "classifier", "keeps", "follows the adapter"), (row(name) for name in CLASSIFIERS.own))
+
+
 def datasets_table() -> str:
     """Every dataset by its name on the command line."""
     from onea.data.sources import DATASETS
@@ -155,6 +166,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "methods": methods_table,
     "method-options": method_options,
     "operators": operators_table,
+    "classifiers": classifiers_table,
     "operator-options": operator_options,
     "datasets": datasets_table,
     "experiments": experiments_table,

@@ -57,6 +57,23 @@ def test_the_documented_operator_merges_adapters(third_party, tiny_run):
     assert done.returncode == 0, done.stderr
 
 
+def test_the_documented_classifier_answers_and_is_compared(third_party, tiny_run):
+    inputs = [f"--{name}={tiny_run[name]}" for name in ("data", "backbone", "sizes")]
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in tiny_run["options"].items()]
+    asked = ["--classifier", "diagonal", "--classifier-options", "floor=0.1", "--compare-classifiers", "slda"]
+    done = onea(third_party, "run", "one-a", *inputs, *options, *asked, "--out", str(third_party / "out"))
+    assert done.returncode == 0, done.stderr
+    record = json.loads((third_party / "out/record.json").read_text())
+    assert record["options"]["classifier"] == "diagonal"
+    assert record["metrics"]["A_T"] > 100 / 6
+    assert list(record["classifiers"]) == ["slda"]
+    assert "Diagonal LDA" in onea(third_party, "methods", "--classifiers").stdout
+    assert onea(third_party, "report", str(third_party / "out"), "--out", str(third_party / "report")).returncode == 0
+    table = (third_party / "report/table.md").read_text("utf-8")
+    assert "One-A, diagonal" in table
+    assert "One-A, slda" in table
+
+
 def test_the_documented_metric_and_dataset_are_found_everywhere(third_party, tiny_vit):
     """In the lists, the terminal, a tracker, reports, a comparison and the page of an experiment of the paper."""
     runs = third_party / "runs"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from pathlib import Path
 from types import UnionType
 from typing import Any
@@ -54,7 +55,20 @@ def can_be_shown(record: Any) -> bool:
     if any(len(part) != steps for part in parts) or not 1 <= steps <= len(sizes):
         return False
     classes = {len(record["total"]), len(record["stream"]["class_order"]), sum(sizes)}
-    return min(sizes) >= 1 and len(classes) == 1
+    return min(sizes) >= 1 and len(classes) == 1 and _compared(record, list(accumulate(sizes))[:steps])
+
+
+def _compared(record: Any, seen: list[int]) -> bool:
+    """Whether the counts of further classifiers, where there are any, are of the classes seen after each task."""
+    counts = record.get("classifiers") or {}
+    if not isinstance(counts, dict) or not all(_fits(steps, [[int]]) for steps in counts.values()):
+        return False
+    return all([len(step) for step in steps] == seen and _possible(steps, record["total"]) for steps in counts.values())
+
+
+def _possible(steps: list[list[int]], total: list[int]) -> bool:
+    """Whether no class has more right answers than images."""
+    return all(0 <= right <= total[row] for step in steps for row, right in enumerate(step))
 
 
 def can_be_continued(record: Any) -> bool:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``onea methods``: methods, operators, datasets and metrics, ours and those of installed packages."""
+"""``onea methods``: methods, operators, classifiers, datasets and metrics, ours and those of installed packages."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -11,13 +12,15 @@ import typer
 def methods(
     name: Annotated[str | None, typer.Argument(help="List the options of this method.")] = None,
     operators: Annotated[bool, typer.Option("--operators", help="List the merging operators instead.")] = False,
+    classifiers: Annotated[bool, typer.Option("--classifiers", help="List the classifiers instead.")] = False,
     datasets: Annotated[bool, typer.Option("--datasets", help="List the datasets instead.")] = False,
     metrics: Annotated[bool, typer.Option("--metrics", help="List the metrics of a run instead.")] = False,
 ) -> None:
     """List the methods, the options of one, or what else has a name."""
     from rich.console import Console
 
-    asked = [table for wanted, table in ((operators, _operators), (datasets, _datasets), (metrics, _metrics)) if wanted]
+    tables = ((operators, _operators), (classifiers, _classifiers), (datasets, _datasets), (metrics, _metrics))
+    asked = [table for wanted, table in tables if wanted]
     for table in asked or [lambda: _options(name) if name else _methods()]:
         Console().print(table())
 
@@ -46,12 +49,22 @@ def _options(name: str) -> Any:
 
 
 def _operators() -> Any:
-    from dataclasses import fields
-
     from onea.merging import OPERATORS
 
+    return _with_options(OPERATORS.load_all())
+
+
+def _classifiers() -> Any:
+    from onea.classifiers import CLASSIFIERS
+
+    return _with_options(CLASSIFIERS.load_all())
+
+
+def _with_options(kinds: Mapping[str, Any]) -> Any:
+    from dataclasses import fields
+
     table = _grid()
-    for known, kind in OPERATORS.load_all().items():
+    for known, kind in kinds.items():
         options = ", ".join(f"{field.name}={field.default}" for field in fields(kind))
         table.add_row(f"[bold]{known}", f"{kind.title}{_link(kind.paper)}" + (f"\n[dim]{options}" if options else ""))
     return table

@@ -16,9 +16,9 @@ def report(
 ) -> None:
     """Write report.html, table.md, table.tex, table.csv and a PNG of the curves about all records below a folder."""
     from onea.report.experiment_page import with_titles, write_report
-    from onea.report.load import load_records
+    from onea.report.load import by_classifier, load_records
 
-    records = with_titles(load_records(folder))
+    records = with_titles([each for record in load_records(folder) for each in by_classifier(record)])
     target = out or (Path(folder) if Path(folder).is_dir() else Path("onea-report"))
     for path in write_report(records, target, title or f"Report of {Path(folder).resolve().name}"):
         print(path)

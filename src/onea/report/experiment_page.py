@@ -237,7 +237,13 @@ def with_titles(records: Sequence[Record]) -> list[Record]:
             titles[name] = method_class(name).title
         except OneaError:  # somebody else's method, whose package is not installed here
             titles[name] = name
-    return [{"title": titles[record["config"]["method"]]} | record for record in records]
+    return [{"title": titles[record["config"]["method"]] + _classifier(record)} | record for record in records]
+
+
+def _classifier(record: Record) -> str:
+    """Its classifier, where it is not the one that the method comes with."""
+    asked = record["config"].get("options", {}).get("classifier")
+    return f", {asked}" if asked else ""
 
 
 def _told(table: Table) -> Table:

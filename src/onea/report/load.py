@@ -28,6 +28,21 @@ def load_records(place: str | Path) -> list[Record]:
     return [_read(file) for file in dict.fromkeys(files)]
 
 
+def by_classifier(record: Record) -> list[Record]:
+    """A record, and one of its own for every further classifier that was scored in the same run."""
+    from onea.metrics import summarise  # numpy takes a while
+
+    found = [record]
+    for name, correct in (record.get("classifiers") or {}).items():
+        changes: Record = {
+            "config": record["config"] | {"options": {**record["config"].get("options", {}), "classifier": name}},
+            "options": record.get("options", {}) | {"classifier": name},
+            "metrics": summarise(correct, record["total"], record["stream"]["sizes"]),
+        }
+        found.append(record | changes)
+    return found
+
+
 def _matching(pattern: Path) -> list[Path]:
     root = Path(pattern.anchor or ".")
     return sorted(root.glob(str(pattern.relative_to(pattern.anchor)))) if pattern.parts else []
