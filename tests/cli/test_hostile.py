@@ -47,9 +47,11 @@ def options(kinds: tuple[str, ...], commands: tuple[str, ...]) -> list[tuple[str
     """Command and option of every option whose type is one of these."""
     found = []
     for name in commands:
-        hints = get_type_hints(inspect.unwrap(COMMANDS[name].callback))
+        command = inspect.unwrap(COMMANDS[name].callback, stop=lambda each: hasattr(each, "__signature__"))
+        taken = inspect.signature(command, eval_str=True).parameters
         for option in COMMANDS[name].params:
-            kind = str(hints.get(option.name, ""))
+            hint = taken[option.name].annotation if option.name in taken else ""
+            kind = str(getattr(hint, "__origin__", hint))  # without its help
             if option.opts[0].startswith("--") and any(word in kind for word in kinds):
                 found.append((name, option.opts[0]))
     return found

@@ -73,7 +73,7 @@ class Newest(Traits):
     """``new``: no merge at all. With a start from the kept adapter it is plain sequential training, the control."""
 
     title = "Newest"
-    paper = ""
+    paper = "https://arxiv.org/abs/2203.05482"
     on_deltas = False
     starts_from = "previous"
 
