@@ -182,7 +182,7 @@ class AdapterMerging(FeatureClassification):
     def _judge(self, features: Tensor, labels: Tensor, held_out: Tensor, by: Tensor | None) -> float:
         """The share of held-out images of a task that are answered right among all classes, by the others' features."""
         name = next(iter(self.classifiers))
-        known = self.statistics[self.classifiers[name].statistics(self.vit.width).kind]
+        known = self.known(name)
         known = (known if by is None else known.carry(by)).add(features[~held_out], labels[~held_out])
         answers = self.classifiers[name].fit(known).to(features.device)(features[held_out]).argmax(1).cpu()
         return float((answers == labels[held_out]).double().mean())

@@ -83,8 +83,10 @@ class FeatureClassification(Method):
         super().__init__(vit, options, runtime, plan)
         self.classifiers: dict[str, Classifier] = options.classifiers()
         self.statistics: dict[Hashable, Statistics] = {}
-        for classifier in self.classifiers.values():
+        self._kinds: dict[str, Hashable] = {}  # of the statistics that each classifier reads
+        for name, classifier in self.classifiers.items():
             needed = classifier.statistics(vit.width)
+            self._kinds[name] = needed.kind
             known = self.statistics.get(needed.kind)
             if known is None or known.richness < needed.richness:
                 self.statistics[needed.kind] = needed
@@ -112,10 +114,12 @@ class FeatureClassification(Method):
         """A classifier fitted to what is known now."""
         name = name or next(iter(self.classifiers))
         if name not in self._scorers:
-            classifier = self.classifiers[name]
-            kind = classifier.statistics(self.vit.width).kind
-            self._scorers[name] = classifier.fit(self.statistics[kind]).to(self.runtime.device)
+            self._scorers[name] = self.classifiers[name].fit(self.known(name)).to(self.runtime.device)
         return self._scorers[name]
+
+    def known(self, name: str) -> Statistics:
+        """The statistics that a classifier reads."""
+        return self.statistics[self._kinds[name]]
 
     def observe(self, features: Tensor, labels: Tensor, by: Tensor | None = None) -> None:
         """Add images to the statistics, after a map of all features where there was one."""
