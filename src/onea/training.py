@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one training loop."""
+"""The training loop."""
 
 from __future__ import annotations
 

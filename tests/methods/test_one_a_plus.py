@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 from hypothesis import given
@@ -12,6 +10,7 @@ from hypothesis import strategies as st
 from tiny import write_tiny_images
 
 from onea.errors import OneaError
+from onea.merging import make_operator
 from onea.methods.one_a_plus import OneAPlusOptions
 from onea.record import read_record
 from onea.runs.config import make_config
@@ -33,11 +32,18 @@ def test_the_images_of_a_class_decide_the_epochs(images_per_class, epochs):
 
 @given(classes=st.integers(1, 500), images=st.integers(1, 10**6))
 def test_what_is_asked_for_is_kept(classes, images):
-    asked = OneAPlusOptions(epochs=7, min_epochs=2, max_epochs=9, batch_size=5)
-    assert asked.for_images(classes, images) == asked
-    chosen = OneAPlusOptions().for_images(classes, images)
-    assert chosen.batch_size == (64 if images < 2500 else 128)
-    assert dataclasses.replace(chosen, epochs=0, min_epochs=20, max_epochs=40, batch_size=0) == OneAPlusOptions()
+    asked = {"epochs": 7, "min_epochs": 2, "max_epochs": 9, "batch_size": 5, "rank": 3}
+    found = OneAPlusOptions(**asked).for_images(classes, images)
+    assert {name: getattr(found, name) for name in asked} == asked
+    assert OneAPlusOptions().for_images(classes, images).batch_size == (64 if images < 2500 else 128)
+    alone = OneAPlusOptions(epochs=4).for_images(classes, images)
+    assert (alone.epochs, alone.min_epochs, alone.max_epochs) == (4, 2, 6)
+
+
+@pytest.mark.parametrize("merge", ["one-a", "ties", "newest"])
+def test_other_merges_need_no_other_options(merge):
+    assert OneAPlusOptions(merge=merge).operator() == make_operator(merge)
+    assert OneAPlusOptions().operator() == make_operator("weighted-mean", boost=2.0)
 
 
 def test_statistics_follow_the_adapter_and_only_then(tiny_run):
@@ -104,6 +110,7 @@ def test_the_name_of_a_folder_changes_nothing(tiny_run, tiny_images, tmp_path):
         ({"classifier_options": "directions"}, "classifier_options has 'directions'"),
         ({"compare_classifiers": "slda,nothing"}, "Unknown classifier 'nothing'"),
         ({"guard": 1.0}, "guard is 1.0"),
+        ({"min_epochs": 9, "max_epochs": 3, "epochs": 5}, "min_epochs is 9"),
     ],
 )
 def test_mistakes_are_told_before_anything_is_trained(tiny_run, options, sentence):

@@ -225,6 +225,8 @@ def test_a_taught_model_keeps_what_it_is_made_of(taught):
         ({"held_out": 0.9}, "held_out"),
         ({"unknown": 1.5}, "unknown"),
         ({"readout": "other"}, "readout"),
+        ({"options": {"carry": True}}, "follow_drift"),
+        ({"options": {"classifier": "rgda"}}, "readout"),
         ({"options": {"kapa": 3}}, "kappa"),
         ({"backbone": "nowhere.safetensors"}, "does not exist"),
     ],

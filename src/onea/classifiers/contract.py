@@ -34,7 +34,7 @@ class Statistics(Protocol):
 
     @property
     def kind(self) -> Hashable:
-        """Classifiers can share statistics of one kind: the richest that any of them needs."""
+        """A key: classifiers with statistics of the same kind share one object, that of the highest ``richness``."""
 
     @property
     def richness(self) -> int:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Statistics of features by class, which add up over tasks without any image.
 
-Means, counts and the scatter around the means add up exactly, in any order. The covariance of a class is kept as its
-leading directions; what is cut off has a bound that is kept with it.
+Under one adapter, means, counts and the scatter around the means add up exactly, in any order. The covariance of a
+class is kept as its leading directions; what is cut off has a bound that is kept with it.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ class ClassStatistics:
         freedom: number of independent deviations in the scatter: images less classes.
         factors: ``[C, directions, width]`` float32, rows of zeros where there is less; the product of a factor's
             transpose with itself is the scatter of one class, less what was cut off. None where it is not kept.
-        cut: for each class a bound on the spectral norm of what was cut off its scatter, ``[C]``, measured in the
-            features as they were then.
+        cut: for each class a bound on the spectral norm of what was cut off its scatter, ``[C]``.
         unit_length: whether features are scaled to length one first.
     """
 

@@ -43,7 +43,7 @@ class WeightedMean(Traits):
 
     Attributes:
         by: what has a vote: ``classes`` or ``samples``.
-        boost: number of votes that each of the new side has.
+        boost: votes of each class or sample of the new side; one of the old side has one.
     """
 
     title = "Weighted mean"

@@ -53,9 +53,9 @@ class MergingOptions(ClassifierOptions, AdapterTraining, ABC):
             little of it, and the old prototypes would have to follow. 0 trains every task (the paper).
         carry: whether what is known of old classes follows the adapter, by the linear map of features that the new
             images show (off: the paper).
-        guard: share of the images of a task, at most 200 in all, that are held out of its training; if fewer of them
-            are answered right after it than before, by more than chance, the adapter stays as it was. 0 holds out none
-            (the paper).
+        guard: share of the images of a task, at most about 200 in all, that are held out of its training; if fewer of
+            them are answered right after it than before, by more than chance, the adapter is taken back. 0 holds out
+            none (the paper).
     """
 
     single_class: Literal["train", "skip"] = "train"
@@ -158,7 +158,8 @@ class AdapterMerging(FeatureClassification):
         after = before if before is not None and not report["trained"] else self.features_of(task, self.kept)
         by = feature_map(before, after) if carries and before is not None and before is not after else None
         if guarded and report["trained"] and before is not None:
-            then, now = (self._judge(one, task.labels, held_out, how) for one, how in ((before, None), (after, by)))
+            then = self._judge(before, task.labels, held_out, None)
+            now = self._judge(after, task.labels, held_out, by)
             images = int(held_out.sum())
             report["guard"] = {"before": then, "after": now, "images": images}
             if _worse(then, now, images):
@@ -264,7 +265,7 @@ class AdapterMerging(FeatureClassification):
             adapters.load_state_dict(self.start)
         return train_adapter(self.vit, adapters, task, self.training_options(task), self.runtime, self.plan)
 
-    def training_options(self, task: Task) -> MergingOptions:
+    def training_options(self, task: Task) -> AdapterTraining:
         """How the adapter of a task is trained."""
         return self.options
 

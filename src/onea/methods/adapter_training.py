@@ -61,6 +61,10 @@ class AdapterTraining(AdapterOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.check_epochs()
+
+    def check_epochs(self) -> None:
+        """Refuse bounds that leave no number of epochs."""
         if not 1 <= self.min_epochs <= self.max_epochs:
             raise OneaError(f"min_epochs is {self.min_epochs}; it must lie between 1 and max_epochs {self.max_epochs}.")
 

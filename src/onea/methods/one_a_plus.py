@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One-A+: one adapter and one pass like One-A, with three changes, each of which can be switched off.
+"""One-A+: one adapter and one pass like One-A, with three main changes, each of which can be switched off.
 
 1. **Start.** A task's adapter starts from the merged one, not from random weights, and only tasks that bring a quarter
    of the classes or more train one. The merge is the mean of both adapters, in which a class of the task has two votes
@@ -11,7 +11,8 @@
 3. **Classify.** A Gaussian per class answers, its covariance between that of the class and the one that all classes
    share (see ``onea.classifiers.gaussian``), instead of the nearest mean.
 
-An adapter that would make held-out images of its own task worse is not merged.
+An adapter that makes held-out images of its own task worse is taken back. The number of images decides how long a task
+is trained, never the name of a dataset.
 """
 
 from __future__ import annotations
@@ -23,17 +24,20 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from torch import Tensor
 
+from onea.merging.average import WeightedMean
+from onea.merging.operator import Operator
 from onea.methods.adapter import MergedAdapterOptions
 from onea.methods.adapter_merging import AdapterMerging, MergingOptions
-from onea.methods.adapter_training import Start
-from onea.options import BelowOne, NotNegative, Range, Share, ZeroToOne
+from onea.methods.adapter_training import AdapterTraining, Start
+from onea.options import BelowOne, NotNegative, Positive, Range, Share, ZeroToOne
 from onea.tasks import Task
 from onea.vit.hooks import BlockHooks
 
-_MANY = 500  # images of a class from which on it is trained for the fewest epochs
-_FEWEST, _MOST = 10, 20  # epochs for a task of average size
-_LARGE = 2500  # images of a task from which on steps take twice as many
+_FEWEST_EPOCHS, _MOST_EPOCHS = 10, 20  # for a task of average size
+_IMAGES_FOR_FEWEST = 500  # of a class
 _BATCH = 64
+_TRAINING = tuple(AdapterTraining.__dataclass_fields__)
+_LARGE_TASK = 2500  # images, from which on steps take twice as many
 
 
 @dataclass(frozen=True)
@@ -43,13 +47,18 @@ class OneAPlusOptions(MergedAdapterOptions):
     Attributes:
         epochs: for a task of average size; 0 lets the number of images of a class decide, from 10 (500 images or more)
             to 20 (30 or fewer).
+        min_epochs: for the smallest tasks; 0 is half of ``epochs``.
+        max_epochs: for the largest tasks; 0 is one and a half times ``epochs``.
         batch_size: images per step; 0 is 64, and 128 for a task of 2,500 images or more.
+        new_votes: votes of each class of the task in the weighted mean, where an old class has one.
     """
 
     learning_rate: NotNegative = 0.2
     batch_size: Annotated[int, Range(ge=0)] = 0
     crop_scale: Share = 0.3
     epochs: Annotated[int, Range(ge=0)] = 0
+    min_epochs: Annotated[int, Range(ge=0)] = 0
+    max_epochs: Annotated[int, Range(ge=0)] = 0
     head: Literal["linear", "cosine"] = "cosine"
     head_scale: float = 16.0
     start: Start = "merged"
@@ -59,16 +68,29 @@ class OneAPlusOptions(MergedAdapterOptions):
     guard: BelowOne = 0.1
     classifier: str = "rgda"
     merge: str = "weighted-mean"
-    merge_options: str = "boost=2"
+    new_votes: Positive = 2.0
 
-    def for_images(self, classes: int, images: int) -> OneAPlusOptions:
-        """The same with the epochs and the batch size that suit a task of so many classes and images."""
-        epochs, least, most = self.epochs, self.min_epochs, self.max_epochs
-        if not epochs:
-            epochs = min(max(round(_FEWEST * (_MANY * classes / images) ** 0.25), _FEWEST), _MOST)
-            least, most = round(0.5 * epochs), round(1.5 * epochs)
-        batch = self.batch_size or (_BATCH if images < _LARGE else 2 * _BATCH)
-        return dataclasses.replace(self, epochs=epochs, min_epochs=least, max_epochs=most, batch_size=batch)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.for_images(1, 1)  # refuses epochs that make no sense now, not at the first task
+
+    def operator(self) -> Operator:
+        """The operator that these options name; the weighted mean with its votes, unless its own options say more."""
+        if self.merge == "weighted-mean" and not self.merge_options:
+            return WeightedMean(boost=self.new_votes)
+        return super().operator()
+
+    def check_epochs(self) -> None:
+        """Nothing yet: what is 0 is filled in for each task."""
+
+    def for_images(self, classes: int, images: int) -> AdapterTraining:
+        """How a task of so many classes and images is trained: all that is 0 here has its value there."""
+        by_images = round(_FEWEST_EPOCHS * (_IMAGES_FOR_FEWEST * classes / images) ** 0.25)
+        epochs = self.epochs or min(max(by_images, _FEWEST_EPOCHS), _MOST_EPOCHS)
+        least, most = self.min_epochs or max(1, round(0.5 * epochs)), self.max_epochs or round(1.5 * epochs)
+        batch = self.batch_size or (_BATCH if images < _LARGE_TASK else 2 * _BATCH)
+        values = {"epochs": epochs, "min_epochs": least, "max_epochs": most, "batch_size": batch}
+        return AdapterTraining(**{name: getattr(self, name) for name in _TRAINING} | values)
 
 
 class OneAPlus(AdapterMerging):
@@ -83,21 +105,23 @@ class OneAPlus(AdapterMerging):
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     # Rates and epochs follow the images, whatever a dataset is called.
     small: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "": {"learning_rate": 0.2, "batch_size": 0, "epochs": 0, "min_epochs": 20, "max_epochs": 40}
+        "": {"learning_rate": 0.2, "batch_size": 0, "epochs": 0, "min_epochs": 0, "max_epochs": 0}
     }
     options: OneAPlusOptions
 
     @classmethod
     def epochs(cls, options: MergingOptions, sizes: Sequence[int]) -> list[int]:
-        """More for larger tasks, none for those that are not trained on; with 100 images of a class, if they decide."""
+        """More for larger tasks, none for those that are not trained on; assumes 100 images of a class."""
         assert isinstance(options, OneAPlusOptions)
-        return super().epochs(options.for_images(1, 100), sizes)
+        training = options.for_images(1, 100)
+        values = {name: getattr(training, name) for name in ("epochs", "min_epochs", "max_epochs")}
+        return super().epochs(dataclasses.replace(options, **values), sizes)
 
     def batch_sizes(self) -> set[int]:
         """The sizes that steps may have."""
         return {self.options.batch_size} if self.options.batch_size else {_BATCH, 2 * _BATCH}
 
-    def training_options(self, task: Task) -> OneAPlusOptions:
+    def training_options(self, task: Task) -> AdapterTraining:
         """Those that suit the images of the task."""
         return self.options.for_images(len(task.classes), len(task))
 

@@ -68,7 +68,7 @@ class Undone:
 
     Attributes:
         version: its number.
-        what: had been done.
+        what: the update that was undone, in words.
     """
 
     version: int

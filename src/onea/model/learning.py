@@ -43,6 +43,11 @@ _SMALL = {
     "start": "shared",
     "min_share": 0.25,
 }
+_ELSEWHERE = {
+    "carry": "follow_drift",
+    "guard": "held_out",
+    **dict.fromkeys(("classifier", "classifier_options", "compare_classifiers"), "readout"),
+}
 _GATE_SUMMARY = ("base", "align_share", "gate_min", "gate_max")
 _ENOUGH = 20  # known images that say where 5 % lie; with fewer held out, training images have a say too
 MOST_MARGINS = 64  # that are kept of one class
@@ -55,6 +60,9 @@ def now() -> str:
 
 def choose_options(engine: Engine, preset: str, given: Mapping[str, Any]) -> OneAOptions:
     """One-A's options: those of the preset for this backbone, then what was given."""
+    for name, instead in _ELSEWHERE.items():
+        if name in given:
+            raise OneaError(f"options has '{name}', which research runs have; for a model, set {instead}.")
     named = choose_preset(preset, engine.vit.width)
     chosen = preset_options("one-a", named, "")
     return build(OneAOptions, chosen | (_SMALL if named == "small" else {}) | dict(given))

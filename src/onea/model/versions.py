@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The versions of a model: which are kept, which number comes next, and how far one can go back."""
+"""The rules of versions: which stay when one is added, which number comes next, what going back removes."""
 
 from __future__ import annotations
 
