@@ -102,7 +102,7 @@ RUNS = (
     "parallel+four-threads+aten-default+shuffled",
     "parallel+aten-avx2+odd-surroundings",
     "parallel+old-cpu+newest-python",
-    "one-thread+ascii",
+    "parallel+one-thread+ascii",
     "parallel+onednn-all",
 )
 

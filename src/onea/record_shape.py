@@ -15,7 +15,7 @@ _STEPS = {"A": [_NUMBER], "balanced_A": [_NUMBER], "matrix": [[_NUMBER | None]]}
 # What tables, curves and pages read; a name with a question mark may be missing.
 _SHOWN: dict[str, Any] = {
     "status": str,
-    "config": {"method": str, "seed": int},
+    "config": {"method": str, "seed": int, "options?": dict},
     "data": {"name": str, "classes?": [str], "train_images?": int, "test_images?": int, "skipped?": list},
     "backbone": {"name": str, "input?": int, "width?": int},
     "stream": {"class_order": [int], "sizes": [int], "names?": [str], "samples?": [int]},

@@ -29,14 +29,21 @@ def test_noise_is_no_move(seed):
     """What cannot be predicted from the old feature does not move prototypes much."""
     old = features(seed, 60, 30)
     found = feature_map(old, old + features(seed + 1, 60, 30))
-    assert (found - torch.eye(30)).norm() < 0.5 * 30**0.5
+    assert (found - torch.eye(30)).norm() < 0.25 * 30**0.5
 
 
 def test_directions_that_no_image_shows_stay():
     old = torch.cat([features(0, 50, 3), torch.zeros(50, 3)], dim=1)
     found = feature_map(old, 2 * old)
     torch.testing.assert_close(found[3:, 3:], torch.eye(3).double())
-    assert (found[:3, 3:].abs().max(), found[3:, :3].abs().max()) == (0, 0)
+    assert max(found[:3, 3:].abs().max(), found[3:, :3].abs().max()) < 1e-12
+
+
+def test_one_image_moves_nothing():
+    """Left out, nothing predicts it: standing still is as good as any map."""
+    for seed in range(20):
+        old = features(seed, 1, 6)
+        assert torch.equal(feature_map(old, old + features(seed + 1, 1, 6)), torch.eye(6).double())
 
 
 def test_only_training_moves_old_prototypes(tiny_vit, tiny_images):

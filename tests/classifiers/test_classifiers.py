@@ -243,6 +243,19 @@ def test_ranpac_does_not_care_in_which_order_tasks_come():
     )
 
 
+def test_ranpac_holds_images_out_of_small_classes_too():
+    features, rows = drawn(15, images=60, classes=20)
+    few = torch.cat([(rows == row).nonzero()[:3, 0] for row in range(20)])
+    known = RanPAC(features=30).statistics(WIDTH).add(features[few], rows[few])
+    assert known.counts[1].tolist() == [1] * 20
+
+
+def test_features_of_length_one_are_not_carried():
+    """A linear map of features is none of features that are scaled to length one."""
+    known = ClassStatistics.empty(WIDTH, directions=2, unit_length=True).add(*drawn(16))
+    assert known.carry(2 * torch.eye(WIDTH, dtype=torch.float64)) is known
+
+
 def test_ranpac_is_ridge_regression_on_random_features():
     features, rows = drawn(13, images=200)
     classifier = RanPAC(features=20)
@@ -251,7 +264,7 @@ def test_ranpac_is_ridge_regression_on_random_features():
     random = torch.relu(features.double() @ known.projection.double())
     wanted = torch.nn.functional.one_hot(rows, CLASSES).double()
     held_out = (
-        torch.cat([((rows == row).cumsum(0) % 5 == 0) & (rows == row) for row in range(CLASSES)])
+        torch.cat([((rows == row).cumsum(0) % 5 == 2) & (rows == row) for row in range(CLASSES)])
         .view(CLASSES, -1)
         .any(0)
     )

@@ -12,6 +12,7 @@ from tiny import write_tiny_images
 from onea.errors import OneaError
 from onea.merging import make_operator
 from onea.methods.one_a_plus import OneAPlusOptions
+from onea.options import build
 from onea.record import read_record
 from onea.runs.config import make_config
 from onea.runs.runner import run
@@ -77,6 +78,26 @@ def test_the_guard_holds_out_the_same_share_of_every_class(tiny_run):
     held_out = ready.method._held_out(task)
     assert task.labels[held_out].bincount().tolist() == [round(0.25 * n) for n in task.labels.bincount().tolist()]
     assert not prepared(tiny_run, guard=0.0).method._held_out(task).any()
+
+
+@pytest.mark.parametrize(("images", "share", "least", "most"), [(5, 0.1, 1, 3), (4, 0.9, 1, 12), (60, 0.9, 190, 210)])
+def test_the_guard_never_takes_the_last_images_of_a_class(tiny_run, tmp_path, images, share, least, most):
+    write_tiny_images(tmp_path, classes=6, train=images, test=1)
+    ready = prepared(tiny_run | {"sizes": "6", "data": f"folder:{tmp_path}"}, guard=share)
+    task = ready.task(0)
+    held_out = ready.method._held_out(task)
+    assert least <= held_out.sum() <= most
+    assert task.labels[~held_out].bincount().min() >= 2
+
+
+def test_options_of_the_first_records_mean_what_they_meant():
+    recorded = {"epochs": 0, "min_epochs": 20, "max_epochs": 40, "batch_size": 0, "merge_options": "boost=2"}
+    assert build(OneAPlusOptions, recorded) == OneAPlusOptions()
+
+
+def test_a_bound_that_is_given_holds():
+    assert OneAPlusOptions(min_epochs=25).for_images(1, 500).max_epochs == 25
+    assert OneAPlusOptions(max_epochs=4).for_images(1, 500).min_epochs == 4
 
 
 def test_compared_classifiers_are_those_of_runs_of_their_own(tiny_run, tmp_path):

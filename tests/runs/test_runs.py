@@ -234,6 +234,30 @@ def test_held_out_training_images_replace_the_test_images(tiny_run, tmp_path):
             run(make_config(tiny_run | wrong), tmp_path / "wrong")
 
 
+def test_a_run_that_began_before_an_option_existed_is_continued(tiny_run, tmp_path):
+    """It ran with the default of what it could not know."""
+    config = make_config(tiny_run)
+    whole = run(config, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        run(config, tmp_path / "cut", StopAfter(1))
+    record = read_record(tmp_path / "cut")
+    for name in ("classifier", "carry", "guard"):
+        del record["options"][name]
+    write_record(tmp_path / "cut", record)
+    assert run(config, tmp_path / "cut")["correct"] == whole["correct"]
+
+
+class StopAfter(Progress):
+    """Ctrl-C after so many tasks."""
+
+    def __init__(self, tasks: int) -> None:
+        self.tasks = tasks
+
+    def end_task(self, task: int, accuracy: float) -> None:
+        if task + 1 == self.tasks:
+            raise KeyboardInterrupt
+
+
 def test_golden_record(tiny_run, tmp_path, request):
     """A change of these figures is a change of results: if intended, `pytest --write-golden` and a changelog line.
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from onea.decompose import eigh
 from onea.tensors import to_float64
 
+_ROUNDING = 1e-9  # one image predicts as well as no move at all, but for rounding
 _STRENGTHS = torch.logspace(-4, 4, 33, dtype=torch.float64)  # relative to the mean squared singular value
 
 
@@ -35,7 +36,7 @@ def feature_map(before: Tensor, after: Tensor) -> Tensor:
         residual = change - turned @ (weights[:, None] * inside)
         leverage = (turned**2 * weights).sum(1)
         error = float(((residual / (1 - leverage).clamp_min(1e-6)[:, None]) ** 2).sum())
-        if error < least:
+        if error < least * (1 - _ROUNDING):
             best, least = weights, error
     moved: Tensor = basis @ (best[:, None] * inside)
     return torch.eye(old.shape[1], dtype=torch.float64, device=old.device) + moved

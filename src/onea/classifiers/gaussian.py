@@ -57,7 +57,8 @@ class RegularisedGaussian(Classifier):
         values, left = (part[..., -most:] for part in eigh(rows @ rows.transpose(1, 2)))  # the largest come last
         present = values > values.amax(1, keepdim=True) * 1e-9
         unit = left.transpose(1, 2) @ rows * torch.where(present, values, torch.inf).rsqrt()[:, :, None]
-        share = (known.counts / (known.counts + self.prior_images))[:, None]
+        images = known.counts.double()
+        share = (images / (images + self.prior_images))[:, None]
         variances = torch.where(present, share * values + 1 - share, 1.0)
         return GaussianScores(root, origin, (means - origin) @ root, unit, variances)
 
@@ -107,6 +108,9 @@ class GaussianScores(Scorer):
 class FeCAM(Classifier):
     """Mahalanobis distance under the correlation matrix of each class, on features of length one.
 
+    It is the rule of the authors' script for vision transformers; that for small networks trained from scratch also
+    transforms features and shrinks covariances twice.
+
     Attributes:
         shrinkage: multiple of the mean variance that is added to every variance, as published.
     """
@@ -114,6 +118,7 @@ class FeCAM(Classifier):
     title: ClassVar[str] = "FeCAM"
     paper: ClassVar[str] = "https://arxiv.org/abs/2309.14062"
     keeps: ClassVar[str] = "a mean and a matrix per class"
+    carried: ClassVar[bool] = False
 
     shrinkage: NotNegative = 1.0
 

@@ -18,6 +18,7 @@ from onea.options import Count
 from onea.tensors import Tensors, to_float64
 
 _EVERY = 5  # of so many images of a class one is held out, to choose the strength
+_PART = 4096  # images whose random features are in memory at once
 _ROUNDING = 1e-7  # of float32, relative to the largest eigenvalue
 _STRENGTHS = tuple(10.0**power for power in range(-8, 9))  # as published
 
@@ -70,14 +71,14 @@ class RandomFeatureSums:
         for row in rows.unique():
             own = (rows == row).nonzero()[:, 0]
             place[own] = torch.arange(len(own), device=rows.device) + counts[:, row].sum()
-        held_out = (place % _EVERY == _EVERY - 1).long()
+        held_out = (place % _EVERY == 1).long()  # a class of two images has one on each side
         for side in (0, 1):
-            chosen = held_out == side
-            random = F.relu(features[chosen].float() @ here.projection)
-            wanted = F.one_hot(rows[chosen], hits.shape[2])
-            gram[side] += random.T @ random
-            hits[side] += random.T @ wanted.float()
-            counts[side] += wanted.sum(0)
+            for chosen in (held_out == side).nonzero()[:, 0].split(_PART):
+                random = F.relu(features[chosen].float() @ here.projection)
+                wanted = F.one_hot(rows[chosen], hits.shape[2])
+                gram[side] += random.T @ random
+                hits[side] += random.T @ wanted.float()
+                counts[side] += wanted.sum(0)
         return replace(here, gram=gram, hits=hits, counts=counts)
 
     def carry(self, by: Tensor) -> Self:

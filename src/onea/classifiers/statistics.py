@@ -91,13 +91,13 @@ class ClassStatistics:
         taught = rows.unique()
         position = torch.searchsorted(taught, rows)
         means = class_means(exact, position, range(len(taught)))
-        new, old = torch.bincount(position, minlength=len(taught)), known.counts[taught]
+        new, old = torch.bincount(position, minlength=len(taught)).double(), known.counts[taught].double()
         before = to_float64(known.means[taught])
         total, step = old + new, means - before
         changed = replace(
             known,
             means=known.means.index_copy(0, taught, (before + step * (new / total)[:, None]).float()),
-            counts=known.counts.index_copy(0, taught, total),
+            counts=known.counts.index_copy(0, taught, total.long()),
         )
         if known.scatter is None:
             return changed
@@ -109,7 +109,12 @@ class ClassStatistics:
         return changed if known.factors is None else changed._with_factors(taught, position, inside, apart)
 
     def carry(self, by: Tensor) -> Self:
-        """The statistics after a linear map ``[width, width]`` of all features: rows of features times ``by``."""
+        """The statistics after a linear map ``[width, width]`` of all features: rows of features times ``by``.
+
+        Where features are scaled to length one first, that is no linear map, and nothing changes.
+        """
+        if self.unit_length:
+            return self
         by = to_float64(by).to(self.means.device)
         return replace(
             self,

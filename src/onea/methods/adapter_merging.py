@@ -169,15 +169,23 @@ class AdapterMerging(FeatureClassification):
         return report
 
     def _held_out(self, task: Task) -> Tensor:
-        """Which images of a task are held out of its training, ``bool [N]``: of every class the same share."""
+        """Which images of a task are held out of its training, ``bool [N]``.
+
+        Of every class the same share, but never one of its last two; one of some classes where that would be none.
+        """
         held_out = torch.zeros(len(task), dtype=torch.bool)
         if not self.options.guard or not self.options.trains(len(task.classes), self._sizes(task).new_share):
             return held_out
         share = min(self.options.guard, _WATCHED / len(task))
         order = torch.randperm(len(task), generator=seeds.generator(task.seed, task.index, "guard"))
+        spare = []  # an image of each class that can do without one more
         for position in task.classes:
             own = order[task.labels[order] == position]
-            held_out[own[: round(share * len(own))]] = True
+            count = max(0, min(round(share * len(own)), len(own) - 2))
+            held_out[own[:count]] = True
+            spare += own[count : count + 1].tolist() if len(own) > count + 2 else []
+        if not held_out.any():  # the share is less than half an image of a class
+            held_out[spare[: max(1, round(share * len(task)))]] = True
         return held_out
 
     def _judge(self, features: Tensor, labels: Tensor, held_out: Tensor, by: Tensor | None) -> float:

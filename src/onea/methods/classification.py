@@ -13,8 +13,8 @@ from torch import Tensor
 
 from onea.classifiers import make_classifier
 from onea.classifiers.contract import Classifier, Scorer, Statistics
-from onea.classifiers.ranpac import RanPAC
 from onea.classifiers.statistics import ClassStatistics
+from onea.errors import OneaError
 from onea.methods.contract import EVALUATION_BATCH, Method, pad_rows
 from onea.methods.state import part_of, prefixed
 from onea.options import Count, Validated, parse_pairs
@@ -36,7 +36,7 @@ class ClassifierOptions(Validated):
             one that an installed package adds.
         classifier_options: options of the classifier, such as directions=16,prior_images=400.
         compare_classifiers: further classifiers that are scored in the same run, such as slda,rgda; ``all`` is all that
-            keep less than 100 MB for 100 classes.
+            keep less than 100 MB for 100 classes. The first one alone decides what the guard does.
     """
 
     classifier: str = "ncm"
@@ -68,7 +68,8 @@ class RandomFeatures(ClassifierOptions):
 
     def classifiers(self) -> dict[str, Classifier]:
         """RanPAC with so many random features, then those that are compared with it."""
-        return super().classifiers() | {"ranpac": RanPAC(features=self.random_features)}
+        given = {"features": self.random_features} | parse_pairs(self.classifier_options, "classifier_options")
+        return super().classifiers() | {"ranpac": make_classifier("ranpac", **given)}
 
 
 _COMPACT = ("ncm", "slda", "whitened", "rgda", "ranpac")
@@ -95,8 +96,10 @@ class FeatureClassification(Method):
     @property
     def prototypes(self) -> Tensor:
         """The mean feature of each class, ``[classes, width]``, where the classifier keeps them."""
-        known = next(known for known in self.statistics.values() if isinstance(known, ClassStatistics))
-        return known.means
+        for known in self.statistics.values():
+            if isinstance(known, ClassStatistics):
+                return known.means
+        raise OneaError(f"The classifier {next(iter(self.classifiers))} keeps no prototypes; choose another one.")
 
     @abstractmethod
     def hooks(self) -> BlockHooks:
@@ -127,6 +130,8 @@ class FeatureClassification(Method):
             carried = known if by is None else known.carry(by)
             self.statistics[kind] = carried.add(features, labels.to(features.device))
         self._scorers = {}
+        for name in self.classifiers:  # now, so that the first answer is no slower than the others
+            self.scorer(name)
 
     def features_of(self, task: Task, hooks: BlockHooks) -> Tensor:
         """Features of all images of a task, un-augmented, ``[N, width]`` float32."""
@@ -145,6 +150,10 @@ class FeatureClassification(Method):
         for number, known in enumerate(others):
             state |= prefixed(f"{_OTHERS}{number}.", known.state_dict())
         return state
+
+    def answering_state(self) -> Tensors:
+        """The state without the statistics of classifiers that are only compared."""
+        return {name: value for name, value in self.state_dict().items() if not name.startswith(_OTHERS)}
 
     def load_state_dict(self, state: Tensors) -> None:
         """Take the statistics back."""

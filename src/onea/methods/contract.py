@@ -85,6 +85,10 @@ class Method(
     def load_state_dict(self, state: Tensors) -> None:
         """Continue from a state that this method gave earlier."""
 
+    def answering_state(self) -> Tensors:
+        """The part of the state that answers and later tasks need; what a run only compares with is left out."""
+        return self.state_dict()
+
     def scores(self, images: Tensor) -> Tensor:
         """Scores ``[B, classes seen]`` of a batch of network inputs; the largest is the answer.
 

@@ -74,6 +74,16 @@ class OneAPlusOptions(MergedAdapterOptions):
         super().__post_init__()
         self.for_images(1, 1)  # refuses epochs that make no sense now, not at the first task
 
+    @staticmethod
+    def upgraded(values: Mapping[str, Any]) -> dict[str, Any]:
+        """Options under their present names; the first records had idle bounds, and votes among those of the merge."""
+        found = AdapterTraining.upgraded(values)
+        if (found.get("epochs"), found.get("min_epochs"), found.get("max_epochs")) == (0, 20, 40):
+            found |= {"min_epochs": 0, "max_epochs": 0}
+        if found.get("merge_options") == "boost=2":
+            found |= {"merge_options": "", "new_votes": 2.0}
+        return found
+
     def operator(self) -> Operator:
         """The operator that these options name; the weighted mean with its votes, unless its own options say more."""
         if self.merge == "weighted-mean" and not self.merge_options:
@@ -87,7 +97,9 @@ class OneAPlusOptions(MergedAdapterOptions):
         """How a task of so many classes and images is trained: all that is 0 here has its value there."""
         by_images = round(_FEWEST_EPOCHS * (_IMAGES_FOR_FEWEST * classes / images) ** 0.25)
         epochs = self.epochs or min(max(by_images, _FEWEST_EPOCHS), _MOST_EPOCHS)
-        least, most = self.min_epochs or max(1, round(0.5 * epochs)), self.max_epochs or round(1.5 * epochs)
+        # A bound that is given holds, and one that is not yields to it.
+        most = self.max_epochs or max(self.min_epochs, round(1.5 * epochs))
+        least = self.min_epochs or min(most, max(1, round(0.5 * epochs)))
         batch = self.batch_size or (_BATCH if images < _LARGE_TASK else 2 * _BATCH)
         values = {"epochs": epochs, "min_epochs": least, "max_epochs": most, "batch_size": batch}
         return AdapterTraining(**{name: getattr(self, name) for name in _TRAINING} | values)

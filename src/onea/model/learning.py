@@ -143,7 +143,7 @@ def learn(
     called = printable(name) if name else f"update {version}"
     method, report = _adapt(engine, state, batch, labels, trained, sizes, version, called, seed, progress)
     method.runtime.progress.note("prototypes")
-    features = engine.features(batch.pixels, method.kept)
+    features = engine.features(batch.pixels, method.kept) if report["trained"] else earlier
 
     classes = state.classes + tuple(label for label in names if label not in state.classes)
     rows = torch.tensor([classes.index(label) for label in names])[labels]
@@ -215,7 +215,9 @@ def _adapt(
 ) -> tuple[OneAMethod, dict[str, Any]]:
     """Train on the update and merge; the method then holds the new adapter."""
     vit, runtime = engine.for_training(progress)
-    method = OneAMethod(vit, build(OneAOptions, state.options), runtime)
+    # A model's classifier is its readout; whatever a folder's options say about others would only take memory.
+    options = {name: value for name, value in state.options.items() if name not in _ELSEWHERE}
+    method = OneAMethod(vit, build(OneAOptions, options), runtime)
     method.restore(state.adapter, len(state.merged), sizes.accumulated_samples)
     tier = choose_storage_tier(batch.pixels.nbytes, None, runtime.device)
     images = PackedImages(batch.pixels, engine.preprocess, runtime.device, tier, runtime.pixel_dtype)

@@ -242,7 +242,7 @@ def with_titles(records: Sequence[Record]) -> list[Record]:
 
 def _classifier(record: Record) -> str:
     """Its classifier, where it is not the one that the method comes with."""
-    asked = record["config"].get("options", {}).get("classifier")
+    asked = (record["config"].get("options") or {}).get("classifier")
     return f", {asked}" if asked else ""
 
 

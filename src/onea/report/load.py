@@ -34,10 +34,14 @@ def by_classifier(record: Record) -> list[Record]:
 
     found = [record]
     for name, correct in (record.get("classifiers") or {}).items():
+        own = {"classifier": name, "classifier_options": "", "compare_classifiers": ""}
         changes: Record = {
-            "config": record["config"] | {"options": {**record["config"].get("options", {}), "classifier": name}},
-            "options": record.get("options", {}) | {"classifier": name},
+            "config": record["config"] | {"options": (record["config"].get("options") or {}) | own},
+            "options": (record.get("options") or {}) | own,
+            "correct": correct,
+            "classifiers": {},
             "metrics": summarise(correct, record["total"], record["stream"]["sizes"]),
+            "cost": [],  # measured for the classifier that answered
         }
         found.append(record | changes)
     return found

@@ -160,7 +160,7 @@ def measure(method: Method, images: Images, tasks: int) -> dict[str, Any]:
         "tasks": tasks,
         "flops_per_image": flops // len(rows),
         "passes_per_image": method.passes(method.options, tasks),
-        "state_bytes": sum(value.numel() * value.element_size() for value in method.state_dict().values()),
+        "state_bytes": sum(value.numel() * value.element_size() for value in method.answering_state().values()),
     }
 
 

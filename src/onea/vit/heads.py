@@ -12,6 +12,8 @@ from torch.nn import functional as F
 
 from onea.tensors import to_float64
 
+_PART = 4096  # rows whose classes are in memory as ones and zeros at once
+
 
 class LinearHead(nn.Module):
     """A plain linear classifier over a task's own classes."""
@@ -112,4 +114,7 @@ def class_sums(features: Tensor, labels: Tensor, classes: range) -> Tensor:
     """The sum of the features of each class, ``[len(classes), width]`` float64."""
     exact = to_float64(features)
     local = (labels - classes.start).to(exact.device)
-    return F.one_hot(local, len(classes)).double().T @ exact
+    sums = exact.new_zeros(len(classes), exact.shape[1])
+    for rows, own in zip(exact.split(_PART), local.split(_PART), strict=True):
+        sums += F.one_hot(own, len(classes)).double().T @ rows
+    return sums
