@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The figures of concepts.md, from committed records and the program's own code; no training.
+"""The figures of concepts.md and one-a-plus.md, from committed records and the program's own code; no training.
 
 python docs/pictures.py
 """
@@ -26,6 +26,8 @@ OTHERS = (
     RUNS / "running-mean-cifar100-seed1-1713c7f58a62" / "record.json",
     RUNS / "simplecil-cifar100-seed1-b30958b8a9df" / "record.json",
 )
+PLUS = HERE / "results" / "one-a-plus" / "runs" / "one-a-plus-cub200-seed1-19fa46c61172" / "record.json"
+RIVALS = ("joint-cub200-seed1-8d233d6ff8db", "mos-cub200-seed1-a20c84f1ee27", "one-a-cub200-seed1-613b6bb31412")
 BIG_TASK = 4  # the fifth task, 36 classes: larger than all before it together
 
 
@@ -203,6 +205,7 @@ def main() -> None:
         "updates": update_strength(one_a, task=BIG_TASK),
         "matrix": accuracy_matrix(one_a),
         "curves": accuracy_curves([one_a, *map(record, OTHERS)]),
+        "one-a-plus": accuracy_curves([record(PLUS), *(record(RUNS / name / "record.json") for name in RIVALS)]),
     }
     for name, figure in figures.items():
         print(style.save(figure, OUT / f"{name}.png"))
