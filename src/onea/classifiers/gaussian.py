@@ -26,8 +26,8 @@ class RegularisedGaussian(Classifier):
     In the space where the shared covariance is the identity, the covariance of class ``c`` keeps its leading directions
     ``u_j`` with variances ``s_j^2``, and each is drawn towards one: ``lambda_j = w s_j^2 + 1 - w``, with ``w = n / (n +
     prior_images)`` for a class of ``n`` images. The score of ``z = (x - mean) W`` is its log-likelihood with equal
-    priors, ``-1/2 (|z|^2 - sum_j (1 - 1/lambda_j) (u_j' z)^2) - 1/2 sum_j log lambda_j``. With few images it is linear
-    discriminant analysis.
+    priors, ``-1/2 (|z|^2 - sum_j (1 - 1/lambda_j) (u_j' z)^2) - 1/2 sum_j log lambda_j``, divided by the number of
+    features so that its size does not depend on the network. With few images it is linear discriminant analysis.
 
     Attributes:
         directions: kept of every class.
@@ -46,7 +46,7 @@ class RegularisedGaussian(Classifier):
         return ClassStatistics.empty(width, directions=min(self.directions, width))
 
     def fit(self, known: Statistics) -> Scorer:
-        """The log-likelihood of every class, up to a constant."""
+        """The log-likelihood of every class per feature, up to a constant."""
         assert isinstance(known, ClassStatistics)
         assert known.factors is not None
         root, means = known.whitening(), to_float64(known.means)
@@ -74,9 +74,8 @@ class FullRegularisedGaussian(RegularisedGaussian):
 
 
 class GaussianScores(Scorer):
-    """Log-likelihoods from whitened means ``[C, width]``, unit directions ``[C, r, width]`` and variances ``[C, r]``.
-
-    The squared length of ``z`` is taken apart: the part that all classes have in common is left out.
+    """Log-likelihoods per feature, from whitened means ``[C, width]``, unit directions ``[C, r, width]`` and variances
+    ``[C, r]``.
     """
 
     def __init__(self, root: Tensor, origin: Tensor, means: Tensor, unit: Tensor, variances: Tensor):
@@ -101,7 +100,8 @@ class GaussianScores(Scorer):
         targets, gains = self.get_buffer("targets"), self.get_buffer("gains")
         space = features @ self.get_buffer("metric") - self.get_buffer("shift")
         lengths = (space @ self.get_buffer("axes").T).view(-1, *gains.shape) - self.get_buffer("along")
-        return space @ targets.T + self.get_buffer("offset") + (lengths.square() * gains).sum(2)
+        apart = space @ targets.T + self.get_buffer("offset") + (lengths.square() * gains).sum(2)
+        return (apart - 0.5 * space.square().sum(1, keepdim=True)) / space.shape[1]
 
 
 @dataclass(frozen=True)

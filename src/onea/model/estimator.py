@@ -60,8 +60,9 @@ class OneA:
         rank: width of the adapter; the preset's, if None.
         single_class: what an update of one class does to the adapter: ``skip`` (only its prototype is learned, in
             seconds) or ``train``.
-        readout: how an image is compared with prototypes: ``whitened`` (cosine after dividing out how images spread
-            around their prototypes: one more matrix is kept) or ``cosine`` (the paper).
+        readout: the classifier: ``whitened`` (cosine to the prototypes after dividing out how images spread around
+            them), ``centred`` (the same around the mean of the prototypes), ``gaussian`` (the likelihood of a Gaussian
+            per class, for classes of many images; keeps some directions of each) or ``cosine`` (the paper).
         follow_drift: whether old prototypes move with the adapter, as the new images show (off: the paper).
         mirror: whether an image flipped left to right still shows its class.
         options: any further options of One-A, as ``onea methods one-a`` lists them. Small backbones come with

@@ -43,7 +43,7 @@ class Graph(nn.Module):
         self.register_buffer("std", torch.tensor(engine.preprocess.std)[:, None, None])
         self.scorer = copy.deepcopy(model.scorer)
         self.register_buffer("familiar", state.familiar.clone())
-        self.temperature, self.threshold = state.temperature, max(model.threshold, -4.0)  # a graph has no infinity
+        self.temperature, self.threshold = state.temperature, max(model.threshold, -1e30)  # a graph has no infinity
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Probabilities ``[N, classes]`` and, for each image, whether it is familiar."""

@@ -25,12 +25,12 @@ from onea.files import check_plain, open_plain, read_plain, sync_folder, unwrita
 from onea.methods.state import part_of, prefixed
 from onea.model import layout, validation
 from onea.model.card import card, history_picture, history_row
-from onea.model.formats import FORMAT
+from onea.model.formats import format_of
 from onea.model.layout import check_can_hold, holds_model, state_folder
 from onea.model.learning import now
 from onea.model.lock import locked
 from onea.model.params import MACHINE
-from onea.model.state import State
+from onea.model.state import State, statistics_for
 from onea.model.versions import Versions
 from onea.renamed import renamed
 from onea.sealed import Damage
@@ -190,7 +190,8 @@ def write(path: Path, states: Sequence[State], manifest: Manifest) -> None:
         manifest: what is valid from now on.
     """
     numbers = {"versions": manifest.versions.kept, "counter": manifest.versions.counter}
-    described = validation.seal({"format": FORMAT, "onea": __version__, **numbers, "params": manifest.params})
+    number = format_of(manifest.params["readout"])
+    described = validation.seal({"format": number, "onea": __version__, **numbers, "params": manifest.params})
     _check(lambda: validation.manifest_values(described))
     shown = {layout.PICTURE: history_picture(states[-1]), layout.CARD: card(states[-1], path.name).encode()}
     try:
@@ -230,7 +231,7 @@ def _state(values: Mapping[str, Any], tensors: Tensors) -> State:
 
 
 def _statistics(values: Mapping[str, Any], tensors: Tensors) -> ClassStatistics:
-    empty = ClassStatistics.empty(tensors["prototypes"].shape[1])
+    empty = statistics_for(values["readout"], tensors["prototypes"].shape[1])
     return empty.restored(tensors | {"freedom": torch.tensor(values["freedom"])})
 
 
@@ -239,7 +240,7 @@ def _write_state(path: Path, state: State) -> None:
     tensors |= {name: value for name, value in state.statistics.state_dict().items() if name != "freedom"}
     content = save_tensors({name: value.contiguous() for name, value in tensors.items()})
     values = {name: getattr(state, name) for name in _VALUES}
-    values |= {"format": FORMAT, "freedom": state.statistics.freedom}
+    values |= {"format": format_of(state.readout), "freedom": state.statistics.freedom}
     described = validation.seal(values | {"sha256": hashlib.sha256(content).hexdigest()})
 
     def check() -> None:

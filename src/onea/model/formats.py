@@ -8,14 +8,20 @@ from typing import Any
 
 from onea.model.state import Update, merged_under, merged_with
 
-FORMAT = 2
+FORMAT = 3
+_NEW_READOUTS = ("gaussian", "centred")
+
+
+def format_of(readout: str) -> int:
+    """The lowest format that has a readout, so that earlier versions read what they can."""
+    return FORMAT if readout in _NEW_READOUTS else 2
 
 
 def modern(written: Mapping[str, Any]) -> dict[str, Any]:
     """``state.json`` of any format as that of ``FORMAT``.
 
-    1 noted how many classes and images are inside the adapter, and a class as often as it was taught. Its history
-    tells which they are.
+    2 had fewer readouts. 1 noted how many classes and images are inside the adapter, and a class as often as it was
+    taught. Its history tells which they are.
     """
     merged = _merged(written["updates"]) if written["format"] < 2 else dict(written["merged"])
     if not all(isinstance(images, int) and images > 0 for images in merged.values()):

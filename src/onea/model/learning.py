@@ -26,7 +26,7 @@ from onea.model import calibration
 from onea.model.engine import Engine
 from onea.model.images import DecodedImages
 from onea.model.names import check_names
-from onea.model.state import Readout, State, Update, merged_with, new_id
+from onea.model.state import Readout, State, Update, merged_with, new_id, statistics_for
 from onea.options import build
 from onea.runtime import Progress
 from onea.tasks import Task
@@ -80,7 +80,7 @@ def blank(engine: Engine, options: OneAOptions, readout: Readout = "whitened") -
         classes=(),
         adapter=_on_cpu(blank_adapters(engine.vit, options, seed=0).state_dict()),
         merged={},
-        statistics=ClassStatistics.empty(engine.vit.width),
+        statistics=statistics_for(readout, engine.vit.width),
         readout=readout,
         familiar=torch.empty(0),
         margins=torch.empty(0),

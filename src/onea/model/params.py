@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from onea.errors import OneaError
+from onea.model.state import READOUTS
 
 MACHINE = ("device", "precision", "threads")  # belong to where a model runs, not to the model
 
@@ -25,7 +26,7 @@ def check_params(params: Mapping[str, Any]) -> None:
         raise OneaError(f"held_out is {params['held_out']}; it must lie between 0 and 0.5.")
     if params["unknown"] is not None and not 0 <= params["unknown"] < 1:
         raise OneaError(f"unknown is {params['unknown']}; it must lie in [0, 1).")
-    if params["readout"] not in ("whitened", "cosine"):
-        raise OneaError(f"readout is '{params['readout']}'; choose whitened or cosine.")
+    if params["readout"] not in READOUTS:
+        raise OneaError(f"readout is '{params['readout']}'; choose {', '.join(READOUTS[:-1])} or {READOUTS[-1]}.")
     if params["keep"] < 0:
         raise OneaError(f"keep is {params['keep']}; it must not be negative.")

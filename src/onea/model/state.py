@@ -15,16 +15,30 @@ import torch
 from torch import Tensor
 
 from onea.classifiers.contract import Classifier
+from onea.classifiers.gaussian import RegularisedGaussian
 from onea.classifiers.linear import NearestMean, WhitenedCosine
 from onea.classifiers.statistics import ClassStatistics
 from onea.errors import OneaError, nearest
 from onea.model.names import as_numbers, check_names
 from onea.tensors import Tensors
 
-Readout = Literal["whitened", "cosine"]
+Readout = Literal["gaussian", "centred", "whitened", "cosine"]
 Update = dict[str, Any]
 
-_CLASSIFIERS: dict[Readout, Classifier] = {"whitened": WhitenedCosine(centred=False), "cosine": NearestMean()}
+_CLASSIFIERS: dict[Readout, Classifier] = {
+    "gaussian": RegularisedGaussian(),
+    "centred": WhitenedCosine(),
+    "whitened": WhitenedCosine(centred=False),
+    "cosine": NearestMean(),
+}
+READOUTS = tuple(_CLASSIFIERS)
+
+
+def statistics_for(readout: Readout, width: int) -> ClassStatistics:
+    """Statistics of no class that a readout can answer from; the scatter is always kept, for another readout."""
+    needed = _CLASSIFIERS[readout].statistics(width)
+    assert isinstance(needed, ClassStatistics)
+    return needed if needed.richness else ClassStatistics.empty(width)
 
 
 def new_id() -> str:

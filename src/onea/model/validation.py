@@ -32,7 +32,7 @@ from onea.model.layout import LAST_VERSION
 from onea.model.learning import MOST_MARGINS
 from onea.model.names import UNKNOWN
 from onea.model.params import MACHINE, check_params
-from onea.model.state import Readout
+from onea.model.state import Readout, statistics_for
 from onea.options import build
 from onea.sealed import Damage
 from onea.tensors import Tensors
@@ -186,6 +186,8 @@ def check_shapes(file: BinaryIO, size: int, state: Mapping[str, Any]) -> Shapes:
         "margins": ("F32", (rows,)),
         "margin_rows": ("I64", (rows,)),
     }
+    if (factors := statistics_for(state["readout"], width).factors) is not None:
+        wanted |= {"factors": ("F32", (classes, *factors.shape[1:])), "cut": ("F64", (classes,))}
     for block in range((len(found) - len(wanted)) // 4):
         wanted |= {
             f"adapter.blocks.{block}.down.weight": ("F32", (rank, width)),
@@ -216,6 +218,8 @@ def check_numbers(tensors: Mapping[str, Tensor]) -> None:
     possible = (scatter.abs() <= 1.001 * widest).all() & (scatter.diagonal() >= -1e-6 * widest).all()
     if not 0 <= widest < 1e100 or not bool(possible):
         raise Damage("its scatter is impossible")
+    if "cut" in tensors and bool((tensors["cut"] < 0).any()):
+        raise Damage("what was cut off its classes is negative")
 
 
 def _opened(content: bytes, before: set[str]) -> dict[str, Any]:
