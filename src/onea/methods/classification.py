@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,6 +108,11 @@ class FeatureClassification(Method):
     def scores(self, images: Tensor) -> Tensor:
         """Scores of the classifier that answers."""
         return self.scorer()(self.features(images, self.hooks()))
+
+    def scores_from_features(self, features: Mapping[str, Tensor]) -> Tensor:
+        """The same, where the network stands still and its features are known."""
+        (known,) = features.values()
+        return self.scorer()(known)
 
     def scores_by_classifier(self, features: Tensor) -> dict[str, Tensor]:
         """Scores of every classifier, the one that answers first."""

@@ -3,11 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
-
-from torch import Tensor
 
 from onea.merging.average import RunningMean
 from onea.methods.adapter_merging import AdapterMerging, MergingOptions
@@ -41,11 +38,6 @@ class FirstTask(AdapterMerging):
     def cacheable_modules(self) -> dict[str, BlockHooks]:
         """The adapter, which stands still after its task."""
         return {f"adapter of {self.merged_classes} classes": self.kept}
-
-    def scores_from_features(self, features: Mapping[str, Tensor]) -> Tensor:
-        """Scores of the classifier that answers."""
-        (adapted,) = features.values()
-        return self.scorer()(adapted)
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from torch import Tensor
-
 from onea.merging.average import WeightedMean
 from onea.merging.operator import Operator
 from onea.methods.adapter import MergedAdapterOptions
@@ -140,8 +138,3 @@ class OneAPlus(AdapterMerging):
     def cacheable_modules(self) -> dict[str, BlockHooks]:
         """The adapter, which stands still while tasks teach it nothing."""
         return {f"adapter of {self.merged_classes} classes": self.kept}
-
-    def scores_from_features(self, features: Mapping[str, Tensor]) -> Tensor:
-        """Scores of the classifier that answers."""
-        (adapted,) = features.values()
-        return self.scorer()(adapted)

@@ -3,11 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
-
-from torch import Tensor
 
 from onea.methods.classification import ClassifierOptions, FeatureClassification, RandomFeatures
 from onea.tasks import Task
@@ -35,10 +32,6 @@ class SimpleCIL(FeatureClassification):
     def cacheable_modules(self) -> dict[str, BlockHooks]:
         """The plain network."""
         return {"plain": NO_HOOKS}
-
-    def scores_from_features(self, features: Mapping[str, Tensor]) -> Tensor:
-        """Scores of the classifier that answers."""
-        return self.scorer()(features["plain"])
 
 
 @dataclass(frozen=True)
