@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import os
 import re
@@ -209,11 +210,13 @@ def describe(kind: type) -> list[tuple[str, Any, str]]:
 
 
 def _attributes(docstring: str) -> dict[str, str]:
-    section = docstring.partition("Attributes:\n")[2]
+    section = inspect.cleandoc(docstring).partition("Attributes:\n")[
+        2
+    ]  # since Python 3.13 it comes without indentation
     meanings: dict[str, str] = {}
     for line in section.splitlines():
         text = line.strip()
-        if match := re.match(r"(\w+): (.*)", text) if line.startswith(" " * 8) and line[8:9] != " " else None:
+        if match := re.match(r"(\w+): (.*)", text) if line.startswith(" " * 4) and line[4:5] != " " else None:
             meanings[match[1]] = match[2]
         elif text and meanings:
             last = next(reversed(meanings))
