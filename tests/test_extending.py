@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -34,7 +35,8 @@ def third_party(tmp_path) -> Path:
 
 def onea(third_party: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     code = f"import sys; sys.path.insert(0, {str(third_party)!r}); from onea.cli import main; main()"
-    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=120)
+    said = {"capture_output": True, "encoding": "utf-8", "env": os.environ | {"PYTHONIOENCODING": "utf-8"}}
+    return subprocess.run([sys.executable, "-c", code, *arguments], **said, timeout=120)
 
 
 def test_the_documented_method_runs_and_takes_its_option(third_party, tiny_run):

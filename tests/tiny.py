@@ -3,14 +3,19 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
 
 from onea.runtime import Progress
+
+# Some machines have a locale in which no file, variable or argument can hold such a character.
+needs_unicode = pytest.mark.skipif(sys.getfilesystemencoding().lower() != "utf-8", reason="the locale is not UTF-8")
 
 
 def write_tiny_vit(path: Path, width: int = 64, depth: int = 2, patch: int = 14, size: int = 28) -> None:

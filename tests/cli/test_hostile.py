@@ -14,6 +14,7 @@ from typing import Any, get_type_hints
 import pytest
 from command_tools import COMMANDS
 from malformed import aliases
+from tiny import needs_unicode
 
 from onea.errors import OneaError
 from onea.merging import OPERATORS, make_operator, operator_class
@@ -270,6 +271,7 @@ def test_threads_are_refused_wherever_they_come_from(threads):
         make_config({"threads": threads})
 
 
+@needs_unicode
 def test_the_folder_of_a_run_has_a_name_that_can_be_made(tmp_path):
     for name in ("é" * 120, "a" * 250, "b" * 10):
         folder = make_config({"data": f"folder:{tmp_path / name}"}).folder()

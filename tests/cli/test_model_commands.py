@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from model_tools import resealed
 from PIL import Image
+from tiny import needs_unicode
 
 FAST = ["--epochs", "2", "--threads", "1", "--precision", "fp32"]
 
@@ -308,9 +309,10 @@ def test_a_foreign_models_names_are_shown_and_not_obeyed(onea, foreign, tiny_ima
         assert "\\u001b[2J" in text
     assert all("[red]x[/red]" in text for text in (*said[:5], said[6], said[7]))
     assert json.loads(said[2].splitlines()[0])["top"][0]["class"] in HOSTILE
-    assert (foreign / "README.md").read_text().replace("\n", "").isprintable()
+    assert (foreign / "README.md").read_text("utf-8").replace("\n", "").isprintable()
 
 
+@needs_unicode
 def test_evaluating_a_foreign_model_obeys_no_name_either(onea, foreign, tiny_images):
     for name, target in zip(("[red]x[/red]", "[/]"), ("class00", "class01"), strict=True):
         (Path("photos") / name.replace("/", "∕")).parent.mkdir(exist_ok=True)

@@ -197,7 +197,7 @@ def test_undo_does_not_need_the_card(original, saved, photos, lost):
     (saved / lost).unlink(missing_ok=True)
     undone, now = folders.undo(saved)
     assert (undone.version, undone.what, now.version) == (3, "update 3", 2)
-    assert "(version 2)" in (saved / "README.md").read_text()
+    assert "(version 2)" in (saved / "README.md").read_text("utf-8")
     assert onea.load(saved).version == 2
 
 

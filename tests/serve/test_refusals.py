@@ -32,6 +32,7 @@ from serving import (
     service_of,
     zipped,
 )
+from tiny import needs_unicode
 
 from onea.cli import main
 from onea.model.lock import locked
@@ -270,7 +271,9 @@ def test_nobody_may_teach_where_no_token_is_configured(shop, tiny_images):
         assert client.get("/healthz").json()["teaching"] is False
 
 
-@pytest.mark.parametrize("token", ["short", "with a space in the middle", "naïve-but-long-enough-token"])
+@pytest.mark.parametrize(
+    "token", ["short", "with a space in the middle", pytest.param("naïve-but-long-enough-token", marks=needs_unicode)]
+)
 def test_tokens_that_keep_nobody_out_are_refused(shop, monkeypatch, capsys, token):
     monkeypatch.setenv("ONEA_TOKEN", token)
     monkeypatch.setattr(sys, "argv", ["onea", "serve", str(shop), "--port", "0"])
