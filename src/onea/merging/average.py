@@ -70,10 +70,10 @@ class WeightedMean(Traits):
 
 @dataclass(frozen=True)
 class Newest(Traits):
-    """``new``: no merge at all. With a start from the kept adapter it is plain sequential training, the control."""
+    """``new``: no merge. Where tasks start from the kept adapter, the sequential training that MagMax improves on."""
 
     title = "Newest"
-    paper = "https://arxiv.org/abs/2203.05482"
+    paper = "https://arxiv.org/abs/2407.06322"
     on_deltas = False
     starts_from = "previous"
 
