@@ -108,8 +108,7 @@ class GaussianScores(Scorer):
 class FeCAM(Classifier):
     """Mahalanobis distance under the correlation matrix of each class, on features of length one.
 
-    It is the rule of the authors' script for vision transformers; that for small networks trained from scratch also
-    transforms features and shrinks covariances twice.
+    It is the rule of the authors' script for vision transformers.
 
     Attributes:
         shrinkage: multiple of the mean variance that is added to every variance, as published.

@@ -239,7 +239,7 @@ def _opened(content: bytes, before: set[str]) -> dict[str, Any]:
 
 def _params(given: dict[str, Any]) -> dict[str, Any]:
     """The parameters that belong to a model: as the file has them, else their defaults."""
-    from onea.model.estimator import OneA
+    from onea.model.estimator import OneA  # its signature declares them; it imports this module
 
     hints = get_type_hints(OneA.__init__)
     arguments = inspect.signature(OneA).parameters
