@@ -62,6 +62,16 @@ def test_going_back_forgetting_and_teaching_again(readout, files, tiny_vit):
     np.testing.assert_array_equal(model.predict_proba(asked(files)), before)
 
 
+def test_all_classes_can_be_forgotten_and_taught_again(readout, files, tiny_vit):
+    model = tiny_model(tiny_vit, readout=readout)
+    teach(model, files, "class00", "class01")
+    model.forget("class00", "class01")
+    with pytest.raises(OneaError, match="knows no class yet"):
+        model.predict(files["class00"])
+    teach(model, files, "class00", "class01")
+    assert model.score(files["class00"], ["class00"] * len(files["class00"])) > 0.5
+
+
 def test_the_exported_graph_answers_alike(readout, files, tiny_vit):
     model = tiny_model(tiny_vit, readout=readout, unknown=None)
     teach(model, files, "class00", "class01", "class02")
