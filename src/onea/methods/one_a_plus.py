@@ -115,7 +115,7 @@ class OneAPlus(AdapterMerging):
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     # Rates and epochs follow the images, whatever a dataset is called.
     small: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "": dict.fromkeys(("batch_size", "epochs", "min_epochs", "max_epochs"), 0)
+        "": {"learning_rate": 0.2, "batch_size": 0, "epochs": 0, "min_epochs": 0, "max_epochs": 0}
     }
     options: OneAPlusOptions
 
