@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from graphlib import TopologicalSorter
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -91,3 +92,11 @@ def test_every_arrow_of_the_map_is_a_call():
     assert len(arrows) > 12
     for caller, called in arrows:
         assert graph.direct_import_exists(importer=f"onea.{caller}", imported=f"onea.{called}"), (caller, called)
+
+
+def test_no_modules_import_each_other():
+    """Neither directly nor through others, late imports included."""
+    graph = grimp.build_graph("onea", exclude_type_checking_imports=True, cache_dir=None)
+    imported = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    TopologicalSorter(imported).prepare()
+    assert len(imported) > 100

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,17 +22,17 @@ from onea.model.folder import read_manifest, read_state, save
 from onea.model.images import read_labelled
 from onea.model.learning import blank, choose_options, given_as_numbers, learn, now
 from onea.model.names import check_numbers, name_of
-from onea.model.params import check_params, epoch_bounds
-from onea.model.state import Readout, State
+from onea.model.params import Parameters, check_params, epoch_bounds
+from onea.model.state import State
 from onea.model.versions import Versions
 from onea.runtime import Progress
-from onea.vit.backbones import EMBEDDED
 
 _OPTIONS = ("epochs", "learning_rate", "batch_size", "rank", "single_class")
 _FIXED = ("backbone", "mirror", "readout", *_OPTIONS, "options", "preset")  # once a class has been taught
 
 
-class OneA:
+@dataclass(kw_only=True, eq=False, repr=False)
+class OneA(Parameters):
     """Learns new classes in updates of any size and answers what an image shows.
 
     Follows scikit-learn's conventions, so its cross-validation, searches and pipelines take it. Labels are text or
@@ -73,33 +73,7 @@ class OneA:
         seed: decides every draw.
     """
 
-    def __init__(
-        self,
-        *,
-        backbone: str = EMBEDDED,
-        unknown: float | None = 0.05,
-        held_out: float = 0.1,
-        keep: int = 5,
-        preset: str = "auto",
-        epochs: int | None = None,
-        learning_rate: float | None = None,
-        batch_size: int | None = None,
-        rank: int | None = None,
-        single_class: Literal["skip", "train"] = "skip",
-        readout: Readout = "whitened",
-        follow_drift: bool = True,
-        mirror: bool = True,
-        options: Mapping[str, Any] | None = None,
-        device: str = "auto",
-        precision: str = "auto",
-        threads: int = 0,
-        seed: int = 0,
-    ):
-        self.backbone, self.unknown, self.held_out, self.keep = backbone, unknown, held_out, keep
-        self.preset, self.epochs, self.learning_rate, self.batch_size = preset, epochs, learning_rate, batch_size
-        self.rank, self.single_class, self.readout = rank, single_class, readout
-        self.follow_drift, self.mirror, self.options = follow_drift, mirror, options
-        self.device, self.precision, self.threads, self.seed = device, precision, threads, seed
+    def __post_init__(self) -> None:
         self._engine: Engine | None = None
         self._preprocess: Mapping[str, Any] | None = None  # of a loaded model
         self._snapshot: Snapshot | None = None
@@ -110,19 +84,12 @@ class OneA:
 
     # scikit-learn's conventions
 
-    @classmethod
-    def _names(cls) -> list[str]:
-        return [name for name in inspect.signature(cls.__init__).parameters if name != "self"]
-
-    def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The arguments this estimator was made with."""
-        return {name: getattr(self, name) for name in self._names()}
-
     def set_params(self, **params: Any) -> OneA:
         """Change arguments; those that a taught model is made of can no longer change."""
+        names = self.defaults().keys()
         for name, value in params.items():
-            if name not in self._names():
-                raise OneaError(f"Unknown parameter '{name}'; {nearest(name, self._names())}")
+            if name not in names:
+                raise OneaError(f"Unknown parameter '{name}'; {nearest(name, names)}")
             if self._snapshot and name in _FIXED and value != getattr(self, name):
                 raise OneaError(f"{name} cannot change after the model was taught; make a new OneA({name}=...).")
         if self._snapshot:  # before that, scikit-learn wants mistakes to be told when they matter
@@ -136,11 +103,6 @@ class OneA:
             if self._snapshot:
                 self._swap(self._snapshot.state)
         return self
-
-    def __repr__(self) -> str:
-        defaults = {name: p.default for name, p in inspect.signature(type(self).__init__).parameters.items()}
-        changed = ", ".join(f"{n}={v!r}" for n, v in self.get_params().items() if v != defaults[n])
-        return f"OneA({changed})"
 
     def __sklearn_is_fitted__(self) -> bool:
         return self._snapshot is not None

@@ -4,12 +4,52 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 from onea.errors import OneaError
-from onea.model.state import READOUTS
+from onea.model.state import READOUTS, Readout
+from onea.vit.backbones import EMBEDDED
 
 MACHINE = ("device", "precision", "threads")  # belong to where a model runs, not to the model
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class Parameters:
+    """The arguments of the estimator and their defaults; ``onea.OneA`` says what each one means."""
+
+    backbone: str = EMBEDDED
+    unknown: float | None = 0.05
+    held_out: float = 0.1
+    keep: int = 5
+    preset: str = "auto"
+    epochs: int | None = None
+    learning_rate: float | None = None
+    batch_size: int | None = None
+    rank: int | None = None
+    single_class: Literal["skip", "train"] = "skip"
+    readout: Readout = "whitened"
+    follow_drift: bool = True
+    mirror: bool = True
+    options: Mapping[str, Any] | None = None
+    device: str = "auto"
+    precision: str = "auto"
+    threads: int = 0
+    seed: int = 0
+
+    @classmethod
+    def defaults(cls) -> dict[str, Any]:
+        """Every parameter with its default."""
+        return {field.name: field.default for field in fields(cls)}
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The arguments this estimator was made with."""
+        return {name: getattr(self, name) for name in self.defaults()}
+
+    def __repr__(self) -> str:
+        defaults = self.defaults()
+        changed = ", ".join(f"{n}={v!r}" for n, v in self.get_params().items() if v != defaults[n])
+        return f"{type(self).__name__}({changed})"
 
 
 def epoch_bounds(epochs: int | None) -> dict[str, int]:

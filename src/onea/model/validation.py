@@ -9,7 +9,6 @@ that could not be read.
 from __future__ import annotations
 
 import hashlib
-import inspect
 import itertools
 import json
 import math
@@ -31,7 +30,7 @@ from onea.model.formats import FORMAT, modern
 from onea.model.layout import LAST_VERSION
 from onea.model.learning import MOST_MARGINS
 from onea.model.names import UNKNOWN
-from onea.model.params import MACHINE, check_params
+from onea.model.params import MACHINE, Parameters, check_params
 from onea.model.state import Readout, statistics_for
 from onea.options import build
 from onea.sealed import Damage
@@ -239,11 +238,8 @@ def _opened(content: bytes, before: set[str]) -> dict[str, Any]:
 
 def _params(given: dict[str, Any]) -> dict[str, Any]:
     """The parameters that belong to a model: as the file has them, else their defaults."""
-    from onea.model.estimator import OneA  # its signature declares them; it imports this module
-
-    hints = get_type_hints(OneA.__init__)
-    arguments = inspect.signature(OneA).parameters
-    defaults = {name: each.default for name, each in arguments.items() if name not in MACHINE}
+    hints = get_type_hints(Parameters)
+    defaults = {name: default for name, default in Parameters.defaults().items() if name not in MACHINE}
     found = dict(defaults)
     for name, value in given.items():
         if name not in defaults:
