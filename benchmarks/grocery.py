@@ -28,7 +28,7 @@ from onea.model.engine import Engine
 from onea.model.estimator import OneA
 from onea.model.evaluation import evaluate
 from onea.model.images import find_images, read_labelled
-from onea.model.learning import adapters_of, blank, choose_options
+from onea.model.learning import blank, choose_options
 from onea.vit.backbones import EMBEDDED
 
 UPDATES = Path(__file__).with_name("grocery-arrivals.json")
@@ -47,7 +47,7 @@ def divided(train: Photos, split: int) -> tuple[Photos, Photos]:
     """
     files, labels = labelled(train, list(train))
     engine = Engine(EMBEDDED, "auto", "auto", 0, mirror=True)
-    frozen = adapters_of(engine, blank(engine, choose_options(engine, "auto", {})))
+    frozen = engine.adapters(blank(engine, choose_options(engine, "auto", {}), "ncm"))
     features = engine.features(read_labelled(files, labels, engine.side).pixels, frozen)
     names = list(train)
     rows = torch.tensor([names.index(label) for label in labels])

@@ -59,12 +59,15 @@ def test_the_same_seed_teaches_the_same_model(tiny_vit, tiny_images, taught):
     assert not np.array_equal(other.predict_proba(tiny_images / "test"), taught.predict_proba(tiny_images / "test"))
 
 
-def test_single_classes_may_arrive_in_any_order(tiny_vit, tiny_images):
+# Means and the scatter add up exactly. Directions of a class are rounded to bfloat16 (a relative 2^-9, so 2^-8 in
+# their squares), and in which basis depends on the classes before it.
+@pytest.mark.parametrize(("readout", "relative"), [("whitened", 0.0), ("rgda", 2**-8)])
+def test_single_classes_may_arrive_in_any_order(readout, relative, tiny_vit, tiny_images):
     """One class at a time trains no adapter, so only the order of the classes is left to differ."""
     folders = class_folders(tiny_images / "train")
     models = []
     for order in (list(folders), list(reversed(folders))):
-        model = tiny_model(tiny_vit, held_out=0)
+        model = tiny_model(tiny_vit, held_out=0, readout=readout)
         for name in order:
             model.learn(folders[name], [name] * len(folders[name]))
         models.append(model)
@@ -73,7 +76,7 @@ def test_single_classes_may_arrive_in_any_order(tiny_vit, tiny_images):
     columns = [other.snapshot().classes.index(name) for name in one.snapshot().classes]
     files = tiny_images / "test"
     similar = one.snapshot().similarities(files), other.snapshot().similarities(files)[:, columns]
-    torch.testing.assert_close(*similar, atol=1e-4, rtol=0)
+    torch.testing.assert_close(*similar, atol=1e-4, rtol=relative)
 
 
 def test_a_class_taught_again_adds_evidence(tiny_vit, tiny_images):
@@ -85,12 +88,12 @@ def test_a_class_taught_again_adds_evidence(tiny_vit, tiny_images):
     model.learn(folders["class03"][4:], ["class03"] * 2)
     after = model.snapshot().state
     assert after.classes == before.classes
-    assert after.statistics.counts.tolist() == [4, 4, 4, 6, 4, 4]
+    assert after.images == [4, 4, 4, 6, 4, 4]
     moved = (after.statistics.means != before.statistics.means).any(1)
     assert moved.tolist() == [False, False, False, True, False, False]
     assert model.history[-1]["new_classes"] == 0
     model.learn(folders["class03"][4:5], ["class03"])  # one more image of a known class is enough
-    assert model.snapshot().state.statistics.counts[3] == 7
+    assert model.snapshot().state.images[3] == 7
     more = {name: folders[name] for name in ("class00", "class01", "class02")}
     model.learn([f for files in more.values() for f in files], [n for n, files in more.items() for _ in files])
     assert model.history[-1]["trained"]

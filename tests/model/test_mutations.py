@@ -202,7 +202,7 @@ def test_many_hostile_values_give_a_sentence_and_remove_nothing(trial, name, sha
         ({"params": {"kept": 5}}, "has a parameter 'kept'"),
         ({"params": {"device": "cuda"}}, "has a parameter 'device'"),
         ({"params": {"unknown": "0.05"}}, "'unknown' is '0.05'"),
-        ({"params": {"readout": "raw"}}, "'readout' is 'raw'"),
+        ({"params": {"readout": "raw"}}, "readout is 'raw'"),
         ({"versions": []}, "versions do not increase"),
         ({"versions": [1, 3, 2]}, "versions do not increase"),
         ({"versions": [3, 3]}, "versions do not increase"),

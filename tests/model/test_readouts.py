@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import torch
 from model_tools import class_folders, tiny_model
+from safetensors.torch import load_file
 
 import onea
 from onea.errors import OneaError
@@ -43,8 +42,6 @@ def test_what_is_saved_answers_alike(readout, files, tiny_vit, tmp_path):
     loaded = onea.load(model.save(tmp_path / "m.onea"), threads=1, precision="fp32")
     assert loaded.readout == readout
     np.testing.assert_array_equal(loaded.predict_proba(asked(files)), model.predict_proba(asked(files)))
-    found = json.loads((tmp_path / "m.onea/model.json").read_text("utf-8"))["format"]
-    assert found == (3 if readout in ("gaussian", "centred") else 2), "earlier versions read what they can"
 
 
 def test_going_back_forgetting_and_teaching_again(readout, files, tiny_vit):
@@ -91,9 +88,7 @@ def test_probabilities_are_fitted_to_the_size_of_the_scores(readout, files, tiny
 
 
 def test_directions_of_another_readout_are_refused(files, tiny_vit, tmp_path):
-    from safetensors.torch import load_file
-
-    gaussian, plain = (tiny_model(tiny_vit, readout=name) for name in ("gaussian", "whitened"))
+    gaussian, plain = (tiny_model(tiny_vit, readout=name) for name in ("rgda", "whitened"))
     for model, name in ((gaussian, "g.onea"), (plain, "w.onea")):
         teach(model, files, "class00", "class01")
         model.save(tmp_path / name)
@@ -103,3 +98,51 @@ def test_directions_of_another_readout_are_refused(files, tiny_vit, tmp_path):
     state.write_bytes((tmp_path / "g.onea/states/000001/state.safetensors").read_bytes())
     with pytest.raises(OneaError, match="damaged"):
         onea.load(tmp_path / "w.onea")
+
+
+def test_the_earlier_name_of_nearest_means_still_works(files, tiny_vit):
+    models = [tiny_model(tiny_vit, readout=name) for name in ("cosine", "ncm")]
+    for model in models:
+        teach(model, files, "class00", "class01")
+    np.testing.assert_array_equal(*(model.predict_proba(asked(files)) for model in models))
+
+
+@pytest.mark.parametrize("name", ["fecam", "ranpac"])
+def test_classifiers_that_cannot_follow_the_adapter_are_refused(name, files, tiny_vit):
+    with pytest.raises(OneaError, match=f"readout is '{name}', which cannot follow an adapter that learns"):
+        teach(tiny_model(tiny_vit, readout=name), files, "class00", "class01")
+
+
+def test_a_model_keeps_directions_in_half_of_the_room(files, tiny_vit, tmp_path):
+    model = tiny_model(tiny_vit, readout="rgda")
+    teach(model, files, "class00", "class01")
+    model.save(tmp_path / "m.onea")
+    kept = load_file(tmp_path / "m.onea/states/000001/state.safetensors")["factors"]
+    assert kept.dtype == torch.bfloat16
+    assert torch.equal(kept.float(), model.snapshot().state.statistics.factors)
+
+
+def test_an_image_is_one_image_however_often_it_is_looked_at(files, tiny_vit):
+    means = {}
+    for views in (1, 3):
+        model = tiny_model(tiny_vit, views=views)
+        teach(model, files, "class00", "class01")
+        state = model.snapshot().state
+        assert state.images == [len(files["class00"]), len(files["class01"])]
+        assert state.statistics.counts.tolist() == [views * images for images in state.images]
+        means[views] = state.statistics.means
+    assert not torch.allclose(means[1], means[3])
+
+
+def test_an_adapter_that_answers_worse_is_not_kept(files, tiny_vit):
+    """A rate at which training destroys the features: the network answers as it was, and the next update learns."""
+    names = sorted(files)
+    model = tiny_model(tiny_vit, learning_rate=50.0, epochs=4, held_out=0.5)
+    teach(model, files, *names[:4])
+    (update,) = model.history
+    assert (update["trained"], update["epochs"] > 0) == (False, True)
+    state = model.snapshot().state
+    assert state.merged == {}
+    assert not any(value.any() for name, value in state.adapter.items() if "up.weight" in name), "as it began"
+    known = [file for name in names[:4] for file in files[name]]
+    assert model.score(known, [file.parent.name for file in known]) > 0.5

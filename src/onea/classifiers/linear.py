@@ -48,6 +48,8 @@ class _Pooled(Classifier):
 class StreamingLDA(_Pooled):
     """Linear discriminant analysis with equal priors, on sums that grow with every image.
 
+    Scores are log-likelihoods divided by the number of features, so that their size does not depend on the network.
+
     Attributes:
         shrinkage: share of the identity in the covariance, as published (1e-4); 0 chooses the share from the data, by
             the oracle approximating shrinkage towards the mean variance.
@@ -64,7 +66,7 @@ class StreamingLDA(_Pooled):
         means = to_float64(known.means)
         weight = torch.linalg.solve(self._covariance(known), means.T).T
         bias = -0.5 * (weight * means).sum(1)
-        return LinearScores(weight, bias)
+        return LinearScores(weight / known.width, bias / known.width)
 
     def _covariance(self, known: ClassStatistics) -> Tensor:
         assert known.scatter is not None

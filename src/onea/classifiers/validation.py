@@ -10,11 +10,12 @@ from onea.classifiers.contract import Classifier, Statistics
 
 
 def cross_validated_scores(
-    classifier: Classifier, known: Statistics, features: Tensor, rows: Tensor, classes: int, folds: int = 5
+    classifier: Classifier, known: Statistics, views: Tensor, rows: Tensor, classes: int, folds: int = 5
 ) -> Tensor:
     """Scores ``[N, classes]`` of each image by what is known and all other folds of these images.
 
-    Every class keeps some of its images in every fold.
+    Every class keeps some of its images in every fold. Of the features ``[views, N, width]`` the first view of an image
+    is judged, by all views of others.
     """
     fold = torch.empty(len(rows), dtype=torch.int64)
     for row in rows.unique():
@@ -23,5 +24,6 @@ def cross_validated_scores(
     scores = torch.empty(len(rows), classes)
     for part in fold.unique():
         here = fold == part
-        scores[here] = classifier.fit(known.add(features[~here], rows[~here]))(features[here])
+        others = known.add(views[:, ~here].flatten(0, 1), rows[~here].repeat(len(views)))
+        scores[here] = classifier.fit(others)(views[0, here])
     return scores

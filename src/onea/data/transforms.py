@@ -14,6 +14,7 @@ from torch import Tensor
 from onea.data.resample import Filter, crop_resize, resize
 
 Geometry = Literal["direct", "resize-crop"]
+VIEW_AREA = 0.3  # the least share of an image that a further view of it shows
 _TRIES = 10  # as torchvision's RandomResizedCrop
 
 

@@ -162,10 +162,10 @@ class AdapterMerging(FeatureClassification):
             now = self._judge(after, task.labels, held_out, by)
             images = int(held_out.sum())
             report["guard"] = {"before": then, "after": now, "images": images}
-            if _worse(then, now, images):
+            if fallen(then, now, images):
                 self.load_state_dict(earlier)
                 report["trained"], after, by = False, before, None
-        self.observe(after, task.labels, by)
+        self.observe(task, after, by)
         return report
 
     def _held_out(self, task: Task) -> Tensor:
@@ -328,7 +328,7 @@ class AdapterMerging(FeatureClassification):
         return report
 
 
-def _worse(before: float, after: float, images: int) -> bool:
+def fallen(before: float, after: float, images: int) -> bool:
     """Whether a share of right answers has fallen by more than chance: by two deviations of the smaller share."""
     return before - after > 2 * math.sqrt(max(after * (1 - after), 1 / images) / images)
 

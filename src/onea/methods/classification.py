@@ -6,18 +6,20 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
+from onea import seeds
 from onea.classifiers import make_classifier
 from onea.classifiers.contract import Classifier, Scorer, Statistics
 from onea.classifiers.statistics import ClassStatistics
+from onea.data.transforms import VIEW_AREA
 from onea.errors import OneaError
 from onea.methods.contract import EVALUATION_BATCH, Method, pad_rows
 from onea.methods.state import part_of, prefixed
-from onea.options import Count, Validated, parse_pairs
+from onea.options import Count, Range, Validated, parse_pairs
 from onea.runtime import Runtime
 from onea.tasks import StreamPlan, Task
 from onea.tensors import Tensors
@@ -37,11 +39,14 @@ class ClassifierOptions(Validated):
         classifier_options: options of the classifier, such as directions=16,prior_images=400.
         compare_classifiers: further classifiers that are scored in the same run, such as slda,rgda; ``all`` is all that
             keep less than 100 MB for 100 classes. The first one alone decides what the guard does.
+        views: how often an image enters the statistics: as it is (1, the paper), then in random crops, mirrored half of
+            the time, each counted as one more image.
     """
 
     classifier: str = "ncm"
     classifier_options: str = ""
     compare_classifiers: str = ""
+    views: Annotated[int, Range(ge=1, le=100)] = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -129,8 +134,13 @@ class FeatureClassification(Method):
         """The statistics that a classifier reads."""
         return self.statistics[self._kinds[name]]
 
-    def observe(self, features: Tensor, labels: Tensor, by: Tensor | None = None) -> None:
-        """Add images to the statistics, after a map of all features where there was one."""
+    def observe(self, task: Task, features: Tensor, by: Tensor | None = None) -> None:
+        """Add a task's images to the statistics, after a map of all features where there was one.
+
+        ``features`` are those of the images as they are; other views are looked at here.
+        """
+        more = [self.features_of(task, self.hooks(), view) for view in range(1, self.options.views)]
+        features, labels = torch.cat([features, *more]), task.labels.repeat(1 + len(more))
         for kind, known in self.statistics.items():
             carried = known if by is None else known.carry(by)
             self.statistics[kind] = carried.add(features, labels.to(features.device))
@@ -138,13 +148,13 @@ class FeatureClassification(Method):
         for name in self.classifiers:  # now, so that the first answer is no slower than the others
             self.scorer(name)
 
-    def features_of(self, task: Task, hooks: BlockHooks) -> Tensor:
-        """Features of all images of a task, un-augmented, ``[N, width]`` float32."""
+    def features_of(self, task: Task, hooks: BlockHooks, view: int = 0) -> Tensor:
+        """Features of all images of a task, ``[N, width]`` float32: as they are, or a view of them."""
         processes, device = self.runtime.processes, self.runtime.device
         found = torch.zeros(len(task), self.vit.width, device=device)
         for number, part in enumerate(torch.arange(len(task)).split(EVALUATION_BATCH)):
             if number % processes.count == processes.rank:
-                images = task.images.plain(pad_rows(task.rows[part]))
+                images = _seen(task, part, view)
                 found[part.to(device)] = self.features(images, hooks)[: len(part)].float()
         return processes.sum_of(found)
 
@@ -166,3 +176,12 @@ class FeatureClassification(Method):
             part = part_of(f"{_OTHERS}{number - 1}.", state) if number else state
             self.statistics[kind] = known.restored(part).to(self.runtime.device)
         self._scorers = {}
+
+
+def _seen(task: Task, part: Tensor, view: int) -> Tensor:
+    """Some images of a task and padding: as they are, or cropped as the number of the view decides."""
+    rows = pad_rows(task.rows[part])
+    if not view:
+        return task.images.plain(rows)
+    crops = seeds.generator(task.seed, task.index, f"view {view}/{int(part[0])}")
+    return next(iter(task.images.augmented_batches(rows, len(rows), VIEW_AREA, crops)))

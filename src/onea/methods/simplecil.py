@@ -22,7 +22,7 @@ class SimpleCIL(FeatureClassification):
 
     def learn(self, task: Task) -> dict[str, Any]:
         """Add the task's images to the statistics."""
-        self.observe(self.features_of(task, NO_HOOKS), task.labels)
+        self.observe(task, self.features_of(task, NO_HOOKS))
         return {}
 
     def hooks(self) -> BlockHooks:

@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from onea import seeds
 from onea.data.dataset import Pixels
-from onea.data.transforms import Preprocess
+from onea.data.transforms import VIEW_AREA, Preprocess
 from onea.errors import OneaError
 from onea.methods.contract import EVALUATION_BATCH
 from onea.model.state import State
@@ -90,11 +91,25 @@ class Engine:
             return self.vit, runtime
         return copy.deepcopy(self.vit).keep_matrices_in(runtime.dtype), runtime
 
-    def features(self, pixels: Pixels, adapters: Adapters) -> Tensor:
-        """Features of squares of pixels, ``[N, width]``, on the CPU."""
+    def features(self, pixels: Pixels, adapters: Adapters, crops: Tensor | None = None) -> Tensor:
+        """Features of squares of pixels, ``[N, width]``, on the CPU: as they are, or of crops as ``draw`` gives."""
         parts = [torch.empty(0, self.vit.width)]
         with torch.no_grad():
-            for part in torch.from_numpy(pixels).split(EVALUATION_BATCH):
-                images = self.preprocess.plain(part.to(self.runtime.device))
+            for start in range(0, len(pixels), EVALUATION_BATCH):
+                part = slice(start, start + EVALUATION_BATCH)
+                images = torch.from_numpy(pixels[part]).to(self.runtime.device)
+                if crops is None:
+                    images = self.preprocess.plain(images)
+                else:
+                    images = self.preprocess.augmented(images, crops[part].to(self.runtime.device))
                 parts.append(self.vit(images, adapters).cpu())
         return torch.cat(parts)
+
+    def draw(self, labels: Sequence[str], seed: int, view: int) -> Tensor:
+        """Random crops of images of these classes, ``[N, 5]``; those of a class do not depend on other classes."""
+        drawn = torch.empty(len(labels), 5, dtype=torch.int64)
+        for name in set(labels):
+            own = torch.tensor([row for row, label in enumerate(labels) if label == name])
+            generator = seeds.generator(seed, view, f"view/{name}")
+            drawn[own] = self.preprocess.draw(len(own), (self.side, self.side), VIEW_AREA, generator)
+        return drawn

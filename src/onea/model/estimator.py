@@ -27,7 +27,7 @@ from onea.model.state import State
 from onea.model.versions import Versions
 from onea.runtime import Progress
 
-_OPTIONS = ("epochs", "learning_rate", "batch_size", "rank", "single_class")
+_OPTIONS = ("epochs", "learning_rate", "batch_size", "rank", "single_class", "views")
 _FIXED = ("backbone", "mirror", "readout", *_OPTIONS, "options", "preset")  # once a class has been taught
 
 
@@ -60,10 +60,13 @@ class OneA(Parameters):
         rank: width of the adapter; the preset's, if None.
         single_class: what an update of one class does to the adapter: ``skip`` (only its prototype is learned, in
             seconds) or ``train``.
-        readout: the classifier: ``whitened`` (cosine to the prototypes after dividing out how images spread around
-            them), ``centred`` (the same around the mean of the prototypes), ``gaussian`` (the likelihood of a Gaussian
-            per class, for classes of many images; keeps some directions of each) or ``cosine`` (the paper).
-        follow_drift: whether old prototypes move with the adapter, as the new images show (off: the paper).
+        readout: the classifier: ``rgda`` (the likelihood of a Gaussian per class), ``slda`` (of Gaussians with one
+            covariance), ``whitened`` (cosine to the prototypes after dividing out how images spread around them),
+            ``ncm`` (cosine to the prototypes, the paper) or another that ``onea methods --classifiers`` lists.
+        views: how often an image is looked at when its class is learned: as it is, then in random crops. 1 is the
+            paper.
+        follow_drift: whether what is known of old classes moves with the adapter, as the new images show (off: the
+            paper).
         mirror: whether an image flipped left to right still shows its class.
         options: any further options of One-A, as ``onea methods one-a`` lists them. Small backbones come with
             ``min_share=0.25``: an update with a smaller share of the classes learns prototypes only, in seconds.

@@ -25,7 +25,7 @@ from onea.files import check_plain, open_plain, read_plain, sync_folder, unwrita
 from onea.methods.state import part_of, prefixed
 from onea.model import layout, validation
 from onea.model.card import card, history_picture, history_row
-from onea.model.formats import format_of
+from onea.model.formats import FORMAT
 from onea.model.layout import check_can_hold, holds_model, state_folder
 from onea.model.learning import now
 from onea.model.lock import locked
@@ -190,8 +190,7 @@ def write(path: Path, states: Sequence[State], manifest: Manifest) -> None:
         manifest: what is valid from now on.
     """
     numbers = {"versions": manifest.versions.kept, "counter": manifest.versions.counter}
-    number = format_of(manifest.params["readout"])
-    described = validation.seal({"format": number, "onea": __version__, **numbers, "params": manifest.params})
+    described = validation.seal({"format": FORMAT, "onea": __version__, **numbers, "params": manifest.params})
     _check(lambda: validation.manifest_values(described))
     shown = {layout.PICTURE: history_picture(states[-1]), layout.CARD: card(states[-1], path.name).encode()}
     try:
@@ -232,15 +231,18 @@ def _state(values: Mapping[str, Any], tensors: Tensors) -> State:
 
 def _statistics(values: Mapping[str, Any], tensors: Tensors) -> ClassStatistics:
     empty = statistics_for(values["readout"], tensors["prototypes"].shape[1])
-    return empty.restored(tensors | {"freedom": torch.tensor(values["freedom"])})
+    exact = {name: value.float() if name == "factors" else value for name, value in tensors.items()}
+    return empty.restored(exact | {"freedom": torch.tensor(values["freedom"])})
 
 
 def _write_state(path: Path, state: State) -> None:
     tensors = {name: getattr(state, name) for name in _TENSORS} | prefixed(_ADAPTER, state.adapter)
-    tensors |= {name: value for name, value in state.statistics.state_dict().items() if name != "freedom"}
+    statistics = state.statistics.state_dict().items()
+    tensors |= {name: value.bfloat16() if name == "factors" else value for name, value in statistics}
+    del tensors["freedom"]
     content = save_tensors({name: value.contiguous() for name, value in tensors.items()})
     values = {name: getattr(state, name) for name in _VALUES}
-    values |= {"format": format_of(state.readout), "freedom": state.statistics.freedom}
+    values |= {"format": FORMAT, "freedom": state.statistics.freedom}
     described = validation.seal(values | {"sha256": hashlib.sha256(content).hexdigest()})
 
     def check() -> None:

@@ -9,19 +9,27 @@ from typing import Any
 from onea.model.state import Update, merged_under, merged_with
 
 FORMAT = 3
-_NEW_READOUTS = ("gaussian", "centred")
+_READOUTS = {"cosine": "ncm", "whitened": "uncentred"}  # as formats 1 and 2 called them
 
 
-def format_of(readout: str) -> int:
-    """The lowest format that has a readout, so that earlier versions read what they can."""
-    return FORMAT if readout in _NEW_READOUTS else 2
+def modern_readout(name: str, number: int) -> str:
+    """The present name of a readout in a file of this format."""
+    return _READOUTS.get(name, name) if number < 3 else name
+
+
+def modern_params(written: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """Parameters in a file of this format as today's; before 3 an image was looked at once."""
+    if number >= 3:
+        return dict(written)
+    readout = written.get("readout", "whitened")
+    return {"views": 1, **written, "readout": _READOUTS.get(readout, readout) if isinstance(readout, str) else readout}
 
 
 def modern(written: Mapping[str, Any]) -> dict[str, Any]:
     """``state.json`` of any format as that of ``FORMAT``.
 
-    2 had fewer readouts. 1 noted how many classes and images are inside the adapter, and a class as often as it was
-    taught. Its history tells which they are.
+    1 noted how many classes and images are inside the adapter, and a class as often as it was taught. Its history tells
+    which they are.
     """
     merged = _merged(written["updates"]) if written["format"] < 2 else dict(written["merged"])
     if not all(isinstance(images, int) and images > 0 for images in merged.values()):

@@ -14,19 +14,21 @@ import torch
 from torch import Tensor
 
 from onea.classifiers.carrying import feature_map
+from onea.classifiers.contract import Classifier
 from onea.classifiers.statistics import ClassStatistics
 from onea.classifiers.validation import cross_validated_scores
 from onea.data.assemble import natural_key
 from onea.data.image_storage import PackedImages, choose_storage_tier
 from onea.errors import OneaError
 from onea.merging.operator import Sizes
+from onea.methods.adapter_merging import fallen
 from onea.methods.one_a import OneAMethod, OneAOptions
 from onea.methods.presets import choose_preset, preset_options
 from onea.model import calibration
 from onea.model.engine import Engine
 from onea.model.images import DecodedImages
 from onea.model.names import check_names
-from onea.model.state import Readout, State, Update, merged_with, new_id, statistics_for
+from onea.model.state import State, Update, merged_with, new_id, statistics_for
 from onea.options import build
 from onea.runtime import Progress
 from onea.tasks import Task
@@ -40,7 +42,7 @@ _SMALL = {
     "min_epochs": 3,
     "max_epochs": 12,
     "learning_rate": 0.4,
-    "start": "shared",
+    "start": "merged",
     "min_share": 0.25,
 }
 _ELSEWHERE = {
@@ -68,7 +70,7 @@ def choose_options(engine: Engine, preset: str, given: Mapping[str, Any]) -> One
     return build(OneAOptions, chosen | (_SMALL if named == "small" else {}) | dict(given))
 
 
-def blank(engine: Engine, options: OneAOptions, readout: Readout = "whitened") -> State:
+def blank(engine: Engine, options: OneAOptions, readout: str) -> State:
     """The state of a model that knows nothing; its adapter leaves the network as it is."""
     from onea.methods.adapter_training import blank_adapters
 
@@ -133,31 +135,39 @@ def learn(
     started = time.perf_counter() if started is None else started
     position = {label: index for index, label in enumerate(names)}
     labels = torch.tensor([position[label] for label in batch.labels])
-    earlier = engine.features(batch.pixels, engine.adapters(state))
-    held = calibration.held_out_rows(labels, names, earlier, held_out, seed, version)
+    adapters = engine.adapters(state)
+    earlier = engine.features(batch.pixels, adapters)
+    number = len(state.updates) + 1  # decides all draws, so that an update that is undone and taught again is the same
+    held = calibration.held_out_rows(labels, names, earlier, held_out, seed, number)
     trained = torch.ones(len(labels), dtype=torch.bool).index_fill(0, held, False)
 
     taught = Counter(batch.labels[row] for row in trained.nonzero()[:, 0].tolist())
     sizes = Sizes.of(state.merged, taught)
 
     called = printable(name) if name else f"update {version}"
-    method, report = _adapt(engine, state, batch, labels, trained, sizes, version, called, seed, progress)
+    method, report = _adapt(engine, state, batch, labels, trained, sizes, number, called, seed, progress)
     method.runtime.progress.note("prototypes")
-    features = engine.features(batch.pixels, method.kept) if report["trained"] else earlier
-
     classes = state.classes + tuple(label for label in names if label not in state.classes)
     rows = torch.tensor([classes.index(label) for label in names])[labels]
-    before = state.statistics
-    if report["trained"] and state.classes and follow_drift:
-        before = before.carry(feature_map(earlier, features))
-    before = before.grown(len(classes))
-    after, classifier = before.add(features, rows), state.classifier
-    crossed = cross_validated_scores(classifier, before, features, rows, len(classes))
+    features, before, classifier = earlier, state.statistics.grown(len(classes)), state.classifier
+    if report["trained"]:
+        moved = engine.features(batch.pixels, method.kept)
+        carried = before.carry(feature_map(earlier, moved)) if state.classes and follow_drift else before
+        then = _right(classifier, before, earlier, rows, trained)
+        # An adapter that answers held-out images worse than the one before it is not kept.
+        report["trained"] = not fallen(then, _right(classifier, carried, moved, rows, trained), max(1, len(held)))
+        if report["trained"]:
+            adapters, features, before = method.kept, moved, carried
+    crops = (engine.draw(batch.labels, seed, view) for view in range(1, method.options.views))
+    views = torch.stack([features, *(engine.features(batch.pixels, adapters, each) for each in crops)])
+    after = before.add(views.flatten(0, 1), rows.repeat(len(views))).compact()
+    crossed = cross_validated_scores(classifier, before, views, rows, len(classes))
     familiar = _familiar(state, before, after, crossed, rows)
 
     # Held-out images are judged by statistics that have not seen them; where there are too few, all images are, each by
     # what the others say.
-    unseen = classifier.fit(before.add(features[trained], rows[trained]))(features[held])
+    seen = before.add(views[:, trained].flatten(0, 1), rows[trained].repeat(len(views)))
+    unseen = classifier.fit(seen)(features[held])
     accuracy = float((unseen.argmax(1) == rows[held]).double().mean()) if len(held) else None
     judged, truth = (unseen, rows[held]) if len(held) else (crossed, rows)
     temperature = calibration.fit_temperature(judged, truth)
@@ -188,7 +198,7 @@ def learn(
         id=new_id(),
         version=version,
         classes=classes,
-        adapter=_on_cpu(method.kept.state_dict()),
+        adapter=_on_cpu(adapters.state_dict()),
         statistics=after,
         familiar=familiar,
         margins=margins,
@@ -208,7 +218,7 @@ def _adapt(
     labels: Tensor,
     trained: Tensor,
     sizes: Sizes,
-    version: int,
+    number: int,
     name: str,
     seed: int,
     progress: Progress | None,
@@ -224,15 +234,24 @@ def _adapt(
     chosen = trained.nonzero()[:, 0]
     classes = range(int(labels.max()) + 1)
     runtime.progress.start_task(len(state.updates), len(state.updates) + 1, name)
-    return method, method.adapt(Task(version, name, classes, images, chosen, labels[chosen], seed), sizes)
+    return method, method.adapt(Task(number, name, classes, images, chosen, labels[chosen], seed), sizes)
+
+
+def _right(classifier: Classifier, known: ClassStatistics, features: Tensor, rows: Tensor, trained: Tensor) -> float:
+    """The share of held-out images that are answered right, by what is known and the features of the others."""
+    if bool(trained.all()):
+        return 0.0
+    answers = classifier.fit(known.add(features[trained], rows[trained]))(features[~trained]).argmax(1)
+    return float((answers == rows[~trained]).double().mean())
 
 
 def _familiar(state: State, before: ClassStatistics, after: ClassStatistics, crossed: Tensor, rows: Tensor) -> Tensor:
     """How similar the images of each class are to its prototype, on average over all that it has seen."""
     own = crossed.gather(1, rows[:, None])[:, 0].double()
-    more = len(after.counts) - len(state.familiar)
-    sums = torch.cat([state.familiar, torch.zeros(more)]).double() * before.counts
-    return (sums.index_add(0, rows, own) / after.counts).float()
+    new, total = after.counts - before.counts, after.counts.double()
+    kept = torch.cat([state.familiar, torch.zeros(len(total) - len(state.familiar))]).double()
+    found = torch.zeros_like(kept).index_add(0, rows, own) / torch.bincount(rows, minlength=len(kept)).clamp_min(1)
+    return ((kept * before.counts + found * new) / total).float()
 
 
 def _with_margins(state: State, margins: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from onea.errors import OneaError
-from onea.model.state import READOUTS, Readout
+from onea.model.state import classifier_for
 from onea.vit.backbones import EMBEDDED
 
 MACHINE = ("device", "precision", "threads")  # belong to where a model runs, not to the model
@@ -28,7 +28,8 @@ class Parameters:
     batch_size: int | None = None
     rank: int | None = None
     single_class: Literal["skip", "train"] = "skip"
-    readout: Readout = "whitened"
+    readout: str = "rgda"
+    views: int = 3
     follow_drift: bool = True
     mirror: bool = True
     options: Mapping[str, Any] | None = None
@@ -66,7 +67,6 @@ def check_params(params: Mapping[str, Any]) -> None:
         raise OneaError(f"held_out is {params['held_out']}; it must lie between 0 and 0.5.")
     if params["unknown"] is not None and not 0 <= params["unknown"] < 1:
         raise OneaError(f"unknown is {params['unknown']}; it must lie in [0, 1).")
-    if params["readout"] not in READOUTS:
-        raise OneaError(f"readout is '{params['readout']}'; choose {', '.join(READOUTS[:-1])} or {READOUTS[-1]}.")
+    classifier_for(params["readout"])
     if params["keep"] < 0:
         raise OneaError(f"keep is {params['keep']}; it must not be negative.")

@@ -7,36 +7,44 @@ import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from functools import cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from onea.classifiers import make_classifier
 from onea.classifiers.contract import Classifier
-from onea.classifiers.gaussian import RegularisedGaussian
-from onea.classifiers.linear import NearestMean, WhitenedCosine
 from onea.classifiers.statistics import ClassStatistics
-from onea.errors import OneaError, nearest
+from onea.errors import OneaError, nearest, short
 from onea.model.names import as_numbers, check_names
 from onea.tensors import Tensors
 
-Readout = Literal["gaussian", "centred", "whitened", "cosine"]
 Update = dict[str, Any]
 
-_CLASSIFIERS: dict[Readout, Classifier] = {
-    "gaussian": RegularisedGaussian(),
-    "centred": WhitenedCosine(),
-    "whitened": WhitenedCosine(centred=False),
-    "cosine": NearestMean(),
-}
-READOUTS = tuple(_CLASSIFIERS)
+READOUTS = ("rgda", "whitened", "slda", "ncm", "uncentred")  # and any other classifier that a model can keep
+_CHOICE = f"{', '.join(READOUTS[:-1])} or {READOUTS[-1]}"
 
 
-def statistics_for(readout: Readout, width: int) -> ClassStatistics:
+@cache
+def classifier_for(readout: str) -> Classifier:
+    """The classifier that a readout names; ``cosine`` is an earlier name of ``ncm``, ``uncentred`` what models had."""
+    if readout == "uncentred":
+        return make_classifier("whitened", centred=False)
+    try:
+        found = make_classifier("ncm" if readout == "cosine" else readout)
+    except OneaError:
+        raise OneaError(f"readout is '{short(readout)}'; choose {_CHOICE}.") from None
+    if not found.carried or not isinstance(found.statistics(1), ClassStatistics):
+        raise OneaError(f"readout is '{readout}', which cannot follow an adapter that learns; choose {_CHOICE}.")
+    return found
+
+
+def statistics_for(readout: str, width: int) -> ClassStatistics:
     """Statistics of no class that a readout can answer from; the scatter is always kept, for another readout."""
-    needed = _CLASSIFIERS[readout].statistics(width)
+    needed = classifier_for(readout).statistics(width)
     assert isinstance(needed, ClassStatistics)
     return needed if needed.richness else ClassStatistics.empty(width)
 
@@ -76,7 +84,7 @@ class State:
     adapter: Tensors
     merged: Mapping[str, int]
     statistics: ClassStatistics
-    readout: Readout
+    readout: str
     familiar: Tensor
     margins: Tensor
     margin_rows: Tensor
@@ -89,7 +97,12 @@ class State:
     @property
     def classifier(self) -> Classifier:
         """The rule that answers."""
-        return _CLASSIFIERS[self.readout]
+        return classifier_for(self.readout)
+
+    @property
+    def images(self) -> list[int]:
+        """The number of images of each class."""
+        return (self.statistics.counts // int(self.options.get("views", 1))).tolist()
 
     def row(self, name: str) -> int:
         """The row of a class."""

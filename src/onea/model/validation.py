@@ -26,12 +26,12 @@ from onea import sealed
 from onea.data.transforms import Preprocess
 from onea.errors import OneaError
 from onea.methods.one_a import OneAOptions
-from onea.model.formats import FORMAT, modern
+from onea.model.formats import FORMAT, modern, modern_params, modern_readout
 from onea.model.layout import LAST_VERSION
 from onea.model.learning import MOST_MARGINS
 from onea.model.names import UNKNOWN
 from onea.model.params import MACHINE, Parameters, check_params
-from onea.model.state import Readout, statistics_for
+from onea.model.state import classifier_for, statistics_for
 from onea.options import build
 from onea.sealed import Damage
 from onea.tensors import Tensors
@@ -45,7 +45,7 @@ _STATE = {
     "backbone": dict,
     "preprocess": dict,
     "options": dict,
-    "readout": Readout,
+    "readout": str,
     "classes": list[str],
     "merged": dict[str, int],
     "temperature": float,
@@ -85,7 +85,7 @@ _SIDES = range(1, 8193)  # of images, in pixels
 _TEMPERATURES = (1e-6, 1e3)  # fitted ones lie in 0.001 .. 1
 _MOST_HEADER = 16 * 2**20  # bytes
 _WIDEST = 16_384  # features of a network
-_TYPES = {"F32": torch.float32, "F64": torch.float64, "I64": torch.int64}
+_TYPES = {"BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64, "I64": torch.int64}
 
 Shapes = dict[str, tuple[str, tuple[int, ...]]]
 
@@ -111,7 +111,7 @@ def manifest_values(content: bytes) -> tuple[tuple[int, ...], int, dict[str, Any
         raise Damage("its versions do not increase")
     if not versions[-1] <= counter <= LAST_VERSION:
         raise Damage(f"its counter is not between its last version and {LAST_VERSION:,}")
-    return tuple(versions), counter, _params(found["params"])
+    return tuple(versions), counter, _params(modern_params(found["params"], found["format"]))
 
 
 def state_values(content: bytes, version: int) -> dict[str, Any]:
@@ -125,6 +125,7 @@ def state_values(content: bytes, version: int) -> dict[str, Any]:
     except (KeyError, TypeError, ValueError) as error:
         raise Damage(f"{error!s:.300}") from error
     _check_fields(found, _STATE)
+    found["readout"] = modern_readout(found["readout"], found["format"])
     if found["version"] != version:
         raise Damage(f"it says that it is version {found['version']}")
     if not re.fullmatch("[0-9a-f]{32}", found["id"]):
@@ -144,6 +145,7 @@ def state_values(content: bytes, version: int) -> dict[str, Any]:
     _check_preprocess(found["preprocess"])
     try:
         build(OneAOptions, found["options"])
+        classifier_for(found["readout"])
     except OneaError as error:
         raise Damage(f"{str(error).rstrip('.'):.300}") from error
     return found
@@ -186,7 +188,7 @@ def check_shapes(file: BinaryIO, size: int, state: Mapping[str, Any]) -> Shapes:
         "margin_rows": ("I64", (rows,)),
     }
     if (factors := statistics_for(state["readout"], width).factors) is not None:
-        wanted |= {"factors": ("F32", (classes, *factors.shape[1:])), "cut": ("F64", (classes,))}
+        wanted |= {"factors": ("BF16", (classes, *factors.shape[1:])), "cut": ("F64", (classes,))}
     for block in range((len(found) - len(wanted)) // 4):
         wanted |= {
             f"adapter.blocks.{block}.down.weight": ("F32", (rank, width)),

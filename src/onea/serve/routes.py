@@ -92,8 +92,7 @@ async def predict(
 async def classes(serving: Serving) -> Classes:
     """Every class that can be answered, in the order it was taught."""
     state = serving.service.present.state
-    counts = state.statistics.counts.tolist()
-    known = [KnownClass(name=name, images=images) for name, images in zip(state.classes, counts, strict=True)]
+    known = [KnownClass(name=name, images=images) for name, images in zip(state.classes, state.images, strict=True)]
     return Classes(version=state.version, count=len(known), classes=known)
 
 

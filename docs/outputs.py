@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run the commands of a page on the Grocery photos and put what they print below them.
+
+    python docs/outputs.py FOLDER docs/index.md docs/grocery.md
+
+FOLDER holds ``train/CLASS/*`` and ``test/CLASS/*`` of the Grocery Store Dataset's 81 fine classes. Blocks of shell
+commands and of Python after ``<!-- test: run -->`` are run in order, in a temporary folder; a block of text that
+follows one is replaced. Long tables are cut in the middle.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+_BLOCK = re.compile(r"<!-- test: run -->\n```(sh|python)\n(.*?)```\n(\n```text\n(.*?)```\n)?", re.DOTALL)
+_HEAD, _TAIL, _LONG = 9, 4, 20  # lines of a table that are shown, and of one that is cut
+_PICTURES = {"confusion.png": "grocery-confusion.png", "history.png": "grocery-history.png"}
+_MONDAY = ("Banana", "Kiwi", "Lemon", "Mango")
+_NEW = ("Banana", "Floury-Potato", "Leek", "Oatly-Oat-Milk", "Papaya", "Vine-Tomato")
+
+
+def first(folder: Path) -> Path:
+    """The first photo of a class."""
+    return min(folder.iterdir())
+
+
+def prepare(photos: Path, place: Path) -> None:
+    """The photos that pages talk about, where their commands expect them."""
+    (place / "grocery").symlink_to(photos.resolve())
+    (place / "benchmarks").symlink_to(Path(__file__).parent.parent.resolve() / "benchmarks")
+    for name in (*_MONDAY, "Papaya"):
+        day = "tuesday" if name == "Papaya" else "monday"
+        shutil.copytree(photos / "train" / name, place / "photos" / day / name)
+        shutil.copytree(photos / "test" / name, place / "photos/test" / name)
+    (place / "new").mkdir()
+    for name in _NEW:
+        shutil.copy(first(photos / "test" / name), place / "new" / f"{name.removeprefix('Oatly-').lower()}.webp")
+    shutil.copy(place / "new/papaya.webp", place / "photo.webp")
+    shutil.copy(place / "new/oat-milk.webp", place / "other.webp")
+
+
+def printed(language: str, code: str, place: Path) -> str:
+    """What a block prints; answers for programs, which nobody reads, are left out."""
+    environment = os.environ | {"COLUMNS": "100", "PYTHONUNBUFFERED": "1"}
+    if language == "python":
+        command = [sys.executable, "-c", code]
+        return subprocess.run(command, cwd=place, env=environment, check=True, capture_output=True, text=True).stdout
+    told = []
+    for line in code.splitlines():
+        words = line.replace("onea ", f"{sys.executable} -m onea ", 1)
+        found = subprocess.run(words, shell=True, cwd=place, env=environment, capture_output=True, text=True)
+        if found.returncode:
+            raise SystemExit(f"{line}: {found.stderr}")
+        print(f"$ {line}\n{found.stdout}", flush=True)
+        if "--json" not in line:
+            told.append(found.stdout)
+    return "".join(told)
+
+
+def shortened(text: str) -> str:
+    """The text with tables that are no longer than a reader is patient."""
+    lines = [line.rstrip() for line in text.strip("\n").splitlines()]
+    start = next((number for number, line in enumerate(lines) if line.startswith("┏")), None)
+    if start is not None:
+        end = next(number for number, line in enumerate(lines) if line.startswith("└"))
+        if end - start > _LONG:
+            gap = re.sub("[^│]", " ", lines[start + 3])
+            dots = gap[:2] + "..." + gap[5:]
+            lines = [*lines[: start + _HEAD], dots, *lines[end + 1 - _TAIL :]]
+    return "\n".join(lines) + "\n"
+
+
+def renewed(page: str, place: Path) -> str:
+    """The page with what its commands print now."""
+
+    def run(match: re.Match[str]) -> str:
+        language, code, block, old = match.groups()
+        found = printed(language, code, place)
+        return match[0] if block is None else match[0].replace(f"```text\n{old}```", f"```text\n{shortened(found)}```")
+
+    return _BLOCK.sub(run, page)
+
+
+def main() -> None:
+    """Renew the pages that are named, and the pictures that their commands make."""
+    photos, *pages = map(Path, sys.argv[1:])
+    for page in pages:
+        with tempfile.TemporaryDirectory() as folder:
+            prepare(photos, Path(folder))
+            page.write_text(renewed(page.read_text("utf-8"), Path(folder)), "utf-8")
+            for name, kept in _PICTURES.items() if page.stem == "grocery" else ():
+                for found in Path(folder).rglob(name):
+                    shutil.copy(found, Path(__file__).parent / "pictures" / kept)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Views of images: more rows in the statistics, drawn alike every time."""
+
+from __future__ import annotations
+
+import torch
+
+from onea.runs.config import make_config
+from onea.runs.setup import prepare
+from onea.runtime import make_runtime
+
+
+def learned(values: dict, **options):
+    config = make_config(values | {"method": "simplecil", "options": {"classifier": "slda", **options}})
+    ready = prepare(config, make_runtime("cpu", "fp32", 1))
+    task = ready.task(0)
+    ready.method.learn(task)
+    return ready.method, task
+
+
+def test_every_view_counts_as_an_image(tiny_run):
+    (plain, task), (seen, _) = learned(tiny_run), learned(tiny_run, views=3)
+    known, more = plain.known("slda"), seen.known("slda")
+    assert known.counts.tolist() == task.labels.bincount().tolist()
+    assert more.counts.tolist() == (3 * known.counts).tolist()
+    views = torch.cat([seen.features_of(task, seen.hooks(), view) for view in range(3)])
+    torch.testing.assert_close(views[: len(task)], plain.features_of(task, plain.hooks()))
+    for row in task.classes:
+        own = views[task.labels.repeat(3) == row]
+        torch.testing.assert_close(more.means[row], own.mean(0), rtol=1e-4, atol=1e-5)
+
+
+def test_views_differ_from_each_other_and_are_drawn_alike_every_time(tiny_run):
+    (first, task), (second, _) = learned(tiny_run, views=3), learned(tiny_run, views=3)
+    assert torch.equal(first.known("slda").scatter, second.known("slda").scatter)
+    one, two, three = (first.features_of(task, first.hooks(), view) for view in range(3))
+    assert not torch.allclose(one, two)
+    assert not torch.allclose(two, three)
