@@ -57,6 +57,24 @@ def as_rows(answers: Sequence[Answer]) -> list[dict[str, Any]]:
     ]
 
 
+@dataclass(frozen=True)
+class Judgement:
+    """What a model makes of some images.
+
+    Attributes:
+        scores: of each image for every class, ``[N, classes]``; the largest is the nearest class.
+        familiarity: how much each image looks like something that was taught, ``[N]``.
+    """
+
+    scores: Tensor
+    familiarity: Tensor
+
+    def split(self, sizes: Sequence[int]) -> list[Judgement]:
+        """The same in parts of so many images."""
+        parts = zip(self.scores.split(list(sizes)), self.familiarity.split(list(sizes)), strict=True)
+        return [Judgement(scores, familiarity) for scores, familiarity in parts]
+
+
 class Snapshot:
     """Answers of one version of a model.
 
@@ -66,7 +84,7 @@ class Snapshot:
         state: all that it knows.
         engine: the network that it uses, together with ``adapters``.
         scorer: similarities of features to the classes.
-        threshold: the margin below which an image is ``unknown``.
+        threshold: the familiarity below which an image is ``unknown``.
     """
 
     def __init__(self, engine: Engine, state: State, false_alarms: float | None):
@@ -92,11 +110,11 @@ class Snapshot:
 
     def predict(self, images: Any) -> npt.NDArray[np.str_]:
         """The class of each image, or ``unknown``."""
-        scores = self.similarities(images)
+        found = self.judge(images)
         names = np.array([*self.classes, UNKNOWN])
-        rows = torch.where(self._strange(scores), len(self.classes), _ranked(scores)[:, 0])
-        found: npt.NDArray[np.str_] = names[rows.numpy()]
-        return found
+        rows = torch.where(self._strange(found), len(self.classes), _ranked(found.scores)[:, 0])
+        answers: npt.NDArray[np.str_] = names[rows.numpy()]
+        return answers
 
     def predict_proba(self, images: Any) -> npt.NDArray[np.float64]:
         """The probability of each known class, ``[N, classes]``; calibrated on held-out images."""
@@ -110,15 +128,15 @@ class Snapshot:
     def answers(self, images: Any, k: int = 5, on_bad: OnBad = "fail") -> list[Answer]:
         """All there is to say about each image."""
         batch = images if isinstance(images, DecodedImages) else self.read(images, on_bad)
-        return self.answers_from(batch, self.similarities(batch), k)
+        return self.answers_from(batch, self.judge(batch), k)
 
-    def answers_from(self, batch: DecodedImages, scores: Tensor, k: int = 5) -> list[Answer]:
-        """All there is to say about images whose similarities are known."""
+    def answers_from(self, batch: DecodedImages, found: Judgement, k: int = 5) -> list[Answer]:
+        """All there is to say about images that have been judged."""
         if k < 1:
             raise OneaError(f"k is {k}; ask for at least one class.")
-        rows = _ranked(scores)[:, :k]
-        likely = self._probabilities(scores).gather(1, rows)
-        strange = self._strange(scores).tolist()
+        rows = _ranked(found.scores)[:, :k]
+        likely = self._probabilities(found.scores).gather(1, rows)
+        strange = self._strange(found).tolist()
         return [
             Answer(
                 image,
@@ -135,20 +153,24 @@ class Snapshot:
 
     def similarities(self, images: Any) -> Tensor:
         """Similarity of each image to every class, ``[N, classes]``."""
+        return self.judge(images).scores
+
+    def judge(self, images: Any) -> Judgement:
+        """Scores of each image for every class, and how familiar it looks."""
         if not self.classes:
             raise OneaError("The model knows no class yet; teach it some first.")
         batch = images if isinstance(images, DecodedImages) else self.read(images)
         features = self.engine.features(batch.pixels, self.adapters)
-        found = self.scorer(features)
-        if not bool(found.isfinite().all()):
+        scores = self.scorer(features)
+        if not bool(scores.isfinite().all()):
             raise OneaError("The model's answers are not numbers, so it is damaged; go back with `onea undo`.")
-        return found
+        return Judgement(scores, calibration.margins(scores, self.state.familiar))
 
     def _probabilities(self, scores: Tensor) -> Tensor:
         return torch.softmax(scores.double() / self.state.temperature, dim=1)
 
-    def _strange(self, scores: Tensor) -> Tensor:
-        return calibration.margins(scores, self.state.familiar) < self.threshold
+    def _strange(self, found: Judgement) -> Tensor:
+        return found.familiarity < self.threshold
 
 
 def _ranked(scores: Tensor) -> Tensor:

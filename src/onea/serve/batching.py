@@ -34,10 +34,8 @@ def answer_together(snapshot: Snapshot, questions: Sequence[Question]) -> list[l
     """The answers to several questions from one pass through the network."""
     pixels: Pixels = np.concatenate([question.images.pixels for question in questions])
     names = tuple(name for question in questions for name in question.images.names)
-    scores = snapshot.similarities(DecodedImages(pixels, None, names)).split(
-        [len(question.images) for question in questions]
-    )
-    return [snapshot.answers_from(q.images, part, q.top) for q, part in zip(questions, scores, strict=True)]
+    parts = snapshot.judge(DecodedImages(pixels, None, names)).split([len(question.images) for question in questions])
+    return [snapshot.answers_from(q.images, part, q.top) for q, part in zip(questions, parts, strict=True)]
 
 
 class Batcher:
