@@ -104,13 +104,13 @@ def test_concurrent_requests_share_a_pass(shop, tiny_images):
 
 def test_a_pass_has_at_most_so_many_images_and_never_splits_a_request(shop, tiny_images, monkeypatch):
     sizes = []
-    original = Snapshot.similarities
+    original = Snapshot.judge
 
     def noted(self, images):
         sizes.append(len(images))
         return original(self, images)
 
-    monkeypatch.setattr(Snapshot, "similarities", noted)
+    monkeypatch.setattr(Snapshot, "judge", noted)
     service = service_of(shop, wait=0.05, batch=4)
     with live(service) as address, ThreadPoolExecutor(8) as pool:
         three = form(photos(tiny_images, 0)[:3])
