@@ -12,7 +12,9 @@ from safetensors.torch import load_file
 import onea
 from onea.errors import OneaError
 from onea.model.export import Graph
-from onea.model.state import READOUTS
+from onea.model.learning import MOST_MARGINS
+from onea.model.params import Parameters
+from onea.model.state import READOUTS, statistics_for
 
 
 @pytest.fixture(params=READOUTS)
@@ -146,3 +148,16 @@ def test_an_adapter_that_answers_worse_is_not_kept(files, tiny_vit):
     assert not any(value.any() for name, value in state.adapter.items() if "up.weight" in name), "as it began"
     known = [file for name in names[:4] for file in files[name]]
     assert model.score(known, [file.parent.name for file in known]) > 0.5
+
+
+def test_a_large_model_with_all_its_versions_stays_small():
+    """200 classes on a ViT-B: the sizes of all tensors of a version, six of which a folder holds."""
+    statistics = statistics_for("rgda", 768).grown(200).state_dict()
+    bytes_of = {
+        name: value.numel() * (2 if name == "factors" else value.element_size()) for name, value in statistics.items()
+    }
+    adapter = 12 * 4 * (2 * 128 * 768 + 128 + 768)  # rank 128, as published
+    margins = 200 * MOST_MARGINS * (4 + 8)
+    one = sum(bytes_of.values()) + adapter + margins
+    assert one < 40e6
+    assert (1 + Parameters.keep) * one < 150e6
