@@ -73,6 +73,14 @@ def test_predict_in_three_forms(onea, shop, tiny_images):
     assert [float(row["probability_1"]) for row in rows] == [line["top"][0]["probability"] for line in lines]
 
 
+def test_predict_takes_another_rate_of_unknown(onea, shop, tiny_images):
+    def unknown(rate: str) -> int:
+        return onea("predict", "shop.onea", str(tiny_images / "test"), "--csv", "--unknown", rate)[1].count("unknown")
+
+    assert unknown("0") == 0
+    assert unknown("0.5") > unknown("0.2") >= 0
+
+
 def test_evaluate_draws_and_lists_the_worst_first(onea, shop, tiny_images):
     code, out, _ = onea("evaluate", "shop.onea", str(tiny_images / "test"), "-o", "seen.png")
     assert code == 0
@@ -207,6 +215,8 @@ def test_unreadable_photos_can_be_left_out(onea, shop):
         (["predict", "shop.onea", "nowhere.png"], "no such file"),
         (["predict", "shop.onea", "photos", "--json", "--csv"], "exclude each other"),
         (["predict", "shop.onea", "photos", "--top", "0"], "at least one"),
+        (["predict", "shop.onea", "photos", "--unknown", "0.6"], "between 0 (never) and 0.5"),
+        (["predict", "shop.onea", "photos", "--unknown", "0.0001"], "too few to promise"),
         (["predict", "nowhere.onea", "photos"], "does not exist"),
         (["evaluate", "shop.onea", "photos"], "knows none"),
         (["history", "photos"], "holds no model"),

@@ -25,6 +25,8 @@ from serving import (
 
 import onea
 from onea.model.answers import Snapshot
+from onea.serve.service import Service
+from onea.serve.settings import Settings
 
 
 def test_no_answer_comes_from_half_a_version(shop, tiny_images):
@@ -74,6 +76,15 @@ def test_no_answer_comes_from_half_a_version(shop, tiny_images):
             assert [row["class"] for row in answer["top"]] == [name for name, _ in right.top]
             given = [row["confidence"] for row in answer["top"]]
             assert given == pytest.approx([chance for _, chance in right.top], abs=1e-4)
+
+
+def test_a_rate_that_the_service_was_given_holds_for_every_version(shop, tiny_images):
+    onea.load(shop).rename("class00", "zero").save(shop)
+    plain, strict = (Service(shop, Settings(), {"threads": 1, **given}) for given in ({}, {"unknown": 0.5}))
+    assert strict.present.snapshot.threshold > plain.present.snapshot.threshold
+    strict.undo()
+    assert strict.present.state.version == 1
+    assert strict.present.snapshot.threshold > plain.present.snapshot.threshold
 
 
 def test_the_old_version_answers_until_the_new_one_is_on_disk(slow_shop, tiny_images):

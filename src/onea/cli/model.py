@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from onea.cli.options import Device, Model, MovedBackbone, OnBad, Precision, Threads
+from onea.cli.options import Device, Model, MovedBackbone, OnBad, Precision, Threads, UnknownRate
 from onea.runs.config import RunConfig
 
 _ENDINGS = {"onnx": ".onnx", "torch": ".pt2"}
@@ -57,6 +57,7 @@ def predict(
     top: Annotated[int, typer.Option(help="How many of the likeliest classes to show.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="A header and one line per image.")] = False,
+    unknown: UnknownRate = None,
     on_bad: OnBad = RunConfig.on_bad,
     backbone: MovedBackbone = None,
     device: Device = RunConfig.device,
@@ -81,7 +82,7 @@ def predict(
     if top < 1:
         raise OneaError(f"--top is {top}; ask for at least one class.")
     files = [file for place in images for file in find_images(place)]
-    loaded = load_for(model, backbone=backbone, device=device, threads=threads).snapshot()
+    loaded = load_for(model, backbone=backbone, device=device, threads=threads, unknown=unknown).snapshot()
     batch = loaded.read(files, on_bad)  # type: ignore[arg-type]
     for line in batch.skipped:
         print(printable(f"onea: left out {line}"), file=sys.stderr)

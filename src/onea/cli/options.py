@@ -95,4 +95,8 @@ Precision = Annotated[str, _of_a_run("precision")]
 Threads = Annotated[int, _of_a_run("threads")]
 OnBad = Annotated[str, _of_a_run("on_bad")]
 Model = Annotated[Path, typer.Argument(help="Model folder.")]
+UnknownRate = Annotated[
+    float | None,
+    typer.Option("--unknown", help="Share of known images that may be answered 'unknown', instead of the model's."),
+]
 MovedBackbone = Annotated[str | None, typer.Option(help="Where the model's backbone file is now.")]

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from onea.cli.options import Device, Model, MovedBackbone, Threads
+from onea.cli.options import Device, Model, MovedBackbone, Threads, UnknownRate
 from onea.runs.config import RunConfig
 from onea.serve.settings import MEGABYTE, MEGAPIXEL, Limits, Settings, check_settings
 
@@ -47,6 +47,7 @@ def serve(
     address: Annotated[
         str | None, typer.Option(help="With --on ray: host:port of a cluster, or auto; by default one is started here.")
     ] = None,
+    unknown: UnknownRate = None,
     backbone: MovedBackbone = None,
     device: Device = RunConfig.device,
     threads: Threads = RunConfig.threads,
@@ -73,7 +74,7 @@ def serve(
     settings = check_settings(
         Settings(read_token(token_file), limits, batch, wait / 1000, grace, hosts=hosts, addresses=addresses)
     )
-    machine = {"backbone": backbone, "device": device, "threads": threads}
+    machine = {"backbone": backbone, "device": device, "threads": threads, "unknown": unknown}
     if on == "ray":
         from onea.serve.on_ray import run_on_ray
 

@@ -20,6 +20,7 @@ from onea.model.engine import Engine
 from onea.model.images import DecodedImages, read_unlabelled
 from onea.model.names import UNKNOWN
 from onea.model.state import State
+from onea.text import count
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,16 @@ class Snapshot:
     def side(self) -> int:
         """Side of the squares that images are read as."""
         return self.engine.side
+
+    def check_rate(self, false_alarms: float) -> None:
+        """Refuse a share of known images answered ``unknown`` that the held-out images are too few to tell."""
+        lowest = calibration.lowest_rate(self.state.margins)
+        if false_alarms < lowest:
+            images = count(len(self.state.margins), "image", "images")
+            raise OneaError(
+                f"unknown is {false_alarms:g}, which {images} held out are too few to promise; give "
+                f"{math.ceil(1000 * lowest) / 1000:g} or more, or teach more images."
+            )
 
     def predict(self, images: Any) -> npt.NDArray[np.str_]:
         """The class of each image, or ``unknown``."""

@@ -98,3 +98,12 @@ def threshold(known: Tensor, false_alarms: float) -> float:
         return -math.inf
     k = max(1, math.floor(false_alarms * (len(known) + 1)))
     return float(known.sort().values[k - 1])
+
+
+def lowest_rate(known: Tensor) -> float:
+    """The lowest share of known images below a threshold that these margins of known images can promise.
+
+    >>> lowest_rate(torch.arange(99.0))
+    0.01
+    """
+    return 1 / (len(known) + 1)

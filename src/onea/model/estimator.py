@@ -351,13 +351,17 @@ def load(path: str | Path, **params: Any) -> OneA:
     manifest = read_manifest(folder)
     states = [read_state(folder, version) for version in manifest.versions.kept]
     model = OneA(**(manifest.params | {"backbone": states[-1].backbone["source"]} | params))
+    check_params(model.get_params())
     model.restore(states, manifest.versions)
     return model
 
 
 def load_for(path: Path, **params: Any) -> OneA:
-    """The model in a folder, with those parameters that are not None."""
-    return load(path, **{name: value for name, value in params.items() if value is not None})
+    """The model in a folder, with those parameters that are not None; a rate of ``unknown`` must be one it can keep."""
+    model = load(path, **{name: value for name, value in params.items() if value is not None})
+    if params.get("unknown"):
+        model.snapshot().check_rate(params["unknown"])
+    return model
 
 
 def _not_taught() -> OneaError:

@@ -65,8 +65,8 @@ def check_params(params: Mapping[str, Any]) -> None:
             raise OneaError(f"{name} is {params[name]!r}; it must be a number.")
     if not 0 <= params["held_out"] <= 0.5:
         raise OneaError(f"held_out is {params['held_out']}; it must lie between 0 and 0.5.")
-    if params["unknown"] is not None and not 0 <= params["unknown"] < 1:
-        raise OneaError(f"unknown is {params['unknown']}; it must lie in [0, 1).")
+    if params["unknown"] is not None and not 0 <= params["unknown"] <= 0.5:
+        raise OneaError(f"unknown is {params['unknown']}; it must lie between 0 (never) and 0.5.")
     classifier_for(params["readout"])
     if params["keep"] < 0:
         raise OneaError(f"keep is {params['keep']}; it must not be negative.")

@@ -55,7 +55,7 @@ class Service:
     Args:
         path: the model folder.
         settings: how to behave.
-        machine: device, threads and the like, as ``onea.load`` takes them; None is left to the model.
+        machine: device, threads, unknown and the like, as ``onea.load`` takes them; None is left to the model.
     """
 
     def __init__(self, path: Path, settings: Settings, machine: Mapping[str, Any] | None = None) -> None:
@@ -63,6 +63,7 @@ class Service:
         model = load_for(self.path, **(machine or {}))
         snapshot = model.snapshot()
         self._engine, self._defaults = snapshot.engine, model.get_params()
+        self._unknown = (machine or {}).get("unknown")
         self._present = Present(snapshot, read_manifest(self.path))
         self._changing, self._swapping = threading.Lock(), threading.Lock()
         self._jobs: OrderedDict[str, TrainingJob] = OrderedDict()
@@ -220,7 +221,7 @@ class Service:
             return unexpected(error)
 
     def _swap(self, state: State, manifest: Manifest) -> None:
-        unknown = (self._defaults | manifest.params)["unknown"]
+        unknown = manifest.params["unknown"] if self._unknown is None else self._unknown
         self._present = Present(Snapshot(self._engine, state, unknown), manifest)
 
     def _remember(self, job: TrainingJob) -> None:
