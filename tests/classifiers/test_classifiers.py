@@ -180,7 +180,7 @@ def test_lda_is_that_of_scikit_learn():
 
     reference = LinearDiscriminantAnalysis(solver="lsqr", covariance_estimator=Given(), priors=np.full(CLASSES, 0.25))
     expected = reference.fit(features.numpy(), rows.numpy()).decision_function(features.numpy())
-    found = make_classifier("slda").fit(known)(features).double().numpy()
+    found = WIDTH * make_classifier("slda").fit(known)(features).double().numpy()  # scores are per feature
     expected, found = (part - part.mean(1, keepdims=True) for part in (expected, found))
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
 

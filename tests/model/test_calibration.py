@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -109,8 +111,8 @@ def test_photos_of_another_day_are_unknown_about_as_often_as_stated():
         held = calibration.held_out_rows(labels, names, looks, 0.15, 0, 1)
         rest = torch.ones(len(labels), dtype=torch.bool).index_fill(0, held, False)
         means = torch.stack([features[rest & (labels == c)].mean(0) for c in range(30)])
-        near = calibration.margins(cosine_scores(features[held], means), torch.zeros(30))
-        found = calibration.margins(cosine_scores(fresh, means), torch.zeros(30))
+        near = cosine_scores(features[held], means).amax(1)
+        found = cosine_scores(fresh, means).amax(1)
         rate[how] = float((found < calibration.threshold(near, 0.1)).double().mean())
     assert rate["groups"] == pytest.approx(0.1, abs=0.05)
     assert rate["random"] > rate["groups"] + 0.05
@@ -124,10 +126,12 @@ def many(tmp_path_factory):
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.2])
-def test_fresh_known_images_are_answered_unknown_at_most_as_often_as_stated(tiny_vit, many, rate):
-    """These images come in no series, so that held-out groups are farther away than fresh images are."""
+def test_fresh_known_images_are_answered_unknown_about_as_often_as_stated(tiny_vit, many, rate):
+    """The threshold comes from some images and is tried on others, so the share varies as both numbers allow."""
     model = tiny_model(tiny_vit, unknown=rate, held_out=0.3).learn(many / "train")
-    assert rate / 4 < (model.predict(many / "test") == "unknown").mean() < rate + 0.03
+    told, asked = len(model.snapshot().state.margins), 360
+    deviation = math.sqrt(rate * (1 - rate) * (1 / told + 1 / asked))
+    assert rate / 4 < (model.predict(many / "test") == "unknown").mean() < rate + 3 * deviation
 
 
 def test_strange_images_are_unknown_and_nothing_is_when_switched_off(tiny_vit, many):

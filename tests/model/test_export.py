@@ -32,7 +32,7 @@ def thousand(model):
 def test_the_graph_is_the_model(model, thousand):
     probabilities, familiar = Graph(model)(torch.from_numpy(thousand.pixels).float() / 255)
     np.testing.assert_allclose(probabilities.detach().numpy(), model.predict_proba(thousand), atol=1e-4)
-    margins = calibration.margins(model.similarities(thousand), model.state.familiar)
+    margins = model.judge(thousand).familiarity
     clear = (margins - model.threshold).abs() > 1e-4  # nearer to the threshold, rounding decides
     assert clear.float().mean() > 0.9
     assert torch.equal(familiar[clear], (margins >= model.threshold)[clear])

@@ -252,9 +252,9 @@ def test_what_could_not_be_read_again_is_not_written(original, tmp_path, monkeyp
 
     def spoiled(state, version, date):
         after = state.renamed("class00", "null", version, date)
-        return dataclasses.replace(after, familiar=torch.full_like(after.familiar, torch.nan))
+        return dataclasses.replace(after, margins=torch.full_like(after.margins, torch.nan))
 
-    with pytest.raises(OneaError, match=r"cannot be saved .familiar holds NaN or infinity"):
+    with pytest.raises(OneaError, match=r"cannot be saved .margins holds NaN or infinity"):
         folders.change(path, spoiled)
     assert {name: data for name, data in listing(path).items() if name != "lock"} == {
         name: data for name, data in before.items() if name != "lock"

@@ -293,10 +293,12 @@ def hostile_tensors(tensors: dict[str, torch.Tensor]) -> Iterator[tuple[str, byt
         yield f"{name} has another name", save(rest | {f"{name}s": value})
         yield f"{name} is there twice", save(tensors | {f"{name}s": value.clone()})
         yield f"{name} is half", save(tensors | {name: value.half()})
+        yield f"{name} has another dimension", save(tensors | {name: value[None].clone()})
+        if not value.numel():
+            continue
         yield f"{name} is empty", save(tensors | {name: value[:0].clone()})
         yield f"{name} is a number", save(tensors | {name: value.flatten()[0].clone()})
         yield f"{name} has one row more", save(tensors | {name: torch.cat([value, value[:1]])})
-        yield f"{name} has another dimension", save(tensors | {name: value[None].clone()})
         if value.is_floating_point():
             for odd in (math.nan, math.inf, -math.inf):
                 spoiled = value.clone()

@@ -46,11 +46,16 @@ class RegularisedGaussian(Classifier):
         return ClassStatistics.empty(width, directions=min(self.directions, width))
 
     def fit(self, known: Statistics) -> Scorer:
-        """The log-likelihood of every class per feature, up to a constant."""
+        """The log-likelihood of every class per feature, up to a constant.
+
+        Without directions of the classes in the statistics, the covariance that all classes share is that of each.
+        """
         assert isinstance(known, ClassStatistics)
-        assert known.factors is not None
         root, means = known.whitening(), to_float64(known.means)
         origin = means.mean(0) if known.classes else means.new_zeros(known.width)
+        if known.factors is None:
+            none = means.new_empty(known.classes, 0, known.width)
+            return GaussianScores(root, origin, (means - origin) @ root, none, none[:, :, 0])
         freedom = (known.counts - 1).clamp_min(1).double()
         rows = to_float64(known.factors) @ root / freedom.sqrt()[:, None, None]
         most = min(self.directions, rows.shape[1])
@@ -99,9 +104,10 @@ class GaussianScores(Scorer):
     def _some(self, features: Tensor) -> Tensor:
         targets, gains = self.get_buffer("targets"), self.get_buffer("gains")
         space = features @ self.get_buffer("metric") - self.get_buffer("shift")
-        lengths = (space @ self.get_buffer("axes").T).view(-1, *gains.shape) - self.get_buffer("along")
+        lengths = (space @ self.get_buffer("axes").T).unflatten(1, tuple(gains.shape)) - self.get_buffer("along")
         apart = space @ targets.T + self.get_buffer("offset") + (lengths.square() * gains).sum(2)
-        return (apart - 0.5 * space.square().sum(1, keepdim=True)) / space.shape[1]
+        scores: Tensor = (apart - 0.5 * space.square().sum(1, keepdim=True)) / space.shape[1]
+        return scores
 
 
 @dataclass(frozen=True)

@@ -98,10 +98,10 @@ def predict(
         shown = min(top, len(loaded.classes))
         likely = [name for place in range(1, shown + 1) for name in (f"class_{place}", f"probability_{place}")]
         writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerow(["image", "answer", "version", *likely])
+        writer.writerow(["image", "answer", "version", "none_of_these", *likely])
         for answer in answers:
             cells = [cell for name, chance in answer.top for cell in (printable(name), chance)]
-            writer.writerow([answer.image, printable(answer.label), answer.version, *cells])
+            writer.writerow([answer.image, printable(answer.label), answer.version, answer.none, *cells])
     else:
         print_answers(Console(), answers)
 

@@ -79,13 +79,14 @@ def print_learned(console: Console, model: OneA, path: Path) -> None:
 
 
 def print_answers(console: Console, answers: Sequence[Answer]) -> None:
-    """A line for each image: the answer, and the likeliest classes with their probabilities."""
-    table = TerminalTable("image", "answer", "likeliest classes", box=None, pad_edge=False)
+    """A line for each image: the answer, the chance that no class is right, and the likeliest classes if one is."""
+    table = TerminalTable("image", "answer", "none of these", "if one of these", box=None, pad_edge=False)
     for answer in answers:
         likely = ", ".join(f"{name} {100 * chance:.1f} %" for name, chance in answer.top)
+        none = "" if answer.none is None else f"{100 * answer.none:.0f} %"
         image = shown(answer.image)
         image.overflow = "fold"
-        table.add_row(image, shown(answer.label, "dim" if answer.unknown else "bold"), shown(likely))
+        table.add_row(image, shown(answer.label, "dim" if answer.unknown else "bold"), none, shown(likely))
     console.print(table)
 
 

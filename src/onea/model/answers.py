@@ -30,14 +30,18 @@ class Answer:
     Attributes:
         image: its path or number.
         label: the class, or ``unknown``.
-        top: the most likely classes with their probabilities, best first; also for an unknown image.
+        top: the most likely classes with their probabilities, best first; also for an unknown image. They suppose that
+            it shows one of the classes.
         version: of the model that said so.
+        none: the chance that it shows none of the classes, where every other image does; None where the model cannot
+            tell, because it knows one class or was taught by an earlier version.
     """
 
     image: str
     label: str
     top: tuple[tuple[str, float], ...]
     version: int
+    none: float | None = None
 
     @property
     def unknown(self) -> bool:
@@ -52,6 +56,7 @@ def as_rows(answers: Sequence[Answer]) -> list[dict[str, Any]]:
             "image": answer.image,
             "answer": answer.label,
             "top": [{"class": name, "probability": chance} for name, chance in answer.top],
+            "none_of_these": answer.none,
             "version": answer.version,
         }
         for answer in answers
@@ -85,6 +90,7 @@ class Snapshot:
         state: all that it knows.
         engine: the network that it uses, together with ``adapters``.
         scorer: similarities of features to the classes.
+        familiarity: how much features look like something that was taught.
         threshold: the familiarity below which an image is ``unknown``.
     """
 
@@ -92,7 +98,9 @@ class Snapshot:
         self.state, self.engine = state, engine
         self.adapters = engine.adapters(state)
         self.scorer = state.classifier.fit(state.statistics)
-        self.threshold = -math.inf if not false_alarms else calibration.threshold(state.margins, false_alarms)
+        self.familiarity, known, hidden = state.familiarity()
+        self._odds = calibration.fit_chance(known, hidden)
+        self.threshold = -math.inf if not false_alarms else calibration.threshold(known, false_alarms)
 
     @property
     def version(self) -> int:
@@ -148,14 +156,18 @@ class Snapshot:
         rows = _ranked(found.scores)[:, :k]
         likely = self._probabilities(found.scores).gather(1, rows)
         strange = self._strange(found).tolist()
+        chances_of_none = self._chances_of_none(found)
         return [
             Answer(
                 image,
                 UNKNOWN if odd else self.classes[best[0]],
                 tuple((self.classes[row], p) for row, p in zip(best, chances, strict=True)),
                 self.version,
+                none,
             )
-            for image, odd, best, chances in zip(batch.names, strange, rows.tolist(), likely.tolist(), strict=True)
+            for image, odd, best, chances, none in zip(
+                batch.names, strange, rows.tolist(), likely.tolist(), chances_of_none, strict=True
+            )
         ]
 
     def read(self, images: Any, on_bad: OnBad = "fail") -> DecodedImages:
@@ -175,10 +187,17 @@ class Snapshot:
         scores = self.scorer(features)
         if not bool(scores.isfinite().all()):
             raise OneaError("The model's answers are not numbers, so it is damaged; go back with `onea undo`.")
-        return Judgement(scores, calibration.margins(scores, self.state.familiar))
+        return Judgement(scores, self.familiarity(features, scores))
 
     def _probabilities(self, scores: Tensor) -> Tensor:
         return torch.softmax(scores.double() / self.state.temperature, dim=1)
+
+    def _chances_of_none(self, found: Judgement) -> list[float | None]:
+        if self._odds is None:
+            return [None] * len(found.familiarity)
+        slope, offset = self._odds
+        chances: list[float | None] = torch.sigmoid(slope * found.familiarity.double() + offset).tolist()
+        return chances
 
     def _strange(self, found: Judgement) -> Tensor:
         return found.familiarity < self.threshold

@@ -16,6 +16,7 @@ from onea.model.groups import similar_groups
 FEW = 4  # a class with fewer images holds none out
 PRIOR_TEMPERATURE = 0.05  # where a fit without evidence stays
 _TEMPERATURES = torch.logspace(-3, 0, 121, dtype=torch.float64)
+_NEWTON_STEPS = 25
 _PRIOR_STRENGTH = 0.1  # a tenth of what one image says when the temperature is off by a factor of e
 
 
@@ -79,12 +80,6 @@ def combined_temperature(old: float, old_count: int, new: float, new_count: int)
     return math.exp((old_count * math.log(old) + new_count * math.log(new)) / (old_count + new_count))
 
 
-def margins(scores: Tensor, familiar: Tensor) -> Tensor:
-    """How much closer an image is to its nearest class than that class's own images are on average; mostly below 0."""
-    best, index = scores.max(1)
-    return best - familiar[index]
-
-
 def threshold(known: Tensor, false_alarms: float) -> float:
     """The margin below which at most this share of known images lies, as these margins of known images tell.
 
@@ -107,3 +102,30 @@ def lowest_rate(known: Tensor) -> float:
     0.01
     """
     return 1 / (len(known) + 1)
+
+
+def fit_chance(known: Tensor, hidden: Tensor) -> tuple[float, float] | None:
+    """Slope and offset of the log-odds that an image is of no class, by its familiarity; None without evidence.
+
+    ``hidden`` are familiarities of images whose class was hidden from the model; both kinds weigh the same. A weak
+    prior keeps the slope finite where they do not overlap.
+
+    >>> slope, offset = fit_chance(torch.tensor([0.0, 1.0, 2.0, 3.0]), torch.tensor([-3.0, -2.0, -1.0, 0.0]))
+    >>> slope < 0, abs(offset / slope) < 0.01
+    (True, True)
+    """
+    if not len(known) or not len(hidden):
+        return None
+    values = torch.cat([known, hidden]).double()
+    middle, spread = values.mean(), values.std().clamp_min(1e-12)
+    inputs = torch.stack([(values - middle) / spread, torch.ones_like(values)], 1)
+    truth = torch.cat([torch.zeros(len(known)), torch.ones(len(hidden))]).double()
+    weights = torch.cat([torch.full((len(part),), 0.5 / len(part)) for part in (known, hidden)]).double()
+    found, prior = torch.zeros(2, dtype=torch.float64), torch.diag(torch.tensor([1e-3, 0.0], dtype=torch.float64))
+    for _ in range(_NEWTON_STEPS):
+        chances = torch.sigmoid(inputs @ found)
+        slope = inputs.T @ (weights * (chances - truth)) + prior @ found
+        curve = inputs.T @ ((weights * chances * (1 - chances))[:, None] * inputs) + prior
+        found = found - torch.linalg.solve(curve + 1e-12 * torch.eye(2), slope)
+    steep = float(found[0] / spread)
+    return steep, float(found[1]) - steep * float(middle)

@@ -42,7 +42,7 @@ class Graph(nn.Module):
         self.register_buffer("mean", torch.tensor(engine.preprocess.mean)[:, None, None])
         self.register_buffer("std", torch.tensor(engine.preprocess.std)[:, None, None])
         self.scorer = copy.deepcopy(model.scorer)
-        self.register_buffer("familiar", state.familiar.clone())
+        self.familiarity = copy.deepcopy(model.familiarity)
         self.temperature, self.threshold = state.temperature, max(model.threshold, -1e30)  # a graph has no infinity
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -50,9 +50,9 @@ class Graph(nn.Module):
         resize: Tensor = self.get_buffer("resize")
         pixels = (resize @ (images @ resize.T)).clamp(0, 1)
         inputs = (pixels - self.get_buffer("mean")) / self.get_buffer("std")
-        scores = self.scorer.forward(self.vit(inputs, self.adapters))
-        best, index = scores.max(1)
-        familiar = best - self.get_buffer("familiar")[index] >= self.threshold
+        features = self.vit(inputs, self.adapters)
+        scores = self.scorer.forward(features)
+        familiar = self.familiarity.forward(features, scores) >= self.threshold
         return torch.softmax(scores / self.temperature, dim=1), familiar
 
 

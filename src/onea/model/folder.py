@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from onea.model.estimator import OneA
 
 _ADAPTER = "adapter."
-_TENSORS = ("familiar", "margins", "margin_rows")
+_TENSORS = ("familiar", "margins", "margin_rows", "hidden", "hidden_rows")
 _VALUES = (
     *("version", "id", "backbone", "preprocess", "options", "readout"),
     *("classes", "merged", "temperature", "calibrated_on", "updates", "numbers"),

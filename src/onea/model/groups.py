@@ -7,7 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from onea.classifiers.statistics import ClassStatistics
+
 GROUPS = 6  # of a class, at most
+_ALIKE = 0.25  # cosine of deviations: a sixth of birds taken one by one reach it, three quarters of photos in series
 
 
 def similar_groups(features: Tensor, most: int = GROUPS) -> Tensor:
@@ -28,3 +31,37 @@ def similar_groups(features: Tensor, most: int = GROUPS) -> Tensor:
         nearest = nearest.maximum(similarity)
     compact: Tensor = groups.unique(return_inverse=True)[1]  # where images are equal, a number may have no member
     return compact
+
+
+def series(features: Tensor, rows: Tensor, known: ClassStatistics) -> Tensor:
+    """Numbers of series: images of a class that look so alike that they were hardly taken apart, ``int64 [N]``.
+
+    Two images are alike where they deviate from their class in the same direction, by more than chance and common
+    appearance explain; whoever is like one of a series is in it. Images that were taken one by one are series of one.
+
+    Args:
+        features: ``[N, width]``.
+        rows: their classes.
+        known: statistics of these images or more, which tell how images spread around their class.
+    """
+    root, numbers = known.whitening(), torch.zeros_like(rows)
+    for row in rows.unique():
+        own = (rows == row).nonzero()[:, 0]
+        apart = F.normalize((features[own].double() - features[own].double().mean(0)) @ root, dim=1)
+        numbers[own] = _joined(apart @ apart.T > _ALIKE)
+    return numbers
+
+
+def _joined(alike: Tensor) -> Tensor:
+    """The connected part that each belongs to, ``int64 [N]``.
+
+    >>> _joined(torch.tensor([[1, 0, 1], [0, 1, 0], [1, 0, 1]]).bool()).tolist()
+    [0, 1, 0]
+    """
+    numbers = torch.arange(len(alike))
+    while True:
+        lowest = torch.where(alike, numbers[None, :], numbers[:, None]).amin(1)
+        if torch.equal(lowest, numbers):
+            compact: Tensor = numbers.unique(return_inverse=True)[1]
+            return compact
+        numbers = lowest

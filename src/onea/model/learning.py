@@ -16,7 +16,7 @@ from torch import Tensor
 from onea.classifiers.carrying import feature_map
 from onea.classifiers.contract import Classifier
 from onea.classifiers.statistics import ClassStatistics
-from onea.classifiers.validation import cross_validated_scores
+from onea.classifiers.validation import left_out
 from onea.data.assemble import natural_key
 from onea.data.image_storage import PackedImages, choose_storage_tier
 from onea.errors import OneaError
@@ -26,9 +26,10 @@ from onea.methods.one_a import OneAMethod, OneAOptions
 from onea.methods.presets import choose_preset, preset_options
 from onea.model import calibration
 from onea.model.engine import Engine
+from onea.model.groups import series
 from onea.model.images import DecodedImages
 from onea.model.names import check_names
-from onea.model.state import State, Update, merged_with, new_id, statistics_for
+from onea.model.state import NO_ROWS, NO_SIGNALS, State, Update, merged_with, new_id, statistics_for
 from onea.options import build
 from onea.runtime import Progress
 from onea.tasks import Task
@@ -85,8 +86,10 @@ def blank(engine: Engine, options: OneAOptions, readout: str) -> State:
         statistics=statistics_for(readout, engine.vit.width),
         readout=readout,
         familiar=torch.empty(0),
-        margins=torch.empty(0),
-        margin_rows=torch.empty(0, dtype=torch.int64),
+        margins=NO_SIGNALS,
+        margin_rows=NO_ROWS,
+        hidden=NO_SIGNALS,
+        hidden_rows=NO_ROWS,
         temperature=calibration.PRIOR_TEMPERATURE,
         calibrated_on=0,
         updates=(),
@@ -161,19 +164,9 @@ def learn(
     crops = (engine.draw(batch.labels, seed, view) for view in range(1, method.options.views))
     views = torch.stack([features, *(engine.features(batch.pixels, adapters, each) for each in crops)])
     after = before.add(views.flatten(0, 1), rows.repeat(len(views))).compact()
-    crossed = cross_validated_scores(classifier, before, views, rows, len(classes))
-    familiar = _familiar(state, before, after, crossed, rows)
-
-    # Held-out images are judged by statistics that have not seen them; where there are too few, all images are, each by
-    # what the others say.
     seen = before.add(views[:, trained].flatten(0, 1), rows[trained].repeat(len(views)))
     unseen = classifier.fit(seen)(features[held])
     accuracy = float((unseen.argmax(1) == rows[held]).double().mean()) if len(held) else None
-    judged, truth = (unseen, rows[held]) if len(held) else (crossed, rows)
-    temperature = calibration.fit_temperature(judged, truth)
-    if len(held) + len(state.margins) < _ENOUGH:
-        judged, truth = crossed, rows
-    margins, margin_rows = _with_margins(state, calibration.margins(judged, familiar), truth)
 
     update: Update = {
         "version": version,
@@ -192,22 +185,58 @@ def learn(
         "skipped": len(batch.skipped),
         "seconds": round(time.perf_counter() - started, 3),
     }
-    fitted_on = len(held)
-    return dataclasses.replace(
+    learned = dataclasses.replace(
         state,
         id=new_id(),
         version=version,
         classes=classes,
         adapter=_on_cpu(adapters.state_dict()),
         statistics=after,
-        familiar=familiar,
-        margins=margins,
-        margin_rows=margin_rows,
         merged=merged_with(state.merged, taught) if report["trained"] else state.merged,
-        temperature=calibration.combined_temperature(state.temperature, state.calibrated_on, temperature, fitted_on),
-        calibrated_on=state.calibrated_on + fitted_on,
         updates=(*state.updates, update),
         numbers=given_as_numbers(state, batch),
+    )
+    if len(state.familiar):  # an earlier version measured familiarity otherwise
+        learned = dataclasses.replace(learned, familiar=torch.empty(0), margins=NO_SIGNALS, margin_rows=NO_ROWS)
+    # Images that an adapter was trained on look more familiar than others, so only those held out can tell.
+    enough = report["trained"] and len(held) + len(learned.margins) >= _ENOUGH
+    return _calibrated(learned, before, views, rows, ~trained & enough, seen)
+
+
+def _calibrated(
+    state: State, before: ClassStatistics, views: Tensor, rows: Tensor, honest: Tensor, seen: ClassStatistics
+) -> State:
+    """The same state with probabilities and familiarity fitted to the images of its last update.
+
+    Args:
+        state: what was learned.
+        before: the statistics without these images.
+        views: their features, ``[views, N, width]``.
+        rows: their classes.
+        honest: the images that tell, ``bool [N]``; none are all, each judged by what others say.
+        seen: the statistics with all images but those.
+    """
+    features, classifier, found = views[0], state.classifier, []
+    groups = series(features, rows, state.statistics)
+    parts = [(honest, seen)] if honest.any() else left_out(before, views, rows, groups)
+    for here, others in parts:
+        scores = classifier.fit(others)(features[here])
+        signals = dataclasses.replace(state, statistics=others).signals()
+        alone = scores.scatter(1, rows[here][:, None], -torch.inf)
+        found.append((scores, rows[here], signals(features[here], scores), signals(features[here], alone)))
+    scores, truth, familiar, strange = (torch.cat(each) for each in zip(*found, strict=True))
+    margins, margin_rows = _newest(familiar, truth, state.margins, state.margin_rows)
+    hidden, hidden_rows = _newest(strange, truth, state.hidden, state.hidden_rows)
+    several = len(state.classes) > 1  # with one class, nothing is left when it is hidden
+    temperature = calibration.fit_temperature(scores, truth)
+    return dataclasses.replace(
+        state,
+        margins=margins,
+        margin_rows=margin_rows,
+        hidden=hidden if several else state.hidden,
+        hidden_rows=hidden_rows if several else state.hidden_rows,
+        temperature=calibration.combined_temperature(state.temperature, state.calibrated_on, temperature, len(truth)),
+        calibrated_on=state.calibrated_on + len(truth),
     )
 
 
@@ -245,20 +274,11 @@ def _right(classifier: Classifier, known: ClassStatistics, features: Tensor, row
     return float((answers == rows[~trained]).double().mean())
 
 
-def _familiar(state: State, before: ClassStatistics, after: ClassStatistics, crossed: Tensor, rows: Tensor) -> Tensor:
-    """How similar the images of each class are to its prototype, on average over all that it has seen."""
-    own = crossed.gather(1, rows[:, None])[:, 0].double()
-    new, total = after.counts - before.counts, after.counts.double()
-    kept = torch.cat([state.familiar, torch.zeros(len(total) - len(state.familiar))]).double()
-    found = torch.zeros_like(kept).index_add(0, rows, own) / torch.bincount(rows, minlength=len(kept)).clamp_min(1)
-    return ((kept * before.counts + found * new) / total).float()
-
-
-def _with_margins(state: State, margins: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The margins that are kept, newest first, and their classes."""
-    margins, rows = torch.cat([margins, state.margins]), torch.cat([rows, state.margin_rows])
+def _newest(values: Tensor, rows: Tensor, earlier: Tensor, earlier_rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The values that are kept, newest first, and their classes."""
+    values, rows = torch.cat([values, earlier]), torch.cat([rows, earlier_rows])
     kept = torch.cat([(rows == row).nonzero()[:MOST_MARGINS, 0] for row in rows.unique()]).sort().values
-    return margins[kept], rows[kept]
+    return values[kept], rows[kept]
 
 
 def _on_cpu(tensors: Mapping[str, Tensor]) -> Tensors:

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from onea.classifiers import make_classifier
 from onea.classifiers.contract import Classifier
+from onea.classifiers.familiarity import SIGNALS, Familiarity, Margin, Signals, Typicality
+from onea.classifiers.gaussian import RegularisedGaussian
 from onea.classifiers.statistics import ClassStatistics
 from onea.errors import OneaError, nearest, short
 from onea.model.names import as_numbers, check_names
@@ -25,6 +27,7 @@ from onea.tensors import Tensors
 Update = dict[str, Any]
 
 READOUTS = ("rgda", "whitened", "slda", "ncm", "uncentred")  # and any other classifier that a model can keep
+NO_SIGNALS, NO_ROWS = torch.empty(0, SIGNALS), torch.empty(0, dtype=torch.int64)
 _CHOICE = f"{', '.join(READOUTS[:-1])} or {READOUTS[-1]}"
 
 
@@ -67,9 +70,12 @@ class State:
         merged: the number of images of each class that the adapter was trained on, forgotten classes included.
         statistics: the prototype of each class, and how images spread around them.
         readout: the name of the classifier that answers from them.
-        familiar: mean similarity of a class's images to its prototype, ``[C]``.
-        margins: of known images that were held out, ``[R]``; see ``onea.model.calibration``.
-        margin_rows: the class that each margin's image shows, ``[R]``.
+        familiar: mean similarity of a class's images to its prototype, ``[C]``, of a model that was taught before
+            format 3; empty in others.
+        margins: signals of familiarity of images that were held out, ``[R, 2]``; before format 3 margins, ``[R]``.
+        margin_rows: the class that each of them shows, ``[R]``.
+        hidden: the same as if nobody had taught that class, ``[S, 2]``; empty where there is no other class.
+        hidden_rows: the class that each of these shows, ``[S]``.
         temperature: of the probabilities.
         calibrated_on: images that the temperature was fitted on.
         updates: what happened so far, oldest first, as JSON-able values.
@@ -88,6 +94,8 @@ class State:
     familiar: Tensor
     margins: Tensor
     margin_rows: Tensor
+    hidden: Tensor
+    hidden_rows: Tensor
     temperature: float
     calibrated_on: int
     updates: tuple[Update, ...]
@@ -98,6 +106,20 @@ class State:
     def classifier(self) -> Classifier:
         """The rule that answers."""
         return classifier_for(self.readout)
+
+    def signals(self) -> Signals:
+        """What tells new images from known ones."""
+        return Signals(self.statistics, isinstance(self.classifier, RegularisedGaussian))
+
+    def familiarity(self) -> tuple[Familiarity, Tensor, Tensor]:
+        """The rule that says how much an image looks like something taught, and what it says of images held out.
+
+        Those come twice: as they are, and as if nobody had taught their class.
+        """
+        if len(self.familiar):
+            return Margin(self.familiar), self.margins, self.hidden[:, 0]
+        rule = Typicality(self.signals(), self.margins)
+        return rule, rule.summed(self.margins), rule.summed(self.hidden)
 
     @property
     def images(self) -> list[int]:
@@ -120,7 +142,7 @@ class State:
         gone = {self.row(name) for name in names}
         kept = torch.tensor([row for row in range(len(self.classes)) if row not in gone], dtype=torch.int64)
         position = torch.full((len(self.classes),), -1).scatter(0, kept, torch.arange(len(kept)))
-        rows = position[self.margin_rows]
+        rows, hidden = position[self.margin_rows], position[self.hidden_rows]
         classes = tuple(self.classes[row] for row in kept.tolist())
         return replace(
             self,
@@ -128,9 +150,11 @@ class State:
             version=version,
             classes=classes,
             statistics=self.statistics.keep(kept),
-            familiar=self.familiar[kept],
+            familiar=self.familiar[kept] if len(self.familiar) else self.familiar,
             margins=self.margins[rows >= 0],
             margin_rows=rows[rows >= 0],
+            hidden=self.hidden[hidden >= 0],
+            hidden_rows=hidden[hidden >= 0],
             updates=(*self.updates, _update("forget", version, date, list(names), len(classes))),
         )
 

@@ -23,6 +23,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from onea import sealed
+from onea.classifiers.familiarity import SIGNALS
 from onea.data.transforms import Preprocess
 from onea.errors import OneaError
 from onea.methods.one_a import OneAOptions
@@ -31,7 +32,7 @@ from onea.model.layout import LAST_VERSION
 from onea.model.learning import MOST_MARGINS
 from onea.model.names import UNKNOWN
 from onea.model.params import MACHINE, Parameters, check_params
-from onea.model.state import classifier_for, statistics_for
+from onea.model.state import NO_ROWS, NO_SIGNALS, classifier_for, statistics_for
 from onea.options import build
 from onea.sealed import Damage
 from onea.tensors import Tensors
@@ -166,7 +167,7 @@ def read_tensors(file: BinaryIO, size: int, state: Mapping[str, Any]) -> Tensors
     if {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()} != declared:
         raise Damage("the tensors are declared twice")
     check_numbers(tensors)
-    return tensors
+    return {"hidden": NO_SIGNALS, "hidden_rows": NO_ROWS, **tensors}
 
 
 def check_shapes(file: BinaryIO, size: int, state: Mapping[str, Any]) -> Shapes:
@@ -174,19 +175,26 @@ def check_shapes(file: BinaryIO, size: int, state: Mapping[str, Any]) -> Shapes:
     found, data = _header(file, size)
     try:
         width, rows = found["prototypes"][1][1], found["margins"][1][0]
+        hidden = found["hidden"][1][0] if state["format"] > 2 else 0
+        earlier = state["format"] < 3 or found["familiar"] != (
+            "F32",
+            (0,),
+        )  # familiarity is measured as before format 3
     except (KeyError, IndexError):
         raise Damage("tensors are missing") from None
     classes, rank = len(state["classes"]), build(OneAOptions, state["options"]).rank
-    if not 1 <= width <= _WIDEST or rows > MOST_MARGINS * classes:
-        raise Damage(f"tensors of width {width} with {rows} margins are impossible")
+    if not 1 <= width <= _WIDEST or max(rows, hidden) > MOST_MARGINS * classes:
+        raise Damage(f"tensors of width {width} with {max(rows, hidden)} margins are impossible")
     wanted: Shapes = {
         "prototypes": ("F32", (classes, width)),
         "counts": ("I64", (classes,)),
         "scatter": ("F64", (width, width)),
-        "familiar": ("F32", (classes,)),
-        "margins": ("F32", (rows,)),
+        "familiar": ("F32", (classes if earlier else 0,)),
+        "margins": ("F32", (rows,) if earlier else (rows, SIGNALS)),
         "margin_rows": ("I64", (rows,)),
     }
+    if state["format"] > 2:
+        wanted |= {"hidden": ("F32", (hidden, SIGNALS)), "hidden_rows": ("I64", (hidden,))}
     if (factors := statistics_for(state["readout"], width).factors) is not None:
         wanted |= {"factors": ("BF16", (classes, *factors.shape[1:])), "cut": ("F64", (classes,))}
     for block in range((len(found) - len(wanted)) // 4):
@@ -208,11 +216,13 @@ def check_numbers(tensors: Mapping[str, Tensor]) -> None:
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             raise Damage(f"{name} holds NaN or infinity")
-    counts, rows = tensors["counts"], tensors["margin_rows"]
+    counts = tensors["counts"]
     if bool(((counts < 1) | (counts >= _MOST)).any()):
         raise Damage("its counts of images are impossible")
-    if bool(((rows < 0) | (rows >= len(counts))).any()):
-        raise Damage("its margins are of no class")
+    for name in ("margin_rows", "hidden_rows"):
+        rows = tensors.get(name, counts[:0])
+        if bool(((rows < 0) | (rows >= len(counts))).any()):
+            raise Damage("its margins are of no class")
     # Of sums of squares none is larger than the largest on the diagonal, which is not negative but for rounding.
     scatter = tensors["scatter"]
     widest = float(scatter.diagonal().max())

@@ -27,6 +27,9 @@ class ImageAnswer(BaseModel):
     )
     confidence: float | None = Field(description="Of the class; null where the answer is 'unknown'.")
     unknown: bool
+    none_of_these: float | None = Field(
+        description="Chance that it shows none of the classes, where every other image does; null where it cannot tell."
+    )
     top: list[Likely] = Field(description="The nearest classes, best first; also for an unknown image.")
     version: int = Field(description="Of the model that said so.")
 
@@ -38,6 +41,7 @@ class ImageAnswer(BaseModel):
             name=answer.label,
             confidence=None if answer.unknown else answer.top[0][1],
             unknown=answer.unknown,
+            none_of_these=answer.none,
             top=[Likely(name=name, confidence=chance) for name, chance in answer.top],
             version=answer.version,
         )

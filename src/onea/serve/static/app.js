@@ -87,11 +87,15 @@ async function ask(files) {
 const inWords = (answer) => `${answer.image}: ${answer.unknown ? "unknown, unlike everything it was taught"
   : `${answer.class}, ${percent(answer.confidence)} sure`}`;
 
+const chanceOfNone = (answer) => answer.none_of_these === null ? "Unlike everything it was taught."
+  : `None of the classes, with a chance of ${percent(answer.none_of_these)}.`;
+
 function shownAnswer(answer, photo) {
   const verdict = answer.unknown
     ? [make("p", { className: "verdict" }, "Unknown"),
-       make("p", { className: "why" }, "Unlike everything it was taught. The nearest classes:")]
-    : [make("p", { className: "verdict" }, answer.class, make("small", {}, `${percent(answer.confidence)} sure`))];
+       make("p", { className: "why" }, `${chanceOfNone(answer)} If it is one of the classes after all:`)]
+    : [make("p", { className: "verdict" }, answer.class, make("small", {}, `${percent(answer.confidence)} sure`)),
+       ...(answer.none_of_these >= 0.5 ? [make("p", { className: "why" }, chanceOfNone(answer))] : [])];
   const likely = answer.top.map((guess) => {
     const fill = make("div", { className: "fill" });
     fill.style.width = `${Math.max(0.5, 100 * guess.confidence)}%`;
