@@ -98,7 +98,9 @@ def _reaching(familiarity: Tensor, thresholds: Tensor) -> Tensor:
 def _checked(familiarity: Tensor) -> Tensor:
     """Numbers of one precision, so that sides of different ones compare exactly."""
     if familiarity.dim() != 1 or not len(familiarity):
-        raise OneaError(f"Familiarity of shape {list(familiarity.shape)}; give one number for each image, at least one.")
+        raise OneaError(
+            f"Familiarity of shape {list(familiarity.shape)}; give one number for each image, at least one."
+        )
     if bool(familiarity.isnan().any()):
         raise OneaError("The familiarity of an image is not a number; leave that image out.")
     return familiarity.detach().to("cpu", torch.float64)
