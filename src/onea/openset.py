@@ -102,5 +102,5 @@ def _checked(familiarity: Tensor) -> Tensor:
             f"Familiarity of shape {list(familiarity.shape)}; give one number for each image, at least one."
         )
     if bool(familiarity.isnan().any()):
-        raise OneaError("The familiarity of an image is not a number; leave that image out.")
+        raise OneaError("The familiarity of some images is not a number; judge them again, or leave them out.")
     return familiarity.detach().to("cpu", torch.float64)
