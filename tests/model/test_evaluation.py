@@ -118,3 +118,10 @@ def test_the_picture_of_a_model_without_a_threshold_has_none():
 
 def test_images_that_are_all_alike_can_be_drawn():
     drawn([1.0], [True], [1.0], 1.0)
+
+
+def test_known_images_stay_visible_beside_unknown_ones_that_are_far_away():
+    known = torch.linspace(-1, 0, 50).tolist()
+    above, _ = drawn(known, [True] * 50, [-1000.0] * 50, -0.9).axes
+    low, high = above.get_xlim()
+    assert (known[-1] - known[0]) / (high - low) > 0.25

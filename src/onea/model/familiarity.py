@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from onea.model.evaluation import OpenSet
 from onea.report import style
@@ -17,6 +18,7 @@ _WIDTH, _HEIGHT = 4.6, 7.2  # inches; narrow, so that its letters can be read on
 _KNOWN, _UNKNOWN = style.PALETTE[0], style.PALETTE[1]
 _MOST_BINS = 30
 _TAIL = 0.5  # per cent of the images at either end, which share the outermost bins
+_REACH = 2  # times the width of the known images: unknown ones that lie farther off share the outermost bin too
 _HEADROOM = 1.45  # of the highest bar: room for the legend
 
 
@@ -32,23 +34,32 @@ def familiarity_picture(found: OpenSet) -> Figure:
 
 def _histograms(axes: Any, found: OpenSet) -> None:
     sides = [side.double().numpy() for side in (found.known, found.unknown)]
-    both = np.concatenate([*sides, [found.threshold] if found.answers_unknown else []])
-    low, high = np.percentile(both, [_TAIL, 100 - _TAIL])
-    bins = min(_MOST_BINS, 4 + int(min(map(len, sides)) ** 0.5))  # few images would be a comb
-    edges = np.linspace(low, high if high > low else low + 1, bins + 1)
+    edges = _edges(*sides)
     shares = [100 * np.histogram(side.clip(edges[0], edges[-1]), edges)[0] / len(side) for side in sides]
     names = [f"{name} ({len(side):,})" for name, side in zip(("known", "unknown"), sides, strict=True)]
     axes.stairs(shares[0], edges, fill=True, color=style.tint(_KNOWN, 0.45), label=names[0])
     axes.stairs(shares[1], edges, color=_UNKNOWN, linewidth=2, label=names[1])
     if found.answers_unknown:
         look = {"color": style.INK, "linestyle": "--", "linewidth": 1.2}
-        axes.axvline(found.threshold, ymax=1 / _HEADROOM, label="the model's threshold", **look)
+        threshold = np.clip(found.threshold, edges[0], edges[-1])
+        axes.axvline(threshold, ymax=1 / _HEADROOM, label="the model's threshold", **look)
     axes.set_ylim(0, _HEADROOM * max(map(np.max, shares)))
     axes.locator_params(axis="y", nbins=5, integer=True)
-    axes.set_xlabel("familiarity")
+    axes.set_xlabel("familiarity (what lies beyond is in the outermost bars)")
     axes.set_ylabel("% of the images")
     axes.set_title(f"How familiar images look: AUROC {100 * found.auroc:.1f} %")
     axes.legend(loc="upper left", ncols=2)
+
+
+def _edges(known: npt.NDArray[np.float64], unknown: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Edges of bins in which both sides can be seen, however far apart they lie."""
+    both = np.concatenate([known, unknown])
+    low, high = np.percentile(both, [_TAIL, 100 - _TAIL])
+    lowest, highest = np.percentile(known, [_TAIL, 100 - _TAIL])
+    if highest > lowest:
+        low = max(low, lowest - _REACH * (highest - lowest))
+    bins = min(_MOST_BINS, 8 + 2 * int(min(len(known), len(unknown)) ** 0.5))  # of few images many would be a comb
+    return np.linspace(low, high if high > low else low + 1, bins + 1)
 
 
 def _curve(axes: Any, found: OpenSet) -> None:
@@ -59,7 +70,8 @@ def _curve(axes: Any, found: OpenSet) -> None:
     if found.answers_unknown:
         taken, right = 100 * (1 - found.caught), 100 * found.correct
         told = f"the model's threshold: {right:.1f} % right,\n{100 - taken:.1f} % of unknown images caught"
-        axes.plot([taken], [right], "o", color=style.INK, markersize=9, markeredgecolor="white", label=told)
+        look = {"color": style.INK, "markersize": 9, "markeredgecolor": "white"}
+        axes.plot([taken], [right], "o", label=told, clip_on=False, zorder=3, **look)
         axes.legend(loc="lower right", handletextpad=0.3)
     axes.set_xlim(0, 100)
     axes.set_ylim(0, 100)
