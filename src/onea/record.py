@@ -33,6 +33,8 @@ class Record(TypedDict, total=False):
         total: test images of each class, by position in the stream.
         correct: after each task, the right test images of each class seen.
         classifiers: the same for each further classifier that was compared, by name.
+        open_set: with ``--open-set``, after each task the AUROC in percent of test images of classes seen against those
+            of classes yet to come; None where there are none.
         tasks: a report of each task: its classes and images, training, merge.
         metrics: what ``onea.metrics.summarise`` makes of the counts.
         cost: after each task, operations and passes of an answer, bytes of state.
@@ -61,6 +63,7 @@ class Record(TypedDict, total=False):
     total: list[int]
     correct: list[list[int]]
     classifiers: dict[str, list[list[int]]]
+    open_set: list[float | None]
     tasks: list[dict[str, Any]]
     metrics: dict[str, Any]
     cost: list[dict[str, Any]]

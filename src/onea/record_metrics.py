@@ -6,8 +6,9 @@ A metric is a function of a record. Installed packages add theirs by an entry po
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from onea.errors import OneaError
@@ -27,6 +28,7 @@ class Metric:
         higher_is_better: which way is better.
         digits: behind the decimal point.
         headline: whether summaries, reports and trackers show it without being asked.
+        optional: whether runs have it on request only; where none of the records shown has it, it is left out.
         machine_dependent: whether it depends on the machine, so that runs of different machines do not compete in it.
         relative: whether the paper's tables show it as a multiple of One-A's in the same column and of the same seed.
     """
@@ -38,6 +40,7 @@ class Metric:
     higher_is_better: bool = True
     digits: int = 2
     headline: bool = False
+    optional: bool = False
     machine_dependent: bool = False
     relative: bool = False
 
@@ -85,6 +88,10 @@ def _answer_milliseconds(record: Record) -> float:
     return float(1000 * record["timings"]["evaluate_s"][-1] / sum(record["total"]))
 
 
+def _open_set(record: Record) -> float:
+    return fmean(area for area in record["open_set"] if area is not None)
+
+
 def _tasks(record: Record) -> float:
     return float(len(record["stream"]["sizes"]))
 
@@ -118,6 +125,14 @@ _OWN = {
     ),
     "balanced_A_T": Metric(
         "class-balanced A_T", "A_T with every class counting the same", _stored("balanced_A_T"), "%", headline=True
+    ),
+    "open_set": Metric(
+        "open-set AUROC",
+        "test images of classes yet to come told from those of classes seen, mean over tasks; 50 is guessing",
+        _open_set,
+        "%",
+        headline=True,
+        optional=True,
     ),
     "training_s": Metric(
         "training",
@@ -184,12 +199,19 @@ def all_metrics() -> dict[str, Metric]:
     return {key: one for key, one in METRICS.load_all().items() if isinstance(one, Metric)}
 
 
-def headline_metrics(*, machine_dependent: bool = True) -> dict[str, Metric]:
-    """The metrics that are shown without being asked for, by key; those that depend on the machine can be left out."""
+def headline_metrics(records: Collection[Record] = (), *, machine_dependent: bool = True) -> dict[str, Metric]:
+    """The metrics that are shown of some records without being asked for, by key.
+
+    Args:
+        records: which are shown; an optional metric that none of them has is left out.
+        machine_dependent: whether metrics that depend on the machine are among them.
+    """
     return {
         key: one
         for key, one in all_metrics().items()
-        if one.headline and (machine_dependent or not one.machine_dependent)
+        if one.headline
+        and (machine_dependent or not one.machine_dependent)
+        and (not one.optional or any(one.value(record) is not None for record in records))
     }
 
 

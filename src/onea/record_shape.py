@@ -26,6 +26,7 @@ _SHOWN: dict[str, Any] = {
     "tasks": [{"name": str, "classes": int, "images": int}],
     "metrics": _STEPS
     | {"A_T": _NUMBER, "mean_A": _NUMBER, "weighted_mean_A": _NUMBER, "F": _NUMBER | None, "balanced_A_T?": _NUMBER},
+    "open_set?": [_NUMBER | None],
     "cost?": [{"flops_per_image": _NUMBER, "passes_per_image": _NUMBER, "state_bytes": _NUMBER}],
     "timings": {"learn_s": [_NUMBER], "evaluate_s": [_NUMBER]},
     "dates?": {"resumed?": [str]},
@@ -54,8 +55,15 @@ def can_be_shown(record: Any) -> bool:
     parts = (*(metrics[name] for name in _STEPS), *record["timings"].values(), *metrics["matrix"])
     if any(len(part) != steps for part in parts) or not 1 <= steps <= len(sizes):
         return False
+    if record.get("open_set") and not _open_set(record["open_set"], steps):
+        return False
     classes = {len(record["total"]), len(record["stream"]["class_order"]), sum(sizes)}
     return min(sizes) >= 1 and len(classes) == 1 and _compared(record, list(accumulate(sizes))[:steps])
+
+
+def _open_set(areas: list[float | None], steps: int) -> bool:
+    """Whether there is an area in percent after each task."""
+    return len(areas) == steps and all(area is None or 0 <= area <= 100 for area in areas)
 
 
 def _compared(record: Any, seen: list[int]) -> bool:

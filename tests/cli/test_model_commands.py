@@ -6,6 +6,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -92,6 +94,59 @@ def test_evaluate_draws_and_lists_the_worst_first(onea, shop, tiny_images):
     assert "most frequent mistakes" in out
     assert "% of 18 images right" in out
     assert Image.open("seen.png").width > 500
+
+
+@pytest.fixture
+def strange(tiny_images) -> str:
+    """Photos of classes that the shop never sold, in a folder of the working folder."""
+    for name in ("class04", "class05"):
+        shutil.copytree(tiny_images / "test" / name, Path("strange") / name)
+    return "strange"
+
+
+def shares(out: str) -> dict[str, str]:
+    """The cells of the table about unknown images, by the start of their row."""
+    rows = [line.strip("│").split("│") for line in out.splitlines() if line.startswith("│")]
+    return {re.split("[:,]", row[0])[0].strip(): row[1].strip() for row in rows if len(row) == 2}
+
+
+def test_evaluate_says_how_well_unknown_photos_are_told_apart(onea, shop, days, strange, tiny_images):
+    code, out, err = onea("evaluate", "shop.onea", str(days / "monday"), "--unknown", strange, "-o", "seen.png")
+    assert code == 0, err
+    found = shares(out)
+    assert "18 known images against 6 unknown" in out
+    assert list(found) == ["AUROC", "FPR95", "OSCR", "unknown images answered unknown", "known images answered unknown"]
+    assert all(0 <= float(share) <= 100 for share in found.values())
+    assert f"{found['known images answered unknown']} % of known classes' images answered unknown" in out
+    answers = onea("predict", "shop.onea", strange, "--json")[1].splitlines()
+    caught = sum(json.loads(line)["answer"] == "unknown" for line in answers) / 6
+    assert found["unknown images answered unknown"] == f"{100 * caught:.1f}"
+    assert out.endswith("seen.png\nseen-unknown.png\n")
+    assert Image.open("seen-unknown.png").width > 500
+
+
+def test_unknown_photos_before_a_model_that_answers_no_unknown(onea, tiny_vit, days, strange):
+    assert onea("teach", "sure.onea", str(days / "monday"), "--backbone", tiny_vit, "--unknown", "0", *FAST)[0] == 0
+    code, out, err = onea("evaluate", "sure.onea", str(days / "monday"), "--unknown", strange)
+    assert code == 0, err
+    found = shares(out)
+    assert found["unknown images answered unknown"] == found["known images answered unknown"] == "it has none"
+    assert 0 <= float(found["AUROC"]) <= 100
+    assert Path("confusion-unknown.png").is_file()
+
+
+def test_unknown_photos_that_are_none_get_one_sentence_and_no_picture(onea, shop, days, tiny_images):
+    Path("empty").mkdir()
+    for where, words in (
+        ("nowhere", "nowhere does not exist; give a folder"),
+        ("empty", "no images below empty"),
+        (str(days / "monday"), "holds images of 'class00', which the model knows"),
+    ):
+        code, out, err = onea("evaluate", "shop.onea", str(tiny_images / "test"), "--unknown", where)
+        assert (code, out) == (2, "")
+        assert words in err
+        assert err.count("\n") == 1
+    assert not list(Path().glob("*.png"))
 
 
 def test_rename_forget_and_undo(onea, shop, tiny_images):
@@ -182,8 +237,6 @@ KINDS = [
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_bad_photos_get_one_sentence_and_change_nothing(onea, shop, kind):
-    import re
-
     words = spoil(kind, Path("photos"))
     before = snapshot(shop)
     code, out, err = onea("teach", "shop.onea", "photos")

@@ -11,7 +11,6 @@ import torch
 from model_tools import tiny_model
 
 from onea.errors import OneaError
-from onea.model import calibration
 from onea.model import export as exporting
 from onea.model.export import Graph, export
 from onea.model.images import DecodedImages

@@ -17,7 +17,7 @@ from rich.text import Text
 from onea.record import Record
 from onea.record_metrics import headline_metrics
 from onea.report.formats import terminal
-from onea.report.table import Table
+from onea.report.table import NOTHING, Table
 from onea.runtime import Progress
 from onea.text import printable
 
@@ -107,13 +107,16 @@ class RunDisplay(OnScreen, Progress):
 def print_summary(record: Record, folder: Path) -> None:
     """One table: what each task brought and where the run ended."""
     metrics, console = record["metrics"], Console()
-    heads, lines = ("task", "classes", "images", "A_t %", "class-balanced %"), []
-    rows = zip(record["tasks"], metrics["A"], metrics["balanced_A"], strict=True)
-    for number, (task, accuracy, balanced) in enumerate(rows, 1):
+    steps = {"A_t %": metrics["A"], "class-balanced %": metrics["balanced_A"]}
+    steps |= {"open-set AUROC %": record["open_set"]} if record.get("open_set") else {}
+    heads, lines = ("task", "classes", "images", *steps), []
+    for number, (task, *values) in enumerate(zip(record["tasks"], *steps.values(), strict=True), 1):
         name = f"{number}" if task["name"] == f"task {number}" else f"{number} {task['name']}"
-        lines.append((name, str(task["classes"]), str(task["images"]), f"{accuracy:.2f}", f"{balanced:.2f}"))
+        shares = (NOTHING if value is None else f"{value:.2f}" for value in values)
+        lines.append((name, str(task["classes"]), str(task["images"]), *shares))
     console.print(terminal(Table.of_texts(_title(record), heads, lines, left=len(heads))))
-    numbers = (f"{metric.title} {metric.text(record)}" for metric in headline_metrics(machine_dependent=False).values())
+    shown_metrics = headline_metrics([record], machine_dependent=False).values()
+    numbers = (f"{metric.title} {metric.text(record)}" for metric in shown_metrics)
     console.print(Text("   ".join(numbers)), highlight=False)
     console.print(shown(f"record: {folder / 'record.json'}"), soft_wrap=True)
 

@@ -110,6 +110,13 @@ def evaluate(
     model: Model,
     folder: Annotated[Path, typer.Argument(help="Folder with one folder of images for each class.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Picture of the confusions.")] = Path("confusion.png"),
+    unknown: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder with images, anywhere below, of nothing that was taught: also say how well they are told from "
+            "the others, with a picture beside that of the confusions (confusion-unknown.png)."
+        ),
+    ] = None,
     backbone: MovedBackbone = None,
     device: Device = RunConfig.device,
     threads: Threads = RunConfig.threads,
@@ -117,18 +124,23 @@ def evaluate(
     """Ask a model about images whose class is known: a table of classes, the worst first, and a confusion picture."""
     from rich.console import Console
 
-    from onea.cli.model_display import print_evaluation
+    from onea.cli.model_display import print_evaluation, print_open_set
     from onea.files import check_writable
     from onea.model.confusion import confusion_picture
     from onea.model.estimator import load_for
     from onea.model.evaluation import evaluate as ask
+    from onea.model.familiarity import familiarity_picture
     from onea.report.style import save
 
     check_writable(out.parent)
     loaded = load_for(model, backbone=backbone, device=device, threads=threads)
-    found = ask(loaded.snapshot(), folder)
+    found = ask(loaded.snapshot(), folder, unknown=unknown)
     print_evaluation(Console(), found)
+    if found.open_set:
+        print_open_set(Console(), found.open_set)
     print(save(confusion_picture(found), out))
+    if found.open_set:
+        print(save(familiarity_picture(found.open_set), out.with_name(f"{out.stem}-unknown{out.suffix}")))
 
 
 def export(

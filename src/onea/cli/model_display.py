@@ -22,7 +22,7 @@ from onea.text import count
 if TYPE_CHECKING:
     from onea.model.answers import Answer
     from onea.model.estimator import OneA
-    from onea.model.evaluation import Evaluation
+    from onea.model.evaluation import Evaluation, OpenSet
 
 
 class TeachDisplay(OnScreen, Progress):
@@ -106,6 +106,21 @@ def print_evaluation(console: Console, found: Evaluation) -> None:
         f"{100 * found.unknown:.1f} % of known classes' images answered unknown (version {found.version})",
         highlight=False,
     )
+
+
+def print_open_set(console: Console, found: OpenSet) -> None:
+    """How well images of known classes are told from unknown ones, at any threshold and at the model's own."""
+    own = found.answers_unknown
+    lines = [
+        ("AUROC: a known image is more familiar than an unknown one", found.auroc),
+        ("FPR95: unknown images as familiar as 95 % of the known ones", found.false_positive_rate),
+        ("OSCR: area below the open-set curve", found.curve.area),
+        ("unknown images answered unknown, at the model's threshold", found.caught if own else None),
+        ("known images answered unknown, at the model's threshold", found.false_alarms if own else None),
+    ]
+    cells = [(name, "it has none" if share is None else f"{100 * share:.1f}") for name, share in lines]
+    title = f"{count(len(found.known), 'known image', 'known images')} against {len(found.unknown):,} unknown"
+    console.print(terminal(Table.of_texts(title, ("measure", "%"), cells), title_justify="left"))
 
 
 def print_history(console: Console, updates: Sequence[dict[str, Any]], kept: Sequence[int]) -> None:

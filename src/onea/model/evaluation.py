@@ -1,17 +1,75 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How well a model does on images whose class is known."""
+"""How well a model does on images whose class is known, and on images of nothing that it was taught."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
+from onea import openset
 from onea.errors import OneaError
 from onea.model.answers import Snapshot
-from onea.model.images import read_labelled
+from onea.model.images import DecodedImages, find_images, read_labelled
+from onea.model.names import folded
+
+
+@dataclass(frozen=True)
+class OpenSet:
+    """How well a model tells images of classes that it knows from images of nothing that it was taught.
+
+    Attributes:
+        known: familiarity of each image of a known class.
+        right: whether the nearest class of each of them is its own.
+        unknown: familiarity of each image of nothing that was taught.
+        threshold: the familiarity below which the model answers ``unknown``; minus infinity where it never does.
+    """
+
+    known: Tensor
+    right: Tensor
+    unknown: Tensor
+    threshold: float
+
+    @property
+    def answers_unknown(self) -> bool:
+        """Whether the model answers ``unknown`` at all."""
+        return self.threshold > -math.inf
+
+    @property
+    def auroc(self) -> float:
+        """Probability that a known image looks more familiar than an unknown one."""
+        return openset.auroc(self.known, self.unknown)
+
+    @property
+    def false_positive_rate(self) -> float:
+        """Share of unknown images that look familiar where 95 % of the known ones do."""
+        return openset.false_positive_rate(self.known, self.unknown)
+
+    @property
+    def caught(self) -> float:
+        """Share of unknown images that the model answers ``unknown``."""
+        return openset.share_below(self.unknown, self.threshold)
+
+    @property
+    def false_alarms(self) -> float:
+        """Share of known images that the model answers ``unknown``."""
+        return openset.share_below(self.known, self.threshold)
+
+    @property
+    def correct(self) -> float:
+        """Share of known images that the model answers with their own class."""
+        return float((self.right & (self.known >= self.threshold)).double().mean())
+
+    @property
+    def curve(self) -> openset.OpenSetCurve:
+        """Known images answered right against unknown ones taken for known, as the threshold moves."""
+        return openset.open_set_curve(self.known, self.right, self.unknown)
 
 
 @dataclass(frozen=True)
@@ -23,6 +81,7 @@ class Evaluation:
         confusion: ``int64 [classes, classes]``: images of a class (row) by the nearest class (column).
         unknown_of: images of each class that were answered ``unknown``.
         never_taught: classes of images that the model does not know; whatever it answers for them is wrong.
+        open_set: how these images compare with unknown ones, where some were given.
     """
 
     classes: tuple[str, ...]
@@ -30,6 +89,7 @@ class Evaluation:
     unknown_of: npt.NDArray[np.int64]
     never_taught: tuple[str, ...]
     version: int
+    open_set: OpenSet | None = None
 
     @property
     def images(self) -> npt.NDArray[np.int64]:
@@ -71,11 +131,20 @@ class Evaluation:
         return sorted(found, key=lambda mistake: (-mistake[2], mistake[0], mistake[1]))[:most]
 
 
-def evaluate(model: Snapshot, images: Any, labels: Any = None) -> Evaluation:
-    """Ask a model about images whose class is known: a folder of class folders, or images and labels."""
+def evaluate(model: Snapshot, images: Any, labels: Any = None, unknown: Path | None = None) -> Evaluation:
+    """Ask a model about images whose class is known: a folder of class folders, or images and labels.
+
+    Args:
+        model: which is asked.
+        images: the folder, or the images.
+        labels: of the images; None for a folder.
+        unknown: folder with images of nothing that the model was taught, to compare the images of known classes with.
+    """
+    strange = None if unknown is None else _read_unknown(model, unknown)
     batch = read_labelled(images, labels, model.side)
     assert batch.labels is not None
-    answers = model.answers(batch, k=1)
+    judged = model.judge(batch)
+    answers = model.answers_from(batch, judged, k=1)
     shown = sorted(set(batch.labels))
     if not set(shown) & set(model.classes):
         raise OneaError(
@@ -90,4 +159,26 @@ def evaluate(model: Snapshot, images: Any, labels: Any = None) -> Evaluation:
         confusion[row[truth], row[found]] += 1
         unknown_of[row[truth]] += answer.unknown
     never = tuple(name for name in shown if name not in model.classes)
-    return Evaluation(classes, confusion, unknown_of, never, model.version)
+    open_set = None
+    if strange is not None:
+        taught = torch.tensor([truth not in never for truth in batch.labels])
+        right = torch.tensor([truth == found for truth, found in zip(batch.labels, nearest, strict=True)])
+        unfamiliar = model.judge(strange).familiarity
+        open_set = OpenSet(judged.familiarity[taught], right[taught], unfamiliar, model.threshold)
+    return Evaluation(classes, confusion, unknown_of, never, model.version, open_set)
+
+
+def _read_unknown(model: Snapshot, folder: Path) -> DecodedImages:
+    """All images below a folder, none of which may lie in a folder named as a class that the model knows."""
+    if not folder.is_dir():
+        problem = "is a file" if folder.exists() else "does not exist"
+        raise OneaError(f"{folder} {problem}; give a folder with images of nothing that the model was taught.")
+    files = find_images(folder)
+    known = {folded(name): name for name in model.classes}
+    inside = {part for file in files for part in file.relative_to(folder).parent.parts}
+    if taught := sorted(known[folded(name)] for name in {folder.resolve().name, *inside} if folded(name) in known):
+        raise OneaError(
+            f"{folder} holds images of '{taught[0]}', which the model knows; leave only images of nothing that it was "
+            "taught."
+        )
+    return model.read(files)

@@ -73,16 +73,16 @@ def check_names(names: Sequence[str], known: Iterable[str]) -> None:
     Traceback (most recent call last):
     onea.errors.OneaError: Class 'Apple' differs from 'apple' only in case or accents' encoding; use one of the two.
     """
-    seen = {_folded(name): name for name in known}
+    seen = {folded(name): name for name in known}
     for name in names:
         if not name.strip() or name != name.strip() or not name.isprintable() or len(name) > _LONGEST:
             raise OneaError(
                 f"{name[:_LONGEST]!r} cannot be a class name; use 1 to {_LONGEST} printable characters, no space at "
                 "either end."
             )
-        if _folded(name) == UNKNOWN:
+        if folded(name) == UNKNOWN:
             raise OneaError(f"A class cannot be called '{name}': that is the answer to strange images; rename it.")
-        other = seen.setdefault(_folded(name), name)
+        other = seen.setdefault(folded(name), name)
         if other != name:
             raise OneaError(
                 f"Class '{name}' differs from '{other}' only in case or accents' encoding; use one of the two."
@@ -94,5 +94,6 @@ def _plain(label: Any) -> Any:
     return label.tolist() if hasattr(label, "tolist") else label
 
 
-def _folded(name: str) -> str:
+def folded(name: str) -> str:
+    """A name without what no two classes of a model may differ in alone: case, and the encoding of accents."""
     return unicodedata.normalize("NFKC", name).casefold()

@@ -109,7 +109,7 @@ def grid_table(setting: Setting, title: str | None = None) -> Table:
     known = [record for group in setting.groups for record in group.records]
     shown = [
         metric
-        for metric in headline_metrics(machine_dependent=False).values()
+        for metric in headline_metrics(known, machine_dependent=False).values()
         if any(metric.value(record) is not None for record in known)
     ]
     values = {

@@ -91,7 +91,7 @@ def compare(first: Sequence[Record], second: Sequence[Record]) -> Comparison:
     for seed in seeds:
         _check_alike(a[seed], b[seed], seed)
     rows = []
-    for metric in headline_metrics(machine_dependent=False).values():
+    for metric in headline_metrics([*a.values(), *b.values()], machine_dependent=False).values():
         read = [(metric.value(a[seed]), metric.value(b[seed])) for seed in seeds]
         pairs = [(x, y) for x, y in read if x is not None and y is not None]
         if len(pairs) < len(read):

@@ -42,6 +42,7 @@ def by_classifier(record: Record) -> list[Record]:
             "classifiers": {},
             "metrics": summarise(correct, record["total"], record["stream"]["sizes"]),
             "cost": [],  # measured for the classifier that answered
+            "open_set": [],  # likewise
         }
         found.append(record | changes)
     return found

@@ -58,7 +58,7 @@ def _lead(records: Sequence[Record]) -> Text:
 
 def _results(records: Sequence[Record]) -> Section:
     table = results_table(records)
-    meanings = tuple((metric.heading, metric.meaning) for metric in headline_metrics().values())
+    meanings = tuple((metric.heading, metric.meaning) for metric in headline_metrics(records).values())
     notes = [Text(note) for note in (*table.row_notes, _resolution(records))]
     return Section("Results", [table, *notes, Details("What the columns mean", [Terms(meanings)])])
 
@@ -89,13 +89,21 @@ def _stream(records: Sequence[Record]) -> Section:
     sizes = first["stream"]["sizes"]
     images = [task["images"] for task in max((r["tasks"] for r in records), key=len)]
     heads = ["task", "new classes", "classes seen", "training images", *(f"{name}\nA_t %" for name in labels(records))]
+    open_set = {name: r["open_set"] for name, r in zip(labels(records), records, strict=True) if r.get("open_set")}
+    heads += [f"{name}\nopen-set AUROC %" for name in open_set]
     lines = []
     for t, (task, size, seen) in enumerate(zip(task_names(first), sizes, accumulate(sizes), strict=True)):
         numbers = [str(size), str(seen), f"{images[t]:,}" if t < len(images) else NOTHING]
-        numbers += [f"{r['metrics']['A'][t]:.1f}" if t < len(r["metrics"]["A"]) else NOTHING for r in records]
+        numbers += [_after(r["metrics"]["A"], t) for r in records] + [_after(areas, t) for areas in open_set.values()]
         lines.append([task, *numbers])
     caption = "Tasks in order of arrival, and the accuracy over all classes seen after each."
     return Section("The stream", [Table.of_texts(caption, heads, lines), *_class_names(first)])
+
+
+def _after(values: Sequence[float | None], t: int) -> str:
+    """What was measured after a task, if anything."""
+    value = values[t] if t < len(values) else None
+    return NOTHING if value is None else f"{value:.1f}"
 
 
 def _class_names(record: Record) -> list[Block]:

@@ -38,7 +38,7 @@ def finished(record: Record) -> bool:
 
 def results_table(records: Sequence[Record]) -> Table:
     """The headline numbers of all records; a run that is still going on is shown but never marked as best."""
-    metrics = headline_metrics().values()
+    metrics = headline_metrics(records).values()
     when = "after the whole stream" if all(map(finished, records)) else "so far"
     rows = (
         Row(

@@ -61,6 +61,8 @@ class RunConfig:
         on_bad: what an unreadable image does: ``fail`` or ``skip``.
         per_class: at most so many training images of each class, chosen by the seed.
         holdout: evaluate on this share of the training images, held out by the seed, instead of the test images.
+        open_set: after each task, also judge the test images of classes yet to come, and record how well they are told
+            from those of classes seen.
         options: of the method.
     """
 
@@ -89,6 +91,7 @@ class RunConfig:
     on_bad: Literal["fail", "skip"] = field(default="fail", metadata=_INPUTS)
     per_class: int | None = field(default=None, metadata=_INPUTS)
     holdout: float | None = field(default=None, metadata=_INPUTS)
+    open_set: bool = False
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

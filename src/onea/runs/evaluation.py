@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a method is worth after some tasks: right answers over all classes seen so far, and what an answer costs."""
+"""What a method is worth after some tasks: right answers on classes seen, doubts about others, and what they cost."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from onea import seeds
 from onea.data.image_storage import Images, choose_storage_tier
 from onea.methods.classification import FeatureClassification
 from onea.methods.contract import EVALUATION_BATCH, Method, pad_rows
+from onea.openset import auroc
 from onea.runs.setup import Side
 
 _HOST = torch.device("cpu")
@@ -24,35 +25,74 @@ MEASURED_AFTER = (1, 10, 40)  # tasks; and after the last one
 _SAMPLE = 8  # images; some methods route each image its own way
 
 
+@dataclass(frozen=True)
+class Judgement:
+    """What a method makes of some test images.
+
+    Attributes:
+        truth: class of each image, by its position in the stream.
+        answers: of each classifier by its name; the first is the one that answers, and most methods have no other.
+        familiarity: the largest of each image's scores, by the classifier that answers.
+    """
+
+    truth: Tensor
+    answers: dict[str, Tensor]
+    familiarity: Tensor
+
+
 def correct_per_class(
     method: Method, test: Side, class_ranges: Sequence[range], seed: int, known: FeatureCache | None = None
 ) -> dict[str, list[int]]:
-    """Right answers for each class seen, over the test images of those classes, by every classifier of a method.
+    """Right answers for each class seen, over the test images of those classes, by every classifier of a method."""
+    return count_correct(judge(method, test, class_ranges, seed, known), class_ranges[-1].stop)
 
-    The first is the one that answers; most methods have no other.
+
+def count_correct(found: Judgement, classes: int) -> dict[str, list[int]]:
+    """Right answers for each of the first classes, by every classifier."""
+    return {
+        name: torch.bincount(found.truth[answers == found.truth], minlength=classes).tolist()
+        for name, answers in found.answers.items()
+    }
+
+
+def open_set_auroc(seen: Judgement, to_come: Judgement | None) -> float | None:
+    """AUROC in percent of the images of classes seen against those of classes yet to come; None without either."""
+    if to_come is None or not len(seen.truth) or not len(to_come.truth):
+        return None
+    return 100 * auroc(seen.familiarity, to_come.familiarity)
+
+
+def judge(
+    method: Method, test: Side, class_ranges: Sequence[range], seed: int, known: FeatureCache | None = None
+) -> Judgement:
+    """Ask a method about all test images of some tasks.
 
     Args:
-        method: after it has learned the classes.
+        method: after it has learned some tasks.
         test: images of all classes.
-        class_ranges: the classes of every task so far.
+        class_ranges: the classes of each task that is asked about, one task after the other.
         seed: of the run.
         known: features of earlier evaluations, for a method with cacheable modules. They change only the time.
     """
     known = known or FeatureCache(test.rows, bound=0)
     known.keep_only(method.cacheable_modules())
     batches = _by_task(test, class_ranges) if method.cacheable_modules() else _shuffled(test, class_ranges, seed)
+    batches = [rows for rows in batches if len(rows)]  # a class may come without test images
     processes, device = method.runtime.processes, method.runtime.device
     truth = test.labels[torch.cat([test.rows[:0], *batches])]
     names = list(method.classifiers) if isinstance(method, FeatureClassification) else [""]
     answers = torch.zeros(len(names), len(truth), dtype=torch.int64, device=device)
-    parts = answers.split([len(rows) for rows in batches], dim=1)
-    for number, (rows, own) in enumerate(zip(batches, parts, strict=True)):
+    familiarity = torch.zeros(len(truth), device=device)
+    sizes = [len(rows) for rows in batches]
+    parts = zip(batches, answers.split(sizes, dim=1), familiarity.split(sizes), strict=True)
+    for number, (rows, own, largest) in enumerate(parts):
         if number % processes.count == processes.rank:
-            for line, scores in zip(own, _scores(method, test, rows, known), strict=True):
+            by_classifier = _scores(method, test, rows, known)
+            for line, scores in zip(own, by_classifier, strict=True):
                 line.copy_(scores.argmax(1))
-    found, classes = processes.sum_of(answers).cpu(), class_ranges[-1].stop
-    right = [torch.bincount(truth[line == truth], minlength=classes).tolist() for line in found]
-    return dict(zip(names, right, strict=True))
+            largest.copy_(by_classifier[0].amax(1))
+    found = dict(zip(names, processes.sum_of(answers).cpu(), strict=True))
+    return Judgement(truth, found, processes.sum_of(familiarity).cpu())
 
 
 def _scores(method: Method, test: Side, rows: Tensor, known: FeatureCache) -> list[Tensor]:
@@ -78,13 +118,12 @@ def _by_task(test: Side, class_ranges: Sequence[range]) -> list[Tensor]:
     Always the same batches, so that it does not matter to the last bit which features are known from earlier. That
     neighbours share a class does not matter either: each image's features are its own.
     """
-    parts = [part for classes in class_ranges for part in _rows(test, classes).split(EVALUATION_BATCH)]
-    return [part for part in parts if len(part)]  # a class may come without test images
+    return [part for classes in class_ranges for part in _rows(test, classes).split(EVALUATION_BATCH)]
 
 
 def _shuffled(test: Side, class_ranges: Sequence[range], seed: int) -> list[Tensor]:
     """No method may profit from neighbours of the same class, so the order is random (and the same for all methods)."""
-    rows = _rows(test, range(class_ranges[-1].stop))
+    rows = _rows(test, range(class_ranges[0].start, class_ranges[-1].stop))
     rows = rows[torch.randperm(len(rows), generator=seeds.generator(seed, 0, "test order"))]
     return list(rows.split(EVALUATION_BATCH))
 

@@ -74,6 +74,10 @@ class Prepared:
         """The classes of every task up to this one."""
         return [self.stream.range_of(task) for task in range(index + 1)]
 
+    def later_class_ranges(self, index: int) -> list[range]:
+        """The classes of every task after this one."""
+        return [self.stream.range_of(task) for task in range(index + 1, self.stream.tasks)]
+
     def task(self, index: int) -> Task:
         """A task of the stream, with its images."""
         classes = self.stream.range_of(index)

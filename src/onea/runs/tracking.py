@@ -60,7 +60,7 @@ class Tracking(Progress):
 
     def end_task(self, task: int, accuracy: float) -> None:
         """Log what the record has gained."""
-        metrics = headline_metrics(machine_dependent=False)
+        metrics = headline_metrics([self._record], machine_dependent=False)
         read = {f"test/{key}": metric.value(self._record) for key, metric in metrics.items()}
         values = {name: value for name, value in read.items() if value is not None}
         times = {f"time/{name}": seconds[-1] for name, seconds in self._record["timings"].items()}

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Open-set measures: numbers worked by hand, and plain loops over all pairs that must agree on any numbers."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from onea.errors import OneaError
+from onea.openset import auroc, false_positive_rate, open_set_curve, share_below
+
+# Few different values make many ties; the others, and infinities, come from anywhere.
+VALUES = st.integers(-2, 2).map(float) | st.floats(allow_nan=False, width=32)
+SIDE = st.lists(VALUES, min_size=1, max_size=12)
+ANSWERED = st.lists(st.tuples(VALUES, st.booleans()), min_size=1, max_size=12)
+
+
+def pairs_won(known: list[float], unknown: list[float]) -> float:
+    return sum(1.0 if a > b else 0.5 if a == b else 0.0 for a in known for b in unknown)
+
+
+@given(SIDE, SIDE)
+def test_the_roc_area_counts_every_pair(known: list[float], unknown: list[float]) -> None:
+    found = auroc(torch.tensor(known), torch.tensor(unknown))
+    assert found == pairs_won(known, unknown) / (len(known) * len(unknown))
+    assert found + auroc(torch.tensor(unknown), torch.tensor(known)) == pytest.approx(1)
+
+
+@given(SIDE, SIDE, st.integers(1, 100))
+def test_the_false_positive_rate_is_that_of_the_highest_threshold_enough_known_images_reach(
+    known: list[float], unknown: list[float], percent: int
+) -> None:
+    reached = [t for t in known if 100 * sum(value >= t for value in known) >= percent * len(known)]
+    wanted = sum(value >= max(reached) for value in unknown) / len(unknown)
+    assert false_positive_rate(torch.tensor(known), torch.tensor(unknown), percent) == wanted
+
+
+@given(SIDE, VALUES)
+def test_an_image_at_the_threshold_is_familiar(values: list[float], threshold: float) -> None:
+    assert share_below(torch.tensor(values), threshold) == sum(v < threshold for v in values) / len(values)
+
+
+@given(ANSWERED, SIDE)
+def test_every_point_of_the_curve_and_its_area(answered: list[tuple[float, bool]], unknown: list[float]) -> None:
+    known, right = [value for value, _ in answered], [correct for _, correct in answered]
+    curve = open_set_curve(torch.tensor(known), torch.tensor(right), torch.tensor(unknown))
+    thresholds = sorted({*known, *unknown}, reverse=True)
+    assert curve.false_positives.tolist() == [0, *(sum(u >= t for u in unknown) / len(unknown) for t in thresholds)]
+    assert curve.correct.tolist() == [0, *(sum(r and v >= t for v, r in answered) / len(known) for t in thresholds)]
+    won = pairs_won([value for value, correct in answered if correct], unknown)
+    assert curve.area == pytest.approx(won / (len(known) * len(unknown)), abs=1e-12)
+    assert all(a <= b for line in (curve.false_positives, curve.correct) for a, b in pairwise(line.tolist()))
+
+
+def test_where_every_answer_is_right_the_curve_is_that_of_the_roc() -> None:
+    known, unknown = torch.randn(50) + 1, torch.randn(40)
+    assert open_set_curve(known, torch.ones(50, dtype=torch.bool), unknown).area == pytest.approx(auroc(known, unknown))
+    assert open_set_curve(known, torch.zeros(50, dtype=torch.bool), unknown).area == 0
+
+
+def test_known_images_that_all_lie_higher_are_told_apart_without_a_mistake() -> None:
+    known, unknown = torch.arange(10.0) + 100, torch.arange(7.0)
+    assert auroc(known, unknown) == 1
+    assert false_positive_rate(known, unknown) == 0
+    assert auroc(torch.ones(3), torch.ones(5)) == 0.5, "all are tied"
+
+
+def test_sides_of_different_precision_compare_as_numbers() -> None:
+    low = torch.tensor([1.0], dtype=torch.bfloat16)
+    assert auroc(low, torch.tensor([1 - 1e-9], dtype=torch.float64)) == 1
+
+
+@pytest.mark.parametrize("wrong", [torch.zeros(0), torch.zeros(2, 2), torch.tensor([0.0, float("nan")])])
+def test_nothing_and_no_numbers_are_refused(wrong: Tensor) -> None:
+    fine = torch.ones(2)
+    for call in (
+        lambda: auroc(wrong, fine),
+        lambda: auroc(fine, wrong),
+        lambda: false_positive_rate(wrong, fine),
+        lambda: false_positive_rate(fine, wrong),
+        lambda: share_below(wrong, 0.0),
+        lambda: open_set_curve(wrong, torch.ones(wrong.shape, dtype=torch.bool), fine),
+        lambda: open_set_curve(fine, torch.ones(2, dtype=torch.bool), wrong),
+    ):
+        with pytest.raises(OneaError):
+            call()
+    with pytest.raises(OneaError, match="3 answers for 2 known images"):
+        open_set_curve(fine, torch.ones(3, dtype=torch.bool), fine)
+    with pytest.raises(OneaError, match="percent is 0"):
+        false_positive_rate(fine, fine, percent=0)
