@@ -271,6 +271,8 @@ def test_unreadable_photos_can_be_left_out(onea, shop):
         (["predict", "shop.onea", "photos", "--unknown", "0.6"], "between 0 (never) and 0.5"),
         (["predict", "shop.onea", "photos", "--unknown", "0.0001"], "too few to promise"),
         (["predict", "nowhere.onea", "photos"], "does not exist"),
+        (["evaluate", "shop.onea", "photos", "--unknown", "0.2", "--unknown", "0.3"], "one number and one folder"),
+        (["evaluate", "shop.onea", "photos", "--unknown", "0.7"], "between 0 (never) and 0.5"),
         (["evaluate", "shop.onea", "photos"], "knows none"),
         (["history", "photos"], "holds no model"),
         (["undo", "nowhere.onea"], "does not exist"),

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from onea.classifiers.contract import Scorer
 from onea.classifiers.gaussian import RegularisedGaussian
-from onea.classifiers.linear import WhitenedCosine
 from onea.classifiers.statistics import ClassStatistics
+from onea.tensors import to_float64
 
-SIGNALS = 2
+SIGNALS = 3
 _SOFTNESS = 6.0  # what log-likelihoods are divided by, of correlated features as if they were independent
 
 
@@ -48,11 +48,12 @@ class Margin(Familiarity):
 
 
 class Signals(Familiarity):
-    """What tells new images from known ones, ``[B, 2]``: how near the nearest class is, and how clearly it is that one.
+    """What tells new images from known ones, ``[B, 3]``: how near the nearest class is, how clearly, and how far away.
 
-    The first is the cosine to the nearest class mean in the centred whitened space, the second the negative entropy of
-    the classes' likelihoods. Neither alone does well everywhere: photos from another day are far from their class but
-    clearly of it, and an object like no other may clearly resemble one class most.
+    In the space where images spread equally around their class, centred on the mean of the class means: the cosine to
+    the nearest class mean; the negative entropy of the classes' likelihoods; and the negative distance to the nearest
+    class mean. None alone does well everywhere: photos from another day are far from their class but clearly of it,
+    and an image like no other may clearly resemble one class most.
 
     Args:
         known: statistics of all classes.
@@ -60,26 +61,37 @@ class Signals(Familiarity):
     """
 
     def __init__(self, known: ClassStatistics, likelihoods: bool):
-        super().__init__()
-        self.cosines = WhitenedCosine().fit(known)
+        root, means = known.whitening(), to_float64(known.means)
+        origin = means.mean(0) if known.classes else means.new_zeros(known.width)
+        super().__init__(metric=root, shift=origin @ root, targets=(means - origin) @ root)
         self.likelihoods = None if likelihoods else RegularisedGaussian().fit(known)
 
     def forward(self, features: Tensor, scores: Tensor) -> Tensor:
-        """Both signals."""
+        """All signals."""
         counted = scores > -torch.inf
         if self.likelihoods is not None:
             scores = self.likelihoods.forward(features).where(counted, -torch.inf)
-        near = self.cosines.forward(features).where(counted, -1).amax(1)
         chances = torch.softmax(scores * (features.shape[1] / _SOFTNESS), dim=1)
-        return torch.stack([near, (chances * chances.clamp_min(1e-12).log()).sum(1)], 1)
+        clear = (chances * chances.clamp_min(1e-12).log()).sum(1)
+        targets = self.get_buffer("targets")
+        space = features @ self.get_buffer("metric") - self.get_buffer("shift")
+        along, lengths, widths = space @ targets.T, space.square().sum(1, keepdim=True), targets.square().sum(1)
+        cosines = along / (lengths * widths).sqrt().clamp_min(1e-6)
+        apart = lengths - 2 * along + widths
+        near = cosines.where(counted, -1).amax(1)
+        away = apart.where(counted, torch.inf).amin(1).clamp_min(0).sqrt()
+        return torch.stack([near, clear, -away], 1)
 
 
 class Typicality(Familiarity):
-    """The sum of both signals, each less its mean and divided by its spread among known images.
+    """The sum of how near and how clearly, less a penalty for images farther away than known ones usually are.
+
+    Each signal is taken less its mean and divided by its spread among known images; the penalty begins one spread below
+    the mean and counts double.
 
     Args:
         signals: from features and scores.
-        seen: signals of known images that were held out, ``[R, 2]``.
+        seen: signals of known images that were held out, ``[R, 3]``.
     """
 
     def __init__(self, signals: Signals, seen: Tensor):
@@ -92,6 +104,7 @@ class Typicality(Familiarity):
         return self.summed(self.signals.forward(features, scores))
 
     def summed(self, signals: Tensor) -> Tensor:
-        """The same from signals ``[N, 2]``."""
-        total: Tensor = ((signals - self.get_buffer("middle")) / self.get_buffer("spread")).sum(1)
+        """The same from signals ``[N, 3]``."""
+        near, clear, away = ((signals - self.get_buffer("middle")) / self.get_buffer("spread")).unbind(1)
+        total: Tensor = near + clear + 2 * (away + 1).clamp_max(0)
         return total

@@ -111,10 +111,11 @@ def evaluate(
     folder: Annotated[Path, typer.Argument(help="Folder with one folder of images for each class.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Picture of the confusions.")] = Path("confusion.png"),
     unknown: Annotated[
-        Path | None,
+        list[str] | None,
         typer.Option(
             help="Folder with images, anywhere below, of nothing that was taught: also say how well they are told from "
-            "the others, with a picture beside that of the confusions (confusion-unknown.png)."
+            "the others, with a picture beside that of the confusions (confusion-unknown.png). A number is the share "
+            "of known images that may be answered 'unknown', instead of the model's; both may be given."
         ),
     ] = None,
     backbone: MovedBackbone = None,
@@ -133,14 +134,30 @@ def evaluate(
     from onea.report.style import save
 
     check_writable(out.parent)
-    loaded = load_for(model, backbone=backbone, device=device, threads=threads)
-    found = ask(loaded.snapshot(), folder, unknown=unknown)
+    rate, strangers = _rate_and_folder(unknown or [])
+    loaded = load_for(model, backbone=backbone, device=device, threads=threads, unknown=rate)
+    found = ask(loaded.snapshot(), folder, unknown=strangers)
     print_evaluation(Console(), found)
     if found.open_set:
         print_open_set(Console(), found.open_set)
     print(save(confusion_picture(found), out))
     if found.open_set:
         print(save(familiarity_picture(found.open_set), out.with_name(f"{out.stem}-unknown{out.suffix}")))
+
+
+def _rate_and_folder(given: list[str]) -> tuple[float | None, Path | None]:
+    """A rate and a folder among what --unknown was given, each at most once."""
+    from onea.errors import OneaError
+
+    rates, folders = [], []
+    for word in given:
+        try:
+            rates.append(float(word))
+        except ValueError:
+            folders.append(Path(word))
+    if len(rates) > 1 or len(folders) > 1:
+        raise OneaError("--unknown takes one number and one folder at most.")
+    return rates[0] if rates else None, folders[0] if folders else None
 
 
 def export(

@@ -72,9 +72,9 @@ class State:
         readout: the name of the classifier that answers from them.
         familiar: mean similarity of a class's images to its prototype, ``[C]``, of a model that was taught before
             format 3; empty in others.
-        margins: signals of familiarity of images that were held out, ``[R, 2]``; before format 3 margins, ``[R]``.
+        margins: signals of familiarity of images that were held out, ``[R, 3]``; before format 3 margins, ``[R]``.
         margin_rows: the class that each of them shows, ``[R]``.
-        hidden: the same as if nobody had taught that class, ``[S, 2]``; empty where there is no other class.
+        hidden: the same as if nobody had taught that class, ``[S, 3]``; empty where there is no other class.
         hidden_rows: the class that each of these shows, ``[S]``.
         temperature: of the probabilities.
         calibrated_on: images that the temperature was fitted on.
