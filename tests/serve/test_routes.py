@@ -57,11 +57,14 @@ def test_many_images_in_a_form_keep_their_order_and_names(client, shop, tiny_ima
 
 
 def test_a_strange_image_is_unknown_and_says_what_is_nearest(client):
-    noise = png(colour=(0, 255, 0))
-    (answer,) = client.post("/predict", content=noise, headers={"Content-Type": "image/png"}).json()["answers"]
+    edges = np.indices((32, 32)).sum(0) // 4 % 2 * 255
+    content = io.BytesIO()
+    Image.fromarray(np.repeat(edges[:, :, None], 3, 2).astype(np.uint8)).save(content, "PNG")
+    (answer,) = client.post("/predict", content=content.getvalue(), headers={"Content-Type": "image/png"}).json()["answers"]
     assert answer["unknown"] is True
     assert answer["class"] == "unknown"
     assert answer["confidence"] is None
+    assert answer["none_of_these"] > 0.5
     assert len(answer["top"]) == 3
 
 
