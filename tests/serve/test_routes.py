@@ -71,6 +71,15 @@ def test_top_is_at_most_the_known_classes(client, tiny_images):
     assert sum(row["confidence"] for row in answer["top"]) == pytest.approx(1)
 
 
+def test_check_tells_what_the_statistics_tell(client):
+    found = client.get("/check").json()
+    assert found["version"] == 1
+    assert {(one["name"], one["images"], one["advice"]) for one in found["classes"]} == {
+        (f"class{k:02d}", 6, "few photos") for k in range(4)
+    }
+    assert all(0 < pair["overlap"] <= 0.5 for pair in found["pairs"])
+
+
 def test_classes_history_and_health(client):
     classes = client.get("/classes").json()
     assert classes == {

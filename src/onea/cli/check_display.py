@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from onea.model.check import NEEDIEST
+from onea.model.learning_curve import SHARES
 from onea.report.formats import terminal
 from onea.report.table import NOTHING, Table
 from onea.text import count
@@ -18,8 +21,6 @@ if TYPE_CHECKING:
 
 def print_check(console: Console, found: Check, most: int) -> None:
     """At most so many rows of each table, and one line that sums up."""
-    from onea.model.check import NEEDIEST
-
     needy = [one for one in found.classes if one.advice != "taught enough"]
     if needy:
         _print(console, _measured(needy[:most]) if found.measured else _known(needy[:most]))
@@ -27,19 +28,25 @@ def print_check(console: Console, found: Check, most: int) -> None:
     _print_suspects(console, found, most)
     if found.pairs:
         pairs = [
-            (pair.first, pair.second, f"{100 * pair.overlap:.0f}", "hardly told apart" if pair.alike else "")
+            (pair.first, pair.second, "hardly told apart" if pair.alike else "", f"{100 * pair.overlap:.0f}")
             for pair in found.pairs[:most]
         ]
         share = "nearer to the other %" if found.measured else "overlap %"
-        heads: tuple[str, ...] = ("class", "and", share, "")
-        _print(console, Table.of_texts("classes that are taken for each other", heads, pairs, left=2))
+        heads: tuple[str, ...] = ("class", "and", "", share)
+        _print(console, Table.of_texts("classes that are taken for each other", heads, pairs, left=3))
         _rest(console, len(found.pairs) - most, "pair", "pairs")
     if found.duplicates:
         duplicates = [
-            (one.image, one.given, one.other_image, one.other, "the same" if one.identical else "nearly")
+            (
+                one.given,
+                Path(one.image).name,
+                one.other,
+                Path(one.other_image).name,
+                "yes" if one.identical else "nearly",
+            )
             for one in found.duplicates[:most]
         ]
-        heads = ("photo", "named", "photo", "named", "alike")
+        heads = ("named", "photo", "also named", "photo", "the same")
         _print(console, Table.of_texts("photos that come under two names", heads, duplicates, left=5))
         _rest(console, len(found.duplicates) - most, "pair", "pairs")
     advice = Counter(one.advice for one in found.classes)
@@ -51,27 +58,26 @@ def print_check(console: Console, found: Check, most: int) -> None:
 
 
 def _measured(classes: list[ClassCheck]) -> Table:
-    heads = ("class", "taught", "photos", "right % with 25", "50", "75", "100 % of them", "taken for", "advice")
+    shares = "/".join(f"{100 * share:.0f}" for share in SHARES)
+    heads = ("class", "advice", "taken for", "photos", f"right % with {shares} % of them")
     lines = []
     for one in classes:
-        curve = [f"{100 * share:.0f}" for share in one.curve] if one.curve else [NOTHING] * 4
-        lines.append((one.name, f"{one.taught:,}", f"{one.photos:,}", *curve, one.rival or "", one.advice))
-    return Table.of_texts("classes that need something, the neediest first", heads, lines)
+        curve = "  ".join(f"{100 * share:.0f}" for share in one.curve) if one.curve else NOTHING
+        lines.append((one.name, one.advice, one.rival or "", f"{one.photos:,}", curve))
+    return Table.of_texts("classes that need something, the neediest first", heads, lines, left=3)
 
 
 def _known(classes: list[ClassCheck]) -> Table:
-    lines = [(one.name, f"{one.taught:,}", one.rival or "", one.advice) for one in classes]
-    heads = ("class", "photos", "most like", "advice")
-    return Table.of_texts("classes that need something, the neediest first", heads, lines)
+    lines = [(one.name, one.advice, one.rival or "", f"{one.taught:,}") for one in classes]
+    heads = ("class", "advice", "most like", "photos")
+    return Table.of_texts("classes that need something, the neediest first", heads, lines, left=3)
 
 
 def _print_suspects(console: Console, found: Check, most: int) -> None:
-    from onea.model.check import likelihood
-
     if not found.suspects:
         return
-    lines = [(one.image, one.given, one.likelier, likelihood(one.ratio)) for one in found.suspects[:most]]
-    heads = ("photo", "named", "looks like", "likelier")
+    lines = [(one.given, Path(one.image).name, one.likelier, f"{one.ratio:.1f}") for one in found.suspects[:most]]
+    heads = ("named", "photo", "looks like", "suspicion")
     _print(console, Table.of_texts("photos that may have the wrong name, the most suspicious first", heads, lines, 3))
     _rest(console, len(found.suspects) - most, "photo", "photos")
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -79,7 +78,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Suspect:
-    """A photo that looks like another class: ``ratio`` is the logarithm of how many times likelier that one is."""
+    """A photo that looks like another class. The ``ratio`` (see ``Suspicion``) ranks photos; it is not calibrated."""
 
     image: str
     given: str
@@ -257,13 +256,3 @@ def _duplicates(batch: DecodedImages, near: Neighbours) -> tuple[Duplicate, ...]
             names = batch.names[row], batch.labels[row], batch.names[other], batch.labels[other]
             found.append(Duplicate(*names, identical))
     return tuple(sorted(found, key=lambda one: not one.identical))
-
-
-def likelihood(ratio: float) -> str:
-    """How many times likelier, in words.
-
-    >>> likelihood(math.log(12.34)), likelihood(40.0)
-    ('12 times', 'over 1,000 times')
-    """
-    times = math.exp(min(ratio, 50.0))
-    return "over 1,000 times" if times > 1000 else f"{times:.2g} times"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from onea.data.dataset import Pixels
-from onea.model.check import GOOD, Advice, Check, ClassCheck, Suspect, likelihood
+from onea.model.check import GOOD, Advice, Check, ClassCheck, Suspect
 from onea.model.learning_curve import SHARES
 from onea.report import style
 from onea.text import printable
@@ -58,15 +58,16 @@ def suspects_picture(suspects: Sequence[Suspect], photos: Pixels) -> Figure | No
     columns = min(_PHOTO_COLUMNS, len(suspects))
     lines = -(-len(suspects) // columns)
     with style.themed():
-        figure = style.blank(max(4.0, 1.95 * columns), 0.5 + 2.75 * lines)
+        figure = style.blank(max(4.0, 1.95 * columns), 0.5 + 2.7 * lines)
         places = figure.subplots(lines, columns, squeeze=False)
         for axes in places.flat:
             axes.axis("off")
         for rank, (axes, one, photo) in enumerate(zip(places.flat, suspects, photos, strict=False), 1):
             axes.imshow(photo.transpose(1, 2, 0))
-            axes.set_title(f"{rank}. {likelihood(one.ratio)} likelier", fontsize=8, fontweight="normal", pad=4)
-            _under(axes, -0.04, "given", one.given, style.PALETTE[1])
-            _under(axes, -0.25, "looks like", one.likelier, style.PALETTE[0])
+            axes.set_title(f"{rank}. suspicion {one.ratio:.1f}", fontsize=8, fontweight="normal", pad=4)
+            given, likelier = _lines(f"named {one.given}"), _lines(f"looks like {one.likelier}")
+            _under(axes, 0, given, style.PALETTE[1])
+            _under(axes, len(given), likelier, style.PALETTE[0])
         title = "Photos that may have the wrong name, the most suspicious first"
         figure.suptitle(title, x=0.01, ha="left", fontsize=style.TITLE_SIZE, fontweight="bold")
     return figure
@@ -100,21 +101,16 @@ def _curve(axes: Any, one: ClassCheck) -> None:
     axes.text(0, 1.03, f"{one.photos} photos: {one.advice}", transform=axes.transAxes, fontsize=7.5, color=colour)
 
 
-def _under(axes: Any, height: float, what: str, name: str, colour: str) -> None:
-    """A class's name under a photo, on at most two lines."""
-    words = textwrap.wrap(f"{what}: {printable(name)}".replace("-", "-\u200b"), 26, break_long_words=True)
-    text = "\n".join(words[:2] if len(words) < 3 else [words[0], _short(" ".join(words[1:]), 26)])
-    axes.text(
-        0,
-        height,
-        text.replace("\u200b", ""),
-        transform=axes.transAxes,
-        fontsize=7.5,
-        color=colour,
-        va="top",
-        linespacing=1.15,
-        parse_math=False,
-    )
+def _lines(text: str) -> list[str]:
+    """A text on at most two lines that fit under a photo; a name breaks after its hyphens."""
+    lines = textwrap.wrap(printable(text), 27)
+    return lines if len(lines) < 3 else [lines[0], _short("".join(lines[1:]), 27)]
+
+
+def _under(axes: Any, skipped: int, lines: Sequence[str], colour: str) -> None:
+    """Lines under a photo, below so many others."""
+    place = {"xy": (0, 0), "xycoords": "axes fraction", "xytext": (0, -4 - 10 * skipped), "textcoords": "offset points"}
+    axes.annotate("\n".join(lines), **place, fontsize=7.5, color=colour, va="top", linespacing=1.15, parse_math=False)
 
 
 def _short(name: str, longest: int) -> str:

@@ -17,7 +17,7 @@ from onea.model.calibration import FEW, fit_temperature
 from onea.model.groups import similar_groups
 
 # Chosen on the Grocery photos (benchmarks/check_labels.py).
-SERIES = 12  # of a class at most: a series is a few photos taken one after the other
+SERIES = 24  # of a class at most: a series is a few photos taken one after the other
 NEIGHBOURS = 5
 _SHARPNESS = 0.1  # a neighbour whose cosine is that much larger counts e times as much
 _DOUBT = 0.02  # share of the votes that all classes have without any neighbour, so that no class is impossible
