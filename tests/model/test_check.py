@@ -145,7 +145,7 @@ def test_a_model_alone_tells_of_few_photos_and_overlap(tiny_vit, photos):
     assert advice["grey"] == "too few to judge"
     assert advice["crimson"] == "few photos"
     assert advice["red"] == "too like another class"
-    assert advice["green"] == "taught enough"
+    assert advice["green"] == "not measured"
     assert {found.pairs[0].first, found.pairs[0].second} == {"red", "crimson"}
     assert not found.measured
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def print_check(console: Console, found: Check, most: int) -> None:
     """At most so many rows of each table, and one line that sums up."""
-    needy = [one for one in found.classes if one.advice != "taught enough"]
+    needy = [one for one in found.classes if one.needy]
     if needy:
         _print(console, _measured(needy[:most]) if found.measured else _known(needy[:most]))
         _rest(console, len(needy) - most, "class", "classes")

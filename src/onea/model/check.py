@@ -24,12 +24,20 @@ from onea.model.overlap import gaussian_overlap, held_out_overlap
 from onea.model.state import State
 from onea.model.suspicion import Neighbours, Suspicion, classifier, cross_examine, series
 
-Advice = Literal["taught enough", "more photos would help", "too like another class", "few photos", "too few to judge"]
+Advice = Literal[
+    "taught enough",
+    "not measured",
+    "more photos would help",
+    "too like another class",
+    "few photos",
+    "too few to judge",
+]
 NEEDIEST: tuple[Advice, ...] = (
     "too few to judge",
     "few photos",
     "more photos would help",
     "too like another class",
+    "not measured",
     "taught enough",
 )
 
@@ -60,6 +68,11 @@ class ClassCheck:
     curve: tuple[float, ...] | None
     rival: str | None
     advice: Advice
+
+    @property
+    def needy(self) -> bool:
+        """Whether something is known that would help."""
+        return self.advice not in ("taught enough", "not measured")
 
 
 @dataclass(frozen=True)
@@ -126,7 +139,11 @@ class Check:
 
 
 def check_model(state: State) -> Check:
-    """What a model's own statistics tell: classes with few photos, and pairs of classes that overlap."""
+    """What a model's own statistics tell: classes with few photos, and pairs of classes that overlap.
+
+    They are statistics of photos that the adapter was trained on, so that an overlap is less than that of new photos;
+    which pairs overlap most is what they tell.
+    """
     overlap = gaussian_overlap(state.statistics, state.images)
     found = [
         ClassCheck(name, images, 0, None, rival, _advice(images, None, float(overlap[row].max())))
@@ -134,7 +151,7 @@ def check_model(state: State) -> Check:
             zip(state.classes, state.images, _rivals(overlap, state.classes), strict=True)
         )
     ]
-    return Check(state.version, _neediest_first(found), _pairs(overlap, state.classes))
+    return Check(state.version, _neediest_first(found), _pairs(overlap, state.classes, least=0.01))
 
 
 def check_photos(model: Snapshot, batch: DecodedImages) -> Check:
@@ -205,7 +222,7 @@ def _advice(photos: int, curve: tuple[float, ...] | None, overlap: float) -> Adv
     if photos < MANY:
         return "few photos"
     if curve is None:
-        return "too like another class" if overlap >= ALIKE else "taught enough"
+        return "too like another class" if overlap >= ALIKE else "not measured"
     if curve[-1] >= GOOD:
         return "taught enough"
     return "more photos would help" if curve[-1] - curve[SHARES.index(0.5)] >= RISE else "too like another class"

@@ -51,7 +51,7 @@ async function refresh() {
 const MOST_NEEDY = 12;
 
 function showCheck(found) {
-  const needy = found.classes.filter((known) => known.advice !== "taught enough");
+  const needy = found.classes.filter((known) => known.advice !== "not measured");
   $("check").hidden = !needy.length;
   $("check-summary").textContent = `${count(needy.length, "class needs", "classes need")} something`;
   $("check-list").replaceChildren(...needy.slice(0, MOST_NEEDY).map((known) => make("li", {},
