@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 from serving import TEACHER, TOKEN, ZIP, class_zip, client_of, folder_hash, form, job_end, photos, png, zipped
 
 import onea
@@ -60,7 +63,9 @@ def test_a_strange_image_is_unknown_and_says_what_is_nearest(client):
     edges = np.indices((32, 32)).sum(0) // 4 % 2 * 255
     content = io.BytesIO()
     Image.fromarray(np.repeat(edges[:, :, None], 3, 2).astype(np.uint8)).save(content, "PNG")
-    (answer,) = client.post("/predict", content=content.getvalue(), headers={"Content-Type": "image/png"}).json()["answers"]
+    (answer,) = client.post("/predict", content=content.getvalue(), headers={"Content-Type": "image/png"}).json()[
+        "answers"
+    ]
     assert answer["unknown"] is True
     assert answer["class"] == "unknown"
     assert answer["confidence"] is None
@@ -72,6 +77,15 @@ def test_top_is_at_most_the_known_classes(client, tiny_images):
     (answer,) = client.post("/predict?top=100", files=form(photos(tiny_images, 0)[:1])).json()["answers"]
     assert sorted(row["class"] for row in answer["top"]) == [f"class{k:02d}" for k in range(4)]
     assert sum(row["confidence"] for row in answer["top"]) == pytest.approx(1)
+
+
+def test_check_tells_what_the_statistics_tell(client):
+    found = client.get("/check").json()
+    assert found["version"] == 1
+    assert {(one["name"], one["images"], one["advice"]) for one in found["classes"]} == {
+        (f"class{k:02d}", 6, "few photos") for k in range(4)
+    }
+    assert all(0 < pair["overlap"] <= 0.5 for pair in found["pairs"])
 
 
 def test_classes_history_and_health(client):
@@ -265,7 +279,7 @@ def test_every_answer_has_the_security_headers(client):
 def test_the_openapi_document_names_every_address(client):
     document = client.get("/openapi.json").json()
     expected = {"/predict", "/classes", "/history", "/learn", "/learn/{id}", "/learn/{id}/events", "/undo", "/healthz"}
-    assert expected | {"/metrics"} == set(document["paths"])
+    assert expected | {"/check", "/metrics"} == set(document["paths"])
     assert document["paths"]["/learn"]["post"]["security"] == [{"HTTPBearer": []}]
     assert "ValidationError" not in json.dumps(document)
 

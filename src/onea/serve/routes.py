@@ -13,6 +13,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 
+from onea.model.check import check_model
 from onea.serve import metrics
 from onea.serve.access import bearer, check_token
 from onea.serve.batching import Batcher
@@ -22,6 +23,7 @@ from onea.serve.problems import Problem
 from onea.serve.schemas import (
     LEARN_BODY,
     PREDICT_BODY,
+    Checked,
     Classes,
     Health,
     History,
@@ -94,6 +96,12 @@ async def classes(serving: Serving) -> Classes:
     state = serving.service.present.state
     known = [KnownClass(name=name, images=images) for name, images in zip(state.classes, state.images, strict=True)]
     return Classes(version=state.version, count=len(known), classes=known)
+
+
+@router.get("/check", tags=["ask"], responses=refusals(503), summary="Which classes need more photos")
+async def check(serving: Serving) -> Checked:
+    """Classes with few photos and classes that overlap, as the model's own statistics tell, the neediest first."""
+    return Checked.of(await run_in_threadpool(check_model, serving.service.present.state))
 
 
 @router.get("/history", tags=["ask"], responses=refusals(503), summary="How the model came to know it")

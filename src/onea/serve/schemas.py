@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from onea.model.answers import Answer
+from onea.model.check import Advice, Check
 from onea.serve.problems import MEDIA_TYPE
 
 
@@ -67,6 +68,43 @@ class Classes(BaseModel):
     version: int
     count: int
     classes: list[KnownClass]
+
+
+class CheckedClass(BaseModel):
+    """Whether a class is taught well enough."""
+
+    name: str
+    images: int = Field(description="Images it was taught with.")
+    most_like: str | None = Field(description="The class that it overlaps most with.")
+    advice: Advice
+
+
+class OverlappingPair(BaseModel):
+    """Two classes that are alike."""
+
+    first: str
+    second: str
+    overlap: float = Field(description="Share of their images that would be taken for the other, as far as is known.")
+
+
+class Checked(BaseModel):
+    """What the model's own statistics tell about its classes."""
+
+    version: int
+    classes: list[CheckedClass] = Field(description="The neediest first.")
+    pairs: list[OverlappingPair] = Field(description="The most alike first.")
+
+    @classmethod
+    def of(cls, found: Check) -> Checked:
+        """A check as clients get it."""
+        return cls(
+            version=found.version,
+            classes=[
+                CheckedClass(name=one.name, images=one.taught, most_like=one.rival, advice=one.advice)
+                for one in found.classes
+            ],
+            pairs=[OverlappingPair(first=one.first, second=one.second, overlap=one.overlap) for one in found.pairs],
+        )
 
 
 class History(BaseModel):

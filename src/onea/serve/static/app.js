@@ -45,6 +45,19 @@ async function refresh() {
     "Teaching is switched off here. Whoever runs the service can allow it with a token.");
   showClasses();
   showHistory();
+  showCheck(await api("/check"));
+}
+
+const MOST_NEEDY = 12;
+
+function showCheck(found) {
+  const needy = found.classes.filter((known) => known.advice !== "not measured");
+  $("check").hidden = !needy.length;
+  $("check-summary").textContent = `${count(needy.length, "class needs", "classes need")} something`;
+  $("check-list").replaceChildren(...needy.slice(0, MOST_NEEDY).map((known) => make("li", {},
+    known.advice === "too like another class" ? `${known.name}: too like ${known.most_like}`
+      : `${known.name}: few photos (${known.images.toLocaleString("en")})`)));
+  if (needy.length > MOST_NEEDY) $("check-list").append(make("li", {}, `and ${needy.length - MOST_NEEDY} more`));
 }
 
 function showClasses() {

@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether each class is taught well enough, and what would help: from a model alone, or with a folder of photos."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from onea.classifiers.statistics import ClassStatistics
+from onea.data.assemble import natural_key
+from onea.errors import OneaError
+from onea.model.answers import Snapshot
+from onea.model.calibration import FEW
+from onea.model.groups import GROUPS
+from onea.model.images import DecodedImages
+from onea.model.learning_curve import SHARES, learning_curves
+from onea.model.overlap import gaussian_overlap, held_out_overlap
+from onea.model.state import State
+from onea.model.suspicion import Neighbours, Suspicion, classifier, cross_examine, series
+
+Advice = Literal[
+    "taught enough",
+    "not measured",
+    "more photos would help",
+    "too like another class",
+    "few photos",
+    "too few to judge",
+]
+NEEDIEST: tuple[Advice, ...] = (
+    "too few to judge",
+    "few photos",
+    "more photos would help",
+    "too like another class",
+    "not measured",
+    "taught enough",
+)
+
+MANY = 10  # photos; a class with fewer has few
+GOOD = 0.9  # share of held-out photos that are right where a class is taught enough
+RISE = 0.02  # of that share from half of the photos to all; where it is less, more of the same do not help
+ALIKE = 0.25  # share of two classes' photos that are nearer to the other one: they can hardly be told apart
+SAME = 6.0  # grey levels by which thumbnails of one photo differ on average, after it was saved or resized again
+_THUMBNAIL = 16  # pixels
+
+
+@dataclass(frozen=True)
+class ClassCheck:
+    """One class.
+
+    Attributes:
+        name: of the class.
+        taught: photos that the model has learned it from; 0 where it does not know it.
+        photos: in the folder; 0 without one.
+        curve: share of held-out photos that are right with 25, 50, 75 and 100 % of the others; None where not measured.
+        rival: the class it is most often taken for, if any.
+        advice: what follows.
+    """
+
+    name: str
+    taught: int
+    photos: int
+    curve: tuple[float, ...] | None
+    rival: str | None
+    advice: Advice
+
+    @property
+    def needy(self) -> bool:
+        """Whether something is known that would help."""
+        return self.advice not in ("taught enough", "not measured")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two classes and the share of their photos that are nearer to the other one, each class with equal weight."""
+
+    first: str
+    second: str
+    overlap: float
+
+    @property
+    def alike(self) -> bool:
+        """Whether they can hardly be told apart."""
+        return self.overlap >= ALIKE
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A photo that looks like another class. The ``ratio`` (see ``Suspicion``) ranks photos; it is not calibrated."""
+
+    image: str
+    given: str
+    likelier: str
+    ratio: float
+
+
+@dataclass(frozen=True)
+class Duplicate:
+    """One photo, or two that can hardly be told apart, under two names."""
+
+    image: str
+    given: str
+    other_image: str
+    other: str
+    identical: bool
+
+
+@dataclass(frozen=True)
+class Check:
+    """All that was found.
+
+    Attributes:
+        version: of the model.
+        classes: the neediest first.
+        pairs: classes that are confused with each other, most of all first.
+        suspects: photos that look mislabelled, the most suspicious first; empty without a folder.
+        duplicates: photos that come under two names.
+        skipped: ``path: reason`` of each photo that could not be read.
+        measured: whether there were photos to measure with.
+    """
+
+    version: int
+    classes: tuple[ClassCheck, ...]
+    pairs: tuple[Pair, ...]
+    suspects: tuple[Suspect, ...] = ()
+    duplicates: tuple[Duplicate, ...] = ()
+    skipped: tuple[str, ...] = ()
+    measured: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as JSON-able values."""
+        pairs = [{**dataclasses.asdict(pair), "alike": pair.alike} for pair in self.pairs]
+        return {**dataclasses.asdict(self), "shares": SHARES, "pairs": pairs}
+
+
+def check_model(state: State) -> Check:
+    """What a model's own statistics tell: classes with few photos, and pairs of classes that overlap.
+
+    They are statistics of photos that the adapter was trained on, so that an overlap is less than that of new photos;
+    which pairs overlap most is what they tell.
+    """
+    overlap = gaussian_overlap(state.statistics, state.images)
+    found = [
+        ClassCheck(name, images, 0, None, rival, _advice(images, None, float(overlap[row].max())))
+        for row, (name, images, rival) in enumerate(
+            zip(state.classes, state.images, _rivals(overlap, state.classes), strict=True)
+        )
+    ]
+    return Check(state.version, _neediest_first(found), _pairs(overlap, state.classes, least=0.01))
+
+
+def check_photos(model: Snapshot, batch: DecodedImages) -> Check:
+    """What photos of class folders tell, whether the model was taught with them or is about to be.
+
+    Features are those of the model's adapter. Classes with photos here are judged from these photos, whatever the model
+    has made of them; classes without come with what the model knows of them.
+
+    Raises:
+        OneaError: there is nothing to compare the classes with.
+    """
+    assert batch.labels is not None
+    given = sorted(set(batch.labels), key=natural_key)
+    silent = [name for name in model.classes if name not in given]
+    names = [*silent, *given]
+    if len(names) < 2:
+        raise OneaError(f"There is only the class '{names[0]}'; add a second one to compare it with, then check again.")
+    counts = Counter(batch.labels)
+    labels = torch.tensor([names.index(label) for label in batch.labels])
+    features = model.engine.features(batch.pixels, model.adapters)
+    known = _statistics(model.state, silent)
+    examined = cross_examine(known, features, labels)
+
+    right = torch.full((len(names), len(SHARES)), torch.nan, dtype=torch.float64)
+    overlap = torch.zeros(len(names), len(names), dtype=torch.float64)
+    judged = torch.tensor([counts[label] >= FEW for label in batch.labels])
+    if bool(judged.any()):
+        rest, part, rows = known.add(features[~judged], labels[~judged]), features[judged], labels[judged]
+        curves = learning_curves(classifier(), rest, part, rows, series(part, rows, GROUPS))
+        right, overlap = curves.right, held_out_overlap(curves.scores, rows)
+
+    taught = dict(zip(model.classes, model.state.images, strict=True))
+    rivals = _rivals(overlap, names)
+    classes = []
+    for row, name in enumerate(names):
+        if name in counts:
+            curve = None if right[row].isnan().any() else tuple(right[row].tolist())
+            advice = _advice(counts[name], curve, 0.0)
+            classes.append(ClassCheck(name, taught.get(name, 0), counts[name], curve, rivals[row], advice))
+    pairs = _pairs((overlap + overlap.T) / 2, names)
+    return Check(
+        model.version,
+        _neediest_first(classes),
+        pairs,
+        _suspects(batch, names, examined.suspicion),
+        _duplicates(batch, examined.near),
+        batch.skipped,
+        measured=True,
+    )
+
+
+def _statistics(state: State, kept: list[str]) -> ClassStatistics:
+    """Statistics to which the photos are added: what is known of classes that have none, or nothing at all."""
+    if not kept:
+        return ClassStatistics.empty(state.statistics.width)
+    rows = torch.tensor([state.row(name) for name in kept])
+    return dataclasses.replace(state.statistics.keep(rows), factors=None, cut=None)
+
+
+def _advice(photos: int, curve: tuple[float, ...] | None, overlap: float) -> Advice:
+    """The plain rule that the documentation states.
+
+    >>> _advice(30, (0.5, 0.6, 0.7, 0.8), 0.0), _advice(30, (0.7, 0.7, 0.7, 0.7), 0.0)
+    ('more photos would help', 'too like another class')
+    """
+    if photos < FEW:
+        return "too few to judge"
+    if photos < MANY:
+        return "few photos"
+    if curve is None:
+        return "too like another class" if overlap >= ALIKE else "not measured"
+    if curve[-1] >= GOOD:
+        return "taught enough"
+    return "more photos would help" if curve[-1] - curve[SHARES.index(0.5)] >= RISE else "too like another class"
+
+
+def _neediest_first(classes: list[ClassCheck]) -> tuple[ClassCheck, ...]:
+    def need(one: ClassCheck) -> tuple[int, float, int, str]:
+        return NEEDIEST.index(one.advice), one.curve[-1] if one.curve else 0.0, one.photos or one.taught, one.name
+
+    return tuple(sorted(classes, key=need))
+
+
+def _rivals(overlap: Tensor, names: tuple[str, ...] | list[str]) -> list[str | None]:
+    """For each class the one that most of its photos are nearer to."""
+    if not len(names):
+        return []
+    best = overlap.max(1)
+    pairs = zip(best.values.tolist(), best.indices.tolist(), strict=True)
+    return [names[row] if share > 0 else None for share, row in pairs]
+
+
+def _pairs(overlap: Tensor, names: tuple[str, ...] | list[str], least: float = 0.05) -> tuple[Pair, ...]:
+    """Pairs of classes that share at least so much, the most alike first."""
+    found = [Pair(names[i], names[j], float(overlap[i, j])) for i, j in (overlap >= least).triu(1).nonzero().tolist()]
+    return tuple(sorted(found, key=lambda pair: (-pair.overlap, pair.first, pair.second)))
+
+
+def _suspects(batch: DecodedImages, names: list[str], found: Suspicion) -> tuple[Suspect, ...]:
+    """The photos that another class is likelier for, the most suspicious first."""
+    assert batch.labels is not None
+    order = found.ratio.argsort(descending=True, stable=True)
+    return tuple(
+        Suspect(batch.names[row], batch.labels[row], names[int(found.likelier[row])], float(found.ratio[row]))
+        for row in order[: int((found.ratio > 0).sum())].tolist()
+    )
+
+
+def _duplicates(batch: DecodedImages, near: Neighbours) -> tuple[Duplicate, ...]:
+    """Neighbours under another name that are one photo, perhaps saved or resized again; each pair once."""
+    assert batch.labels is not None
+    found = []
+    small = F.adaptive_avg_pool2d(torch.from_numpy(batch.pixels).float(), _THUMBNAIL)
+    close = (small[:, None] - small[near.rows]).abs().mean((2, 3, 4)) <= SAME
+    pairs = {(row, int(near.rows[row, place])) for row, place in close.nonzero().tolist()}
+    for row, other in sorted({(min(pair), max(pair)) for pair in pairs}):
+        if batch.labels[row] != batch.labels[other]:
+            identical = bool((batch.pixels[row] == batch.pixels[other]).all())
+            names = batch.names[row], batch.labels[row], batch.names[other], batch.labels[other]
+            found.append(Duplicate(*names, identical))
+    return tuple(sorted(found, key=lambda one: not one.identical))

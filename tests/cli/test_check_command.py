@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``onea check`` in words, as JSON and in pictures, and one sentence for every mistake."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+
+def test_a_folder_is_told_in_tables_and_pictures(onea, shop, tiny_images):
+    shutil.copytree(tiny_images / "train", "photos")
+    shutil.move("photos/class00/0.png", "photos/class01/moved.png")
+    code, out, err = onea("check", str(shop), "photos", "--threads", "1", "-o", "found")
+    assert code == 0, err
+    assert "classes that need something, the neediest first" in out
+    assert "photos that may have the wrong name" in out
+    assert "few photos" in out
+    for name in ("learning-curves", "suspicious-photos"):
+        assert str(Path("found") / f"{name}.png") in out
+        assert Image.open(f"found/{name}.png").width > 500
+
+
+def test_json_holds_all_of_it(onea, shop, tiny_images):
+    code, out, err = onea("check", str(shop), str(tiny_images / "train"), "--threads", "1", "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["measured"] is True
+    assert found["version"] == 1
+    assert {one["name"]: one["taught"] for one in found["classes"]} == {
+        f"class{row:02d}": 6 if row < 4 else 0 for row in range(6)
+    }
+    assert all(len(one["curve"]) == len(found["shares"]) for one in found["classes"])
+    ratios = [one["ratio"] for one in found["suspects"]]
+    assert ratios == sorted(ratios, reverse=True)
+    assert all(Path(path).is_file() for path in found["pictures"])
+
+
+def test_a_model_alone_is_checked_without_photos_or_pictures(onea, shop):
+    code, out, err = onea("check", str(shop))
+    assert code == 0, err
+    assert "give a folder of photos" in out
+    assert not Path("check").exists()
+    found = json.loads(onea("check", str(shop), "--json")[1])
+    assert [one["taught"] for one in found["classes"]] == [6] * 4
+    assert {one["advice"] for one in found["classes"]} == {"few photos"}
+    assert found["suspects"] == found["pictures"] == []
+
+
+def test_unreadable_photos_stop_a_check_or_are_left_out(onea, shop, tiny_images):
+    shutil.copytree(tiny_images / "train", "photos")
+    Path("photos/class00/x.jpg").write_text("no image")
+    code, _, err = onea("check", str(shop), "photos", "--threads", "1")
+    assert code == 2
+    assert "not an image" in err
+    code, _, err = onea("check", str(shop), "photos", "--threads", "1", "--on-bad", "skip")
+    assert code == 0
+    assert "left out photos/class00/x.jpg" in err.replace("\\", "/")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["nowhere"], "nowhere does not exist"),
+        (["empty"], "no class folders"),
+        (["photos", "--on-bad", "x"], "choose fail or skip"),
+        (["--most", "0"], "at least one row"),
+        (["empty", "-o", "file/found"], "Cannot write"),
+    ],
+)
+def test_a_mistake_gets_one_sentence(onea, shop, words, sentence):
+    Path("empty").mkdir()
+    Path("file").touch()
+    code, _, err = onea("check", str(shop), *words)
+    assert code == 2
+    assert sentence in err
+    assert err.count("\n") == 1
