@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from serving import TEACHER, TOKEN, ZIP, class_zip, client_of, folder_hash, form, job_end, photos, png, zipped
+from serving import TEACHER, TOKEN, ZIP, class_zip, client_of, folder_hash, form, job_end, photos, zipped
 
 import onea
 from onea.cli import main
