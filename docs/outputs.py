@@ -76,12 +76,21 @@ def shortened(text: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def renewed(page: str, place: Path) -> str:
-    """The page with what its commands print now."""
+def keep_pictures(place: Path) -> None:
+    """Copy the pictures that commands have made to those of the docs."""
+    for name, kept in _PICTURES.items():
+        for found in place.rglob(name):
+            shutil.copy(found, Path(__file__).parent / "pictures" / kept)
+
+
+def renewed(page: str, place: Path, pictures: bool) -> str:
+    """The page with what its commands print now, and its pictures as they were before anything was undone."""
 
     def run(match: re.Match[str]) -> str:
         language, code, block, old = match.groups()
         found = printed(language, code, place)
+        if pictures and "onea undo" not in code:
+            keep_pictures(place)
         return match[0] if block is None else match[0].replace(f"```text\n{old}```", f"```text\n{shortened(found)}```")
 
     return _BLOCK.sub(run, page)
@@ -93,10 +102,8 @@ def main() -> None:
     for page in pages:
         with tempfile.TemporaryDirectory() as folder:
             prepare(photos, Path(folder))
-            page.write_text(renewed(page.read_text("utf-8"), Path(folder)), "utf-8")
-            for name, kept in _PICTURES.items() if page.stem == "grocery" else ():
-                for found in Path(folder).rglob(name):
-                    shutil.copy(found, Path(__file__).parent / "pictures" / kept)
+            told = renewed(page.read_text("utf-8"), Path(folder), pictures=page.stem == "grocery")
+            page.write_text(told, "utf-8")
 
 
 if __name__ == "__main__":

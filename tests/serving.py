@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import numpy as np
 from fastapi.testclient import TestClient
 from model_tools import wait_for
 from PIL import Image
@@ -120,6 +121,14 @@ def job_end(client, response) -> dict:
 def png(width: int = 32, height: int = 32, colour: object = (200, 30, 30)) -> bytes:
     content = io.BytesIO()
     Image.new("RGB", (width, height), colour).save(content, "PNG")
+    return content.getvalue()
+
+
+def checkerboard() -> bytes:
+    """An image like none of the classes."""
+    content = io.BytesIO()
+    squares = np.indices((32, 32)).sum(0) // 4 % 2 * 255
+    Image.fromarray(np.repeat(squares[:, :, None], 3, 2).astype(np.uint8)).save(content, "PNG")
     return content.getvalue()
 
 

@@ -7,7 +7,7 @@ import os
 import shutil
 
 import pytest
-from serving import TOKEN, folder_hash, live, photos, png, service_of
+from serving import TOKEN, checkerboard, folder_hash, live, photos, png, service_of
 
 playwright_api = pytest.importorskip("playwright.sync_api")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
@@ -112,7 +112,7 @@ def test_refusals_are_shown_as_they_are_and_nothing_changes(open_page, shop, tin
     broken = saved(tmp_path / "b", [b"not an image"])
     page.locator("#ask-files").set_input_files(broken)
     page.get_by_role("alert").get_by_text("Cannot read image 0.png").wait_for()
-    page.locator("#ask-files").set_input_files(saved(tmp_path / "c", [png(colour=(0, 255, 0))]))
+    page.locator("#ask-files").set_input_files(saved(tmp_path / "c", [checkerboard()]))
     page.locator("#answers .unknown .verdict").get_by_text("Unknown").wait_for()
     assert folder_hash(shop) == before
 

@@ -64,9 +64,9 @@ def test_no_answer_comes_from_half_a_version(shop, tiny_images):
             future.result()
 
     expected = {version: snapshot.answers(contents, 2) for version, snapshot in versions.items()}
-    tops = {version: [answer.top[0][1] for answer in answers] for version, answers in expected.items()}
-    assert tops[1] != pytest.approx(tops[2], abs=1e-3), "the versions differ, so a mixture would be noticed"
-    assert tops[2] != pytest.approx(tops[3], abs=1e-3)
+    chances = {version: [answer.none for answer in answers] for version, answers in expected.items()}
+    assert chances[1] != pytest.approx(chances[2], abs=1e-3), "the versions differ, so a mixture would be noticed"
+    assert chances[2] != pytest.approx(chances[3], abs=1e-3)
     assert {prediction["version"] for prediction in seen} == {1, 2, 3}
     for prediction in seen:
         version = prediction["version"]
@@ -74,6 +74,7 @@ def test_no_answer_comes_from_half_a_version(shop, tiny_images):
             assert answer["version"] == version
             assert answer["class"] == right.label
             assert [row["class"] for row in answer["top"]] == [name for name, _ in right.top]
+            assert answer["none_of_these"] == pytest.approx(right.none, abs=1e-4)
             given = [row["confidence"] for row in answer["top"]]
             assert given == pytest.approx([chance for _, chance in right.top], abs=1e-4)
 

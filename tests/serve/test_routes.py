@@ -3,17 +3,14 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
-from serving import TEACHER, TOKEN, ZIP, class_zip, client_of, folder_hash, form, job_end, photos, zipped
+from serving import TEACHER, TOKEN, ZIP, checkerboard, class_zip, client_of, folder_hash, form, job_end, photos, zipped
 
 import onea
 from onea.cli import main
@@ -60,12 +57,8 @@ def test_many_images_in_a_form_keep_their_order_and_names(client, shop, tiny_ima
 
 
 def test_a_strange_image_is_unknown_and_says_what_is_nearest(client):
-    edges = np.indices((32, 32)).sum(0) // 4 % 2 * 255
-    content = io.BytesIO()
-    Image.fromarray(np.repeat(edges[:, :, None], 3, 2).astype(np.uint8)).save(content, "PNG")
-    (answer,) = client.post("/predict", content=content.getvalue(), headers={"Content-Type": "image/png"}).json()[
-        "answers"
-    ]
+    sent = {"content": checkerboard(), "headers": {"Content-Type": "image/png"}}
+    (answer,) = client.post("/predict", **sent).json()["answers"]
     assert answer["unknown"] is True
     assert answer["class"] == "unknown"
     assert answer["confidence"] is None
