@@ -13,7 +13,7 @@ from model_tools import tiny_model
 
 from onea.errors import OneaError
 from onea.model.evaluation import OpenSet, evaluate
-from onea.model.familiarity import familiarity_picture
+from onea.model.open_set_picture import open_set_picture
 from onea.openset import auroc, open_set_curve
 
 KNOWN = ("class00", "class01", "class02")
@@ -93,7 +93,7 @@ def test_a_folder_that_is_missing_or_empty_is_one_sentence(model, tiny_images, t
 
 def drawn(known: list[float], right: list[bool], unknown: list[float], threshold: float):
     found = OpenSet(torch.tensor(known), torch.tensor(right), torch.tensor(unknown), threshold)
-    figure = familiarity_picture(found)
+    figure = open_set_picture(found)
     figure.draw_without_rendering()
     return figure
 

@@ -21,7 +21,7 @@ from onea.report.load import by_classifier
 from onea.report.run_page import run_page
 from onea.report.tables import results_table
 from onea.runs.config import RunConfig, make_config
-from onea.runs.evaluation import judge, open_set_auroc
+from onea.runs.evaluation import answer_tasks, open_set_auroc
 from onea.runs.record import comparable_fields
 from onea.runs.runner import run
 
@@ -46,7 +46,7 @@ def test_the_area_is_that_of_the_largest_score(method, tiny_run):
     for index, seen in enumerate((3, 4)):
         ready.method.learn(ready.task(index))
         found = [
-            judge(ready.method, ready.test, ranges, ready.seed)
+            answer_tasks(ready.method, ready.test, ranges, ready.seed)
             for ranges in (ready.class_ranges(index), ready.later_class_ranges(index))
         ]
         assert sorted(found[0].truth.tolist()) == sorted(labels[labels < seen].tolist())

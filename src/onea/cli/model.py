@@ -130,7 +130,7 @@ def evaluate(
     from onea.model.confusion import confusion_picture
     from onea.model.estimator import load_for
     from onea.model.evaluation import evaluate as ask
-    from onea.model.familiarity import familiarity_picture
+    from onea.model.open_set_picture import open_set_picture
     from onea.report.style import save
 
     check_writable(out.parent)
@@ -142,7 +142,7 @@ def evaluate(
         print_open_set(Console(), found.open_set)
     print(save(confusion_picture(found), out))
     if found.open_set:
-        print(save(familiarity_picture(found.open_set), out.with_name(f"{out.stem}-unknown{out.suffix}")))
+        print(save(open_set_picture(found.open_set), out.with_name(f"{out.stem}-unknown{out.suffix}")))
 
 
 def _rate_and_folder(given: list[str]) -> tuple[float | None, Path | None]:

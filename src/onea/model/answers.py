@@ -33,8 +33,8 @@ class Answer:
         top: the most likely classes with their probabilities, best first; also for an unknown image. They suppose that
             it shows one of the classes.
         version: of the model that said so.
-        none: the chance that it shows none of the classes, where every other image does; None where the model cannot
-            tell, because it knows one class or was taught by an earlier version.
+        none: the chance that it shows none of the classes, if half of all images showed none; None where the model
+            cannot tell, because it knows one class or was taught by an earlier version.
     """
 
     image: str

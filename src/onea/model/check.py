@@ -17,12 +17,12 @@ from onea.data.assemble import natural_key
 from onea.errors import OneaError
 from onea.model.answers import Snapshot
 from onea.model.calibration import FEW
-from onea.model.groups import GROUPS
+from onea.model.groups import GROUPS, groups_by_class
 from onea.model.images import DecodedImages
 from onea.model.learning_curve import SHARES, learning_curves
 from onea.model.overlap import gaussian_overlap, held_out_overlap
 from onea.model.state import State
-from onea.model.suspicion import Neighbours, Suspicion, classifier, cross_examine, series
+from onea.model.suspicion import Neighbours, Suspicion, classifier, cross_examine
 
 Advice = Literal[
     "taught enough",
@@ -180,7 +180,7 @@ def check_photos(model: Snapshot, batch: DecodedImages) -> Check:
     judged = torch.tensor([counts[label] >= FEW for label in batch.labels])
     if bool(judged.any()):
         rest, part, rows = known.add(features[~judged], labels[~judged]), features[judged], labels[judged]
-        curves = learning_curves(classifier(), rest, part, rows, series(part, rows, GROUPS))
+        curves = learning_curves(classifier(), rest, part, rows, groups_by_class(part, rows, GROUPS))
         right, overlap = curves.right, held_out_overlap(curves.scores, rows)
 
     taught = dict(zip(model.classes, model.state.images, strict=True))
@@ -265,7 +265,7 @@ def _duplicates(batch: DecodedImages, near: Neighbours) -> tuple[Duplicate, ...]
     assert batch.labels is not None
     found = []
     small = F.adaptive_avg_pool2d(torch.from_numpy(batch.pixels).float(), _THUMBNAIL)
-    close = (small[:, None] - small[near.rows]).abs().mean((2, 3, 4)) <= SAME
+    close = torch.stack([(small - small[rows]).abs().mean((1, 2, 3)) <= SAME for rows in near.rows.T], 1)
     pairs = {(row, int(near.rows[row, place])) for row, place in close.nonzero().tolist()}
     for row, other in sorted({(min(pair), max(pair)) for pair in pairs}):
         if batch.labels[row] != batch.labels[other]:

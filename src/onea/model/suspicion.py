@@ -14,7 +14,7 @@ from onea.classifiers.contract import Classifier
 from onea.classifiers.statistics import ClassStatistics
 from onea.classifiers.validation import cross_validated_scores
 from onea.model.calibration import FEW, fit_temperature
-from onea.model.groups import similar_groups
+from onea.model.groups import groups_by_class
 
 # Chosen on the Grocery photos (benchmarks/check_labels.py).
 SERIES = 24  # of a class at most: a series is a few photos taken one after the other
@@ -78,7 +78,7 @@ def cross_examine(known: ClassStatistics, features: Tensor, rows: Tensor) -> Exa
     """
     classes = max(known.classes, int(rows.max()) + 1)
     photos = torch.bincount(rows, minlength=classes)
-    near = neighbours(features, known.add(features, rows).whitening(), series(features, rows, SERIES))
+    near = neighbours(features, known.add(features, rows).whitening(), groups_by_class(features, rows, SERIES))
     ratio, likelier = torch.full((len(rows),), -torch.inf, dtype=torch.float64), rows.clone()
     judged = photos[rows] >= FEW
     if bool(judged.any()):
@@ -93,20 +93,6 @@ def cross_examine(known: ClassStatistics, features: Tensor, rows: Tensor) -> Exa
 def classifier() -> Classifier:
     """The rule that photos are judged by: of those that are cheap to fit anew, it found the most wrong names."""
     return make_classifier("whitened")
-
-
-def series(features: Tensor, rows: Tensor, most: int) -> Tensor:
-    """The series of look-alikes that each photo belongs to, ``int64 [N]``: at most so many of a class.
-
-    Where all photos of a class are alike, each is a series of its own, because a class cannot be judged without photos.
-    """
-    groups, start = torch.empty_like(rows), 0
-    for row in rows.unique():
-        own = (rows == row).nonzero()[:, 0]
-        found = similar_groups(features[own], most)
-        groups[own] = start + (found if int(found.max()) else torch.arange(len(own)))
-        start += len(own)
-    return groups
 
 
 def neighbours(features: Tensor, whitening: Tensor, groups: Tensor, count: int = NEIGHBOURS) -> Neighbours:

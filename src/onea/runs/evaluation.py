@@ -26,8 +26,8 @@ _SAMPLE = 8  # images; some methods route each image its own way
 
 
 @dataclass(frozen=True)
-class Judgement:
-    """What a method makes of some test images.
+class StreamAnswers:
+    """Answers of a method to test images of some tasks of a stream.
 
     Attributes:
         truth: class of each image, by its position in the stream.
@@ -44,10 +44,10 @@ def correct_per_class(
     method: Method, test: Side, class_ranges: Sequence[range], seed: int, known: FeatureCache | None = None
 ) -> dict[str, list[int]]:
     """Right answers for each class seen, over the test images of those classes, by every classifier of a method."""
-    return count_correct(judge(method, test, class_ranges, seed, known), class_ranges[-1].stop)
+    return count_correct(answer_tasks(method, test, class_ranges, seed, known), class_ranges[-1].stop)
 
 
-def count_correct(found: Judgement, classes: int) -> dict[str, list[int]]:
+def count_correct(found: StreamAnswers, classes: int) -> dict[str, list[int]]:
     """Right answers for each of the first classes, by every classifier."""
     return {
         name: torch.bincount(found.truth[answers == found.truth], minlength=classes).tolist()
@@ -55,16 +55,16 @@ def count_correct(found: Judgement, classes: int) -> dict[str, list[int]]:
     }
 
 
-def open_set_auroc(seen: Judgement, to_come: Judgement | None) -> float | None:
+def open_set_auroc(seen: StreamAnswers, to_come: StreamAnswers | None) -> float | None:
     """AUROC in percent of the images of classes seen against those of classes yet to come; None without either."""
     if to_come is None or not len(seen.truth) or not len(to_come.truth):
         return None
     return 100 * auroc(seen.familiarity, to_come.familiarity)
 
 
-def judge(
+def answer_tasks(
     method: Method, test: Side, class_ranges: Sequence[range], seed: int, known: FeatureCache | None = None
-) -> Judgement:
+) -> StreamAnswers:
     """Ask a method about all test images of some tasks.
 
     Args:
@@ -92,7 +92,7 @@ def judge(
                 line.copy_(scores.argmax(1))
             largest.copy_(by_classifier[0].amax(1))
     found = dict(zip(names, processes.sum_of(answers).cpu(), strict=True))
-    return Judgement(truth, found, processes.sum_of(familiarity).cpu())
+    return StreamAnswers(truth, found, processes.sum_of(familiarity).cpu())
 
 
 def _scores(method: Method, test: Side, rows: Tensor, known: FeatureCache) -> list[Tensor]:

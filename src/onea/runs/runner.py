@@ -17,7 +17,7 @@ from onea.processes import is_first
 from onea.record import FORMAT, Record, leftovers, tidy
 from onea.renamed import renamed_arguments
 from onea.runs.config import RunConfig
-from onea.runs.evaluation import MEASURED_AFTER, FeatureCache, count_correct, judge, measure, open_set_auroc
+from onea.runs.evaluation import MEASURED_AFTER, FeatureCache, answer_tasks, count_correct, measure, open_set_auroc
 from onea.runs.inputs import Inputs
 from onea.runs.record import (
     check_same_inputs,
@@ -169,7 +169,7 @@ def _learn_task(index: int, prepared: Prepared, runtime: Runtime, record: Record
     report = method.learn(task)
     learned = time.perf_counter()
     runtime.progress.note("evaluating")
-    seen = judge(method, prepared.test, prepared.class_ranges(index), prepared.seed, known)
+    seen = answer_tasks(method, prepared.test, prepared.class_ranges(index), prepared.seed, known)
     evaluated = time.perf_counter()  # what --open-set adds is no part of it, or runs with and without would not compare
 
     correct = count_correct(seen, task.classes.stop)
@@ -179,7 +179,7 @@ def _learn_task(index: int, prepared: Prepared, runtime: Runtime, record: Record
         record.setdefault("classifiers", {}).setdefault(name, []).append(correct[name])
     if record["config"].get("open_set"):
         later = prepared.later_class_ranges(index)
-        to_come = judge(method, prepared.test, later, prepared.seed, known) if later else None
+        to_come = answer_tasks(method, prepared.test, later, prepared.seed, known) if later else None
         record.setdefault("open_set", []).append(open_set_auroc(seen, to_come))
     record["tasks"].append({"name": task.name, "classes": len(task.classes), "images": len(task), **report})
     record["metrics"] = summarise(record["correct"], record["total"], stream.sizes)

@@ -29,7 +29,7 @@ class ImageAnswer(BaseModel):
     confidence: float | None = Field(description="Of the class; null where the answer is 'unknown'.")
     unknown: bool
     none_of_these: float | None = Field(
-        description="Chance that it shows none of the classes, where every other image does; null where it cannot tell."
+        description="Chance that it shows none of the classes, if half of all images showed none; null if not known."
     )
     top: list[Likely] = Field(description="The nearest classes, best first; also for an unknown image.")
     version: int = Field(description="Of the model that said so.")

@@ -22,7 +22,7 @@ _REACH = 2  # times the width of the known images: unknown ones that lie farther
 _HEADROOM = 1.45  # of the highest bar: room for the legend
 
 
-def familiarity_picture(found: OpenSet) -> Figure:
+def open_set_picture(found: OpenSet) -> Figure:
     """Above, how familiar known and unknown images look; below, the open-set curve with the model's own threshold."""
     with style.themed():
         figure = style.blank(_WIDTH, _HEIGHT)
