@@ -295,6 +295,17 @@ def test_the_pictures_of_the_concepts_can_be_drawn(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == kept
 
 
+def test_outputs_are_put_below_their_commands(tmp_path: Path) -> None:
+    outputs = script("outputs")
+    run, table = "<!-- test: run -->\n", "\n".join(["┏━┓", "┃ a ┃", "┡━┩", *["│ b │"] * 30, "└─┘"])
+    page = f"{run}```python\nprint(6 * 7)\n```\n\n```text\n41\n```\n\n{run}```sh\necho unseen\n```\nafter\n"
+    assert outputs.renewed(page, tmp_path, pictures=False) == page.replace("41", "42")
+    short = outputs.shortened(table).splitlines()
+    assert len(short) < 20
+    assert (short[:3], short[-1]) == (table.splitlines()[:3], "└─┘")
+    assert any("..." in line for line in short)
+
+
 # what the pages point at
 
 

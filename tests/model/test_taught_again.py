@@ -185,6 +185,16 @@ def test_an_old_folder_counts_its_classes_once(tiny_vit, files, tmp_path):
     assert merged(onea.load(path, backbone=tiny_vit)) == {A: 10, B: 10, C: 10, D: 5, E: 5, F: 5}
 
 
+def test_an_old_folder_keeps_a_rate_that_nobody_can_set_any_more(tiny_vit, tmp_path):
+    path = Path(shutil.copytree(GOLDEN, tmp_path / "old.onea"))
+    manifest = json.loads((path / "model.json").read_text("utf-8"))
+    (path / "model.json").write_text(json.dumps(manifest | {"params": manifest["params"] | {"unknown": 0.75}}), "utf-8")
+    model = onea.load(path, backbone=tiny_vit, threads=1)
+    assert (model.unknown, model.views, model.readout) == (0.75, 1, "uncentred")
+    with pytest.raises(OneaError, match=r"between 0 .never. and 0.5"):
+        onea.load(path, backbone=tiny_vit, unknown=0.75)
+
+
 def test_the_history_of_an_old_folder_tells_what_its_adapter_met():
     learned = {"kind": "learn", "trained": True}
     updates = [

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import torch
 from torch import Tensor
 
@@ -15,21 +17,25 @@ SIGNALS = 3
 _SOFTNESS = 6.0  # what log-likelihoods are divided by, of correlated features as if they were independent
 
 
-class Familiarity(Scorer):
-    """Features ``[B, width]`` and their scores ``[B, classes]`` to one number for each image, or several.
+class ScoreReader(Scorer, ABC):
+    """A module that reads features ``[B, width]`` and the scores ``[B, classes]`` that a classifier gave them.
 
     A class with a score of -inf is left out, as if nobody had taught it.
     """
 
     def __call__(self, features: Tensor, scores: Tensor) -> Tensor:  # type: ignore[override]
-        """The numbers, in float32 whatever the network computes in."""
+        """What it finds, in float32 whatever the network computes in."""
         with torch.autocast(features.device.type, enabled=False):
             found: Tensor = self.forward(features.float(), scores.float())
             return found
 
+    @abstractmethod
     def forward(self, features: Tensor, scores: Tensor) -> Tensor:
-        """See ``__call__``."""
-        raise NotImplementedError
+        """The same, in the precision that is given."""
+
+
+class Familiarity(ScoreReader):
+    """One number for each image, ``[B]``."""
 
 
 class Margin(Familiarity):
@@ -47,7 +53,7 @@ class Margin(Familiarity):
         return best - self.get_buffer("familiar")[index]
 
 
-class Signals(Familiarity):
+class Signals(ScoreReader):
     """What tells new images from known ones, ``[B, 3]``: how near the nearest class is, how clearly, and how far away.
 
     In the space where images spread equally around their class, centred on the mean of the class means: the cosine to

@@ -98,7 +98,7 @@ class Snapshot:
         self.state, self.engine = state, engine
         self.adapters = engine.adapters(state)
         self.scorer = state.classifier.fit(state.statistics)
-        self.familiarity, known, hidden = state.familiarity()
+        self.familiarity, known, hidden = state.calibrated_familiarity()
         self._odds = calibration.fit_chance(known, hidden)
         self.threshold = -math.inf if not false_alarms else calibration.threshold(known, false_alarms)
 

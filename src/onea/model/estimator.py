@@ -351,7 +351,7 @@ def load(path: str | Path, **params: Any) -> OneA:
     manifest = read_manifest(folder)
     states = [read_state(folder, version) for version in manifest.versions.kept]
     model = OneA(**(manifest.params | {"backbone": states[-1].backbone["source"]} | params))
-    check_params(model.get_params())
+    check_params(Parameters.defaults() | params)
     model.restore(states, manifest.versions)
     return model
 

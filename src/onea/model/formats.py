@@ -21,8 +21,7 @@ def modern_params(written: Mapping[str, Any], number: int) -> dict[str, Any]:
     """Parameters in a file of this format as today's; before 3 an image was looked at once."""
     if number >= 3:
         return dict(written)
-    readout = written.get("readout", "whitened")
-    return {"views": 1, **written, "readout": _READOUTS.get(readout, readout) if isinstance(readout, str) else readout}
+    return {"views": 1, **written, "readout": modern_readout(str(written.get("readout", "whitened")), number)}
 
 
 def modern(written: Mapping[str, Any]) -> dict[str, Any]:

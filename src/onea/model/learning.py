@@ -169,6 +169,21 @@ def learn(
     unseen = classifier.fit(seen)(features[held])
     accuracy = float((unseen.argmax(1) == rows[held]).double().mean()) if len(held) else None
 
+    learned = dataclasses.replace(
+        state,
+        id=new_id(),
+        version=version,
+        classes=classes,
+        adapter=_on_cpu(adapters.state_dict()),
+        statistics=after,
+        merged=merged_with(state.merged, taught) if report["trained"] else state.merged,
+        numbers=given_as_numbers(state, batch),
+    )
+    if len(state.familiar):  # an earlier version measured familiarity otherwise
+        learned = dataclasses.replace(learned, familiar=torch.empty(0), margins=NO_SIGNALS, margin_rows=NO_ROWS)
+    # Images that an adapter was trained on look more familiar than others, so only those held out can tell.
+    enough = report["trained"] and len(held) + len(learned.margins) >= _ENOUGH
+    learned = _calibrated(learned, before, views, rows, ~trained & enough, seen)
     update: Update = {
         "version": version,
         "kind": "learn",
@@ -186,22 +201,7 @@ def learn(
         "skipped": len(batch.skipped),
         "seconds": round(time.perf_counter() - started, 3),
     }
-    learned = dataclasses.replace(
-        state,
-        id=new_id(),
-        version=version,
-        classes=classes,
-        adapter=_on_cpu(adapters.state_dict()),
-        statistics=after,
-        merged=merged_with(state.merged, taught) if report["trained"] else state.merged,
-        updates=(*state.updates, update),
-        numbers=given_as_numbers(state, batch),
-    )
-    if len(state.familiar):  # an earlier version measured familiarity otherwise
-        learned = dataclasses.replace(learned, familiar=torch.empty(0), margins=NO_SIGNALS, margin_rows=NO_ROWS)
-    # Images that an adapter was trained on look more familiar than others, so only those held out can tell.
-    enough = report["trained"] and len(held) + len(learned.margins) >= _ENOUGH
-    return _calibrated(learned, before, views, rows, ~trained & enough, seen)
+    return dataclasses.replace(learned, updates=(*state.updates, update))
 
 
 def _calibrated(
@@ -214,8 +214,9 @@ def _calibrated(
         before: the statistics without these images.
         views: their features, ``[views, N, width]``.
         rows: their classes.
-        honest: the images that tell, ``bool [N]``; none are all, each judged by what others say.
-        seen: the statistics with all images but those.
+        honest: images that the adapter was not trained on, ``bool [N]``: they alone are judged. Where there is none,
+            all images are, each by statistics without its series.
+        seen: the statistics with all images but the honest ones.
     """
     features, classifier, found = views[0], state.classifier, []
     groups = series(features, rows, state.statistics)

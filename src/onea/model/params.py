@@ -58,15 +58,15 @@ def epoch_bounds(epochs: int | None) -> dict[str, int]:
     return {} if epochs is None else {"min_epochs": max(1, epochs // 2), "max_epochs": 2 * epochs}
 
 
-def check_params(params: Mapping[str, Any]) -> None:
+def check_params(params: Mapping[str, Any], highest_rate: float = 0.5) -> None:
     """Complain about the first value that is out of its range."""
     for name in ("held_out", "unknown", "keep"):
         if not isinstance(params[name], int | float) and not (name == "unknown" and params[name] is None):
             raise OneaError(f"{name} is {params[name]!r}; it must be a number.")
     if not 0 <= params["held_out"] <= 0.5:
         raise OneaError(f"held_out is {params['held_out']}; it must lie between 0 and 0.5.")
-    if params["unknown"] is not None and not 0 <= params["unknown"] <= 0.5:
-        raise OneaError(f"unknown is {params['unknown']}; it must lie between 0 (never) and 0.5.")
+    if params["unknown"] is not None and not 0 <= params["unknown"] <= highest_rate:
+        raise OneaError(f"unknown is {params['unknown']}; it must lie between 0 (never) and {highest_rate:g}.")
     classifier_for(params["readout"])
     if params["keep"] < 0:
         raise OneaError(f"keep is {params['keep']}; it must not be negative.")

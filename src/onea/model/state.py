@@ -111,11 +111,8 @@ class State:
         """What tells new images from known ones."""
         return Signals(self.statistics, isinstance(self.classifier, RegularisedGaussian))
 
-    def familiarity(self) -> tuple[Familiarity, Tensor, Tensor]:
-        """The rule that says how much an image looks like something taught, and what it says of images held out.
-
-        Those come twice: as they are, and as if nobody had taught their class.
-        """
+    def calibrated_familiarity(self) -> tuple[Familiarity, Tensor, Tensor]:
+        """The familiarity of images as a module, that of images held out, and theirs if their class were not taught."""
         if len(self.familiar):
             return Margin(self.familiar), self.margins, self.hidden[:, 0]
         rule = Typicality(self.signals(), self.margins)
