@@ -81,17 +81,20 @@ class FullRegularisedGaussian(RegularisedGaussian):
 class GaussianScores(Scorer):
     """Log-likelihoods per feature, from whitened means ``[C, width]``, unit directions ``[C, r, width]`` and variances
     ``[C, r]``.
+
+    All that is linear in a feature is one matrix product: its place in the whitened space, what each class's mean says,
+    and its distances from the means along their directions. Sums of squares are left, each scaled beforehand.
     """
 
     def __init__(self, root: Tensor, origin: Tensor, means: Tensor, unit: Tensor, variances: Tensor):
+        along = (unit @ means[:, :, None])[:, :, 0]
+        constant = (means**2).sum(1) + variances.log().sum(1)
+        width = len(root)
         super().__init__(
-            metric=root,
-            shift=origin @ root,
-            targets=means,
-            offset=-0.5 * variances.log().sum(1) - 0.5 * (means**2).sum(1),
-            axes=unit.flatten(0, 1),
-            along=(unit @ means[:, :, None])[:, :, 0],
-            gains=0.5 * (1 - 1 / variances),
+            origin=origin,
+            linear=torch.cat([root / (2 * width) ** 0.5, root @ means.T / width, root @ unit.flatten(0, 1).T], dim=1),
+            constant=torch.cat([means.new_zeros(width), constant / (-2 * width), -along.flatten()]),
+            gains=(1 - 1 / variances) / (2 * width),
         )
 
     def forward(self, features: Tensor) -> Tensor:
@@ -102,11 +105,13 @@ class GaussianScores(Scorer):
         return torch.cat([self._some(part) for part in features.split(max(1, _ROOM // gains.numel()))])
 
     def _some(self, features: Tensor) -> Tensor:
-        targets, gains = self.get_buffer("targets"), self.get_buffer("gains")
-        space = features @ self.get_buffer("metric") - self.get_buffer("shift")
-        lengths = (space @ self.get_buffer("axes").T).unflatten(1, tuple(gains.shape)) - self.get_buffer("along")
-        apart = space @ targets.T + self.get_buffer("offset") + (lengths.square() * gains).sum(2)
-        scores: Tensor = (apart - 0.5 * space.square().sum(1, keepdim=True)) / space.shape[1]
+        gains, width = self.get_buffer("gains"), features.shape[1]
+        found = torch.addmm(
+            self.get_buffer("constant"), features - self.get_buffer("origin"), self.get_buffer("linear")
+        )
+        space, towards, lengths = found.tensor_split((width, width + len(gains)), dim=1)
+        own = (lengths.square().unflatten(1, tuple(gains.shape)) * gains).sum(2)
+        scores: Tensor = towards + own - space.square().sum(1, keepdim=True)
         return scores
 
 
