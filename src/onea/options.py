@@ -97,6 +97,12 @@ def upgraded(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
     return dict(kind.upgraded(named)) if hasattr(kind, "upgraded") else named
 
 
+def completed(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """All options of ``kind``: those of an earlier version under their present names, else the defaults."""
+    defaults = {field.name: field.default for field in dataclasses.fields(kind)}
+    return defaults | upgraded(kind, values)
+
+
 def build(kind: type[T], values: Mapping[str, Any]) -> T:
     """An instance of the dataclass ``kind``; dashes in names are underscores, text is read as the field's type."""
     fields = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]

@@ -16,9 +16,10 @@ def report(
 ) -> None:
     """Write report.html, table.md, table.tex, table.csv and a PNG of the curves about all records below a folder."""
     from onea.report.experiment_page import with_titles, write_report
-    from onea.report.load import by_classifier, load_records
+    from onea.report.load import by_classifier, load_records, with_present_options
 
-    records = with_titles([each for record in load_records(folder) for each in by_classifier(record)])
+    found = [each for record in load_records(folder) for each in by_classifier(record)]
+    records = with_titles(with_present_options(found))
     target = out or (Path(folder) if Path(folder).is_dir() else Path("onea-report"))
     for path in write_report(records, target, title or f"Report of {Path(folder).resolve().name}"):
         print(path)
@@ -35,10 +36,10 @@ def compare(
     from onea.report.compare import RESAMPLES
     from onea.report.compare import compare as compare_records
     from onea.report.formats import terminal
-    from onea.report.load import load_records
+    from onea.report.load import load_records, with_present_options
     from onea.report.table import Table
 
-    found = compare_records(load_records(first), load_records(second))
+    found = compare_records(*(with_present_options(load_records(place)) for place in (first, second)))
     seeds = f"{'seed' if len(found.seeds) == 1 else 'seeds'} {', '.join(map(str, found.seeds))}"
     lines = []
     for row in found.rows:

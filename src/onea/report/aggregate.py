@@ -18,6 +18,7 @@ from onea.report.tables import finished
 # What a record tells elsewhere as it turned out: the stream, the inputs, and the options that a preset stands for.
 _STREAM = ("order", "stream", "gamma", "tasks", "sizes", "long_tail", "seed")
 _NOT_CONFIGURATION = (*_STREAM, "data", "backbone", "method", "options", "preset")
+_NO_EFFECT = "compare_classifiers"  # an option: what else was scored changes nothing
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,15 @@ def settings(records: Sequence[Record]) -> list[Setting]:
     ]
 
 
+def best_first(records: Sequence[Record]) -> list[Record]:
+    """One-A, which this package is about and which curves emphasise, then what is most accurate over its seeds."""
+    last: dict[str, list[float]] = defaultdict(list)
+    for record in records:
+        last[_setting(record) + _configuration(record)].append(record["metrics"]["A"][-1])
+    mean = {key: fmean(values) for key, values in last.items()}
+    return sorted(records, key=lambda r: (r["config"]["method"] != "one-a", -mean[_setting(r) + _configuration(r)]))
+
+
 def grid_table(setting: Setting, title: str | None = None) -> Table:
     """The metrics of a setting's configurations; a seed that others have run and one has not is a gap."""
     wanted, rows = len(setting.seeds), tuple(group.name for group in setting.groups)
@@ -123,17 +133,23 @@ def grid_table(setting: Setting, title: str | None = None) -> Table:
 
 def configuration_names(records: Sequence[Record]) -> list[str]:
     """A name for each configuration: its method and, where two share one, the settings in which they differ."""
-    plain = [str(record.get("title") or record["config"]["method"]) for record in records]
+    told = [str(record.get("title") or record["config"]["method"]) for record in records]
+    plain = [_without_classifier(name, record) for name, record in zip(told, records, strict=True)]
     names = []
-    for index, (name, record) in enumerate(zip(plain, records, strict=True)):
-        others = [
-            _flat(r) for other, (n, r) in enumerate(zip(plain, records, strict=True)) if n == name and other != index
-        ]
-        mine = _flat(record)
+    for name, method, record in zip(told, plain, records, strict=True):
+        alike = [(n, r) for n, m, r in zip(told, plain, records, strict=True) if m == method and r is not record]
+        mine, others = _flat(record), [_flat(r) for _, r in alike]
+        named = name != method or any(n != method for n, _ in alike)  # the title tells the classifier
         keys = [key for key in mine if any(other.get(key) != mine[key] for other in others)]
+        keys = [key for key in keys if not (named and key == "classifier")]
         detail = ", ".join(f"{key} {_short(mine[key])}" for key in keys)
         names.append(f"{name} ({detail})" if detail else name)
     return names
+
+
+def _without_classifier(title: str, record: Record) -> str:
+    """The method's part of a title such as ``One-A+, ncm``."""
+    return title.removesuffix(f", {(record.get('options') or {}).get('classifier')}")
 
 
 def setting_names(records: Sequence[Record]) -> list[str]:
@@ -142,6 +158,8 @@ def setting_names(records: Sequence[Record]) -> list[str]:
     for record in records:
         sizes, data = record["stream"]["sizes"], record["data"]["name"]
         spread = f"{min(sizes)} to {max(sizes)}" if min(sizes) < max(sizes) else str(sizes[0])
+        if record["config"].get("sizes") and _order(record) == "given":
+            spread = ", ".join(map(str, sizes[:4])) + (", ..." if len(sizes) > 4 else "")
         tasks = f"{len(sizes)} tasks of {spread} classes" if len(sizes) > 1 else "1 task"
         tail = ", long-tailed" if record["stream"].get("samples") else ""
         order = "" if _order(record) in ("shuffled", "given") else f", {_order(record)}"
@@ -160,7 +178,8 @@ def _letters(text: str) -> str:
 def _flat(record: Record) -> dict[str, Any]:
     """What may tell two configurations apart, options as they were resolved."""
     config: dict[str, Any] = {k: v for k, v in record["config"].items() if k not in _NOT_CONFIGURATION}
-    return {k: v for k, v in (record.get("options", {}) | config).items() if v is not None}
+    flat = (record.get("options", {}) | config).items()
+    return {name: value for name, value in flat if value is not None and name != _NO_EFFECT}
 
 
 def _short(value: Any) -> str:

@@ -13,7 +13,7 @@ from onea.errors import OneaError
 from onea.files import write_atomically
 from onea.record import Record
 from onea.report import analysis_figures, formats, style
-from onea.report.aggregate import Setting, curve, grid_table, settings
+from onea.report.aggregate import Setting, best_first, curve, grid_table, settings
 from onea.report.curves import banded_curves, same_sizes, stream_bars
 from onea.report.html import document, series
 from onea.report.matrices import matrix_panels
@@ -207,7 +207,7 @@ def _cost(setting: Setting) -> Picture:
 
 def write_report(records: Sequence[Record], folder: Path, title: str) -> list[Path]:
     """Write page, tables and curves, and return their paths; records are grouped by data, stream and network."""
-    records = _best_first(records)
+    records = best_first(records)
     found = settings(records)
     tables = [grid_table(setting) for setting in found]
     lines = [formats.csv_text(_told(table)).splitlines(keepends=True) for table in tables]
@@ -220,11 +220,6 @@ def write_report(records: Sequence[Record], folder: Path, title: str) -> list[Pa
     for name, text in texts.items():
         write_atomically(folder / name, text.encode(), "choose another --out")
     return [*(folder / name for name in texts), *_save_curves(found, folder)]
-
-
-def _best_first(records: Sequence[Record]) -> list[Record]:
-    """One-A, which this package is about and which curves emphasise, then the most accurate."""
-    return sorted(records, key=lambda record: (record["config"]["method"] != "one-a", -record["metrics"]["A"][-1]))
 
 
 def with_titles(records: Sequence[Record]) -> list[Record]:

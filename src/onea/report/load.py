@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from onea.errors import OneaError
 from onea.files import check_path
+from onea.options import completed
 from onea.record import NAME, Record, read_record_file
 from onea.record_shape import can_be_shown
 
@@ -45,6 +47,24 @@ def by_classifier(record: Record) -> list[Record]:
             "open_set": [],  # likewise
         }
         found.append(record | changes)
+    return found
+
+
+def with_present_options(records: Sequence[Record]) -> list[Record]:
+    """Records with their options under the names of today, and with the defaults of options that came later.
+
+    Those of methods that are not installed here stay as they are.
+    """
+    from onea.methods import method_class
+
+    found = []
+    for record in records:
+        try:
+            kind = method_class(record["config"]["method"]).Options
+        except OneaError:
+            found.append(record)
+        else:
+            found.append(record | {"options": completed(kind, record.get("options") or {})})
     return found
 
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import hashlib
 import os
 import platform
@@ -23,7 +22,7 @@ from safetensors.torch import save as save_safetensors
 from onea.errors import OneaError, short
 from onea.files import open_plain, read_tensors, write_atomically
 from onea.methods import method_class
-from onea.options import upgraded
+from onea.options import completed
 from onea.record import NAME, Record, read_record, tidy, write_record
 from onea.record_shape import can_be_continued
 from onea.renamed import renamed
@@ -61,9 +60,8 @@ def check_same_inputs(record: Record, description: Record, folder: Path) -> None
 
     An older record may not hold every digest, nor the options that came later: it ran with their defaults.
     """
-    kind: Any = method_class(record["config"]["method"]).Options
-    defaults = {field.name: field.default for field in dataclasses.fields(kind)}
-    record = record | {"options": defaults | upgraded(kind, record["options"])}
+    kind = method_class(record["config"]["method"]).Options
+    record = record | {"options": completed(kind, record["options"])}
     description = description | {"data": {name: description["data"].get(name) for name in record["data"]}}
     for what in ("data", "backbone", "preprocess", "stream", "options"):
         if record[what] != description[what]:
