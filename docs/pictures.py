@@ -6,6 +6,7 @@ python docs/pictures.py
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ OTHERS = (
 )
 PLUS = HERE / "results" / "one-a-plus" / "runs" / "one-a-plus-cub200-seed1-19fa46c61172" / "record.json"
 RIVALS = ("joint-cub200-seed1-8d233d6ff8db", "mos-cub200-seed1-a20c84f1ee27", "one-a-cub200-seed1-613b6bb31412")
+CARRIED = HERE.parent / "benchmarks" / "carried-statistics.csv"
 BIG_TASK = 4  # the fifth task, 36 classes: larger than all before it together
 
 
@@ -193,6 +195,34 @@ def prototypes() -> Any:
     return figure
 
 
+def carried() -> Any:
+    """How far class means are from where all images would put them, and what that costs, task by task."""
+    with CARRIED.open() as file:
+        lines = list(csv.DictReader(file))
+    looks = {"left": ("left where they were", style.PALETTE[1], "--"), "carried": ("carried", style.PALETTE[0], "-")}
+    best = {"recomputed": ("of all images (not allowed)", style.MUTED, ":")}
+    columns = {"mean": looks, "right": looks | best}
+    data = list(dict.fromkeys(line["data"] for line in lines))
+    with style.themed():
+        figure = style.blank(7.4, 5.2)
+        grid = figure.subplots(len(data), 2, squeeze=False)
+        for row, (name, panels) in enumerate(zip(data, grid, strict=True)):
+            for axes, (column, drawn) in zip(panels, columns.items(), strict=True):
+                for kind, (label, colour, dash) in drawn.items():
+                    own = [line for line in lines if (line["data"], line["statistics"]) == (name, kind)]
+                    tasks = [int(line["task"]) for line in own]
+                    values = [float(line[column]) * (100 if column == "right" else 1) for line in own]
+                    axes.plot(tasks, values, dash, color=colour, label=f"statistics {label}", linewidth=1.6)
+                for task in (int(line["task"]) for line in own if line["trained"] == "1"):
+                    axes.axvline(task, color=style.GRID, linewidth=5, zorder=0)
+                axes.set_title({"mean": f"{name}: error of old class means", "right": f"{name}: accuracy"}[column])
+                axes.set_ylabel({"mean": "in deviations of an image", "right": "held out, %"}[column])
+                if row == len(data) - 1:
+                    axes.set_xlabel("task (bands: the adapter changed)")
+        grid[0][1].legend(fontsize="small")
+    return figure
+
+
 def main() -> None:
     """Write all of them."""
     one_a = record(ONE_A)
@@ -206,6 +236,7 @@ def main() -> None:
         "matrix": accuracy_matrix(one_a),
         "curves": accuracy_curves([one_a, *map(record, OTHERS)]),
         "one-a-plus": accuracy_curves([record(PLUS), *(record(RUNS / name / "record.json") for name in RIVALS)]),
+        "carried": carried(),
     }
     for name, figure in figures.items():
         print(style.save(figure, OUT / f"{name}.png"))

@@ -9,8 +9,9 @@ import pytest
 from record_tools import record
 
 from onea.record_shape import can_be_shown
+from onea.report.aggregate import best_first, setting_names, settings
 from onea.report.experiment_page import with_titles
-from onea.report.load import by_classifier
+from onea.report.load import by_classifier, with_present_options
 
 
 @pytest.fixture
@@ -57,3 +58,43 @@ def test_records_without_options_are_shown(compared, options):
 def test_options_that_are_none_are_refused(compared):
     compared["config"]["options"] = []
     assert not can_be_shown(compared)
+
+
+def test_runs_of_earlier_versions_meet_those_of_today_in_one_row():
+    old, new = record("one-a-plus", seed=1), record("one-a-plus", seed=2)
+    old["options"] = {"min_epochs": 20, "max_epochs": 40, "epochs": 0, "merge_options": "boost=2"}
+    new["options"] = {"epochs": 0, "views": 1, "new_votes": 2.0, "compare_classifiers": "ncm"}
+    records = with_titles(with_present_options([old, new]))
+    ((group,),) = (setting.groups for setting in settings(records))
+    assert group.name == "One-A+"
+    assert [each["config"]["seed"] for each in group.records] == [1, 2]
+
+
+def test_options_of_methods_that_are_not_installed_stay_as_they_are():
+    (found,) = with_present_options([record("somebody-elses") | {"options": {"own": 1}}])
+    assert found["options"] == {"own": 1}
+
+
+def test_a_row_of_another_classifier_says_how_its_run_differs(compared):
+    usual = compared | {"options": {"min_share": 0.25}}
+    other = compared | {"options": {"min_share": 1.0}, "classifiers": {"ranpac": compared["correct"]}}
+    records = with_titles(with_present_options([each for run in (usual, other) for each in by_classifier(run)]))
+    assert {group.name for setting in settings(records) for group in setting.groups} == {
+        "One-A (min_share 0.25)",
+        "One-A (min_share 1)",
+        "One-A, slda (min_share 0.25)",
+        "One-A, ranpac (min_share 1)",
+    }
+
+
+def test_rows_are_in_order_of_their_mean_over_seeds():
+    lucky = [record("simplecil", seed=1, share=0.9), record("simplecil", seed=2, share=0.3)]
+    steady = [record("mos", seed=seed, share=0.8) for seed in (1, 2)]
+    assert [each["config"]["method"] for each in best_first([*lucky, *steady])] == ["mos"] * 2 + ["simplecil"] * 2
+
+
+def test_streams_of_given_sizes_say_them():
+    plain, given = record(sizes=(1, 2, 3), names=()), record(sizes=(1, 2, 3), names=())
+    given["config"] |= {"sizes": "1,2,3", "order": "given"}
+    assert "3 tasks of 1 to 3 classes" in setting_names([plain])[0]
+    assert "3 tasks of 1, 2, 3 classes" in setting_names([given])[0]
