@@ -82,18 +82,19 @@ class GaussianScores(Scorer):
     """Log-likelihoods per feature, from whitened means ``[C, width]``, unit directions ``[C, r, width]`` and variances
     ``[C, r]``.
 
-    All that is linear in a feature is one matrix product: its place in the whitened space, what each class's mean says,
-    and its distances from the means along their directions. Sums of squares are left, each scaled beforehand.
+    What is linear in a whitened feature is one matrix product: what each class's mean says of it, and its distances
+    from the means along their directions. Sums of squares are left, each scaled beforehand.
     """
 
     def __init__(self, root: Tensor, origin: Tensor, means: Tensor, unit: Tensor, variances: Tensor):
         along = (unit @ means[:, :, None])[:, :, 0]
-        constant = (means**2).sum(1) + variances.log().sum(1)
+        constant = -0.5 * ((means**2).sum(1) + variances.log().sum(1))
         width = len(root)
         super().__init__(
-            origin=origin,
-            linear=torch.cat([root / (2 * width) ** 0.5, root @ means.T / width, root @ unit.flatten(0, 1).T], dim=1),
-            constant=torch.cat([means.new_zeros(width), constant / (-2 * width), -along.flatten()]),
+            metric=root,
+            shift=-origin @ root,
+            linear=torch.cat([means / width, unit.flatten(0, 1)]).T,
+            constant=torch.cat([constant / width, -along.flatten()]),
             gains=(1 - 1 / variances) / (2 * width),
         )
 
@@ -105,13 +106,12 @@ class GaussianScores(Scorer):
         return torch.cat([self._some(part) for part in features.split(max(1, _ROOM // gains.numel()))])
 
     def _some(self, features: Tensor) -> Tensor:
-        gains, width = self.get_buffer("gains"), features.shape[1]
-        found = torch.addmm(
-            self.get_buffer("constant"), features - self.get_buffer("origin"), self.get_buffer("linear")
-        )
-        space, towards, lengths = found.tensor_split((width, width + len(gains)), dim=1)
+        gains = self.get_buffer("gains")
+        space = torch.addmm(self.get_buffer("shift"), features, self.get_buffer("metric"))
+        found = torch.addmm(self.get_buffer("constant"), space, self.get_buffer("linear"))
+        towards, lengths = found.tensor_split((len(gains),), dim=1)
         own = (lengths.square().unflatten(1, tuple(gains.shape)) * gains).sum(2)
-        scores: Tensor = towards + own - space.square().sum(1, keepdim=True)
+        scores: Tensor = towards + own - space.square().sum(1, keepdim=True) / (2 * features.shape[1])
         return scores
 
 
