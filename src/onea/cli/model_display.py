@@ -75,7 +75,7 @@ def print_learned(console: Console, model: OneA, path: Path) -> None:
             highlight=False,
         )
     if like := update.get("like_known"):
-        console.print(f"{like:,} of them clearly look like a known class; if they show one, undo", highlight=False)
+        console.print(f"{like:,} of them clearly looked like a known class; if they show one, undo", highlight=False)
     known = count(update["known"], "class", "classes")
     console.print(shown(f"{path} now knows {known} (version {model.version})"), soft_wrap=True)
 

@@ -16,12 +16,13 @@ from onea.model.images import DecodedImages
 from onea.model.learning import now
 from onea.model.state import State, new_id, noted
 from onea.tensors import compact
-from onea.text import count, printable
+from onea.text import printable
 
 MOST_FEATURES = 256  # that are kept; each is compared with every image that is asked about
-_ENOUGH = 20  # known images held out, whose median says something
+_ENOUGH = 20  # known images held out, whose upper quartile says something
+_FAMILIAR = 0.75  # quantile of their familiarity: on Grocery, most photos that were taught are above, few of others are
 _SURE = 0.9  # the probability of one class from which on an image is clearly of it
-_MOST_LIKE_KNOWN = 1 / 3  # share of a folder; a class that resembles a few photos of nothing is no mistake
+_FEW, _SHARE = 2, 1 / 3  # so many images that look known are no mistake: just those have to be learned
 _NAMED = 3  # photos in one sentence
 
 
@@ -49,10 +50,10 @@ def learn_background(
         raise OneaError("The model was taught by an earlier onea and knows no background; teach it a class first.")
     features = model.engine.features(batch.pixels, model.adapters)
     like = like_known(model, features)
-    if len(like) > _MOST_LIKE_KNOWN * len(batch):
+    if len(like) > max(_FEW, _SHARE * len(batch)):
         named = ", ".join(f"{batch.names[row]} like '{label}'" for row, label in list(like.items())[:_NAMED])
         raise OneaError(
-            f"{len(like):,} of {count(len(batch), 'background image', 'background images')} clearly show a known class "
+            f"{len(like):,} of {len(batch):,} background images clearly show a known class "
             f"({named}{', ...' if len(like) > _NAMED else ''}); take them out, or teach them as a class."
         )
     generator = seeds.generator(seed, len(state.updates) + 1, "background")
@@ -76,15 +77,15 @@ def learn_background(
 def like_known(model: Snapshot, features: Tensor) -> dict[int, str]:
     """The rows of images that clearly show a known class, and which.
 
-    They are more familiar than half of the known images that were held out, and one class is likely. Where too few were
-    held out, nothing is clear.
+    They are more familiar than three quarters of the known images that were held out, and one class is likely. Where
+    too few were held out, nothing is clear.
     """
     _, known, _ = model.state.calibrated_familiarity()
     if len(known) < _ENOUGH:
         return {}
     found = model.judge_features(features)
     chances, classes = model.probabilities(found.scores).max(1)
-    clear = (found.familiarity > known.median()) & (chances >= _SURE)
+    clear = (found.familiarity > known.quantile(_FAMILIAR)) & (chances >= _SURE)
     return {row: model.classes[int(classes[row])] for row in clear.nonzero()[:, 0].tolist()}
 
 
