@@ -81,6 +81,8 @@ def check_onea(words: list[str]) -> None:
         loose = [*given["inputs"], *context.args]
         cut = next((index for index, word in enumerate(loose) if word.startswith("--")), len(loose))
         make_operator(given["operator"], **from_arguments(loose[cut:]))
+    elif name == "teach":
+        assert (given["folder"] is None) != (given["background"] is None), "teach takes one folder"
     elif name == "methods" and given["name"]:
         from onea.methods import method_class
 
@@ -120,6 +122,7 @@ def test_every_command_is_accepted(block: Block, words: list[str]) -> None:
     [
         "onea tech a b",
         "onea teach a",
+        "onea teach a b --background c",
         "onea predict a b --jsn",
         "onea run one-a --kapa 3",
         "onea run one-b",
@@ -153,6 +156,8 @@ def shop(tmp_path_factory: pytest.TempPathFactory, tiny_vit: str) -> Path:
     for day in ("monday", "tuesday"):
         shutil.copytree(root / "photos" / day, root / "arrivals" / day)
     some = Image.open(root / "photos/test/Papaya/0.png")
+    (root / "photos/background").mkdir()
+    Image.new("RGB", some.size, "gray").save(root / "photos/background/shelf.png")
     (root / "new").mkdir()
     for name in ("photo.webp", "photo.jpg", "other.webp", "new/1.jpg", "new/papaya.webp"):
         some.save(root / name)

@@ -13,6 +13,11 @@ def to_float64(tensor: Tensor) -> Tensor:
     return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
 
 
+def compact(tensor: Tensor) -> Tensor:
+    """The tensor in float32 with values that bfloat16 can hold, which halves what has to be kept of it."""
+    return tensor.bfloat16().float()
+
+
 def cast_like(value: Tensor, original: Tensor) -> Tensor:
     """The value with the shape, type and device of the original."""
     return value.reshape(original.shape).to(original)

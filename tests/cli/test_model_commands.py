@@ -257,9 +257,45 @@ def test_unreadable_photos_can_be_left_out(onea, shop):
     assert "1 unreadable image left out" in out
 
 
+def test_teach_a_background(onea, shop, days, tiny_images):
+    """Photos of nothing lie anywhere below a folder, and are no class."""
+    strangers = Path("strangers/shelf/left")
+    strangers.parent.mkdir(parents=True)
+    strangers.symlink_to(tiny_images / "train/class05")
+    code, out, err = onea("teach", "shop.onea", "--background", "strangers", "--threads", "1")
+    assert code == 0, err
+    assert "learned 6 background images in" in out
+    assert "now knows 3 classes (version 2)" in out
+    assert "background: strangers" in onea("history", "shop.onea")[1]
+    asked = str(next((tiny_images / "test/class00").iterdir()))
+    assert json.loads(onea("predict", "shop.onea", asked, "--json")[1])["version"] == 2
+    code, out, _ = onea("undo", "shop.onea")
+    assert code == 0
+    assert "background: strangers" in out
+
+
+def test_a_background_of_known_photos_is_named(onea, tiny_vit, tiny_images):
+    assert onea("teach", "all.onea", str(tiny_images / "train"), "--backbone", tiny_vit, *FAST)[0] == 0
+    before = snapshot(Path("all.onea"))
+    code, out, err = onea("teach", "all.onea", "--background", str(tiny_images / "train"), "--threads", "1")
+    assert code == 2
+    assert re.search(r"of 36 background images clearly show a known class \(.*0\.png like 'class0", err)
+    assert err.count("\n") == 1
+    assert not out
+    assert snapshot(Path("all.onea")) == before
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
+        (["teach", "shop.onea"], "or --background and a folder"),
+        (["teach", "shop.onea", "photos", "--background", "photos"], "or --background and a folder"),
+        (
+            ["teach", "shop.onea", "--background", "nowhere"],
+            "nowhere does not exist; give a folder with images of none",
+        ),
+        (["teach", "shop.onea", "--background", "shop.onea/states"], "no images below"),
+        (["teach", "nowhere.onea", "--background", "photos"], "knows no class yet"),
         (["teach", "shop.onea", "nowhere"], "nowhere does not exist"),
         (["teach", "shop.onea", "photos", "--epochs", "9"], "leave out --epochs"),
         (["teach", "shop.onea", "photos", "--on-bad", "x"], "choose fail or skip"),

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from onea.decompose import eigh
-from onea.tensors import Tensors, to_float64
+from onea.tensors import Tensors, compact, to_float64
 from onea.vit.heads import class_means
 
 _TINY = 1e-12  # relative to the largest eigenvalue: below it there is rounding only
@@ -161,7 +161,7 @@ class ClassStatistics:
 
     def compact(self) -> Self:
         """The same with directions that bfloat16 can hold, which halves what has to be kept of them."""
-        return self if self.factors is None else replace(self, factors=self.factors.bfloat16().float())
+        return self if self.factors is None else replace(self, factors=compact(self.factors))
 
     def to(self, device: torch.device) -> Self:
         """The statistics on another device; they stay where they are for one without float64."""

@@ -16,7 +16,14 @@ _ENDINGS = {"onnx": ".onnx", "torch": ".pt2"}
 
 def teach(
     model: Annotated[Path, typer.Argument(help="Model folder, such as shop.onea; made if it does not exist.")],
-    folder: Annotated[Path, typer.Argument(help="Folder with one folder of images for each class.")],
+    folder: Annotated[Path | None, typer.Argument(help="Folder with one folder of images for each class.")] = None,
+    background: Annotated[
+        Path | None,
+        typer.Option(
+            help="Instead of FOLDER: a folder with images, anywhere below, that show none of the classes. What looks "
+            "like them is answered 'unknown' sooner."
+        ),
+    ] = None,
     name: Annotated[str | None, typer.Option(help="What the history calls this; by default the folder's name.")] = None,
     backbone: Annotated[
         str | None,
@@ -41,13 +48,19 @@ def teach(
     from rich.console import Console
 
     from onea.cli.model_display import TeachDisplay, print_learned
+    from onea.errors import OneaError
     from onea.model.teaching import teach_folder
 
+    places = [place for place in (folder, background) if place is not None]
+    if len(places) != 1:
+        raise OneaError("Give a folder with one folder of images for each class, or --background and a folder.")
     given = {"backbone": backbone, "epochs": epochs, "unknown": unknown, "seed": seed}
     machine = {"device": device, "precision": precision, "threads": threads}
     chosen = {key: value for key, value in given.items() if value is not None}
     with TeachDisplay() as display:
-        taught = teach_folder(model, folder, name, chosen, machine, on_bad, display)
+        taught = teach_folder(
+            model, places[0], name, chosen, machine, on_bad, display, background=background is not None
+        )
     print_learned(Console(), taught, model)
 
 

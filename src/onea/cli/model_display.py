@@ -60,22 +60,32 @@ class TeachDisplay(OnScreen, Progress):
 def print_learned(console: Console, model: OneA, path: Path) -> None:
     """What an update brought."""
     update = model.history[-1]
-    again = len(update["classes"]) - update["new_classes"]
-    what = count(update["new_classes"], "new class", "new classes") if update["new_classes"] else ""
-    more = count(again, "known class", "known classes") + " again" if again else ""
-    line = f"learned {' and '.join(part for part in (what, more) if part)} from {update['images']:,} images"
-    line += f" in {update['seconds']:.1f} s"
+    if update["kind"] == "background":
+        learned = count(update["images"], "background image", "background images")
+    else:
+        learned = _learned_classes(update)
+    line = f"learned {learned} in {update['seconds']:.1f} s"
     if update["skipped"]:
         line += f"; {count(update['skipped'], 'unreadable image', 'unreadable images')} left out"
     console.print(line, highlight=False, markup=False)
-    if update["held_out_accuracy"] is not None:
+    if update.get("held_out_accuracy") is not None:
         console.print(
             f"{100 * update['held_out_accuracy']:.1f} % of {update['held_out']} held-out images right, "
             f"among all {update['known']} classes",
             highlight=False,
         )
+    if like := update.get("like_known"):
+        console.print(f"{like:,} of them clearly looked like a known class; if they show one, undo", highlight=False)
     known = count(update["known"], "class", "classes")
     console.print(shown(f"{path} now knows {known} (version {model.version})"), soft_wrap=True)
+
+
+def _learned_classes(update: dict[str, Any]) -> str:
+    """The classes of an update in words."""
+    again = len(update["classes"]) - update["new_classes"]
+    what = count(update["new_classes"], "new class", "new classes") if update["new_classes"] else ""
+    more = count(again, "known class", "known classes") + " again" if again else ""
+    return f"{' and '.join(part for part in (what, more) if part)} from {update['images']:,} images"
 
 
 def print_answers(console: Console, answers: Sequence[Answer]) -> None:

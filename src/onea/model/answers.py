@@ -117,6 +117,11 @@ class Snapshot:
         """Side of the squares that images are read as."""
         return self.engine.side
 
+    def check_taught(self) -> None:
+        """Refuse to go on where no class is known."""
+        if not self.classes:
+            raise OneaError("The model knows no class yet; teach it some first.")
+
     def check_rate(self, false_alarms: float) -> None:
         """Refuse a share of known images answered ``unknown`` that the held-out images are too few to tell."""
         lowest = calibration.lowest_rate(self.state.margins)
@@ -137,7 +142,7 @@ class Snapshot:
 
     def predict_proba(self, images: Any) -> npt.NDArray[np.float64]:
         """The probability of each known class, ``[N, classes]``; calibrated on held-out images."""
-        found: npt.NDArray[np.float64] = self._probabilities(self.similarities(images)).numpy()
+        found: npt.NDArray[np.float64] = self.probabilities(self.similarities(images)).numpy()
         return found
 
     def predict_topk(self, images: Any, k: int = 5) -> list[list[tuple[str, float]]]:
@@ -154,7 +159,7 @@ class Snapshot:
         if k < 1:
             raise OneaError(f"k is {k}; ask for at least one class.")
         rows = _ranked(found.scores)[:, :k]
-        likely = self._probabilities(found.scores).gather(1, rows)
+        likely = self.probabilities(found.scores).gather(1, rows)
         strange = self._strange(found).tolist()
         chances_of_none = self._chances_of_none(found)
         return [
@@ -180,16 +185,19 @@ class Snapshot:
 
     def judge(self, images: Any) -> Judgement:
         """Scores of each image for every class, and how familiar it looks."""
-        if not self.classes:
-            raise OneaError("The model knows no class yet; teach it some first.")
+        self.check_taught()
         batch = images if isinstance(images, DecodedImages) else self.read(images)
-        features = self.engine.features(batch.pixels, self.adapters)
+        return self.judge_features(self.engine.features(batch.pixels, self.adapters))
+
+    def judge_features(self, features: Tensor) -> Judgement:
+        """The same from the features of images."""
         scores = self.scorer(features)
         if not bool(scores.isfinite().all()):
             raise OneaError("The model's answers are not numbers, so it is damaged; go back with `onea undo`.")
         return Judgement(scores, self.familiarity(features, scores))
 
-    def _probabilities(self, scores: Tensor) -> Tensor:
+    def probabilities(self, scores: Tensor) -> Tensor:
+        """The probability of each class, as if images showed one of them."""
         return torch.softmax(scores.double() / self.state.temperature, dim=1)
 
     def _chances_of_none(self, found: Judgement) -> list[float | None]:

@@ -10,7 +10,7 @@ from typing import Any
 from onea.model.layout import PICTURE
 from onea.model.state import State, Update
 from onea.report import style
-from onea.text import printable
+from onea.text import count, printable
 
 _FRONT = """---
 library_name: onea
@@ -29,12 +29,14 @@ def card(state: State, name: str) -> str:
     title = name.removesuffix(".onea") or "model"
     learned = [update for update in state.updates if update["kind"] == "learn"]
     images = sum(update["images"] for update in learned)
+    behind = state.background_images
+    background = f" and with {count(behind, 'image', 'images')} of none of them" if behind else ""
     lines = [
         _FRONT,
         f"# {title}",
         "",
         f"Knows {len(state.classes):,} classes, taught with {images:,} images in {len(learned):,} updates "
-        f"(version {state.version}), without keeping any image: one adapter on the frozen "
+        f"(version {state.version}){background}, without keeping any image: one adapter on the frozen "
         f"`{printable(state.backbone['name'])}` (sha256 `{printable(state.backbone['sha256'][:16])}…`).",
         "",
         "```python",
@@ -72,6 +74,9 @@ def history_table(updates: Sequence[Update]) -> list[str]:
 def history_row(update: Update) -> tuple[str, ...]:
     """One update as cells: version, date, what, classes, images, known, held-out accuracy, seconds."""
     version, date = str(update["version"]), update["date"][:16].replace("T", " ")
+    if update["kind"] == "background":
+        cells = (version, date, f"background: {update['name']}", "", f"{update['images']:,}", str(update["known"]), "")
+        return (*cells, f"{update['seconds']:.1f}")
     if update["kind"] != "learn":
         what = (
             f"forgot {', '.join(update['classes'])}"

@@ -17,9 +17,10 @@ import numpy.typing as npt
 from onea.data.pack import OnBad
 from onea.errors import OneaError, nearest
 from onea.model.answers import Snapshot
+from onea.model.background import learn_background
 from onea.model.engine import Engine
 from onea.model.folder import read_manifest, read_state, save
-from onea.model.images import read_labelled
+from onea.model.images import read_labelled, read_unlabelled
 from onea.model.learning import blank, choose_options, given_as_numbers, learn, now
 from onea.model.names import check_numbers, name_of
 from onea.model.params import Parameters, check_params, epoch_bounds
@@ -227,6 +228,35 @@ class OneA(Parameters):
                     started=started,
                 )
             )
+        return self
+
+    def learn_background(
+        self, images: Any, *, name: str | None = None, progress: Progress | None = None, on_bad: OnBad = "fail"
+    ) -> OneA:
+        """Learn what images look like that show none of the classes, as one update; no class changes.
+
+        An image that is nearer to one of them than to every class looks less familiar. Features of at most 256 of them
+        are kept, a random draw from all that were ever given.
+
+        Args:
+            images: as ``predict`` takes them.
+            name: what the history calls this update.
+            progress: hears what is going on.
+            on_bad: what an image that cannot be read does: ``fail`` or ``skip``.
+
+        Raises:
+            OneaError: no class was taught yet, or many of the images clearly show one; the model is as it was.
+        """
+        started = time.perf_counter()
+        with self._changing:
+            current = self.snapshot()
+            if progress:
+                progress.note("reading images")
+            batch = read_unlabelled(images, current.side, on_bad)
+            if progress:
+                progress.note("looking at the background")
+            version = self._versions.next
+            self._commit(learn_background(current, batch, version=version, name=name, seed=self.seed, started=started))
         return self
 
     def partial_fit(self, X: Any, y: Any = None, classes: Any = None) -> OneA:

@@ -73,8 +73,7 @@ def export(model: Snapshot, to: Format, path: Path) -> Export:
     Raises:
         OneaError: a library is missing, the place cannot be written, or the answers differ.
     """
-    if not model.classes:
-        raise OneaError("The model knows no class yet; teach it some first.")
+    model.check_taught()
     check_writable(path.parent)
     graph = Graph(model).eval().requires_grad_(False)
     side = model.side

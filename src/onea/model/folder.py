@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from onea.model.estimator import OneA
 
 _ADAPTER = "adapter."
-_TENSORS = ("familiar", "margins", "margin_rows", "hidden", "hidden_rows")
+_HALVED = ("factors", "background")  # kept in bfloat16, which holds them exactly
+_TENSORS = ("familiar", "margins", "margin_rows", "hidden", "hidden_rows", "background")
 _VALUES = (
     *("version", "id", "backbone", "preprocess", "options", "readout"),
     *("classes", "merged", "temperature", "calibrated_on", "updates", "numbers"),
@@ -220,6 +221,7 @@ def _is_there(path: Path, state: State) -> bool:
 
 def _state(values: Mapping[str, Any], tensors: Tensors) -> State:
     """A state from what its two files hold."""
+    tensors = {name: value.float() if name in _HALVED else value for name, value in tensors.items()}
     return State(
         **{name: values[name] for name in _VALUES}
         | {name: tuple(values[name]) for name in ("classes", "updates")}
@@ -231,15 +233,15 @@ def _state(values: Mapping[str, Any], tensors: Tensors) -> State:
 
 def _statistics(values: Mapping[str, Any], tensors: Tensors) -> ClassStatistics:
     empty = statistics_for(values["readout"], tensors["prototypes"].shape[1])
-    exact = {name: value.float() if name == "factors" else value for name, value in tensors.items()}
-    return empty.restored(exact | {"freedom": torch.tensor(values["freedom"])})
+    return empty.restored(tensors | {"freedom": torch.tensor(values["freedom"])})
 
 
 def _write_state(path: Path, state: State) -> None:
     tensors = {name: getattr(state, name) for name in _TENSORS} | prefixed(_ADAPTER, state.adapter)
-    statistics = state.statistics.state_dict().items()
-    tensors |= {name: value.bfloat16() if name == "factors" else value for name, value in statistics}
-    del tensors["freedom"]
+    tensors |= state.statistics.state_dict()
+    for name in ("freedom",) if len(state.background) else ("freedom", "background"):
+        del tensors[name]
+    tensors = {name: value.bfloat16() if name in _HALVED else value for name, value in tensors.items()}
     content = save_tensors({name: value.contiguous() for name, value in tensors.items()})
     values = {name: getattr(state, name) for name in _VALUES}
     values |= {"format": FORMAT, "freedom": state.statistics.freedom}

@@ -6,7 +6,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from onea.model.state import Update, merged_under, merged_with
+from torch.nn import functional as F
+
+from onea.classifiers.familiarity import NO_BACKGROUND, SIGNALS
+from onea.model.state import NO_ROWS, NO_SIGNALS, Update, merged_under, merged_with
+from onea.tensors import Tensors
 
 FORMAT = 3
 _READOUTS = {"cosine": "ncm", "whitened": "uncentred"}  # as formats 1 and 2 called them
@@ -34,6 +38,15 @@ def modern(written: Mapping[str, Any]) -> dict[str, Any]:
     if not all(isinstance(images, int) and images > 0 for images in merged.values()):
         raise ValueError("the images of a class are no number")
     return {"numbers": False, **written, "merged": merged}
+
+
+def modern_tensors(written: Tensors) -> Tensors:
+    """The tensors of a state as today's: before there was a background, there were three signals."""
+    found = {"hidden": NO_SIGNALS, "hidden_rows": NO_ROWS, "background": written["prototypes"][:0], **written}
+    for name in ("margins", "hidden"):
+        if found[name].dim() > 1:
+            found[name] = F.pad(found[name], (0, SIGNALS - found[name].shape[1]), value=NO_BACKGROUND)
+    return found
 
 
 def _merged(updates: Sequence[Update]) -> dict[str, int]:

@@ -33,7 +33,7 @@ from onea.model.state import NO_ROWS, NO_SIGNALS, State, Update, merged_with, ne
 from onea.options import build
 from onea.runtime import Progress
 from onea.tasks import Task
-from onea.tensors import Tensors
+from onea.tensors import Tensors, compact
 from onea.text import printable
 
 # What differs from the preset for small backbones. Fewer epochs: a person waits for them, on whatever machine there is.
@@ -91,6 +91,7 @@ def blank(engine: Engine, options: OneAOptions, readout: str) -> State:
         margin_rows=NO_ROWS,
         hidden=NO_SIGNALS,
         hidden_rows=NO_ROWS,
+        background=torch.empty(0, engine.vit.width),
         temperature=calibration.PRIOR_TEMPERATURE,
         calibrated_on=0,
         updates=(),
@@ -154,14 +155,18 @@ def learn(
     classes = state.classes + tuple(label for label in names if label not in state.classes)
     rows = torch.tensor([classes.index(label) for label in names])[labels]
     features, before, classifier = earlier, state.statistics.grown(len(classes)), state.classifier
+    background = state.background
     if report["trained"]:
         moved = engine.features(batch.pixels, method.kept)
-        carried = before.carry(feature_map(earlier, moved)) if state.classes and follow_drift else before
+        carried, behind = before, background
+        if state.updates and follow_drift:
+            by = feature_map(earlier, moved)
+            carried, behind = before.carry(by), compact(background @ by.float())
         then = _right(classifier, before, earlier, rows, trained)
         # An adapter that answers held-out images worse than the one before it is not kept.
         report["trained"] = not fallen(then, _right(classifier, carried, moved, rows, trained), max(1, len(held)))
         if report["trained"]:
-            adapters, features, before = method.kept, moved, carried
+            adapters, features, before, background = method.kept, moved, carried, behind
     crops = (engine.draw(batch.labels, seed, view) for view in range(1, method.options.views))
     views = torch.stack([features, *(engine.features(batch.pixels, adapters, each) for each in crops)])
     after = before.add(views.flatten(0, 1), rows.repeat(len(views))).compact()
@@ -176,6 +181,7 @@ def learn(
         classes=classes,
         adapter=_on_cpu(adapters.state_dict()),
         statistics=after,
+        background=background,
         merged=merged_with(state.merged, taught) if report["trained"] else state.merged,
         numbers=given_as_numbers(state, batch),
     )

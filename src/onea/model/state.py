@@ -72,10 +72,11 @@ class State:
         readout: the name of the classifier that answers from them.
         familiar: mean similarity of a class's images to its prototype, ``[C]``, of a model that was taught before
             format 3; empty in others.
-        margins: signals of familiarity of images that were held out, ``[R, 3]``; before format 3 margins, ``[R]``.
+        margins: signals of familiarity of images that were held out, ``[R, 4]``; before format 3 margins, ``[R]``.
         margin_rows: the class that each of them shows, ``[R]``.
-        hidden: the same as if nobody had taught that class, ``[S, 3]``; empty where there is no other class.
+        hidden: the same as if nobody had taught that class, ``[S, 4]``; empty where there is no other class.
         hidden_rows: the class that each of these shows, ``[S]``.
+        background: features of images that show none of the classes, ``[B, width]``; exact in bfloat16.
         temperature: of the probabilities.
         calibrated_on: images that the temperature was fitted on.
         updates: what happened so far, oldest first, as JSON-able values.
@@ -96,6 +97,7 @@ class State:
     margin_rows: Tensor
     hidden: Tensor
     hidden_rows: Tensor
+    background: Tensor
     temperature: float
     calibrated_on: int
     updates: tuple[Update, ...]
@@ -109,7 +111,7 @@ class State:
 
     def signals(self) -> Signals:
         """What tells new images from known ones."""
-        return Signals(self.statistics, isinstance(self.classifier, RegularisedGaussian))
+        return Signals(self.statistics, isinstance(self.classifier, RegularisedGaussian), self.background)
 
     def calibrated_familiarity(self) -> tuple[Familiarity, Tensor, Tensor]:
         """The familiarity of images as a module, that of images held out, and theirs if their class were not taught."""
@@ -117,6 +119,11 @@ class State:
             return Margin(self.familiar), self.margins, self.hidden[:, 0]
         rule = Typicality(self.signals(), self.margins)
         return rule, rule.summed(self.margins), rule.summed(self.hidden)
+
+    @property
+    def background_images(self) -> int:
+        """The number of images that were ever taught as background; features of some of them are kept."""
+        return background_images(self.updates)
 
     @property
     def images(self) -> list[int]:
@@ -152,7 +159,7 @@ class State:
             margin_rows=rows[rows >= 0],
             hidden=self.hidden[hidden >= 0],
             hidden_rows=hidden[hidden >= 0],
-            updates=(*self.updates, _update("forget", version, date, list(names), len(classes))),
+            updates=(*self.updates, noted("forget", version, date, list(names), len(classes))),
         )
 
     def renamed(self, old: str, new: str, version: int, date: str) -> State:
@@ -162,7 +169,7 @@ class State:
         if new in self.classes:
             raise OneaError(f"The model already knows '{new}'; choose another name for '{old}'.")
         classes = (*self.classes[:row], new, *self.classes[row + 1 :])
-        note = _update("rename", version, date, [old, new], len(classes))
+        note = noted("rename", version, date, [old, new], len(classes))
         return replace(
             self,
             id=new_id(),
@@ -171,6 +178,15 @@ class State:
             merged=merged_under(self.merged, old, new),
             updates=(*self.updates, note),
         )
+
+
+def background_images(updates: Sequence[Update]) -> int:
+    """The number of background images in a history.
+
+    >>> background_images([{"kind": "learn", "images": 40}, {"kind": "background", "images": 7}])
+    7
+    """
+    return sum(update["images"] for update in updates if update["kind"] == "background")
 
 
 def merged_with(merged: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:
@@ -192,5 +208,6 @@ def merged_under(merged: Mapping[str, int], old: str, new: str) -> dict[str, int
     return merged_with(rest, {new: merged.get(old, 0)})
 
 
-def _update(kind: str, version: int, date: str, classes: list[str], known: int) -> Update:
+def noted(kind: str, version: int, date: str, classes: list[str], known: int) -> Update:
+    """An update as histories write it; those that read images say more."""
     return {"version": version, "kind": kind, "date": date, "classes": classes, "known": known}

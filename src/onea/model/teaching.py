@@ -25,8 +25,12 @@ def teach_folder(
     machine: Mapping[str, Any],
     on_bad: str,
     progress: Progress | None = None,
+    *,
+    background: bool = False,
 ) -> OneA:
     """Teach the model at ``path`` (made if absent) the classes in a folder and save it; no one else may write to it.
+
+    A folder of ``background`` holds images of none of the classes, anywhere below it.
 
     Raises:
         OneaError: one sentence about what is wrong; the model folder is as it was.
@@ -35,11 +39,13 @@ def teach_folder(
         raise OneaError(f"--on-bad is '{on_bad}'; choose fail or skip.")
     if not folder.is_dir():
         problem = "is a file" if folder.exists() else "does not exist"
-        raise OneaError(f"{folder} {problem}; give a folder with one folder of images for each class.")
+        wanted = "images of none of the classes" if background else "one folder of images for each class"
+        raise OneaError(f"{folder} {problem}; give a folder with {wanted}.")
     with locked(path):
         check_can_hold(path)
         model = _opened(path, params, machine)
-        model.learn(folder, name=name or folder.resolve().name, progress=progress, on_bad=on_bad)  # type: ignore[arg-type]
+        learn = model.learn_background if background else model.learn
+        learn(folder, name=name or folder.resolve().name, progress=progress, on_bad=on_bad)  # type: ignore[arg-type]
         save(model, path, have_lock=True)
     return model
 

@@ -27,12 +27,13 @@ from onea.classifiers.familiarity import SIGNALS
 from onea.data.transforms import Preprocess
 from onea.errors import OneaError
 from onea.methods.one_a import OneAOptions
-from onea.model.formats import FORMAT, modern, modern_params, modern_readout
+from onea.model.background import MOST_FEATURES
+from onea.model.formats import FORMAT, modern, modern_params, modern_readout, modern_tensors
 from onea.model.layout import LAST_VERSION
 from onea.model.learning import MOST_MARGINS
 from onea.model.names import UNKNOWN
 from onea.model.params import MACHINE, Parameters, check_params
-from onea.model.state import NO_ROWS, NO_SIGNALS, classifier_for, statistics_for
+from onea.model.state import background_images, classifier_for, statistics_for
 from onea.options import build
 from onea.sealed import Damage
 from onea.tensors import Tensors
@@ -65,7 +66,7 @@ _STATE_1 = {
 _BACKBONE = {"source": str, "name": str, "sha256": str}
 _UPDATE = {
     "version": int,
-    "kind": Literal["learn", "forget", "rename"],
+    "kind": Literal["learn", "forget", "rename", "background"],
     "date": str,
     "classes": list[str],
     "known": int,
@@ -79,8 +80,9 @@ _LEARN = {
     "trained": bool,
     "seconds": float,
 }
+_BACKGROUND = {"name": str, "images": int, "like_known": int, "skipped": int, "seconds": float}
 _LONGEST_PATH = 4_096
-_COUNTS = ("version", "calibrated_on", "freedom", "known", "new_classes", "images", "held_out")
+_COUNTS = ("version", "calibrated_on", "freedom", "known", "new_classes", "images", "held_out", "like_known", "skipped")
 _MOST = 2**53  # of anything that is counted
 _SIDES = range(1, 8193)  # of images, in pixels
 _TEMPERATURES = (1e-6, 1e3)  # fitted ones lie in 0.001 .. 1
@@ -167,7 +169,7 @@ def read_tensors(file: BinaryIO, size: int, state: Mapping[str, Any]) -> Tensors
     if {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()} != declared:
         raise Damage("the tensors are declared twice")
     check_numbers(tensors)
-    return {"hidden": NO_SIGNALS, "hidden_rows": NO_ROWS, **tensors}
+    return modern_tensors(tensors)
 
 
 def check_shapes(file: BinaryIO, size: int, state: Mapping[str, Any]) -> Shapes:
@@ -182,6 +184,8 @@ def check_shapes(file: BinaryIO, size: int, state: Mapping[str, Any]) -> Shapes:
         )  # familiarity is measured as before format 3
     except (KeyError, IndexError):
         raise Damage("tensors are missing") from None
+    fewer = "hidden" in found and found["hidden"][1][1:] == (SIGNALS - 1,)  # from before there was a background
+    signals = SIGNALS - fewer
     classes, rank = len(state["classes"]), build(OneAOptions, state["options"]).rank
     if not 1 <= width <= _WIDEST or max(rows, hidden) > MOST_MARGINS * classes:
         raise Damage(f"tensors of width {width} with {max(rows, hidden)} margins are impossible")
@@ -190,11 +194,13 @@ def check_shapes(file: BinaryIO, size: int, state: Mapping[str, Any]) -> Shapes:
         "counts": ("I64", (classes,)),
         "scatter": ("F64", (width, width)),
         "familiar": ("F32", (classes if earlier else 0,)),
-        "margins": ("F32", (rows,) if earlier else (rows, SIGNALS)),
+        "margins": ("F32", (rows,) if earlier else (rows, signals)),
         "margin_rows": ("I64", (rows,)),
     }
     if state["format"] > 2:
-        wanted |= {"hidden": ("F32", (hidden, SIGNALS)), "hidden_rows": ("I64", (hidden,))}
+        wanted |= {"hidden": ("F32", (hidden, signals)), "hidden_rows": ("I64", (hidden,))}
+    if photos := background_images(state["updates"]):
+        wanted |= {"background": ("BF16", (min(photos, MOST_FEATURES), width))}
     if (factors := statistics_for(state["readout"], width).factors) is not None:
         wanted |= {"factors": ("BF16", (classes, *factors.shape[1:])), "cut": ("F64", (classes,))}
     for block in range((len(found) - len(wanted)) // 4):
@@ -286,6 +292,8 @@ def _check_update(update: dict[str, Any]) -> None:
         _check_fields(update, _LEARN)
         if not 0 <= (update["held_out_accuracy"] or 0) <= 1 or update["held_out"] > update["images"]:
             raise Damage("its history is impossible")
+    if update["kind"] == "background":
+        _check_fields(update, _BACKGROUND)
     if update["kind"] == "rename" and len(update["classes"]) != 2:
         raise Damage("its history renames something else than one class")
 

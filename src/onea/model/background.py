@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Photos of nothing: what an image looks like that shows none of the classes, without being a class."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import torch
+from torch import Tensor
+
+from onea import seeds
+from onea.errors import OneaError
+from onea.model.answers import Snapshot
+from onea.model.images import DecodedImages
+from onea.model.learning import now
+from onea.model.state import State, new_id, noted
+from onea.tensors import compact
+from onea.text import printable
+
+MOST_FEATURES = 256  # that are kept; each is compared with every image that is asked about
+_ENOUGH = 20  # known images held out, whose upper quartile says something
+_FAMILIAR = 0.75  # quantile of their familiarity: on Grocery, most photos that were taught are above, few of others are
+_SURE = 0.9  # the probability of one class from which on an image is clearly of it
+_FEW, _SHARE = 2, 1 / 3  # so many images that look known are no mistake: just those have to be learned
+_NAMED = 3  # photos in one sentence
+
+
+def learn_background(
+    model: Snapshot, batch: DecodedImages, *, version: int, name: str | None, seed: int, started: float
+) -> State:
+    """The state after images that show none of the classes; it knows the same classes as before.
+
+    Args:
+        model: what is known, which judges the images first.
+        batch: the images.
+        version: of the new state.
+        name: what the history calls this update.
+        seed: decides which images are kept, where there are too many.
+        started: when the clock of the update began.
+
+    Raises:
+        OneaError: there is no image, the model cannot judge them, or too many clearly show one of its classes.
+    """
+    state = model.state
+    model.check_taught()
+    if not len(batch):
+        raise OneaError("There are no background images to learn from; give at least one.")
+    if len(state.familiar):
+        raise OneaError("The model was taught by an earlier onea and knows no background; teach it a class first.")
+    features = model.engine.features(batch.pixels, model.adapters)
+    like = like_known(model, features)
+    if len(like) > max(_FEW, _SHARE * len(batch)):
+        named = ", ".join(f"{batch.names[row]} like '{label}'" for row, label in list(like.items())[:_NAMED])
+        raise OneaError(
+            f"{len(like):,} of {len(batch):,} background images clearly show a known class "
+            f"({named}{', ...' if len(like) > _NAMED else ''}); take them out, or teach them as a class."
+        )
+    generator = seeds.generator(seed, len(state.updates) + 1, "background")
+    kept = kept_rows(len(state.background), len(batch), state.background_images, MOST_FEATURES, generator)
+    update = noted("background", version, now(), [], len(state.classes)) | {
+        "name": printable(name) if name else f"update {version}",
+        "images": len(batch),
+        "like_known": len(like),
+        "skipped": len(batch.skipped),
+        "seconds": round(time.perf_counter() - started, 3),
+    }
+    return dataclasses.replace(
+        state,
+        id=new_id(),
+        version=version,
+        background=torch.cat([state.background, compact(features)])[kept],
+        updates=(*state.updates, update),
+    )
+
+
+def like_known(model: Snapshot, features: Tensor) -> dict[int, str]:
+    """The rows of images that clearly show a known class, and which.
+
+    They are more familiar than three quarters of the known images that were held out, and one class is likely. Where
+    too few were held out, nothing is clear.
+    """
+    _, known, _ = model.state.calibrated_familiarity()
+    if len(known) < _ENOUGH:
+        return {}
+    found = model.judge_features(features)
+    chances, classes = model.probabilities(found.scores).max(1)
+    clear = (found.familiarity > known.quantile(_FAMILIAR)) & (chances >= _SURE)
+    return {row: model.classes[int(classes[row])] for row in clear.nonzero()[:, 0].tolist()}
+
+
+def kept_rows(kept: int, new: int, seen: int, most: int, generator: torch.Generator) -> Tensor:
+    """Which of the kept rows and the new ones behind them to keep, so that all ever seen have the same chance.
+
+    Algorithm R of Vitter (1985): once all places are taken, the n-th row takes a random one with the chance most / n.
+
+    >>> kept_rows(2, 2, 2, 4, torch.Generator())
+    tensor([0, 1, 2, 3])
+    >>> len(kept_rows(3, 50, 100, 3, torch.Generator()))
+    3
+    """
+    places = list(range(kept))
+    for row in range(kept, kept + new):
+        number = seen + row - kept
+        place = number if number < most else int(torch.randint(number + 1, (), generator=generator))
+        if place < most:
+            places[place : place + 1] = [row]  # one place more, where it is the next free one
+    return torch.tensor(places)
