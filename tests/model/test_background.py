@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save
 
 import onea
 from onea.classifiers.carrying import feature_map
+from onea.classifiers.familiarity import NO_BACKGROUND
 from onea.errors import OneaError
 from onea.model import learning
 from onea.model.background import MOST_FEATURES, kept_rows
@@ -54,9 +55,8 @@ def test_what_resembles_the_background_is_less_familiar(before, model, files):
     model.learn_background(files["class04"])
     same = model.snapshot().state.signals()
     asked = [file for name in sorted(files) for file in files[name]]
-    near, _, _, nothing = same(*features_and_scores(model, asked)).unbind(1)
+    nearer = same(*features_and_scores(model, asked))[:, -1] < 0
     old, new = familiarity(before, asked), familiarity(model, asked)
-    nearer = nothing > near
     assert (new[nearer] < old[nearer]).all()
     torch.testing.assert_close(new[~nearer], old[~nearer])
     photos = [file in files["class04"] for file in asked]
@@ -137,9 +137,9 @@ def test_later_images_are_calibrated_with_the_background(model, files):
     earlier = len(model.snapshot().state.margins)
     teach(model, files, "class05")
     margins = model.snapshot().state.margins
-    nothing = margins[:, -1]
-    assert int((nothing == -1).sum()) == earlier
-    assert int((nothing > -1).sum()) == len(margins) - earlier > 0
+    nearer = margins[:, -1]
+    assert int((nearer == NO_BACKGROUND).sum()) == earlier
+    assert int((nearer < NO_BACKGROUND).sum()) == len(margins) - earlier > 0
 
 
 @pytest.mark.parametrize("follow_drift", [True, False])
@@ -249,15 +249,17 @@ def rewritten(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
     (folder / "state.json").write_bytes(resealed(described | {"sha256": hashlib.sha256(content).hexdigest()}))
 
 
-def test_a_folder_from_before_there_was_a_background_answers_alike(before, files, tmp_path):
+def test_a_folder_with_the_first_signals_answers_and_measures_anew(before, files, tmp_path):
     path = before.save(tmp_path / "shop.onea")
     tensors = load_file(path / "states/000001/state.safetensors")
     assert "background" not in tensors
     three = {name: tensors[name][:, :3].contiguous() for name in ("margins", "hidden")}
     rewritten(path / "states/000001", tensors | three)
     loaded = onea.load(path, threads=1)
-    assert loaded.predict(files["class04"]).tolist() == before.predict(files["class04"]).tolist()
-    assert torch.equal(familiarity(loaded, files["class05"]), familiarity(before, files["class05"]))
+    assert loaded.predict_proba(files["class04"]).tolist() == before.predict_proba(files["class04"]).tolist()
+    assert not any(answer.unknown for answer in loaded.snapshot().answers(files["class04"]))
+    teach(loaded, files, "class05")
+    assert set(loaded.snapshot().state.margin_rows.tolist()) == {4}
     assert loaded.learn_background(files["class04"]).save(path)
 
 

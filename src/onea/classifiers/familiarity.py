@@ -6,16 +6,22 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from onea.classifiers.contract import Scorer
 from onea.classifiers.gaussian import RegularisedGaussian
+from onea.classifiers.logistic import fit_log_odds
 from onea.classifiers.statistics import ClassStatistics
+from onea.decompose import eigh
 from onea.tensors import to_float64
 
-SIGNALS = 4
-NO_BACKGROUND = -1.0  # the signal of an image where no background is known: no cosine is lower
+SIGNALS = 6
+NO_BACKGROUND = 2.0  # the signal of an image where no background is known: cosines differ by no more
+_USUAL = (0.5, 0.5, 0.0, 0.0, 0.0)  # weights of the signals where nothing else is known: near and clear
+_LOYALTY = 0.01  # to these weights
+_SPREAD = 1.5  # of the weighted sum among known images, which gives the penalties their size
+_FAR = 2.0  # spreads from which on an image is farther away than known ones are
 _SOFTNESS = 6.0  # what log-likelihoods are divided by, of correlated features as if they were independent
 
 
@@ -56,13 +62,19 @@ class Margin(Familiarity):
 
 
 class Signals(ScoreReader):
-    """What tells new images from known ones, ``[B, 4]``: how near the nearest class is, how clearly, how far away, and
-    how near the background is.
+    """What tells new images from known ones, ``[B, 6]``.
 
-    In the space where images spread equally around their class, centred on the mean of the class means: the cosine to
-    the nearest class mean; the negative entropy of the classes' likelihoods; the negative distance to the nearest class
-    mean; and the cosine to the nearest image of the background. None alone does well everywhere: photos from another
-    day are far from their class but clearly of it, and an image like no other may clearly resemble one class most.
+    In the space where images spread equally around their class, centred on the mean of the class means:
+
+    1. near: the cosine to the nearest class mean,
+    2. clear: the negative entropy of the classes' likelihoods,
+    3. away: the negative distance to the nearest class mean,
+    4. likely: the logarithm of the likelihood of the likeliest class, less that of one Gaussian as wide as all classes,
+    5. relative: the same where all classes have one covariance (relative Mahalanobis distance),
+    6. nearer: by how much the cosine to the nearest class mean exceeds that to the nearest image of the background.
+
+    None does well everywhere: photos from another day are far from their class but clearly of it, an image like no
+    other may clearly resemble one class most, and wide classes claim whatever is new.
 
     Args:
         known: statistics of all classes.
@@ -73,8 +85,16 @@ class Signals(ScoreReader):
     def __init__(self, known: ClassStatistics, likelihoods: bool, background: Tensor):
         root, means = known.whitening(), to_float64(known.means)
         origin = means.mean(0) if known.classes else means.new_zeros(known.width)
-        nothing = F.normalize((to_float64(background) - origin) @ root, dim=1)
-        super().__init__(metric=root, shift=origin @ root, targets=(means - origin) @ root, nothing=nothing)
+        targets = (means - origin) @ root
+        variances, axes = eigh(targets.T @ targets / max(1, known.classes))
+        super().__init__(
+            metric=root,
+            shift=origin @ root,
+            targets=targets,
+            everything=axes / (1 + variances).sqrt(),
+            volume=(1 + variances).log().sum(),
+            nothing=F.normalize((to_float64(background) - origin) @ root, dim=1),
+        )
         self.likelihoods = None if likelihoods else RegularisedGaussian().fit(known)
 
     def forward(self, features: Tensor, scores: Tensor) -> Tensor:
@@ -82,51 +102,79 @@ class Signals(ScoreReader):
         counted = scores > -torch.inf
         if self.likelihoods is not None:
             scores = self.likelihoods.forward(features).where(counted, -torch.inf)
-        chances = torch.softmax(scores * (features.shape[1] / _SOFTNESS), dim=1)
+        logarithms = scores * features.shape[1]
+        chances = torch.softmax(logarithms / _SOFTNESS, dim=1)
         clear = (chances * chances.clamp_min(1e-12).log()).sum(1)
         targets = self.get_buffer("targets")
         space = features @ self.get_buffer("metric") - self.get_buffer("shift")
         along, lengths, widths = space @ targets.T, space.square().sum(1, keepdim=True), targets.square().sum(1)
         cosines = along / (lengths * widths).sqrt().clamp_min(1e-6)
-        apart = lengths - 2 * along + widths
+        apart = (lengths - 2 * along + widths).where(counted, torch.inf).amin(1).clamp_min(0)
         near = cosines.where(counted, -1).amax(1)
-        away = apart.where(counted, torch.inf).amin(1).clamp_min(0).sqrt()
-        return torch.stack([near, clear, -away, self._background(space)], 1)
+        anything = -0.5 * ((space @ self.get_buffer("everything")).square().sum(1) + self.get_buffer("volume"))
+        likely, relative = logarithms.amax(1) - anything, -0.5 * apart - anything
+        return torch.stack([near, clear, -apart.sqrt(), likely, relative, self._nearer(near, space)], 1)
 
-    def _background(self, space: Tensor) -> Tensor:
-        """The cosine to the nearest image of the background, from whitened and centred features."""
+    def _nearer(self, near: Tensor, space: Tensor) -> Tensor:
+        """How much nearer classes are than the background, from cosines to classes and whitened, centred features."""
         nothing = self.get_buffer("nothing")
         if not len(nothing):
-            return torch.full_like(space[:, 0], NO_BACKGROUND)
-        return (F.normalize(space, dim=1) @ nothing.T).amax(1)
+            return torch.full_like(near, NO_BACKGROUND)
+        return near - (F.normalize(space, dim=1) @ nothing.T).amax(1)
+
+
+class Scale(nn.Module):
+    """Signals as deviations from those of known images: less their mean, by their spread.
+
+    The last, which compares two cosines, is only divided, by the spread of the cosines to classes.
+
+    Args:
+        seen: signals of known images that were held out, ``[R, 6]``.
+    """
+
+    def __init__(self, seen: Tensor):
+        super().__init__()
+        enough = len(seen) > 1
+        spread = seen.std(0).clamp_min(1e-6) if enough else torch.ones(SIGNALS)
+        middle = seen.mean(0) if enough else torch.zeros(SIGNALS)
+        self.register_buffer("middle", torch.cat([middle[:-1], middle.new_zeros(1)]))
+        self.register_buffer("spread", torch.cat([spread[:-1], spread[:1]]))
+
+    def forward(self, signals: Tensor) -> Tensor:
+        """Deviations, ``[B, 6]``."""
+        deviations: Tensor = (signals - self.get_buffer("middle")) / self.get_buffer("spread")
+        return deviations
 
 
 class Typicality(Familiarity):
-    """The sum of how near and how clearly, less two penalties: for images farther away than known ones usually are, and
-    for images nearer to the background than to any class.
+    """A weighted sum of signals, less two penalties: for images farther away than known ones are, and for images nearer
+    to the background than to any class.
 
-    Each signal is taken less its mean and divided by its spread among known images; the first penalty begins one spread
-    below the mean, the second where both are equally near, and they count double.
+    The weights are those that best tell known images that were held out from images of classes that were left out.
 
     Args:
         signals: from features and scores.
-        seen: signals of known images that were held out, ``[R, 4]``.
+        seen: signals of known images that were held out, ``[R, 6]``.
+        strange: signals of images of classes that were left out, as deviations from known ones, ``[S, 6]``.
     """
 
-    def __init__(self, signals: Signals, seen: Tensor):
-        seen = seen[:, :-1]  # the background is compared with how near the classes are, in the same unit
-        wide = seen.std(0).clamp_min(1e-6) if len(seen) > 1 else torch.ones(SIGNALS - 1)
-        super().__init__(middle=seen.mean(0) if len(seen) else torch.zeros(SIGNALS - 1), spread=wide)
-        self.signals = signals
+    def __init__(self, signals: Signals, seen: Tensor, strange: Tensor):
+        scale = Scale(seen)
+        weights = torch.tensor(_USUAL, dtype=torch.float64)
+        known = scale(seen)[:, :-1]
+        if len(known) > 1 and len(strange):
+            weights, _ = fit_log_odds(known, strange[:, :-1], weights, _LOYALTY)
+        spread = (to_float64(known) @ weights).std() if len(known) > 1 else torch.tensor(1.0)
+        super().__init__(weights=weights * (_SPREAD / spread.clamp_min(1e-6)))
+        self.signals, self.scale = signals, scale
 
     def forward(self, features: Tensor, scores: Tensor) -> Tensor:
         """How typical images are of what was taught."""
-        return self.summed(self.signals.forward(features, scores))
+        return self.total(self.scale(self.signals.forward(features, scores)))
 
-    def summed(self, signals: Tensor) -> Tensor:
-        """The same from signals ``[N, 4]``."""
-        spread = self.get_buffer("spread")
-        near, clear, away = ((signals[:, :-1] - self.get_buffer("middle")) / spread).unbind(1)
-        nearer = (signals[:, 0] - signals[:, -1]) / spread[0]
-        total: Tensor = near + clear + 2 * (away + 1).clamp_max(0) + 2 * nearer.clamp_max(0)
+    def total(self, deviations: Tensor) -> Tensor:
+        """The same from signals as deviations, ``[N, 6]``."""
+        _, _, away, _, _, nearer = deviations.unbind(1)
+        penalties = 4 * (away + _FAR).clamp_max(0) + 2 * nearer.clamp_max(0)
+        total: Tensor = deviations[:, :-1] @ self.get_buffer("weights") + penalties
         return total

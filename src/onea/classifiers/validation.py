@@ -32,6 +32,37 @@ def left_out(
         yield here, known.add(views[:, ~here].flatten(0, 1), rows[~here].repeat(len(views)))
 
 
+def classes_left_out(
+    known: ClassStatistics, views: Tensor, rows: Tensor, groups: Tensor, honest: Tensor, folds: int = FOLDS
+) -> Iterator[tuple[Tensor, Tensor, ClassStatistics]]:
+    """Images of other classes, images of classes left out (both ``bool [N]``), and statistics that have seen neither.
+
+    Only classes that are new with these images can be left out, a part of them at a time; where nothing else is known,
+    none is.
+
+    Args:
+        known: statistics without any of these images.
+        views: their features, ``[views, N, width]``.
+        rows: their classes.
+        groups: images of a class with the same number here are in the same fold.
+        honest: images that may be judged, ``bool [N]``; where there is none, all may.
+        folds: at most so many.
+    """
+    classes = rows.unique()
+    new = classes[known.counts[classes] == 0]
+    parts = min(folds, len(new))
+    fold = group_folds(rows, groups, max(2, parts))
+    judged = honest if honest.any() else torch.ones_like(honest)
+    for number in range(parts):
+        out = torch.isin(rows, new[number::parts])
+        here = judged & ~out & (honest if honest.any() else fold == number)
+        rest = ~out & ~here
+        others = known.add(views[:, rest].flatten(0, 1), rows[rest].repeat(len(views)))
+        others = others.keep((others.counts > 0).nonzero()[:, 0])
+        if others.classes:
+            yield here, out & judged, others
+
+
 def cross_validated_scores(
     classifier: Classifier, known: ClassStatistics, features: Tensor, rows: Tensor, classes: int
 ) -> Tensor:

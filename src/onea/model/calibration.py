@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from onea import seeds
+from onea.classifiers.logistic import fit_log_odds
 from onea.model.groups import similar_groups
 
 FEW = 4  # a class with fewer images holds none out
 PRIOR_TEMPERATURE = 0.05  # where a fit without evidence stays
 _TEMPERATURES = torch.logspace(-3, 0, 121, dtype=torch.float64)
-_NEWTON_STEPS = 25
 _PRIOR_STRENGTH = 0.1  # a tenth of what one image says when the temperature is off by a factor of e
 
 
@@ -118,14 +118,7 @@ def fit_chance(known: Tensor, hidden: Tensor) -> tuple[float, float] | None:
         return None
     values = torch.cat([known, hidden]).double()
     middle, spread = values.mean(), values.std().clamp_min(1e-12)
-    inputs = torch.stack([(values - middle) / spread, torch.ones_like(values)], 1)
-    truth = torch.cat([torch.zeros(len(known)), torch.ones(len(hidden))]).double()
-    weights = torch.cat([torch.full((len(part),), 0.5 / len(part)) for part in (known, hidden)]).double()
-    found, prior = torch.zeros(2, dtype=torch.float64), torch.diag(torch.tensor([1e-3, 0.0], dtype=torch.float64))
-    for _ in range(_NEWTON_STEPS):
-        chances = torch.sigmoid(inputs @ found)
-        slope = inputs.T @ (weights * (chances - truth)) + prior @ found
-        curve = inputs.T @ ((weights * chances * (1 - chances))[:, None] * inputs) + prior
-        found = found - torch.linalg.solve(curve + 1e-12 * torch.eye(2), slope)
-    steep = float(found[0] / spread)
-    return steep, float(found[1]) - steep * float(middle)
+    strange, usual = (((part.double() - middle) / spread)[:, None] for part in (hidden, known))
+    weights, offset = fit_log_odds(strange, usual, torch.zeros(1), 1e-3)
+    steep = float(weights / spread)
+    return steep, offset - steep * float(middle)

@@ -6,13 +6,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch.nn import functional as F
-
-from onea.classifiers.familiarity import NO_BACKGROUND, SIGNALS
 from onea.model.state import NO_ROWS, NO_SIGNALS, Update, merged_under, merged_with
 from onea.tensors import Tensors
 
 FORMAT = 3
+FIRST_SIGNALS = 3  # how many there were in the first folders of format 3
 _READOUTS = {"cosine": "ncm", "whitened": "uncentred"}  # as formats 1 and 2 called them
 
 
@@ -41,11 +39,10 @@ def modern(written: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def modern_tensors(written: Tensors) -> Tensors:
-    """The tensors of a state as today's: before there was a background, there were three signals."""
+    """The tensors of a state as today's; signals that mean something else now are measured anew by the next update."""
     found = {"hidden": NO_SIGNALS, "hidden_rows": NO_ROWS, "background": written["prototypes"][:0], **written}
-    for name in ("margins", "hidden"):
-        if found[name].dim() > 1:
-            found[name] = F.pad(found[name], (0, SIGNALS - found[name].shape[1]), value=NO_BACKGROUND)
+    if found["margins"].dim() > 1 and found["margins"].shape[1] == FIRST_SIGNALS:
+        found |= {"margins": NO_SIGNALS, "margin_rows": NO_ROWS, "hidden": NO_SIGNALS, "hidden_rows": NO_ROWS}
     return found
 
 

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from onea.classifiers.carrying import feature_map
 from onea.classifiers.contract import Classifier
+from onea.classifiers.familiarity import Scale
 from onea.classifiers.statistics import ClassStatistics
-from onea.classifiers.validation import left_out
+from onea.classifiers.validation import classes_left_out, left_out
 from onea.data.assemble import natural_key
 from onea.data.image_storage import PackedImages, choose_storage_tier
 from onea.errors import OneaError
@@ -229,23 +230,30 @@ def _calibrated(
     parts = [(honest, seen)] if honest.any() else left_out(before, views, rows, groups, _FOLDS)
     for here, others in parts:
         scores = classifier.fit(others)(features[here])
-        signals = dataclasses.replace(state, statistics=others).signals()
-        alone = scores.scatter(1, rows[here][:, None], -torch.inf)
-        found.append((scores, rows[here], signals(features[here], scores), signals(features[here], alone)))
-    scores, truth, familiar, strange = (torch.cat(each) for each in zip(*found, strict=True))
+        found.append((scores, rows[here], _signals(state, others, features[here])))
+    scores, truth, familiar = (torch.cat(each) for each in zip(*found, strict=True))
     margins, margin_rows = _newest(familiar, truth, state.margins, state.margin_rows)
-    hidden, hidden_rows = _newest(strange, truth, state.hidden, state.hidden_rows)
-    several = len(state.classes) > 1  # with one class, nothing is left when it is hidden
+    hidden, hidden_rows = state.hidden, state.hidden_rows
+    for here, out, others in classes_left_out(before, views, rows, groups, honest):
+        usual, strange = (_signals(state, others, features[chosen]) for chosen in (here, out))
+        # Signals depend on the number of classes, so these are compared with those of images judged by the same ones.
+        scale = Scale(usual if len(usual) >= _ENOUGH else margins)
+        hidden, hidden_rows = _newest(scale(strange), rows[out], hidden, hidden_rows)
     temperature = calibration.fit_temperature(scores, truth)
     return dataclasses.replace(
         state,
         margins=margins,
         margin_rows=margin_rows,
-        hidden=hidden if several else state.hidden,
-        hidden_rows=hidden_rows if several else state.hidden_rows,
+        hidden=hidden,
+        hidden_rows=hidden_rows,
         temperature=calibration.combined_temperature(state.temperature, state.calibrated_on, temperature, len(truth)),
         calibrated_on=state.calibrated_on + len(truth),
     )
+
+
+def _signals(state: State, known: ClassStatistics, features: Tensor) -> Tensor:
+    """What tells new images from known ones, by other statistics than those of the state."""
+    return dataclasses.replace(state, statistics=known).signals()(features, state.classifier.fit(known)(features))
 
 
 def _adapt(

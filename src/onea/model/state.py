@@ -72,9 +72,9 @@ class State:
         readout: the name of the classifier that answers from them.
         familiar: mean similarity of a class's images to its prototype, ``[C]``, of a model that was taught before
             format 3; empty in others.
-        margins: signals of familiarity of images that were held out, ``[R, 4]``; before format 3 margins, ``[R]``.
+        margins: signals of familiarity of images that were held out, ``[R, 6]``; before format 3 margins, ``[R]``.
         margin_rows: the class that each of them shows, ``[R]``.
-        hidden: the same as if nobody had taught that class, ``[S, 4]``; empty where there is no other class.
+        hidden: those of images of classes that were left out, as deviations from known images, ``[S, 6]``.
         hidden_rows: the class that each of these shows, ``[S]``.
         background: features of images that show none of the classes, ``[B, width]``; exact in bfloat16.
         temperature: of the probabilities.
@@ -117,8 +117,8 @@ class State:
         """The familiarity of images as a module, that of images held out, and theirs if their class were not taught."""
         if len(self.familiar):
             return Margin(self.familiar), self.margins, self.hidden[:, 0]
-        rule = Typicality(self.signals(), self.margins)
-        return rule, rule.summed(self.margins), rule.summed(self.hidden)
+        rule = Typicality(self.signals(), self.margins, self.hidden)
+        return rule, rule.total(rule.scale(self.margins)), rule.total(self.hidden)
 
     @property
     def background_images(self) -> int:

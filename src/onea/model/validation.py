@@ -28,7 +28,7 @@ from onea.data.transforms import Preprocess
 from onea.errors import OneaError
 from onea.methods.one_a import OneAOptions
 from onea.model.background import MOST_FEATURES
-from onea.model.formats import FORMAT, modern, modern_params, modern_readout, modern_tensors
+from onea.model.formats import FIRST_SIGNALS, FORMAT, modern, modern_params, modern_readout, modern_tensors
 from onea.model.layout import LAST_VERSION
 from onea.model.learning import MOST_MARGINS
 from onea.model.names import UNKNOWN
@@ -178,14 +178,11 @@ def check_shapes(file: BinaryIO, size: int, state: Mapping[str, Any]) -> Shapes:
     try:
         width, rows = found["prototypes"][1][1], found["margins"][1][0]
         hidden = found["hidden"][1][0] if state["format"] > 2 else 0
-        earlier = state["format"] < 3 or found["familiar"] != (
-            "F32",
-            (0,),
-        )  # familiarity is measured as before format 3
+        # Familiarity may be measured as before format 3.
+        earlier = state["format"] < 3 or found["familiar"] != ("F32", (0,))
     except (KeyError, IndexError):
         raise Damage("tensors are missing") from None
-    fewer = "hidden" in found and found["hidden"][1][1:] == (SIGNALS - 1,)  # from before there was a background
-    signals = SIGNALS - fewer
+    signals = FIRST_SIGNALS if "hidden" in found and found["hidden"][1][1:] == (FIRST_SIGNALS,) else SIGNALS
     classes, rank = len(state["classes"]), build(OneAOptions, state["options"]).rank
     if not 1 <= width <= _WIDEST or max(rows, hidden) > MOST_MARGINS * classes:
         raise Damage(f"tensors of width {width} with {max(rows, hidden)} margins are impossible")
