@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from onea.classifiers import make_classifier
-from onea.classifiers.familiarity import NO_BACKGROUND, SIGNALS, Scale, Signals, Typicality
+from onea.classifiers.familiarity import NO_BACKGROUND, SIGNALS, Scale, Signals, Typicality, fitted_weights
 from onea.classifiers.logistic import fit_log_odds
 from onea.classifiers.statistics import ClassStatistics
 from onea.classifiers.validation import classes_left_out
@@ -112,6 +112,7 @@ def test_the_signal_that_tells_left_out_classes_gets_the_weight(telling):
     rule = Typicality(signals, seen, Scale(seen)(strange))
     weights = rule.get_buffer("weights")
     assert int(weights.argmax()) == telling
+    assert (weights >= 0).all()
     usual = Typicality(signals, seen, strange[:0])
     assert usual.get_buffer("weights").nonzero()[:, 0].tolist() == [0, 1], "near and clear, where nothing is known"
     for each in (rule, usual):
@@ -142,3 +143,14 @@ def test_the_fit_is_where_the_slope_of_its_objective_ends():
     (loss + 0.025 * ((found[:3] - start) ** 2).sum()).backward()
     assert found.grad is not None
     assert found.grad.abs().max() < 1e-9
+
+
+def test_a_signal_that_speaks_against_known_images_is_left_out():
+    seen, strange = rows_of_signals(1), rows_of_signals(2, shift=3.0, column=4)
+    strange[:, 0] += 2.0  # left-out classes are nearer
+    weights = fitted_weights(seen, Scale(seen)(strange))
+    assert weights[0] == 0
+    assert int(weights.argmax()) == 4
+    strange[:, 4] += 6.0
+    strange[:, 1:4] += 3.0  # everything speaks against them: then nothing was learned from these
+    assert fitted_weights(seen, Scale(seen)(strange)).nonzero()[:, 0].tolist() == [0, 1]

@@ -16,7 +16,8 @@ from onea.classifiers.statistics import ClassStatistics
 from onea.decompose import eigh
 from onea.tensors import to_float64
 
-SIGNALS = 6
+WEIGHTED = ("near", "clear", "away", "likely", "relative")  # signals; the one that follows is a penalty alone
+SIGNALS = len(WEIGHTED) + 1
 NO_BACKGROUND = 2.0  # the signal of an image where no background is known: cosines differ by no more
 _USUAL = (0.5, 0.5, 0.0, 0.0, 0.0)  # weights of the signals where nothing else is known: near and clear
 _LOYALTY = 0.01  # to these weights
@@ -159,14 +160,8 @@ class Typicality(Familiarity):
     """
 
     def __init__(self, signals: Signals, seen: Tensor, strange: Tensor):
-        scale = Scale(seen)
-        weights = torch.tensor(_USUAL, dtype=torch.float64)
-        known = scale(seen)[:, :-1]
-        if len(known) > 1 and len(strange):
-            weights, _ = fit_log_odds(known, strange[:, :-1], weights, _LOYALTY)
-        spread = (to_float64(known) @ weights).std() if len(known) > 1 else torch.tensor(1.0)
-        super().__init__(weights=weights * (_SPREAD / spread.clamp_min(1e-6)))
-        self.signals, self.scale = signals, scale
+        super().__init__(weights=fitted_weights(seen, strange))
+        self.signals, self.scale = signals, Scale(seen)
 
     def forward(self, features: Tensor, scores: Tensor) -> Tensor:
         """How typical images are of what was taught."""
@@ -178,3 +173,28 @@ class Typicality(Familiarity):
         penalties = 4 * (away + _FAR).clamp_max(0) + 2 * nearer.clamp_max(0)
         total: Tensor = deviations[:, :-1] @ self.get_buffer("weights") + penalties
         return total
+
+
+def fitted_weights(seen: Tensor, strange: Tensor) -> Tensor:
+    """The weights with which signals best tell known images from those of classes that were left out, ``[5]``.
+
+    None is negative: a signal that would speak against known images is left out, as that can only be chance. Without
+    classes left out, the weights are those of near and clear. The sum always has the same spread among known images.
+
+    Args:
+        seen: signals of known images that were held out, ``[R, 6]``.
+        strange: signals of images of classes that were left out, as deviations from known ones, ``[S, 6]``.
+    """
+    known, weights = Scale(seen)(seen)[:, :-1], torch.tensor(_USUAL, dtype=torch.float64)
+    if len(known) < 2:
+        return weights
+    used = list(range(len(weights))) if len(strange) else []
+    while used:
+        found, _ = fit_log_odds(known[:, used], strange[:, used], torch.tensor(_USUAL)[used], _LOYALTY)
+        if bool((found >= 0).all()):
+            weights = torch.zeros_like(weights)
+            weights[used] = found
+            break
+        used = [signal for signal, weight in zip(used, found.tolist(), strict=True) if weight > 0]
+    spread = (to_float64(known) @ weights).std()
+    return weights * (_SPREAD / spread.clamp_min(1e-6))

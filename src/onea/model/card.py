@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from io import BytesIO
 from typing import Any
 
+from onea.classifiers.familiarity import WEIGHTED, fitted_weights
 from onea.model.layout import PICTURE
 from onea.model.state import State, Update
 from onea.report import style
@@ -57,12 +58,29 @@ def card(state: State, name: str) -> str:
         "older classes. A class that was forgotten is no longer answered; what the adapter learned from its images "
         "stays in it.",
         "",
+        *_unknown(state),
         "## Classes",
         "",
         ", ".join(_escaped(name) for name in state.classes) + ".",
         "",
     ]
     return "\n".join(lines)
+
+
+def _unknown(state: State) -> list[str]:
+    """How known images are told from others, where it was measured."""
+    if len(state.familiar) or not len(state.margins):
+        return []
+    weights = fitted_weights(state.margins, state.hidden).tolist()
+    told = ", ".join(f"{name} {weight:.2f}" for name, weight in zip(WEIGHTED, weights, strict=True))
+    return [
+        "## Unknown images",
+        "",
+        f"Told by a weighted sum of signals ({told}), fitted to "
+        f"{count(len(state.margins), 'image', 'images')} of known classes and "
+        f"{count(len(state.hidden), 'image', 'images')} of classes that were left out for it.",
+        "",
+    ]
 
 
 def history_table(updates: Sequence[Update]) -> list[str]:
