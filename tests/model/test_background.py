@@ -207,9 +207,9 @@ def test_a_background_needs_an_image(model, tmp_path):
 
 
 def test_a_background_of_known_photos_is_refused_and_named(model, files):
-    taught = [file for name in KNOWN for file in files[name]]
+    taught = [*files["class01"], *files["class02"]]  # nearly all of them are clear, where a third is the limit
     with pytest.raises(
-        OneaError, match=r"of 24 background images clearly show a known class .*\.png like 'class0"
+        OneaError, match=r"of 12 background images clearly show a known class .*\.png like 'class0"
     ) as told:
         model.learn_background(taught)
     assert str(told.value).count(".png like ") == 3
@@ -220,8 +220,8 @@ def test_a_background_of_known_photos_is_refused_and_named(model, files):
 def test_a_few_known_photos_are_learned_and_counted(model, files):
     strange = np.random.default_rng(0).integers(0, 256, (200, 16, 16, 3), dtype=np.uint8)
     before = model.snapshot()
-    model.learn_background([*files["class00"], *files["class01"], *strange])
-    assert 1 <= model.history[-1]["like_known"] <= 212 / 3
+    model.learn_background([*files["class02"], *strange])
+    assert 1 <= model.history[-1]["like_known"] <= 206 / 3
     assert len(before.state.margins) >= 20
 
 
