@@ -10,10 +10,12 @@ from model_tools import class_folders, tiny_model
 from safetensors.torch import load_file
 
 import onea
+from onea.classifiers.familiarity import SIGNALS
 from onea.errors import OneaError
 from onea.model import learning
+from onea.model.background import MOST_FEATURES
 from onea.model.export import Graph
-from onea.model.learning import MOST_MARGINS
+from onea.model.learning import most_margins
 from onea.model.params import Parameters
 from onea.model.state import READOUTS, statistics_for
 
@@ -170,8 +172,9 @@ def test_a_large_model_with_all_its_versions_stays_small():
         name: value.numel() * (2 if name == "factors" else value.element_size()) for name, value in statistics.items()
     }
     adapter = 12 * 4 * (2 * 128 * 768 + 128 + 768)  # rank 128, as published
-    margins = 200 * MOST_MARGINS * (4 + 8)
-    one = sum(bytes_of.values()) + adapter + margins
+    signals = 2 * 200 * most_margins(200) * (SIGNALS * 4 + 8)  # of known images and of left-out classes, with classes
+    background = MOST_FEATURES * 768 * 2
+    one = sum(bytes_of.values()) + adapter + signals + background
     assert one < 40e6
     assert (1 + Parameters.keep) * one < 150e6
 

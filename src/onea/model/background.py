@@ -18,7 +18,7 @@ from onea.model.state import State, new_id, noted
 from onea.tensors import compact
 from onea.text import printable
 
-MOST_FEATURES = 256  # that are kept; each is compared with every image that is asked about
+MOST_FEATURES = 128  # that are kept; each is compared with every image that is asked about
 _ENOUGH = 20  # known images held out, whose upper quartile says something
 _FAMILIAR = 0.75  # quantile of their familiarity: on Grocery, most photos that were taught are above, few of others are
 _SURE = 0.9  # the probability of one class from which on an image is clearly of it
@@ -65,13 +65,27 @@ def learn_background(
         "skipped": len(batch.skipped),
         "seconds": round(time.perf_counter() - started, 3),
     }
-    return dataclasses.replace(
+    learned = dataclasses.replace(
         state,
         id=new_id(),
         version=version,
         background=torch.cat([state.background, compact(features)])[kept],
         updates=(*state.updates, update),
     )
+    return dataclasses.replace(learned, margins=_expected(learned, generator))
+
+
+def _expected(state: State, generator: torch.Generator) -> Tensor:
+    """The signals of held-out images as the background would have them.
+
+    Their features are gone, so each is stood for by one that is drawn from its class.
+    """
+    known = state.statistics
+    spread = torch.linalg.cholesky(known.covariance())
+    noise = torch.randn(len(state.margins), known.width, generator=generator, dtype=torch.float64)
+    drawn = (known.means.double()[state.margin_rows] + noise @ spread.T).float()
+    nearer = state.signals()(drawn, state.classifier.fit(known)(drawn))[:, -1]
+    return torch.cat([state.margins[:, :-1], torch.minimum(state.margins[:, -1], nearer)[:, None]], 1)
 
 
 def like_known(model: Snapshot, features: Tensor) -> dict[int, str]:

@@ -55,7 +55,9 @@ _ELSEWHERE = {
 _GATE_SUMMARY = ("base", "align_share", "gate_min", "gate_max")
 _ENOUGH = 20  # known images that say where 5 % lie; with fewer held out, training images have a say too
 _FOLDS = 10  # a tenth fewer images of a class than in the end; with a fifth fewer, they are noticeably less familiar
-MOST_MARGINS = 64  # that are kept of one class
+MOST_MARGINS = 64  # that are kept of one class,
+_ALL_MARGINS = 2048  # or of all, if that is less, so that many classes take little room; but of each
+_LEAST_MARGINS = 8
 
 
 def now() -> str:
@@ -293,8 +295,19 @@ def _right(classifier: Classifier, known: ClassStatistics, features: Tensor, row
 def _newest(values: Tensor, rows: Tensor, earlier: Tensor, earlier_rows: Tensor) -> tuple[Tensor, Tensor]:
     """The values that are kept, newest first, and their classes."""
     values, rows = torch.cat([values, earlier]), torch.cat([rows, earlier_rows])
-    kept = torch.cat([(rows == row).nonzero()[:MOST_MARGINS, 0] for row in rows.unique()]).sort().values
+    classes = rows.unique()
+    most = most_margins(len(classes))
+    kept = torch.cat([(rows == row).nonzero()[:most, 0] for row in classes]).sort().values
     return values[kept], rows[kept]
+
+
+def most_margins(classes: int) -> int:
+    """The number of held-out images of a class whose signals are kept.
+
+    >>> [most_margins(classes) for classes in (1, 40, 200, 1000)]
+    [64, 51, 10, 8]
+    """
+    return max(_LEAST_MARGINS, min(MOST_MARGINS, _ALL_MARGINS // max(1, classes)))
 
 
 def _on_cpu(tensors: Mapping[str, Tensor]) -> Tensors:
