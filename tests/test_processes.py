@@ -52,7 +52,7 @@ def test_two_processes_equal_one(method, tiny_run, tmp_path):
     one = run(make_config(values), tmp_path / "one")
     assert two["runtime"]["processes"] == 2
     for mine, theirs in zip(one["tasks"], two["tasks"], strict=True):
-        assert theirs.get("losses") == pytest.approx(mine.get("losses"), rel=1e-3)
+        assert theirs.get("losses", []) == pytest.approx(mine.get("losses", []), rel=1e-3)  # none: not trained
     for mine, theirs in zip(one["correct"], two["correct"], strict=True):
         assert sum(abs(a - b) for a, b in zip(mine, theirs, strict=True)) <= 1
     assert done.stdout.count("record: ") == 1, "only the first process reports"

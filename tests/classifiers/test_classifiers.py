@@ -301,3 +301,22 @@ def test_statistics_are_values():
     assert known.classes == 0
     with pytest.raises(dataclasses.FrozenInstanceError):
         known.freedom = 1
+
+
+@pytest.mark.parametrize("directions", [0, 4])
+@pytest.mark.parametrize("scatter", [False, True])
+@pytest.mark.parametrize(
+    "spoil",
+    [lambda value: value.double(), lambda value: value.long(), lambda value: value[:, 1:], lambda value: value[0]],
+)
+def test_statistics_of_another_type_or_shape_are_refused(spoil, scatter, directions):
+    """They come from a file, and would fail only when something is added to them."""
+    empty = ClassStatistics.empty(WIDTH, scatter=scatter, directions=directions if scatter else 0)
+    features, rows = torch.randn(20, WIDTH, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 3
+    state = empty.add(features, rows).state_dict()
+    assert empty.restored(state).classes == 3
+    with pytest.raises(ValueError, match="means of"):
+        empty.restored(state | {"prototypes": spoil(state["prototypes"])})
+    if scatter:
+        with pytest.raises(ValueError, match="scatter of"):
+            empty.restored(state | {"scatter": state["scatter"][1:]})

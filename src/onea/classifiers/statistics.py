@@ -178,12 +178,25 @@ class ClassStatistics:
         return {"prototypes": parts.pop("means"), **parts, "freedom": torch.tensor(self.freedom)}
 
     def restored(self, state: Tensors) -> Self:
-        """Statistics of the same kind from named tensors."""
+        """Statistics of the same kind from named tensors.
+
+        Raises:
+            ValueError: a tensor has another type or shape than such statistics have.
+        """
         means = state["prototypes"]
+        parts: dict[str, Any] = {"means": means}
         if self.scatter is None:
-            return replace(self, means=means, counts=torch.ones(len(means), dtype=torch.int64, device=means.device))
-        parts: dict[str, Any] = {name: state[name] for name in self._tensors() if name != "means"}
-        return replace(self, means=means, freedom=int(state["freedom"]), **parts)
+            parts["counts"] = torch.ones(len(means), dtype=torch.int64, device=means.device)
+        else:
+            parts |= {name: state[name] for name in self._tensors() if name != "means"}
+        for name, value in parts.items():
+            own = getattr(self, name)
+            shape = own.shape if name == "scatter" else (len(means), *own.shape[1:])
+            if value.dtype != own.dtype or value.shape != shape:
+                raise ValueError(
+                    f"{name} of {value.dtype} and {tuple(value.shape)}, not {own.dtype} and {tuple(shape)}"
+                )
+        return replace(self, freedom=self.freedom if self.scatter is None else int(state["freedom"]), **parts)
 
     def covariance(self) -> Tensor:
         """The covariance that all classes share, shrunk so that it can be inverted."""
