@@ -78,13 +78,15 @@ def learn_background(
 def _expected(state: State, generator: torch.Generator) -> Tensor:
     """The signals of held-out images as the background would have them.
 
-    Their features are gone, so each is stood for by one that is drawn from its class.
+    Their features are gone, so how near each is to the background is that of one that is drawn from its class; how near
+    it is to the classes is known.
     """
     known = state.statistics
     spread = torch.linalg.cholesky(known.covariance())
     noise = torch.randn(len(state.margins), known.width, generator=generator, dtype=torch.float64)
     drawn = (known.means.double()[state.margin_rows] + noise @ spread.T).float()
-    nearer = state.signals()(drawn, state.classifier.fit(known)(drawn))[:, -1]
+    signals = state.signals()(drawn, state.classifier.fit(known)(drawn))
+    nearer = state.margins[:, 0] - (signals[:, 0] - signals[:, -1])
     return torch.cat([state.margins[:, :-1], torch.minimum(state.margins[:, -1], nearer)[:, None]], 1)
 
 
