@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 SEAL = "content_sha256"
 """Name under which a file has its checksum."""
+_CLOSE: dict[str, Any] = {"separators": (",", ":"), "allow_nan": False}
 
 
 class Damage(Exception):  # noqa: N818 - a reason, which becomes part of a sentence
@@ -20,7 +21,13 @@ class Damage(Exception):  # noqa: N818 - a reason, which becomes part of a sente
 def seal(content: Mapping[str, Any]) -> bytes:
     """A JSON file with these values and a new checksum; NaN is refused, because JSON has none."""
     values = {name: value for name, value in content.items() if name != SEAL}
-    return (json.dumps({**values, SEAL: _digest(values)}, indent=1, allow_nan=False) + "\n").encode()
+    return written({**values, SEAL: _digest(values)})
+
+
+def written(content: Mapping[str, Any]) -> bytes:
+    """A JSON file with a line for each value: easy to look at, and records with many numbers stay small."""
+    lines = (f"{json.dumps(name)}:{json.dumps(value, **_CLOSE)}" for name, value in content.items())
+    return ("{" + ",\n".join(lines) + "}\n").encode()
 
 
 def unseal(content: bytes) -> dict[str, Any]:

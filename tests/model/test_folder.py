@@ -222,8 +222,8 @@ def test_a_flipped_bit_does_not_rename_a_class(saved):
     """Each file says for itself whether it is what was written."""
     for name, old, new in (
         ("states/000003/state.json", b'"class01"', b'"class11"'),
-        ("model.json", b'"unknown": 0.05', b'"unknown": 0.75'),
-        ("model.json", b'"counter": 3', b'"counter": 7'),
+        ("model.json", b'"unknown":0.05', b'"unknown":0.75'),
+        ("model.json", b'"counter":3', b'"counter":7'),
     ):
         whole = (saved / name).read_bytes()
         assert old in whole
