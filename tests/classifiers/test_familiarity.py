@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from onea.classifiers import make_classifier
-from onea.classifiers.familiarity import NO_BACKGROUND, SIGNALS, Scale, Signals, Typicality, fitted_weights
+from onea.classifiers.familiarity import NO_BACKGROUND, SIGNALS, Signals, SignalScaler, Typicality, fitted_weights
 from onea.classifiers.logistic import fit_log_odds
 from onea.classifiers.statistics import ClassStatistics
 from onea.classifiers.validation import classes_left_out
@@ -109,14 +109,14 @@ def test_the_signal_that_tells_left_out_classes_gets_the_weight(telling):
     known = ClassStatistics.empty(WIDTH, directions=4).add(features, rows)
     signals = Signals(known, likelihoods=True, background=torch.empty(0, WIDTH))
     seen, strange = rows_of_signals(1), rows_of_signals(2, shift=3.0, column=telling)
-    rule = Typicality(signals, seen, Scale(seen)(strange))
+    rule = Typicality(signals, seen, SignalScaler(seen)(strange))
     weights = rule.get_buffer("weights")
     assert int(weights.argmax()) == telling
     assert (weights >= 0).all()
     usual = Typicality(signals, seen, strange[:0])
     assert usual.get_buffer("weights").nonzero()[:, 0].tolist() == [0, 1], "near and clear, where nothing is known"
     for each in (rule, usual):
-        sums = Scale(seen)(seen)[:, :-1] @ each.get_buffer("weights")
+        sums = SignalScaler(seen)(seen)[:, :-1] @ each.get_buffer("weights")
         assert sums.std() == pytest.approx(1.5, rel=1e-3)
 
 
@@ -148,9 +148,9 @@ def test_the_fit_is_where_the_slope_of_its_objective_ends():
 def test_a_signal_that_speaks_against_known_images_is_left_out():
     seen, strange = rows_of_signals(1), rows_of_signals(2, shift=3.0, column=4)
     strange[:, 0] += 2.0  # left-out classes are nearer
-    weights = fitted_weights(seen, Scale(seen)(strange))
+    weights = fitted_weights(seen, SignalScaler(seen)(strange))
     assert weights[0] == 0
     assert int(weights.argmax()) == 4
     strange[:, 4] += 6.0
     strange[:, 1:4] += 3.0  # everything speaks against them: then nothing was learned from these
-    assert fitted_weights(seen, Scale(seen)(strange)).nonzero()[:, 0].tolist() == [0, 1]
+    assert fitted_weights(seen, SignalScaler(seen)(strange)).nonzero()[:, 0].tolist() == [0, 1]

@@ -188,3 +188,23 @@ def test_one_class_is_told_from_what_is_far_away(readout, files, tiny_vit):
     strange = np.repeat(squares[None, :, :, None], 3, 3).astype(np.uint8)
     familiarity = model.snapshot().judge(strange).familiarity
     assert familiarity < model.snapshot().judge(files["class00"]).familiarity.min()
+
+
+def test_classes_too_small_to_hold_an_image_out_may_come_with_others(files, tiny_vit):
+    """Every fifth class has three images, so that a fold of classes left out has no image that may be judged."""
+    names = [f"c{number:02d}" for number in range(25)]
+    photos = [file for name in sorted(files) for file in files[name]]
+    rng = np.random.default_rng(0)
+    images, labels = [], []
+    for number, name in enumerate(names):
+        for _ in range(3 if number % 5 == 0 else 5):
+            images.append(rng.integers(0, 256, (16, 16, 3), dtype=np.uint8))
+            labels.append(name)
+    model = tiny_model(tiny_vit, epochs=1).learn(np.stack(images), labels)
+    (update,) = model.history
+    assert update["trained"]
+    assert update["held_out"] == 20
+    state = model.snapshot().state
+    assert len(state.margins) == 20
+    assert not set(state.hidden_rows.tolist()) & set(range(0, 25, 5)), "nothing of these was held out"
+    assert not model.snapshot().judge(photos).familiarity.isnan().any()

@@ -124,7 +124,7 @@ class Signals(ScoreReader):
         return near - (F.normalize(space, dim=1) @ nothing.T).amax(1)
 
 
-class Scale(nn.Module):
+class SignalScaler(nn.Module):
     """Signals as deviations from those of known images: less their mean, by their spread.
 
     The last, which compares two cosines, is only divided, by the spread of the cosines to classes.
@@ -161,7 +161,7 @@ class Typicality(Familiarity):
 
     def __init__(self, signals: Signals, seen: Tensor, strange: Tensor):
         super().__init__(weights=fitted_weights(seen, strange))
-        self.signals, self.scale = signals, Scale(seen)
+        self.signals, self.scale = signals, SignalScaler(seen)
 
     def forward(self, features: Tensor, scores: Tensor) -> Tensor:
         """How typical images are of what was taught."""
@@ -185,7 +185,7 @@ def fitted_weights(seen: Tensor, strange: Tensor) -> Tensor:
         seen: signals of known images that were held out, ``[R, 6]``.
         strange: signals of images of classes that were left out, as deviations from known ones, ``[S, 6]``.
     """
-    known, weights = Scale(seen)(seen)[:, :-1], torch.tensor(_USUAL, dtype=torch.float64)
+    known, weights = SignalScaler(seen)(seen)[:, :-1], torch.tensor(_USUAL, dtype=torch.float64)
     if len(known) < 2:
         return weights
     used = list(range(len(weights))) if len(strange) else []

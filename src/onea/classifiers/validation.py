@@ -52,15 +52,15 @@ def classes_left_out(
     new = classes[known.counts[classes] == 0]
     parts = min(folds, len(new))
     fold = group_folds(rows, groups, max(2, parts))
-    judged = honest if honest.any() else torch.ones_like(honest)
+    everyone = not bool(honest.any())
     for number in range(parts):
         out = torch.isin(rows, new[number::parts])
-        here = judged & ~out & (honest if honest.any() else fold == number)
+        here = ~out & (fold == number if everyone else honest)
         rest = ~out & ~here
         others = known.add(views[:, rest].flatten(0, 1), rows[rest].repeat(len(views)))
         others = others.keep((others.counts > 0).nonzero()[:, 0])
         if others.classes:
-            yield here, out & judged, others
+            yield here, out if everyone else out & honest, others
 
 
 def cross_validated_scores(

@@ -235,8 +235,8 @@ class OneA(Parameters):
     ) -> OneA:
         """Learn what images look like that show none of the classes, as one update; no class changes.
 
-        An image that is nearer to one of them than to every class looks less familiar. Features of at most 128 of them
-        are kept, a random draw from all that were ever given.
+        An image that is nearer to one of them than to every class looks less familiar. Features of some of them are
+        kept, a random draw from all that were ever given.
 
         Args:
             images: as ``predict`` takes them.

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from onea.classifiers.carrying import feature_map
 from onea.classifiers.contract import Classifier
-from onea.classifiers.familiarity import Scale
+from onea.classifiers.familiarity import SignalScaler
 from onea.classifiers.statistics import ClassStatistics
 from onea.classifiers.validation import classes_left_out, left_out
 from onea.data.assemble import natural_key
@@ -55,9 +55,8 @@ _ELSEWHERE = {
 _GATE_SUMMARY = ("base", "align_share", "gate_min", "gate_max")
 _ENOUGH = 20  # known images that say where 5 % lie; with fewer held out, training images have a say too
 _FOLDS = 10  # a tenth fewer images of a class than in the end; with a fifth fewer, they are noticeably less familiar
-MOST_MARGINS = 64  # that are kept of one class,
-_ALL_MARGINS = 2048  # or of all, if that is less, so that many classes take little room; but of each
-_LEAST_MARGINS = 8
+# How many are kept of one class; so that many classes take little room, of all; and nevertheless of each.
+MOST_MARGINS, _ALL_MARGINS, _LEAST_MARGINS = 64, 2048, 8
 
 
 def now() -> str:
@@ -239,7 +238,7 @@ def _calibrated(
     for here, out, others in classes_left_out(before, views, rows, groups, honest):
         usual, strange = (_signals(state, others, features[chosen]) for chosen in (here, out))
         # Signals depend on the number of classes, so these are compared with those of images judged by the same ones.
-        scale = Scale(usual if len(usual) >= _ENOUGH else margins)
+        scale = SignalScaler(usual if len(usual) >= _ENOUGH else margins)
         hidden, hidden_rows = _newest(scale(strange), rows[out], hidden, hidden_rows)
     temperature = calibration.fit_temperature(scores, truth)
     return dataclasses.replace(
@@ -295,6 +294,8 @@ def _right(classifier: Classifier, known: ClassStatistics, features: Tensor, row
 def _newest(values: Tensor, rows: Tensor, earlier: Tensor, earlier_rows: Tensor) -> tuple[Tensor, Tensor]:
     """The values that are kept, newest first, and their classes."""
     values, rows = torch.cat([values, earlier]), torch.cat([rows, earlier_rows])
+    if not len(rows):
+        return values, rows
     classes = rows.unique()
     most = most_margins(len(classes))
     kept = torch.cat([(rows == row).nonzero()[:most, 0] for row in classes]).sort().values

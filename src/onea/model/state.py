@@ -114,7 +114,7 @@ class State:
         return Signals(self.statistics, isinstance(self.classifier, RegularisedGaussian), self.background)
 
     def calibrated_familiarity(self) -> tuple[Familiarity, Tensor, Tensor]:
-        """The familiarity of images as a module, that of images held out, and theirs if their class were not taught."""
+        """The familiarity of images as a module, that of images held out, and that of images of classes left out."""
         if len(self.familiar):
             return Margin(self.familiar), self.margins, self.hidden[:, 0]
         rule = Typicality(self.signals(), self.margins, self.hidden)
