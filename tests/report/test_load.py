@@ -98,3 +98,9 @@ def test_streams_of_given_sizes_say_them():
     given["config"] |= {"sizes": "1,2,3", "order": "given"}
     assert "3 tasks of 1 to 3 classes" in setting_names([plain])[0]
     assert "3 tasks of 1, 2, 3 classes" in setting_names([given])[0]
+
+
+def test_two_records_without_options_meet_in_one_row():
+    records = with_present_options([record("somebody-elses", seed=seed) | {"options": None} for seed in (1, 2)])
+    ((group,),) = (setting.groups for setting in settings(records))
+    assert len(group.records) == 2

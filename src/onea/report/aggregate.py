@@ -178,7 +178,7 @@ def _letters(text: str) -> str:
 def _flat(record: Record) -> dict[str, Any]:
     """What may tell two configurations apart, options as they were resolved."""
     config: dict[str, Any] = {k: v for k, v in record["config"].items() if k not in _NOT_CONFIGURATION}
-    flat = (record.get("options", {}) | config).items()
+    flat = ((record.get("options") or {}) | config).items()
     return {name: value for name, value in flat if value is not None and name != _NO_EFFECT}
 
 
