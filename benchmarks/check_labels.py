@@ -28,7 +28,8 @@ from onea.classifiers.statistics import ClassStatistics
 from onea.files import write_json
 from onea.model.engine import Engine
 from onea.model.images import read_labelled
-from onea.model.learning import blank, choose_options
+from onea.model.learning import blank
+from onea.model.recipe import choose_options
 from onea.model.suspicion import cross_examine
 from onea.vit.backbones import EMBEDDED
 
@@ -42,7 +43,7 @@ def frozen_features(folder: Path, threads: int) -> tuple[Tensor, Tensor, list[st
     batch = read_labelled(folder, None, engine.side)
     assert batch.labels is not None
     names = sorted(set(batch.labels))
-    adapters = engine.adapters(blank(engine, choose_options(engine, "auto", {}), "ncm"))
+    adapters = engine.adapters(blank(engine, choose_options("auto", {}), "ncm"))
     return engine.features(batch.pixels, adapters), torch.tensor([names.index(one) for one in batch.labels]), names
 
 

@@ -27,8 +27,10 @@ from onea.model.calibration import held_out_rows
 from onea.model.engine import Engine
 from onea.model.estimator import OneA
 from onea.model.evaluation import evaluate
+from onea.model.groups import GROUPS, groups_by_class
 from onea.model.images import find_images, read_labelled
-from onea.model.learning import blank, choose_options
+from onea.model.learning import blank
+from onea.model.recipe import choose_options
 from onea.vit.backbones import EMBEDDED
 
 UPDATES = Path(__file__).with_name("grocery-arrivals.json")
@@ -47,11 +49,11 @@ def divided(train: Photos, split: int) -> tuple[Photos, Photos]:
     """
     files, labels = labelled(train, list(train))
     engine = Engine(EMBEDDED, "auto", "auto", 0, mirror=True)
-    frozen = engine.adapters(blank(engine, choose_options(engine, "auto", {}), "ncm"))
+    frozen = engine.adapters(blank(engine, choose_options("auto", {}), "ncm"))
     features = engine.features(read_labelled(files, labels, engine.side).pixels, frozen)
     names = list(train)
     rows = torch.tensor([names.index(label) for label in labels])
-    held = set(held_out_rows(rows, names, features, 0.25, seed=split, update=0).tolist())
+    held = set(held_out_rows(rows, names, groups_by_class(features, rows, GROUPS), 0.25, seed=split, update=0).tolist())
     kept: Photos = {name: [] for name in names}
     seen: Photos = {name: [] for name in names}
     for row, (file, name) in enumerate(zip(files, labels, strict=True)):

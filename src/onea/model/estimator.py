@@ -16,14 +16,16 @@ import numpy.typing as npt
 
 from onea.data.pack import OnBad
 from onea.errors import OneaError, nearest
+from onea.methods.adapter_merging import MergingOptions
 from onea.model.answers import Snapshot
 from onea.model.background import learn_background
 from onea.model.engine import Engine
 from onea.model.folder import read_manifest, read_state, save
 from onea.model.images import read_labelled, read_unlabelled
-from onea.model.learning import blank, choose_options, given_as_numbers, learn, now
+from onea.model.learning import blank, given_as_numbers, learn, now
 from onea.model.names import check_numbers, name_of
-from onea.model.params import Parameters, check_params, epoch_bounds
+from onea.model.params import Parameters, check_params
+from onea.model.recipe import choose_options
 from onea.model.state import State
 from onea.model.versions import Versions
 from onea.runtime import Progress
@@ -54,7 +56,7 @@ class OneA(Parameters):
             None never answers so.
         held_out: share of each new class's images that calibrates the answers instead of training.
         keep: earlier versions that ``undo`` can go back to.
-        preset: hyper-parameters: ``auto``, ``paper`` or ``small``.
+        preset: how the adapter is trained and merged: ``auto`` (One-A+) or ``paper`` (One-A, as published).
         epochs: over an update of ten classes; smaller ones get fewer, larger ones more. The preset's, if None.
         learning_rate: the preset's, if None.
         batch_size: images per training step; the preset's, if None.
@@ -69,8 +71,9 @@ class OneA(Parameters):
         follow_drift: whether what is known of old classes moves with the adapter, as the new images show (off: the
             paper).
         mirror: whether an image flipped left to right still shows its class.
-        options: any further options of One-A, as ``onea methods one-a`` lists them. Small backbones come with
-            ``min_share=0.25``: an update with a smaller share of the classes learns prototypes only, in seconds.
+        options: any further options of One-A+, as ``onea methods one-a-plus`` lists them (of One-A with the paper's
+            preset). Models have ``min_share=0.5``: an update trains the adapter if it brings as many classes as the
+            adapter was trained on before, or more; any other learns statistics only, in seconds.
         device: ``auto``, ``cpu``, ``cuda``, ...
         precision: of the training: ``auto``, ``bf16`` or ``fp32``. Answers are always computed in fp32.
         threads: CPU threads; 0 is all.
@@ -209,7 +212,7 @@ class OneA(Parameters):
         with self._changing:
             check_params(self.get_params())
             engine = self._ready()
-            state = self._snapshot.state if self._snapshot else blank(engine, self._chosen(engine), self.readout)
+            state = self._snapshot.state if self._snapshot else blank(engine, self._chosen(), self.readout)
             if progress:
                 progress.note("reading images")
             batch = read_labelled(images, labels, engine.side, on_bad)
@@ -333,9 +336,9 @@ class OneA(Parameters):
 
     # inside
 
-    def _chosen(self, engine: Engine) -> Any:
+    def _chosen(self) -> MergingOptions:
         given = {name: getattr(self, name) for name in _OPTIONS if getattr(self, name) is not None}
-        return choose_options(engine, self.preset, epoch_bounds(self.epochs) | given | dict(self.options or {}))
+        return choose_options(self.preset, given | dict(self.options or {}))
 
     def _ready(self) -> Engine:
         with self._changing:

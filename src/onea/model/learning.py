@@ -22,36 +22,19 @@ from onea.data.assemble import natural_key
 from onea.data.image_storage import PackedImages, choose_storage_tier
 from onea.errors import OneaError
 from onea.merging.operator import Sizes
-from onea.methods.adapter_merging import fallen
-from onea.methods.one_a import OneAMethod, OneAOptions
-from onea.methods.presets import choose_preset, preset_options
+from onea.methods.adapter_merging import AdapterMerging, MergingOptions, fallen
 from onea.model import calibration
 from onea.model.engine import Engine
 from onea.model.groups import series
 from onea.model.images import DecodedImages
 from onea.model.names import check_names
+from onea.model.recipe import method_of, options_of
 from onea.model.state import NO_ROWS, NO_SIGNALS, State, Update, merged_with, new_id, statistics_for
-from onea.options import build
 from onea.runtime import Progress
 from onea.tasks import Task
 from onea.tensors import Tensors, compact
 from onea.text import printable
 
-# What differs from the preset for small backbones. Fewer epochs: a person waits for them, on whatever machine there is.
-# The rest was chosen on photos held out in groups that look alike (docs/models.md).
-_SMALL = {
-    "epochs": 6,
-    "min_epochs": 3,
-    "max_epochs": 12,
-    "learning_rate": 0.4,
-    "start": "merged",
-    "min_share": 0.25,
-}
-_ELSEWHERE = {
-    "carry": "follow_drift",
-    "guard": "held_out",
-    **dict.fromkeys(("classifier", "classifier_options", "compare_classifiers"), "readout"),
-}
 _GATE_SUMMARY = ("base", "align_share", "gate_min", "gate_max")
 _ENOUGH = 20  # known images that say where 5 % lie; with fewer held out, training images have a say too
 _FOLDS = 10  # a tenth fewer images of a class than in the end; with a fifth fewer, they are noticeably less familiar
@@ -64,17 +47,7 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def choose_options(engine: Engine, preset: str, given: Mapping[str, Any]) -> OneAOptions:
-    """One-A's options: those of the preset for this backbone, then what was given."""
-    for name, instead in _ELSEWHERE.items():
-        if name in given:
-            raise OneaError(f"options has '{name}', which research runs have; for a model, set {instead}.")
-    named = choose_preset(preset, engine.vit.width)
-    chosen = preset_options("one-a", named, "")
-    return build(OneAOptions, chosen | (_SMALL if named == "small" else {}) | dict(given))
-
-
-def blank(engine: Engine, options: OneAOptions, readout: str) -> State:
+def blank(engine: Engine, options: MergingOptions, readout: str) -> State:
     """The state of a model that knows nothing; its adapter leaves the network as it is."""
     from onea.methods.adapter_training import blank_adapters
 
@@ -145,7 +118,8 @@ def learn(
     adapters = engine.adapters(state)
     earlier = engine.features(batch.pixels, adapters)
     number = len(state.updates) + 1  # decides all draws, so that an update that is undone and taught again is the same
-    held = calibration.held_out_rows(labels, names, earlier, held_out, seed, number)
+    spread = ClassStatistics.empty(engine.vit.width).add(earlier, labels)
+    held = calibration.held_out_rows(labels, names, series(earlier, labels, spread), held_out, seed, number)
     trained = torch.ones(len(labels), dtype=torch.bool).index_fill(0, held, False)
 
     taught = Counter(batch.labels[row] for row in trained.nonzero()[:, 0].tolist())
@@ -268,12 +242,10 @@ def _adapt(
     name: str,
     seed: int,
     progress: Progress | None,
-) -> tuple[OneAMethod, dict[str, Any]]:
+) -> tuple[AdapterMerging, dict[str, Any]]:
     """Train on the update and merge; the method then holds the new adapter."""
     vit, runtime = engine.for_training(progress)
-    # A model's classifier is its readout; whatever a folder's options say about others would only take memory.
-    options = {name: value for name, value in state.options.items() if name not in _ELSEWHERE}
-    method = OneAMethod(vit, build(OneAOptions, options), runtime)
+    method = method_of(state.options)(vit, options_of(state.options), runtime)
     method.restore(state.adapter, len(state.merged), sizes.accumulated_samples)
     tier = choose_storage_tier(batch.pixels.nbytes, None, runtime.device)
     images = PackedImages(batch.pixels, engine.preprocess, runtime.device, tier, runtime.pixel_dtype)

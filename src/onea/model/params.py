@@ -53,11 +53,6 @@ class Parameters:
         return f"{type(self).__name__}({changed})"
 
 
-def epoch_bounds(epochs: int | None) -> dict[str, int]:
-    """Bounds of the epoch schedule that leave room for what was asked: half and twice of it."""
-    return {} if epochs is None else {"min_epochs": max(1, epochs // 2), "max_epochs": 2 * epochs}
-
-
 def check_params(params: Mapping[str, Any], highest_rate: float = 0.5) -> None:
     """Complain about the first value that is out of its range."""
     for name in ("held_out", "unknown", "keep"):

@@ -26,15 +26,14 @@ from onea import sealed
 from onea.classifiers.familiarity import SIGNALS
 from onea.data.transforms import Preprocess
 from onea.errors import OneaError
-from onea.methods.one_a import OneAOptions
 from onea.model.background import MOST_FEATURES
 from onea.model.formats import FIRST_SIGNALS, FORMAT, modern, modern_params, modern_readout, modern_tensors
 from onea.model.layout import LAST_VERSION
 from onea.model.learning import MOST_MARGINS
 from onea.model.names import UNKNOWN
 from onea.model.params import MACHINE, Parameters, check_params
+from onea.model.recipe import options_of
 from onea.model.state import background_images, classifier_for, statistics_for
-from onea.options import build
 from onea.sealed import Damage
 from onea.tensors import Tensors
 from onea.version import __version__
@@ -147,7 +146,7 @@ def state_values(content: bytes, version: int) -> dict[str, Any]:
         raise Damage("its backbone has no name")
     _check_preprocess(found["preprocess"])
     try:
-        build(OneAOptions, found["options"])
+        options_of(found["options"])
         classifier_for(found["readout"])
     except OneaError as error:
         raise Damage(f"{str(error).rstrip('.'):.300}") from error
@@ -183,7 +182,7 @@ def check_shapes(file: BinaryIO, size: int, state: Mapping[str, Any]) -> Shapes:
     except (KeyError, IndexError):
         raise Damage("tensors are missing") from None
     signals = FIRST_SIGNALS if "hidden" in found and found["hidden"][1][1:] == (FIRST_SIGNALS,) else SIGNALS
-    classes, rank = len(state["classes"]), build(OneAOptions, state["options"]).rank
+    classes, rank = len(state["classes"]), options_of(state["options"]).rank
     if not 1 <= width <= _WIDEST or max(rows, hidden) > MOST_MARGINS * classes:
         raise Damage(f"tensors of width {width} with {max(rows, hidden)} margins are impossible")
     wanted: Shapes = {

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a model trains its adapter: by One-A+, or by One-A as published where the paper's preset is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from onea.errors import OneaError
+from onea.methods.adapter_merging import AdapterMerging, MergingOptions
+from onea.methods.one_a import OneAMethod
+from onea.methods.one_a_plus import OneAPlus
+from onea.methods.presets import preset_options
+from onea.options import build
+
+_PRESETS = ("auto", "small", "paper")
+# What differs from One-A+ in research runs, because a person waits: an update trains the adapter only if it brings as many
+# classes as the adapter has seen, or more. Chosen on photos held out (docs/research.md).
+_MODEL = {"min_share": 0.5}
+_ELSEWHERE = {
+    "carry": "follow_drift",
+    "guard": "held_out",
+    **dict.fromkeys(("classifier", "classifier_options", "compare_classifiers"), "readout"),
+}
+
+
+def choose_options(preset: str, given: Mapping[str, Any]) -> MergingOptions:
+    """Options of the training and the merge: those of the preset, then what was given."""
+    for name, instead in _ELSEWHERE.items():
+        if name in given:
+            raise OneaError(f"options has '{name}', which research runs have; for a model, set {instead}.")
+    if preset not in _PRESETS:
+        raise OneaError(f"preset is '{preset}'; choose {', '.join(_PRESETS[:-1])} or {_PRESETS[-1]}.")
+    if preset == "paper":
+        return build(
+            OneAMethod.Options, preset_options("one-a", "paper", "") | _bounds(given.get("epochs")) | dict(given)
+        )
+    return build(OneAPlus.Options, preset_options("one-a-plus", "small", "") | _MODEL | dict(given))
+
+
+def method_of(options: Mapping[str, Any]) -> type[AdapterMerging]:
+    """The method that a model's options belong to; earlier ones are trained by One-A."""
+    return OneAPlus if "new_votes" in options else OneAMethod
+
+
+def options_of(options: Mapping[str, Any]) -> MergingOptions:
+    """A model's options as its method reads them.
+
+    A model's classifier is its readout; whatever a folder's options say about others would only take memory.
+    """
+    return build(method_of(options).Options, {name: value for name, value in options.items() if name not in _ELSEWHERE})
+
+
+def _bounds(epochs: int | None) -> dict[str, int]:
+    """Bounds of One-A's epoch schedule that leave room for what was asked: half and twice of it. One-A+ has its own."""
+    return {} if epochs is None else {"min_epochs": max(1, epochs // 2), "max_epochs": 2 * epochs}
