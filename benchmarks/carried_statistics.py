@@ -91,7 +91,7 @@ def main() -> None:
     parser.add_argument("--data", required=True)
     parser.add_argument("--tasks", type=int, required=True)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--backbone", default="vit_small_d6_patch14_84")
+    parser.add_argument("--backbone", default="fast")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     lines = follow(

@@ -110,7 +110,7 @@ def strange(side: int = 320) -> bytes:
 
 def teach(path: Path, photos: int = 16) -> None:
     """The drawn shop, in updates of uneven size."""
-    model = OneA(seed=1)
+    model = OneA(backbone="fast", seed=1)
     for number, (name, classes) in enumerate(UPDATES):
         pairs = [(drawn(label, 100 * number + n), label) for label in classes for n in range(photos)]
         model.learn([image for image, _ in pairs], [label for _, label in pairs], name=name)

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from onea.files import read_json
 from onea.merging.fusion import Gate, fuse
+from onea.record import read_record
 from onea.report import style
 from onea.report.analysis_figures import spectra_and_gates, update_strength
 from onea.report.curves import accuracy_curves
@@ -22,22 +22,22 @@ from onea.report.matrices import accuracy_matrix
 HERE = Path(__file__).parent
 OUT = HERE / "pictures"
 RUNS = HERE / "results" / "methods" / "runs"
-ONE_A = RUNS / "one-a-cifar100-seed1-66c1552aa68b" / "record.json"
+ONE_A = RUNS / "one-a-cifar100-seed1-66c1552aa68b"
 OTHERS = (
-    RUNS / "running-mean-cifar100-seed1-1713c7f58a62" / "record.json",
-    RUNS / "simplecil-cifar100-seed1-b30958b8a9df" / "record.json",
+    RUNS / "running-mean-cifar100-seed1-1713c7f58a62",
+    RUNS / "simplecil-cifar100-seed1-b30958b8a9df",
 )
-PLUS = HERE / "results" / "one-a-plus" / "runs" / "one-a-plus-cub200-seed1-19fa46c61172" / "record.json"
+PLUS = HERE / "results" / "one-a-plus" / "runs" / "one-a-plus-cub200-seed1-19fa46c61172"
 RIVALS = ("joint-cub200-seed1-8d233d6ff8db", "mos-cub200-seed1-a20c84f1ee27", "one-a-cub200-seed1-613b6bb31412")
 CARRIED = HERE.parent / "benchmarks" / "carried-statistics.csv"
 BIG_TASK = 4  # the fifth task, 36 classes: larger than all before it together
 
 
-def record(path: Path) -> dict[str, Any]:
-    """A record with its method's name as papers write it."""
+def record(folder: Path) -> dict[str, Any]:
+    """The record of a run with its method's name as papers write it."""
     from onea.methods import method_class
 
-    found: dict[str, Any] = read_json(path)
+    found: Any = read_record(folder)
     return found | {"title": method_class(found["config"]["method"]).title}
 
 
@@ -161,11 +161,11 @@ def prototypes() -> Any:
     from onea.data.sources import load_dataset
     from onea.model.engine import Engine
     from onea.model.images import read_unlabelled
-    from onea.vit.backbones import EMBEDDED
+    from onea.vit.embedded import FAST
     from onea.vit.heads import cosine_scores
     from onea.vit.hooks import NO_HOOKS
 
-    data, engine = load_dataset("glyphs-mini"), Engine(EMBEDDED, "cpu", "fp32", 1, mirror=False)
+    data, engine = load_dataset("glyphs-mini"), Engine(FAST, "cpu", "fp32", 1, mirror=False)
     classes = max(data.groups, key=lambda group: len(group.classes)).classes[:6]
 
     def features(split: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -235,7 +235,7 @@ def main() -> None:
         "updates": update_strength(one_a, task=BIG_TASK),
         "matrix": accuracy_matrix(one_a),
         "curves": accuracy_curves([one_a, *map(record, OTHERS)]),
-        "one-a-plus": accuracy_curves([record(PLUS), *(record(RUNS / name / "record.json") for name in RIVALS)]),
+        "one-a-plus": accuracy_curves([record(PLUS), *(record(RUNS / name) for name in RIVALS)]),
         "carried": carried(),
     }
     for name, figure in figures.items():

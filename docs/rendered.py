@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path("docs/results")
-KEPT = (".csv", ".json", ".md")  # what the repository holds
+KEPT = (".csv", ".gz", ".md")  # what the repository holds
 
 
 def commands(only: str = "") -> list[list[str]]:
@@ -36,7 +36,7 @@ def commands(only: str = "") -> list[list[str]]:
 
 def render(folder: Path, chosen: Sequence[Sequence[str]]) -> Path:
     """Run commands in an empty folder with a copy of the records; returns where the results are."""
-    for record in (ROOT / RESULTS).rglob("record.json"):
+    for record in (ROOT / RESULTS).rglob("record.json.gz"):
         copy = folder / record.relative_to(ROOT)
         copy.parent.mkdir(parents=True)
         shutil.copy(record, copy)
@@ -72,7 +72,7 @@ def _digest(chosen: Sequence[Sequence[str]]) -> str:
     from importlib.metadata import version
 
     digest = hashlib.sha256(f"{sys.version} {version('matplotlib')} {version('numpy')} {chosen}".encode())
-    for top, kind in ((RESULTS, "record.json"), (Path("src/onea"), "*.py"), (Path("src/onea"), "*.yaml")):
+    for top, kind in ((RESULTS, "record.json.gz"), (Path("src/onea"), "*.py"), (Path("src/onea"), "*.yaml")):
         for path in sorted((ROOT / top).rglob(kind)):
             digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -56,3 +59,10 @@ def test_every_file_says_its_licence():
         file for file in files if file.stat().st_size and "SPDX-License-Identifier" not in file.read_text("utf-8")[:200]
     ]
     assert not missing
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists() or shutil.which("git") is None, reason="needs a clone")
+def test_a_clone_is_light():
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
+    files = [ROOT / os.fsdecode(name) for name in listed.split(b"\0") if name]
+    assert sum(file.stat().st_size for file in files if file.is_file()) < 45e6

@@ -8,11 +8,13 @@ link, a pipe or a device; ``check_plain`` and ``read_plain`` take plain files an
 from __future__ import annotations
 
 import errno
+import gzip
 import json
 import os
 import stat
+import zlib
 from contextlib import suppress
-from io import BufferedReader
+from io import BufferedReader, BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -160,6 +162,22 @@ def read_plain(path: Path, most: int = _MOST, *, follow: bool = False) -> bytes:
             return file.read(size)
         except OSError as error:
             raise _unreadable(path, error) from error
+
+
+def decompressed(content: bytes, most: int = _MOST) -> bytes:
+    """The content of a gzip file, of at most so many bytes.
+
+    Raises:
+        ValueError: it is not a whole gzip file, or there is more in it.
+    """
+    try:
+        with gzip.open(BytesIO(content)) as file:
+            found = file.read(most + 1)
+    except (EOFError, OSError, zlib.error):
+        raise ValueError("not gzip") from None
+    if len(found) > most:
+        raise ValueError(f"more than {most:,} bytes are in it")
+    return found
 
 
 def _unreadable(path: Path, error: OSError) -> OneaError:

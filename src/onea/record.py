@@ -10,10 +10,13 @@ from typing import Any, TypedDict, cast
 
 from onea import sealed
 from onea.errors import OneaError
-from onea.files import read_plain, write_atomically
+from onea.files import decompressed, read_plain, write_atomically
 from onea.version import __version__
 
 NAME = "record.json"
+_COMPRESSED = f"{NAME}.gz"
+FILES = (NAME, _COMPRESSED)
+"""Where a record may be: as it was written, or compressed by ``gzip`` to be kept in a third of the space."""
 FORMAT = 2  # 1 had no checksum
 
 
@@ -86,8 +89,19 @@ _LEFT = re.compile(rf"{_STATE}|\.({_STATE}|record\.json|failure\.json)\.\d+\.par
 
 def read_record(folder: Path) -> Record | None:
     """The record in a run's folder, or None where no task has been finished yet."""
-    path = folder / NAME
+    path = record_path(folder)
     return read_record_file(path) if path.exists() else None
+
+
+def record_path(folder: Path) -> Path:
+    """The file of the record in a run's folder, compressed if there is no other."""
+    plain, compressed = (folder / name for name in FILES)
+    return compressed if compressed.exists() and not plain.exists() else plain
+
+
+def records_below(root: Path) -> list[Path]:
+    """The files of all records in a folder and anywhere below it, ordered by path."""
+    return sorted({record_path(path.parent) for name in FILES for path in root.rglob(name)})
 
 
 def read_record_file(path: Path) -> Record:
@@ -98,7 +112,7 @@ def read_record_file(path: Path) -> Record:
     """
     content = read_plain(path, follow=True)
     try:
-        record = sealed.parsed(content)
+        record = sealed.parsed(_unpacked(content) if path.suffix == ".gz" else content)
         if record.get("format") == FORMAT or sealed.SEAL in record:
             sealed.check_seal(record)
     except sealed.Damage as reason:
@@ -110,9 +124,17 @@ def read_record_file(path: Path) -> Record:
     return cast("Record", record)
 
 
+def _unpacked(content: bytes) -> bytes:
+    try:
+        return decompressed(content)
+    except ValueError as reason:
+        raise sealed.Damage(str(reason)) from None
+
+
 def write_record(folder: Path, record: Record) -> None:
     """Replace the record in a run's folder."""
     write_atomically(folder / NAME, sealed.seal(record | {"format": FORMAT}))
+    (folder / _COMPRESSED).unlink(missing_ok=True)
 
 
 def leftovers(folder: Path, record: Record | None = None) -> list[Path]:

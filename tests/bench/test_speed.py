@@ -17,21 +17,21 @@ from onea.bench.flops import inference_flops, training_flops
 from onea.bench.plain import plain_network
 from onea.bench.workload import bench_backbone, make_workload
 from onea.runs.evaluation import count_flops
-from onea.vit.backbones import EMBEDDED
+from onea.vit.embedded import FAST
 
-CONFIG = BenchConfig(EMBEDDED, rank=64, device="cpu", batch=10, precision="fp32", threads=1, seconds=0.05)
+CONFIG = BenchConfig(FAST, rank=64, device="cpu", batch=10, precision="fp32", threads=1, seconds=0.05)
 
 
 @pytest.fixture(scope="module")
 def workload():
-    vit = bench_backbone(EMBEDDED)
+    vit = bench_backbone(FAST)
     return make_workload(CONFIG, vit, CONFIG.runtime(same_numerics=True), (CLASSES,), 4, 4, compiled=False)
 
 
 def test_a_pass_needs_fewer_operations_than_the_plain_loops(workload):
     """One token in the last of six blocks, there and back."""
     images = torch.zeros(2, 3, workload.method.vit.size, workload.method.vit.size)
-    network = plain_network(bench_backbone(EMBEDDED).vit, CONFIG.rank)
+    network = plain_network(bench_backbone(FAST).vit, CONFIG.rank)
     with torch.no_grad():
         inference = count_flops(lambda: network(images)) / 2
     training = count_flops(lambda: network(images).sum().backward()) / 2
@@ -87,7 +87,7 @@ print(json.dumps([config.runtime(same_numerics=False).precision, speedups(config
 def test_faster_than_the_plain_loop(precision):
     """In a process of its own, with all instructions that these tests leave unused (conftest.py)."""
     environment = {name: value for name, value in os.environ.items() if name != "ONEDNN_MAX_CPU_ISA"}
-    command = [sys.executable, "-c", MEASURE, json.dumps([EMBEDDED, 64, "cpu", 10, precision])]
+    command = [sys.executable, "-c", MEASURE, json.dumps([FAST, 64, "cpu", 10, precision])]
     best = {"training": 0.0, "inference": 0.0}
     for _ in range(TRIES):
         done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)

@@ -85,6 +85,7 @@ def base(tiny_run, tiny_vit, tiny_images, tmp_path_factory) -> dict[str, list[st
         "rename": [nowhere, "class", "other"],
         "undo": [nowhere],
         "history": [nowhere],
+        "info": [nowhere],
         "check": [nowhere, nowhere],
     }
 

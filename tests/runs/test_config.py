@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,12 @@ import typer
 
 from onea.cli.app import app
 from onea.cli.options import meaning, options_of
+from onea.record import read_record_file, records_below
 from onea.runs.config import RunConfig
 from onea.runs.record_store import RecordStore
 
 RESULTS = Path(__file__).parent.parent.parent / "docs" / "results"
-RECORDS = sorted(RESULTS.rglob("record.json"))
+RECORDS = records_below(RESULTS)
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def test_a_later_field_enters_the_key_only_where_it_differs_from_its_default() -
 def test_every_committed_record_is_found() -> None:
     assert len(RECORDS) > 100
     for path in RECORDS:
-        told = json.loads(path.read_text())["config"]
+        told = read_record_file(path)["config"]
         config = RunConfig(**told | {"store": {"packed": "auto"}.get(told["store"], told["store"])})
         assert config.identity() == told
         if path.parent.parent.name == "runs":

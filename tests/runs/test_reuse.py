@@ -22,7 +22,7 @@ from tiny import Stopped
 from onea.errors import OneaError
 from onea.locks import folder_lock
 from onea.methods.presets import preset_options
-from onea.record import write_record
+from onea.record import read_record_file, records_below, write_record
 from onea.runs.config import make_config
 from onea.runs.executors import InProcess
 from onea.runs.grid import run_grid
@@ -289,10 +289,10 @@ def test_the_committed_records_are_all_found():
 
 
 def test_the_folder_of_every_committed_record_is_that_of_its_configuration():
-    found = sorted((ROOT / "docs/results").glob("**/runs/*/record.json"))
+    found = [path for path in records_below(ROOT / "docs/results") if path.parent.parent.name == "runs"]
     assert len(found) > 100
     for path in found:
-        config = json.loads(path.read_text())["config"]
+        config = read_record_file(path)["config"]
         config = make_config(config | {"store": "exact" if config["store"] == "exact" else "auto"})
         assert path.parent.name == config.folder().name
 
@@ -328,7 +328,7 @@ def test_a_damaged_record_is_told_in_a_sentence(status, values, tmp_path):
 
 
 def test_the_committed_records_are_whole():
-    for path in sorted((ROOT / "docs/results").glob("**/record.json")):
+    for path in records_below(ROOT / "docs/results"):
         assert read_run(path.parent) is not None
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from onea.errors import OneaError
 from onea.options import check_threads
 from onea.runs.config import RunConfig
+from onea.vit.embedded import full_name
 
 if TYPE_CHECKING:  # `onea --help` needs no torch
     import torch
@@ -25,7 +26,8 @@ class BenchConfig:
     """Configuration of a bench.
 
     Attributes:
-        backbone: embedded name, timm architecture (random weights), ``architecture.tag`` or ``.safetensors`` file.
+        backbone: embedded name (or ``fast``), timm architecture (random weights), ``architecture.tag`` or
+            ``.safetensors`` file.
         rank: width of the adapter's bottleneck.
         device: ``cpu``, ``cuda``, ... or ``auto``.
         batch: images per training step.
@@ -51,6 +53,7 @@ class BenchConfig:
     quick: bool = False
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "backbone", full_name(self.backbone))
         for name, fewest, most in _BOUNDS:
             if not fewest <= (value := getattr(self, name)) <= most:
                 raise OneaError(f"{name} is {value}; it must be at least {fewest} and at most {most:,}.")

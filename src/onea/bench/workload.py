@@ -21,7 +21,8 @@ from onea.runs.setup import CROP_MARGIN, Prepared, Side
 from onea.runtime import Runtime
 from onea.streams import Stream
 from onea.tasks import StreamPlan
-from onea.vit.backbones import EMBEDDED, load_backbone
+from onea.vit.backbones import load_backbone
+from onea.vit.embedded import EMBEDDED
 from onea.vit.frozen import FrozenViT
 
 SEED = 1
@@ -89,13 +90,13 @@ def _side(classes: int, per_class: int, preprocess: Preprocess, runtime: Runtime
 
 
 def bench_backbone(name: str) -> FrozenViT:
-    """The embedded backbone, a ``.safetensors`` file, timm's ``architecture.tag``, or random weights.
+    """An embedded backbone, a ``.safetensors`` file, timm's ``architecture.tag``, or random weights.
 
     ``random:ARCHITECTURE``, or just timm's ``ARCHITECTURE`` without a tag, needs no download.
     """
     if name.startswith(_RANDOM):
         return random_backbone(name.removeprefix(_RANDOM))
-    if name == EMBEDDED or name.endswith(".safetensors") or "." in name:
+    if name in EMBEDDED or name.endswith(".safetensors") or "." in name:
         return load_backbone(name)
     return random_backbone(name)
 
@@ -106,7 +107,7 @@ def random_backbone(architecture: str) -> FrozenViT:
 
     known = timm.list_models(["vit_*", "deit*"])
     if architecture not in known:
-        raise OneaError(f"Unknown architecture '{architecture}'; {nearest(architecture, [EMBEDDED, *known])}")
+        raise OneaError(f"Unknown architecture '{architecture}'; {nearest(architecture, [*EMBEDDED, *known])}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         vit: Any = timm.create_model(architecture, pretrained=False, num_classes=0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``onea history``, ``undo``, ``forget`` and ``rename``: the updates of a model, and small changes to it."""
+"""``onea info``, ``history``, ``undo``, ``forget`` and ``rename``: what a model is, and small changes to it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,38 @@ import typer
 
 from onea.cli.options import Model
 from onea.text import printable
+
+
+def info(
+    model: Model,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False,
+) -> None:
+    """Say what a model knows, how it answers and on which network; nothing is loaded but the model folder."""
+    import json
+
+    from rich.console import Console
+
+    from onea.cli.model_display import print_info
+    from onea.model.folder import read_manifest, read_state
+    from onea.model.network import remarks
+
+    manifest = read_manifest(model)
+    state = read_state(model, manifest.versions.present)
+    facts = {
+        "version": state.version,
+        "classes": len(state.classes),
+        "images": sum(state.images),
+        "background_images": state.background_images,
+        "updates": len(state.updates),
+        "readout": state.readout,
+        "unknown": manifest.params["unknown"],
+        "backbone": {**state.backbone, "input": state.preprocess["size"]},
+        "remarks": remarks(state.backbone),
+    }
+    if as_json:
+        print(json.dumps(facts, indent=1))
+    else:
+        print_info(Console(), model, facts)
 
 
 def history(

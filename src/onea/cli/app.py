@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from onea.cli.admin import forget, history, rename, undo
+from onea.cli.admin import forget, history, info, rename, undo
 from onea.cli.bench import bench
 from onea.cli.check import check
 from onea.cli.demo import demo
@@ -59,7 +59,7 @@ def _check_paths(values: Iterable[Any]) -> None:
             check_path(value)
 
 
-for model_command in (teach, predict, evaluate, check, history, undo, forget, rename, export, serve):
+for model_command in (teach, predict, evaluate, check, info, history, undo, forget, rename, export, serve):
     app.command(rich_help_panel="A model of your own")(_guarded(model_command, "the model is as it was"))
 app.command()(_guarded(demo))
 app.command(context_settings=_LOOSE)(_guarded(run))

@@ -61,7 +61,7 @@ def _open(out: Path, fresh: bool) -> None:
     """Make the folder and, if asked, delete the demo's runs in it, file by file: whatever else lies there stays."""
     from onea.errors import OneaError
     from onea.locks import folder_lock
-    from onea.record import NAME, leftovers, read_record
+    from onea.record import FILES, leftovers, read_record
 
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -70,5 +70,5 @@ def _open(out: Path, fresh: bool) -> None:
     for folder in (out / name for name in METHODS if fresh):
         if (record := read_record(folder)) and record["config"]["method"] == folder.name:
             with folder_lock(folder):  # not while another demo is at it
-                for file in [folder / NAME, *leftovers(folder)]:
+                for file in [*(folder / name for name in FILES), *leftovers(folder)]:
                     file.unlink(missing_ok=True)

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bars
 from rich.text import Text
 
-from onea.record import Record
+from onea.record import Record, record_path
 from onea.record_metrics import headline_metrics
 from onea.report.formats import terminal
 from onea.report.table import NOTHING, Table
@@ -118,7 +118,7 @@ def print_summary(record: Record, folder: Path) -> None:
     shown_metrics = headline_metrics([record], machine_dependent=False).values()
     numbers = (f"{metric.title} {metric.text(record)}" for metric in shown_metrics)
     console.print(Text("   ".join(numbers)), highlight=False)
-    console.print(shown(f"record: {folder / 'record.json'}"), soft_wrap=True)
+    console.print(shown(f"record: {record_path(folder)}"), soft_wrap=True)
 
 
 def shown(text: str, style: str = "") -> Text:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +14,12 @@ from rich.progress import Progress as Bars
 from rich.table import Table as TerminalTable
 
 from onea.cli.display import OnScreen, shown
+from onea.model.network import remarks, taught_before
 from onea.report.formats import terminal
 from onea.report.table import Table
 from onea.runtime import Progress
 from onea.text import count
+from onea.vit.backbones import shortened
 
 if TYPE_CHECKING:
     from onea.model.answers import Answer
@@ -76,8 +78,29 @@ def print_learned(console: Console, model: OneA, path: Path) -> None:
         )
     if like := update.get("like_known"):
         console.print(f"{like:,} of them clearly looked like a known class; if they show one, undo", highlight=False)
+    backbone = model.snapshot().state.backbone
+    for remark in remarks(backbone) if taught_before(backbone) else ():  # whoever chose a network has chosen
+        console.print(remark, highlight=False, markup=False, soft_wrap=True)
     known = count(update["known"], "class", "classes")
     console.print(shown(f"{path} now knows {known} (version {model.version})"), soft_wrap=True)
+
+
+def print_info(console: Console, path: Path, facts: Mapping[str, Any]) -> None:
+    """What a model is, in a few lines, and what to know about its network."""
+    images, background = count(facts["images"], "image", "images"), facts["background_images"]
+    behind = f" and {count(background, 'background image', 'background images')}" if background else ""
+    network, rate = facts["backbone"], facts["unknown"]
+    unknown = f"{100 * rate:g} % of known images may be answered unknown" if rate else "never unknown"
+    lines = [
+        f"{path} knows {count(facts['classes'], 'class', 'classes')} from {images}{behind}, in "
+        f"{count(facts['updates'], 'update', 'updates')} (version {facts['version']})",
+        f"network: {network['name']}, {network['input']} x {network['input']} pixels, sha256 "
+        f"{shortened(network['sha256'])}",
+        f"answers by {facts['readout']}; {unknown}",
+        *facts["remarks"],
+    ]
+    for line in lines:
+        console.print(shown(line), soft_wrap=True)
 
 
 def _learned_classes(update: dict[str, Any]) -> str:

@@ -21,6 +21,7 @@ from onea.model.state import State
 from onea.runtime import Progress, Runtime, make_runtime
 from onea.vit.adapter import Adapters
 from onea.vit.backbones import load_backbone, shortened
+from onea.vit.embedded import stands_for
 from onea.vit.frozen import FrozenViT
 
 _CROP_MARGIN = 256 / 224  # images are kept a little larger than the input, so that training crops have room
@@ -55,7 +56,8 @@ class Engine:
             values = {name: value for name, value in preprocess.items() if name != "side"}
             values |= {name: tuple(values[name]) for name in ("mean", "std")}
             self.preprocess, self.side = Preprocess(**values), preprocess["side"]
-        source = str(Path(backbone).expanduser().resolve()) if backbone.endswith(".safetensors") else backbone
+        is_file = backbone.endswith(".safetensors")
+        source = str(Path(backbone).expanduser().resolve()) if is_file else self.vit.name
         self.backbone: dict[str, Any] = {"source": source, "name": self.vit.name, "sha256": self.vit.digest}
 
     @property
@@ -64,8 +66,8 @@ class Engine:
         return {**dataclasses.asdict(self.preprocess), "side": self.side}
 
     def check_is(self, backbone: Mapping[str, Any]) -> None:
-        """Refuse another network than the one a model was taught with."""
-        if self.vit.digest != backbone["sha256"]:
+        """Refuse another network than the one a model was taught with, or one in eight bits that stands for it."""
+        if not stands_for(self.vit.digest, backbone["sha256"]):
             raise OneaError(
                 f"Backbone '{self.vit.name}' holds other weights (sha256 {shortened(self.vit.digest)}) than "
                 f"'{backbone['name']}' that the model was taught with ({shortened(backbone['sha256'])}); give that one "

@@ -46,12 +46,13 @@ class OneA(Parameters):
     >>> import numpy as np, onea
     >>> rng = np.random.default_rng(0)
     >>> dark, light = (rng.integers(low, low + 90, (6, 40, 40, 3), dtype=np.uint8) for low in (0, 160))
-    >>> model = onea.OneA(epochs=1, precision="fp32", threads=1)
+    >>> model = onea.OneA(backbone="fast", epochs=1, precision="fp32", threads=1)
     >>> model.learn(np.concatenate([dark, light]), ["dark"] * 6 + ["light"] * 6).predict(light[:2]).tolist()
     ['light', 'light']
 
     Args:
-        backbone: the embedded network, a timm ``architecture.tag`` name or a ``.safetensors`` file.
+        backbone: an embedded network (by default ``vit_small_patch14_112``; ``fast`` is half as deep, looks at smaller
+            images and answers less well), a timm ``architecture.tag`` name or a ``.safetensors`` file.
         unknown: share of images of known classes that may be answered ``unknown`` (-1 where classes are numbers); 0 or
             None never answers so.
         held_out: share of each new class's images that calibrates the answers instead of training.

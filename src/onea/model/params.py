@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from onea.errors import OneaError
 from onea.model.state import classifier_for
-from onea.vit.backbones import EMBEDDED
+from onea.vit.embedded import DEFAULT
 
 MACHINE = ("device", "precision", "threads")  # belong to where a model runs, not to the model
 
@@ -18,7 +18,7 @@ MACHINE = ("device", "precision", "threads")  # belong to where a model runs, no
 class Parameters:
     """The arguments of the estimator and their defaults; ``onea.OneA`` says what each one means."""
 
-    backbone: str = EMBEDDED
+    backbone: str = DEFAULT
     unknown: float | None = 0.05
     held_out: float = 0.1
     keep: int = 5

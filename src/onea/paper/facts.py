@@ -102,10 +102,11 @@ def backbone_width(name: str) -> int:
     """The width of a backbone, without its weights where that is possible."""
     if name == BACKBONE:
         return BACKBONE_WIDTH
-    from onea.vit.backbones import EMBEDDED, load_backbone
+    from onea.vit.backbones import load_backbone
+    from onea.vit.embedded import EMBEDDED, file_of
 
-    if name == EMBEDDED:
-        return load_backbone(name).width
+    if name in EMBEDDED:
+        return _width_in_file(file_of(name))
     if name.endswith(".safetensors"):
         return _width_in_file(Path(name).expanduser())
     import timm

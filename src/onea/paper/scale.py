@@ -13,6 +13,7 @@ from onea.data.names import data_name
 from onea.errors import OneaError, short
 from onea.paper.experiment import Cell, Experiment
 from onea.paper.names import BACKBONE, data_title
+from onea.vit.embedded import full_name
 
 if TYPE_CHECKING:
     from onea.paper.facts import DataFacts
@@ -185,7 +186,7 @@ def _with(paper: Cell, changes: Changes, data: str) -> Cell:
     if changes.tasks is not None:
         options["tasks"] = changes.tasks
     if changes.backbone is not None and changes.backbone != BACKBONE:
-        options["backbone"] = changes.backbone
+        options["backbone"] = full_name(changes.backbone)
         del options["protocol"]  # other weights expect the pixels they were trained with
     return dataclasses.replace(paper, options=options)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from onea.errors import OneaError
 from onea.files import check_path
 from onea.options import completed
-from onea.record import NAME, Record, read_record_file
+from onea.record import NAME, Record, read_record_file, records_below
 from onea.record_shape import can_be_shown
 
 
@@ -24,7 +24,7 @@ def load_records(place: str | Path) -> list[Record]:
     roots = [given] if given.exists() else _matching(given)
     if not roots:
         raise OneaError(f"{place} does not exist; give a run's folder, a folder of runs or a pattern in quotes.")
-    files = [file for root in roots for file in ([root] if root.is_file() else sorted(root.rglob(NAME)))]
+    files = [file for root in roots for file in ([root] if root.is_file() else records_below(root))]
     if not files:
         raise OneaError(f"There is no {NAME} in or below {place}; `onea run` writes one after its first task.")
     return [_read(file) for file in dict.fromkeys(files)]

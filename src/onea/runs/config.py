@@ -14,6 +14,7 @@ from typing import Any, Literal
 from onea.data.names import data_name
 from onea.errors import OneaError, short
 from onea.options import LARGEST, build, check_threads, upgraded
+from onea.vit.embedded import FAST, full_name
 
 _PETABYTE = 1_000_000  # in gigabytes
 _LONGEST_NAME = 255  # bytes, on every usual file system
@@ -37,7 +38,7 @@ class RunConfig:
         method: a name that ``onea methods`` lists.
         data: a name that ``onea methods --datasets`` lists, ``folder:PATH`` or ``list:TRAIN.txt,TEST.txt``.
         root: folder of downloaded datasets.
-        backbone: embedded name, timm ``architecture.tag`` or ``.safetensors`` file.
+        backbone: embedded name (or ``fast``), timm ``architecture.tag`` or ``.safetensors`` file.
         stream: ``step`` (imbalanced), ``balanced``, ``sizes`` or ``natural``; ``auto`` is ``sizes`` when sizes are
             given, ``natural`` when the data has groups and no number of tasks is asked for, else ``step``.
         tasks: number of tasks.
@@ -69,7 +70,7 @@ class RunConfig:
     method: str = "one-a"
     data: str = field(default="glyphs-mini", metadata=_INPUTS)
     root: str | None = field(default=None, metadata=_INPUTS)
-    backbone: str = field(default="vit_small_d6_patch14_84", metadata=_INPUTS)
+    backbone: str = field(default=FAST, metadata=_INPUTS)
     stream: Literal["auto", "step", "balanced", "sizes", "natural"] = field(default="auto", metadata=_STREAM)
     tasks: int | None = field(default=None, metadata=_STREAM)
     gamma: float = field(default=0.01, metadata=_STREAM)
@@ -95,6 +96,7 @@ class RunConfig:
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "backbone", full_name(self.backbone))  # the same run, whatever it is called
         if self.tasks is not None and self.tasks < 1:
             raise OneaError(f"tasks is {self.tasks}; there must be at least 1.")
         if not 0 <= self.seed <= LARGEST:

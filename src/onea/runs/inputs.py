@@ -18,6 +18,7 @@ from onea.runs.record import different
 from onea.runs.setup import dataset_of, options_of, sha256_of_images
 from onea.runtime import resolve
 from onea.vit.backbones import load_backbone, stamp_of_weights
+from onea.vit.embedded import in_float16
 
 T = TypeVar("T")
 
@@ -93,7 +94,9 @@ class Inputs:
         digest = self._weights[name]
         if isinstance(digest, OneaError):
             return f"other weights ({_reason(digest)})"
-        return "" if digest == record["backbone"]["sha256"] else f"other weights (of {name})"
+        if digest == (then := record["backbone"]["sha256"]):
+            return ""
+        return f"other weights (of {name}{', in float16 by then' if in_float16(name, then) else ''})"
 
 
 def _dataset(config: RunConfig) -> Dataset:

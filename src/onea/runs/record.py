@@ -23,7 +23,7 @@ from onea.errors import OneaError, short
 from onea.files import open_plain, read_tensors, write_atomically
 from onea.methods import method_class
 from onea.options import completed
-from onea.record import NAME, Record, read_record, tidy, write_record
+from onea.record import Record, read_record, record_path, tidy, write_record
 from onea.record_shape import can_be_continued
 from onea.renamed import renamed
 from onea.runs.config import RunConfig
@@ -43,7 +43,8 @@ def read_run(folder: Path) -> Record | None:
     """The record in a run's folder, checked to be whole enough to be shown or continued."""
     record = read_record(folder)
     if record is not None and not can_be_continued(record):
-        raise OneaError(f"{folder / NAME} is damaged; restore it from a copy, or delete that folder to run it again.")
+        file = record_path(folder)
+        raise OneaError(f"{file} is damaged; restore it from a copy, or delete that folder to run it again.")
     return record
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 from onea.errors import OneaError
 from onea.files import read_json, write_json
-from onea.record import NAME, Record, read_record, write_record
+from onea.record import Record, read_record, record_path, records_below, write_record
 from onea.record_shape import can_be_shown
 from onea.runs.config import RunConfig
 
@@ -84,7 +84,7 @@ class RecordStore:
 
     def records(self) -> Iterator[Record]:
         """All finished records anywhere below the root, ordered by path; other files are passed over."""
-        for path in sorted(self.root.rglob(NAME)):
+        for path in records_below(self.root):
             try:
                 record = read_record(path.parent)
             except OneaError:
@@ -117,7 +117,8 @@ class RecordStore:
             if record is None:
                 return None, None
             if not can_be_shown(record):
-                raise OneaError(f"{folder / NAME} is not the record of a run; delete that folder to run it again.")
+                file = record_path(folder)
+                raise OneaError(f"{file} is not the record of a run; delete that folder to run it again.")
             check_same_run(record, config, folder)
         except OneaError as error:
             return None, str(error)

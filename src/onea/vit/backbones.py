@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loading a backbone: the embedded file, a local safetensors file, or timm by its full name."""
+"""Loading a backbone: an embedded one, a local safetensors file, or timm by its full name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import re
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
-from importlib import resources
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,25 +17,29 @@ from torch import Tensor
 
 from onea.errors import OneaError, nearest, short
 from onea.files import check_path, default_cache, read_json, read_tensors, stamp_of, write_json
+from onea.vit.eight_bits import expanded
+from onea.vit.embedded import DEFAULT, EMBEDDED, file_of, full_name
 from onea.vit.frozen import FrozenViT
 
-EMBEDDED = "vit_small_d6_patch14_84"
-_IMAGENET_MEAN = (0.485, 0.456, 0.406)
-_IMAGENET_STD = (0.229, 0.224, 0.225)
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
 _HEAD_WIDTH = 64  # of every plain ViT; a file does not say
 
 
-def load_backbone(name: str = EMBEDDED) -> FrozenViT:
+def load_backbone(name: str = DEFAULT) -> FrozenViT:
     """Load a frozen backbone.
 
     Args:
-        name: ``vit_small_d6_patch14_84`` (embedded, needs no download), a path to a ``.safetensors`` file with timm's
-            parameter names, or a timm model by its full ``architecture.tag`` name, for example
-            ``vit_base_patch16_224.augreg_in21k``.
+        name: ``vit_small_patch14_112`` or ``vit_small_d6_patch14_84``, also called ``fast`` (embedded, need no
+            download), a path to a ``.safetensors`` file with timm's parameter names, in eight bits or not, or a timm
+            model by its full ``architecture.tag`` name, for example ``vit_base_patch16_224.augreg_in21k``.
     """
-    if name == EMBEDDED:
-        with resources.as_file(resources.files("onea") / "assets" / f"{EMBEDDED}.safetensors") as path:
-            return _from_file(path, name)
+    name = full_name(name)
+    if name in EMBEDDED:
+        vit = _from_file(file_of(name), name)
+        if vit.digest != EMBEDDED[name].sha256:
+            raise OneaError(f"The embedded backbone '{name}' is damaged; install onea again.")
+        return vit
     if name.endswith(".safetensors"):
         return _from_file(Path(name).expanduser(), Path(name).name)
     return _from_timm(name)
@@ -44,25 +47,32 @@ def load_backbone(name: str = EMBEDDED) -> FrozenViT:
 
 def stamp_of_weights(name: str) -> str:
     """The stamp of the file that holds a backbone's weights on this machine; empty where there is none."""
-    file = _weights_file(name)
+    file = _weights_file(full_name(name))
     return stamp_of(file) if file else ""
 
 
 def _weights_file(name: str) -> Path | None:
-    if name == EMBEDDED:
-        with resources.as_file(resources.files("onea") / "assets" / f"{EMBEDDED}.safetensors") as path:
-            return path
+    if name in EMBEDDED:
+        return file_of(name)
     return Path(name).expanduser() if name.endswith(".safetensors") else _downloaded(name)
 
 
 def digest_of(tensors: Mapping[str, Tensor]) -> str:
-    """sha256 over names, shapes and values, independent of file layout."""
+    """sha256 over names, shapes and values as they are stored, independent of file layout.
+
+    Of weights in eight bits these are the whole numbers and their scales, which decide what is computed with.
+    """
     digest = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
-        digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def without_head(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What features are computed with: all but the classification head."""
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith(("head.", "head_dist."))}
 
 
 def shortened(digest: str) -> str:
@@ -79,18 +89,18 @@ def _from_file(path: Path, name: str) -> FrozenViT:
 
     check_path(path)
     if not path.is_file():
-        raise OneaError(f"Backbone file {path} does not exist; check the path or use --backbone {EMBEDDED}.")
+        raise OneaError(f"Backbone file {path} does not exist; check the path or use --backbone {DEFAULT}.")
     tensors = read_tensors(path, f"Backbone file {path}", "make it readable or fetch it again")
     digest = digest_of(tensors)
-    weights = {key: value.float() for key, value in tensors.items() if not key.startswith(("head.", "head_dist."))}
     try:
+        weights = expanded(without_head(tensors))
         with torch.device("meta"):  # the sizes in a file may be anything, and only what is in it takes memory
-            vit = VisionTransformer(**infer_architecture(weights))
-        vit.load_state_dict({key: value.clone() for key, value in weights.items()}, assign=True)
+            vit = VisionTransformer(**infer_architecture(weights), weight_init="skip")  # they are all given
+        vit.load_state_dict(weights, assign=True)
     except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
         reason = short((str(error).splitlines() or [type(error).__name__])[-1].strip())
         raise OneaError(f"Backbone file {path} does not hold a plain timm ViT: {reason}.") from error
-    return FrozenViT(vit, name, digest, _IMAGENET_MEAN, _IMAGENET_STD)
+    return FrozenViT(vit, name, digest, IMAGENET_MEAN, IMAGENET_STD)
 
 
 def infer_architecture(weights: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -144,7 +154,7 @@ def _from_timm(name: str) -> FrozenViT:
                 f"Unknown backbone '{name}'; only plain vision transformers of timm work, such as "
                 "vit_base_patch16_224.augreg_in21k."
             )
-        raise OneaError(f"Unknown backbone '{name}'; {nearest(name, [EMBEDDED, *known])}")
+        raise OneaError(f"Unknown backbone '{name}'; {nearest(name, [*EMBEDDED, *known])}")
     try:
         vit = timm.create_model(name, pretrained=True, num_classes=0, pretrained_cfg_overlay=_cached_weights(name))
     except (OSError, RuntimeError) as error:
@@ -200,5 +210,5 @@ def _downloaded(name: str) -> Path | None:
 def _unavailable(name: str, error: Exception) -> OneaError:
     return OneaError(
         f"The weights of '{name}' could not be downloaded ({type(error).__name__}); connect to the internet once, "
-        f"or pass a local .safetensors file, or use --backbone {EMBEDDED}."
+        f"or pass a local .safetensors file, or use --backbone {DEFAULT}."
     )

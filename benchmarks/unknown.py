@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How well a model says that it does not know: some classes of a dataset are taught, the others are shown.
+
+    python benchmarks/unknown.py --data FOLDER --classes 40 --seed 0 --far OTHER --out results.jsonl
+
+FOLDER holds ``train/CLASS/*`` and ``test/CLASS/*``. The seed draws the classes that are taught. Test photos of the
+others and of OTHER, which shows other things altogether, are unknown. Appends a line of JSON: shares of photos called
+unknown where 5 % of known ones are stated, the area under the ROC curve, that of each published detector on the same
+features, and the calibration error of the probabilities. ``--validate`` looks at a quarter of the training photos
+instead; whatever is chosen is chosen there. ``--updates`` teaches the classes in so many parts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from grocery import Photos, labelled, photos
+from torch import Tensor
+
+from onea.model.answers import Snapshot
+from onea.model.estimator import OneA
+from onea.openset import auroc, share_below
+
+BINS = 10
+
+
+def at_random(train: Photos, seed: int) -> tuple[Photos, Photos]:
+    """Three quarters of each class to learn from and one to look at."""
+    generator = torch.Generator().manual_seed(seed)
+    kept, seen = dict[str, list[Path]](), dict[str, list[Path]]()
+    for name, files in train.items():
+        order = torch.randperm(len(files), generator=generator).tolist()
+        shown = set(order[::4])
+        seen[name] = [files[row] for row in sorted(shown)]
+        kept[name] = [files[row] for row in sorted(set(order) - shown)]
+    return kept, seen
+
+
+def calibration_error(chances: Tensor, right: Tensor) -> float:
+    """Mean distance between confidence and accuracy, over ten equal intervals of confidence."""
+    place = (chances * BINS).long().clamp_max(BINS - 1)
+    gaps = [(chances[place == row] - right[place == row].double()).sum().abs() for row in range(BINS)]
+    return float(sum(gaps)) / len(right)
+
+
+def percent(share: float) -> float:
+    """A share in percent, rounded."""
+    return round(100 * share, 2)
+
+
+def detectors(model: Snapshot, features: Tensor) -> dict[str, Tensor]:
+    """What published detectors say of images, larger for known ones."""
+    found = model.judge_features(features)
+    near, entropy, away, likely, relative, _ = model.state.signals()(features, found.scores).unbind(1)
+    logits = found.scores.double() / model.state.temperature
+    return {
+        "ours": found.familiarity,
+        "largest probability": logits.softmax(1).amax(1),
+        "largest score": logits.amax(1),
+        "energy": logits.logsumexp(1),
+        "entropy": entropy,
+        "cosine": near,
+        "Mahalanobis": away,
+        "relative Mahalanobis": relative,
+        "likelihood ratio": likely,
+    }
+
+
+def main() -> None:
+    """Teach, look, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", required=True, type=Path)
+    parser.add_argument("--classes", required=True, type=int)
+    parser.add_argument("--updates", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--far", type=Path)
+    parser.add_argument("--validate", action="store_true")
+    parser.add_argument("--params", type=json.loads, default={}, help="of OneA, as JSON")
+    parser.add_argument("--out", required=True, type=Path)
+    given = parser.parse_args()
+    train, test = photos(given.data / "train"), photos(given.data / "test")
+    if given.validate:
+        train, test = at_random(train, given.seed)
+    names = sorted(train)
+    order = torch.randperm(len(names), generator=torch.Generator().manual_seed(given.seed)).tolist()
+    known, others = ([names[row] for row in part] for part in (order[: given.classes], order[given.classes :]))
+
+    model, started, part = OneA(**given.params), time.perf_counter(), -(-len(known) // given.updates)
+    for first in range(0, len(known), part):
+        model.learn(*labelled(train, known[first : first + part]))
+    seconds, answers = time.perf_counter() - started, model.snapshot()
+
+    def seen(files: Any) -> Tensor:
+        return answers.engine.features(answers.read(files).pixels, answers.adapters)
+
+    files, labels = labelled(test, known)
+    inside = seen(files)
+    found = answers.judge_features(inside)
+    right = found.scores.argmax(1) == torch.tensor([answers.classes.index(label) for label in labels])
+    result: dict[str, Any] = {
+        "data": given.data.name,
+        "looked_at": "a quarter of the training photos" if given.validate else "test photos",
+        "backbone": answers.state.backbone["name"],
+        **{name: getattr(given, name) for name in ("classes", "updates", "seed", "params")},
+        "seconds": round(seconds, 1),
+        "trained": [update["trained"] for update in model.history],
+        "right": percent(float(right.double().mean())),
+        "calibration_error": round(100 * calibration_error(answers.probabilities(found.scores).amax(1), right), 2),
+        "known_called_unknown": percent(share_below(found.familiarity, answers.threshold)),
+    }
+    if others:
+        ours, theirs = (detectors(answers, features) for features in (inside, seen(labelled(test, others)[0])))
+        result["others_called_unknown"] = percent(share_below(theirs["ours"], answers.threshold))
+        result["auroc"] = {name: percent(auroc(ours[name], theirs[name])) for name in ours}
+    if given.far:
+        far = answers.judge_features(seen(given.far)).familiarity
+        result["far_called_unknown"] = percent(share_below(far, answers.threshold))
+    with given.out.open("a") as file:
+        file.write(json.dumps(result) + "\n")
+    print(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()

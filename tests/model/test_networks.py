@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model keeps the network it was taught with, by now in eight bits, and says what to know about it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from model_tools import class_folders, resealed
+
+import onea as product
+from onea.errors import OneaError
+from onea.vit.embedded import DEFAULT, EMBEDDED, FAST
+
+BETTER, STANDS_IN = f"its network would be {DEFAULT}", "in eight bits instead of sixteen"
+
+
+@pytest.fixture(scope="module")
+def taught(tiny_images, tmp_path_factory) -> Path:
+    """Two classes on the small embedded network; nothing is trained, which would take long."""
+    files = class_folders(tiny_images / "train")
+    model = product.OneA(backbone="fast", views=1, precision="fp32", threads=1, device="cpu")
+    for name in ("class00", "class01"):
+        model.learn(files[name], [name] * len(files[name]))
+    return model.save(tmp_path_factory.mktemp("networks") / "shop.onea")
+
+
+@pytest.fixture
+def shop(taught, tmp_path) -> Path:
+    return Path(shutil.copytree(taught, tmp_path / "shop.onea"))
+
+
+def taught_with(path: Path, **backbone: str) -> Path:
+    """The same model, whose folder says that it was taught with another network."""
+    for file in path.glob("states/*/state.json"):
+        described = json.loads(file.read_bytes())
+        file.write_bytes(resealed(described | {"backbone": described["backbone"] | backbone}))
+    return path
+
+
+def test_the_folder_notes_the_name_without_alias(shop):
+    network = product.load(shop, threads=1).snapshot().state.backbone
+    assert network == {"source": FAST, "name": FAST, "sha256": EMBEDDED[FAST].sha256}
+
+
+def test_a_model_taught_in_float16_answers_and_learns(shop, tiny_images, onea):
+    wanted = product.load(shop, threads=1).predict_proba(tiny_images / "test")
+    old = taught_with(shop, sha256=EMBEDDED[FAST].before)
+    assert np.array_equal(product.load(old, threads=1).predict_proba(tiny_images / "test"), wanted)
+    new = tiny_images / "train" / "class02"
+    shutil.copytree(new, "more/class02")
+    code, out, _ = onea("teach", str(old), "more", "--threads", "1")
+    assert code == 0
+    assert STANDS_IN in out
+    assert BETTER in out
+    assert product.load(old).snapshot().state.backbone["sha256"] == EMBEDDED[FAST].before, "it keeps its network"
+
+
+@pytest.mark.parametrize(
+    "other", [{"sha256": EMBEDDED[DEFAULT].before}, {"sha256": "0" * 64}, {"source": DEFAULT, "name": DEFAULT}]
+)
+def test_no_network_stands_for_another(other, shop):
+    with pytest.raises(OneaError, match="holds other weights"):
+        product.load(taught_with(shop, **other))
+
+
+def test_info(shop, onea):
+    code, out, _ = onea("info", str(shop))
+    assert code == 0
+    assert "knows 2 classes from 12 images, in 2 updates (version 2)" in out
+    assert f"network: {FAST}, 84 x 84 pixels, sha256 {EMBEDDED[FAST].sha256[:12]}" in out
+    assert "answers by rgda; 5 % of known images may be answered unknown" in out
+    assert BETTER in out
+    assert STANDS_IN not in out
+    code, out, _ = onea("info", str(taught_with(shop, sha256=EMBEDDED[FAST].before)), "--json")
+    found = json.loads(out)
+    assert (code, found["version"], found["backbone"]["source"]) == (0, 2, FAST)
+    assert STANDS_IN in found["remarks"][0]
+    assert BETTER in found["remarks"][1]
+    out = onea("info", str(taught_with(shop, source=DEFAULT, name=DEFAULT, sha256=EMBEDDED[DEFAULT].sha256)))[1]
+    assert f"network: {DEFAULT}" in out
+    assert len(out.splitlines()) == 3, "nothing to remark"
+
+
+def test_whoever_chose_the_small_network_is_not_told_at_each_update(shop, tiny_images, onea):
+    shutil.copytree(tiny_images / "train" / "class02", "more/class02")
+    code, out, _ = onea("teach", str(shop), "more", "--threads", "1")
+    assert code == 0
+    assert BETTER not in out

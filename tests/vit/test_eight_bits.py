@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights in eight bits, and the two networks that come in them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from onea.errors import OneaError
+from onea.model.params import Parameters
+from onea.runs.config import RunConfig
+from onea.vit import embedded
+from onea.vit.backbones import digest_of, load_backbone, stamp_of_weights, without_head
+from onea.vit.eight_bits import expanded, packed
+from onea.vit.embedded import DEFAULT, EMBEDDED, FAST, file_of, full_name, in_float16, stands_for
+
+MATRIX, SCALE = "blocks.0.attn.qkv.weight", "blocks.0.attn.qkv.weight.scale"
+
+
+def rounded(matrix: torch.Tensor) -> torch.Tensor:
+    return expanded(packed({"some.weight": matrix}))["some.weight"]
+
+
+# packing
+
+
+@given(st.integers(0, 10**6), st.sampled_from([(5, 40), (3, 2, 4, 4), (1, 1)]), st.floats(-30, 30))
+def test_no_weight_moves_further_than_clipping_is_worth(seed, shape, power):
+    """No row is worse than one rounded at its largest weight, of which each is half a step away at most."""
+    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 10.0**power
+    rows, found = matrix.double().flatten(1), rounded(matrix).double().flatten(1)
+    step = rows.abs().amax(1, keepdim=True) / 127
+    plain = (rows / step).round() * step
+    # One float32 is the scale of a row, so each of its weights is out by a part in 2**24 of itself besides.
+    bound = (rows - plain).norm(dim=1) + 2.0**-23 * rows.norm(dim=1)
+    assert ((rows - found).norm(dim=1) <= bound).all()
+
+
+def test_an_outlier_does_not_take_the_steps_from_all_others():
+    row = torch.linspace(-1, 1, 400)[None].clone()
+    row[0, 7] = 1.6
+    error = (rounded(row) - row).square().sum()
+    step = 1.6 / 127
+    assert error < ((row / step).round() * step - row).square().sum()
+
+
+def test_matrices_are_packed_and_nothing_else():
+    tensors = {
+        "patch_embed.proj.weight": torch.randn(4, 3, 2, 2),
+        "norm.weight": torch.randn(4).half(),
+        "pos_embed": torch.randn(1, 5, 4).half(),
+        "blocks.0.mlp.fc1.weight": torch.cat([torch.randn(2, 4), torch.zeros(1, 4)]),
+    }
+    small = packed(tensors)
+    assert {name for name, tensor in small.items() if tensor.dtype == torch.int8} == {
+        "patch_embed.proj.weight",
+        "blocks.0.mlp.fc1.weight",
+    }
+    assert small["patch_embed.proj.weight.scale"].shape == (4,)
+    assert torch.equal(small["pos_embed"], tensors["pos_embed"])
+    large = expanded(small)
+    assert large.keys() == tensors.keys()
+    assert {tensor.dtype for tensor in large.values()} == {torch.float32}
+    assert not large["blocks.0.mlp.fc1.weight"][2].any(), "a row of zeros stays one"
+
+
+def test_expanded_weights_are_nobody_elses():
+    mine = {"norm.weight": torch.ones(3)}
+    expanded(mine)["norm.weight"].zero_()
+    assert mine["norm.weight"].all()
+
+
+# files
+
+
+@pytest.fixture
+def small(tiny_vit) -> dict[str, torch.Tensor]:
+    return packed(load_file(tiny_vit))
+
+
+def test_a_file_in_eight_bits_loads_by_its_path(small, tiny_vit, tmp_path):
+    head = {"head.weight": torch.ones(3, 64, dtype=torch.int8)}  # nobody reads it, so its scale is not missed
+    save_file(small | head, tmp_path / "small.safetensors")
+    loaded, exact = load_backbone(str(tmp_path / "small.safetensors")), load_backbone(tiny_vit)
+    assert loaded.digest == digest_of(small | head) != exact.digest
+    images = torch.randn(4, 3, 28, 28, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        found, wanted = loaded(images), exact(images)
+    assert 0 < (found - wanted).norm() / wanted.norm() < 0.05
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({SCALE: None}, f"there is no {SCALE}"),
+        ({SCALE: torch.ones(191)}, f"{SCALE} is not one float32 for each row"),
+        ({SCALE: torch.ones(192, 1)}, f"{SCALE} is not one float32 for each row"),
+        ({SCALE: torch.ones(192).half()}, f"{SCALE} is not one float32 for each row"),
+        ({SCALE: torch.full((192,), torch.nan)}, f"{SCALE} is not finite"),
+        ({SCALE: torch.full((192,), torch.inf)}, f"{SCALE} is not finite"),
+        ({MATRIX: torch.ones(192, 64)}, f'Unexpected key.*"{SCALE}"'),
+        ({MATRIX: torch.tensor(1, dtype=torch.int8), SCALE: torch.tensor(1.0)}, f"{SCALE} is not one float32"),
+        ({MATRIX: torch.ones(192, 63, dtype=torch.int8)}, f"size mismatch for {MATRIX}"),
+    ],
+)
+def test_a_bad_file_gets_one_sentence(change, words, small, tmp_path):
+    tensors = {name: tensor for name, tensor in (small | change).items() if tensor is not None}
+    save_file(tensors, tmp_path / "bad.safetensors")
+    with pytest.raises(OneaError, match=f"does not hold a plain timm ViT: .*{words}") as caught:
+        load_backbone(str(tmp_path / "bad.safetensors"))
+    assert "\n" not in str(caught.value)
+
+
+# what comes with onea
+
+
+def test_the_names_of_the_embedded_networks():
+    assert Parameters().backbone == DEFAULT
+    assert RunConfig().backbone == RunConfig(backbone="fast").backbone == FAST == full_name("fast")
+    assert RunConfig(backbone="fast").key() == RunConfig(backbone=FAST).key()
+    assert full_name("some/file.safetensors") == "some/file.safetensors"
+    assert stamp_of_weights("fast") == stamp_of_weights(FAST) != stamp_of_weights(DEFAULT) != ""
+
+
+@pytest.mark.parametrize(("name", "megabytes"), [(DEFAULT, 22), (FAST, 11.1)])
+def test_embedded_weights_are_light_and_whole(name, megabytes):
+    tensors = load_file(file_of(name))
+    assert file_of(name).stat().st_size < megabytes * 1e6
+    assert digest_of(tensors) == EMBEDDED[name].sha256
+    assert tensors.keys() == without_head(tensors).keys()
+    assert all(tensor.isfinite().all() for tensor in tensors.values())
+
+
+# Every 24th feature of a pattern, computed with the weights in float16 that the default network was made of.
+IN_FLOAT16 = (
+    *(2.554, 0.175, -3.488, 1.611, 0.004, -2.007, -0.604, 1.505),
+    *(-1.864, 3.626, -2.098, 0.320, -2.201, 3.117, 1.995, -2.181),
+)
+
+
+def test_the_default_network_computes_what_it_did_in_float16():
+    side = torch.arange(112.0)
+    pattern = torch.stack([torch.sin(side[:, None] / 5 + side / 9 + 2 * colour) for colour in range(3)])[None]
+    vit = load_backbone()
+    assert (vit.name, vit.size, vit.depth, vit.width) == (DEFAULT, 112, 12, 384)
+    with torch.no_grad():
+        found = vit(pattern)[0, ::24]
+    wanted = torch.tensor(IN_FLOAT16)
+    # Eight bits move these features by 2.3 % and those of photos by 2.5 %; another CPU's rounding, like a millionth of
+    # noise in the pattern, by about a millionth.
+    assert (found - wanted).norm() / wanted.norm() < 0.024
+
+
+def test_a_damaged_embedded_network_is_not_used(monkeypatch, tmp_path):
+    copy = Path(shutil.copy(file_of(FAST), tmp_path))
+    content = bytearray(copy.read_bytes())
+    content[-1] ^= 1
+    copy.write_bytes(content)
+    monkeypatch.setattr("onea.vit.backbones.file_of", lambda name: copy)
+    with pytest.raises(OneaError, match=f"'{FAST}' is damaged; install onea again"):
+        load_backbone(FAST)
+
+
+def test_a_network_stands_for_the_weights_it_was_made_of_and_no_others():
+    fast, default = EMBEDDED[FAST], EMBEDDED[DEFAULT]
+    assert stands_for(fast.sha256, fast.before)
+    assert stands_for("any", "any")
+    assert not stands_for(fast.before, fast.sha256)
+    assert not stands_for(default.sha256, fast.before)
+    assert not stands_for("any", fast.before)
+    assert in_float16(FAST, fast.before)
+    assert not in_float16(FAST, fast.sha256)
+    assert not in_float16(DEFAULT, fast.before)
+    assert embedded.EMBEDDED.keys() == {path.stem for path in file_of(FAST).parent.iterdir()}
