@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 
 from onea.bench.timing import timed
-from onea.methods.local_head import new_adapters
+from onea.methods.adapter_training import blank_adapters
 from onea.methods.one_a import OneAMethod
 from onea.runs.evaluation import count_flops
 
@@ -33,7 +33,7 @@ def inference_flops(method: OneAMethod) -> float:
 def training_flops(method: OneAMethod) -> float:
     """Operations per image of one pass with the adapter and back to the adapter's gradients."""
     images = _images(method)
-    adapters = new_adapters(method.vit, method.options, torch.Generator()).to(images.device)
+    adapters = blank_adapters(method.vit, method.options, seed=0).to(images.device)
 
     def step() -> None:
         with method.runtime.autocast():

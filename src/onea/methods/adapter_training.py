@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from torch import nn
 
@@ -14,6 +14,7 @@ from onea.errors import OneaError
 from onea.losses import contrastive_share
 from onea.methods.local_head import local_head, new_adapters, train_with_local_head
 from onea.methods.options import AdapterOptions
+from onea.options import Range
 from onea.runtime import Runtime
 from onea.schedules import task_epochs
 from onea.tasks import StreamPlan, Task
@@ -44,6 +45,8 @@ class AdapterTraining(AdapterOptions):
         contrastive_max: its weight for a single class.
         contrastive_decay: how fast the weight falls with the number of classes.
         margin: cosine below which different classes are far enough apart.
+        adapter_blocks: the number of blocks, counted from the last, that have an adapter; 0 is all (the paper). Blocks
+            below them are passed through without a way back.
     """
 
     batch_size: int = 128
@@ -58,6 +61,7 @@ class AdapterTraining(AdapterOptions):
     contrastive_max: float = 0.1
     contrastive_decay: float = 2.3979
     margin: float = 0.07
+    adapter_blocks: Annotated[int, Range(ge=0)] = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -88,6 +92,19 @@ class AdapterTraining(AdapterOptions):
             return 0.0
         return contrastive_share(classes, self.contrastive_min, self.contrastive_max, self.contrastive_decay)
 
+    def first_block(self, vit: FrozenViT) -> int:
+        """The first block of a network that has an adapter.
+
+        Raises:
+            OneaError: the network has fewer blocks than shall have one.
+        """
+        if self.adapter_blocks > vit.depth:
+            raise OneaError(
+                f"adapter_blocks is {self.adapter_blocks}, and '{vit.name}' has {vit.depth} blocks; "
+                f"give {vit.depth} or less, or 0 for all."
+            )
+        return vit.depth - (self.adapter_blocks or vit.depth)
+
 
 @dataclass(frozen=True)
 class TrainedAdapter:
@@ -106,7 +123,7 @@ class TrainedAdapter:
 
 def blank_adapters(vit: FrozenViT, options: AdapterTraining, seed: int, task: int = 0) -> Adapters:
     """A random adapter, which leaves the network's output as it is."""
-    return new_adapters(vit, options, seeds.generator(seed, task, "adapter"))
+    return new_adapters(vit, options, seeds.generator(seed, task, "adapter"), options.first_block(vit))
 
 
 def train_adapter(

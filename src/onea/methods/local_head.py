@@ -19,10 +19,16 @@ from onea.vit.heads import CosineHead, LinearHead
 from onea.vit.hooks import BlockHooks
 
 
-def new_adapters(vit: FrozenViT, options: AdapterOptions, generator: torch.Generator) -> Adapters:
+def new_adapters(vit: FrozenViT, options: AdapterOptions, generator: torch.Generator, first_block: int = 0) -> Adapters:
     """A fresh adapter; it leaves the network's output exactly as it was."""
     return Adapters(
-        vit.depth, vit.width, options.rank, generator=generator, scale=options.scale, dropout=options.dropout
+        vit.depth,
+        vit.width,
+        options.rank,
+        generator=generator,
+        scale=options.scale,
+        dropout=options.dropout,
+        first_block=first_block,
     )
 
 

@@ -250,7 +250,7 @@ class _MergingAdapters(BlockHooks):
         self.merge()
         return x
 
-    def mlp_update(self, block: int, u: Tensor) -> Tensor:
+    def mlp_update(self, block: int, u: Tensor) -> Tensor | None:
         return self.adapters.mlp_update(block, u)
 
 

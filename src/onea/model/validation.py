@@ -87,6 +87,7 @@ _SIDES = range(1, 8193)  # of images, in pixels
 _TEMPERATURES = (1e-6, 1e3)  # fitted ones lie in 0.001 .. 1
 _MOST_HEADER = 16 * 2**20  # bytes
 _WIDEST = 16_384  # features of a network
+_BLOCK = re.compile(r"adapter\.blocks\.([0-9]{1,4})\.")
 _TYPES = {"BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64, "I64": torch.int64}
 
 Shapes = dict[str, tuple[str, tuple[int, ...]]]
@@ -182,7 +183,8 @@ def check_shapes(file: BinaryIO, size: int, state: Mapping[str, Any]) -> Shapes:
     except (KeyError, IndexError):
         raise Damage("tensors are missing") from None
     signals = FIRST_SIGNALS if "hidden" in found and found["hidden"][1][1:] == (FIRST_SIGNALS,) else SIGNALS
-    classes, rank = len(state["classes"]), options_of(state["options"]).rank
+    classes, options = len(state["classes"]), options_of(state["options"])
+    rank = options.rank
     if not 1 <= width <= _WIDEST or max(rows, hidden) > MOST_MARGINS * classes:
         raise Damage(f"tensors of width {width} with {max(rows, hidden)} margins are impossible")
     wanted: Shapes = {
@@ -199,7 +201,7 @@ def check_shapes(file: BinaryIO, size: int, state: Mapping[str, Any]) -> Shapes:
         wanted |= {"background": ("BF16", (min(photos, MOST_FEATURES), width))}
     if (factors := statistics_for(state["readout"], width).factors) is not None:
         wanted |= {"factors": ("BF16", (classes, *factors.shape[1:])), "cut": ("F64", (classes,))}
-    for block in range((len(found) - len(wanted)) // 4):
+    for block in _adapter_blocks(found, (len(found) - len(wanted)) // 4, options.adapter_blocks):
         wanted |= {
             f"adapter.blocks.{block}.down.weight": ("F32", (rank, width)),
             f"adapter.blocks.{block}.down.bias": ("F32", (rank,)),
@@ -211,6 +213,16 @@ def check_shapes(file: BinaryIO, size: int, state: Mapping[str, Any]) -> Shapes:
     if data != sum(_TYPES[kind].itemsize * math.prod(shape) for kind, shape in wanted.values()):
         raise Damage("the tensors are cut short, or more follows")
     return wanted
+
+
+def _adapter_blocks(found: Shapes, count: int, asked: int) -> range:
+    """The blocks of the network that an adapter for so many has tensors for: all of them or, where asked, the last."""
+    if not asked:
+        return range(count)
+    if count != asked:
+        raise Damage(f"its adapter is for {count} blocks instead of {asked}")
+    first = min((int(match[1]) for name in found if (match := _BLOCK.match(name))), default=0)
+    return range(first, first + count)
 
 
 def check_numbers(tensors: Mapping[str, Tensor]) -> None:

@@ -62,7 +62,19 @@ class Adapter(nn.Module):
 
 
 class Adapters(nn.Module, BlockHooks):
-    """One adapter for every block of a ViT; the thing that One-A trains, merges and keeps."""
+    """One adapter for every block of a ViT, or for the last few; the thing that One-A trains, merges and keeps.
+
+    Tensors are named by the block of the network that they belong to, ``blocks.8.up.weight``, however many have some.
+
+    Args:
+        depth: blocks of the network.
+        width: of the network.
+        rank: width of the bottlenecks.
+        generator: draws the weights.
+        scale: factor on what is added.
+        dropout: while training.
+        first_block: the first block that has an adapter.
+    """
 
     whole_sequence = False
 
@@ -75,22 +87,29 @@ class Adapters(nn.Module, BlockHooks):
         generator: torch.Generator,
         scale: float = 0.1,
         dropout: float = 0.1,
+        first_block: int = 0,
     ):
         super().__init__()
-        self.scale, self.dropout, self.rank = scale, dropout, rank
+        self.scale, self.dropout, self.rank, self.first_block = scale, dropout, rank, first_block
         self._flat: tuple[object, Tensor] | None = None
-        self.blocks = nn.ModuleList(Adapter(width, rank, scale, dropout, generator) for _ in range(depth))
+        above = (Adapter(width, rank, scale, dropout, generator) for _ in range(first_block, depth))
+        # What stands in for the others has no weights, and so no names among the tensors.
+        self.blocks = nn.ModuleList([*(nn.Identity() for _ in range(first_block)), *above])
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], scale: float) -> Adapters:
-        """Adapters with these weights, frozen, for inference; depth, width and rank are those of the tensors.
+        """Adapters with these weights, frozen, for inference; blocks, width and rank are those of the tensors.
 
         Raises:
             KeyError: a tensor is missing.
             RuntimeError: they do not belong together.
+            ValueError: a name is not one of theirs.
         """
-        rank, width = tensors["blocks.0.down.weight"].shape
-        made = cls(len(tensors) // 4, width, rank, generator=torch.Generator(), scale=scale, dropout=0.0)
+        count = len(tensors) // 4
+        first = min((int(name.split(".")[1]) for name in tensors if name.startswith("blocks.")), default=0)
+        rank, width = tensors[f"blocks.{first}.down.weight"].shape
+        generator = torch.Generator()
+        made = cls(first + count, width, rank, generator=generator, scale=scale, dropout=0.0, first_block=first)
         made.load_state_dict(dict(tensors))
         return made.eval().requires_grad_(False)
 
@@ -101,7 +120,7 @@ class Adapters(nn.Module, BlockHooks):
 
     def each(self) -> Iterator[Adapter]:
         """The adapters, block by block."""
-        for adapter in self.blocks:
+        for adapter in list(self.blocks)[self.first_block :]:
             assert isinstance(adapter, Adapter)
             yield adapter
 
@@ -131,8 +150,10 @@ class Adapters(nn.Module, BlockHooks):
         down, down_bias, up, up_bias = zip(*(adapter.weights() for adapter in self.each()), strict=True)
         return (*down, *up, *down_bias, *up_bias)
 
-    def mlp_update(self, block: int, u: Tensor) -> Tensor:
+    def mlp_update(self, block: int, u: Tensor) -> Tensor | None:
         """The update of block ``block`` for its residual stream ``u`` (after attention, before the second norm)."""
+        if block < self.first_block:
+            return None
         update: Tensor = self.blocks[block](u)
         return update
 
@@ -140,23 +161,28 @@ class Adapters(nn.Module, BlockHooks):
 class FlatAdapters(BlockHooks):
     """Adapters whose weights are one plain tensor, so that a compiled network takes any task's as an argument.
 
-    One instead of four for every block: each costs a small network more time than it takes to use it.
+    One instead of four for every block: each costs a small network more time than it takes to use it. The length of the
+    row tells how many blocks have an adapter: the last ones.
     """
 
     whole_sequence = False
 
     def __init__(self, flat: Tensor, depth: int, width: int, rank: int, scale: float, dropout: float):
-        matrix = depth * width * rank
-        down, up, down_bias, up_bias = flat.split([matrix, matrix, depth * rank, depth * width])
+        count = flat.numel() // (2 * width * rank + rank + width)
+        matrix = count * width * rank
+        down, up, down_bias, up_bias = flat.split([matrix, matrix, count * rank, count * width])
         parts = (
-            down.view(depth, rank, width),
-            down_bias.view(depth, rank),
-            up.view(depth, width, rank),
-            up_bias.view(depth, width),
+            down.view(count, rank, width),
+            down_bias.view(count, rank),
+            up.view(count, width, rank),
+            up_bias.view(count, width),
         )
+        self.first_block = depth - count
         self._weights = list(zip(*(part.unbind() for part in parts), strict=True))
         self._scale, self._dropout = scale, dropout
 
-    def mlp_update(self, block: int, u: Tensor) -> Tensor:
+    def mlp_update(self, block: int, u: Tensor) -> Tensor | None:
         """The update of a block."""
-        return bottleneck(u, self._weights[block], self._scale, self._dropout)
+        if block < self.first_block:
+            return None
+        return bottleneck(u, self._weights[block - self.first_block], self._scale, self._dropout)

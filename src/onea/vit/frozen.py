@@ -90,7 +90,15 @@ class FrozenViT(nn.Module, RenamedMethods, old_names={"eagerly": "forward_eager"
 
     def forward_eager(self, images: Tensor, hooks: BlockHooks) -> Tensor:
         """Features, operation by operation."""
-        return self.features(self.forward_blocks(self.embed(images, hooks), hooks), hooks)
+        return self.forward_above(self.forward_below(images, hooks), hooks)
+
+    def forward_below(self, images: Tensor, hooks: BlockHooks = NO_HOOKS) -> Tensor:
+        """Tokens that enter the first block that hooks take part in: the same whatever the hooks have learned."""
+        return self.forward_blocks(self.embed(images, hooks), hooks, stop=hooks.first_block)
+
+    def forward_above(self, tokens: Tensor, hooks: BlockHooks = NO_HOOKS) -> Tensor:
+        """Features of what ``forward_below`` gave; gradients stay in these blocks."""
+        return self.features(self.forward_blocks(tokens, hooks, hooks.first_block), hooks)
 
     def embed(self, images: Tensor, hooks: BlockHooks = NO_HOOKS) -> Tensor:
         """Tokens that enter the first block."""

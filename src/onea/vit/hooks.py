@@ -36,10 +36,12 @@ class BlockHooks(
         x = after_block(x)
 
     Attributes:
+        first_block: the first block that it takes part in; the network alone computes what enters it.
         whole_sequence: whether it must see every token in the last block. One that does not lets a network that reads
             only its class token skip the others there: ``u`` then has one token, ``h`` still has all.
     """
 
+    first_block: int = 0
     whole_sequence = True
 
     def weights(self, vit: FrozenViT) -> dict[str, Tensor]:
