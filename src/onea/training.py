@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,13 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from onea import schedules, seeds
-from onea.data.image_storage import whole
+from onea.data.image_storage import Shard, whole
 from onea.errors import OneaError
 from onea.renamed import renamed_arguments
 from onea.runtime import Runtime
 from onea.tasks import Task
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+Batches = Callable[[int, torch.Generator, Shard], Iterator[tuple[Tensor, Tensor]]]
 Schedule = Callable[[int, int], float]
 Optimiser = Literal["sgd", "adam", "adamw"]
 
@@ -59,6 +60,7 @@ def train(
     after_step: Callable[[], None] | None = None,
     purpose: str = "",
     sharded: bool = False,
+    batches: Batches | None = None,
 ) -> list[float]:
     """Optimise every parameter that wants a gradient on a task, and return the mean loss of each epoch.
 
@@ -74,6 +76,8 @@ def train(
         purpose: tells apart several trainings of one task, so that their draws differ.
         sharded: where several processes share the run, give each loss this process's images and the labels of the whole
             batch; it gathers the features with ``runtime.processes``. Otherwise every process does everything.
+        batches: what the losses get instead of random crops of the task's images: the batches of an epoch, given its
+            number, what draws their order, and the shard.
 
     Raises:
         OneaError: a loss is not finite.
@@ -81,6 +85,10 @@ def train(
     losses = [losses] if callable(losses) else list(losses)
     optimiser = _optimiser(trained, recipe)
     order, crops = (seeds.generator(task.seed, task.index, name + purpose) for name in ("order", "crops"))
+
+    def cropped(_: int, order: torch.Generator, shard: Shard) -> Iterator[tuple[Tensor, Tensor]]:
+        return task.augmented_batches(recipe.batch_size, recipe.crop_scale, order, crops, shard)
+
     shard = runtime.processes.shard if sharded else whole
     devices = [runtime.device] if runtime.device.type == "cuda" else []
     means = []
@@ -92,7 +100,7 @@ def train(
             for group in optimiser.param_groups:
                 group["lr"] = group["initial_lr"] * recipe.schedule(epoch, recipe.epochs)
             values = []
-            for images, labels in task.augmented_batches(recipe.batch_size, recipe.crop_scale, order, crops, shard):
+            for images, labels in (batches or cropped)(epoch, order, shard):
                 for number, loss in enumerate(losses):
                     # Before the pass: a recorded graph writes the next gradients where the last ones are.
                     optimiser.zero_grad(set_to_none=True)

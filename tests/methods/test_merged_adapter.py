@@ -150,7 +150,7 @@ def test_magmax_trains_from_the_previous_task_and_measures_from_the_first_start(
     ready = method_with(tiny_run, "magmax")
     method, trained = ready.method, []
     original = method._trained
-    method._trained = lambda task: trained.append(original(task)) or trained[-1]
+    method._trained = lambda *given: trained.append(original(*given)) or trained[-1]
     learn_all(ready)
     assert same(method.start, trained[-1].tensors)
     fresh = learn_all(method_with(tiny_run, "running-mean", adapter_cache := AdapterCache()))

@@ -36,10 +36,16 @@ class Images(Protocol):
     def plain(self, rows: Tensor) -> Tensor:
         """Test-time view of these rows, deterministic."""
 
+    def draw(self, count: int, crop_scale: float, generator: torch.Generator) -> Tensor:
+        """What decides random crops of so many images, a row for each: of ``crop_scale`` of the area or more."""
+
+    def cropped(self, rows: Tensor, drawn: Tensor, crop_scale: float) -> Tensor:
+        """Training views of these rows, as drawn with the same scale."""
+
     def augmented_batches(
         self, rows: Tensor, size: int, crop_scale: float, generator: torch.Generator, shard: Shard = whole
     ) -> Iterator[Tensor]:
-        """Training views of these rows in batches: random crops that cover ``crop_scale`` of the area or more.
+        """Training views of these rows in batches, drawn anew.
 
         ``shard`` picks this process's part of each batch; what is drawn for an image does not depend on it.
         """
@@ -81,16 +87,24 @@ class PackedImages:
         """Test-time view of these rows."""
         return self.preprocess.plain(self._batch(rows), self.dtype)
 
+    def draw(self, count: int, crop_scale: float, generator: torch.Generator) -> Tensor:
+        """Boxes and flips, as ``Preprocess.draw`` gives them."""
+        shape = (int(self.pixels.shape[2]), int(self.pixels.shape[3]))
+        return self.preprocess.draw(count, shape, crop_scale, generator)
+
+    def cropped(self, rows: Tensor, drawn: Tensor, crop_scale: float) -> Tensor:
+        """Training views of these rows, as drawn."""
+        return self.preprocess.augmented(self._batch(rows), drawn.to(self.device), self.dtype)
+
     def augmented_batches(
         self, rows: Tensor, size: int, crop_scale: float, generator: torch.Generator, shard: Shard = whole
     ) -> Iterator[Tensor]:
         """Training views of these rows in batches."""
-        shape = (int(self.pixels.shape[2]), int(self.pixels.shape[3]))
         # One upload for all batches: a copy inside the training step would make the device wait for the host.
-        drawn = self.preprocess.draw(len(rows), shape, crop_scale, generator).to(self.device)
+        drawn = self.draw(len(rows), crop_scale, generator).to(self.device)
         rows = rows.to(self.device) if self.tier == "device" else rows
         for chosen, how in zip(rows.split(size), drawn.split(size), strict=True):
-            yield self.preprocess.augmented(self._batch(shard(chosen)), shard(how), self.dtype)
+            yield self.cropped(shard(chosen), shard(how), crop_scale)
 
     def _batch(self, rows: Tensor) -> Tensor:
         if isinstance(self.pixels, Tensor):
@@ -115,15 +129,21 @@ class ExactImages:
         """Test-time view of these rows."""
         return self._stack(self._readers.map(self._plain, rows.tolist()))
 
+    def draw(self, count: int, crop_scale: float, generator: torch.Generator) -> Tensor:
+        """A seed for each image, in order, so that the threads' timing cannot matter; the box depends on its shape."""
+        return torch.randint(2**62, (count,), generator=generator)
+
+    def cropped(self, rows: Tensor, drawn: Tensor, crop_scale: float) -> Tensor:
+        """Training views of these rows, as the seeds decide."""
+        return self._stack(self._readers.map(self._augmented, rows.tolist(), drawn.tolist(), repeat(crop_scale)))
+
     def augmented_batches(
         self, rows: Tensor, size: int, crop_scale: float, generator: torch.Generator, shard: Shard = whole
     ) -> Iterator[Tensor]:
         """Training views of these rows in batches."""
-        # One generator per image, seeded in order, so that the threads' timing cannot matter.
-        seeds = torch.randint(2**62, (len(rows),), generator=generator)
-        for chosen, own in zip(rows.split(size), seeds.split(size), strict=True):
-            mine, theirs = shard(chosen).tolist(), shard(own).tolist()
-            yield self._stack(self._readers.map(self._augmented, mine, theirs, repeat(crop_scale)))
+        drawn = self.draw(len(rows), crop_scale, generator)
+        for chosen, own in zip(rows.split(size), drawn.split(size), strict=True):
+            yield self.cropped(shard(chosen), shard(own), crop_scale)
 
     def _plain(self, row: int) -> Tensor:
         from torchvision.transforms.v2 import functional

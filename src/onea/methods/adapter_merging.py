@@ -7,6 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -17,6 +18,7 @@ from onea.classifiers.carrying import feature_map
 from onea.merging.operator import Operator, Sizes, merge
 from onea.methods.adapter_training import AdapterTraining, TrainedAdapter, blank_adapters, train_adapter
 from onea.methods.classification import ClassifierOptions, FeatureClassification
+from onea.methods.fixed_views import FixedViews
 from onea.methods.merge_statistics import diagonal_fisher, gram_matrices
 from onea.methods.options import tuned
 from onea.methods.state import part_of, prefixed
@@ -149,13 +151,14 @@ class AdapterMerging(FeatureClassification):
 
     def learn(self, task: Task) -> dict[str, Any]:
         """Train an adapter, merge it into the kept one and add the task's images to what is known of its classes."""
-        held_out = self._held_out(task)
+        held_out, views = self._held_out(task), self._fixed_views(task)
         guarded, carries = bool(held_out.any()), self.options.carry and self.known_classes > 0
-        before = self.features_of(task, self.kept) if guarded or carries else None
+        look = partial(self.features_of, task, self.kept, views=views)
+        before = look() if guarded or carries else None
         earlier = {name: value.clone() for name, value in self.state_dict().items()} if guarded else {}
-        report = self.adapt(task.only(~held_out))
+        report = self.adapt(task.only(~held_out), views=views)
         self.runtime.progress.note("prototypes")
-        after = before if before is not None and not report["trained"] else self.features_of(task, self.kept)
+        after = before if before is not None and not report["trained"] else look()
         by = feature_map(before, after) if carries and before is not None and before is not after else None
         if guarded and report["trained"] and before is not None:
             then = self._judge(before, task.labels, held_out, None)
@@ -165,8 +168,16 @@ class AdapterMerging(FeatureClassification):
             if fallen(then, now, images):
                 self.load_state_dict(earlier)
                 report["trained"], after, by = False, before, None
-        self.observe(task, after, by)
+        self.observe(task, after, by, views)
         return report
+
+    def _fixed_views(self, task: Task) -> FixedViews | None:
+        """Views that training takes in turn and statistics are made of, if the task is trained on and so asked."""
+        options = self.options
+        if not options.fixed_views or not options.trains(len(task.classes), self._sizes(task).new_share):
+            return None
+        count = max(options.fixed_views, options.views)
+        return FixedViews.drawn(self.vit, self.runtime, task, count, options.crop_scale, self.kept)
 
     def _held_out(self, task: Task) -> Tensor:
         """Which images of a task are held out of its training, ``bool [N]``.
@@ -205,15 +216,18 @@ class AdapterMerging(FeatureClassification):
         """The kept adapter."""
         return self.kept
 
-    def adapt(self, task: Task, sizes: Sizes | None = None) -> dict[str, Any]:
+    def adapt(self, task: Task, sizes: Sizes | None = None, views: FixedViews | None = None) -> dict[str, Any]:
         """Train an adapter on a task and merge it into the kept one; the prototypes stay as they are.
 
-        ``sizes`` are those of the merge where classes come again; by default all classes of the task are new.
+        Args:
+            task: whose images are trained on.
+            sizes: those of the merge where classes come again; by default all classes of the task are new.
+            views: of its images, fixed ones, where there are some.
         """
         sizes = sizes or self._sizes(task)
         report: dict[str, Any] = {"trained": self.options.trains(len(task.classes), sizes.new_share)}
         if report["trained"]:
-            new = self._trained(task)
+            new = self._trained(task, views)
             self._remember(new, task)
             report |= new.report
             report["merge"] = self._absorb(new.tensors, sizes)
@@ -246,7 +260,7 @@ class AdapterMerging(FeatureClassification):
         self.kept.load_state_dict(adapter)
         self.merged_classes, self.merged_samples = classes, samples
 
-    def _trained(self, task: Task) -> TrainedAdapter:
+    def _trained(self, task: Task, views: FixedViews | None = None) -> TrainedAdapter:
         """The task's adapter, trained here or by another run that differs only in the merge."""
         names = AdapterTraining.__dataclass_fields__.keys() - {"start"}  # the rule it stands for counts
         options = self.training_options(task)
@@ -259,19 +273,19 @@ class AdapterMerging(FeatureClassification):
             tensors, report = adapter_cache[key]
             here = {name: value.to(self.runtime.device, copy=True) for name, value in tensors.items()}
             return TrainedAdapter(here, report | {"training_shared": True})
-        trained = self._train(task)
+        trained = self._train(task, views)
         if adapter_cache is not None:
             kept = {name: value.to("cpu", copy=True) for name, value in trained.tensors.items()}
             adapter_cache[key] = (kept, trained.report)
         return trained
 
-    def _train(self, task: Task) -> TrainedAdapter:
+    def _train(self, task: Task, views: FixedViews | None) -> TrainedAdapter:
         adapters = self.new_adapter(task)
         if self.start_rule == "merged" and self.merged_classes:
             adapters.load_state_dict(self.kept.state_dict())
         elif self.start:
             adapters.load_state_dict(self.start)
-        return train_adapter(self.vit, adapters, task, self.training_options(task), self.runtime, self.plan)
+        return train_adapter(self.vit, adapters, task, self.training_options(task), self.runtime, self.plan, views)
 
     def training_options(self, task: Task) -> AdapterTraining:
         """How the adapter of a task is trained."""

@@ -12,13 +12,15 @@ from torch import nn
 from onea import seeds
 from onea.errors import OneaError
 from onea.losses import contrastive_share
-from onea.methods.local_head import local_head, new_adapters, train_with_local_head
+from onea.methods.fixed_views import FixedViews
+from onea.methods.local_head import Network, local_head, new_adapters, train_with_local_head
 from onea.methods.options import AdapterOptions
 from onea.options import Range
 from onea.runtime import Runtime
 from onea.schedules import task_epochs
 from onea.tasks import StreamPlan, Task
 from onea.tensors import Tensors
+from onea.training import Batches
 from onea.vit.adapter import Adapters
 from onea.vit.frozen import FrozenViT
 
@@ -47,6 +49,10 @@ class AdapterTraining(AdapterOptions):
         margin: cosine below which different classes are far enough apart.
         adapter_blocks: the number of blocks, counted from the last, that have an adapter; 0 is all (the paper). Blocks
             below them are passed through without a way back.
+        cached_views: where only the last blocks have an adapter, the number of views of each image that its training
+            takes in turn: the image as it is, then random crops, drawn once for the task. What enters those blocks is
+            computed once for each view and kept in half precision, up to 1 GB on the host and half of what is free.
+            0 draws new crops in every epoch (the paper).
     """
 
     batch_size: int = 128
@@ -62,6 +68,7 @@ class AdapterTraining(AdapterOptions):
     contrastive_decay: float = 2.3979
     margin: float = 0.07
     adapter_blocks: Annotated[int, Range(ge=0)] = 0
+    cached_views: Annotated[int, Range(ge=0, le=100)] = 4
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -91,6 +98,11 @@ class AdapterTraining(AdapterOptions):
         if not self.contrastive:
             return 0.0
         return contrastive_share(classes, self.contrastive_min, self.contrastive_max, self.contrastive_decay)
+
+    @property
+    def fixed_views(self) -> int:
+        """The number of views that training takes in turn; 0 where it draws new crops."""
+        return self.cached_views if self.adapter_blocks else 0
 
     def first_block(self, vit: FrozenViT) -> int:
         """The first block of a network that has an adapter.
@@ -127,15 +139,37 @@ def blank_adapters(vit: FrozenViT, options: AdapterTraining, seed: int, task: in
 
 
 def train_adapter(
-    vit: FrozenViT, adapters: Adapters, task: Task, options: AdapterTraining, runtime: Runtime, plan: StreamPlan | None
+    vit: FrozenViT,
+    adapters: Adapters,
+    task: Task,
+    options: AdapterTraining,
+    runtime: Runtime,
+    plan: StreamPlan | None,
+    views: FixedViews | None = None,
 ) -> TrainedAdapter:
-    """Train an adapter with a local head on a task, from the weights that it has."""
+    """Train an adapter with a local head on a task, from the weights that it has.
+
+    ``views`` are fixed ones of its images, where somebody has them already.
+    """
     classes = len(task.classes)
     recipe = options.recipe(epochs=options.epochs_for(classes, plan))
     share = options.contrastive_share(classes)
     head = local_head(vit.width, task, options.head, options.head_scale)
+    network: Network = vit
+    batches: Batches | None = None
+    if count := options.fixed_views:
+        views = views or FixedViews.drawn(vit, runtime, task, count, options.crop_scale, adapters)
+        network, batches = vit.forward_above, views.batches(task, recipe.batch_size, count)
     losses = train_with_local_head(
-        vit, adapters, head, task, recipe, runtime, contrastive_share=share, margin=options.margin
+        network,
+        adapters,
+        head,
+        task,
+        recipe,
+        runtime,
+        contrastive_share=share,
+        margin=options.margin,
+        batches=batches,
     )
     tensors = {name: value.detach().clone() for name, value in adapters.state_dict().items()}
     return TrainedAdapter(tensors, {"epochs": recipe.epochs, "contrastive_share": share, "losses": losses}, head)

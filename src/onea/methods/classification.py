@@ -18,6 +18,7 @@ from onea.classifiers.statistics import ClassStatistics
 from onea.data.transforms import VIEW_AREA
 from onea.errors import OneaError
 from onea.methods.contract import EVALUATION_BATCH, Method, pad_rows
+from onea.methods.fixed_views import FixedViews
 from onea.methods.state import part_of, prefixed
 from onea.options import Count, Range, Validated, parse_pairs
 from onea.runtime import Runtime
@@ -134,12 +135,12 @@ class FeatureClassification(Method):
         """The statistics that a classifier reads."""
         return self.statistics[self._kinds[name]]
 
-    def observe(self, task: Task, features: Tensor, by: Tensor | None = None) -> None:
+    def observe(self, task: Task, features: Tensor, by: Tensor | None = None, views: FixedViews | None = None) -> None:
         """Add a task's images to the statistics, after a map of all features where there was one.
 
         ``features`` are those of the images as they are; other views are looked at here.
         """
-        more = [self.features_of(task, self.hooks(), view) for view in range(1, self.options.views)]
+        more = [self.features_of(task, self.hooks(), view, views) for view in range(1, self.options.views)]
         features, labels = torch.cat([features, *more]), task.labels.repeat(1 + len(more))
         for kind, known in self.statistics.items():
             carried = known if by is None else known.carry(by)
@@ -148,8 +149,13 @@ class FeatureClassification(Method):
         for name in self.classifiers:  # now, so that the first answer is no slower than the others
             self.scorer(name)
 
-    def features_of(self, task: Task, hooks: BlockHooks, view: int = 0) -> Tensor:
-        """Features of all images of a task, ``[N, width]`` float32: as they are, or a view of them."""
+    def features_of(self, task: Task, hooks: BlockHooks, view: int = 0, views: FixedViews | None = None) -> Tensor:
+        """Features of all images of a task, ``[N, width]`` float32: as they are, or a view of them.
+
+        ``views`` are fixed ones of the same images, where there are some.
+        """
+        if views is not None:
+            return views.features(view, hooks)
         processes, device = self.runtime.processes, self.runtime.device
         found = torch.zeros(len(task), self.vit.width, device=device)
         for number, part in enumerate(torch.arange(len(task)).split(EVALUATION_BATCH)):

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -12,7 +14,7 @@ from onea.losses import contrastive
 from onea.methods.options import AdapterOptions
 from onea.runtime import Runtime
 from onea.tasks import Task
-from onea.training import Recipe, Trained, train
+from onea.training import Batches, Recipe, Trained, train
 from onea.vit.adapter import Adapters
 from onea.vit.frozen import FrozenViT
 from onea.vit.heads import CosineHead, LinearHead
@@ -44,8 +46,11 @@ def new_head(width: int, classes: int, kind: str, scale: float, generator: torch
     return LinearHead(width, classes, generator)
 
 
+Network = Callable[[Tensor, BlockHooks], Tensor]  # FrozenViT, or its upper part
+
+
 def train_with_local_head(
-    vit: FrozenViT,
+    network: Network,
     hooks: BlockHooks,
     head: nn.Module,
     task: Task,
@@ -55,19 +60,21 @@ def train_with_local_head(
     contrastive_share: float = 0.0,
     margin: float = 0.07,
     head_rate: float = 1.0,
+    batches: Batches | None = None,
 ) -> list[float]:
     """Train hooks that are a module together with a local head; returns the mean loss of each epoch.
 
     The loss is cross-entropy over the task's own classes, of which ``contrastive_share`` goes to the contrastive term.
-    The head learns at ``head_rate`` times the rate of the hooks.
+    The head learns at ``head_rate`` times the rate of the hooks. ``batches`` are what the network gets, if not random
+    crops of the task's images.
     """
     assert isinstance(hooks, nn.Module)
     share = contrastive_share
 
     def loss(images: Tensor, labels: Tensor) -> Tensor:
-        features = runtime.processes.gather(vit(images, hooks), len(labels))
+        features = runtime.processes.gather(network(images, hooks), len(labels))
         total = (1 - share) * F.cross_entropy(head(features).float(), labels - task.classes.start)
         return total + share * contrastive(features, labels, margin) if share else total
 
     trained = [Trained(hooks.to(runtime.device)), Trained(head.to(runtime.device), rate=head_rate)]
-    return train(trained, loss, task, recipe, runtime, sharded=True)
+    return train(trained, loss, task, recipe, runtime, sharded=True, batches=batches)

@@ -26,6 +26,7 @@ class FrozenViT(nn.Module, RenamedMethods, old_names={"eagerly": "forward_eager"
         name: what the user asked for.
         digest: sha256 of the weights, as they were loaded.
         size: side of the input image in pixels.
+        tokens: their number, before hooks make it larger.
         mean: pixel mean that the weights expect.
         std: pixel standard deviation that the weights expect.
         matrix_dtype: the precision in which the frozen matrices are stored.
@@ -48,6 +49,7 @@ class FrozenViT(nn.Module, RenamedMethods, old_names={"eagerly": "forward_eager"
         self.depth = len(vit.blocks)
         self.heads: int = vit.blocks[0].attn.num_heads
         self.size: int = vit.patch_embed.img_size[0]
+        self.tokens: int = vit.num_prefix_tokens + vit.patch_embed.num_patches
         # Noted, because asking the weights at every pass takes longer than many a kernel.
         self.matrix_dtype: torch.dtype = vit.blocks[0].mlp.fc1.weight.dtype
         self._compiled: CompiledViT | None = None

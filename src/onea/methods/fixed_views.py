@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Views of images that stay the same for a whole task, so that what lies below the adapter is computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from onea import seeds
+from onea.data.image_storage import Images, Shard, choose_storage_tier
+from onea.methods.contract import EVALUATION_BATCH, pad_rows
+from onea.runtime import Runtime
+from onea.tasks import Task
+from onea.training import Batches
+from onea.vit.frozen import FrozenViT
+from onea.vit.hooks import BlockHooks
+
+MOST_ON_HOST = 2**30  # bytes of tokens in the host's memory, and never more than half of what is free
+
+
+class FixedViews:
+    """A few views of each image: the first is the image as it is, the others are random crops.
+
+    The tokens that enter the first block of the hooks do not depend on what the hooks learn. They are computed when a
+    view is first needed and kept for every later look at it, where those of all views have room. Where they have not,
+    they are computed each time: that takes longer, but memory does not decide what is learned.
+
+    Args:
+        vit: computes the tokens.
+        runtime: where, and in which precision.
+        images: whose views they are.
+        rows: which of them, ``int64 [N]``.
+        crops: of each view after the first, as ``images.draw`` gives them for the rows.
+        crop_scale: with which they were drawn.
+        hooks: their first block says which tokens.
+        dtype: of what is kept. Half precision has three more bits than bfloat16, and tokens of a ViT are far smaller
+            than its largest number.
+    """
+
+    def __init__(
+        self,
+        vit: FrozenViT,
+        runtime: Runtime,
+        images: Images,
+        rows: Tensor,
+        crops: Sequence[Tensor],
+        crop_scale: float,
+        hooks: BlockHooks,
+        dtype: torch.dtype = torch.float16,
+    ):
+        self.vit, self.runtime, self.images, self.rows = vit, runtime, images, rows
+        self._crops, self._crop_scale, self._hooks = crops, crop_scale, hooks
+        shape = torch.Size((1 + len(crops), len(rows), vit.tokens, vit.width))
+        place = _place_for(shape.numel() * dtype.itemsize, runtime.device)
+        self._kept = None if place is None else torch.empty(shape, dtype=dtype, device=place)
+        self._filled: set[int] = set()  # views whose tokens are kept by now
+
+    @classmethod
+    def drawn(
+        cls, vit: FrozenViT, runtime: Runtime, task: Task, count: int, crop_scale: float, hooks: BlockHooks
+    ) -> FixedViews:
+        """So many views of the images of a task, decided by its seed."""
+        generators = (seeds.generator(task.seed, task.index, f"fixed view {view}") for view in range(1, count))
+        crops = [task.images.draw(len(task), crop_scale, generator) for generator in generators]
+        return cls(vit, runtime, task.images, task.rows, crops, crop_scale, hooks)
+
+    def features(self, view: int, hooks: BlockHooks) -> Tensor:
+        """Features of a view of all images, ``[N, width]`` float32 on the device, for inference."""
+        found = torch.empty(len(self.rows), self.vit.width, device=self.runtime.device)
+        for part, tokens in self._parts(view):
+            with torch.no_grad(), self.runtime.autocast():
+                found[part] = self.vit.forward_above(tokens, hooks)
+        return found
+
+    def tokens(self, positions: Tensor, views: Tensor) -> Tensor:
+        """What enters the first block of the hooks: one view of each of these images, by its place in ``rows``."""
+        asked = views.unique().tolist()
+        if self._kept is None:
+            parts = [self._compute(positions[views == view], view) for view in asked]
+            return torch.cat(parts)[views.argsort(stable=True).argsort().to(self.runtime.device)]
+        for view in asked:
+            if view not in self._filled:
+                for _ in self._parts(view):
+                    pass  # they are kept on the way
+        where = self._kept.device
+        return self._kept[views.to(where), positions.to(where)].to(self.runtime.device).float()
+
+    def batches(self, task: Task, size: int, count: int) -> Batches:
+        """Training batches of tokens, of some of these images: every epoch takes the next of so many views of each.
+
+        Neighbours are at different views, so that a batch holds all of them.
+        """
+        ordered, order_of_rows = self.rows.sort()
+        positions = order_of_rows[torch.searchsorted(ordered, task.rows)]
+
+        def batches(epoch: int, order: torch.Generator, shard: Shard) -> Iterator[tuple[Tensor, Tensor]]:
+            chosen = torch.randperm(len(task), generator=order)
+            views = (positions + epoch)[chosen] % count
+            labels = task.labels[chosen].to(self.runtime.device)
+            for part in zip(positions[chosen].split(size), views.split(size), labels.split(size), strict=True):
+                yield self.tokens(shard(part[0]), shard(part[1])), part[2]
+
+        return batches
+
+    def _parts(self, view: int) -> Iterator[tuple[slice, Tensor]]:
+        """The tokens of a view of all images, part by part; new ones are kept as they come, if they are kept at all."""
+        kept, filled = self._kept, view in self._filled
+        for start in range(0, len(self.rows), EVALUATION_BATCH):
+            part = slice(start, min(start + EVALUATION_BATCH, len(self.rows)))
+            if kept is not None and filled:
+                yield part, kept[view, part].to(self.runtime.device).float()
+                continue
+            tokens = self._compute(torch.arange(part.start, part.stop), view)
+            if kept is not None:
+                most = torch.finfo(kept.dtype).max
+                kept[view, part] = tokens.clamp(-most, most).to(kept)
+            yield part, tokens
+        if kept is not None:
+            self._filled.add(view)
+
+    def _compute(self, positions: Tensor, view: int) -> Tensor:
+        padded = pad_rows(positions)
+        rows = self.rows[padded]
+        if view:
+            images = self.images.cropped(rows, self._crops[view - 1][padded], self._crop_scale)
+        else:
+            images = self.images.plain(rows)
+        with torch.no_grad(), self.runtime.autocast():
+            return self.vit.forward_below(images, self._hooks)[: len(positions)].float()
+
+
+def _place_for(size: int, device: torch.device) -> torch.device | None:
+    """The memory that keeps so many bytes, if there is any."""
+    tier = choose_storage_tier(size, None, device)
+    if tier == "device" and device.type != "cpu":
+        return device
+    return torch.device("cpu") if tier != "disk" and size <= MOST_ON_HOST else None

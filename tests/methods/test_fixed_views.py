@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixed views: what lies below the adapter is computed once for each, and nothing else changes."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+from method_tools import learn_all, prepared
+
+from onea.methods import fixed_views
+from onea.methods.contract import ROW_MULTIPLE
+from onea.methods.fixed_views import FixedViews
+from onea.vit.adapter import Adapters
+
+VIEWS = 3
+
+
+def asked(values: dict, method: str = "one-a-plus", **options):
+    return prepared(values, method, options=values["options"] | options)
+
+
+def padded(images: int) -> int:
+    return -(-images // ROW_MULTIPLE) * ROW_MULTIPLE
+
+
+@contextmanager
+def counted(vit):
+    """How many images have passed the first block and the last one."""
+    passed = [0, 0]
+    handles = []
+    for place, block in ((0, vit.vit.blocks[0]), (1, vit.vit.blocks[-1])):
+
+        def count(_, inputs, place=place):
+            passed[place] += len(inputs[0])
+
+        handles.append(block.norm1.register_forward_pre_hook(count))
+    yield passed
+    for handle in handles:
+        handle.remove()
+
+
+@pytest.fixture
+def ready(tiny_run):
+    return asked(tiny_run, adapter_blocks=1)
+
+
+@pytest.fixture
+def adapters(ready):
+    made = Adapters(2, ready.method.vit.width, 4, generator=torch.Generator(), dropout=0.0, first_block=1)
+    with torch.no_grad():
+        for adapter in made.each():
+            adapter.up.weight.normal_(std=0.3, generator=torch.Generator().manual_seed(1))
+    return made
+
+
+def some_views(ready, adapters, dtype=torch.float32) -> FixedViews:
+    task, method = ready.task(0), ready.method
+    crops = [task.images.draw(len(task), 0.3, torch.Generator().manual_seed(view)) for view in range(1, VIEWS)]
+    return FixedViews(method.vit, method.runtime, task.images, task.rows, crops, 0.3, adapters, dtype)
+
+
+def images_of(ready, positions, views):
+    """The same views by themselves, image by image."""
+    task, shown = ready.task(0), []
+    crops = [task.images.draw(len(task), 0.3, torch.Generator().manual_seed(view)) for view in range(1, VIEWS)]
+    for position, view in zip(positions.tolist(), views.tolist(), strict=True):
+        row = task.rows[[position]]
+        shown.append(task.images.cropped(row, crops[view - 1][[position]], 0.3) if view else task.images.plain(row))
+    return torch.cat(shown)
+
+
+POSITIONS, OF_EACH = torch.tensor([4, 0, 17, 3, 4, 9]), torch.tensor([0, 2, 1, 0, 1, 2])
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_features_and_gradients_are_those_of_the_whole_network_on_the_same_views(ready, adapters, room, monkeypatch):
+    if not room:
+        monkeypatch.setattr(fixed_views, "MOST_ON_HOST", 0)
+    vit, views = ready.method.vit, some_views(ready, adapters)
+    for _ in range(2):  # computed, then kept
+        mine = vit.forward_above(views.tokens(POSITIONS, OF_EACH), adapters)
+        theirs = vit(images_of(ready, POSITIONS, OF_EACH), adapters)
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            *(torch.autograd.grad(each.square().sum(), list(adapters.parameters())) for each in (mine, theirs)),
+            rtol=1e-3,
+            atol=1e-3,
+        )
+        everyone = torch.arange(len(views.rows))
+        for view in range(VIEWS):
+            wanted = vit(images_of(ready, everyone, torch.full_like(everyone, view)), adapters)
+            torch.testing.assert_close(views.features(view, adapters), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_what_is_kept_is_the_tokens_in_half_precision(ready, adapters):
+    whole, half = (
+        some_views(ready, adapters, dtype).tokens(POSITIONS, OF_EACH) for dtype in (torch.float32, torch.float16)
+    )
+    assert half.dtype == torch.float32
+    # Half a unit in the last of 11 bits; below the smallest normal number, 2^-14, half of 2^-24.
+    torch.testing.assert_close(half, whole, rtol=2**-11, atol=2**-25)
+
+
+def test_tokens_that_are_too_large_for_half_precision_stay_finite(ready, adapters, monkeypatch):
+    below = type(ready.method.vit).forward_below
+    monkeypatch.setattr(type(ready.method.vit), "forward_below", lambda *given: 1e9 * below(*given))
+    tokens = some_views(ready, adapters, torch.float16).tokens(POSITIONS, OF_EACH)
+    assert tokens.isfinite().all()
+    assert tokens.abs().max() == torch.finfo(torch.float16).max
+
+
+def test_every_view_passes_the_lower_blocks_once_where_it_has_room(ready, adapters, monkeypatch):
+    images = len(ready.task(0))
+    with counted(ready.method.vit) as passed:
+        views = some_views(ready, adapters)
+        for _ in range(2):
+            for view in range(VIEWS):
+                views.features(view, adapters)
+            views.tokens(POSITIONS, OF_EACH)
+    assert passed == [VIEWS * padded(images), 2 * VIEWS * images]
+    size = VIEWS * images * ready.method.vit.tokens * ready.method.vit.width * 4
+    for most, room in ((size, True), (size - 1, False)):
+        monkeypatch.setattr(fixed_views, "MOST_ON_HOST", most)
+        with counted(ready.method.vit) as passed:
+            views = some_views(ready, adapters)
+            views.features(0, adapters), views.features(0, adapters)
+        assert passed[0] == (1 if room else 2) * padded(images)
+
+
+def test_every_epoch_takes_the_next_view_of_each_image(ready, adapters, monkeypatch):
+    asked_for = []
+    monkeypatch.setattr(FixedViews, "tokens", lambda _, *given: asked_for.append(given) or given[0])
+    task = ready.task(0)
+    chosen = task.only(torch.arange(len(task)) % 5 != 2)  # held-out images have views, too
+    batches = some_views(ready, adapters).batches(chosen, 4, 2)
+    seen: dict[int, list[int]] = {}
+    for epoch in range(4):
+        order = torch.Generator().manual_seed(epoch)
+        labels = torch.cat([own for _, own in batches(epoch, order, lambda batch: batch)])
+        positions, views = (torch.cat(each) for each in zip(*asked_for, strict=True))
+        assert torch.equal(task.labels[positions], labels)
+        assert torch.equal(task.rows[positions].sort().values, chosen.rows.sort().values)
+        assert set(views[:8].tolist()) == {0, 1}, "a batch or two hold all views"
+        for position, view in zip(positions.tolist(), views.tolist(), strict=True):
+            seen.setdefault(position, []).append(view)
+        asked_for.clear()
+    assert all(views in ([0, 1, 0, 1], [1, 0, 1, 0]) for views in seen.values())
+
+
+def test_all_blocks_with_new_crops_in_every_epoch_are_what_there_always_was(tiny_run):
+    plain = learn_all(asked(tiny_run)).state_dict()
+    for options in ({"adapter_blocks": 2, "cached_views": 0}, {"cached_views": 7}):
+        other = learn_all(asked(tiny_run, **options)).state_dict()
+        assert plain.keys() == other.keys()
+        assert all(torch.equal(plain[name], other[name]) for name in plain)
+
+
+@pytest.mark.parametrize("views", [1, 3])
+def test_guard_map_and_statistics_look_at_the_views_that_are_kept(tiny_run, views):
+    ready = asked(tiny_run, adapter_blocks=1, cached_views=2, views=views, guard=0.3)
+    task = ready.task(0)
+    with counted(ready.method.vit) as passed:
+        report = ready.method.learn(task)
+    assert report["trained"] or report["guard"]
+    held_out = report["guard"]["images"]
+    looks = 2 + (views - 1)  # before, after, and further views
+    assert passed == [max(2, views) * padded(len(task)), looks * len(task) + report["epochs"] * (len(task) - held_out)]
+
+
+def test_a_task_that_trains_nothing_keeps_no_tokens(tiny_run, monkeypatch):
+    ready = asked(tiny_run, adapter_blocks=1, single_class="skip", views=2)
+    ready.method.learn(ready.task(0))
+    monkeypatch.setattr(FixedViews, "__init__", None)
+    task = ready.task(1)
+    with counted(ready.method.vit) as passed:
+        assert ready.method.learn(task) == {"trained": False}
+    assert passed == [2 * padded(len(task))] * 2, "each image as it is and in a crop"
+
+
+@pytest.mark.parametrize("store", ["auto", "exact"])
+def test_crops_that_were_drawn_are_those_of_training_batches(tiny_run, store):
+    task = prepared(tiny_run, store=store).task(0)
+    batches = task.images.augmented_batches(task.rows, 5, 0.3, torch.Generator().manual_seed(2))
+    drawn = task.images.draw(len(task), 0.3, torch.Generator().manual_seed(2))
+    torch.testing.assert_close(task.images.cropped(task.rows, drawn, 0.3), torch.cat(list(batches)))
+
+
+def test_files_that_are_read_anew_are_read_once_for_each_view(tiny_run, monkeypatch):
+    from onea.data.image_storage import ExactImages
+
+    ready = prepared(tiny_run, "one-a-plus", store="exact", options=tiny_run["options"] | {"adapter_blocks": 1})
+    read = []
+    original = ExactImages._read
+    monkeypatch.setattr(ExactImages, "_read", lambda images, row: read.append(row) or original(images, row))
+    task = ready.task(0)
+    report = ready.method.learn(task)
+    assert report["epochs"] > 1
+    assert len(read) == ready.method.options.cached_views * padded(len(task))
