@@ -107,11 +107,14 @@ class Engine:
                 parts.append(self.vit(images, adapters).cpu())
         return torch.cat(parts)
 
-    def draw(self, labels: Sequence[str], seed: int, view: int) -> Tensor:
-        """Random crops of images of these classes, ``[N, 5]``; those of a class do not depend on other classes."""
+    def draw(self, labels: Sequence[str], seed: int, view: int, area: float = VIEW_AREA) -> Tensor:
+        """Random crops of images of these classes, ``[N, 5]``; those of a class do not depend on other classes.
+
+        ``area`` is the least share of an image that they show.
+        """
         drawn = torch.empty(len(labels), 5, dtype=torch.int64)
         for name in set(labels):
             own = torch.tensor([row for row, label in enumerate(labels) if label == name])
             generator = seeds.generator(seed, view, f"view/{name}")
-            drawn[own] = self.preprocess.draw(len(own), (self.side, self.side), VIEW_AREA, generator)
+            drawn[own] = self.preprocess.draw(len(own), (self.side, self.side), area, generator)
         return drawn

@@ -19,7 +19,7 @@ from onea.classifiers.familiarity import SignalScaler
 from onea.classifiers.statistics import ClassStatistics
 from onea.classifiers.validation import classes_left_out, left_out
 from onea.data.assemble import natural_key
-from onea.data.image_storage import PackedImages, choose_storage_tier
+from onea.data.image_storage import Images, PackedImages, choose_storage_tier
 from onea.errors import OneaError
 from onea.merging.operator import Sizes
 from onea.methods.adapter_merging import AdapterMerging, MergingOptions, fallen
@@ -30,6 +30,7 @@ from onea.model.images import DecodedImages
 from onea.model.names import check_names
 from onea.model.recipe import method_of, options_of
 from onea.model.state import NO_ROWS, NO_SIGNALS, State, Update, merged_with, new_id, statistics_for
+from onea.model.views import Views
 from onea.runtime import Progress
 from onea.tasks import Task
 from onea.tensors import Tensors, compact
@@ -116,7 +117,8 @@ def learn(
     position = {label: index for index, label in enumerate(names)}
     labels = torch.tensor([position[label] for label in batch.labels])
     adapters = engine.adapters(state)
-    earlier = engine.features(batch.pixels, adapters)
+    views = Views(engine, batch, options_of(state.options), adapters, seed)
+    earlier = views.features(0, adapters)
     number = len(state.updates) + 1  # decides all draws, so that an update that is undone and taught again is the same
     spread = ClassStatistics.empty(engine.vit.width).add(earlier, labels)
     held = calibration.held_out_rows(labels, names, series(earlier, labels, spread), held_out, seed, number)
@@ -126,14 +128,14 @@ def learn(
     sizes = Sizes.of(state.merged, taught)
 
     called = printable(name) if name else f"update {version}"
-    method, report = _adapt(engine, state, batch, labels, trained, sizes, number, called, seed, progress)
+    method, report = _adapt(engine, state, batch, labels, trained, sizes, number, called, seed, progress, views)
     method.runtime.progress.note("prototypes")
     classes = state.classes + tuple(label for label in names if label not in state.classes)
     rows = torch.tensor([classes.index(label) for label in names])[labels]
     features, before, classifier = earlier, state.statistics.grown(len(classes)), state.classifier
     background = state.background
     if report["trained"]:
-        moved = engine.features(batch.pixels, method.kept)
+        moved = views.features(0, method.kept)
         carried, behind = before, background
         if state.updates and follow_drift:
             by = feature_map(earlier, moved)
@@ -143,10 +145,10 @@ def learn(
         report["trained"] = not fallen(then, _right(classifier, carried, moved, rows, trained), max(1, len(held)))
         if report["trained"]:
             adapters, features, before, background = method.kept, moved, carried, behind
-    crops = (engine.draw(batch.labels, seed, view) for view in range(1, method.options.views))
-    views = torch.stack([features, *(engine.features(batch.pixels, adapters, each) for each in crops)])
-    after = before.add(views.flatten(0, 1), rows.repeat(len(views))).compact()
-    seen = before.add(views[:, trained].flatten(0, 1), rows[trained].repeat(len(views)))
+    further = (views.features(view, adapters) for view in range(1, method.options.views))
+    by_view = torch.stack([features, *further])
+    after = before.add(by_view.flatten(0, 1), rows.repeat(len(by_view))).compact()
+    seen = before.add(by_view[:, trained].flatten(0, 1), rows[trained].repeat(len(by_view)))
     unseen = classifier.fit(seen)(features[held])
     accuracy = float((unseen.argmax(1) == rows[held]).double().mean()) if len(held) else None
 
@@ -165,7 +167,7 @@ def learn(
         learned = dataclasses.replace(learned, familiar=torch.empty(0), margins=NO_SIGNALS, margin_rows=NO_ROWS)
     # Images that an adapter was trained on look more familiar than others, so only those held out can tell.
     enough = report["trained"] and len(held) + len(learned.margins) >= _ENOUGH
-    learned = _calibrated(learned, before, views, rows, ~trained & enough, seen)
+    learned = _calibrated(learned, before, by_view, rows, ~trained & enough, seen)
     update: Update = {
         "version": version,
         "kind": "learn",
@@ -242,17 +244,22 @@ def _adapt(
     name: str,
     seed: int,
     progress: Progress | None,
+    views: Views,
 ) -> tuple[AdapterMerging, dict[str, Any]]:
     """Train on the update and merge; the method then holds the new adapter."""
     vit, runtime = engine.for_training(progress)
     method = method_of(state.options)(vit, options_of(state.options), runtime)
     method.restore(state.adapter, len(state.merged), sizes.accumulated_samples)
-    tier = choose_storage_tier(batch.pixels.nbytes, None, runtime.device)
-    images = PackedImages(batch.pixels, engine.preprocess, runtime.device, tier, runtime.pixel_dtype)
+    if views.fixed is not None:
+        images: Images = views.fixed.images
+    else:
+        tier = choose_storage_tier(batch.pixels.nbytes, None, runtime.device)
+        images = PackedImages(batch.pixels, engine.preprocess, runtime.device, tier, runtime.pixel_dtype)
     chosen = trained.nonzero()[:, 0]
     classes = range(int(labels.max()) + 1)
     runtime.progress.start_task(len(state.updates), len(state.updates) + 1, name)
-    return method, method.adapt(Task(number, name, classes, images, chosen, labels[chosen], seed), sizes)
+    task = Task(number, name, classes, images, chosen, labels[chosen], seed)
+    return method, method.adapt(task, sizes, views.fixed)
 
 
 def _right(classifier: Classifier, known: ClassStatistics, features: Tensor, rows: Tensor, trained: Tensor) -> float:

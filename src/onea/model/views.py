@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The views of an update's images: what its statistics are made of and, where they are fixed, its training."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from onea.data.image_storage import PackedImages, choose_storage_tier
+from onea.methods.adapter_merging import MergingOptions
+from onea.methods.fixed_views import FixedViews
+from onea.model.engine import Engine
+from onea.model.images import DecodedImages
+from onea.vit.adapter import Adapters
+
+
+class Views:
+    """Each image of an update as it is (view 0), and in random crops.
+
+    Attributes:
+        fixed: the same for the training, where it looks at no others.
+    """
+
+    def __init__(self, engine: Engine, batch: DecodedImages, options: MergingOptions, adapters: Adapters, seed: int):
+        assert batch.labels is not None
+        self._engine, self._pixels, self._labels, self._seed = engine, batch.pixels, batch.labels, seed
+        self.fixed: FixedViews | None = None
+        if options.fixed_views:
+            runtime, count = engine.runtime, max(options.fixed_views, options.views)
+            tier = choose_storage_tier(batch.pixels.nbytes, None, runtime.device)
+            images = PackedImages(batch.pixels, engine.preprocess, runtime.device, tier)
+            crops = [engine.draw(batch.labels, seed, view, options.crop_scale) for view in range(1, count)]
+            rows = torch.arange(len(batch))
+            self.fixed = FixedViews(engine.vit, runtime, images, rows, crops, options.crop_scale, adapters)
+
+    def features(self, view: int, adapters: Adapters) -> Tensor:
+        """Features of a view of all images, ``[N, width]``, on the CPU."""
+        if self.fixed is not None:
+            return self.fixed.features(view, adapters).cpu()
+        crops = self._engine.draw(self._labels, self._seed, view) if view else None
+        return self._engine.features(self._pixels, adapters, crops)

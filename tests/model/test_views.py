@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an update costs: how often its images pass the network, with and without views that are kept."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from model_tools import class_folders, tiny_model
+
+from onea.methods import fixed_views
+from onea.methods.contract import ROW_MULTIPLE
+from onea.methods.fixed_views import FixedViews
+from onea.model.engine import Engine
+from onea.vit.frozen import FrozenViT
+
+EPOCHS, VIEWS = 2, 3  # of tiny models
+LAST = {"adapter_blocks": 1, "min_epochs": EPOCHS, "max_epochs": EPOCHS}
+
+
+def padded(images: int) -> int:
+    return -(-images // ROW_MULTIPLE) * ROW_MULTIPLE
+
+
+class CountingViT(FrozenViT):
+    """Counts the images that pass each block."""
+
+    def _block(self, index, x, hooks):
+        passed = self.__dict__.setdefault("passed", [0] * self.depth)
+        passed[index] += len(x)
+        return super()._block(index, x, hooks)
+
+
+@pytest.fixture
+def count(monkeypatch):
+    """How many images pass each block while a model learns something."""
+    started = Engine.__init__
+
+    def counting(engine, *given, **named):
+        started(engine, *given, **named)
+        engine.vit.__class__ = CountingViT
+
+    monkeypatch.setattr(Engine, "__init__", counting)
+
+    def learned(model, files, names) -> list[int]:
+        model._ready().vit.__dict__["passed"] = [0, 0]
+        model.learn([file for name in names for file in files[name]], [name for name in names for _ in files[name]])
+        return model._ready().vit.passed
+
+    return learned
+
+
+@pytest.fixture(scope="module")
+def files(tiny_images):
+    return class_folders(tiny_images / "train")
+
+
+FIRST = [f"class{number:02d}" for number in range(4)]
+
+
+@pytest.mark.parametrize("views", [1, VIEWS])
+def test_an_update_that_trains_nothing_passes_each_view_of_a_photo_once(tiny_vit, files, count, views):
+    model = tiny_model(tiny_vit, views=views)
+    count(model, files, FIRST)
+    passed = count(model, files, ["class04"])
+    assert not model.history[-1]["trained"]
+    assert passed == [views * len(files["class04"])] * 2
+
+
+def test_an_update_that_trains_nothing_does_the_same_with_views_that_are_kept(tiny_vit, files, count):
+    model = tiny_model(tiny_vit, options=LAST)
+    count(model, files, FIRST)
+    passed = count(model, files, ["class04"])
+    assert not model.history[-1]["trained"]
+    assert passed == [VIEWS * padded(len(files["class04"])), VIEWS * len(files["class04"])]
+
+
+def test_an_update_that_trains_passes_each_view_through_the_lower_blocks_once(tiny_vit, files, count):
+    model = tiny_model(tiny_vit, options=LAST | {"cached_views": 4})
+    passed = count(model, files, FIRST)
+    update = model.history[-1]
+    assert update["epochs"] == EPOCHS
+    images = update["images"]
+    looks = 2 + (VIEWS - 1)  # before and after, and the further views of the statistics
+    assert passed == [4 * padded(images), looks * images + EPOCHS * (images - update["held_out"])]
+
+
+def test_training_and_statistics_look_at_the_same_views(tiny_vit, files, monkeypatch):
+    made, drawn = [], []
+    start, draw = FixedViews.__init__, Engine.draw
+    monkeypatch.setattr(FixedViews, "__init__", lambda views, *given: made.append(given) or start(views, *given))
+    monkeypatch.setattr(Engine, "draw", lambda *given: drawn.append(draw(*given)) or drawn[-1])
+    model = tiny_model(tiny_vit, options=LAST | {"cached_views": 2})
+    model.learn([file for name in FIRST for file in files[name]], [name for name in FIRST for _ in files[name]])
+    (given,) = made
+    assert len(drawn) == len(given[4]) == VIEWS - 1, "statistics want more views than training"
+    assert all(torch.equal(*pair) for pair in zip(drawn, given[4], strict=True))
+
+
+def test_memory_does_not_decide_what_is_learned(tiny_vit, files, monkeypatch):
+    def taught():
+        model = tiny_model(tiny_vit, options=LAST, held_out=0.0)  # no guard, whose threshold rounding could decide
+        model.learn([file for name in FIRST for file in files[name]], [name for name in FIRST for _ in files[name]])
+        return model.snapshot().state.adapter
+
+    kept, again = taught(), taught()
+    assert all(torch.equal(again[name], value) for name, value in kept.items())
+    monkeypatch.setattr(fixed_views, "MOST_ON_HOST", 0)
+    computed = taught()
+    assert not all(torch.equal(computed[name], value) for name, value in kept.items()), "tokens are rounded if kept"
+    # To 11 bits; what comes of a few steps differs by less than a hundredth of the largest weight.
+    for name, value in kept.items():
+        torch.testing.assert_close(computed[name], value, rtol=0, atol=0.01 * max(1e-3, float(value.abs().max())))
+
+
+def test_training_in_low_precision_takes_the_tokens_of_the_network_that_answers(tiny_vit, files):
+    model = tiny_model(tiny_vit, options=LAST, precision="bf16")
+    model.learn([file for name in FIRST for file in files[name]], [name for name in FIRST for _ in files[name]])
+    assert model.history[-1]["epochs"] == EPOCHS
