@@ -23,6 +23,7 @@ from onea.vit.adapter import Adapters
 from onea.vit.backbones import load_backbone, shortened
 from onea.vit.embedded import stands_for
 from onea.vit.frozen import FrozenViT
+from onea.vit.hooks import BlockHooks
 
 _CROP_MARGIN = 256 / 224  # images are kept a little larger than the input, so that training crops have room
 
@@ -93,7 +94,7 @@ class Engine:
             return self.vit, runtime
         return copy.deepcopy(self.vit).keep_matrices_in(runtime.dtype), runtime
 
-    def features(self, pixels: Pixels, adapters: Adapters, crops: Tensor | None = None) -> Tensor:
+    def features(self, pixels: Pixels, hooks: BlockHooks, crops: Tensor | None = None) -> Tensor:
         """Features of squares of pixels, ``[N, width]``, on the CPU: as they are, or of crops as ``draw`` gives."""
         parts = [torch.empty(0, self.vit.width)]
         with torch.no_grad():
@@ -104,7 +105,7 @@ class Engine:
                     images = self.preprocess.plain(images)
                 else:
                     images = self.preprocess.augmented(images, crops[part].to(self.runtime.device))
-                parts.append(self.vit(images, adapters).cpu())
+                parts.append(self.vit(images, hooks).cpu())
         return torch.cat(parts)
 
     def draw(self, labels: Sequence[str], seed: int, view: int, area: float = VIEW_AREA) -> Tensor:

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What it costs to teach photos, as a multiple of one look at them: of one pass through the frozen network.
+
+    python benchmarks/teaching.py --data FOLDER [--photos MADE] [--threads 2] [--params '{"options": {...}}' ...]
+
+FOLDER holds one folder of photos for each class. 20 classes x 50 JPEGs of 1920 x 1440 are made of them in MADE (a
+temporary folder, if not given; found there, they are taken as they are); where a class has fewer photos, they are taken
+again in other crops. Prints a line of CSV for each ``--params`` of ``onea.OneA``: seconds to read the photos (decode),
+to load the network (start), for one pass of each photo (frozen) and for a new model to learn the folder (learn), all in
+one process; ``ratio`` is (learn - decode - start) / frozen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from PIL import Image
+
+from onea.data.decode import read_image
+from onea.model.engine import Engine
+from onea.model.estimator import OneA
+from onea.model.images import find_images, read_labelled
+from onea.vit.hooks import NO_HOOKS
+
+SIZE = (1920, 1440)
+SHOWN = 0.9  # share of a photo's sides that a crop of it shows
+WARM_UP = 32  # images, before anything is timed
+T = TypeVar("T")
+COLUMNS = ("photos", "threads", "decode_s", "start_s", "frozen_s", "learn_s", "ratio", "epochs", "held_out", "params")
+
+
+def make_photos(source: Path, made: Path, classes: int, per_class: int) -> None:
+    """Large JPEGs of the first so many classes of a folder, so many of each."""
+    folders = sorted(place for place in source.iterdir() if place.is_dir())[:classes]
+    if len(folders) < classes:
+        raise SystemExit(f"{source} has {len(folders)} folders of photos; give --classes {len(folders)} or fewer.")
+    draw = random.Random(0)
+    for folder in folders:
+        (made / folder.name).mkdir(parents=True, exist_ok=True)
+        files = find_images(folder)
+        for number in range(per_class):
+            photo = read_image(files[number % len(files)])
+            if number >= len(files):
+                width, height = (SHOWN * side for side in photo.size)
+                left, top = draw.uniform(0, photo.width - width), draw.uniform(0, photo.height - height)
+                photo = photo.crop((round(left), round(top), round(left + width), round(top + height)))
+            large = photo.resize(SIZE, Image.Resampling.BICUBIC)
+            large.save(made / folder.name / f"{number:03d}.jpg", quality=90)
+
+
+def seconds(action: Callable[[], T]) -> tuple[float, T]:
+    """How long something takes, and its result."""
+    started = time.perf_counter()
+    result = action()
+    return time.perf_counter() - started, result
+
+
+def measured(photos: Path, params: dict[str, Any]) -> dict[str, Any]:
+    """A line of the table."""
+    blank = OneA(**params)
+    machine = blank.device, blank.precision, blank.threads
+    Engine(blank.backbone, *machine, blank.mirror)  # what is imported for it is imported only once
+    start, engine = seconds(lambda: Engine(blank.backbone, *machine, blank.mirror))
+    decode, batch = seconds(lambda: read_labelled(photos, None, engine.side))
+    engine.features(batch.pixels[:WARM_UP], NO_HOOKS)
+    frozen, _ = seconds(lambda: engine.features(batch.pixels, NO_HOOKS))
+    learn, model = seconds(lambda: blank.learn(photos))
+    update = model.history[-1]
+    values = (
+        *(len(batch), engine.runtime.threads, *(f"{each:.2f}" for each in (decode, start, frozen, learn))),
+        *(f"{(learn - decode - start) / frozen:.2f}", update["epochs"], update["held_out_accuracy"]),
+        json.dumps(params),
+    )
+    return dict(zip(COLUMNS, values, strict=True))
+
+
+def main() -> None:
+    """Make the photos and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="one folder of photos for each class")
+    parser.add_argument("--photos", type=Path, help="where the large photos are made, or are from an earlier time")
+    parser.add_argument("--classes", type=int, default=20)
+    parser.add_argument("--per-class", type=int, default=50)
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--params", type=json.loads, nargs="+", default=[{}], help="of onea.OneA, as JSON")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        photos = given.photos or Path(temporary) / "photos"
+        if not photos.exists():
+            make_photos(given.data, photos, given.classes, given.per_class)
+        table = csv.DictWriter(sys.stdout, COLUMNS, lineterminator="\n")
+        table.writeheader()
+        for params in given.params:
+            table.writerow(measured(photos, {"threads": given.threads} | params))
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
