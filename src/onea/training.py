@@ -61,6 +61,7 @@ def train(
     purpose: str = "",
     sharded: bool = False,
     batches: Batches | None = None,
+    ends: Callable[[], bool] | None = None,
 ) -> list[float]:
     """Optimise every parameter that wants a gradient on a task, and return the mean loss of each epoch.
 
@@ -78,6 +79,7 @@ def train(
             batch; it gathers the features with ``runtime.processes``. Otherwise every process does everything.
         batches: what the losses get instead of random crops of the task's images: the batches of an epoch, given its
             number, what draws their order, and the shard.
+        ends: asked after each epoch whether to stop there.
 
     Raises:
         OneaError: a loss is not finite.
@@ -117,6 +119,8 @@ def train(
                 runtime.progress.step(len(labels))
             means.append(_checked_mean(torch.stack(values), len(losses), task, epoch))
             runtime.progress.end_epoch(epoch, means[-1])
+            if ends and ends():
+                break
         _set_training(trained, False)
     return means
 

@@ -156,7 +156,7 @@ class AdapterMerging(FeatureClassification):
         look = partial(self.features_of, task, self.kept, views=views)
         before = look() if guarded or carries else None
         earlier = {name: value.clone() for name, value in self.state_dict().items()} if guarded else {}
-        report = self.adapt(task.only(~held_out), views=views)
+        report = self.adapt(task.only(~held_out), views=views, held_out=task.only(held_out))
         self.runtime.progress.note("prototypes")
         after = before if before is not None and not report["trained"] else look()
         by = feature_map(before, after) if carries and before is not None and before is not after else None
@@ -216,18 +216,25 @@ class AdapterMerging(FeatureClassification):
         """The kept adapter."""
         return self.kept
 
-    def adapt(self, task: Task, sizes: Sizes | None = None, views: FixedViews | None = None) -> dict[str, Any]:
+    def adapt(
+        self,
+        task: Task,
+        sizes: Sizes | None = None,
+        views: FixedViews | None = None,
+        held_out: Task | None = None,
+    ) -> dict[str, Any]:
         """Train an adapter on a task and merge it into the kept one; the prototypes stay as they are.
 
         Args:
             task: whose images are trained on.
             sizes: those of the merge where classes come again; by default all classes of the task are new.
-            views: of its images, fixed ones, where there are some.
+            views: of its images, held out or not, fixed ones, where there are some.
+            held_out: the same task with the images that are held out.
         """
         sizes = sizes or self._sizes(task)
         report: dict[str, Any] = {"trained": self.options.trains(len(task.classes), sizes.new_share)}
         if report["trained"]:
-            new = self._trained(task, views)
+            new = self._trained(task, views, held_out)
             self._remember(new, task)
             report |= new.report
             report["merge"] = self._absorb(new.tensors, sizes)
@@ -260,7 +267,7 @@ class AdapterMerging(FeatureClassification):
         self.kept.load_state_dict(adapter)
         self.merged_classes, self.merged_samples = classes, samples
 
-    def _trained(self, task: Task, views: FixedViews | None = None) -> TrainedAdapter:
+    def _trained(self, task: Task, views: FixedViews | None = None, held_out: Task | None = None) -> TrainedAdapter:
         """The task's adapter, trained here or by another run that differs only in the merge."""
         names = AdapterTraining.__dataclass_fields__.keys() - {"start"}  # the rule it stands for counts
         options = self.training_options(task)
@@ -273,19 +280,20 @@ class AdapterMerging(FeatureClassification):
             tensors, report = adapter_cache[key]
             here = {name: value.to(self.runtime.device, copy=True) for name, value in tensors.items()}
             return TrainedAdapter(here, report | {"training_shared": True})
-        trained = self._train(task, views)
+        trained = self._train(task, views, held_out)
         if adapter_cache is not None:
             kept = {name: value.to("cpu", copy=True) for name, value in trained.tensors.items()}
             adapter_cache[key] = (kept, trained.report)
         return trained
 
-    def _train(self, task: Task, views: FixedViews | None) -> TrainedAdapter:
+    def _train(self, task: Task, views: FixedViews | None, held_out: Task | None) -> TrainedAdapter:
         adapters = self.new_adapter(task)
         if self.start_rule == "merged" and self.merged_classes:
             adapters.load_state_dict(self.kept.state_dict())
         elif self.start:
             adapters.load_state_dict(self.start)
-        return train_adapter(self.vit, adapters, task, self.training_options(task), self.runtime, self.plan, views)
+        options = self.training_options(task)
+        return train_adapter(self.vit, adapters, task, options, self.runtime, self.plan, views, held_out)
 
     def training_options(self, task: Task) -> AdapterTraining:
         """How the adapter of a task is trained."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from torch import nn
@@ -12,6 +13,7 @@ from torch import nn
 from onea import seeds
 from onea.errors import OneaError
 from onea.losses import contrastive_share
+from onea.methods.early_stopping import Patience, share_right
 from onea.methods.fixed_views import FixedViews
 from onea.methods.local_head import Network, local_head, new_adapters, train_with_local_head
 from onea.methods.options import AdapterOptions
@@ -53,6 +55,8 @@ class AdapterTraining(AdapterOptions):
             takes in turn: the image as it is, then random crops, drawn once for the task. What enters those blocks is
             computed once for each view and kept in half precision, up to 1 GB on the host and half of what is free.
             0 draws new crops in every epoch (the paper).
+        patience: the training of a task ends when its head has answered no more of the images held out of it (those of
+            the guard) right for so many epochs; 0 never ends early (the paper).
     """
 
     batch_size: int = 128
@@ -69,6 +73,7 @@ class AdapterTraining(AdapterOptions):
     margin: float = 0.07
     adapter_blocks: Annotated[int, Range(ge=0)] = 0
     cached_views: Annotated[int, Range(ge=0, le=100)] = 4
+    patience: Annotated[int, Range(ge=0)] = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -146,10 +151,19 @@ def train_adapter(
     runtime: Runtime,
     plan: StreamPlan | None,
     views: FixedViews | None = None,
+    held_out: Task | None = None,
 ) -> TrainedAdapter:
     """Train an adapter with a local head on a task, from the weights that it has.
 
-    ``views`` are fixed ones of its images, where somebody has them already.
+    Args:
+        vit: the frozen network.
+        adapters: to train.
+        task: whose images are trained on.
+        options: how.
+        runtime: where to compute.
+        plan: of the stream, if there is one.
+        views: fixed ones of all its images, held out or not, where somebody has them already.
+        held_out: the same task with the images that are held out, which may end the training.
     """
     classes = len(task.classes)
     recipe = options.recipe(epochs=options.epochs_for(classes, plan))
@@ -157,9 +171,13 @@ def train_adapter(
     head = local_head(vit.width, task, options.head, options.head_scale)
     network: Network = vit
     batches: Batches | None = None
+    inputs = task.images.plain
     if count := options.fixed_views:
         views = views or FixedViews.drawn(vit, runtime, task, count, options.crop_scale, adapters)
-        network, batches = vit.forward_above, views.batches(task, recipe.batch_size, count)
+        network, batches, inputs = vit.forward_above, views.batches(task, recipe.batch_size, count), views.plain
+    ends = None
+    if options.patience and held_out is not None and len(held_out):
+        ends = Patience(options.patience, partial(share_right, network, adapters, head, held_out, inputs, runtime))
     losses = train_with_local_head(
         network,
         adapters,
@@ -170,6 +188,7 @@ def train_adapter(
         contrastive_share=share,
         margin=options.margin,
         batches=batches,
+        ends=ends,
     )
     tensors = {name: value.detach().clone() for name, value in adapters.state_dict().items()}
-    return TrainedAdapter(tensors, {"epochs": recipe.epochs, "contrastive_share": share, "losses": losses}, head)
+    return TrainedAdapter(tensors, {"epochs": len(losses), "contrastive_share": share, "losses": losses}, head)

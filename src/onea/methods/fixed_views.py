@@ -92,8 +92,7 @@ class FixedViews:
 
         Neighbours are at different views, so that a batch holds all of them.
         """
-        ordered, order_of_rows = self.rows.sort()
-        positions = order_of_rows[torch.searchsorted(ordered, task.rows)]
+        positions = self._positions(task.rows)
 
         def batches(epoch: int, order: torch.Generator, shard: Shard) -> Iterator[tuple[Tensor, Tensor]]:
             chosen = torch.randperm(len(task), generator=order)
@@ -103,6 +102,15 @@ class FixedViews:
                 yield self.tokens(shard(part[0]), shard(part[1])), part[2]
 
         return batches
+
+    def plain(self, rows: Tensor) -> Tensor:
+        """Tokens of images as they are, by their rows among all images."""
+        return self.tokens(self._positions(rows), torch.zeros_like(rows))
+
+    def _positions(self, rows: Tensor) -> Tensor:
+        """The places of rows among those that have views."""
+        ordered, places = self.rows.sort()
+        return places[torch.searchsorted(ordered, rows)]
 
     def _parts(self, view: int) -> Iterator[tuple[slice, Tensor]]:
         """The tokens of a view of all images, part by part; new ones are kept as they come, if they are kept at all."""

@@ -61,12 +61,13 @@ def train_with_local_head(
     margin: float = 0.07,
     head_rate: float = 1.0,
     batches: Batches | None = None,
+    ends: Callable[[], bool] | None = None,
 ) -> list[float]:
     """Train hooks that are a module together with a local head; returns the mean loss of each epoch.
 
     The loss is cross-entropy over the task's own classes, of which ``contrastive_share`` goes to the contrastive term.
     The head learns at ``head_rate`` times the rate of the hooks. ``batches`` are what the network gets, if not random
-    crops of the task's images.
+    crops of the task's images, and ``ends`` is asked after each epoch whether to stop there.
     """
     assert isinstance(hooks, nn.Module)
     share = contrastive_share
@@ -77,4 +78,4 @@ def train_with_local_head(
         return total + share * contrastive(features, labels, margin) if share else total
 
     trained = [Trained(hooks.to(runtime.device)), Trained(head.to(runtime.device), rate=head_rate)]
-    return train(trained, loss, task, recipe, runtime, sharded=True, batches=batches)
+    return train(trained, loss, task, recipe, runtime, sharded=True, batches=batches, ends=ends)

@@ -259,7 +259,9 @@ def _adapt(
     classes = range(int(labels.max()) + 1)
     runtime.progress.start_task(len(state.updates), len(state.updates) + 1, name)
     task = Task(number, name, classes, images, chosen, labels[chosen], seed)
-    return method, method.adapt(task, sizes, views.fixed)
+    held = (~trained).nonzero()[:, 0]
+    held_out = dataclasses.replace(task, rows=held, labels=labels[held])
+    return method, method.adapt(task, sizes, views.fixed, held_out)
 
 
 def _right(classifier: Classifier, known: ClassStatistics, features: Tensor, rows: Tensor, trained: Tensor) -> float:

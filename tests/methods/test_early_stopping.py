@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trainings that end when held-out images of their task gain nothing more."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from method_tools import learn_all, prepared
+from model_tools import tiny_model
+
+from onea.methods import early_stopping
+
+
+def asked(values: dict, **options):
+    bounds = {"epochs": 6, "min_epochs": 6, "max_epochs": 6, "guard": 0.3}
+    return prepared(values, "one-a-plus", options=values["options"] | bounds | options)
+
+
+@pytest.fixture
+def shares(monkeypatch):
+    """Shares of right answers as a test would have them, taken one by one."""
+    given: list[float] = []
+    monkeypatch.setattr("onea.methods.adapter_training.share_right", lambda *_: given.pop(0))
+    return given
+
+
+@pytest.mark.parametrize("options", [{}, {"adapter_blocks": 1}])
+def test_it_ends_after_so_many_epochs_without_a_gain(tiny_run, shares, options):
+    shares += [0.2, 0.4, 0.4, 0.3, 0.9]
+    ready = asked(tiny_run, patience=2, **options)
+    report = ready.method.learn(ready.task(0))
+    assert report["epochs"] == len(report["losses"]) == 4
+    assert shares == [0.9]
+    assert not ready.method.kept.training
+
+
+def test_gains_keep_it_going_to_the_end(tiny_run, shares):
+    shares += [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
+    ready = asked(tiny_run, patience=1)
+    assert ready.method.learn(ready.task(0))["epochs"] == 6
+    assert not shares
+
+
+@pytest.mark.parametrize("options", [{}, {"patience": 1, "guard": 0.0}])
+def test_nobody_is_asked_by_default_or_with_no_image_held_out(tiny_run, shares, options):
+    ready = asked(tiny_run, **options)
+    assert ready.method.learn(ready.task(0))["epochs"] == 6
+
+
+@pytest.mark.parametrize("options", [{}, {"adapter_blocks": 1}])
+def test_watching_changes_nothing_while_it_goes_on(tiny_run, options):
+    plain, watched = (learn_all(asked(tiny_run, patience=patience, **options)) for patience in (0, 6))
+    assert all(torch.equal(value, watched.state_dict()[name]) for name, value in plain.state_dict().items())
+
+
+@pytest.mark.parametrize("options", [{}, {"adapter_blocks": 1, "cached_views": 2}])
+def test_the_share_is_that_of_the_head_on_images_as_they_are(tiny_run, monkeypatch, options):
+    found, right = [], early_stopping.share_right
+
+    def noted(network, adapters, head, held_out, inputs, runtime):
+        found.append(right(network, adapters, head, held_out, inputs, runtime))
+        assert adapters.training, "it goes on"
+        with torch.no_grad():
+            adapters.eval()
+            answers = head(ready.method.vit(held_out.images.plain(held_out.rows), adapters)).argmax(1)
+            adapters.train()
+        expected = (answers == held_out.labels - held_out.classes.start).double().mean()
+        assert found[-1] == pytest.approx(float(expected), abs=1.01 / len(held_out))  # a tie may be rounded either way
+        return found[-1]
+
+    monkeypatch.setattr("onea.methods.adapter_training.share_right", noted)
+    ready = asked(tiny_run, patience=6, **options)
+    ready.method.learn(ready.task(0))
+    assert len(found) == 6
+
+
+def test_models_watch_the_photos_that_they_hold_out(tiny_vit, tiny_images, shares):
+    shares += [0.5, 0.5, 0.9]
+    bounds = {"min_epochs": 4, "max_epochs": 4, "patience": 1}
+    model = tiny_model(tiny_vit, epochs=4, options=bounds, held_out=0.3).learn(tiny_images / "train")
+    assert model.history[-1]["epochs"] == 2
