@@ -267,7 +267,11 @@ def test_a_worker_that_always_dies_is_given_up_and_the_rest_goes_on(tiny_run, qu
 
 
 def test_closing_ends_the_processes(tiny_run, quick, tmp_path):
-    jobs = [RunJob(quick(1), tmp_path / "1"), RunJob(make_config(slow_values(tiny_run, 2)), tmp_path / "2")]
+    endless = dict.fromkeys(
+        ("epochs", "min_epochs", "max_epochs"), 100_000
+    )  # whichever process is held up, the quick ends
+    values = tiny_run | {"seed": 2, "options": tiny_run["options"] | endless}
+    jobs = [RunJob(quick(1), tmp_path / "1"), RunJob(make_config(values), tmp_path / "2")]
     with closing(LocalProcesses(2).run(jobs)) as results:
         assert next(results).job is jobs[0]
         assert len(multiprocessing.active_children()) == 1
