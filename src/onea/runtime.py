@@ -105,18 +105,23 @@ class Runtime:
 
     @cached_property
     def dtype(self) -> torch.dtype:
-        """The type of the big matrix products."""
-        return torch.bfloat16 if self.precision == "bf16" else torch.float32
+        """The type of the big matrix products, but for those with frozen weights in fp8."""
+        return torch.float32 if self.precision == "fp32" else torch.bfloat16
+
+    @property
+    def fp8(self) -> bool:
+        """Whether products with frozen weights are in eight bits; all else is as in bf16."""
+        return self.precision == "fp8"
 
     @property
     def pixel_dtype(self) -> torch.dtype:
         """The type in which images are resampled: float16 on a GPU in bf16, whose rounding is coarser."""
-        return torch.float16 if self.device.type == "cuda" and self.precision == "bf16" else torch.float32
+        return torch.float16 if self.device.type == "cuda" and self.precision != "fp32" else torch.float32
 
     @contextlib.contextmanager
     def autocast(self) -> Iterator[None]:
         """Run matrix products in the chosen precision; losses, prototypes and merges stay in full precision."""
-        with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.precision == "bf16"):
+        with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.precision != "fp32"):
             yield
 
 
@@ -142,8 +147,10 @@ def resolve(device: str, precision: str, given: torch.device | None = None) -> t
     chosen = given or _device(device)
     if precision == "auto":
         precision = "bf16" if _has_bf16(chosen) else "fp32"
-    if precision not in ("bf16", "fp32"):
-        raise OneaError(f"precision is '{precision}'; choose auto, bf16 or fp32.")
+    if precision not in ("fp8", "bf16", "fp32"):
+        raise OneaError(f"precision is '{precision}'; choose auto, fp8, bf16 or fp32.")
+    if precision == "fp8" and not _has_fp8(chosen):
+        raise OneaError("precision fp8 needs an NVIDIA GPU of compute capability 8.9 or later; use auto or bf16.")
     if precision == "bf16" and chosen.type == "cpu" and cpu.broken_amx():
         raise OneaError(
             "bf16 does not work here: this machine announces AMX instructions that it does not have; use fp32, or set "
@@ -172,6 +179,10 @@ def _device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise OneaError(f"Device '{name}' cannot be used here; try --device auto.") from error
     return device
+
+
+def _has_fp8(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 def _has_bf16(device: torch.device) -> bool:

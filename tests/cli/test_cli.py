@@ -112,7 +112,7 @@ def test_version(onea):
         (["paper", "nope"], "`onea paper` lists"),
         (["paper", "abblation"], "did you mean 'ablation'"),
         (["run", "one-a", "--device", "cuda:77"], "cuda:77"),
-        (["run", "one-a", "--precision", "fp8"], "bf16"),
+        (["run", "one-a", "--precision", "fp4"], "bf16"),
         (["run", "simplecil", "--data", "glyphs-mini", "--store", "exact"], "exact"),
         (["stream", "--classes", "5", "--tasks", "9"], "tasks"),
     ],

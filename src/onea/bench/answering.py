@@ -13,6 +13,7 @@ from torch import Tensor
 from onea.bench.rows import Row, duration, rate
 from onea.bench.timing import timed_in_turn
 from onea.bench.workload import Workload
+from onea.vit.fp8 import from_fp8
 from onea.vit.heads import cosine_scores
 
 AnswerFunction = Callable[[], object]
@@ -40,8 +41,12 @@ def _several(answer: AnswerFunction) -> AnswerFunction:
 
 
 def timm_column(precision: str, compiled: bool) -> str:
-    """The name of this baseline's column."""
-    return f"timm {precision} {'compiled' if compiled else 'eager'}"
+    """The name of this baseline's column; timm has no eight bits, so what is compared with fp8 is bf16.
+
+    >>> timm_column("fp8", True)
+    'timm bf16 compiled'
+    """
+    return f"timm {'bf16' if precision == 'fp8' else precision} {'compiled' if compiled else 'eager'}"
 
 
 class TimmBaseline:
@@ -51,6 +56,7 @@ class TimmBaseline:
         self.workload = workload
         self.name = timm_column(workload.runtime.precision, compiled)
         network: Any = copy.deepcopy(workload.method.vit.vit)
+        from_fp8(network)
         if compiled:  # as our own network is
             network = torch.compile(network, dynamic=False, fullgraph=True, mode="reduce-overhead")
         self.network: Any = network

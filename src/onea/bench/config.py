@@ -31,7 +31,7 @@ class BenchConfig:
         rank: width of the adapter's bottleneck.
         device: ``cpu``, ``cuda``, ... or ``auto``.
         batch: images per training step.
-        precision: of the fast column: ``bf16``, ``fp32`` or ``auto`` (bf16 where the chip has it).
+        precision: of the fast column: ``bf16``, ``fp32``, ``auto`` (bf16 where the chip has it) or ``fp8``.
         compile: whether the fast column is compiled; by default what a run does.
         tasks: tasks of the run that shows growth; 0 leaves it out.
         seconds: about how long one measurement takes; a tenth of the default with ``--quick``.
@@ -44,7 +44,7 @@ class BenchConfig:
     rank: int = 128
     device: str = "auto"
     batch: int = 128
-    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    precision: Literal["auto", "fp8", "bf16", "fp32"] = "auto"
     compile: bool | None = None
     tasks: int = 40
     seconds: float = 5.0

@@ -9,16 +9,17 @@ from onea.bench.timing import timed
 from onea.methods.adapter_training import blank_adapters
 from onea.methods.one_a import OneAMethod
 from onea.runs.evaluation import count_flops
+from onea.vit.fp8 import product, quantised
 
 # Dense floating-point operations per second from the data sheets; the first name that occurs in the chip's is taken.
 _NOMINAL: tuple[tuple[str, dict[str, float]], ...] = (
-    ("B200", {"bf16": 2250e12, "fp32": 75e12}),
-    ("H200", {"bf16": 989e12, "fp32": 67e12}),
-    ("H100 PCIe", {"bf16": 756e12, "fp32": 51e12}),
-    ("H100", {"bf16": 989e12, "fp32": 67e12}),
+    ("B200", {"fp8": 4500e12, "bf16": 2250e12, "fp32": 75e12}),
+    ("H200", {"fp8": 1979e12, "bf16": 989e12, "fp32": 67e12}),
+    ("H100 PCIe", {"fp8": 1513e12, "bf16": 756e12, "fp32": 51e12}),
+    ("H100", {"fp8": 1979e12, "bf16": 989e12, "fp32": 67e12}),
     ("A100", {"bf16": 312e12, "fp32": 19.5e12}),
-    ("L40S", {"bf16": 362e12, "fp32": 91.6e12}),
-    ("L4", {"bf16": 121e12, "fp32": 30.3e12}),
+    ("L40S", {"fp8": 733e12, "bf16": 362e12, "fp32": 91.6e12}),
+    ("L4", {"fp8": 242e12, "bf16": 121e12, "fp32": 30.3e12}),
     ("A10", {"bf16": 125e12, "fp32": 31.2e12}),
 )
 _IMAGES = 2
@@ -54,12 +55,16 @@ def nominal_peak(chip: str, precision: str) -> float | None:
     989000000000000.0
     >>> nominal_peak("AMD EPYC", "bf16")
     """
-    return next((peaks[precision] for name, peaks in _NOMINAL if name in chip), None)
+    return next((peaks.get(precision) for name, peaks in _NOMINAL if name in chip), None)
 
 
 def measured_peak(device: torch.device, precision: str, seconds: float) -> float:
     """Operations per second of one large square matrix product, at its best."""
     side = 8192 if device.type == "cuda" else 1024
+    left, right = (torch.randn(side, side, device=device) for _ in range(2))
+    if precision == "fp8":
+        factors = (*quantised(left), *quantised(right))
+        return 2 * side**3 / timed(lambda: product(*factors), device, seconds).best
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+    left, right = left.to(dtype), right.to(dtype)
     return 2 * side**3 / timed(lambda: left @ right, device, seconds).best

@@ -55,7 +55,7 @@ def make_workload(
 ) -> Workload:
     """One-A before its first task, on a stream of tasks of these sizes; ``vit`` itself is not changed."""
     classes = sum(sizes)
-    vit = copy.deepcopy(vit).keep_matrices_in(runtime.dtype).to(runtime.device)
+    vit = copy.deepcopy(vit).keep_matrices_in(runtime.dtype, runtime.fp8).to(runtime.device)
     if compiled:
         vit.compile_for({config.batch, EVALUATION_BATCH, *config.batches})
     options = OneAOptions(rank=config.rank, batch_size=config.batch, epochs=1, min_epochs=1, max_epochs=1)

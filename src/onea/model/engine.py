@@ -92,7 +92,7 @@ class Engine:
         runtime = dataclasses.replace(self._training, progress=progress or Progress())
         if runtime.dtype == torch.float32:
             return self.vit, runtime
-        return copy.deepcopy(self.vit).keep_matrices_in(runtime.dtype), runtime
+        return copy.deepcopy(self.vit).keep_matrices_in(runtime.dtype, runtime.fp8), runtime
 
     def features(self, pixels: Pixels, hooks: BlockHooks, crops: Tensor | None = None) -> Tensor:
         """Features of squares of pixels, ``[N, width]``, on the CPU: as they are, or of crops as ``draw`` gives."""

@@ -76,7 +76,7 @@ class OneA(Parameters):
             preset). Models have ``min_share=0.5``: an update trains the adapter if it brings as many classes as the
             adapter was trained on before, or more; any other learns statistics only, in seconds.
         device: ``auto``, ``cpu``, ``cuda``, ...
-        precision: of the training: ``auto``, ``bf16`` or ``fp32``. Answers are always computed in fp32.
+        precision: of the training: ``auto``, ``bf16``, ``fp32`` or ``fp8``. Answers are always computed in fp32.
         threads: CPU threads; 0 is all.
         seed: decides every draw.
     """

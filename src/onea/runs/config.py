@@ -51,7 +51,8 @@ class RunConfig:
         normalise: ``backbone`` (the mean and deviation the weights expect) or ``none`` (pixels in [0, 1]).
         geometry: ``direct`` (resize to the network's size) or ``resize-crop``.
         protocol: ``pilot`` is normalise none and geometry resize-crop, as published.
-        precision: of the computation: ``bf16``, ``fp32`` or ``auto`` (bf16 where the chip has it).
+        precision: of the computation: ``bf16``, ``fp32`` or ``auto`` (bf16 where the chip has it); ``fp8`` is bf16 with
+            products of frozen weights in eight bits, on an NVIDIA GPU that has them.
         device: ``cpu``, ``cuda``, ... or ``auto``.
         threads: CPU threads; 0 is all.
         compile: whether to compile the network: ``yes``, ``no`` or ``auto`` (on a GPU, with enough images to repay it).
@@ -82,7 +83,7 @@ class RunConfig:
     normalise: Literal["backbone", "none"] = field(default="backbone", metadata=_INPUTS)
     geometry: Literal["direct", "resize-crop"] = field(default="direct", metadata=_INPUTS)
     protocol: Literal["pilot"] | None = field(default=None, metadata=_INPUTS)
-    precision: Literal["auto", "bf16", "fp32"] = field(default="auto", metadata=_MACHINE)
+    precision: Literal["auto", "fp8", "bf16", "fp32"] = field(default="auto", metadata=_MACHINE)
     device: str = field(default="auto", metadata=_MACHINE)
     threads: int = field(default=0, metadata=_MACHINE)
     compile: Literal["auto", "yes", "no"] = field(default="auto", metadata=_MACHINE)

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from onea.errors import OneaError
 from onea.renamed import RenamedMethods
 from onea.vit.compiled import CompiledViT
+from onea.vit.fp8 import Fp8Linear, from_fp8, to_fp8
 from onea.vit.hooks import NO_HOOKS, BlockHooks
 
 _FEW_QUERIES = 1024  # images x heads x tokens; measured on two cores
@@ -30,6 +31,7 @@ class FrozenViT(nn.Module, RenamedMethods, old_names={"eagerly": "forward_eager"
         mean: pixel mean that the weights expect.
         std: pixel standard deviation that the weights expect.
         matrix_dtype: the precision in which the frozen matrices are stored.
+        fp8: whether the products with them are in eight bits all the same.
     """
 
     # timm's models are untyped to us, hence Any.
@@ -52,6 +54,7 @@ class FrozenViT(nn.Module, RenamedMethods, old_names={"eagerly": "forward_eager"
         self.tokens: int = vit.num_prefix_tokens + vit.patch_embed.num_patches
         # Noted, because asking the weights at every pass takes longer than many a kernel.
         self.matrix_dtype: torch.dtype = vit.blocks[0].mlp.fc1.weight.dtype
+        self.fp8 = False
         self._compiled: CompiledViT | None = None
         self._reads_class_token = vit.global_pool == "token" and vit.attn_pool is None
 
@@ -59,12 +62,21 @@ class FrozenViT(nn.Module, RenamedMethods, old_names={"eagerly": "forward_eager"
         """Stay in evaluation mode whatever the parent module does."""
         return super().train(False)
 
-    def keep_matrices_in(self, dtype: torch.dtype) -> FrozenViT:
-        """Store the frozen matrices in the precision autocast would cast them to anyway, once instead of every pass."""
+    def keep_matrices_in(self, dtype: torch.dtype, fp8: bool = False) -> FrozenViT:
+        """Store the frozen matrices in the precision autocast would cast them to anyway, once instead of every pass.
+
+        With ``fp8``, those of the blocks are multiplied in eight bits. A last block of which only the class token is
+        read stays out: one token gains nothing, and what it rounds is the answer.
+        """
+        from_fp8(self.vit)
+        if fp8:  # of the weights as they are, before they are rounded to less
+            to_fp8(self.vit.blocks[: -1 if self._reads_class_token else None])
         for module in self.vit.modules():
-            if isinstance(module, nn.Linear | nn.Conv2d):
+            if isinstance(module, Fp8Linear):
+                module.keep_in(dtype)
+            elif isinstance(module, nn.Linear | nn.Conv2d):
                 module.to(dtype)
-        self.matrix_dtype = dtype
+        self.matrix_dtype, self.fp8 = dtype, fp8
         return self
 
     def compile_for(self, sizes: Collection[int], backend: str = "inductor") -> FrozenViT:
@@ -84,11 +96,24 @@ class FrozenViT(nn.Module, RenamedMethods, old_names={"eagerly": "forward_eager"
     def forward(self, images: Tensor, hooks: BlockHooks = NO_HOOKS, replaced: bool = False) -> Tensor:
         """Features ``[B, width]``: the class token (or the model's own pooling) after the final norm."""
         if not replaced and (weights := hooks.weights(self)):
-            called: Tensor = torch.func.functional_call(self, weights, (images, hooks, True))
+            with self._weights_as_they_are():
+                called: Tensor = torch.func.functional_call(self, weights, (images, hooks, True))
             return called
         if self._compiled and self._compiled.takes(images, hooks):
             return self._compiled(images, hooks)
         return self.forward_eager(images, hooks)
+
+    @contextlib.contextmanager
+    def _weights_as_they_are(self) -> Iterator[None]:
+        """Compute with the weights themselves, because what stands for them in eight bits is not replaced."""
+        layers = [module for module in self.vit.modules() if isinstance(module, Fp8Linear)] if self.fp8 else []
+        for layer in layers:
+            layer.plain = True
+        try:
+            yield
+        finally:
+            for layer in layers:
+                layer.plain = False
 
     def forward_eager(self, images: Tensor, hooks: BlockHooks) -> Tensor:
         """Features, operation by operation."""

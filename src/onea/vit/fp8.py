@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Frozen linear layers in eight-bit floating point, forward and back; nothing else of a network changes.
+
+A product of two matrices in eight bits is about twice as fast on a chip that has it. Every row of tokens and every row
+of weights has a scale of its own, with which its largest value becomes the largest number of the format. The way back
+multiplies gradients, in eight bits by rows as well, with a second copy of the weights that is scaled by its columns.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+FORMAT = torch.float8_e4m3fn  # three bits of mantissa; by rows, its range is enough for gradients, too
+_LARGEST = torch.finfo(FORMAT).max
+_LEAST = 1e-30  # a row of zeros has a scale as well; its reciprocal must stay finite
+_MULTIPLE = 16  # of both sides of a matrix, or the chip does not take it
+
+
+def quantised(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows ``[M, K]`` in eight bits, and the float32 scale ``[M, 1]`` of each, by which it is to be multiplied.
+
+    >>> numbers, scale = quantised(torch.tensor([[1.0, -2.0], [0.0, 0.0]]))
+    >>> (numbers.float() * scale).tolist()
+    [[1.0, -2.0], [0.0, 0.0]]
+    """
+    rows = rows.float()
+    most = rows.abs().amax(1, keepdim=True).clamp_min(_LEAST)
+    return (rows * (_LARGEST / most)).to(FORMAT).contiguous(), most / _LARGEST
+
+
+def product(a: Tensor, scale: Tensor, b: Tensor, b_scale: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``a @ b.T`` of two matrices in eight bits ``[M, K]`` and ``[N, K]``, each with a scale per row, in bfloat16.
+
+    Where there is no CUDA, the same numbers are multiplied in float32.
+    """
+    if a.device.type == "cuda":
+        return torch._scaled_mm(a, b.t(), scale, b_scale.t(), bias, out_dtype=torch.bfloat16, use_fast_accum=True)
+    wide = F.linear(a.float() * scale, b.float() * b_scale)
+    return (wide if bias is None else wide + bias.float()).to(torch.bfloat16)
+
+
+class _Product(torch.autograd.Function):
+    """Tokens times frozen weights; gradients reach the tokens alone."""
+
+    @staticmethod
+    def forward(
+        context: Any, x: Tensor, rows: Tensor, scale: Tensor, columns: Tensor, column_scale: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        context.save_for_backward(columns, column_scale)
+        context.dtype = x.dtype
+        numbers, own = quantised(x)
+        return product(numbers, own, rows, scale, bias)
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None, None]:
+        columns, column_scale = context.saved_tensors
+        numbers, own = quantised(gradients[0])
+        back = product(numbers, own, columns, column_scale).to(context.dtype)
+        return back, None, None, None, None, None
+
+
+class Fp8Linear(nn.Linear):
+    """A frozen linear layer whose products are in eight bits; answers are in bfloat16.
+
+    The weights stay beside them as they were, for those who replace them by others (``plain`` is then set).
+
+    Attributes:
+        plain: whether to compute with the weights as they are.
+    """
+
+    rows: Tensor
+    scale: Tensor
+    columns: Tensor
+    column_scale: Tensor
+
+    def __init__(self, layer: nn.Linear):
+        super().__init__(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
+        self.weight, self.bias = layer.weight, layer.bias
+        self.plain = False
+        with torch.no_grad():
+            rows, scale = quantised(layer.weight)
+            columns, column_scale = quantised(layer.weight.t())
+        for name, value in (("rows", rows), ("scale", scale), ("columns", columns), ("column_scale", column_scale)):
+            self.register_buffer(name, value.contiguous(), persistent=False)
+
+    def keep_in(self, dtype: torch.dtype) -> None:
+        """Store weights and bias in this precision; what is in eight bits stays so."""
+        for parameter in (self.weight, self.bias):
+            if parameter is not None:
+                parameter.data = parameter.data.to(dtype)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Tokens ``[..., in_features]`` to ``[..., out_features]``."""
+        if self.plain:
+            return super().forward(input)
+        flat = input.reshape(-1, self.in_features)
+        found: Tensor = _Product.apply(flat, self.rows, self.scale, self.columns, self.column_scale, self.bias)
+        return found.view(*input.shape[:-1], self.out_features)
+
+
+def to_fp8(blocks: nn.Module) -> None:
+    """Let all linear layers in these blocks compute in eight bits, but for those of odd sizes."""
+    for parent, name, layer in _layers(blocks):
+        if layer.in_features % _MULTIPLE == 0 and layer.out_features % _MULTIPLE == 0:
+            setattr(parent, name, Fp8Linear(layer))
+
+
+def from_fp8(module: nn.Module) -> None:
+    """Let all linear layers compute with their weights as they are, and forget those in eight bits."""
+    for parent, name, layer in _layers(module):
+        if isinstance(layer, Fp8Linear):
+            plain = nn.Linear(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
+            plain.weight, plain.bias = layer.weight, layer.bias
+            setattr(parent, name, plain)
+
+
+def _layers(module: nn.Module) -> list[tuple[nn.Module, str, nn.Linear]]:
+    """All linear layers, each with the module that holds it and its name there."""
+    return [
+        (parent, name, layer)
+        for parent in module.modules()
+        for name, layer in parent.named_children()
+        if isinstance(layer, nn.Linear)
+    ]
