@@ -70,5 +70,17 @@ class Task:
         images = self.images.augmented_batches(self.rows[chosen], size, crop_scale, crops, shard)
         yield from zip(images, labels, strict=True)
 
+    def drawn_batches(
+        self, size: int, crop_scale: float, order: torch.Generator, crops: torch.Generator
+    ) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """What decides the batches of ``augmented_batches``, on the device: rows, crops as drawn, and labels.
+
+        ``images.cropped`` makes the images of them.
+        """
+        chosen = torch.randperm(len(self), generator=order)
+        drawn = self.images.draw(len(self), crop_scale, crops)
+        parts = (self.rows[chosen], drawn, self.labels[chosen])
+        return list(zip(*(part.to(self.images.device).split(size) for part in parts), strict=True))
+
 
 __getattr__ = renamed(__name__, {"Plan": "onea.tasks:StreamPlan"})

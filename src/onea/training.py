@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from onea import schedules, seeds
-from onea.data.image_storage import Shard, whole
+from onea.data.image_storage import PackedImages, Shard, whole
 from onea.errors import OneaError
 from onea.renamed import renamed_arguments
 from onea.runtime import Runtime
+from onea.step_graph import StepGraph
 from onea.tasks import Task
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -62,6 +64,7 @@ def train(
     sharded: bool = False,
     batches: Batches | None = None,
     ends: Callable[[], bool] | None = None,
+    recordable: bool = False,
 ) -> list[float]:
     """Optimise every parameter that wants a gradient on a task, and return the mean loss of each epoch.
 
@@ -80,57 +83,93 @@ def train(
         batches: what the losses get instead of random crops of the task's images: the batches of an epoch, given its
             number, what draws their order, and the shard.
         ends: asked after each epoch whether to stop there.
+        recordable: the loss does the same to tensors at every step and nothing else, so that a GPU may record a step
+            and repeat it by itself.
 
     Raises:
         OneaError: a loss is not finite.
     """
     losses = [losses] if callable(losses) else list(losses)
-    optimiser = _optimiser(trained, recipe)
+    records = recordable and len(losses) == 1 and not (before_step or after_step) and _can_record(recipe, runtime)
+    optimiser = _optimiser(trained, recipe, runtime.device if records else None)
     order, crops = (seeds.generator(task.seed, task.index, name + purpose) for name in ("order", "crops"))
+    shard = runtime.processes.shard if sharded else whole
+    # Crops can be part of a recorded step where the images are on the device; elsewhere it gets them ready.
+    in_step = records and batches is None and isinstance(task.images, PackedImages) and task.images.tier == "device"
 
-    def cropped(_: int, order: torch.Generator, shard: Shard) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches_of(epoch: int) -> Iterable[tuple[Tensor, ...]]:
+        if in_step:
+            return task.drawn_batches(recipe.batch_size, recipe.crop_scale, order, crops)
+        if batches:
+            return batches(epoch, order, shard)
         return task.augmented_batches(recipe.batch_size, recipe.crop_scale, order, crops, shard)
 
-    shard = runtime.processes.shard if sharded else whole
+    def step(*inputs: Tensor, number: int = 0) -> Tensor:
+        *drawn, labels = inputs
+        images = task.images.cropped(drawn[0], drawn[1], recipe.crop_scale) if in_step else drawn[0]
+        # Before the pass: a recorded graph writes the next gradients where the last ones are.
+        optimiser.zero_grad(set_to_none=True)
+        with runtime.autocast():
+            value = losses[number](images, labels)
+        value.backward()
+        runtime.processes.average(item.module for item in trained)
+        if before_step:
+            before_step(number)
+        optimiser.step()
+        if after_step:
+            after_step()
+        return value.detach()  # stays on the device: reading it here would stall the pipeline
+
+    graph = StepGraph(step, runtime.device) if records else None
     devices = [runtime.device] if runtime.device.type == "cuda" else []
     means = []
     with torch.random.fork_rng(devices):
         torch.manual_seed(seeds.derive(task.seed, task.index, "dropout" + purpose))
         _set_training(trained, True)
+        upcoming = batches_of(0)
         for epoch in range(recipe.epochs):
             runtime.progress.start_epoch(epoch, recipe.epochs, len(task))
-            for group in optimiser.param_groups:
-                group["lr"] = group["initial_lr"] * recipe.schedule(epoch, recipe.epochs)
+            _set_rates(optimiser, recipe.schedule(epoch, recipe.epochs))
             values = []
-            for images, labels in (batches or cropped)(epoch, order, shard):
-                for number, loss in enumerate(losses):
-                    # Before the pass: a recorded graph writes the next gradients where the last ones are.
-                    optimiser.zero_grad(set_to_none=True)
-                    with runtime.autocast():
-                        value = loss(images, labels)
-                    value.backward()
-                    runtime.processes.average(item.module for item in trained)
-                    if before_step:
-                        before_step(number)
-                    optimiser.step()
-                    if after_step:
-                        after_step()
-                    values.append(value.detach())  # stays on the device: reading it here would stall the pipeline
-                runtime.progress.step(len(labels))
-            means.append(_checked_mean(torch.stack(values), len(losses), task, epoch))
+            with graph.stream() if graph else contextlib.nullcontext():
+                for inputs in upcoming:
+                    values += [graph(*inputs)] if graph else [step(*inputs, number=n) for n in range(len(losses))]
+                    runtime.progress.step(len(inputs[-1]))
+                if epoch + 1 < recipe.epochs:  # crops are drawn while the device is busy, before the host waits for it
+                    upcoming = batches_of(epoch + 1)
+                means.append(_checked_mean(torch.stack(values), len(losses), task, epoch))
             runtime.progress.end_epoch(epoch, means[-1])
             if ends and ends():
                 break
+        optimiser.zero_grad(set_to_none=True)  # a recording's gradients are in its memory, and would keep all of it
         _set_training(trained, False)
     return means
 
 
-def _optimiser(trained: Sequence[Trained], recipe: Recipe) -> torch.optim.Optimizer:
+def _can_record(recipe: Recipe, runtime: Runtime) -> bool:
+    """Whether steps of this kind can be recorded here; the other optimisers count theirs on the host."""
+    return runtime.device.type == "cuda" and runtime.processes.count == 1 and recipe.optimiser == "sgd"
+
+
+def _set_rates(optimiser: torch.optim.Optimizer, share: float) -> None:
+    for group in optimiser.param_groups:
+        rate = group["initial_lr"] * share
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+
+
+def _optimiser(
+    trained: Sequence[Trained], recipe: Recipe, rates_on: torch.device | None = None
+) -> torch.optim.Optimizer:
+    """What takes the steps; its rates are numbers, or tensors on a device where steps are recorded there."""
     groups: list[dict[str, Any]] = []
     for item in trained:
         wanted = [parameter for parameter in item.module.parameters() if parameter.requires_grad]
         rate = recipe.learning_rate * item.rate
-        groups.append({"params": wanted, "lr": rate, "initial_lr": rate})
+        now = rate if rates_on is None else torch.tensor(rate, device=rates_on)
+        groups.append({"params": wanted, "lr": now, "initial_lr": rate})
     fused = all(item.device.type in ("cpu", "cuda") for group in groups for item in group["params"])
     if recipe.optimiser != "sgd":
         adam = torch.optim.AdamW if recipe.optimiser == "adamw" else torch.optim.Adam

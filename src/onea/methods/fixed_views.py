@@ -80,12 +80,9 @@ class FixedViews:
         if self._kept is None:
             parts = [self._compute(positions[views == view], view) for view in asked]
             return torch.cat(parts)[views.argsort(stable=True).argsort().to(self.runtime.device)]
-        for view in asked:
-            if view not in self._filled:
-                for _ in self._parts(view):
-                    pass  # they are kept on the way
+        self._fill(asked)
         where = self._kept.device
-        return self._kept[views.to(where), positions.to(where)].to(self.runtime.device).float()
+        return self._look_up(positions.to(where), views.to(where))
 
     def batches(self, task: Task, size: int, count: int) -> Batches:
         """Training batches of tokens, of some of these images: every epoch takes the next of so many views of each.
@@ -96,12 +93,29 @@ class FixedViews:
 
         def batches(epoch: int, order: torch.Generator, shard: Shard) -> Iterator[tuple[Tensor, Tensor]]:
             chosen = torch.randperm(len(task), generator=order)
-            views = (positions + epoch)[chosen] % count
+            at, views = positions[chosen], (positions + epoch)[chosen] % count
             labels = task.labels[chosen].to(self.runtime.device)
-            for part in zip(positions[chosen].split(size), views.split(size), labels.split(size), strict=True):
-                yield self.tokens(shard(part[0]), shard(part[1])), part[2]
+            if self._kept is None:
+                tokens = self.tokens
+            else:  # one upload for all batches: a copy inside the training step would make the device wait for the host
+                self._fill(views.unique().tolist())
+                at, views, tokens = at.to(self._kept.device), views.to(self._kept.device), self._look_up
+            for part in zip(at.split(size), views.split(size), labels.split(size), strict=True):
+                yield tokens(shard(part[0]), shard(part[1])), part[2]
 
         return batches
+
+    def _look_up(self, positions: Tensor, views: Tensor) -> Tensor:
+        """Tokens that are kept, by indices where they are kept."""
+        assert self._kept is not None
+        return self._kept[views, positions].to(self.runtime.device)
+
+    def _fill(self, views: Sequence[int]) -> None:
+        """Compute and keep the tokens of these views, unless they are kept already."""
+        for view in views:
+            if view not in self._filled:
+                for _ in self._parts(view):
+                    pass  # they are kept on the way
 
     def plain(self, rows: Tensor) -> Tensor:
         """Tokens of images as they are, by their rows among all images."""
@@ -118,7 +132,7 @@ class FixedViews:
         for start in range(0, len(self.rows), EVALUATION_BATCH):
             part = slice(start, min(start + EVALUATION_BATCH, len(self.rows)))
             if kept is not None and filled:
-                yield part, kept[view, part].to(self.runtime.device).float()
+                yield part, kept[view, part].to(self.runtime.device)
                 continue
             tokens = self._compute(torch.arange(part.start, part.stop), view)
             if kept is not None:

@@ -78,4 +78,5 @@ def train_with_local_head(
         return total + share * contrastive(features, labels, margin) if share else total
 
     trained = [Trained(hooks.to(runtime.device)), Trained(head.to(runtime.device), rate=head_rate)]
-    return train(trained, loss, task, recipe, runtime, sharded=True, batches=batches, ends=ends)
+    recordable = isinstance(hooks, Adapters)  # which draw nothing on the host, and keep no count of what they see
+    return train(trained, loss, task, recipe, runtime, sharded=True, batches=batches, ends=ends, recordable=recordable)

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextvars import ContextVar
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +30,21 @@ def can_compile(device: torch.device) -> bool:
     return any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "clang++"))
 
 
+_launched: ContextVar[bool] = ContextVar("launched", default=False)
+
+
+@contextlib.contextmanager
+def launched_directly() -> Iterator[None]:
+    """Compiled passes launch their kernels one by one here, so that a whole training step can be recorded instead."""
+    token = _launched.set(True)
+    try:
+        yield
+    finally:
+        _launched.reset(token)
+
+
 class CompiledViT:
-    """The network without hooks, or with adapters, for batches of a few known sizes.
+    """The network without hooks, or with adapters, for batches of a few known sizes; its passes as ``FrozenViT`` has.
 
     Compilation takes from seconds to a minute per size and mode (training, inference), so the sizes are declared and a
     smaller batch is padded to the next of them: images do not influence each other, and the padding's features are cut
@@ -45,35 +60,74 @@ class CompiledViT:
         self.sizes = tuple(sorted(set(sizes)))
         self._vit = vit
 
-        def run(images: Tensor, flat: Tensor | None, rank: int, scale: float, dropout: float) -> Tensor:
+        def adapted(flat: Tensor | None, rank: int, scale: float, dropout: float) -> BlockHooks:
             if flat is None:
-                return vit.forward_eager(images, NO_HOOKS)
+                return NO_HOOKS
             flat = flat.to(vit.matrix_dtype)  # all at once, instead of every matrix where it is used
-            return vit.forward_eager(images, FlatAdapters(flat, vit.depth, vit.width, rank, scale, dropout))
+            return FlatAdapters(flat, vit.depth, vit.width, rank, scale, dropout)
 
-        # Recorded as CUDA graphs: a small network's kernels are shorter than the time it takes to launch them.
-        mode = "reduce-overhead" if backend == "inductor" else None
-        self._run: Callable[..., Tensor] = torch.compile(
-            _with_own_code(run), dynamic=False, fullgraph=True, backend=backend, mode=mode
-        )
+        def whole(images: Tensor, flat: Tensor | None, rank: int, scale: float, dropout: float) -> Tensor:
+            return vit.forward_eager(images, adapted(flat, rank, scale, dropout))
 
-    def takes(self, images: Tensor, hooks: BlockHooks) -> bool:
+        def below(images: Tensor, first_block: int) -> Tensor:
+            return vit.below_eager(images, first_block)
+
+        def above(tokens: Tensor, flat: Tensor | None, rank: int, scale: float, dropout: float) -> Tensor:
+            return vit.above_eager(tokens, adapted(flat, rank, scale, dropout))
+
+        self._whole, self._below, self._above = (_Pass(function, backend) for function in (whole, below, above))
+
+    def takes(self, batch: Tensor, hooks: BlockHooks) -> bool:
         """Whether this pass is one of those it is compiled for."""
-        return (hooks is NO_HOOKS or isinstance(hooks, Adapters)) and len(images) <= self.sizes[-1]
+        return (hooks is NO_HOOKS or isinstance(hooks, Adapters)) and len(batch) <= self.sizes[-1]
 
     def __call__(self, images: Tensor, hooks: BlockHooks) -> Tensor:
         """Features ``[B, width]``."""
-        count = len(images)
+        return self._padded(self._whole, images, *self._arguments(hooks))
+
+    def below(self, images: Tensor, hooks: BlockHooks) -> Tensor:
+        """Tokens that enter the first block of the hooks."""
+        return self._padded(self._below, images, hooks.first_block)
+
+    def above(self, tokens: Tensor, hooks: BlockHooks) -> Tensor:
+        """Features of such tokens."""
+        return self._padded(self._above, tokens, *self._arguments(hooks))
+
+    def _arguments(self, hooks: BlockHooks) -> tuple[Tensor | None, int, float, float]:
+        if not isinstance(hooks, Adapters):
+            return None, 0, 0.0, 0.0
+        dropout = hooks.dropout if hooks.training else 0.0
+        return hooks.flat(self._vit.matrix_dtype), hooks.rank, hooks.scale, dropout
+
+    def _padded(self, run: _Pass, batch: Tensor, *arguments: Any) -> Tensor:
+        count = len(batch)
         missing = next(size for size in self.sizes if size >= count) - count
         if missing:
-            images = F.pad(images, (0, 0) * (images.dim() - 1) + (0, missing))
-        if isinstance(hooks, Adapters):
-            dropout = hooks.dropout if hooks.training else 0.0
-            features = self._run(images, hooks.flat(self._vit.matrix_dtype), hooks.rank, hooks.scale, dropout)
-        else:
-            features = self._run(images, None, 0, 0.0, 0.0)
-        features = features[:count] if missing else features
-        return features.clone()  # the graph writes its next result into the same memory
+            batch = F.pad(batch, (0, 0) * (batch.dim() - 1) + (0, missing))
+        found = run(batch, *arguments)
+        return found[:count] if missing else found
+
+
+class _Pass:
+    """A function of tensors, compiled when it is first called, in two ways."""
+
+    def __init__(self, function: Callable[..., Tensor], backend: str):
+        # Recorded as CUDA graphs: a small network's kernels are shorter than the time it takes to launch them.
+        mode = "reduce-overhead" if backend == "inductor" else None
+        self._recorded = _compiled(function, backend, mode)
+        self._launched = _compiled(function, backend, None) if mode else self._recorded
+
+    def __call__(self, *arguments: Any) -> Tensor:
+        if _launched.get():
+            return self._launched(*arguments)
+        return self._recorded(*arguments).clone()  # the graph writes its next result into the same memory
+
+
+def _compiled(function: Callable[..., Tensor], backend: str, mode: str | None) -> Callable[..., Tensor]:
+    made: Callable[..., Tensor] = torch.compile(
+        _with_own_code(function), dynamic=False, fullgraph=True, backend=backend, mode=mode
+    )
+    return made
 
 
 def _with_own_code(function: Any) -> FunctionType:

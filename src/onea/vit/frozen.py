@@ -117,15 +117,27 @@ class FrozenViT(nn.Module, RenamedMethods, old_names={"eagerly": "forward_eager"
 
     def forward_eager(self, images: Tensor, hooks: BlockHooks) -> Tensor:
         """Features, operation by operation."""
-        return self.forward_above(self.forward_below(images, hooks), hooks)
+        return self.features(self.forward_blocks(self.embed(images, hooks), hooks), hooks)
 
     def forward_below(self, images: Tensor, hooks: BlockHooks = NO_HOOKS) -> Tensor:
         """Tokens that enter the first block that hooks take part in: the same whatever the hooks have learned."""
-        return self.forward_blocks(self.embed(images, hooks), hooks, stop=hooks.first_block)
+        if self._compiled and self._compiled.takes(images, hooks):
+            return self._compiled.below(images, hooks)
+        return self.below_eager(images, hooks.first_block, hooks)
 
     def forward_above(self, tokens: Tensor, hooks: BlockHooks = NO_HOOKS) -> Tensor:
-        """Features of what ``forward_below`` gave; gradients stay in these blocks."""
-        return self.features(self.forward_blocks(tokens, hooks, hooks.first_block), hooks)
+        """Features of what ``forward_below`` gave, in whatever precision; gradients stay in these blocks."""
+        if self._compiled and self._compiled.takes(tokens, hooks):
+            return self._compiled.above(tokens, hooks)
+        return self.above_eager(tokens, hooks)
+
+    def below_eager(self, images: Tensor, first_block: int, hooks: BlockHooks = NO_HOOKS) -> Tensor:
+        """Tokens that enter a block, operation by operation; of hooks only what they do before it counts."""
+        return self.forward_blocks(self.embed(images, hooks), hooks, stop=first_block)
+
+    def above_eager(self, tokens: Tensor, hooks: BlockHooks) -> Tensor:
+        """Features of such tokens, operation by operation."""
+        return self.features(self.forward_blocks(tokens.float(), hooks, hooks.first_block), hooks)
 
     def embed(self, images: Tensor, hooks: BlockHooks = NO_HOOKS) -> Tensor:
         """Tokens that enter the first block."""

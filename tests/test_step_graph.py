@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training whose steps are recorded, without a GPU: a stand-in takes them, on inputs in the same memory every time."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+
+from onea import training
+from onea.methods.adapter_training import AdapterTraining, blank_adapters, train_adapter
+from onea.runs.config import make_config
+from onea.runs.setup import prepare
+from onea.runtime import make_runtime
+
+
+class StandIn:
+    """Takes every step as a recording would: on copies in memory of their own, whatever else has changed."""
+
+    def __init__(self, step, device):
+        self._step, self._inputs = step, {}
+        self.taken = 0
+
+    def stream(self):
+        return contextlib.nullcontext()
+
+    def __call__(self, *inputs):
+        kind = tuple((given.shape, given.dtype) for given in inputs)
+        own = self._inputs.setdefault(kind, [torch.empty_like(given) for given in inputs])
+        for mine, given in zip(own, inputs, strict=True):
+            mine.copy_(given)
+        StandIn.taken += 1
+        return self._step(*own).clone()
+
+
+@pytest.mark.parametrize("store", ["device", "disk"])
+@pytest.mark.parametrize("blocks", [0, 1])
+def test_what_is_learned_does_not_depend_on_who_takes_the_steps(tiny_run, store, blocks, monkeypatch):
+    ready = prepare(make_config(tiny_run | {"store": store}), make_runtime("cpu", "fp32", 1))
+    task, vit, runtime = ready.task(0), ready.method.vit, ready.method.runtime
+    options = AdapterTraining(
+        rank=4, batch_size=4, epochs=3, min_epochs=3, max_epochs=3, adapter_blocks=blocks, cached_views=2
+    )
+    results = []
+    StandIn.taken = 0
+    for recorded in (False, True):
+        if recorded:
+            monkeypatch.setattr(training, "_can_record", lambda *_: True)
+            monkeypatch.setattr(training, "StepGraph", StandIn)
+        results.append(train_adapter(vit, blank_adapters(vit, options, 1), task, options, runtime, None))
+    plain, recorded = results
+    assert StandIn.taken == 3 * -(-len(task) // 4)
+    # The rate is a float32 in a recording, hence the last digits.
+    torch.testing.assert_close(recorded.tensors, plain.tensors, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(torch.tensor(recorded.report["losses"]), torch.tensor(plain.report["losses"]))
