@@ -412,7 +412,7 @@ def test_each_process_gets_a_gpu_and_its_part_of_the_threads(quick, store, monke
             return Pipe(), Pipe()
 
         def Process(self, target, args, daemon):  # noqa: N802
-            started.append((args[0].config.threads, args[2]))
+            started.append((args[0].config.threads, args[2]["CUDA_VISIBLE_DEVICES"]))
             return self
 
         def start(self):

@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 from collections import Counter, deque
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -18,6 +18,7 @@ from typing import cast
 
 from onea.errors import OneaError, short
 from onea.runs.jobs import Executor, OnProgress, Result, RunJob, ignore_progress, run_job, with_adapter_caches
+from onea.runs.mps import multi_process_service
 from onea.runs.record_store import Failure
 
 _MOST_WORKERS = 256  # processes, each with a network of its own
@@ -67,12 +68,19 @@ class LocalProcesses(Executor):
 
     def run(self, jobs: Sequence[RunJob], on_progress: OnProgress = ignore_progress) -> Generator[Result, None, None]:
         """Results as they finish."""
+        shared = len(self._gpus) and min(self._workers, len(jobs)) > len(self._gpus)
+        with multi_process_service(bool(shared)) as service:
+            yield from self._run(jobs, on_progress, service)
+
+    def _run(
+        self, jobs: Sequence[RunJob], on_progress: OnProgress, service: Mapping[str, str]
+    ) -> Generator[Result, None, None]:
         waiting, deaths = deque(jobs), Counter[str]()
         active: dict[Connection, _Worker] = {}
         try:
             while waiting or active:
                 while waiting and len(active) < self._workers:
-                    connection, worker = self._start(waiting.popleft(), active.values())
+                    connection, worker = self._start(waiting.popleft(), active.values(), service)
                     active[connection] = worker
                     on_progress(worker.job, 0, 0)
                 for ready in wait(list(active)):
@@ -99,7 +107,9 @@ class LocalProcesses(Executor):
             for connection, worker in active.items():
                 _end(connection, worker)
 
-    def _start(self, job: RunJob, busy: Collection[_Worker]) -> tuple[Connection, _Worker]:
+    def _start(
+        self, job: RunJob, busy: Collection[_Worker], service: Mapping[str, str] | None = None
+    ) -> tuple[Connection, _Worker]:
         used = Counter(worker.gpu for worker in busy)
         gpu = min(self._gpus, key=lambda name: used[name]) if self._gpus else None
         config = job.config
@@ -107,7 +117,8 @@ class LocalProcesses(Executor):
             config = dataclasses.replace(config, threads=max(1, _cores() // self._workers))
         context = multiprocessing.get_context("spawn")  # a forked CUDA context does not work
         ours, theirs = context.Pipe()
-        process = context.Process(target=_work, args=(RunJob(config, job.folder), theirs, gpu), daemon=True)
+        settings = {**(service or {}), **({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})}
+        process = context.Process(target=_work, args=(RunJob(config, job.folder), theirs, settings), daemon=True)
         process.start()
         theirs.close()  # so that its death closes the pipe
         return ours, _Worker(job, process, gpu)
@@ -144,12 +155,11 @@ def visible_gpus() -> list[str]:
     return [str(index) for index in range(torch.cuda.device_count())]
 
 
-def _work(job: RunJob, connection: Connection, gpu: str | None) -> None:
+def _work(job: RunJob, connection: Connection, settings: Mapping[str, str]) -> None:
     """The life of a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; who started us decides
     threading.Thread(target=_die_with_parent, daemon=True).start()
-    if gpu is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # read when CUDA starts, which is later
+    os.environ.update(settings)  # read when CUDA starts, which is later
     result = run_job(job, lambda _, task, tasks: connection.send((task, tasks)))
     connection.send(result.failure)
     sys.stdout.flush()
