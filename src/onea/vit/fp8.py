@@ -29,7 +29,8 @@ def quantised(rows: Tensor) -> tuple[Tensor, Tensor]:
     """
     rows = rows.float()
     most = rows.abs().amax(1, keepdim=True).clamp_min(_LEAST)
-    return (rows * (_LARGEST / most)).to(FORMAT).contiguous(), most / _LARGEST
+    numbers = (rows * (_LARGEST / most)).to(FORMAT)
+    return numbers.flatten().view(rows.shape), most / _LARGEST  # row after row in memory, as products want them
 
 
 def product(a: Tensor, scale: Tensor, b: Tensor, b_scale: Tensor, bias: Tensor | None = None) -> Tensor:
