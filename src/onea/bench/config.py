@@ -38,6 +38,7 @@ class BenchConfig:
         threads: CPU threads; 0 is all.
         workers: processes that feed the plain loop; 0 is one per core, at most 8.
         quick: fewer batch sizes, shorter epochs.
+        official: folder of a checkout of the published One-A code, whose network is then timed as well.
     """
 
     backbone: str = RunConfig.backbone
@@ -51,6 +52,7 @@ class BenchConfig:
     threads: int = 0
     workers: int = 0
     quick: bool = False
+    official: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "backbone", full_name(self.backbone))

@@ -17,8 +17,22 @@ from onea.bench.config import CLASSES, BenchConfig
 from onea.bench.flops import inference_flops, measured_peak, nominal_peak, training_flops
 from onea.bench.growth import growth
 from onea.bench.measure import Measurements, forget_peak, peak_rows
+from onea.bench.official import check_checkout, official_rows
 from onea.bench.plain import PlainImages, loader, plain_epoch, plain_network, plain_pass, plain_request, plain_transform
-from onea.bench.rows import FAST, PLAIN, SAME, Row, chip_of, csv_name, duration, find, hardware_of, rate, write_csv
+from onea.bench.rows import (
+    FAST,
+    OFFICIAL,
+    PLAIN,
+    SAME,
+    Row,
+    chip_of,
+    csv_name,
+    duration,
+    find,
+    hardware_of,
+    rate,
+    write_csv,
+)
 from onea.bench.timing import timed
 from onea.bench.workload import Workload, bench_backbone, one_task, preprocess_of, synthetic_pixels
 from onea.runs.record import environment
@@ -70,10 +84,17 @@ def bench(config: BenchConfig, on_status: OnStatus = lambda text: None) -> Bench
     """Measure everything; ``on_status`` hears what is being measured."""
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     same, fast = (config.runtime(same_numerics=numerics) for numerics in (True, False))
+    checkout = Path(config.official).expanduser() if config.official else None
+    if checkout:
+        check_checkout(checkout)  # before minutes of measuring
     vit = bench_backbone(config.backbone)
     rows: list[Row] = []
     on_status(f"{PLAIN}: training and inference")
     rows += _plain_rows(config, vit, same)
+    if checkout:
+        _release()
+        on_status(f"{OFFICIAL}: training and inference")
+        rows += official_rows(checkout, config, vit, same.device)
     compiled = config.compiles(fast)
     for name, runtime in ((SAME, same), (FAST, fast)):
         rows += _column_rows(

@@ -11,7 +11,7 @@ import typer
 from onea.bench.config import BenchConfig
 from onea.cli.options import options_of
 
-_NOT_OF_A_STREAM = ("rank", "batch", "workers", "tasks", "seconds", "quick")
+_NOT_OF_A_STREAM = ("rank", "batch", "workers", "tasks", "seconds", "quick", "official")
 
 
 @options_of(BenchConfig)

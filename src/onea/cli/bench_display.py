@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table as TerminalTable
 
 from onea.bench.answering import timm_column
-from onea.bench.rows import FAST, PLAIN, SAME, Row, find
+from onea.bench.rows import FAST, OFFICIAL, PLAIN, SAME, Row, find
 from onea.bench.run import BenchResult
 from onea.report.formats import terminal
 from onea.report.table import Table
@@ -45,13 +45,16 @@ def _list(rows: list[Row]) -> TerminalTable:
 
 
 def _columns(rows: list[Row]) -> TerminalTable:
+    names = [
+        name for name in (PLAIN, OFFICIAL, SAME, FAST) if name != OFFICIAL or any(row.column == name for row in rows)
+    ]
     lines = []
     for measure, setting, unit in dict.fromkeys((row.measure, row.setting, row.unit) for row in rows):
-        found = {name: find(rows, measure, setting, name, unit) for name in (PLAIN, SAME, FAST)}
+        found = {name: find(rows, measure, setting, name, unit) for name in names}
         if any(found.values()):
             ratios = [_ratio(found[name], found[PLAIN]) for name in (SAME, FAST)]
             lines.append([_label(measure, setting, unit), *map(_number, found.values()), *ratios])
-    return _table(("", PLAIN, SAME, FAST, "same ×", "fast ×"), lines)
+    return _table(("", *names, "same ×", "fast ×"), lines)
 
 
 def _against_timm(result: BenchResult) -> TerminalTable:
