@@ -24,7 +24,7 @@ class Row:
     Attributes:
         measure: what was measured.
         setting: under which circumstances.
-        column: who did it: the plain loop, the published code, we in the same numerics or at our fastest, or plain timm.
+        column: who did it: the plain loop, the published code, we in the same numerics or our fastest, or plain timm.
         value: the median.
         unit: of the value and its spread.
         spread: half the distance between the quartiles; 0 for what does not vary.
