@@ -64,7 +64,8 @@ def test_a_single_class_first_task_makes_it_simplecil(variant, tiny_run):
     learn_all(ready, [1, 2])
     learn_all(simple)
     images = shown_images(ready)
-    assert torch.equal(ready.method.scores(images), simple.method.scores(images))
+    # The same numbers by two ways, each of which rounds as the CPU pleases.
+    torch.testing.assert_close(ready.method.scores(images), simple.method.scores(images), rtol=1e-5, atol=1e-6)
     assert passes(ready.method, images) == 1
 
 

@@ -25,6 +25,7 @@ from onea.bench.config import CLASSES, BenchConfig
 from onea.bench.rows import OFFICIAL, Row, duration, rate
 from onea.bench.timing import Timing, timed
 from onea.errors import OneaError, short
+from onea.files import check_path
 from onea.losses import contrastive, contrastive_share
 from onea.vit.frozen import FrozenViT
 
@@ -37,6 +38,7 @@ def check_checkout(checkout: Path) -> None:
     Raises:
         OneaError: it is not.
     """
+    check_path(checkout)
     if not (checkout / _NETWORK).is_file():
         raise OneaError(
             f"{checkout} does not look like the published One-A code: it has no {_NETWORK.as_posix()}; give the folder "
@@ -73,7 +75,7 @@ def official_rows(checkout: Path, config: BenchConfig, vit: FrozenViT, device: t
         if done.returncode or not found.exists():
             reason = short((done.stderr.strip().splitlines() or ["no reason given"])[-1])
             raise OneaError(f"The published code in {checkout} could not be timed ({reason}); leave --official out.")
-        timings = {name: Timing(*values) for name, values in json.loads(found.read_text()).items()}
+        timings = {name: Timing(*values) for name, values in json.loads(found.read_text(encoding="utf-8")).items()}
     rows = [rate("training", f"batch {config.batch}", OFFICIAL, config.batch, timings["training"])]
     for batch in config.batches:
         timing = timings[f"batch {batch}"]
@@ -140,4 +142,4 @@ def _measure(checkout: str, settings: dict[str, Any]) -> dict[str, list[float]]:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[3]).write_text(json.dumps(_measure(sys.argv[1], json.loads(sys.argv[2]))))
+    Path(sys.argv[3]).write_text(json.dumps(_measure(sys.argv[1], json.loads(sys.argv[2]))), encoding="utf-8")
