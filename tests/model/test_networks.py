@@ -43,7 +43,7 @@ def taught_with(path: Path, **backbone: str) -> Path:
 
 def test_the_folder_notes_the_name_without_alias(shop):
     network = product.load(shop, threads=1).snapshot().state.backbone
-    assert network == {"source": FAST, "name": FAST, "sha256": EMBEDDED[FAST].sha256}
+    assert network == {"source": FAST, "name": FAST, "sha256": EMBEDDED[FAST].sha256, "depth": 5}
 
 
 def test_a_model_taught_in_float16_answers_and_learns(shop, tiny_images, onea):
@@ -71,7 +71,7 @@ def test_info(shop, onea):
     code, out, _ = onea("info", str(shop))
     assert code == 0
     assert "knows 2 classes from 12 images, in 2 updates (version 2)" in out
-    assert f"network: {FAST}, 84 x 84 pixels, sha256 {EMBEDDED[FAST].sha256[:12]}" in out
+    assert f"network: the first 5 blocks of {FAST}, 84 x 84 pixels, sha256 {EMBEDDED[FAST].sha256[:12]}" in out
     assert "answers by rgda; 5 % of known images may be answered unknown" in out
     assert BETTER in out
     assert STANDS_IN not in out
@@ -81,7 +81,7 @@ def test_info(shop, onea):
     assert STANDS_IN in found["remarks"][0]
     assert BETTER in found["remarks"][1]
     out = onea("info", str(taught_with(shop, source=DEFAULT, name=DEFAULT, sha256=EMBEDDED[DEFAULT].sha256)))[1]
-    assert f"network: {DEFAULT}" in out
+    assert f"of {DEFAULT}, 84" in out
     assert len(out.splitlines()) == 3, "nothing to remark"
 
 

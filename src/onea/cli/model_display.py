@@ -90,11 +90,12 @@ def print_info(console: Console, path: Path, facts: Mapping[str, Any]) -> None:
     images, background = count(facts["images"], "image", "images"), facts["background_images"]
     behind = f" and {count(background, 'background image', 'background images')}" if background else ""
     network, rate = facts["backbone"], facts["unknown"]
+    used = f"the first {count(network['depth'], 'block', 'blocks')} of " if "depth" in network else ""
     unknown = f"{100 * rate:g} % of known images may be answered unknown" if rate else "never unknown"
     lines = [
         f"{path} knows {count(facts['classes'], 'class', 'classes')} from {images}{behind}, in "
         f"{count(facts['updates'], 'update', 'updates')} (version {facts['version']})",
-        f"network: {network['name']}, {network['input']} x {network['input']} pixels, sha256 "
+        f"network: {used}{network['name']}, {network['input']} x {network['input']} pixels, sha256 "
         f"{shortened(network['sha256'])}",
         f"answers by {facts['readout']}; {unknown}",
         *facts["remarks"],

@@ -35,7 +35,7 @@ class Engine:
         vit: the network, in full precision.
         preprocess: how squares of pixels become its input.
         side: of those squares.
-        backbone: what a model folder notes about the network.
+        backbone: what a model folder notes about the network; ``depth`` only where not all blocks are used.
     """
 
     def __init__(
@@ -46,10 +46,11 @@ class Engine:
         threads: int,
         mirror: bool,
         preprocess: Mapping[str, Any] | None = None,
+        depth: int = 0,
     ):
         self._training = make_runtime(device, precision, threads)
         self.runtime = dataclasses.replace(self._training, precision="fp32")
-        self.vit = load_backbone(backbone).to(self.runtime.device)
+        self.vit = load_backbone(backbone, depth).to(self.runtime.device)
         if preprocess is None:
             self.preprocess = Preprocess(self.vit.size, self.vit.mean, self.vit.std, mirror=mirror)
             self.side = round(self.vit.size * _CROP_MARGIN)
@@ -59,7 +60,10 @@ class Engine:
             self.preprocess, self.side = Preprocess(**values), preprocess["side"]
         is_file = backbone.endswith(".safetensors")
         source = str(Path(backbone).expanduser().resolve()) if is_file else self.vit.name
-        self.backbone: dict[str, Any] = {"source": source, "name": self.vit.name, "sha256": self.vit.digest}
+        self.backbone: dict[str, Any] = {
+            "source": source, "name": self.vit.name, "sha256": self.vit.digest,
+            **({"depth": depth} if depth else {}),
+        }
 
     @property
     def description(self) -> dict[str, Any]:

@@ -29,9 +29,10 @@ from onea.model.recipe import choose_options
 from onea.model.state import State
 from onea.model.versions import Versions
 from onea.runtime import Progress
+from onea.vit.embedded import depth_for_models
 
 _OPTIONS = ("epochs", "learning_rate", "batch_size", "rank", "single_class", "views")
-_FIXED = ("backbone", "mirror", "readout", *_OPTIONS, "options", "preset")  # once a class has been taught
+_FIXED = ("backbone", "depth", "mirror", "readout", *_OPTIONS, "options", "preset")  # once a class has been taught
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -53,6 +54,8 @@ class OneA(Parameters):
     Args:
         backbone: an embedded network (by default ``vit_small_patch14_112``; ``fast`` is half as deep, looks at smaller
             images and answers less well), a timm ``architecture.tag`` name or a ``.safetensors`` file.
+        depth: the number of the network's blocks that are used; 0 is all. By default all are, but for the last one of
+            ``fast``, which tells the classes that it was trained on apart and others less well.
         unknown: share of images of known classes that may be answered ``unknown`` (-1 where classes are numbers); 0 or
             None never answers so.
         held_out: share of each new class's images that calibrates the answers instead of training.
@@ -83,7 +86,8 @@ class OneA(Parameters):
 
     def __post_init__(self) -> None:
         self._engine: Engine | None = None
-        self._preprocess: Mapping[str, Any] | None = None  # of a loaded model
+        self._preprocess: Mapping[str, Any] | None = None  # of a loaded model, as is the next
+        self._depth: int | None = None
         self._snapshot: Snapshot | None = None
         self._versions = Versions()
         self._states: dict[int, State] = {}  # of the versions that are kept
@@ -106,7 +110,7 @@ class OneA(Parameters):
         with self._changing:
             for name, value in params.items():
                 setattr(self, name, value)
-            if params.keys() & {"device", "precision", "threads", "backbone", "mirror"}:
+            if params.keys() & {"device", "precision", "threads", "backbone", "depth", "mirror"}:
                 self._engine = None
             if self._snapshot:
                 self._swap(self._snapshot.state)
@@ -345,7 +349,9 @@ class OneA(Parameters):
         with self._changing:
             if self._engine is None:
                 machine = self.device, self.precision, self.threads
-                self._engine = Engine(self.backbone, *machine, self.mirror, self._preprocess)
+                depth = self.depth if self._depth is None else self._depth
+                depth = depth_for_models(self.backbone) if depth is None else depth
+                self._engine = Engine(self.backbone, *machine, self.mirror, self._preprocess, depth)
             return self._engine
 
     def _commit(self, state: State) -> None:
@@ -364,7 +370,7 @@ class OneA(Parameters):
 
     def restore(self, states: Sequence[State], versions: Versions) -> None:
         """Become what was saved: states from the oldest to the present one."""
-        self._preprocess = states[-1].preprocess
+        self._preprocess, self._depth = states[-1].preprocess, states[-1].backbone.get("depth", 0)
         self._ready().check_is(states[-1].backbone)
         self._states = {state.version: state for state in states}
         self._turn_to(versions)

@@ -19,6 +19,7 @@ class Parameters:
     """The arguments of the estimator and their defaults; ``onea.OneA`` says what each one means."""
 
     backbone: str = DEFAULT
+    depth: int | None = None
     unknown: float | None = 0.05
     held_out: float = 0.1
     keep: int = 5
@@ -62,6 +63,8 @@ def check_params(params: Mapping[str, Any], highest_rate: float = 0.5) -> None:
         raise OneaError(f"held_out is {params['held_out']}; it must lie between 0 and 0.5.")
     if params["unknown"] is not None and not 0 <= params["unknown"] <= highest_rate:
         raise OneaError(f"unknown is {params['unknown']}; it must lie between 0 (never) and {highest_rate:g}.")
+    if params["depth"] is not None and (type(params["depth"]) is not int or params["depth"] < 0):
+        raise OneaError(f"depth is {params['depth']!r}; give the number of blocks to use, or 0 for all.")
     classifier_for(params["readout"])
     if params["keep"] < 0:
         raise OneaError(f"keep is {params['keep']}; it must not be negative.")

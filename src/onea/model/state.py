@@ -63,7 +63,7 @@ class State:
 
     Attributes:
         version: number of the update that made it; never used twice.
-        backbone: source, name and sha256 of the frozen network.
+        backbone: source, name and sha256 of the frozen network, and its depth where not all blocks are used.
         preprocess: how images become its input.
         options: of the training and the merge.
         adapter: the one adapter that is kept.

@@ -38,6 +38,7 @@ from onea.sealed import Damage
 from onea.tensors import Tensors
 from onea.version import __version__
 
+_MOST_BLOCKS = 1000
 MOST_JSON = 64 * 2**20  # bytes of model.json or state.json: names of a million classes
 _MANIFEST = {"versions": list[int], "counter": int, "params": dict}
 _STATE = {
@@ -145,6 +146,9 @@ def state_values(content: bytes, version: int) -> dict[str, Any]:
     _check_fields(found["backbone"], _BACKBONE)
     if not all(1 <= len(found["backbone"][name]) <= _LONGEST_PATH for name in _BACKBONE):
         raise Damage("its backbone has no name")
+    _check_fields({"depth": 1} | found["backbone"], {"depth": int})
+    if not 1 <= found["backbone"].get("depth", 1) <= _MOST_BLOCKS:
+        raise Damage(f"its backbone has {found['backbone']['depth']} blocks")
     _check_preprocess(found["preprocess"])
     try:
         options_of(found["options"])

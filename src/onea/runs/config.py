@@ -39,6 +39,7 @@ class RunConfig:
         data: a name that ``onea methods --datasets`` lists, ``folder:PATH`` or ``list:TRAIN.txt,TEST.txt``.
         root: folder of downloaded datasets.
         backbone: embedded name (or ``fast``), timm ``architecture.tag`` or ``.safetensors`` file.
+        depth: the number of the network's blocks that are used; features are read after the last of them. 0 is all.
         stream: ``step`` (imbalanced), ``balanced``, ``sizes`` or ``natural``; ``auto`` is ``sizes`` when sizes are
             given, ``natural`` when the data has groups and no number of tasks is asked for, else ``step``.
         tasks: number of tasks.
@@ -72,6 +73,7 @@ class RunConfig:
     data: str = field(default="glyphs-mini", metadata=_INPUTS)
     root: str | None = field(default=None, metadata=_INPUTS)
     backbone: str = field(default=FAST, metadata=_INPUTS)
+    depth: int = field(default=0, metadata=_INPUTS)
     stream: Literal["auto", "step", "balanced", "sizes", "natural"] = field(default="auto", metadata=_STREAM)
     tasks: int | None = field(default=None, metadata=_STREAM)
     gamma: float = field(default=0.01, metadata=_STREAM)
@@ -102,6 +104,8 @@ class RunConfig:
             raise OneaError(f"tasks is {self.tasks}; there must be at least 1.")
         if not 0 <= self.seed <= LARGEST:
             raise OneaError(f"seed is {self.seed}; choose a whole number from 0 to {LARGEST:,}.")
+        if self.depth < 0:
+            raise OneaError(f"depth is {self.depth}; give the number of blocks to use, or 0 for all.")
         check_threads(self.threads)
         if self.budget is not None and not 0 < self.budget <= _PETABYTE:
             raise OneaError(

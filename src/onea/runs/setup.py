@@ -101,7 +101,7 @@ def prepare(config: RunConfig, runtime: Runtime, adapter_cache: AdapterCache | N
     """Check everything and load everything; raises before anything is written if the request cannot be met."""
     config = _protocol(config)
     weights = stamp_of_weights(config.backbone)
-    vit = load_backbone(config.backbone)
+    vit = load_backbone(config.backbone, config.depth)
     dataset = dataset_of(config)
     stream = _stream(config, dataset)
     method, options = _method(config, vit, stream, runtime, adapter_cache)

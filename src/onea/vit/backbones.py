@@ -26,15 +26,20 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 _HEAD_WIDTH = 64  # of every plain ViT; a file does not say
 
 
-def load_backbone(name: str = DEFAULT) -> FrozenViT:
+def load_backbone(name: str = DEFAULT, depth: int = 0) -> FrozenViT:
     """Load a frozen backbone.
 
     Args:
         name: ``vit_small_patch14_112`` or ``vit_small_d6_patch14_84``, also called ``fast`` (embedded, need no
             download), a path to a ``.safetensors`` file with timm's parameter names, in eight bits or not, or a timm
             model by its full ``architecture.tag`` name, for example ``vit_base_patch16_224.augreg_in21k``.
+        depth: the number of its blocks that are used; 0 is all.
     """
-    name = full_name(name)
+    return _whole(full_name(name)).cut(depth)
+
+
+def _whole(name: str) -> FrozenViT:
+    """A backbone with all of its blocks."""
     if name in EMBEDDED:
         vit = _from_file(file_of(name), name)
         if vit.digest != EMBEDDED[name].sha256:

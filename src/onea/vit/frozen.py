@@ -84,6 +84,19 @@ class FrozenViT(nn.Module, RenamedMethods, old_names={"eagerly": "forward_eager"
         self._compiled = CompiledViT(self, sizes, backend) if sizes else None
         return self
 
+    def cut(self, depth: int) -> FrozenViT:
+        """Keep the first so many blocks, and read features after the last of them; 0 keeps all.
+
+        Raises:
+            OneaError: there are fewer blocks.
+        """
+        if not 0 <= depth <= self.depth:
+            raise OneaError(f"depth is {depth}, and '{self.name}' has {self.depth} blocks; give 1 to {self.depth}.")
+        if depth:
+            self.vit.blocks = self.vit.blocks[:depth]
+            self.depth = depth
+        return self
+
     @contextlib.contextmanager
     def uncompiled(self) -> Iterator[None]:
         """Run every pass as it is written, so that its operations can be counted."""

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Networks of which only the first blocks are used."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from model_tools import class_folders, tiny_model
+from tiny import write_tiny_vit
+
+import onea
+from onea.errors import OneaError
+from onea.runs.config import make_config
+from onea.vit.backbones import load_backbone
+from onea.vit.embedded import depth_for_models
+
+DEPTH = 3
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    place = tmp_path_factory.mktemp("deep") / "tiny.safetensors"
+    write_tiny_vit(place, depth=DEPTH)
+    return place
+
+
+@pytest.mark.parametrize("depth", range(DEPTH + 1))
+def test_features_are_those_after_the_last_block_that_is_used(path, depth):
+    vit, whole = load_backbone(str(path), depth), load_backbone(str(path))
+    assert vit.depth == (depth or DEPTH)
+    images = torch.randn(4, 3, vit.size, vit.size, generator=torch.Generator().manual_seed(1))
+    tokens = whole.embed(images)
+    for block in whole.vit.blocks[: depth or DEPTH]:
+        tokens = block(tokens)
+    torch.testing.assert_close(vit(images), whole.vit.norm(tokens)[:, 0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("depth", [-1, DEPTH + 1])
+def test_a_depth_that_the_network_does_not_have_is_refused(path, depth):
+    with pytest.raises(OneaError, match=f"{DEPTH} blocks; give 1 to {DEPTH}"):
+        load_backbone(str(path), depth)
+
+
+def test_a_model_keeps_its_depth(path, tiny_images, tmp_path):
+    files = class_folders(tiny_images / "train")
+    model = tiny_model(str(path), depth=2)
+    for names in (("class00", "class01"), ("class02",)):
+        model.learn([file for name in names for file in files[name]], [name for name in names for _ in files[name]])
+    state = model.snapshot().state
+    assert state.backbone["depth"] == 2
+    loaded = onea.load(model.save(tmp_path / "m.onea"), threads=1, precision="fp32")
+    assert loaded.snapshot().engine.vit.depth == 2
+    asked = [file for name in sorted(files) for file in files[name][:2]]
+    np.testing.assert_array_equal(loaded.predict_proba(asked), model.predict_proba(asked))
+    with pytest.raises(OneaError, match="depth cannot change"):
+        loaded.set_params(depth=1)
+
+
+@pytest.mark.parametrize("depth", [-1, 1.5, "2"])
+def test_a_depth_that_is_no_number_of_blocks_is_refused(path, tiny_images, depth):
+    files = class_folders(tiny_images / "train")["class00"]
+    with pytest.raises(OneaError, match="depth is .*; give the number of blocks to use, or 0 for all"):
+        tiny_model(str(path), depth=depth).learn(files, ["class00"] * len(files))
+
+
+def test_only_the_smaller_embedded_network_is_cut_for_models():
+    assert [depth_for_models(name) for name in ("fast", "vit_small_patch14_112", "tiny.safetensors")] == [5, 0, 0]
+
+
+def test_depth_makes_another_run_only_where_it_is_given():
+    plain, same, other = (make_config({"method": "simplecil", **more}) for more in ({}, {"depth": 0}, {"depth": 5}))
+    assert plain.key() == same.key() != other.key()
+    assert "depth" not in plain.identity()
+    with pytest.raises(OneaError, match="depth is -1"):
+        make_config({"method": "simplecil", "depth": -1})
