@@ -60,7 +60,7 @@ def test_a_model_keeps_its_depth(path, tiny_images, tmp_path):
 @pytest.mark.parametrize("depth", [-1, 1.5, "2"])
 def test_a_depth_that_is_no_number_of_blocks_is_refused(path, tiny_images, depth):
     files = class_folders(tiny_images / "train")["class00"]
-    with pytest.raises(OneaError, match="depth is .*; give the number of blocks to use, or 0 for all"):
+    with pytest.raises(OneaError, match=r"depth is .*; give the number of blocks to use, or 0 for all"):
         tiny_model(str(path), depth=depth).learn(files, ["class00"] * len(files))
 
 

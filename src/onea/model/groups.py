@@ -7,10 +7,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from onea.classifiers.statistics import ClassStatistics
+from onea.classifiers.statistics import ClassStatistics, inverse_root, shrunk_covariance
 
 GROUPS = 6  # of a class, at most
-_ALIKE = 0.25  # cosine of two deviations; a quarter of CUB-200's photos have such a neighbour, 80 % of Grocery's
+_ALIKE = 0.3  # cosine of two deviations; with 10 classes or 80, photos of Grocery form half as many series or fewer
+_CHANCE = 4.0  # deviations: cosines of random directions, of mean 0 and deviation 1 / sqrt(width), hardly exceed it
+_PARTS = 5  # of the classes, each compared by the spread of all others
 
 
 def similar_groups(features: Tensor, most: int = GROUPS) -> Tensor:
@@ -53,16 +55,29 @@ def series(features: Tensor, rows: Tensor, known: ClassStatistics) -> Tensor:
     Two images of a class belong to one series if they deviate from the mean of their class in nearly the same
     direction. An image like any member of a series belongs to it. An image like no other is a series of its own.
 
+    Directions are compared where images of *other* classes spread alike in all of them. Measured by their own spread,
+    the deviations of few images are all at right angles, and none would be like another.
+
     Args:
         features: ``[N, width]``.
         rows: their classes.
-        known: statistics of these images or more, which tell how images spread around their class.
+        known: statistics without these images, whose classes count as others, too.
     """
-    root, numbers = known.whitening(), torch.zeros_like(rows)
-    for row in rows.unique():
-        own = (rows == row).nonzero()[:, 0]
-        apart = F.normalize((features[own].double() - features[own].double().mean(0)) @ root, dim=1)
-        numbers[own] = _joined(apart @ apart.T > _ALIKE)
+    exact, classes, numbers = features.double(), rows.unique(), torch.zeros_like(rows)
+    apart = torch.cat([exact[:0], *(exact[rows == row] - exact[rows == row].mean(0) for row in classes)])
+    place = torch.cat([rows[:0], *((rows == row).nonzero()[:, 0] for row in classes)])
+    scatter = torch.zeros_like(exact.T @ exact) if known.scatter is None else known.scatter.to(exact)
+    parts, least = min(_PARTS, len(classes)), max(_ALIKE, _CHANCE / features.shape[1] ** 0.5)
+    for part in range(parts):
+        mine = classes[part::parts]
+        own = torch.isin(rows[place], mine)
+        others = apart[~own]
+        freedom = known.freedom + len(others) - (len(classes) - len(mine))
+        root = inverse_root(shrunk_covariance(scatter + others.T @ others, freedom))
+        for row in mine:
+            members = rows[place] == row
+            alike = F.normalize(apart[members] @ root, dim=1)
+            numbers[place[members]] = _joined(alike @ alike.T > least)
     return numbers
 
 

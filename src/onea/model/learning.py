@@ -15,9 +15,9 @@ from torch import Tensor
 
 from onea.classifiers.carrying import feature_map
 from onea.classifiers.contract import Classifier
-from onea.classifiers.familiarity import SignalScaler
+from onea.classifiers.familiarity import SIGNALS, SignalScaler
 from onea.classifiers.statistics import ClassStatistics
-from onea.classifiers.validation import classes_left_out, left_out
+from onea.classifiers.validation import FOLDS, classes_left_out, left_out
 from onea.data.assemble import natural_key
 from onea.data.image_storage import Images, PackedImages, choose_storage_tier
 from onea.errors import OneaError
@@ -120,8 +120,8 @@ def learn(
     views = Views(engine, batch, options_of(state.options), adapters, seed)
     earlier = views.features(0, adapters)
     number = len(state.updates) + 1  # decides all draws, so that an update that is undone and taught again is the same
-    spread = ClassStatistics.empty(engine.vit.width).add(earlier, labels)
-    held = calibration.held_out_rows(labels, names, series(earlier, labels, spread), held_out, seed, number)
+    alike = series(earlier, labels, state.statistics)
+    held = calibration.held_out_rows(labels, names, alike, held_out, seed, number)
     trained = torch.ones(len(labels), dtype=torch.bool).index_fill(0, held, False)
 
     taught = Counter(batch.labels[row] for row in trained.nonzero()[:, 0].tolist())
@@ -165,9 +165,9 @@ def learn(
     )
     if len(state.familiar):  # an earlier version measured familiarity otherwise
         learned = dataclasses.replace(learned, familiar=torch.empty(0), margins=NO_SIGNALS, margin_rows=NO_ROWS)
-    # Images that an adapter was trained on look more familiar than others, so only those held out can tell.
+    # Images that an adapter was trained on look more familiar than others; how much, only those held out can tell.
     enough = report["trained"] and len(held) + len(learned.margins) >= _ENOUGH
-    learned = _calibrated(learned, before, by_view, rows, ~trained & enough, seen)
+    learned = _calibrated(learned, before, by_view, rows, ~trained & enough)
     update: Update = {
         "version": version,
         "kind": "learn",
@@ -188,9 +188,7 @@ def learn(
     return dataclasses.replace(learned, updates=(*state.updates, update))
 
 
-def _calibrated(
-    state: State, before: ClassStatistics, views: Tensor, rows: Tensor, honest: Tensor, seen: ClassStatistics
-) -> State:
+def _calibrated(state: State, before: ClassStatistics, views: Tensor, rows: Tensor, honest: Tensor) -> State:
     """The same state with probabilities and familiarity fitted to the images of its last update.
 
     Args:
@@ -198,39 +196,53 @@ def _calibrated(
         before: the statistics without these images.
         views: their features, ``[views, N, width]``.
         rows: their classes.
-        honest: images that the adapter was not trained on, ``bool [N]``: they alone are judged. Where there is none,
-            all images are, each by statistics without its series.
-        seen: the statistics with all images but the honest ones.
+        honest: images that the adapter was not trained on, ``bool [N]``, where it was trained on others. Each image is
+            judged by statistics without its series; probabilities are fitted to the honest ones alone.
     """
-    features, classifier, found = views[0], state.classifier, []
-    groups = series(features, rows, state.statistics)
-    parts = [(honest, seen)] if honest.any() else left_out(before, views, rows, groups, _FOLDS)
-    for here, others in parts:
-        scores = classifier.fit(others)(features[here])
-        found.append((scores, rows[here], _signals(state, others, features[here])))
-    scores, truth, familiar = (torch.cat(each) for each in zip(*found, strict=True))
-    margins, margin_rows = _newest(familiar, truth, state.margins, state.margin_rows)
+    features, groups = views[0], series(views[0], rows, before)
+    scores, signals = torch.empty(len(rows), len(state.classes)), torch.empty(len(rows), SIGNALS)
+    for here, others in left_out(before, views, rows, groups, FOLDS if honest.any() else _FOLDS):
+        scores[here], signals[here] = _judged(state, others, features[here])
+    margins, margin_rows = _newest(_as_if_unseen(signals, honest), rows, state.margins, state.margin_rows)
     hidden, hidden_rows = state.hidden, state.hidden_rows
     for here, out, others in classes_left_out(before, views, rows, groups, honest):
-        usual, strange = (_signals(state, others, features[chosen]) for chosen in (here, out))
+        usual, strange = (_judged(state, others, features[chosen])[1] for chosen in (here, out))
         # Signals depend on the number of classes, so these are compared with those of images judged by the same ones.
         scale = SignalScaler(usual if len(usual) >= _ENOUGH else margins)
         hidden, hidden_rows = _newest(scale(strange), rows[out], hidden, hidden_rows)
-    temperature = calibration.fit_temperature(scores, truth)
+    fair = honest if honest.any() else torch.ones_like(honest)
+    temperature = calibration.fit_temperature(scores[fair], rows[fair])
     return dataclasses.replace(
         state,
         margins=margins,
         margin_rows=margin_rows,
         hidden=hidden,
         hidden_rows=hidden_rows,
-        temperature=calibration.combined_temperature(state.temperature, state.calibrated_on, temperature, len(truth)),
-        calibrated_on=state.calibrated_on + len(truth),
+        temperature=calibration.combined_temperature(
+            state.temperature, state.calibrated_on, temperature, int(fair.sum())
+        ),
+        calibrated_on=state.calibrated_on + int(fair.sum()),
     )
 
 
-def _signals(state: State, known: ClassStatistics, features: Tensor) -> Tensor:
-    """What tells new images from known ones, by other statistics than those of the state."""
-    return dataclasses.replace(state, statistics=known).signals()(features, state.classifier.fit(known)(features))
+def _judged(state: State, known: ClassStatistics, features: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores of images, and the signals of their familiarity, by other statistics than those of the state."""
+    scores = state.classifier.fit(known)(features)
+    return scores, dataclasses.replace(state, statistics=known).signals()(features, scores)
+
+
+def _as_if_unseen(signals: Tensor, honest: Tensor) -> Tensor:
+    """Signals as if the adapter had been trained on no image: their mean is that of the honest ones.
+
+    These alone would be too few to tell where the least familiar twentieth of all images begins.
+
+    >>> _as_if_unseen(torch.tensor([[4.0], [6.0], [3.0], [5.0]]), torch.tensor([False, False, True, True])).tolist()
+    [[3.0], [5.0], [3.0], [5.0]]
+    """
+    if not bool(honest.any()) or bool(honest.all()):
+        return signals
+    shift = signals[honest].mean(0) - signals[~honest].mean(0)
+    return torch.where(honest[:, None], signals, signals + shift)
 
 
 def _adapt(
