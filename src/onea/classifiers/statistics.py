@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Self
 
 import torch
@@ -126,8 +127,7 @@ class ClassStatistics:
 
     def keep(self, rows: Tensor) -> Self:
         """The statistics of these classes alone; the scatter and its freedom stay those of all."""
-        return replace(
-            self,
+        return self._with_same_scatter(
             means=self.means[rows],
             counts=self.counts[rows],
             factors=None if self.factors is None else self.factors[rows],
@@ -161,7 +161,7 @@ class ClassStatistics:
 
     def compact(self) -> Self:
         """The same with directions that bfloat16 can hold, which halves what has to be kept of them."""
-        return self if self.factors is None else replace(self, factors=compact(self.factors))
+        return self if self.factors is None else self._with_same_scatter(factors=compact(self.factors))
 
     def to(self, device: torch.device) -> Self:
         """The statistics on another device; they stay where they are for one without float64."""
@@ -205,7 +205,19 @@ class ClassStatistics:
 
     def whitening(self) -> Tensor:
         """The symmetric map under which the deviations of all classes together have the unit covariance."""
-        return inverse_root(self.covariance())
+        return _inverse_root(*self._spectrum)
+
+    @cached_property
+    def _spectrum(self) -> tuple[Tensor, Tensor]:
+        """Eigenvalues and eigenvectors of the covariance: what takes most of the time, and is asked for often."""
+        return eigh(self.covariance())
+
+    def _with_same_scatter(self, **changes: Any) -> Self:
+        """The same but for these changes, and for what is known of the scatter already."""
+        changed = replace(self, **changes)
+        if "_spectrum" in self.__dict__:
+            changed.__dict__["_spectrum"] = self._spectrum
+        return changed
 
     def _tensors(self) -> Tensors:
         parts = ((name, getattr(self, name)) for name in ("means", "counts", "scatter", "factors", "cut"))
@@ -219,7 +231,7 @@ class ClassStatistics:
         """
         assert self.factors is not None
         assert self.cut is not None
-        values, vectors = eigh(self.covariance())
+        values, vectors = self._spectrum
         values = values.clamp_min(values[-1] * _TINY)
         root, inverse = (vectors * values.rsqrt()) @ vectors.T, (vectors * values.sqrt()) @ vectors.T
         directions, factors, cut = self.factors.shape[1], self.factors.clone(), self.cut.clone()
@@ -228,7 +240,7 @@ class ClassStatistics:
             kept, dropped = _leading(deviations @ root, directions)
             factors[row] = F.pad(kept @ inverse, (0, 0, 0, directions - len(kept))).float()
             cut[row] += dropped * values[-1]  # taken back, a dropped direction is at most that much longer
-        return replace(self, factors=factors, cut=cut)
+        return self._with_same_scatter(factors=factors, cut=cut)
 
 
 def _joined(first: Tensor | None, second: Tensor | None) -> Tensor | None:
@@ -277,7 +289,11 @@ def inverse_root(matrix: Tensor) -> Tensor:
     >>> inverse_root(torch.diag(torch.tensor([4.0, 16.0]))).diagonal()
     tensor([0.5000, 0.2500], dtype=torch.float64)
     """
-    values, vectors = eigh(to_float64(matrix))
+    return _inverse_root(*eigh(to_float64(matrix)))
+
+
+def _inverse_root(values: Tensor, vectors: Tensor) -> Tensor:
+    """The same from eigenvalues, the largest last, and eigenvectors."""
     floor = max(float(values[-1]) * _TINY, math.ulp(0.0))
     root: Tensor = (vectors * values.clamp_min(floor).rsqrt()) @ vectors.T
     return root

@@ -17,7 +17,7 @@ from onea.classifiers.carrying import feature_map
 from onea.classifiers.contract import Classifier
 from onea.classifiers.familiarity import SIGNALS, SignalScaler
 from onea.classifiers.statistics import ClassStatistics
-from onea.classifiers.validation import FOLDS, classes_left_out, left_out
+from onea.classifiers.validation import classes_left_out, left_out
 from onea.data.assemble import natural_key
 from onea.data.image_storage import Images, PackedImages, choose_storage_tier
 from onea.errors import OneaError
@@ -167,7 +167,8 @@ def learn(
         learned = dataclasses.replace(learned, familiar=torch.empty(0), margins=NO_SIGNALS, margin_rows=NO_ROWS)
     # Images that an adapter was trained on look more familiar than others; how much, only those held out can tell.
     enough = report["trained"] and len(held) + len(learned.margins) >= _ENOUGH
-    learned = _calibrated(learned, before, by_view, rows, ~trained & enough)
+    groups = series(features, rows, before) if report["trained"] else alike
+    learned = _calibrated(learned, before, by_view, rows, groups, ~trained & enough)
     update: Update = {
         "version": version,
         "kind": "learn",
@@ -188,7 +189,9 @@ def learn(
     return dataclasses.replace(learned, updates=(*state.updates, update))
 
 
-def _calibrated(state: State, before: ClassStatistics, views: Tensor, rows: Tensor, honest: Tensor) -> State:
+def _calibrated(
+    state: State, before: ClassStatistics, views: Tensor, rows: Tensor, groups: Tensor, honest: Tensor
+) -> State:
     """The same state with probabilities and familiarity fitted to the images of its last update.
 
     Args:
@@ -196,12 +199,13 @@ def _calibrated(state: State, before: ClassStatistics, views: Tensor, rows: Tens
         before: the statistics without these images.
         views: their features, ``[views, N, width]``.
         rows: their classes.
+        groups: their series.
         honest: images that the adapter was not trained on, ``bool [N]``, where it was trained on others. Each image is
             judged by statistics without its series; probabilities are fitted to the honest ones alone.
     """
-    features, groups = views[0], series(views[0], rows, before)
+    features = views[0]
     scores, signals = torch.empty(len(rows), len(state.classes)), torch.empty(len(rows), SIGNALS)
-    for here, others in left_out(before, views, rows, groups, FOLDS if honest.any() else _FOLDS):
+    for here, others in left_out(before, views, rows, groups, _FOLDS):
         scores[here], signals[here] = _judged(state, others, features[here])
     margins, margin_rows = _newest(_as_if_unseen(signals, honest), rows, state.margins, state.margin_rows)
     hidden, hidden_rows = state.hidden, state.hidden_rows
