@@ -65,7 +65,9 @@ def test_a_depth_that_is_no_number_of_blocks_is_refused(path, tiny_images, depth
 
 
 def test_only_the_smaller_embedded_network_is_cut_for_models():
-    assert [depth_for_models(name) for name in ("fast", "vit_small_patch14_112", "tiny.safetensors")] == [5, 0, 0]
+    names = ("fast", "vit_small_patch14_112", "tiny.safetensors")
+    assert [depth_for_models(name) for name in names] == [5, 0, 0]
+    assert [depth_for_models(name, quick=True) for name in names] == [5, 11, 0]
 
 
 def test_depth_makes_another_run_only_where_it_is_given():
@@ -74,3 +76,16 @@ def test_depth_makes_another_run_only_where_it_is_given():
     assert "depth" not in plain.identity()
     with pytest.raises(OneaError, match="depth is -1"):
         make_config({"method": "simplecil", "depth": -1})
+
+
+def test_a_quick_model_trains_its_last_blocks_only(tmp_path, tiny_images):
+    write_tiny_vit(tmp_path / "tiny.safetensors", depth=4)
+    model = tiny_model(str(tmp_path / "tiny.safetensors"), preset="quick", views=3, epochs=None, batch_size=None)
+    model.learn(tiny_images / "train")
+    state = model.snapshot().state
+    assert model.history[-1]["trained"]
+    assert (state.options["adapter_blocks"], state.options["epochs"]) == (3, 4)
+    assert {int(name.split(".")[1]) for name in state.adapter} == {1, 2, 3}
+    loaded = onea.load(model.save(tmp_path / "m.onea"), threads=1, precision="fp32")
+    asked = tiny_images / "test"
+    np.testing.assert_array_equal(loaded.predict_proba(asked), model.predict_proba(asked))

@@ -14,7 +14,7 @@ from onea.model.layout import check_can_hold, holds_model
 from onea.model.lock import locked
 from onea.runtime import Progress
 
-_FOR_NEW = ("epochs", "seed")
+_FOR_NEW = ("preset", "epochs", "seed")
 
 
 def teach_folder(
