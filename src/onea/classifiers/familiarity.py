@@ -87,12 +87,12 @@ class Signals(ScoreReader):
         root, means = known.whitening(), to_float64(known.means)
         origin = means.mean(0) if known.classes else means.new_zeros(known.width)
         targets = (means - origin) @ root
-        variances, axes = eigh(targets.T @ targets / max(1, known.classes))
+        variances, axes = principal_axes(targets)
         super().__init__(
             metric=root,
             shift=origin @ root,
             targets=targets,
-            everything=axes / (1 + variances).sqrt(),
+            wider=(axes * (variances / (1 + variances)).sqrt()[:, None]).T,
             volume=(1 + variances).log().sum(),
             nothing=F.normalize((to_float64(background) - origin) @ root, dim=1),
         )
@@ -112,7 +112,8 @@ class Signals(ScoreReader):
         cosines = along / (lengths * widths).sqrt().clamp_min(1e-6)
         apart = (lengths - 2 * along + widths).where(counted, torch.inf).amin(1).clamp_min(0)
         near = cosines.where(counted, -1).amax(1)
-        anything = -0.5 * ((space @ self.get_buffer("everything")).square().sum(1) + self.get_buffer("volume"))
+        along_means = (space @ self.get_buffer("wider")).square().sum(1)
+        anything = -0.5 * (lengths[:, 0] - along_means + self.get_buffer("volume"))
         likely, relative = logarithms.amax(1) - anything, -0.5 * apart - anything
         return torch.stack([near, clear, -apart.sqrt(), likely, relative, self._nearer(near, space)], 1)
 
@@ -122,6 +123,22 @@ class Signals(ScoreReader):
         if not len(nothing):
             return torch.full_like(near, NO_BACKGROUND)
         return near - (F.normalize(space, dim=1) @ nothing.T).amax(1)
+
+
+def principal_axes(points: Tensor) -> tuple[Tensor, Tensor]:
+    """Variances of points ``[N, width]`` around zero and their directions, ``[K]`` and ``[K, width]``, the largest last.
+
+    From the smaller of the two products of the points with themselves; directions without variance are left out.
+
+    >>> variances, axes = principal_axes(torch.tensor([[3.0, 0.0, 0.0], [0.0, 4.0, 0.0]], dtype=torch.float64))
+    >>> variances.tolist(), axes.abs().tolist()
+    ([4.5, 8.0], [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
+    """
+    few = len(points) < points.shape[1]
+    variances, vectors = eigh((points @ points.T if few else points.T @ points) / max(1, len(points)))
+    there = variances > 1e-9 * variances[-1:].clamp_min(1e-30).sum()
+    axes = F.normalize(vectors.T @ points, dim=1) if few else vectors.T
+    return variances[there], axes[there]
 
 
 class SignalScaler(nn.Module):

@@ -236,7 +236,8 @@ class ClassStatistics:
         root, inverse = (vectors * values.rsqrt()) @ vectors.T, (vectors * values.sqrt()) @ vectors.T
         directions, factors, cut = self.factors.shape[1], self.factors.clone(), self.cut.clone()
         for place, row in enumerate(taught.tolist()):
-            deviations = torch.cat([self.factors[row].double(), inside[position == place], apart[place : place + 1]])
+            known = self.factors[row][self.factors[row].any(1)].double()  # nothing for a new class
+            deviations = torch.cat([known, inside[position == place], apart[place : place + 1]])
             kept, dropped = _leading(deviations @ root, directions)
             factors[row] = F.pad(kept @ inverse, (0, 0, 0, directions - len(kept))).float()
             cut[row] += dropped * values[-1]  # taken back, a dropped direction is at most that much longer
