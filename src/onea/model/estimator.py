@@ -29,9 +29,10 @@ from onea.model.recipe import choose_options
 from onea.model.state import State
 from onea.model.versions import Versions
 from onea.runtime import Progress
+from onea.vit.network_config import NetworkConfig
 
 _OPTIONS = ("epochs", "learning_rate", "batch_size", "rank", "single_class", "views")
-_FIXED = ("backbone", "mirror", "readout", *_OPTIONS, "options", "preset")  # once a class has been taught
+_FIXED = ("backbone", "image_size", "mirror", "readout", *_OPTIONS, "options", "preset")  # once a class has been taught
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -53,6 +54,7 @@ class OneA(Parameters):
     Args:
         backbone: an embedded network (by default ``vit_small_patch14_112``; ``fast`` is half as deep, looks at smaller
             images and answers less well), a timm ``architecture.tag`` name or a ``.safetensors`` file.
+        image_size: side in pixels of the images that the network looks at, if not what its weights were made for.
         unknown: share of images of known classes that may be answered ``unknown`` (-1 where classes are numbers); 0 or
             None never answers so.
         held_out: share of each new class's images that calibrates the answers instead of training.
@@ -84,6 +86,7 @@ class OneA(Parameters):
     def __post_init__(self) -> None:
         self._engine: Engine | None = None
         self._preprocess: Mapping[str, Any] | None = None  # of a loaded model
+        self._config: Mapping[str, Any] | None = None
         self._snapshot: Snapshot | None = None
         self._versions = Versions()
         self._states: dict[int, State] = {}  # of the versions that are kept
@@ -106,7 +109,7 @@ class OneA(Parameters):
         with self._changing:
             for name, value in params.items():
                 setattr(self, name, value)
-            if params.keys() & {"device", "precision", "threads", "backbone", "mirror"}:
+            if params.keys() & {"device", "precision", "threads", "backbone", "image_size", "mirror"}:
                 self._engine = None
             if self._snapshot:
                 self._swap(self._snapshot.state)
@@ -345,7 +348,8 @@ class OneA(Parameters):
         with self._changing:
             if self._engine is None:
                 machine = self.device, self.precision, self.threads
-                self._engine = Engine(self.backbone, *machine, self.mirror, self._preprocess)
+                taught = self._preprocess, self.image_size, self._config
+                self._engine = Engine(self.backbone, *machine, self.mirror, *taught)
             return self._engine
 
     def _commit(self, state: State) -> None:
@@ -365,6 +369,8 @@ class OneA(Parameters):
     def restore(self, states: Sequence[State], versions: Versions) -> None:
         """Become what was saved: states from the oldest to the present one."""
         self._preprocess = states[-1].preprocess
+        # Earlier versions took every file for a plain ViT.
+        self._config = states[-1].backbone.get("config") or NetworkConfig().to_json()
         self._ready().check_is(states[-1].backbone)
         self._states = {state.version: state for state in states}
         self._turn_to(versions)

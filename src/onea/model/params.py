@@ -19,6 +19,7 @@ class Parameters:
     """The arguments of the estimator and their defaults; ``onea.OneA`` says what each one means."""
 
     backbone: str = DEFAULT
+    image_size: int | None = None
     unknown: float | None = 0.05
     held_out: float = 0.1
     keep: int = 5

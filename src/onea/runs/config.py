@@ -15,6 +15,7 @@ from onea.data.names import data_name
 from onea.errors import OneaError, short
 from onea.options import LARGEST, build, check_threads, upgraded
 from onea.vit.embedded import FAST, full_name
+from onea.vit.network_config import PLAIN
 
 _PETABYTE = 1_000_000  # in gigabytes
 _LONGEST_NAME = 255  # bytes, on every usual file system
@@ -38,7 +39,9 @@ class RunConfig:
         method: a name that ``onea methods`` lists.
         data: a name that ``onea methods --datasets`` lists, ``folder:PATH`` or ``list:TRAIN.txt,TEST.txt``.
         root: folder of downloaded datasets.
-        backbone: embedded name (or ``fast``), timm ``architecture.tag`` or ``.safetensors`` file.
+        backbone: embedded name (or ``fast``), timm ``architecture.tag`` or ``.safetensors`` file; one that does not say
+            what network it holds as ``architecture.tag:file``, or ``plain:file``.
+        image_size: side of the network's input in pixels, if not what its weights were made for.
         stream: ``step`` (imbalanced), ``balanced``, ``sizes`` or ``natural``; ``auto`` is ``sizes`` when sizes are
             given, ``natural`` when the data has groups and no number of tasks is asked for, else ``step``.
         tasks: number of tasks.
@@ -72,6 +75,7 @@ class RunConfig:
     data: str = field(default="glyphs-mini", metadata=_INPUTS)
     root: str | None = field(default=None, metadata=_INPUTS)
     backbone: str = field(default=FAST, metadata=_INPUTS)
+    image_size: int | None = field(default=None, metadata=_INPUTS)
     stream: Literal["auto", "step", "balanced", "sizes", "natural"] = field(default="auto", metadata=_STREAM)
     tasks: int | None = field(default=None, metadata=_STREAM)
     gamma: float = field(default=0.01, metadata=_STREAM)
@@ -123,6 +127,8 @@ class RunConfig:
             for name, value in dataclasses.asdict(self).items()
             if name not in _RESOURCES and (name in _ALWAYS or value != self.__dataclass_fields__[name].default)
         }
+        # Files had nothing in front of their names when all were taken for plain ones.
+        values["backbone"] = self.backbone.removeprefix(f"{PLAIN}:")
         return values | {"store": "exact" if self.store == "exact" else "packed"}
 
     def key(self) -> str:

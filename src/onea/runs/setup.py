@@ -34,7 +34,7 @@ from onea.runtime import Runtime
 from onea.streams import Stream, make_stream
 from onea.task_sizes import parse_sizes
 from onea.tasks import StreamPlan, Task
-from onea.vit.backbones import load_backbone, stamp_of_weights
+from onea.vit.backbones import load_backbone, stamp_of_weights, why_frozen_only
 from onea.vit.compiled import can_compile
 from onea.vit.frozen import FrozenViT
 
@@ -101,7 +101,9 @@ def prepare(config: RunConfig, runtime: Runtime, adapter_cache: AdapterCache | N
     """Check everything and load everything; raises before anything is written if the request cannot be met."""
     config = _protocol(config)
     weights = stamp_of_weights(config.backbone)
-    vit = load_backbone(config.backbone)
+    if (kind := method_class(config.method)).trains_network:
+        kind.check_fits(config.backbone, why_frozen_only(config.backbone))  # before anything is fetched
+    vit = load_backbone(config.backbone, config.image_size)
     dataset = dataset_of(config)
     stream = _stream(config, dataset)
     method, options = _method(config, vit, stream, runtime, adapter_cache)
@@ -120,7 +122,14 @@ def prepare(config: RunConfig, runtime: Runtime, adapter_cache: AdapterCache | N
             "test_images": len(test.rows),
             **stored,
         },
-        "backbone": {"name": vit.name, "sha256": vit.digest, "input": vit.size, "depth": vit.depth, "width": vit.width},
+        "backbone": {
+            "name": vit.name,
+            "sha256": vit.digest,
+            "input": vit.size,
+            "depth": vit.depth,
+            "width": vit.width,
+            **({"licence": vit.config.licence} if vit.config.licence else {}),
+        },
         "preprocess": json.loads(json.dumps(dataclasses.asdict(preprocess))),  # as it will read back: lists, no tuples
         "stream": stream.to_json(),
         "options": options,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of timm's networks take hooks, told by their classes and never by their names, and the pieces of their blocks."""
+"""Which of timm's networks take hooks, told by their classes and not by their names, and the pieces of their blocks."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from onea.vit.compiled import CompiledViT
 from onea.vit.families import pieces_of, rotations
 from onea.vit.fp8 import Fp8Linear, from_fp8, to_fp8
 from onea.vit.hooks import NO_HOOKS, BlockHooks
+from onea.vit.network_config import NetworkConfig
 
 
 class FrozenViT(nn.Module, RenamedMethods, old_names={"eagerly": "forward_eager", "through": "forward_blocks"}):
@@ -25,6 +26,8 @@ class FrozenViT(nn.Module, RenamedMethods, old_names={"eagerly": "forward_eager"
 
     Attributes:
         name: what the user asked for.
+        config: what is known about it beside its tensors: architecture, licence, how images were prepared.
+        frozen_only: why no hooks can take part in its passes; empty where they can.
         digest: sha256 of the weights, as they were loaded.
         size: side of the input image in pixels.
         tokens: their number, before hooks make it larger.
@@ -35,6 +38,8 @@ class FrozenViT(nn.Module, RenamedMethods, old_names={"eagerly": "forward_eager"
         fp8: whether the products with them are in eight bits all the same.
     """
 
+    frozen_only = ""
+
     # timm's models are untyped to us, hence Any.
     def __init__(
         self,
@@ -43,26 +48,47 @@ class FrozenViT(nn.Module, RenamedMethods, old_names={"eagerly": "forward_eager"
         digest: str,
         mean: tuple[float, float, float],
         std: tuple[float, float, float],
+        config: NetworkConfig | None = None,
     ):
         super().__init__()
+        self.name, self.digest, self.mean, self.std = name, digest, mean, std
+        self.config = config or NetworkConfig(mean=mean, std=std)
+        self.vit: Any = vit.requires_grad_(False).eval()
+        self.fp8 = False
+        self._compiled: CompiledViT | None = None
+        self._look_at(vit)
+
+    def _look_at(self, vit: Any) -> None:
+        """Note what the passes ask of the network, because asking it every time takes longer than many a kernel."""
         pieces = pieces_of(vit)
         if isinstance(pieces, str):
-            raise OneaError(f"Backbone '{name}' is not a plain vision transformer: {pieces}.")
+            raise OneaError(f"Backbone '{self.name}' is not a plain vision transformer: {pieces}.")
         self._pieces = pieces
-        self.vit: Any = vit.requires_grad_(False).eval()
-        self.name, self.digest, self.mean, self.std = name, digest, mean, std
         self.width: int = vit.embed_dim
         self.depth = len(vit.blocks)
         self.heads: int = vit.blocks[0].attn.num_heads
-        self.size: int = vit.patch_embed.img_size[0]
-        self.tokens: int = vit.num_prefix_tokens + vit.patch_embed.num_patches
-        # Noted, because asking the weights at every pass takes longer than many a kernel.
-        self.matrix_dtype: torch.dtype = vit.blocks[0].attn.proj.weight.dtype
-        self.fp8 = False
-        self._compiled: CompiledViT | None = None
         self.shares_keys = any(getattr(block.attn, "num_kv_groups", 1) > 1 for block in vit.blocks)
+        self.matrix_dtype: torch.dtype = vit.blocks[0].attn.proj.weight.dtype
         self._tokens_read = _tokens_read(vit)
         self._cuts_patches = _cuts_patches(vit.patch_embed)
+        self._note_size()
+
+    def _note_size(self) -> None:
+        self.size: int = self.vit.patch_embed.img_size[0]
+        self.tokens: int = self.vit.num_prefix_tokens + self.vit.patch_embed.num_patches
+
+    def with_image_size(self, size: int) -> FrozenViT:
+        """Take images of this side from now on; positions are resampled as timm does, weights stay as they are."""
+        if size == self.size:
+            return self
+        patch = self.vit.patch_embed.patch_size[0] if self._cuts_patches else self.vit.patch_embed.feat_ratio()
+        if size < patch or size % patch:
+            fitting = max(patch, round(size / patch) * patch)
+            raise OneaError(f"image_size is {size}, but patches of '{self.name}' are {patch} wide; choose {fitting}.")
+        self.vit.set_input_size(img_size=(size, size))
+        self.vit.requires_grad_(False)  # resampled positions are new
+        self._note_size()
+        return self
 
     def train(self, mode: bool = True) -> FrozenViT:
         """Stay in evaluation mode whatever the parent module does."""
