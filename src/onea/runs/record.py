@@ -63,8 +63,8 @@ def check_same_inputs(record: Record, description: Record, folder: Path) -> None
     """
     kind = method_class(record["config"]["method"]).Options
     record = record | {"options": completed(kind, record["options"])}
-    known = {what: {name: description[what].get(name) for name in record[what]} for what in ("data", "backbone")}
-    description = description | known
+    data, backbone = ({name: description[what].get(name) for name in record[what]} for what in ("data", "backbone"))
+    description = description | {"data": data, "backbone": backbone}
     for what in ("data", "backbone", "preprocess", "stream", "options"):
         if record[what] != description[what]:
             names = ", ".join(different(record[what], description[what]))

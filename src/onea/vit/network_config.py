@@ -122,8 +122,9 @@ class NetworkConfig:
 
         args: dict[str, Any] = {"num_classes": 0, **self.model_args}
         known = get_pretrained_cfg(self.architecture)
-        if self.input_size and known is not None and known.fixed_input_size:
+        transformer = is_model_in_modules(self.architecture, _TRANSFORMERS)
+        if self.input_size and (transformer or (known is not None and known.fixed_input_size)):
             args.setdefault("img_size", self.input_size)
-        if is_model_in_modules(self.architecture, _TRANSFORMERS):
+        if transformer:
             args["dynamic_img_size"] = False  # our images have one size; then positions are looked up, not computed
         return args
