@@ -145,6 +145,8 @@ def state_values(content: bytes, version: int) -> dict[str, Any]:
     _check_fields(found["backbone"], _BACKBONE)
     if not all(1 <= len(found["backbone"][name]) <= _LONGEST_PATH for name in _BACKBONE):
         raise Damage("its backbone has no name")
+    if not isinstance(found["backbone"].get("licence", ""), str):
+        raise Damage("its licence is no text")
     _check_preprocess(found["preprocess"])
     try:
         options_of(found["options"])

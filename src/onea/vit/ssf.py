@@ -30,7 +30,10 @@ class SSF(nn.Module, BlockHooks):
 
     def __init__(self, vit: FrozenViT, generator: torch.Generator, deviation: float = 0.02):
         super().__init__()
-        _check_affine(vit)
+        if kind := why_not_affine(vit):
+            raise OneaError(
+                f"Backbone '{vit.name}' has a {kind}, which cannot be shifted as SSF does; choose another method."
+            )
         self.scale, self.shift = nn.ParameterDict(), nn.ParameterDict()
         for name, layer in _layers(vit):
             channels = len(layer.weight)
@@ -67,16 +70,13 @@ def _separate_biases(vit: FrozenViT, name: str, scale: Tensor) -> Iterator[tuple
             yield f"{attention}.{part}", bias.float() * own
 
 
-def _check_affine(vit: FrozenViT) -> None:
-    known = (nn.Linear, nn.LayerNorm, nn.Conv2d)
+def why_not_affine(vit: FrozenViT) -> str:
+    """The operation of a network that cannot be shifted, by its kind; empty where all can."""
     for name, module in vit.named_modules():
-        convolution = isinstance(module, nn.Conv2d) and name != "vit.patch_embed.proj"
-        weighted = isinstance(getattr(module, "weight", None), nn.Parameter) and not isinstance(module, known)
-        if convolution or weighted:
-            raise OneaError(
-                f"Backbone '{vit.name}' has a {type(module).__name__}, which cannot be shifted as SSF does; choose "
-                "another method."
-            )
+        known = isinstance(module, nn.Linear | nn.LayerNorm) or name == "vit.patch_embed.proj"
+        if isinstance(getattr(module, "weight", None), nn.Parameter) and not known:
+            return type(module).__name__
+    return ""
 
 
 def _key(name: str) -> str:

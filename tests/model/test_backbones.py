@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Backbones of the shapes that people use, through all that is done with one: runs, models, exports."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import timm
+from model_tools import class_folders, tiny_model
+from safetensors.torch import load_file, save_file
+from tiny import Stopped
+from toys import SHAPES, randomised, write_toy
+
+import onea
+from onea.errors import OneaError
+from onea.model.card import card
+from onea.model.export import export
+from onea.record import read_record
+from onea.runs.config import make_config
+from onea.runs.record import comparable_fields
+from onea.runs.runner import run
+
+
+@pytest.fixture(params=sorted(SHAPES), scope="module")
+def backbone(request, tmp_path_factory) -> str:
+    return str(write_toy(request.param, tmp_path_factory.mktemp("toys")))
+
+
+def test_a_run_trains_merges_and_resumes(backbone, tiny_run, tmp_path):
+    values = tiny_run | {"backbone": backbone}
+    whole = run(make_config(values), tmp_path / "whole")
+    assert [bool(task.get("merge")) for task in whole["tasks"]] == [False, True, True]
+    with pytest.raises(KeyboardInterrupt):
+        run(make_config(values), tmp_path / "halved", progress=Stopped())
+    again = run(make_config(values), tmp_path / "halved")
+    assert comparable_fields(again) == comparable_fields(whole)
+
+
+def test_a_model_is_taught_asked_moved_and_exported(backbone, tiny_images, tmp_path):
+    folders = class_folders(tiny_images / "train")
+    names = list(folders)
+    moved = tmp_path / "elsewhere.safetensors"
+    model = tiny_model(backbone)
+    for part in (names[:4], names[4:]):
+        model.learn([str(f) for name in part for f in folders[name]], [n for n in part for _ in folders[n]])
+    assert [update["trained"] for update in model.history] == [True, False]
+    photos = [str(files[0]) for files in folders.values()]
+    wanted = model.predict_proba(photos)
+    model.save(tmp_path / "shop.onea")
+    save_file(load_file(backbone), moved)  # without its metadata: the model knows them
+    loaded = onea.load(tmp_path / "shop.onea", backbone=str(moved), device="cpu", threads=1)
+    np.testing.assert_array_equal(loaded.predict_proba(photos), wanted)
+    assert loaded.snapshot().state.backbone["config"] == model.snapshot().state.backbone["config"]
+
+
+# Between them they have all that the others have, but for what every plain ViT has; export takes seconds.
+QUICK = ("DINOv3", "EVA-02", "PE")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in sorted(SHAPES)]
+)
+def test_export_to_onnx(name, tiny_images, tmp_path):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    model = tiny_model(str(write_toy(name, tmp_path)), epochs=1).learn(tiny_images / "train")
+    assert export(model.snapshot(), "onnx", tmp_path / "model.onnx").difference < 1e-4
+
+
+# Networks that nothing can take part in
+
+
+@pytest.fixture(scope="module")
+def convnext(tmp_path_factory) -> str:
+    network = randomised(timm.create_model("test_convnext", num_classes=0))
+    path = tmp_path_factory.mktemp("convnext") / "model.safetensors"
+    save_file(network.state_dict(), path)
+    known = timm.get_pretrained_cfg("test_convnext").to_dict() | {"input_size": [3, 64, 64]}
+    config = {"architecture": "test_convnext", "pretrained_cfg": known, "num_classes": 1000}
+    path.with_name("config.json").write_text(json.dumps(config))
+    return str(path)
+
+
+def test_frozen_methods_run_on_any_network(convnext, tiny_run, tmp_path):
+    record = run(make_config(tiny_run | {"backbone": convnext, "method": "slda", "options": {}}), tmp_path / "slda")
+    assert (record["backbone"]["width"], record["backbone"]["input"]) == (64, 64)
+    assert read_record(tmp_path / "slda")["backbone"]["licence"] == "apache-2.0"
+    small = run(
+        make_config(tiny_run | {"backbone": convnext, "method": "slda", "options": {}, "image_size": 32}),
+        tmp_path / "32",
+    )
+    assert small["backbone"]["input"] == small["preprocess"]["size"] == 32
+    with pytest.raises(OneaError, match=r"One-A trains.*has no place for: it is timm's ConvNeXt.*choose simplecil"):
+        run(make_config(tiny_run | {"backbone": convnext}), tmp_path / "one-a")
+
+
+def test_a_model_on_any_network_has_no_adapter(convnext, tiny_images, tmp_path):
+    model = tiny_model(convnext).learn(tiny_images / "train")
+    state = model.snapshot().state
+    assert not state.adapter
+    assert [update["trained"] for update in model.history] == [False]
+    assert "without an adapter on the frozen `model.safetensors`" in card(state, "shop.onea")
+    model.save(tmp_path / "shop.onea")
+    loaded = onea.load(tmp_path / "shop.onea", device="cpu", threads=1).learn(tiny_images / "test")
+    assert loaded.version == 2
+    photos = [str(files[0]) for files in class_folders(tiny_images / "test").values()]
+    assert loaded.score(photos, sorted(model.classes_)) > 0.3
+    assert export(loaded.snapshot(), "torch", tmp_path / "model.pt2").difference < 1e-4
+
+
+# The size of images
+
+
+def test_the_image_size_of_a_run_is_part_of_its_key(tiny_run, tmp_path):
+    plain, small = (make_config(tiny_run | extra) for extra in ({}, {"image_size": 56}))
+    assert "image_size" not in plain.identity()
+    assert small.identity()["image_size"] == 56
+    assert plain.key() != small.key()
+    assert run(small, tmp_path)["backbone"]["input"] == 56
+    with pytest.raises(OneaError, match=r"patches of 'tiny.safetensors' are 14 wide; choose 42"):
+        run(make_config(tiny_run | {"image_size": 45}), tmp_path / "odd")
+
+
+def test_a_model_keeps_its_image_size(tiny_vit, tiny_images, tmp_path):
+    model = tiny_model(tiny_vit, image_size=42).learn(tiny_images / "train")
+    model.save(tmp_path / "shop.onea")
+    loaded = onea.load(tmp_path / "shop.onea", device="cpu", threads=1)
+    assert loaded.snapshot().engine.vit.size == 42
+    photos = [str(files[0]) for files in class_folders(tiny_images / "test").values()]
+    np.testing.assert_array_equal(loaded.predict_proba(photos), model.predict_proba(photos))
+    with pytest.raises(OneaError, match="image_size cannot change after the model was taught"):
+        loaded.set_params(image_size=28)
+
+
+def test_models_of_earlier_versions_took_their_file_for_a_plain_one(tiny_vit, tiny_images, tmp_path):
+    bare = tmp_path / "bare.safetensors"
+    save_file(load_file(tiny_vit), bare)
+    with pytest.raises(OneaError, match="does not say how many heads"):
+        tiny_model(str(bare)).learn(tiny_images / "train")
+    model = tiny_model(f"plain:{bare}").learn(tiny_images / "train")
+    state = model.snapshot().state
+    earlier = {name: state.backbone[name] for name in ("name", "sha256")} | {"source": str(bare)}
+    loaded = tiny_model(str(bare))
+    loaded.restore([dataclasses.replace(state, backbone=earlier)], model.versions)
+    photos = [str(files[0]) for files in class_folders(tiny_images / "test").values()]
+    np.testing.assert_array_equal(loaded.predict_proba(photos), model.predict_proba(photos))
