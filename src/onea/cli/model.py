@@ -32,6 +32,9 @@ def teach(
             ".safetensors file. By default the accurate embedded one."
         ),
     ] = None,
+    image_size: Annotated[
+        int | None, typer.Option(help="Of a new model: side in pixels of what the backbone looks at, if not its own.")
+    ] = None,
     epochs: Annotated[
         int | None, typer.Option(help="Of a new model: passes over ten classes' images; by default chosen for you.")
     ] = None,
@@ -57,7 +60,7 @@ def teach(
     places = [place for place in (folder, background) if place is not None]
     if len(places) != 1:
         raise OneaError("Give a folder with one folder of images for each class, or --background and a folder.")
-    given = {"backbone": backbone, "epochs": epochs, "unknown": unknown, "seed": seed}
+    given = {"backbone": backbone, "image_size": image_size, "epochs": epochs, "unknown": unknown, "seed": seed}
     machine = {"device": device, "precision": precision, "threads": threads}
     chosen = {key: value for key, value in given.items() if value is not None}
     with TeachDisplay() as display:
