@@ -5,16 +5,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import types
 
 import numpy as np
 import pytest
 import timm
+import torch
 from model_tools import class_folders, tiny_model
 from safetensors.torch import load_file, save_file
 from tiny import Stopped
 from toys import SHAPES, randomised, write_toy
 
 import onea
+from onea.data.transforms import Preprocess
 from onea.errors import OneaError
 from onea.model.card import card
 from onea.model.export import export
@@ -22,6 +25,8 @@ from onea.record import read_record
 from onea.runs.config import make_config
 from onea.runs.record import comparable_fields
 from onea.runs.runner import run
+from onea.runs.setup import _geometry
+from onea.vit.network_config import NetworkConfig
 
 
 @pytest.fixture(params=sorted(SHAPES), scope="module")
@@ -122,6 +127,32 @@ def test_the_image_size_of_a_run_is_part_of_its_key(tiny_run, tmp_path):
     assert run(small, tmp_path)["backbone"]["input"] == 56
     with pytest.raises(OneaError, match=r"patches of 'tiny.safetensors' are 14 wide; choose 42"):
         run(make_config(tiny_run | {"image_size": 45}), tmp_path / "odd")
+
+
+@pytest.mark.parametrize(
+    "name", ["vit_base_patch16_224.augreg_in21k", "vit_base_patch16_siglip_224.webli", "convnext_tiny.in12k"]
+)
+def test_crop_and_interpolation_of_the_weights(name):
+    """As timm prepares an image for them, but for the rounding of Pillow's resizing."""
+    from PIL import Image
+    from timm.data import create_transform, resolve_data_config
+
+    known = NetworkConfig.of_timm(name)
+    vit = types.SimpleNamespace(size=known.input_size, config=known, name=name)
+    geometry, resize, filter = _geometry(make_config({"geometry": "backbone"}), vit)
+    wave = np.sin(np.arange(300)[:, None] / 9) + np.cos(np.arange(360)[None] / 13)
+    pixels = np.stack([wave * 50 + 128] * 3, axis=2).astype(np.uint8)
+    mine = Preprocess(known.input_size, known.mean, known.std, geometry, resize, filter)
+    found = mine.plain(torch.from_numpy(pixels).permute(2, 0, 1)[None])[0]
+    timms = create_transform(**resolve_data_config(pretrained_cfg=timm.get_pretrained_cfg(name).to_dict()))
+    assert float((found - timms(Image.fromarray(pixels))).abs().mean()) < 0.01
+
+
+def test_crops_that_cannot_be_made_are_refused():
+    known = NetworkConfig(crop_mode="border")
+    vit = types.SimpleNamespace(size=224, config=known, name="odd")
+    with pytest.raises(OneaError, match="which --geometry backbone cannot do; choose direct or resize-crop"):
+        _geometry(make_config({"geometry": "backbone"}), vit)
 
 
 def test_a_model_keeps_its_image_size(tiny_vit, tiny_images, tmp_path):

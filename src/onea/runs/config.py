@@ -52,7 +52,8 @@ class RunConfig:
         seed: decides class order, task order and every draw.
         preset: hyper-parameters: ``paper``, ``small`` or ``auto`` (paper for a backbone of its width).
         normalise: ``backbone`` (the mean and deviation the weights expect) or ``none`` (pixels in [0, 1]).
-        geometry: ``direct`` (resize to the network's size) or ``resize-crop``.
+        geometry: ``direct`` (resize to the network's size), ``resize-crop``, or ``backbone`` (crop and interpolation
+            that the weights were made with).
         protocol: ``pilot`` is normalise none and geometry resize-crop, as published.
         precision: of the computation: ``bf16``, ``fp32`` or ``auto`` (bf16 where the chip has it); ``fp8`` is bf16 with
             products of frozen weights in eight bits, on an NVIDIA GPU that has them.
@@ -85,7 +86,7 @@ class RunConfig:
     seed: int = 1
     preset: Literal["auto", "paper", "small"] = "auto"
     normalise: Literal["backbone", "none"] = field(default="backbone", metadata=_INPUTS)
-    geometry: Literal["direct", "resize-crop"] = field(default="direct", metadata=_INPUTS)
+    geometry: Literal["direct", "resize-crop", "backbone"] = field(default="direct", metadata=_INPUTS)
     protocol: Literal["pilot"] | None = field(default=None, metadata=_INPUTS)
     precision: Literal["auto", "fp8", "bf16", "fp32"] = field(default="auto", metadata=_MACHINE)
     device: str = field(default="auto", metadata=_MACHINE)

@@ -38,7 +38,8 @@ def attention(
     attn: Any, h: Tensor, update: Tensor | None, prefix: tuple[Tensor, Tensor] | None, queries: int
 ) -> Tensor:
     """Self-attention for the first so many tokens."""
-    q, k, v = (_in_heads(part, attn) for part in _project(attn, h, update, queries))
+    width = attn.num_heads * attn.head_dim
+    q, k, v = (_in_heads(part, attn.head_dim) for part in _project(attn, h, update, queries, width))
     q, k = attn.q_norm(q), attn.k_norm(k)
     return _answers(attn, q, k, v, prefix)
 
@@ -52,7 +53,8 @@ def rotary_attention(
     rotation: Rotation | None,
 ) -> Tensor:
     """Self-attention of timm's ``EvaAttention`` and ``AttentionRope`` for the first so many tokens."""
-    q, k, v = (_in_heads(part, attn) for part in _project_apart(attn, h, update, queries))
+    width = attn.proj.in_features  # not every version of timm notes the width of a head
+    q, k, v = (_in_heads(part, width // attn.num_heads) for part in _project_apart(attn, h, update, queries, width))
     q, k = attn.q_norm(q), attn.k_norm(k)
     if rotation is not None:
         half = getattr(attn, "rotate_half", False)
@@ -83,9 +85,8 @@ def _mix(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v)
 
 
-def _project(attn: Any, h: Tensor, update: Tensor | None, queries: int) -> tuple[Tensor, ...]:
+def _project(attn: Any, h: Tensor, update: Tensor | None, queries: int, width: int) -> tuple[Tensor, ...]:
     """Queries of the first so many tokens; keys and values of all."""
-    width = attn.num_heads * attn.head_dim
     if queries == h.shape[1]:
         qkv = attn.qkv(h)
         return (qkv if update is None else qkv + update).split(width, dim=2)  # type: ignore[no-any-return]
@@ -97,10 +98,10 @@ def _project(attn: Any, h: Tensor, update: Tensor | None, queries: int) -> tuple
     return q, *kv.split(width, dim=2)
 
 
-def _project_apart(attn: Any, h: Tensor, update: Tensor | None, queries: int) -> tuple[Tensor, ...]:
+def _project_apart(attn: Any, h: Tensor, update: Tensor | None, queries: int, width: int) -> tuple[Tensor, ...]:
     """As ``_project``, where the three may be layers of their own, or have biases apart from the joint layer."""
     if attn.qkv is not None:
-        parts = _project(attn, h, update, queries)
+        parts = _project(attn, h, update, queries, width)
     else:
         parts = attn.q_proj(h[:, :queries]), attn.k_proj(h), attn.v_proj(h)
         if update is not None:
@@ -110,6 +111,6 @@ def _project_apart(attn: Any, h: Tensor, update: Tensor | None, queries: int) ->
     return tuple(p if b is None else p + b.to(p.dtype) for p, b in zip(parts, biases, strict=True))
 
 
-def _in_heads(x: Tensor, attn: Any) -> Tensor:
+def _in_heads(x: Tensor, width: int) -> Tensor:
     """``[B, N, width]`` to ``[B, heads, N, head width]``."""
-    return x.reshape(*x.shape[:2], -1, attn.head_dim).transpose(1, 2)
+    return x.reshape(*x.shape[:2], -1, width).transpose(1, 2)

@@ -35,6 +35,8 @@ class NetworkConfig:
         input_size: side of the image that they expect; 0 where the architecture says.
         interpolation: with which their images were resized.
         crop_pct: share of the resized image's side that was looked at.
+        crop_mode: how it was cut out: ``center`` of an image whose short side was resized, ``squash`` of one that was
+            stretched to a square, or ``border``.
         licence: under which the weights are given, as the Hugging Face Hub names it; empty where nobody says.
     """
 
@@ -45,6 +47,7 @@ class NetworkConfig:
     input_size: int = 0
     interpolation: str = "bilinear"
     crop_pct: float = 1.0
+    crop_mode: str = "center"
     licence: str = ""
 
     @classmethod
@@ -86,6 +89,8 @@ class NetworkConfig:
         )
         if len(mean) != 3 or len(std) != 3 or not all(number > 0 for number in std):
             raise ValueError("mean and std are not three numbers each")
+        if not float(expected.get("crop_pct") or 1.0) > 0:
+            raise ValueError(f"crop_pct is {expected['crop_pct']}")
         side = expected.get("input_size") or (3, 0, 0)
         if len(side) != 3 or side[0] != 3 or side[1] != side[2]:
             raise ValueError(f"its input is {side}, not a square image in colours")
@@ -99,6 +104,7 @@ class NetworkConfig:
             input_size=int(side[1]),
             interpolation=str(expected.get("interpolation") or "bilinear"),
             crop_pct=float(expected.get("crop_pct") or 1.0),
+            crop_mode=str(expected.get("crop_mode") or "center"),
             licence=str(expected.get("license") or ""),
         )
 
@@ -109,6 +115,7 @@ class NetworkConfig:
             "std": list(self.std),
             "interpolation": self.interpolation,
             "crop_pct": self.crop_pct,
+            "crop_mode": self.crop_mode,
         }
         if self.input_size:
             expected["input_size"] = [3, self.input_size, self.input_size]
