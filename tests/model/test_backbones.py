@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import types
+import warnings
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from onea.errors import OneaError
 from onea.model.card import card
 from onea.model.export import export
 from onea.record import read_record
-from onea.runs.config import make_config
+from onea.runs.config import RunConfig, make_config
 from onea.runs.record import comparable_fields
 from onea.runs.runner import run
 from onea.runs.setup import _geometry
@@ -164,6 +165,47 @@ def test_a_model_keeps_its_image_size(tiny_vit, tiny_images, tmp_path):
     np.testing.assert_array_equal(loaded.predict_proba(photos), model.predict_proba(photos))
     with pytest.raises(OneaError, match="image_size cannot change after the model was taught"):
         loaded.set_params(image_size=28)
+
+
+@pytest.mark.parametrize("size", [0, -14, 2.5, "28", True, 10**9])
+def test_sizes_that_no_image_has(size, tiny_vit, tiny_run, tiny_images):
+    with pytest.raises(OneaError, match=r"image_size is .*; give the side in pixels, a whole number up to 4,096"):
+        tiny_model(tiny_vit, image_size=size).learn(tiny_images / "train")
+    with pytest.raises(OneaError, match="image_size"):
+        RunConfig(image_size=size)
+
+
+# Licences
+
+
+def test_licences_are_told(tiny_images, tmp_path, monkeypatch):
+    """By the card and the file, and by push_to_hub where one binds whoever passes the model on."""
+    model = tiny_model(str(write_toy("DINOv3", tmp_path))).learn(tiny_images / "train")
+    state = model.snapshot().state
+    assert state.backbone["licence"] == "dinov3-license"
+    assert "weights are under dinov3-license. DINOv3's licence binds whoever" in card(state, "shop.onea")
+    monkeypatch.setattr("huggingface_hub.create_repo", lambda *_, **__: None)
+    monkeypatch.setattr("huggingface_hub.upload_folder", lambda **_: "https://huggingface.co/me/shop")
+    with pytest.warns(UserWarning, match="made with weights under dinov3-license.*hand on the licence itself") as told:
+        model.push_to_hub("me/shop")
+    assert told[0].filename == __file__
+    free = tiny_model(str(write_toy("DINOv2", tmp_path))).learn(tiny_images / "train")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        free.push_to_hub("me/shop")
+
+
+def test_the_command_tells_about_backbones(onea):
+    code, out, _ = onea("methods", "--backbones", "vit_small_patch16_dinov3.lvd1689m")
+    assert code == 0
+    assert "256 x 256 pixels, 261 tokens" in out
+    assert "all methods" in out
+    assert "DINOv3's licence binds" in out
+    assert "it is timm's ConvNeXt" in onea("methods", "--backbones", "convnext_tiny.in12k")[1]
+    assert "vit_pe_core_tiny_patch16_384.fb" in onea("methods", "--backbones", "vit_pe_core*")[1]
+    assert "plain:FILE" in onea("methods", "--backbones")[1]
+    code, _, err = onea("methods", "--backbones", "nonsense*")
+    assert (code, "whose name fits 'nonsense*'" in err) == (2, True)
 
 
 def test_models_of_earlier_versions_took_their_file_for_a_plain_one(tiny_vit, tiny_images, tmp_path):

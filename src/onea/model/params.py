@@ -10,6 +10,7 @@ from typing import Any, Literal
 from onea.errors import OneaError
 from onea.model.state import classifier_for
 from onea.vit.embedded import DEFAULT
+from onea.vit.network_config import check_image_size
 
 MACHINE = ("device", "precision", "threads")  # belong to where a model runs, not to the model
 
@@ -63,6 +64,8 @@ def check_params(params: Mapping[str, Any], highest_rate: float = 0.5) -> None:
         raise OneaError(f"held_out is {params['held_out']}; it must lie between 0 and 0.5.")
     if params["unknown"] is not None and not 0 <= params["unknown"] <= highest_rate:
         raise OneaError(f"unknown is {params['unknown']}; it must lie between 0 (never) and {highest_rate:g}.")
+    if params.get("image_size") is not None:
+        check_image_size(params["image_size"])
     classifier_for(params["readout"])
     if params["keep"] < 0:
         raise OneaError(f"keep is {params['keep']}; it must not be negative.")

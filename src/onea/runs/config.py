@@ -15,7 +15,7 @@ from onea.data.names import data_name
 from onea.errors import OneaError, short
 from onea.options import LARGEST, build, check_threads, upgraded
 from onea.vit.embedded import FAST, full_name
-from onea.vit.network_config import PLAIN
+from onea.vit.network_config import PLAIN, check_image_size
 
 _PETABYTE = 1_000_000  # in gigabytes
 _LONGEST_NAME = 255  # bytes, on every usual file system
@@ -107,6 +107,8 @@ class RunConfig:
             raise OneaError(f"tasks is {self.tasks}; there must be at least 1.")
         if not 0 <= self.seed <= LARGEST:
             raise OneaError(f"seed is {self.seed}; choose a whole number from 0 to {LARGEST:,}.")
+        if self.image_size is not None:
+            check_image_size(self.image_size)
         check_threads(self.threads)
         if self.budget is not None and not 0 < self.budget <= _PETABYTE:
             raise OneaError(

@@ -19,7 +19,7 @@ from onea.vit.embedded import DEFAULT, EMBEDDED, file_of, full_name
 from onea.vit.families import pieces_of
 from onea.vit.features import frozen
 from onea.vit.frozen import FrozenViT
-from onea.vit.network_config import NetworkConfig
+from onea.vit.network_config import NetworkConfig, check_image_size
 from onea.vit.timm_names import blank_network, check_name, downloaded, pretrained_network
 from onea.vit.weight_files import METADATA, config_of, network_of, read_weights, split_name, undeclared
 
@@ -38,6 +38,8 @@ def load_backbone(
         image_size: side of the images in pixels, if not what the weights were made for; positions are resampled.
         config: what is known about the network in a file, as timm writes it, instead of what the file says.
     """
+    if image_size is not None:
+        check_image_size(image_size)
     name = full_name(name)
     if name in EMBEDDED:
         vit = _from_file(file_of(name), name, NetworkConfig(licence="apache-2.0"))

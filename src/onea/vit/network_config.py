@@ -10,17 +10,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from onea.errors import OneaError
+
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 PLAIN = "plain"
 """Stands for an architecture: a ViT whose shapes say all, with heads 64 wide and GELU unless ``model_args`` differ."""
-_LARGEST_INPUT = 4096  # pixels; positions of more would take gigabytes before anything else is known to be wrong
+LARGEST_INPUT = 4096  # pixels; positions of more would take gigabytes before anything else is known to be wrong
 # What timm's create_model takes beside the arguments of a network, some of which read other files.
 _NOT_OF_NETWORKS = (
     *("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_strict", "checkpoint_path", "cache_dir"),
     *("scriptable", "exportable", "no_jit", "features_only", "out_indices", "device", "dtype", "num_classes"),
 )
 _TRANSFORMERS = ("vision_transformer", "vision_transformer_hybrid", "deit", "eva")  # timm's modules
+
+
+def check_image_size(size: object) -> None:
+    """Refuse a side of images that no network is asked for."""
+    if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= LARGEST_INPUT:
+        raise OneaError(f"image_size is {size!r}; give the side in pixels, a whole number up to {LARGEST_INPUT:,}.")
 
 
 @dataclass(frozen=True)
@@ -94,7 +102,7 @@ class NetworkConfig:
         side = expected.get("input_size") or (3, 0, 0)
         if len(side) != 3 or side[0] != 3 or side[1] != side[2]:
             raise ValueError(f"its input is {side}, not a square image in colours")
-        if not 0 <= max(side) <= _LARGEST_INPUT:
+        if not 0 <= max(side) <= LARGEST_INPUT:
             raise ValueError(f"its input has {max(side)} pixels a side")
         return cls(
             architecture=architecture,
