@@ -26,8 +26,10 @@ from torch.nn import functional as F
 from onea.files import read_tensors, write_atomically
 from onea.model.images import find_images, read_unlabelled
 from onea.tensors import Tensors
-from onea.vit.backbones import IMAGENET_MEAN, IMAGENET_STD, digest_of, infer_architecture, without_head
+from onea.vit.backbones import digest_of
 from onea.vit.eight_bits import LARGEST, SCALE, expanded, packed, rounded
+from onea.vit.network_config import IMAGENET_MEAN, IMAGENET_STD
+from onea.vit.weight_files import infer_architecture, without_head
 
 DAMPING = 0.01  # of the mean square of the inputs
 MATRICES = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")  # of a block, in the order of computation

@@ -83,7 +83,7 @@ def check_onea(words: list[str]) -> None:
         make_operator(given["operator"], **from_arguments(loose[cut:]))
     elif name == "teach":
         assert (given["folder"] is None) != (given["background"] is None), "teach takes one folder"
-    elif name == "methods" and given["name"]:
+    elif name == "methods" and given["name"] and not given["backbones"]:
         from onea.methods import method_class
 
         method_class(given["name"])

@@ -31,9 +31,9 @@ from adapter_files import BARE_OPERATORS, CONFIG, write_lora, write_matrices
 from command_tools import COMMANDS
 from malformed import draws
 from model_tools import class_folders, resealed
-from safetensors.torch import load_file, save, save_file
+from safetensors.torch import load_file, save
 from serving import TEACHER, ZIP, client_of, folder_hash, png, zipped
-from tiny import Stopped
+from tiny import Stopped, save_plain
 
 from onea.data.dataset import Split
 from onea.data.decode import MAX_PIXELS, fit, image_size, read_image
@@ -491,7 +491,7 @@ def test_a_backbone_that_declares_more_than_it_holds(tmp_path, tiny_vit):
     tensors = load_file(tiny_vit)
     wide = tensors | {"patch_embed.proj.weight": torch.zeros(65_536, 3, 1, 1), "pos_embed": torch.zeros(1, 5, 1)}
     for name, spoilt in {"wide": wide, "flat": tensors | {"pos_embed": torch.zeros(())}}.items():
-        save_file(spoilt, tmp_path / f"{name}.safetensors")
+        save_plain(spoilt, tmp_path / f"{name}.safetensors")
         with pytest.raises(OneaError, match="does not hold a plain timm ViT"):
             backbones.load_backbone(str(tmp_path / f"{name}.safetensors"))
 

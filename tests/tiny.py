@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from onea.runtime import Progress
+from onea.vit.network_config import NetworkConfig
+from onea.vit.weight_files import METADATA
 
 # Some machines have a locale in which no file, variable or argument can hold such a character.
 needs_unicode = pytest.mark.skipif(sys.getfilesystemencoding().lower() != "utf-8", reason="the locale is not UTF-8")
@@ -31,7 +34,12 @@ def write_tiny_vit(path: Path, width: int = 64, depth: int = 2, patch: int = 14,
         scale = 0.02 if value.dim() == 1 else 1 / np.sqrt(value[0].numel())
         noise = torch.from_numpy(generator.standard_normal(tuple(value.shape)) * scale).float()
         tensors[name] = 1 + noise if "norm" in name and name.endswith("weight") else noise
-    save_file(tensors, path)
+    save_plain(tensors, path)
+
+
+def save_plain(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    """A file that says of itself that it holds a plain ViT: heads 64 wide, GELU, ImageNet's statistics."""
+    save_file(tensors, path, {METADATA: json.dumps(NetworkConfig().to_json())})
 
 
 def write_tiny_images(root: Path, classes: int = 6, train: int = 6, test: int = 3, size: int = 32) -> None:

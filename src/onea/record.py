@@ -29,7 +29,7 @@ class Record(TypedDict, total=False):
         config: the configuration as it was asked for.
         options: of the method, as preset and configuration resolve them.
         data: name, classes, counts, fingerprint and digests of the images.
-        backbone: name, source and hash of the weights.
+        backbone: name, source, hash and licence of the weights.
         preprocess: sizes, interpolation and normalisation of images.
         stream: class order, task sizes and names, images per class.
         runtime: device, precision, threads, compilation.

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from malformed import leaves, replaced, without
 from PIL import Image
-from safetensors.torch import load_file, save_file
-from tiny import Stopped
+from safetensors.torch import load_file
+from tiny import Stopped, save_plain
 
 from onea.errors import OneaError
 from onea.locks import folder_lock
@@ -184,7 +184,7 @@ def test_other_weights_are_noticed_whatever_their_times(values, weights, tmp_pat
     run(config, tmp_path / "o")
     before, tensors = weights.stat(), load_file(weights)
     tensors["cls_token"] = tensors["cls_token"] + 1
-    save_file(tensors, weights)
+    save_plain(tensors, weights)
     os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert weights.stat().st_size == before.st_size
     with pytest.raises(OneaError, match=r"finished run with other weights \(of .*own\.safetensors\)"):

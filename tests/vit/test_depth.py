@@ -27,7 +27,7 @@ def path(tmp_path_factory):
 
 @pytest.mark.parametrize("depth", range(DEPTH + 1))
 def test_features_are_those_after_the_last_block_that_is_used(path, depth):
-    vit, whole = load_backbone(str(path), depth), load_backbone(str(path))
+    vit, whole = load_backbone(str(path), depth=depth), load_backbone(str(path))
     assert vit.depth == (depth or DEPTH)
     images = torch.randn(4, 3, vit.size, vit.size, generator=torch.Generator().manual_seed(1))
     tokens = whole.embed(images)
@@ -39,7 +39,7 @@ def test_features_are_those_after_the_last_block_that_is_used(path, depth):
 @pytest.mark.parametrize("depth", [-1, DEPTH + 1])
 def test_a_depth_that_the_network_does_not_have_is_refused(path, depth):
     with pytest.raises(OneaError, match=f"{DEPTH} blocks; give 1 to {DEPTH}"):
-        load_backbone(str(path), depth)
+        load_backbone(str(path), depth=depth)
 
 
 def test_a_model_keeps_its_depth(path, tiny_images, tmp_path):

@@ -10,15 +10,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from tiny import save_plain
 
 from onea.errors import OneaError
 from onea.model.params import Parameters
 from onea.runs.config import RunConfig
 from onea.vit import embedded
-from onea.vit.backbones import digest_of, load_backbone, stamp_of_weights, without_head
+from onea.vit.backbones import digest_of, load_backbone, stamp_of_weights
 from onea.vit.eight_bits import expanded, packed
 from onea.vit.embedded import DEFAULT, EMBEDDED, FAST, file_of, full_name, in_float16, stands_for
+from onea.vit.weight_files import without_head
 
 MATRIX, SCALE = "blocks.0.attn.qkv.weight", "blocks.0.attn.qkv.weight.scale"
 
@@ -86,7 +88,7 @@ def small(tiny_vit) -> dict[str, torch.Tensor]:
 
 def test_a_file_in_eight_bits_loads_by_its_path(small, tiny_vit, tmp_path):
     head = {"head.weight": torch.ones(3, 64, dtype=torch.int8)}  # nobody reads it, so its scale is not missed
-    save_file(small | head, tmp_path / "small.safetensors")
+    save_plain(small | head, tmp_path / "small.safetensors")
     loaded, exact = load_backbone(str(tmp_path / "small.safetensors")), load_backbone(tiny_vit)
     assert loaded.digest == digest_of(small | head) != exact.digest
     images = torch.randn(4, 3, 28, 28, generator=torch.Generator().manual_seed(1))
@@ -111,7 +113,7 @@ def test_a_file_in_eight_bits_loads_by_its_path(small, tiny_vit, tmp_path):
 )
 def test_a_bad_file_gets_one_sentence(change, words, small, tmp_path):
     tensors = {name: tensor for name, tensor in (small | change).items() if tensor is not None}
-    save_file(tensors, tmp_path / "bad.safetensors")
+    save_plain(tensors, tmp_path / "bad.safetensors")
     with pytest.raises(OneaError, match=f"does not hold a plain timm ViT: .*{words}") as caught:
         load_backbone(str(tmp_path / "bad.safetensors"))
     assert "\n" not in str(caught.value)

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from tiny import save_plain
 
 from onea import seeds
 from onea.errors import OneaError
@@ -42,7 +43,7 @@ def embedded() -> FrozenViT:
 def test_a_file_gives_back_the_model_that_wrote_it(name, extra, tmp_path):
     model = small(name, **extra)
     path = tmp_path / "model.safetensors"
-    save_file(model.state_dict(), path)
+    save_plain(model.state_dict(), path)
     loaded = load_backbone(str(path))
     images = torch.randn(2, 3, loaded.size, loaded.size, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
@@ -161,7 +162,10 @@ def test_class_means_average_before_anything_else():
         ("missing.safetensors", "does not exist"),
         ("vit_base_patch16_224", "needs its tag"),
         ("vit_small_d6_patch14_85", "did you mean 'vit_small_d6_patch14_84'"),
-        ("resnet50.a1_in1k", "only plain vision transformers of timm work, such as vit_base"),
+        ("resnet50.a1_in2k", "did you mean 'resnet50.a1_in1k'"),
+        ("test_vit2", "needs its tag"),
+        ("vit_base_patch16_18x2_224", "timm has no weights for"),
+        ("nonsense:tiny.safetensors", "does not exist"),
     ],
 )
 def test_wrong_names_get_one_sentence(name, words):
@@ -176,7 +180,7 @@ def test_damaged_and_foreign_files(tmp_path, tiny_vit):
     with pytest.raises(OneaError, match="damaged"):
         load_backbone(str(truncated))
     foreign = tmp_path / "foreign.safetensors"
-    save_file({"weight": torch.ones(2)}, foreign)
+    save_plain({"weight": torch.ones(2)}, foreign)
     with pytest.raises(OneaError, match="does not hold a plain timm ViT"):
         load_backbone(str(foreign))
 
@@ -210,7 +214,7 @@ def test_downloaded_weights_that_changed_under_their_name_are_refused(monkeypatc
         return create
 
     monkeypatch.setenv("ONEA_CACHE", str(tmp_path))
-    monkeypatch.setattr("onea.vit.backbones._cached_weights", lambda name: {})
+    monkeypatch.setattr("onea.vit.timm_names._cached_weights", lambda name: {})
     monkeypatch.setattr(timm, "create_model", download(1))
     first = load_backbone(name).digest
     assert load_backbone(name).digest == first
@@ -229,6 +233,6 @@ def test_downloaded_weights_that_changed_under_their_name_are_refused(monkeypatc
 
 def test_a_file_that_claims_a_billion_blocks_is_refused_at_once(tmp_path, tiny_vit):
     tensors = load_file(tiny_vit)
-    save_file(tensors | {"blocks.999999999.norm1.weight": torch.ones(64)}, tmp_path / "deep.safetensors")
+    save_plain(tensors | {"blocks.999999999.norm1.weight": torch.ones(64)}, tmp_path / "deep.safetensors")
     with pytest.raises(OneaError, match="1000000000 blocks"):
         load_backbone(str(tmp_path / "deep.safetensors"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +22,10 @@ from onea.streams import Stream
 from onea.tasks import StreamPlan
 from onea.vit.backbones import load_backbone
 from onea.vit.embedded import EMBEDDED
+from onea.vit.features import frozen
 from onea.vit.frozen import FrozenViT
+from onea.vit.network_config import NetworkConfig
+from onea.vit.timm_names import blank_network
 
 SEED = 1
 _RANDOM = "random:"
@@ -102,14 +104,14 @@ def bench_backbone(name: str) -> FrozenViT:
 
 
 def random_backbone(architecture: str) -> FrozenViT:
-    """A timm ViT with fixed random weights."""
+    """A network of timm with fixed random weights."""
     import timm
 
-    known = timm.list_models(["vit_*", "deit*"])
+    known = timm.list_models()
     if architecture not in known:
         raise OneaError(f"Unknown architecture '{architecture}'; {nearest(architecture, [*EMBEDDED, *known])}")
+    config = NetworkConfig.of_timm(architecture)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        vit: Any = timm.create_model(architecture, pretrained=False, num_classes=0)
-    config = vit.pretrained_cfg
-    return FrozenViT(vit, _RANDOM + architecture, "random", tuple(config["mean"]), tuple(config["std"]))
+        network = blank_network(architecture, config, device="cpu")
+    return frozen(network, _RANDOM + architecture, "random", config)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``onea methods``: methods, operators, classifiers, datasets and metrics, ours and those of installed packages."""
+"""``onea methods``: methods, operators, classifiers, datasets, metrics and backbones."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ import typer
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(help="List the options of this method.")] = None,
+    name: Annotated[str | None, typer.Argument(help="List the options of this method, or see --backbones.")] = None,
     operators: Annotated[bool, typer.Option("--operators", help="List the merging operators instead.")] = False,
     classifiers: Annotated[bool, typer.Option("--classifiers", help="List the classifiers instead.")] = False,
     datasets: Annotated[bool, typer.Option("--datasets", help="List the datasets instead.")] = False,
     metrics: Annotated[bool, typer.Option("--metrics", help="List the metrics of a run instead.")] = False,
+    backbones: Annotated[
+        bool, typer.Option("--backbones", help="Tell about the backbone NAME instead, or list those that fit it.")
+    ] = False,
 ) -> None:
     """List the methods, the options of one, or what else has a name."""
     from rich.console import Console
 
     tables = ((operators, _operators), (classifiers, _classifiers), (datasets, _datasets), (metrics, _metrics))
-    asked = [table for wanted, table in tables if wanted]
+    asked = [table for wanted, table in (*tables, (backbones, lambda: _backbones(name))) if wanted]
     for table in asked or [lambda: _options(name) if name else _methods()]:
         Console().print(table())
 
@@ -76,6 +79,15 @@ def _datasets() -> Any:
     table = _grid()
     for info in DATASETS.load_all().values():
         table.add_row(f"[bold]{info.usage}", info.description)
+    return table
+
+
+def _backbones(name: str | None) -> Any:
+    from onea.vit.catalogue import describe, matching
+
+    table = _grid()
+    for known, about in describe(name) if name and "*" not in name else matching(name or ""):
+        table.add_row(f"[bold]{known}", about)
     return table
 
 

@@ -39,6 +39,9 @@ def teach(
             "paper. [auto]"
         ),
     ] = None,
+    image_size: Annotated[
+        int | None, typer.Option(help="Of a new model: side in pixels of what the backbone looks at, if not its own.")
+    ] = None,
     epochs: Annotated[
         int | None, typer.Option(help="Of a new model: passes over ten classes' images; by default chosen for you.")
     ] = None,
@@ -64,7 +67,8 @@ def teach(
     places = [place for place in (folder, background) if place is not None]
     if len(places) != 1:
         raise OneaError("Give a folder with one folder of images for each class, or --background and a folder.")
-    given = {"backbone": backbone, "preset": preset, "epochs": epochs, "unknown": unknown, "seed": seed}
+    new = {"backbone": backbone, "image_size": image_size, "preset": preset, "epochs": epochs, "seed": seed}
+    given = new | {"unknown": unknown}
     machine = {"device": device, "precision": precision, "threads": threads}
     chosen = {key: value for key, value in given.items() if value is not None}
     with TeachDisplay() as display:

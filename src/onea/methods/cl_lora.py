@@ -77,7 +77,7 @@ class CLLoRA(Method):
 
     def __init__(self, vit: FrozenViT, options: CLLoRAOptions, runtime: Runtime, plan: StreamPlan | None = None):
         super().__init__(vit, options, runtime, plan)
-        check_rank(options.rank, vit.width)
+        check_rank(options.rank, vit)
         self.half = vit.depth - vit.depth // 2  # a middle block is shared
         self.shared: LowRankUpdates | None = None
         self.specific: list[LowRankUpdates] = []

@@ -56,6 +56,7 @@ class Method(
         trains: what is trained, in a few words.
         stores: what is kept between tasks, in a few words.
         in_paper: whether the One-A paper reports it.
+        trains_network: whether something takes part in the network's passes; a method without such fits any network.
         Options: dataclass of the method's own options.
         published: options that its authors publish, by dataset; ``""`` is for any other dataset.
         small: options for small backbones, likewise; on top of those that all methods share (see ``presets``).
@@ -66,12 +67,23 @@ class Method(
     trains: ClassVar[str]
     stores: ClassVar[str]
     in_paper: ClassVar[bool] = True
+    trains_network: ClassVar[bool] = True
     Options: ClassVar[type] = NoOptions
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     small: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     def __init__(self, vit: FrozenViT, options: Any, runtime: Runtime, plan: StreamPlan | None = None):
+        self.check_fits(vit.name, vit.frozen_only)
         self.vit, self.options, self.runtime, self.plan = vit, options, runtime, plan
+
+    @classmethod
+    def check_fits(cls, backbone: str, frozen_only: str) -> None:
+        """Refuse a network that nothing can take part in, for the reason that is given."""
+        if frozen_only and cls.trains_network:
+            raise OneaError(
+                f"{cls.title} trains {cls.trains}, which backbone '{backbone}' has no place for: {frozen_only}; choose "
+                "simplecil, slda or ranpac, or a backbone such as vit_base_patch16_224.augreg_in21k."
+            )
 
     @abstractmethod
     def learn(self, task: Task) -> dict[str, Any]:

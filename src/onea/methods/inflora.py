@@ -92,7 +92,7 @@ class InfLoRA(Method):
 
     def __init__(self, vit: FrozenViT, options: InfLoRAOptions, runtime: Runtime, plan: StreamPlan | None = None):
         super().__init__(vit, options, runtime, plan)
-        check_rank(options.rank, vit.width)
+        check_rank(options.rank, vit)
         self.folded = FoldedUpdates(vit.depth, vit.width, _PROJECTIONS).to(runtime.device)
         self.head = GrowingHead(vit.width, start="uniform").to(runtime.device)
         self.memories: list[Memory | None] = [None] * vit.depth

@@ -18,6 +18,7 @@ class SimpleCIL(FeatureClassification):
     paper: ClassVar[str] = "https://arxiv.org/abs/2303.07338"
     trains: ClassVar[str] = "nothing"
     stores: ClassVar[str] = "a prototype per class"
+    trains_network: ClassVar[bool] = False
     Options: ClassVar[type] = ClassifierOptions
 
     def learn(self, task: Task) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from onea.model.layout import PICTURE
 from onea.model.state import State, Update
 from onea.report import style
 from onea.text import count, printable
+from onea.vit.licences import about
 
 _FRONT = """---
 library_name: onea
@@ -32,14 +33,16 @@ def card(state: State, name: str) -> str:
     images = sum(update["images"] for update in learned)
     behind = state.background_images
     background = f" and with {count(behind, 'image', 'images')} of none of them" if behind else ""
+    adapted = "one adapter" if state.adapter else "statistics of features, without an adapter"
     lines = [
         _FRONT,
         f"# {title}",
         "",
         f"Knows {len(state.classes):,} classes, taught with {images:,} images in {len(learned):,} updates "
-        f"(version {state.version}){background}, without keeping any image: one adapter on the frozen "
+        f"(version {state.version}){background}, without keeping any image: {adapted} on the frozen "
         f"`{printable(state.backbone['name'])}` (sha256 `{printable(state.backbone['sha256'][:16])}…`).",
         "",
+        *_licence(state),
         "```python",
         "import onea",
         "",
@@ -65,6 +68,12 @@ def card(state: State, name: str) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _licence(state: State) -> list[str]:
+    """Under which licence the network's weights are, where that is known."""
+    licence = state.backbone.get("licence")
+    return [f"The network is not part of the model. {about(printable(licence))}", ""] if licence else []
 
 
 def _unknown(state: State) -> list[str]:

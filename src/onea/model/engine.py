@@ -6,7 +6,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ from onea.vit.backbones import load_backbone, shortened
 from onea.vit.embedded import stands_for
 from onea.vit.frozen import FrozenViT
 from onea.vit.hooks import BlockHooks
+from onea.vit.weight_files import split_name, with_absolute_path
 
 _CROP_MARGIN = 256 / 224  # images are kept a little larger than the input, so that training crops have room
 
@@ -46,24 +46,30 @@ class Engine:
         threads: int,
         mirror: bool,
         preprocess: Mapping[str, Any] | None = None,
+        image_size: int | None = None,
+        config: Mapping[str, Any] | None = None,
         depth: int = 0,
     ):
         self._training = make_runtime(device, precision, threads)
         self.runtime = dataclasses.replace(self._training, precision="fp32")
-        self.vit = load_backbone(backbone, depth).to(self.runtime.device)
+        # As the model was taught, whatever the defaults are by now.
+        size = image_size if preprocess is None else preprocess["size"]
+        self.vit = load_backbone(backbone, size, config, depth).to(self.runtime.device)
         if preprocess is None:
             self.preprocess = Preprocess(self.vit.size, self.vit.mean, self.vit.std, mirror=mirror)
             self.side = round(self.vit.size * _CROP_MARGIN)
-        else:  # as the model was taught, whatever the defaults are by now
+        else:
             values = {name: value for name, value in preprocess.items() if name != "side"}
             values |= {name: tuple(values[name]) for name in ("mean", "std")}
             self.preprocess, self.side = Preprocess(**values), preprocess["side"]
-        is_file = backbone.endswith(".safetensors")
-        source = str(Path(backbone).expanduser().resolve()) if is_file else self.vit.name
-        self.backbone: dict[str, Any] = {
-            "source": source, "name": self.vit.name, "sha256": self.vit.digest,
-            **({"depth": depth} if depth else {}),
-        }
+        source = with_absolute_path(backbone) if split_name(backbone) else self.vit.name
+        self.backbone: dict[str, Any] = {"source": source, "name": self.vit.name, "sha256": self.vit.digest}
+        if depth:
+            self.backbone["depth"] = depth
+        if self.vit.config.licence:
+            self.backbone["licence"] = self.vit.config.licence
+        if split_name(backbone):  # wherever the file will be, and whatever lies beside it
+            self.backbone["config"] = self.vit.config.to_json()
 
     @property
     def description(self) -> dict[str, Any]:
@@ -81,6 +87,8 @@ class Engine:
 
     def adapters(self, state: State) -> Adapters:
         """The adapter of a state as a module on the engine's device, for inference."""
+        if self.vit.frozen_only and not state.adapter:
+            return Adapters(0, self.vit.width, 1, generator=torch.Generator())
         try:
             adapters = Adapters.from_tensors(state.adapter, float(state.options["scale"]))
             if adapters.shape != (self.vit.depth, self.vit.width):

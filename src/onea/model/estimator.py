@@ -30,9 +30,11 @@ from onea.model.state import State
 from onea.model.versions import Versions
 from onea.runtime import Progress
 from onea.vit.embedded import depth_for_models
+from onea.vit.network_config import NetworkConfig
 
 _OPTIONS = ("epochs", "learning_rate", "batch_size", "rank", "single_class", "views")
-_FIXED = ("backbone", "depth", "mirror", "readout", *_OPTIONS, "options", "preset")  # once a class has been taught
+_NETWORK = ("backbone", "depth", "image_size", "mirror")
+_FIXED = (*_NETWORK, "readout", *_OPTIONS, "options", "preset")  # once a class has been taught
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -57,6 +59,7 @@ class OneA(Parameters):
         depth: the number of the network's blocks that are used; 0 is all. By default all are, but for the last one of
             ``fast``, and of the other embedded network with ``preset="quick"``: it tells the classes that it was
             trained on apart, and others less well unless all blocks are trained.
+        image_size: side in pixels of the images that the network looks at, if not what its weights were made for.
         unknown: share of images of known classes that may be answered ``unknown`` (-1 where classes are numbers); 0 or
             None never answers so.
         held_out: share of each new class's images that calibrates the answers instead of training.
@@ -88,7 +91,8 @@ class OneA(Parameters):
 
     def __post_init__(self) -> None:
         self._engine: Engine | None = None
-        self._preprocess: Mapping[str, Any] | None = None  # of a loaded model, as is the next
+        self._preprocess: Mapping[str, Any] | None = None  # of a loaded model, as are the next two
+        self._config: Mapping[str, Any] | None = None
         self._depth: int | None = None
         self._snapshot: Snapshot | None = None
         self._versions = Versions()
@@ -112,7 +116,7 @@ class OneA(Parameters):
         with self._changing:
             for name, value in params.items():
                 setattr(self, name, value)
-            if params.keys() & {"device", "precision", "threads", "backbone", "depth", "mirror"}:
+            if params.keys() & {"device", "precision", "threads", *_NETWORK}:
                 self._engine = None
             if self._snapshot:
                 self._swap(self._snapshot.state)
@@ -353,7 +357,8 @@ class OneA(Parameters):
                 machine = self.device, self.precision, self.threads
                 depth = self.depth if self._depth is None else self._depth
                 depth = depth_for_models(self.backbone, self.preset == "quick") if depth is None else depth
-                self._engine = Engine(self.backbone, *machine, self.mirror, self._preprocess, depth)
+                taught = self._preprocess, self.image_size, self._config, depth
+                self._engine = Engine(self.backbone, *machine, self.mirror, *taught)
             return self._engine
 
     def _commit(self, state: State) -> None:
@@ -373,6 +378,8 @@ class OneA(Parameters):
     def restore(self, states: Sequence[State], versions: Versions) -> None:
         """Become what was saved: states from the oldest to the present one."""
         self._preprocess, self._depth = states[-1].preprocess, states[-1].backbone.get("depth", 0)
+        # Earlier versions took every file for a plain ViT.
+        self._config = states[-1].backbone.get("config") or NetworkConfig().to_json()
         self._ready().check_is(states[-1].backbone)
         self._states = {state.version: state for state in states}
         self._turn_to(versions)

@@ -82,7 +82,9 @@ def export(model: Snapshot, to: Format, path: Path) -> Export:
         "onea": __version__,
         "classes": list(model.classes),
         "version": model.version,
-        "backbone": {key: model.engine.backbone[key] for key in ("name", "sha256")},
+        "backbone": {
+            key: model.engine.backbone[key] for key in ("name", "sha256", "licence") if key in model.engine.backbone
+        },
         "input": f"images: float32 [N, 3, {side}, {side}], RGB, pixels in 0..1 (short side resized, centre cut out)",
         "output": "probabilities: float32 [N, classes]; familiar: bool [N], false means unknown",
         "opset": OPSET if to == "onnx" else None,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import tempfile
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,16 +19,22 @@ from onea.errors import OneaError
 from onea.model.folder import Manifest, model_params, write
 from onea.model.layout import FILES, holds_model
 from onea.model.versions import Versions
+from onea.vit.licences import terms
 
 if TYPE_CHECKING:
     from onea.model.estimator import OneA
 
 
 def push(model: OneA, repo: str, *, private: bool | None = None, token: str | None = None) -> str:
-    """Upload the present version; makes the repository if need be. Returns its address."""
+    """Upload the present version; makes the repository if need be. Returns its address.
+
+    Warns where the licence of the network's weights asks for more than its name.
+    """
     import huggingface_hub
 
     state = model.snapshot().state
+    if (licence := state.backbone.get("licence")) and (minded := terms(licence)):
+        warnings.warn(f"The model was made with weights under {licence}. {minded}", stacklevel=3)
     # Where the backbone's file lies on this machine is nobody else's business.
     source = state.backbone["name"]
     state = dataclasses.replace(state, backbone={**state.backbone, "source": source})

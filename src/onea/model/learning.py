@@ -22,7 +22,7 @@ from onea.data.assemble import natural_key
 from onea.data.image_storage import Images, PackedImages, choose_storage_tier
 from onea.errors import OneaError
 from onea.merging.operator import Sizes
-from onea.methods.adapter_merging import AdapterMerging, MergingOptions, fallen
+from onea.methods.adapter_merging import MergingOptions, fallen
 from onea.model import calibration
 from onea.model.engine import Engine
 from onea.model.groups import series
@@ -35,6 +35,7 @@ from onea.runtime import Progress
 from onea.tasks import Task
 from onea.tensors import Tensors, compact
 from onea.text import printable
+from onea.vit.adapter import Adapters
 
 _GATE_SUMMARY = ("base", "align_share", "gate_min", "gate_max")
 _ENOUGH = 20  # known images that say where 5 % lie; with fewer held out, training images have a say too
@@ -52,6 +53,8 @@ def blank(engine: Engine, options: MergingOptions, readout: str) -> State:
     """The state of a model that knows nothing; its adapter leaves the network as it is."""
     from onea.methods.adapter_training import blank_adapters
 
+    if engine.vit.frozen_only:  # no block has an adapter, and none is ever trained
+        options = dataclasses.replace(options, adapter_blocks=0)
     return State(
         version=0,
         backbone=engine.backbone,
@@ -117,7 +120,8 @@ def learn(
     position = {label: index for index, label in enumerate(names)}
     labels = torch.tensor([position[label] for label in batch.labels])
     adapters = engine.adapters(state)
-    views = Views(engine, batch, options_of(state.options), adapters, seed)
+    options = options_of(state.options)
+    views = Views(engine, batch, options, adapters, seed)
     earlier = views.features(0, adapters)
     number = len(state.updates) + 1  # decides all draws, so that an update that is undone and taught again is the same
     alike = series(earlier, labels, state.statistics)
@@ -128,14 +132,16 @@ def learn(
     sizes = Sizes.of(state.merged, taught)
 
     called = printable(name) if name else f"update {version}"
-    method, report = _adapt(engine, state, batch, labels, trained, sizes, number, called, seed, progress, views)
-    method.runtime.progress.note("prototypes")
+    kept, report = adapters, dict[str, Any](trained=False)
+    if not engine.vit.frozen_only:
+        kept, report = _adapt(engine, state, batch, labels, trained, sizes, number, called, seed, progress, views)
+    (progress or Progress()).note("prototypes")
     classes = state.classes + tuple(label for label in names if label not in state.classes)
     rows = torch.tensor([classes.index(label) for label in names])[labels]
     features, before, classifier = earlier, state.statistics.grown(len(classes)), state.classifier
     background = state.background
     if report["trained"]:
-        moved = views.features(0, method.kept)
+        moved = views.features(0, kept)
         carried, behind = before, background
         if state.updates and follow_drift:
             by = feature_map(earlier, moved)
@@ -144,8 +150,8 @@ def learn(
         # An adapter that answers held-out images worse than the one before it is not kept.
         report["trained"] = not fallen(then, _right(classifier, carried, moved, rows, trained), max(1, len(held)))
         if report["trained"]:
-            adapters, features, before, background = method.kept, moved, carried, behind
-    further = (views.features(view, adapters) for view in range(1, method.options.views))
+            adapters, features, before, background = kept, moved, carried, behind
+    further = (views.features(view, adapters) for view in range(1, options.views))
     by_view = torch.stack([features, *further])
     after = before.add(by_view.flatten(0, 1), rows.repeat(len(by_view))).compact()
     seen = before.add(by_view[:, trained].flatten(0, 1), rows[trained].repeat(len(by_view)))
@@ -261,8 +267,8 @@ def _adapt(
     seed: int,
     progress: Progress | None,
     views: Views,
-) -> tuple[AdapterMerging, dict[str, Any]]:
-    """Train on the update and merge; the method then holds the new adapter."""
+) -> tuple[Adapters, dict[str, Any]]:
+    """Train on the update and merge: the new adapter, and what is to be told about it."""
     vit, runtime = engine.for_training(progress)
     method = method_of(state.options)(vit, options_of(state.options), runtime)
     method.restore(state.adapter, len(state.merged), sizes.accumulated_samples)
@@ -277,7 +283,8 @@ def _adapt(
     task = Task(number, name, classes, images, chosen, labels[chosen], seed)
     held = (~trained).nonzero()[:, 0]
     held_out = dataclasses.replace(task, rows=held, labels=labels[held])
-    return method, method.adapt(task, sizes, views.fixed, held_out)
+    report = method.adapt(task, sizes, views.fixed, held_out)
+    return method.kept, report
 
 
 def _right(classifier: Classifier, known: ClassStatistics, features: Tensor, rows: Tensor, trained: Tensor) -> float:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from onea.errors import OneaError
 from onea.model.state import classifier_for
 from onea.vit.embedded import DEFAULT
+from onea.vit.network_config import check_image_size
 
 MACHINE = ("device", "precision", "threads")  # belong to where a model runs, not to the model
 
@@ -20,6 +21,7 @@ class Parameters:
 
     backbone: str = DEFAULT
     depth: int | None = None
+    image_size: int | None = None
     unknown: float | None = 0.05
     held_out: float = 0.1
     keep: int = 5
@@ -65,6 +67,8 @@ def check_params(params: Mapping[str, Any], highest_rate: float = 0.5) -> None:
         raise OneaError(f"unknown is {params['unknown']}; it must lie between 0 (never) and {highest_rate:g}.")
     if params["depth"] is not None and (type(params["depth"]) is not int or params["depth"] < 0):
         raise OneaError(f"depth is {params['depth']!r}; give the number of blocks to use, or 0 for all.")
+    if params.get("image_size") is not None:
+        check_image_size(params["image_size"])
     classifier_for(params["readout"])
     if params["keep"] < 0:
         raise OneaError(f"keep is {params['keep']}; it must not be negative.")

@@ -37,7 +37,10 @@ def choose_options(preset: str, given: Mapping[str, Any]) -> MergingOptions:
         return build(
             OneAMethod.Options, preset_options("one-a", "paper", "") | _bounds(given.get("epochs")) | dict(given)
         )
-    return build(OneAPlus.Options, preset_options("one-a-plus", "small", "") | (_QUICK if preset == "quick" else _MODEL) | dict(given))
+    return build(
+        OneAPlus.Options,
+        preset_options("one-a-plus", "small", "") | (_QUICK if preset == "quick" else _MODEL) | dict(given),
+    )
 
 
 def check_preset(preset: str) -> None:

@@ -14,7 +14,7 @@ from onea.model.layout import check_can_hold, holds_model
 from onea.model.lock import locked
 from onea.runtime import Progress
 
-_FOR_NEW = ("preset", "epochs", "seed")
+_FOR_NEW = ("image_size", "preset", "epochs", "seed")
 
 
 def teach_folder(
@@ -57,6 +57,7 @@ def _opened(path: Path, params: Mapping[str, Any], machine: Mapping[str, Any]) -
     for name in _FOR_NEW:
         if name in params and params[name] != getattr(model, name):
             raise OneaError(
-                f"{path} was made with {name} {getattr(model, name)}; leave out --{name}, or teach a new model."
+                f"{path} was made with {name} {getattr(model, name)}; leave out --{name.replace('_', '-')}, or "
+                "teach a new model."
             )
     return model.set_params(**{name: value for name, value in params.items() if name == "unknown"})

@@ -149,6 +149,8 @@ def state_values(content: bytes, version: int) -> dict[str, Any]:
     _check_fields({"depth": 1} | found["backbone"], {"depth": int})
     if not 1 <= found["backbone"].get("depth", 1) <= _MOST_BLOCKS:
         raise Damage(f"its backbone has {found['backbone']['depth']} blocks")
+    if not isinstance(found["backbone"].get("licence", ""), str):
+        raise Damage("its licence is no text")
     _check_preprocess(found["preprocess"])
     try:
         options_of(found["options"])

@@ -104,11 +104,12 @@ def backbone_width(name: str) -> int:
         return BACKBONE_WIDTH
     from onea.vit.backbones import load_backbone
     from onea.vit.embedded import EMBEDDED, file_of
+    from onea.vit.weight_files import split_name
 
     if name in EMBEDDED:
         return _width_in_file(file_of(name))
-    if name.endswith(".safetensors"):
-        return _width_in_file(Path(name).expanduser())
+    if parts := split_name(name):
+        return _width_in_file(parts[1])
     import timm
     import torch
 

@@ -56,6 +56,7 @@ def _inputs(record: Record) -> dict[str, Any]:
         "skipped images": len(data["skipped"]) if data.get("skipped") else None,
         "network": backbone.get("name"),
         "network's sha256": str(backbone["sha256"])[:SHORT] if backbone.get("sha256") else None,
+        "network's licence": backbone.get("licence"),
         "input": f"{backbone['input']} px" if "input" in backbone else None,
     }
 

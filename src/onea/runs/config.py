@@ -15,6 +15,7 @@ from onea.data.names import data_name
 from onea.errors import OneaError, short
 from onea.options import LARGEST, build, check_threads, upgraded
 from onea.vit.embedded import FAST, full_name
+from onea.vit.network_config import PLAIN, check_image_size
 
 _PETABYTE = 1_000_000  # in gigabytes
 _LONGEST_NAME = 255  # bytes, on every usual file system
@@ -38,8 +39,10 @@ class RunConfig:
         method: a name that ``onea methods`` lists.
         data: a name that ``onea methods --datasets`` lists, ``folder:PATH`` or ``list:TRAIN.txt,TEST.txt``.
         root: folder of downloaded datasets.
-        backbone: embedded name (or ``fast``), timm ``architecture.tag`` or ``.safetensors`` file.
+        backbone: embedded name (or ``fast``), timm ``architecture.tag`` or ``.safetensors`` file; one that does not say
+            what network it holds as ``architecture.tag:file``, or ``plain:file``.
         depth: the number of the network's blocks that are used; features are read after the last of them. 0 is all.
+        image_size: side of the network's input in pixels, if not what its weights were made for.
         stream: ``step`` (imbalanced), ``balanced``, ``sizes`` or ``natural``; ``auto`` is ``sizes`` when sizes are
             given, ``natural`` when the data has groups and no number of tasks is asked for, else ``step``.
         tasks: number of tasks.
@@ -50,7 +53,8 @@ class RunConfig:
         seed: decides class order, task order and every draw.
         preset: hyper-parameters: ``paper``, ``small`` or ``auto`` (paper for a backbone of its width).
         normalise: ``backbone`` (the mean and deviation the weights expect) or ``none`` (pixels in [0, 1]).
-        geometry: ``direct`` (resize to the network's size) or ``resize-crop``.
+        geometry: ``direct`` (resize to the network's size), ``resize-crop``, or ``backbone`` (crop and interpolation
+            that the weights were made with).
         protocol: ``pilot`` is normalise none and geometry resize-crop, as published.
         precision: of the computation: ``bf16``, ``fp32`` or ``auto`` (bf16 where the chip has it); ``fp8`` is bf16 with
             products of frozen weights in eight bits, on an NVIDIA GPU that has them.
@@ -74,6 +78,7 @@ class RunConfig:
     root: str | None = field(default=None, metadata=_INPUTS)
     backbone: str = field(default=FAST, metadata=_INPUTS)
     depth: int = field(default=0, metadata=_INPUTS)
+    image_size: int | None = field(default=None, metadata=_INPUTS)
     stream: Literal["auto", "step", "balanced", "sizes", "natural"] = field(default="auto", metadata=_STREAM)
     tasks: int | None = field(default=None, metadata=_STREAM)
     gamma: float = field(default=0.01, metadata=_STREAM)
@@ -83,7 +88,7 @@ class RunConfig:
     seed: int = 1
     preset: Literal["auto", "paper", "small"] = "auto"
     normalise: Literal["backbone", "none"] = field(default="backbone", metadata=_INPUTS)
-    geometry: Literal["direct", "resize-crop"] = field(default="direct", metadata=_INPUTS)
+    geometry: Literal["direct", "resize-crop", "backbone"] = field(default="direct", metadata=_INPUTS)
     protocol: Literal["pilot"] | None = field(default=None, metadata=_INPUTS)
     precision: Literal["auto", "fp8", "bf16", "fp32"] = field(default="auto", metadata=_MACHINE)
     device: str = field(default="auto", metadata=_MACHINE)
@@ -106,6 +111,8 @@ class RunConfig:
             raise OneaError(f"seed is {self.seed}; choose a whole number from 0 to {LARGEST:,}.")
         if self.depth < 0:
             raise OneaError(f"depth is {self.depth}; give the number of blocks to use, or 0 for all.")
+        if self.image_size is not None:
+            check_image_size(self.image_size)
         check_threads(self.threads)
         if self.budget is not None and not 0 < self.budget <= _PETABYTE:
             raise OneaError(
@@ -127,6 +134,8 @@ class RunConfig:
             for name, value in dataclasses.asdict(self).items()
             if name not in _RESOURCES and (name in _ALWAYS or value != self.__dataclass_fields__[name].default)
         }
+        # Files had nothing in front of their names when all were taken for plain ones.
+        values["backbone"] = self.backbone.removeprefix(f"{PLAIN}:")
         return values | {"store": "exact" if self.store == "exact" else "packed"}
 
     def key(self) -> str:

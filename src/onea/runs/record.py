@@ -59,11 +59,12 @@ def check_same_run(record: Record, config: RunConfig, folder: Path) -> None:
 def check_same_inputs(record: Record, description: Record, folder: Path) -> None:
     """Refuse to continue on images, weights or options that have changed since.
 
-    An older record may not hold every digest, nor the options that came later: it ran with their defaults.
+    An older record may not hold every digest or licence, nor the options that came later: it ran with their defaults.
     """
     kind = method_class(record["config"]["method"]).Options
     record = record | {"options": completed(kind, record["options"])}
-    description = description | {"data": {name: description["data"].get(name) for name in record["data"]}}
+    data, backbone = ({name: description[what].get(name) for name in record[what]} for what in ("data", "backbone"))
+    description = description | {"data": data, "backbone": backbone}
     for what in ("data", "backbone", "preprocess", "stream", "options"):
         if record[what] != description[what]:
             names = ", ".join(different(record[what], description[what]))

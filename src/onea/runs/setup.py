@@ -19,8 +19,9 @@ from onea import seeds
 from onea.data.dataset import Dataset, Split
 from onea.data.image_storage import ExactImages, Images, PackedImages, choose_storage_tier
 from onea.data.pack import Packed, pack, sha256_of_files, stored_shape
+from onea.data.resample import Filter
 from onea.data.sources import load_dataset
-from onea.data.transforms import Preprocess
+from onea.data.transforms import Geometry, Preprocess
 from onea.errors import OneaError
 from onea.files import default_cache
 from onea.methods import method_class
@@ -34,7 +35,7 @@ from onea.runtime import Runtime
 from onea.streams import Stream, make_stream
 from onea.task_sizes import parse_sizes
 from onea.tasks import StreamPlan, Task
-from onea.vit.backbones import load_backbone, stamp_of_weights
+from onea.vit.backbones import load_backbone, stamp_of_weights, why_frozen_only
 from onea.vit.compiled import can_compile
 from onea.vit.frozen import FrozenViT
 
@@ -101,7 +102,9 @@ def prepare(config: RunConfig, runtime: Runtime, adapter_cache: AdapterCache | N
     """Check everything and load everything; raises before anything is written if the request cannot be met."""
     config = _protocol(config)
     weights = stamp_of_weights(config.backbone)
-    vit = load_backbone(config.backbone, config.depth)
+    if (kind := method_class(config.method)).trains_network:
+        kind.check_fits(config.backbone, why_frozen_only(config.backbone))  # before anything is fetched
+    vit = load_backbone(config.backbone, config.image_size, depth=config.depth)
     dataset = dataset_of(config)
     stream = _stream(config, dataset)
     method, options = _method(config, vit, stream, runtime, adapter_cache)
@@ -120,7 +123,14 @@ def prepare(config: RunConfig, runtime: Runtime, adapter_cache: AdapterCache | N
             "test_images": len(test.rows),
             **stored,
         },
-        "backbone": {"name": vit.name, "sha256": vit.digest, "input": vit.size, "depth": vit.depth, "width": vit.width},
+        "backbone": {
+            "name": vit.name,
+            "sha256": vit.digest,
+            "input": vit.size,
+            "depth": vit.depth,
+            "width": vit.width,
+            **({"licence": vit.config.licence} if vit.config.licence else {}),
+        },
         "preprocess": json.loads(json.dumps(dataclasses.asdict(preprocess))),  # as it will read back: lists, no tuples
         "stream": stream.to_json(),
         "options": options,
@@ -177,16 +187,34 @@ def _protocol(config: RunConfig) -> RunConfig:
 
 def _preprocess(config: RunConfig, vit: FrozenViT, dataset: Dataset) -> Preprocess:
     raw = config.normalise == "none"
-    crop = config.geometry == "resize-crop"
+    own, resize, filter = _geometry(config, vit)
     return Preprocess(
         size=vit.size,
         mean=(0.0, 0.0, 0.0) if raw else vit.mean,
         std=(1.0, 1.0, 1.0) if raw else vit.std,
-        geometry=config.geometry,
-        resize=round(vit.size * CROP_MARGIN) if crop else 0,
-        filter="bicubic" if crop else "bilinear",
+        geometry=own,
+        resize=resize,
+        filter=filter,
         mirror=dataset.mirror,
     )
+
+
+def _geometry(config: RunConfig, vit: FrozenViT) -> tuple[Geometry, int, Filter]:
+    """How test images get the network's size: geometry, short side before the crop, interpolation."""
+    if config.geometry == "direct":
+        return "direct", 0, "bilinear"
+    if config.geometry == "resize-crop":
+        return "resize-crop", round(vit.size * CROP_MARGIN), "bicubic"
+    known = vit.config
+    squashed = known.crop_mode == "squash" and known.crop_pct == 1
+    cut = known.crop_mode == "center" and known.crop_pct <= 1
+    if known.interpolation not in ("bilinear", "bicubic") or not (squashed or cut):
+        raise OneaError(
+            f"Images of '{vit.name}' are prepared by {known.interpolation} and {known.crop_mode} with a share of "
+            f"{known.crop_pct:g}, which --geometry backbone cannot do; choose direct or resize-crop."
+        )
+    filter: Filter = "bicubic" if known.interpolation == "bicubic" else "bilinear"
+    return ("direct", 0, filter) if squashed else ("resize-crop", int(vit.size / known.crop_pct), filter)
 
 
 def _stream(config: RunConfig, dataset: Dataset) -> Stream:

@@ -114,6 +114,11 @@ class Adapters(nn.Module, BlockHooks):
         return made.eval().requires_grad_(False)
 
     @property
+    def empty(self) -> bool:
+        """Whether they are for a network without blocks, in which nothing can take part."""
+        return not len(self.blocks)
+
+    @property
     def shape(self) -> tuple[int, int]:
         """Blocks and width of the network that they fit."""
         return len(self.blocks), next(self.each()).up.out_features

@@ -4,50 +4,79 @@
 from __future__ import annotations
 
 import hashlib
-import re
-import socket
+import json
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import torch
 from torch import Tensor
 
-from onea.errors import OneaError, nearest, short
-from onea.files import check_path, default_cache, read_json, read_tensors, stamp_of, write_json
-from onea.vit.eight_bits import expanded
+from onea.errors import OneaError
+from onea.files import default_cache, read_json, stamp_of, write_atomically, write_json
 from onea.vit.embedded import DEFAULT, EMBEDDED, file_of, full_name
+from onea.vit.families import pieces_of
+from onea.vit.features import frozen
 from onea.vit.frozen import FrozenViT
+from onea.vit.network_config import NetworkConfig, check_image_size
+from onea.vit.timm_names import blank_network, check_name, downloaded, pretrained_network
+from onea.vit.weight_files import METADATA, config_of, network_of, read_weights, split_name, undeclared
 
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
-_HEAD_WIDTH = 64  # of every plain ViT; a file does not say
 
-
-def load_backbone(name: str = DEFAULT, depth: int = 0) -> FrozenViT:
+def load_backbone(
+    name: str = DEFAULT, image_size: int | None = None, config: Mapping[str, Any] | None = None, depth: int = 0
+) -> FrozenViT:
     """Load a frozen backbone.
 
     Args:
         name: ``vit_small_patch14_112`` or ``vit_small_d6_patch14_84``, also called ``fast`` (embedded, need no
             download), a path to a ``.safetensors`` file with timm's parameter names, in eight bits or not, or a timm
-            model by its full ``architecture.tag`` name, for example ``vit_base_patch16_224.augreg_in21k``.
+            model by its full ``architecture.tag`` name, for example ``vit_base_patch16_224.augreg_in21k``. A file that
+            does not say what network it holds is named with it: ``ARCHITECTURE.TAG:FILE``, or ``plain:FILE`` for heads
+            64 wide, GELU and ImageNet's statistics.
+        image_size: side of the images in pixels, if not what the weights were made for; positions are resampled.
+        config: what is known about the network in a file, as timm writes it, instead of what the file says.
         depth: the number of its blocks that are used; 0 is all.
     """
-    return _whole(full_name(name)).cut(depth)
-
-
-def _whole(name: str) -> FrozenViT:
-    """A backbone with all of its blocks."""
+    if image_size is not None:
+        check_image_size(image_size)
+    name = full_name(name)
     if name in EMBEDDED:
-        vit = _from_file(file_of(name), name)
+        vit = _from_file(file_of(name), name, NetworkConfig(licence="apache-2.0"))
         if vit.digest != EMBEDDED[name].sha256:
             raise OneaError(f"The embedded backbone '{name}' is damaged; install onea again.")
-        return vit
-    if name.endswith(".safetensors"):
-        return _from_file(Path(name).expanduser(), Path(name).name)
-    return _from_timm(name)
+    elif parts := split_name(name):
+        told, path = parts
+        try:
+            known = NetworkConfig.from_json(config) if config else None
+        except (TypeError, ValueError) as error:
+            raise OneaError(f"What is noted about backbone '{name}' is damaged: {error}; restore it.") from error
+        vit = _from_file(path, path.name, known, told)
+    else:
+        vit = _from_timm(name)
+    vit = vit.cut(depth)
+    return vit.with_image_size(image_size) if image_size else vit
+
+
+def save_backbone(vit: FrozenViT, path: Path) -> None:
+    """Write a backbone as one file that says all about its network, for machines without the internet.
+
+    Weights in eight bits are written as what they stand for.
+    """
+    from safetensors.torch import save
+
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in vit.vit.state_dict().items()}
+    write_atomically(path, save(tensors, {METADATA: json.dumps(vit.config.to_json())}))
+
+
+def why_frozen_only(name: str) -> str:
+    """Why no hooks can take part in a backbone, as far as it can be told without fetching its weights; empty if so."""
+    name = full_name(name)
+    if name in EMBEDDED or split_name(name):
+        return ""  # looked at when they are loaded, which costs nothing
+    reason = pieces_of(blank_network(name, check_name(name)))
+    return reason if isinstance(reason, str) else ""
 
 
 def stamp_of_weights(name: str) -> str:
@@ -59,7 +88,8 @@ def stamp_of_weights(name: str) -> str:
 def _weights_file(name: str) -> Path | None:
     if name in EMBEDDED:
         return file_of(name)
-    return Path(name).expanduser() if name.endswith(".safetensors") else _downloaded(name)
+    parts = split_name(name)
+    return parts[1] if parts else downloaded(name)
 
 
 def digest_of(tensors: Mapping[str, Tensor]) -> str:
@@ -75,11 +105,6 @@ def digest_of(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def without_head(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What features are computed with: all but the classification head."""
-    return {name: tensor for name, tensor in tensors.items() if not name.startswith(("head.", "head_dist."))}
-
-
 def shortened(digest: str) -> str:
     """As much of a digest as tells it apart from another.
 
@@ -89,84 +114,26 @@ def shortened(digest: str) -> str:
     return f"{digest[:12]}…"
 
 
-def _from_file(path: Path, name: str) -> FrozenViT:
-    from timm.models.vision_transformer import VisionTransformer
-
-    check_path(path)
-    if not path.is_file():
-        raise OneaError(f"Backbone file {path} does not exist; check the path or use --backbone {DEFAULT}.")
-    tensors = read_tensors(path, f"Backbone file {path}", "make it readable or fetch it again")
+def _from_file(path: Path, name: str, config: NetworkConfig | None, told: str = "") -> FrozenViT:
+    tensors = read_weights(path)
     digest = digest_of(tensors)
-    try:
-        weights = expanded(without_head(tensors))
-        with torch.device("meta"):  # the sizes in a file may be anything, and only what is in it takes memory
-            vit = VisionTransformer(**infer_architecture(weights), weight_init="skip")  # they are all given
-        vit.load_state_dict(weights, assign=True)
-    except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        reason = short((str(error).splitlines() or [type(error).__name__])[-1].strip())
-        raise OneaError(f"Backbone file {path} does not hold a plain timm ViT: {reason}.") from error
-    return FrozenViT(vit, name, digest, IMAGENET_MEAN, IMAGENET_STD)
+    config = config or config_of(path, told) or _known_by_digest(digest)
+    if config is None:
+        raise undeclared(path)
+    return frozen(network_of(tensors, config, path), name, digest, config)
 
 
-def infer_architecture(weights: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Arguments of timm's ``VisionTransformer`` that fit these tensors: their shapes say all but the head width."""
-    width, _, patch, _ = weights["patch_embed.proj.weight"].shape
-    depth = 1 + max(int(match[1]) for key in weights if (match := re.match(r"blocks\.(\d+)\.", key)))
-    if depth > len(weights):  # before so many blocks are made
-        raise ValueError(f"{depth} blocks in {len(weights)} tensors")
-    prefix_tokens = int("cls_token" in weights) + (weights["reg_token"].shape[1] if "reg_token" in weights else 0)
-    positions: int = weights["pos_embed"].shape[1]
-    # The position table holds the patches, with or without the prefix tokens: whichever leaves a square grid.
-    grids = {positions - extra: extra > 0 for extra in (0, prefix_tokens) if _is_square(positions - extra)}
-    if not grids:
-        raise ValueError(f"{positions} positions do not form a square grid")
-    patches, embeds_prefix = max(grids.items()) if prefix_tokens == 0 else min(grids.items())
-    return {
-        "img_size": round(patches**0.5) * patch,
-        "patch_size": patch,
-        "embed_dim": width,
-        "depth": depth,
-        "num_heads": width // _HEAD_WIDTH,
-        "mlp_ratio": weights["blocks.0.mlp.fc1.weight"].shape[0] / width,
-        "qkv_bias": "blocks.0.attn.qkv.bias" in weights,
-        "qk_norm": "blocks.0.attn.q_norm.weight" in weights,
-        "init_values": 1.0 if "blocks.0.ls1.gamma" in weights else None,
-        "class_token": "cls_token" in weights,
-        "reg_tokens": weights["reg_token"].shape[1] if "reg_token" in weights else 0,
-        "no_embed_class": prefix_tokens > 0 and not embeds_prefix,
-        "pre_norm": "norm_pre.weight" in weights,
-        "global_pool": "token" if "cls_token" in weights else "avg",
-        "num_classes": 0,
-    }
-
-
-def _is_square(number: int) -> bool:
-    return number > 0 and round(number**0.5) ** 2 == number
+def _known_by_digest(digest: str) -> NetworkConfig | None:
+    """The embedded networks, wherever a copy of them is."""
+    return NetworkConfig() if any(digest in known for known in EMBEDDED.values()) else None
 
 
 def _from_timm(name: str) -> FrozenViT:
-    import timm
-
-    known = timm.list_models(["vit_*", "deit*"], pretrained=True)
-    if name not in known:
-        tagged = [full for full in known if full.split(".")[0] == name]
-        if tagged:
-            raise OneaError(
-                f"Backbone '{name}' needs its tag, which says which weights are meant: {', '.join(tagged)}."
-            )
-        if not name.startswith(("vit", "deit")):
-            raise OneaError(
-                f"Unknown backbone '{name}'; only plain vision transformers of timm work, such as "
-                "vit_base_patch16_224.augreg_in21k."
-            )
-        raise OneaError(f"Unknown backbone '{name}'; {nearest(name, [*EMBEDDED, *known])}")
-    try:
-        vit = timm.create_model(name, pretrained=True, num_classes=0, pretrained_cfg_overlay=_cached_weights(name))
-    except (OSError, RuntimeError) as error:
-        raise _unavailable(name, error) from error
-    config, digest = vit.pretrained_cfg, digest_of(vit.state_dict())
+    config = check_name(name)
+    vit = pretrained_network(name, config)
+    digest = digest_of(vit.state_dict())
     _check_unchanged(name, digest)
-    return FrozenViT(vit, name, digest, tuple(config["mean"]), tuple(config["std"]))
+    return frozen(vit, name, digest, config)
 
 
 def _check_unchanged(name: str, digest: str) -> None:
@@ -183,37 +150,3 @@ def _check_unchanged(name: str, digest: str) -> None:
     else:
         with suppress(OneaError):  # a cache that cannot be written to keeps nobody from working
             write_json(note, {"sha256": digest})
-
-
-def _cached_weights(name: str) -> dict[str, str]:
-    """Point timm at an earlier download when the hub cannot be reached, instead of retrying for a minute."""
-    from huggingface_hub import constants
-
-    try:
-        socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, 443)
-    except OSError as error:
-        cached = _downloaded(name)
-        if cached is None:
-            raise _unavailable(name, error) from error
-        return {"file": str(cached)}
-    return {}
-
-
-def _downloaded(name: str) -> Path | None:
-    """The file of an earlier download of a timm backbone."""
-    from huggingface_hub import try_to_load_from_cache
-    from timm.models import get_pretrained_cfg
-
-    try:
-        hub_id = getattr(get_pretrained_cfg(name), "hf_hub_id", None)
-    except RuntimeError:  # no such tag, of which whoever loads the weights is told
-        return None
-    cached = try_to_load_from_cache(hub_id, "model.safetensors") if hub_id else None
-    return Path(cached) if isinstance(cached, str) else None
-
-
-def _unavailable(name: str, error: Exception) -> OneaError:
-    return OneaError(
-        f"The weights of '{name}' could not be downloaded ({type(error).__name__}); connect to the internet once, "
-        f"or pass a local .safetensors file, or use --backbone {DEFAULT}."
-    )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A timm ViT that never changes, run with the hooks of small modules."""
+"""A timm transformer that never changes, run with the hooks of small modules."""
 
 from __future__ import annotations
 
@@ -13,26 +13,32 @@ from torch.nn import functional as F
 
 from onea.errors import OneaError
 from onea.renamed import RenamedMethods
+from onea.vit.attention import Rotation
 from onea.vit.compiled import CompiledViT
+from onea.vit.families import pieces_of, rotations
 from onea.vit.fp8 import Fp8Linear, from_fp8, to_fp8
 from onea.vit.hooks import NO_HOOKS, BlockHooks
-
-_FEW_QUERIES = 1024  # images x heads x tokens; measured on two cores
+from onea.vit.network_config import NetworkConfig
 
 
 class FrozenViT(nn.Module, RenamedMethods, old_names={"eagerly": "forward_eager", "through": "forward_blocks"}):
-    """A plain timm ``VisionTransformer`` whose weights receive no gradient and stay in evaluation mode.
+    """A timm ``VisionTransformer`` or ``Eva`` whose weights receive no gradient and stay in evaluation mode.
 
     Attributes:
         name: what the user asked for.
+        config: what is known about it beside its tensors: architecture, licence, how images were prepared.
+        frozen_only: why no hooks can take part in its passes; empty where they can.
         digest: sha256 of the weights, as they were loaded.
         size: side of the input image in pixels.
         tokens: their number, before hooks make it larger.
         mean: pixel mean that the weights expect.
         std: pixel standard deviation that the weights expect.
+        shares_keys: whether several heads share keys and values, so that projections differ in width.
         matrix_dtype: the precision in which the frozen matrices are stored.
         fp8: whether the products with them are in eight bits all the same.
     """
+
+    frozen_only = ""
 
     # timm's models are untyped to us, hence Any.
     def __init__(
@@ -42,21 +48,47 @@ class FrozenViT(nn.Module, RenamedMethods, old_names={"eagerly": "forward_eager"
         digest: str,
         mean: tuple[float, float, float],
         std: tuple[float, float, float],
+        config: NetworkConfig | None = None,
     ):
         super().__init__()
-        _check_plain(vit, name)
-        self.vit: Any = vit.requires_grad_(False).eval()
         self.name, self.digest, self.mean, self.std = name, digest, mean, std
+        self.config = config or NetworkConfig(mean=mean, std=std)
+        self.vit: Any = vit.requires_grad_(False).eval()
+        self.fp8 = False
+        self._compiled: CompiledViT | None = None
+        self._look_at(vit)
+
+    def _look_at(self, vit: Any) -> None:
+        """Note what the passes ask of the network, because asking it every time takes longer than many a kernel."""
+        pieces = pieces_of(vit)
+        if isinstance(pieces, str):
+            raise OneaError(f"Backbone '{self.name}' is not a plain vision transformer: {pieces}.")
+        self._pieces = pieces
         self.width: int = vit.embed_dim
         self.depth = len(vit.blocks)
         self.heads: int = vit.blocks[0].attn.num_heads
-        self.size: int = vit.patch_embed.img_size[0]
-        self.tokens: int = vit.num_prefix_tokens + vit.patch_embed.num_patches
-        # Noted, because asking the weights at every pass takes longer than many a kernel.
-        self.matrix_dtype: torch.dtype = vit.blocks[0].mlp.fc1.weight.dtype
-        self.fp8 = False
-        self._compiled: CompiledViT | None = None
-        self._reads_class_token = vit.global_pool == "token" and vit.attn_pool is None
+        self.shares_keys = any(getattr(block.attn, "num_kv_groups", 1) > 1 for block in vit.blocks)
+        self.matrix_dtype: torch.dtype = vit.blocks[0].attn.proj.weight.dtype
+        self._tokens_read = _tokens_read(vit)
+        self._cuts_patches = _cuts_patches(vit.patch_embed)
+        self._note_size()
+
+    def _note_size(self) -> None:
+        self.size: int = self.vit.patch_embed.img_size[0]
+        self.tokens: int = self.vit.num_prefix_tokens + self.vit.patch_embed.num_patches
+
+    def with_image_size(self, size: int) -> FrozenViT:
+        """Take images of this side from now on; positions are resampled as timm does, weights stay as they are."""
+        if size == self.size:
+            return self
+        patch = self.vit.patch_embed.patch_size[0] if self._cuts_patches else self.vit.patch_embed.feat_ratio()
+        if size < patch or size % patch:
+            fitting = max(patch, round(size / patch) * patch)
+            raise OneaError(f"image_size is {size}, but patches of '{self.name}' are {patch} wide; choose {fitting}.")
+        self.vit.set_input_size(img_size=(size, size))
+        self.vit.requires_grad_(False)  # resampled positions are new
+        self._note_size()
+        return self
 
     def train(self, mode: bool = True) -> FrozenViT:
         """Stay in evaluation mode whatever the parent module does."""
@@ -70,7 +102,7 @@ class FrozenViT(nn.Module, RenamedMethods, old_names={"eagerly": "forward_eager"
         """
         from_fp8(self.vit)
         if fp8:  # of the weights as they are, before they are rounded to less
-            to_fp8(self.vit.blocks[: -1 if self._reads_class_token else None])
+            to_fp8(self.vit.blocks[: -1 if self._tokens_read else None])
         for module in self.vit.modules():
             if isinstance(module, Fp8Linear):
                 module.keep_in(dtype)
@@ -90,6 +122,8 @@ class FrozenViT(nn.Module, RenamedMethods, old_names={"eagerly": "forward_eager"
         Raises:
             OneaError: there are fewer blocks.
         """
+        if depth and self.frozen_only:
+            raise OneaError(f"depth is {depth}, and '{self.name}' has no blocks that could be counted; leave it out.")
         if not 0 <= depth <= self.depth:
             raise OneaError(f"depth is {depth}, and '{self.name}' has {self.depth} blocks; give 1 to {self.depth}.")
         if depth:
@@ -155,14 +189,18 @@ class FrozenViT(nn.Module, RenamedMethods, old_names={"eagerly": "forward_eager"
     def embed(self, images: Tensor, hooks: BlockHooks = NO_HOOKS) -> Tensor:
         """Tokens that enter the first block."""
         vit = self.vit
-        return vit.norm_pre(hooks.tokens(vit._pos_embed(_patches(vit.patch_embed, images)), self))  # type: ignore[no-any-return]
+        tokens = vit._pos_embed(_patches(vit.patch_embed, images) if self._cuts_patches else vit.patch_embed(images))
+        if isinstance(tokens, tuple):  # with rotary positions, which the blocks look up themselves
+            tokens = tokens[0]
+        return vit.norm_pre(hooks.tokens(tokens, self))  # type: ignore[no-any-return]
 
     def forward_blocks(
         self, x: Tensor, hooks: BlockHooks = NO_HOOKS, start: int = 0, stop: int | None = None
     ) -> Tensor:
         """Tokens after blocks ``start`` up to, not including, ``stop``; after the last block those that are read."""
+        turned = rotations(self.vit, hooks.extra_tokens)
         for index in range(start, self.depth if stop is None else stop):
-            x = self._block(index, x, hooks)
+            x = self._block(index, x, hooks, turned[index] if turned else None)
         return x
 
     def features(self, x: Tensor, hooks: BlockHooks = NO_HOOKS) -> Tensor:
@@ -172,84 +210,43 @@ class FrozenViT(nn.Module, RenamedMethods, old_names={"eagerly": "forward_eager"
         features: Tensor = self.vit.forward_head(x, pre_logits=True) if pooled is None else pooled
         return features.float()
 
-    def _block(self, index: int, x: Tensor, hooks: BlockHooks) -> Tensor:
-        block = self.vit.blocks[index]
+    def _block(self, index: int, x: Tensor, hooks: BlockHooks, rotation: Rotation | None) -> Tensor:
+        block, pieces = self.vit.blocks[index], self._pieces
         x = hooks.before_block(index, x)
-        h = block.norm1(x)
+        h = pieces.enter(block, x)
         # Nobody reads the other tokens of the last block: they serve as keys and values only.
-        read = 1 if index == self.depth - 1 and self._reads_class_token and not hooks.whole_sequence else x.shape[1]
-        mixed = _attention(block.attn, h, hooks.qkv_update(index, h), hooks.prefix(index), read)
-        u = x[:, :read] + block.ls1(mixed)
-        x = u + block.ls2(block.mlp(block.norm2(u)))
+        shortcut = self._tokens_read and index == self.depth - 1 and not hooks.whole_sequence
+        read = self._tokens_read if shortcut else x.shape[1]
+        mixed = pieces.attend(block, h, hooks.qkv_update(index, h), hooks.prefix(index), read, rotation)
+        u = x[:, :read] + pieces.leave(block, mixed)
+        x = u + pieces.mlp(block, u)
         beside = hooks.mlp_update(index, u)
         if beside is not None:
             x = x + beside  # after layer scale, unscaled by it
         return hooks.after_block(index, x)
 
 
+def _tokens_read(vit: Any) -> int:
+    """How many of its first tokens a network makes its feature of; 0 for all."""
+    if vit.global_pool != "token" or getattr(vit, "attn_pool", None) is not None:
+        return 0
+    return 2 if hasattr(vit, "dist_token") else 1
+
+
+def _cuts_patches(embed: Any) -> bool:
+    """Whether a patch embedding is one convolution of patches beside each other, and leaves tokens last."""
+    from timm.layers import PatchEmbed
+
+    return type(embed) is PatchEmbed and (embed.flatten or str(embed.output_fmt.value) == "NHWC")
+
+
 def _patches(embed: Any, images: Tensor) -> Tensor:
     """timm's patch embedding as one matrix product: its convolution took 8 % of a pass on an H200 in bf16."""
     (rows, columns), (height, width) = embed.grid_size, embed.patch_size
     side = tuple(images.shape[2:])
-    if not embed.flatten or side != embed.img_size or side != (rows * height, columns * width):
+    if side != embed.img_size or side != (rows * height, columns * width):
         return embed(images)  # type: ignore[no-any-return]
     cut = images.unflatten(3, (columns, width)).unflatten(2, (rows, height))
-    patches = cut.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
-    return embed.norm(F.linear(patches, embed.proj.weight.flatten(1), embed.proj.bias))  # type: ignore[no-any-return]
-
-
-def _attention(
-    attn: Any, h: Tensor, update: Tensor | None, prefix: tuple[Tensor, Tensor] | None, queries: int
-) -> Tensor:
-    """timm's self-attention for the first so many tokens, with room for updates of its projections and a prefix."""
-    q, k, v = (_in_heads(part, attn) for part in _project(attn, h, update, queries))
-    q, k = attn.q_norm(q), attn.k_norm(k)
-    if prefix is not None:
-        keys, values = (part.to(k.dtype).expand(len(h), -1, -1, -1) for part in prefix)
-        k, v = torch.cat([keys, k], dim=2), torch.cat([values, v], dim=2)
-    mixed = _mix(q, k, v)
-    return attn.proj(attn.norm(mixed.transpose(1, 2).flatten(2)))  # type: ignore[no-any-return]
-
-
-def _mix(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Values weighed by attention: PyTorch's fused kernel, but for bf16 on a CPU, where it trains 2-7 times slower.
-
-    There it answers few images twice as fast, and many no faster.
-    """
-    if q.device.type == "cpu" and q.dtype == torch.bfloat16:
-        trains = q.requires_grad or k.requires_grad or v.requires_grad
-        if trains or q.shape[:-1].numel() > _FEW_QUERIES:
-            return torch.softmax((q * q.shape[-1] ** -0.5) @ k.mT, dim=-1) @ v
-    return F.scaled_dot_product_attention(q, k, v)
-
-
-def _project(attn: Any, h: Tensor, update: Tensor | None, queries: int) -> tuple[Tensor, ...]:
-    """Queries of the first so many tokens; keys and values of all."""
-    width = attn.num_heads * attn.head_dim
-    if queries == h.shape[1]:
-        qkv = attn.qkv(h)
-        return (qkv if update is None else qkv + update).split(width, dim=2)  # type: ignore[no-any-return]
-    weight, bias = attn.qkv.weight, attn.qkv.bias
-    q = F.linear(h[:, :queries], weight[:width], None if bias is None else bias[:width])
-    kv = F.linear(h, weight[width:], None if bias is None else bias[width:])
-    if update is not None:
-        q, kv = q + update[:, :queries, :width], kv + update[:, :, width:]
-    return q, *kv.split(width, dim=2)
-
-
-def _in_heads(x: Tensor, attn: Any) -> Tensor:
-    """``[B, N, width]`` to ``[B, heads, N, head width]``."""
-    return x.reshape(*x.shape[:2], attn.num_heads, attn.head_dim).transpose(1, 2)
-
-
-def _check_plain(vit: Any, name: str) -> None:
-    from timm.models.vision_transformer import Attention, Block, VisionTransformer
-
-    plain = type(vit) is VisionTransformer and all(
-        type(block) is Block and type(block.attn) is Attention and getattr(block.attn, "gate", None) is None
-        for block in vit.blocks
-    )
-    if not plain:
-        raise OneaError(
-            f"Backbone '{name}' is not a plain vision transformer; choose one whose timm name starts with vit_ or deit."
-        )
+    patches = cut.permute(0, 2, 4, 1, 3, 5).flatten(3)
+    tokens = F.linear(patches.flatten(1, 2), embed.proj.weight.flatten(1), embed.proj.bias)
+    return embed.norm(tokens if embed.flatten else tokens.unflatten(1, (rows, columns)))  # type: ignore[no-any-return]

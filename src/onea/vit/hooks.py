@@ -39,10 +39,13 @@ class BlockHooks(
         first_block: the first block that it takes part in; the network alone computes what enters it.
         whole_sequence: whether it must see every token in the last block. One that does not lets a network that reads
             only its class token skip the others there: ``u`` then has one token, ``h`` still has all.
+        extra_tokens: how many tokens it puts between the network's own first ones and the patches. A network with
+            rotary positions must know where its patches are; tokens behind them need no telling.
     """
 
     first_block: int = 0
     whole_sequence = True
+    extra_tokens: int = 0
 
     def weights(self, vit: FrozenViT) -> dict[str, Tensor]:
         """Replacements for the network's own weights, by name; for what rescales or retunes them."""

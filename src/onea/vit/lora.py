@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,9 @@ from torch.nn import functional as F
 from onea.errors import OneaError
 from onea.renamed import renamed
 from onea.vit.hooks import NO_HOOKS, BlockHooks
+
+if TYPE_CHECKING:
+    from onea.vit.frozen import FrozenViT
 
 PROJECTIONS = ("q", "k", "v")  # in the order of the network's joint projection
 
@@ -150,10 +154,15 @@ class SecondMoments(BlockHooks):
         return self.sums.cpu() / torch.tensor(self.counts, dtype=torch.float64)[:, None, None]
 
 
-def check_rank(rank: int, width: int) -> None:
-    """Refuse a rank that no low-rank update of this width can have."""
-    if not 1 <= rank <= width:
-        raise OneaError(f"rank is {rank}; it must lie between 1 and the backbone's width {width}.")
+def check_rank(rank: int, vit: FrozenViT) -> None:
+    """Refuse a rank that no low-rank update of this network can have, and a network that can have none."""
+    if vit.shares_keys:
+        raise OneaError(
+            f"Heads of backbone '{vit.name}' share keys and values, so its projections differ in width and LoRA does "
+            "not fit; choose a method with adapters."
+        )
+    if not 1 <= rank <= vit.width:
+        raise OneaError(f"rank is {rank}; it must lie between 1 and the backbone's width {vit.width}.")
 
 
 def _side_by_side(updates: Mapping[str, Tensor]) -> Tensor:

@@ -21,6 +21,7 @@ class InputPrompts(BlockHooks):
     def __init__(self, vit: FrozenViT, prompts: Tensor):
         self._vit, self._prompts = vit.vit, prompts
         self._start = 0 if vit.vit.cls_token is None else 1
+        self.extra_tokens = prompts.shape[1]
 
     def tokens(self, x: Tensor, vit: FrozenViT) -> Tensor:
         """Insert the prompts behind the class token."""

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tensors do not say about their network: heads, activation, pooling, how images become its input, the licence.
+
+It is written as timm writes the ``config.json`` of its models: ``architecture``, ``model_args`` and ``pretrained_cfg``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from onea.errors import OneaError
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+PLAIN = "plain"
+"""Stands for an architecture: a ViT whose shapes say all, with heads 64 wide and GELU unless ``model_args`` differ."""
+LARGEST_INPUT = 4096  # pixels; positions of more would take gigabytes before anything else is known to be wrong
+# What timm's create_model takes beside the arguments of a network, some of which read other files.
+_NOT_OF_NETWORKS = (
+    *("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_strict", "checkpoint_path", "cache_dir"),
+    *("scriptable", "exportable", "no_jit", "features_only", "out_indices", "device", "dtype", "num_classes"),
+)
+_TRANSFORMERS = ("vision_transformer", "vision_transformer_hybrid", "deit", "eva")  # timm's modules
+
+
+def check_image_size(size: object) -> None:
+    """Refuse a side of images that no network is asked for."""
+    if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= LARGEST_INPUT:
+        raise OneaError(f"image_size is {size!r}; give the side in pixels, a whole number up to {LARGEST_INPUT:,}.")
+
+
+@dataclass(frozen=True)
+class NetworkConfig:
+    """How a network is built, and what its weights expect of images.
+
+    Attributes:
+        architecture: timm's name without a tag, or ``plain``.
+        model_args: what is built otherwise than the architecture says.
+        mean: pixel mean that the weights expect.
+        std: pixel standard deviation that they expect.
+        input_size: side of the image that they expect; 0 where the architecture says.
+        interpolation: with which their images were resized.
+        crop_pct: share of the resized image's side that was looked at.
+        crop_mode: how it was cut out: ``center`` of an image whose short side was resized, ``squash`` of one that was
+            stretched to a square, or ``border``.
+        licence: under which the weights are given, as the Hugging Face Hub names it; empty where nobody says.
+    """
+
+    architecture: str = PLAIN
+    model_args: Mapping[str, Any] = field(default_factory=dict)
+    mean: tuple[float, float, float] = IMAGENET_MEAN
+    std: tuple[float, float, float] = IMAGENET_STD
+    input_size: int = 0
+    interpolation: str = "bilinear"
+    crop_pct: float = 1.0
+    crop_mode: str = "center"
+    licence: str = ""
+
+    @classmethod
+    def of_timm(cls, name: str) -> NetworkConfig:
+        """Of timm's ``architecture.tag``, or of an architecture and the weights that timm takes for it."""
+        from timm.models import get_pretrained_cfg
+
+        known = get_pretrained_cfg(name)
+        return cls._expecting(name.split(".")[0], {}, known.to_dict() if known else {})
+
+    @classmethod
+    def from_json(cls, value: Any) -> NetworkConfig:
+        """Of what timm writes.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        if not isinstance(value, dict) or not isinstance(value.get("architecture"), str):
+            raise ValueError("it names no architecture")
+        given, expected = value.get("model_args") or {}, value.get("pretrained_cfg") or {}
+        if not isinstance(given, dict) or not isinstance(expected, dict):
+            raise ValueError("model_args and pretrained_cfg must hold names and values")
+        architecture = value["architecture"].split(".")[0]
+        if architecture != PLAIN:
+            import timm
+
+            if not timm.is_model(architecture):
+                raise ValueError(f"timm has no architecture '{architecture}'")
+        if "mean" not in expected or "std" not in expected:
+            raise ValueError("pretrained_cfg does not say with which mean and std images are normalised")
+        given = {name: arg for name, arg in given.items() if name not in _NOT_OF_NETWORKS}
+        return cls._expecting(architecture, given, expected)
+
+    @classmethod
+    def _expecting(cls, architecture: str, given: dict[str, Any], expected: Mapping[str, Any]) -> NetworkConfig:
+        mean, std = (
+            tuple(float(number) for number in expected.get(name, usual))
+            for name, usual in (("mean", IMAGENET_MEAN), ("std", IMAGENET_STD))
+        )
+        if len(mean) != 3 or len(std) != 3 or not all(number > 0 for number in std):
+            raise ValueError("mean and std are not three numbers each")
+        if not float(expected.get("crop_pct") or 1.0) > 0:
+            raise ValueError(f"crop_pct is {expected['crop_pct']}")
+        side = expected.get("input_size") or (3, 0, 0)
+        if len(side) != 3 or side[0] != 3 or side[1] != side[2]:
+            raise ValueError(f"its input is {side}, not a square image in colours")
+        if not 0 <= max(side) <= LARGEST_INPUT:
+            raise ValueError(f"its input has {max(side)} pixels a side")
+        return cls(
+            architecture=architecture,
+            model_args=given,
+            mean=(mean[0], mean[1], mean[2]),
+            std=(std[0], std[1], std[2]),
+            input_size=int(side[1]),
+            interpolation=str(expected.get("interpolation") or "bilinear"),
+            crop_pct=float(expected.get("crop_pct") or 1.0),
+            crop_mode=str(expected.get("crop_mode") or "center"),
+            licence=str(expected.get("license") or ""),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """As timm writes it."""
+        expected: dict[str, Any] = {
+            "mean": list(self.mean),
+            "std": list(self.std),
+            "interpolation": self.interpolation,
+            "crop_pct": self.crop_pct,
+            "crop_mode": self.crop_mode,
+        }
+        if self.input_size:
+            expected["input_size"] = [3, self.input_size, self.input_size]
+        if self.licence:
+            expected["license"] = self.licence
+        return {"architecture": self.architecture, "model_args": dict(self.model_args), "pretrained_cfg": expected}
+
+    def build_args(self) -> dict[str, Any]:
+        """Arguments of timm's ``create_model``, beside the name, for a network without a classifier."""
+        from timm.models import get_pretrained_cfg, is_model_in_modules
+
+        args: dict[str, Any] = {"num_classes": 0, **self.model_args}
+        known = get_pretrained_cfg(self.architecture)
+        transformer = is_model_in_modules(self.architecture, _TRANSFORMERS)
+        if self.input_size and (transformer or (known is not None and known.fixed_input_size)):
+            args.setdefault("img_size", self.input_size)
+        if transformer:
+            args["dynamic_img_size"] = False  # our images have one size; then positions are looked up, not computed
+        return args

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Networks in local safetensors files, and what is known about them beside their tensors."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onea.errors import OneaError, short
+from onea.files import check_path, read_plain, read_tensors
+from onea.tensors import Tensors
+from onea.vit.eight_bits import expanded
+from onea.vit.embedded import DEFAULT
+from onea.vit.network_config import PLAIN, NetworkConfig
+
+METADATA = "config"
+"""The key of a safetensors file's metadata that holds its ``NetworkConfig`` as JSON."""
+_SUFFIX = ".safetensors"
+_HEAD_WIDTH = 64  # of a plain ViT
+_LONGEST_CONFIG = 2**20
+_WRONG = (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
+
+
+def split_name(name: str) -> tuple[str, Path] | None:
+    """What a backbone's name says about its network, and its file; None for a name that is no file's.
+
+    >>> split_name("vit_huge_patch14_224:big.safetensors"), split_name("fast")
+    (('vit_huge_patch14_224', PosixPath('big.safetensors')), None)
+    """
+    if not name.endswith(_SUFFIX):
+        return None
+    told, colon, file = name.partition(":")
+    if colon and re.fullmatch(r"[\w.]{2,}", told):
+        return told, Path(file).expanduser()
+    return "", Path(name).expanduser()
+
+
+def with_absolute_path(name: str) -> str:
+    """The name of a backbone that means the same from everywhere."""
+    parts = split_name(name)
+    if parts is None:
+        return name
+    return f"{parts[0]}:{parts[1].resolve()}" if parts[0] else str(parts[1].resolve())
+
+
+def read_weights(path: Path) -> Tensors:
+    """All tensors of a file."""
+    check_path(path)
+    if not path.is_file():
+        raise OneaError(f"Backbone file {path} does not exist; check the path or use --backbone {DEFAULT}.")
+    return read_tensors(path, f"Backbone file {path}", "make it readable or fetch it again")
+
+
+def config_of(path: Path, told: str) -> NetworkConfig | None:
+    """What is known about the network in a file: what the user tells, else its metadata, else a config beside it."""
+    if told == PLAIN:
+        return NetworkConfig()
+    if told:
+        return _told(told, path)
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        inside = (file.metadata() or {}).get(METADATA)
+    if inside is not None:
+        return _parsed(inside, f"the metadata of {path}")
+    for beside in (path.with_suffix(".json"), path.with_name("config.json")):
+        if beside.is_file():
+            text = read_plain(beside, _LONGEST_CONFIG, follow=True).decode(errors="replace")
+            return _parsed(text, str(beside))
+    return None
+
+
+def undeclared(path: Path) -> OneaError:
+    """What to say about a file of which nothing but tensors is known."""
+    return OneaError(
+        f"Backbone file {path} does not say how many heads, which activation and which normalisation its network has; "
+        f"put timm's config.json beside it, or name its architecture (--backbone ARCHITECTURE.TAG:{path.name}), or "
+        f"say that its heads are 64 wide, with GELU and ImageNet's statistics (--backbone {PLAIN}:{path.name})."
+    )
+
+
+def network_of(tensors: Mapping[str, Tensor], config: NetworkConfig, path: Path) -> Any:
+    """timm's network with these weights."""
+    what = "a plain timm ViT" if config.architecture == PLAIN else f"timm's {config.architecture}"
+    try:
+        weights = expanded(_without_classifier(tensors, config))
+        return _assigned(weights, config)
+    except _WRONG as error:
+        reason = short((str(error).splitlines() or [type(error).__name__])[-1].strip())
+        raise OneaError(f"Backbone file {path} does not hold {what}: {reason}.") from error
+
+
+def _assigned(weights: Tensors, config: NetworkConfig) -> Any:
+    with torch.device("meta"):  # the sizes in a file may be anything, and only what is in it takes memory
+        network = _built(weights, config)
+    network.load_state_dict(weights, assign=True)
+    if any(buffer.is_meta for buffer in network.buffers()):  # such as rotary positions, which are in no file
+        network = _built(weights, config)
+        network.load_state_dict(weights, assign=True)
+    return network
+
+
+def _built(weights: Mapping[str, Tensor], config: NetworkConfig) -> Any:
+    if (depth := config.model_args.get("depth", 0)) > len(weights):  # before so many blocks are made
+        raise ValueError(f"{depth} blocks in {len(weights)} tensors")
+    if config.architecture == PLAIN:
+        from timm.models.vision_transformer import VisionTransformer
+
+        arguments = infer_architecture(weights) | dict(config.model_args)
+        return VisionTransformer(**arguments, weight_init="skip")  # they are all given
+    import timm
+
+    return timm.create_model(config.architecture, pretrained=False, **config.build_args())
+
+
+def _without_classifier(tensors: Mapping[str, Tensor], config: NetworkConfig) -> Tensors:
+    """What features are computed with."""
+    if config.architecture == PLAIN:
+        return without_head(tensors)
+    from timm.models import get_pretrained_cfg
+
+    known = get_pretrained_cfg(config.architecture)
+    names = known.classifier if known is not None and known.classifier else "head"
+    prefixes = tuple(f"{name}." for name in ((names,) if isinstance(names, str) else names))
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith(prefixes)}
+
+
+def without_head(tensors: Mapping[str, Tensor]) -> Tensors:
+    """What a plain ViT computes features with: all but the classification head."""
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith(("head.", "head_dist."))}
+
+
+def _told(architecture: str, path: Path) -> NetworkConfig:
+    import timm
+
+    from onea.errors import nearest
+
+    if not timm.is_model(architecture.split(".")[0]):
+        known = [PLAIN, *timm.list_models()]
+        raise OneaError(f"Unknown architecture '{architecture}' of {path.name}; {nearest(architecture, known)}")
+    try:
+        return NetworkConfig.of_timm(architecture)
+    except (RuntimeError, ValueError) as error:
+        tags = ", ".join(timm.list_pretrained(f"{architecture.split('.')[0]}.*"))
+        raise OneaError(f"timm has no weights '{architecture}'; tags are: {tags or 'none'}.") from error
+
+
+def _parsed(text: str, where: str) -> NetworkConfig:
+    try:
+        return NetworkConfig.from_json(json.loads(text))
+    except (RecursionError, TypeError, ValueError) as error:
+        raise OneaError(f"A backbone cannot be read by {where}: {short(str(error))}; correct it.") from error
+
+
+def infer_architecture(weights: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Arguments of timm's ``VisionTransformer`` that fit these tensors: their shapes say all but the head width."""
+    width, _, patch, _ = weights["patch_embed.proj.weight"].shape
+    depth = 1 + max(int(match[1]) for key in weights if (match := re.match(r"blocks\.(\d+)\.", key)))
+    if depth > len(weights):  # before so many blocks are made
+        raise ValueError(f"{depth} blocks in {len(weights)} tensors")
+    prefix_tokens = int("cls_token" in weights) + (weights["reg_token"].shape[1] if "reg_token" in weights else 0)
+    positions: int = weights["pos_embed"].shape[1]
+    # The position table holds the patches, with or without the prefix tokens: whichever leaves a square grid.
+    grids = {positions - extra: extra > 0 for extra in (0, prefix_tokens) if _is_square(positions - extra)}
+    if not grids:
+        raise ValueError(f"{positions} positions do not form a square grid")
+    patches, embeds_prefix = max(grids.items()) if prefix_tokens == 0 else min(grids.items())
+    return {
+        "img_size": round(patches**0.5) * patch,
+        "patch_size": patch,
+        "embed_dim": width,
+        "depth": depth,
+        "num_heads": width // _HEAD_WIDTH,
+        "mlp_ratio": weights["blocks.0.mlp.fc1.weight"].shape[0] / width,
+        "qkv_bias": "blocks.0.attn.qkv.bias" in weights,
+        "qk_norm": "blocks.0.attn.q_norm.weight" in weights,
+        "init_values": 1.0 if "blocks.0.ls1.gamma" in weights else None,
+        "class_token": "cls_token" in weights,
+        "reg_tokens": weights["reg_token"].shape[1] if "reg_token" in weights else 0,
+        "no_embed_class": prefix_tokens > 0 and not embeds_prefix,
+        "pre_norm": "norm_pre.weight" in weights,
+        "global_pool": "token" if "cls_token" in weights else "avg",
+        "num_classes": 0,
+    }
+
+
+def _is_square(number: int) -> bool:
+    return number > 0 and round(number**0.5) ** 2 == number

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Backbones of the shapes that people use, through all that is done with one: runs, models, exports."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+import warnings
+
+import numpy as np
+import pytest
+import timm
+import torch
+from model_tools import class_folders, tiny_model
+from safetensors.torch import load_file, save_file
+from tiny import Stopped
+from toys import SHAPES, randomised, write_toy
+
+import onea
+from onea.data.transforms import Preprocess
+from onea.errors import OneaError
+from onea.model.card import card
+from onea.model.export import export
+from onea.record import read_record
+from onea.runs.config import RunConfig, make_config
+from onea.runs.record import comparable_fields
+from onea.runs.runner import run
+from onea.runs.setup import _geometry
+from onea.vit.network_config import NetworkConfig
+
+
+@pytest.fixture(params=sorted(SHAPES), scope="module")
+def backbone(request, tmp_path_factory) -> str:
+    return str(write_toy(request.param, tmp_path_factory.mktemp("toys")))
+
+
+def test_a_run_trains_merges_and_resumes(backbone, tiny_run, tmp_path):
+    values = tiny_run | {"backbone": backbone}
+    whole = run(make_config(values), tmp_path / "whole")
+    assert [bool(task.get("merge")) for task in whole["tasks"]] == [False, True, True]
+    with pytest.raises(KeyboardInterrupt):
+        run(make_config(values), tmp_path / "halved", progress=Stopped())
+    again = run(make_config(values), tmp_path / "halved")
+    assert comparable_fields(again) == comparable_fields(whole)
+
+
+def test_a_model_is_taught_asked_moved_and_exported(backbone, tiny_images, tmp_path):
+    folders = class_folders(tiny_images / "train")
+    names = list(folders)
+    moved = tmp_path / "elsewhere.safetensors"
+    model = tiny_model(backbone)
+    for part in (names[:4], names[4:]):
+        model.learn([str(f) for name in part for f in folders[name]], [n for n in part for _ in folders[n]])
+    assert [update["trained"] for update in model.history] == [True, False]
+    photos = [str(files[0]) for files in folders.values()]
+    wanted = model.predict_proba(photos)
+    model.save(tmp_path / "shop.onea")
+    save_file(load_file(backbone), moved)  # without its metadata: the model knows them
+    loaded = onea.load(tmp_path / "shop.onea", backbone=str(moved), device="cpu", threads=1)
+    np.testing.assert_array_equal(loaded.predict_proba(photos), wanted)
+    assert loaded.snapshot().state.backbone["config"] == model.snapshot().state.backbone["config"]
+
+
+# Between them they have all that the others have, but for what every plain ViT has; export takes seconds.
+QUICK = ("DINOv3", "EVA-02", "PE")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in sorted(SHAPES)]
+)
+def test_export_to_onnx(name, tiny_images, tmp_path):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    model = tiny_model(str(write_toy(name, tmp_path)), epochs=1).learn(tiny_images / "train")
+    assert export(model.snapshot(), "onnx", tmp_path / "model.onnx").difference < 1e-4
+
+
+# Networks that nothing can take part in
+
+
+@pytest.fixture(scope="module")
+def convnext(tmp_path_factory) -> str:
+    network = randomised(timm.create_model("test_convnext", num_classes=0))
+    path = tmp_path_factory.mktemp("convnext") / "model.safetensors"
+    save_file(network.state_dict(), path)
+    known = timm.get_pretrained_cfg("test_convnext").to_dict() | {"input_size": [3, 64, 64]}
+    config = {"architecture": "test_convnext", "pretrained_cfg": known, "num_classes": 1000}
+    path.with_name("config.json").write_text(json.dumps(config))
+    return str(path)
+
+
+def test_frozen_methods_run_on_any_network(convnext, tiny_run, tmp_path):
+    record = run(make_config(tiny_run | {"backbone": convnext, "method": "slda", "options": {}}), tmp_path / "slda")
+    assert (record["backbone"]["width"], record["backbone"]["input"]) == (64, 64)
+    assert read_record(tmp_path / "slda")["backbone"]["licence"] == "apache-2.0"
+    small = run(
+        make_config(tiny_run | {"backbone": convnext, "method": "slda", "options": {}, "image_size": 32}),
+        tmp_path / "32",
+    )
+    assert small["backbone"]["input"] == small["preprocess"]["size"] == 32
+    with pytest.raises(OneaError, match=r"One-A trains.*has no place for: it is timm's ConvNeXt.*choose simplecil"):
+        run(make_config(tiny_run | {"backbone": convnext}), tmp_path / "one-a")
+
+
+def test_a_model_on_any_network_has_no_adapter(convnext, tiny_images, tmp_path):
+    model = tiny_model(convnext).learn(tiny_images / "train")
+    state = model.snapshot().state
+    assert not state.adapter
+    assert [update["trained"] for update in model.history] == [False]
+    assert "without an adapter on the frozen `model.safetensors`" in card(state, "shop.onea")
+    model.save(tmp_path / "shop.onea")
+    loaded = onea.load(tmp_path / "shop.onea", device="cpu", threads=1).learn(tiny_images / "test")
+    assert loaded.version == 2
+    photos = [str(files[0]) for files in class_folders(tiny_images / "test").values()]
+    assert loaded.score(photos, sorted(model.classes_)) > 0.3
+    assert export(loaded.snapshot(), "torch", tmp_path / "model.pt2").difference < 1e-4
+
+
+# The size of images
+
+
+def test_the_image_size_of_a_run_is_part_of_its_key(tiny_run, tmp_path):
+    plain, small = (make_config(tiny_run | extra) for extra in ({}, {"image_size": 56}))
+    assert "image_size" not in plain.identity()
+    assert small.identity()["image_size"] == 56
+    assert plain.key() != small.key()
+    assert run(small, tmp_path)["backbone"]["input"] == 56
+    with pytest.raises(OneaError, match=r"patches of 'tiny.safetensors' are 14 wide; choose 42"):
+        run(make_config(tiny_run | {"image_size": 45}), tmp_path / "odd")
+
+
+@pytest.mark.parametrize(
+    "name", ["vit_base_patch16_224.augreg_in21k", "vit_base_patch16_siglip_224.webli", "convnext_tiny.in12k"]
+)
+def test_crop_and_interpolation_of_the_weights(name):
+    """As timm prepares an image for them, but for the rounding of Pillow's resizing."""
+    from PIL import Image
+    from timm.data import create_transform, resolve_data_config
+
+    known = NetworkConfig.of_timm(name)
+    vit = types.SimpleNamespace(size=known.input_size, config=known, name=name)
+    geometry, resize, filter = _geometry(make_config({"geometry": "backbone"}), vit)
+    wave = np.sin(np.arange(300)[:, None] / 9) + np.cos(np.arange(360)[None] / 13)
+    pixels = np.stack([wave * 50 + 128] * 3, axis=2).astype(np.uint8)
+    mine = Preprocess(known.input_size, known.mean, known.std, geometry, resize, filter)
+    found = mine.plain(torch.from_numpy(pixels).permute(2, 0, 1)[None])[0]
+    timms = create_transform(**resolve_data_config(pretrained_cfg=timm.get_pretrained_cfg(name).to_dict()))
+    assert float((found - timms(Image.fromarray(pixels))).abs().mean()) < 0.01
+
+
+def test_crops_that_cannot_be_made_are_refused():
+    known = NetworkConfig(crop_mode="border")
+    vit = types.SimpleNamespace(size=224, config=known, name="odd")
+    with pytest.raises(OneaError, match="which --geometry backbone cannot do; choose direct or resize-crop"):
+        _geometry(make_config({"geometry": "backbone"}), vit)
+
+
+def test_a_model_keeps_its_image_size(tiny_vit, tiny_images, tmp_path):
+    model = tiny_model(tiny_vit, image_size=42).learn(tiny_images / "train")
+    model.save(tmp_path / "shop.onea")
+    loaded = onea.load(tmp_path / "shop.onea", device="cpu", threads=1)
+    assert loaded.snapshot().engine.vit.size == 42
+    photos = [str(files[0]) for files in class_folders(tiny_images / "test").values()]
+    np.testing.assert_array_equal(loaded.predict_proba(photos), model.predict_proba(photos))
+    with pytest.raises(OneaError, match="image_size cannot change after the model was taught"):
+        loaded.set_params(image_size=28)
+
+
+@pytest.mark.parametrize("size", [0, -14, 2.5, "28", True, 10**9])
+def test_sizes_that_no_image_has(size, tiny_vit, tiny_run, tiny_images):
+    with pytest.raises(OneaError, match=r"image_size is .*; give the side in pixels, a whole number up to 4,096"):
+        tiny_model(tiny_vit, image_size=size).learn(tiny_images / "train")
+    with pytest.raises(OneaError, match="image_size"):
+        RunConfig(image_size=size)
+
+
+# Licences
+
+
+def test_licences_are_told(tiny_images, tmp_path, monkeypatch):
+    """By the card and the file, and by push_to_hub where one binds whoever passes the model on."""
+    model = tiny_model(str(write_toy("DINOv3", tmp_path))).learn(tiny_images / "train")
+    state = model.snapshot().state
+    assert state.backbone["licence"] == "dinov3-license"
+    assert "weights are under dinov3-license. DINOv3's licence binds whoever" in card(state, "shop.onea")
+    monkeypatch.setattr("huggingface_hub.create_repo", lambda *_, **__: None)
+    monkeypatch.setattr("huggingface_hub.upload_folder", lambda **_: "https://huggingface.co/me/shop")
+    with pytest.warns(UserWarning, match="made with weights under dinov3-license.*hand on the licence itself") as told:
+        model.push_to_hub("me/shop")
+    assert told[0].filename == __file__
+    free = tiny_model(str(write_toy("DINOv2", tmp_path))).learn(tiny_images / "train")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        free.push_to_hub("me/shop")
+
+
+def test_the_command_tells_about_backbones(onea):
+    code, out, _ = onea("methods", "--backbones", "vit_small_patch16_dinov3.lvd1689m")
+    assert code == 0
+    assert "256 x 256 pixels, 261 tokens" in out
+    assert "all methods" in out
+    assert "DINOv3's licence binds" in out
+    assert "it is timm's ConvNeXt" in onea("methods", "--backbones", "convnext_tiny.in12k")[1]
+    assert "vit_pe_core_tiny_patch16_384.fb" in onea("methods", "--backbones", "vit_pe_core*")[1]
+    assert "plain:FILE" in onea("methods", "--backbones")[1]
+    code, _, err = onea("methods", "--backbones", "nonsense*")
+    assert (code, "whose name fits 'nonsense*'" in err) == (2, True)
+
+
+def test_models_of_earlier_versions_took_their_file_for_a_plain_one(tiny_vit, tiny_images, tmp_path):
+    bare = tmp_path / "bare.safetensors"
+    save_file(load_file(tiny_vit), bare)
+    with pytest.raises(OneaError, match="does not say how many heads"):
+        tiny_model(str(bare)).learn(tiny_images / "train")
+    model = tiny_model(f"plain:{bare}").learn(tiny_images / "train")
+    state = model.snapshot().state
+    earlier = {name: state.backbone[name] for name in ("name", "sha256")} | {"source": str(bare)}
+    loaded = tiny_model(str(bare))
+    loaded.restore([dataclasses.replace(state, backbone=earlier)], model.versions)
+    photos = [str(files[0]) for files in class_folders(tiny_images / "test").values()]
+    np.testing.assert_array_equal(loaded.predict_proba(photos), model.predict_proba(photos))

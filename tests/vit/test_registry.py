@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every transformer that timm knows, at toy size: its own features, or a reason that is on the list below."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import timm
+import torch
+from toys import randomised
+
+from onea.vit.features import FrozenFeatures, frozen
+from onea.vit.network_config import NetworkConfig
+
+ARCHITECTURES = sorted(
+    {name for pattern in ("vit_*", "deit*", "eva*", "beit*", "pe_*") for name in timm.list_models(pattern)}
+    | {name for module in ("vision_transformer", "deit", "eva", "beit") for name in timm.list_models(module=module)}
+    | set(timm.list_models(module="vision_transformer_hybrid"))
+)
+_MODULES = (*("vision_transformer", "deit", "eva", "beit", "vision_transformer_hybrid", "vision_transformer_relpos"),)
+_SIZES = ("img_size", "patch_size", "depth", "embed_dim", "num_heads", "num_kv_heads")
+# Which of them take no hooks, and why.
+FROZEN_ONLY = {
+    r"beit(v2)?_.*": "it is timm's Beit",
+    r"vit_s?relpos_.*": "it is timm's VisionTransformerRelPos",
+    r"vit_(base|small)_patch16_18x2_224": "its blocks are timm's ParallelThingsBlock",
+    r"vit_(base|large|huge)_patch1[46]_xp_224|vit_pwee_.*": "its blocks are timm's ParallelScalingBlock",
+    r"vit_dpwee_.*": "its blocks are timm's DiffParallelScalingBlock",
+    r"vit_d(wee|little)_.*": "its attention is timm's DiffAttention",
+}
+
+
+def is_listed(name: str, reason: str) -> bool:
+    listed = next((reason for pattern, reason in FROZEN_ONLY.items() if re.fullmatch(pattern, name)), "")
+    return reason.startswith(listed) if listed else not reason
+
+
+def arguments(name: str) -> dict[str, Any]:
+    """Of a toy: two blocks, a few channels, a few patches."""
+    size = next(patch * 2 for patch in (14, 16, 32, 8) if f"patch{patch}" in name or patch == 8)
+    given: dict[str, Any] = {"depth": 2, "embed_dim": 48, "num_heads": 3, "num_classes": 0, "img_size": size}
+    if timm.models.is_model_in_modules(name, ("vision_transformer_hybrid",)):
+        given["img_size"] = 64
+    if "mci" in name:  # whose convolutions decide the width
+        given |= {"embed_dim": 768}
+    if "giant_patch14" in name:  # so that the two halves of its gated MLP are equally wide
+        given["mlp_ratio"] = 4.0
+    if "sapiens2" in name:
+        given["num_kv_heads"] = (3, 1)
+    return given
+
+
+def variants() -> dict[str, list[str]]:
+    """One architecture for each way in which timm calls its classes, and all that are built in the same way."""
+    asked: list[tuple[Any, ...]] = []
+
+    def build(kind: type, variant: str, pretrained: bool, **kwargs: Any) -> None:
+        asked.append((kind, sorted((key, repr(value)) for key, value in kwargs.items() if key not in _SIZES)))
+
+    groups: dict[str, list[str]] = {}
+    with pytest.MonkeyPatch.context() as patched:
+        for module in _MODULES:
+            patched.setattr(f"timm.models.{module}.build_model_with_cfg", build)
+        for name in ARCHITECTURES:
+            timm.model_entrypoint(name)(pretrained=False, **arguments(name))
+            groups.setdefault(repr(asked[-1]), []).append(name)
+    return {names[0]: names for names in groups.values()}
+
+
+def check(name: str) -> str:
+    """Why an architecture takes no hooks; its features are timm's own either way."""
+    network = randomised(timm.create_model(name, **arguments(name)))
+    size = arguments(name)["img_size"]
+    vit = frozen(network, name, "", NetworkConfig(input_size=size))
+    images = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = network.forward_head(network.forward_features(images), pre_logits=True)
+        found = vit(images)
+    assert found.shape == (2, vit.width), name
+    assert float((found - expected).abs().max() / expected.abs().max()) < 1e-5, name
+    assert isinstance(vit, FrozenFeatures) == bool(vit.frozen_only)
+    return vit.frozen_only
+
+
+def test_every_way_in_which_timm_builds_a_transformer():
+    """An architecture has timm's features to 1e-5, with hooks or, for a reason on the list, without; nothing else."""
+    groups = variants()
+    assert sum(map(len, groups.values())) == len(ARCHITECTURES) > 250
+    for name, alike in groups.items():
+        if timm.models.is_model_in_modules(name, ("vision_transformer_hybrid",)) and name != "vit_tiny_r_s16_p8_224":
+            continue  # their convolutions take long; the slow test builds them all
+        reason = check(name)
+        for other in alike:
+            assert is_listed(other, reason), (other, reason)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_architecture(name):
+    assert is_listed(name, check(name))
