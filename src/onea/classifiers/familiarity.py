@@ -126,7 +126,7 @@ class Signals(ScoreReader):
 
 
 def principal_axes(points: Tensor) -> tuple[Tensor, Tensor]:
-    """Variances of points ``[N, width]`` around zero and their directions, ``[K]`` and ``[K, width]``, the largest last.
+    """Variances ``[K]`` of points ``[N, width]`` around zero and their directions ``[K, width]``, the largest last.
 
     From the smaller of the two products of the points with themselves; directions without variance are left out.
 

@@ -64,8 +64,8 @@ class OneA(Parameters):
             None never answers so.
         held_out: share of each new class's images that calibrates the answers instead of training.
         keep: earlier versions that ``undo`` can go back to.
-        preset: how the adapter is trained and merged: ``auto`` (One-A+), ``quick`` (the same in the last three blocks, a
-            quarter of the work or less, up to three points less accurate) or ``paper`` (One-A, as published).
+        preset: how the adapter is trained and merged: ``auto`` (One-A+), ``quick`` (the same in the last three blocks,
+            a quarter of the work or less, up to three points less accurate) or ``paper`` (One-A, as published).
         epochs: over an update of ten classes; smaller ones get fewer, larger ones more. The preset's, if None.
         learning_rate: the preset's, if None.
         batch_size: images per training step; the preset's, if None.
@@ -357,8 +357,8 @@ class OneA(Parameters):
                 machine = self.device, self.precision, self.threads
                 depth = self.depth if self._depth is None else self._depth
                 depth = depth_for_models(self.backbone, self.preset == "quick") if depth is None else depth
-                taught = self._preprocess, self.image_size, self._config, depth
-                self._engine = Engine(self.backbone, *machine, self.mirror, *taught)
+                taught = self._preprocess, self.image_size, self._config
+                self._engine = Engine(self.backbone, *machine, self.mirror, *taught, depth=depth)
             return self._engine
 
     def _commit(self, state: State) -> None:

@@ -37,10 +37,8 @@ def choose_options(preset: str, given: Mapping[str, Any]) -> MergingOptions:
         return build(
             OneAMethod.Options, preset_options("one-a", "paper", "") | _bounds(given.get("epochs")) | dict(given)
         )
-    return build(
-        OneAPlus.Options,
-        preset_options("one-a-plus", "small", "") | (_QUICK if preset == "quick" else _MODEL) | dict(given),
-    )
+    ours = _QUICK if preset == "quick" else _MODEL
+    return build(OneAPlus.Options, preset_options("one-a-plus", "small", "") | ours | dict(given))
 
 
 def check_preset(preset: str) -> None:
