@@ -329,6 +329,7 @@ def test_a_background_of_known_photos_is_named(onea, tiny_vit, tiny_images):
         (["rename", "shop.onea", "class00", "class01"], "already knows"),
         (["rename", "shop.onea", "class00", "CLASS01"], "only in case"),
         (["export", "shop.onea", "-o", "/proc/nowhere/x.onnx"], "Cannot write"),
+        (["export", "shop.onea", "--to", "torch", "--preprocess"], "Only an ONNX file takes photos"),
     ],
 )
 def test_a_mistake_gets_one_sentence(onea, shop, words, sentence):
