@@ -7,7 +7,7 @@ import copy
 import json
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,15 +21,21 @@ from onea.data.resample import axis_weights
 from onea.errors import OneaError
 from onea.files import check_writable, unwritable, write_atomically
 from onea.model.answers import Snapshot
+from onea.model.images import DecodedImages, read_labelled
+from onea.model.names import UNKNOWN
+from onea.model.quality import Quality
 from onea.version import __version__
 from onea.vit.onnx_files import OPSET, Session, save, to_onnx
+from onea.vit.onnx_int8 import smooth, to_int8
 from onea.vit.onnx_photos import take_photos
 
 TOLERANCE = 1e-3
 Format = Literal["onnx", "torch"]
+Precision = Literal["fp32", "int8"]
 Answers = Callable[[Pixels], tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]]
 _OUTPUTS = ("probabilities", "familiar")
 _CHECKED = (1, 3, 16)  # images that the file must answer as the model does, in batches of these sizes
+_BATCH, _SEEN = 32, 128  # photos at a time, and those that show how activations spread
 _REMEDY = "choose another place with -o"
 
 
@@ -70,48 +76,59 @@ class Export:
         description: of the JSON file beside it.
         input: what it takes, in words.
         difference: between its probabilities and the model's, at most.
+        quality: how it answers labelled photos, where it is in eight bits.
     """
 
     path: Path
     description: Path
     input: str
     difference: float
+    quality: Quality | None = None
 
 
-def export(model: Snapshot, to: Format, path: Path, *, preprocess: bool | None = None) -> Export:
+def export(
+    model: Snapshot,
+    to: Format,
+    path: Path,
+    *,
+    preprocess: bool | None = None,
+    precision: Precision = "fp32",
+    check: Path | None = None,
+) -> Export:
     """Write a model for ONNX Runtime (``onnx``) or ``torch.export.load`` (``torch``), with a description beside it.
 
-    The file is kept only if it answers as the model does, to ``TOLERANCE``.
+    The file is kept only if it answers as the model does, to ``TOLERANCE``; in eight bits, if it answers labelled
+    photos nearly as well (``onea.model.quality``).
 
     Args:
         model: which one.
         to: the format.
         path: of the file.
         preprocess: whether the file takes photos of any size, and not squares of pixels; by default ONNX files do.
+        precision: ``int8`` computes the network's products in eight bits (``onnx`` only).
+        check: folder of class folders with the photos that decide about ``int8``.
 
     Raises:
         OneaError: a library is missing, the place cannot be written, or the answers differ.
     """
-    if preprocess and to == "torch":
-        raise OneaError("Only an ONNX file takes photos of any size; export --to onnx, or leave --preprocess out.")
+    photos = to == "onnx" if preprocess is None else preprocess
+    _check_wishes(to, photos, precision, check)
     model.check_taught()
     check_writable(path.parent)
-    photos = to == "onnx" if preprocess is None else preprocess
-    facts = _facts(model, to, photos)
+    labelled = _read_check(model, check) if check else None
+    facts = _facts(model, to, photos, precision)
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / f"model{path.suffix}"
-        graph = Graph(model).eval().requires_grad_(False)
-        squares = torch.rand(2, 3, model.side, model.side, generator=torch.Generator().manual_seed(0))
-        if to == "onnx":
-            written = to_onnx(graph, squares, _OUTPUTS)
-            if photos:
-                take_photos(written, model.side)
-            save(written, made, {key: json.dumps(value) for key, value in facts.items()})
+        _write(model, to, photos, labelled, facts, made)
+        answers = _answers(made, to, photos)
+        if labelled:
+            difference, quality = _compared(model, answers, labelled)
+            quality.check()
+            facts["check"] = asdict(quality)
         else:
-            _write_torch(graph, squares, facts, made)
-        difference = _difference(model, _answers(made, to, photos), photos)
-        if not difference <= TOLERANCE:
-            raise OneaError(f"The exported file differs from the model by {difference:.2g}; it was not kept.")
+            difference, quality = _difference(model, answers, photos), None
+            if not difference <= TOLERANCE:
+                raise OneaError(f"The exported file differs from the model by {difference:.2g}; it was not kept.")
         try:
             content = made.read_bytes()
         except OSError as error:
@@ -120,10 +137,52 @@ def export(model: Snapshot, to: Format, path: Path, *, preprocess: bool | None =
     write_atomically(path, content, _REMEDY)
     facts["difference_from_pytorch"] = difference
     write_atomically(description, (json.dumps(facts, indent=1) + "\n").encode(), _REMEDY)
-    return Export(path, description, facts["input"], difference)
+    return Export(path, description, facts["input"], difference, quality)
 
 
-def _facts(model: Snapshot, to: Format, photos: bool) -> dict[str, Any]:
+def _check_wishes(to: Format, photos: bool, precision: Precision, check: Path | None) -> None:
+    if photos and to == "torch":
+        raise OneaError("Only an ONNX file takes photos of any size; export --to onnx, or leave --preprocess out.")
+    if precision == "int8" and to == "torch":
+        raise OneaError("Only an ONNX file can be in eight bits; export --to onnx, or leave --precision out.")
+    if precision == "int8" and check is None:
+        raise OneaError(
+            "Eight bits can cost accuracy: give --check and a folder with one folder of photos for each class, which "
+            "decide whether the file is written."
+        )
+    if precision != "int8" and check is not None:
+        raise OneaError("--check is for --precision int8; without it the file answers as the model does anyway.")
+
+
+def _read_check(model: Snapshot, folder: Path) -> DecodedImages:
+    found = read_labelled(folder, None, model.side)
+    assert found.labels is not None
+    if not set(found.labels) & set(model.classes):
+        raise OneaError(f"The model knows none of the classes in {folder}; check the names.")
+    return found
+
+
+def _write(
+    model: Snapshot, to: Format, photos: bool, labelled: DecodedImages | None, facts: dict[str, Any], path: Path
+) -> None:
+    graph = Graph(model).eval().requires_grad_(False)
+    squares = torch.rand(2, 3, model.side, model.side, generator=torch.Generator().manual_seed(0))
+    if to == "torch":
+        program = torch.export.export(graph, (squares,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+        torch.export.save(program, path, extra_files={"onea.json": json.dumps(facts)})
+        return
+    if labelled:
+        some = torch.from_numpy(labelled.pixels[:: -(-len(labelled) // _SEEN)]).float() / 255
+        smooth(graph.vit, lambda: [graph(part) for part in some.split(_BATCH)])
+    written = to_onnx(graph, squares, _OUTPUTS)
+    if labelled:
+        written = to_int8(written)
+    if photos:
+        take_photos(written, model.side)
+    save(written, path, {key: json.dumps(value) for key, value in facts.items()})
+
+
+def _facts(model: Snapshot, to: Format, photos: bool, precision: Precision) -> dict[str, Any]:
     side = model.side
     squares = f"float32 [N, 3, {side}, {side}], RGB, pixels in 0..1 (short side resized, centre cut out)"
     return {
@@ -134,6 +193,7 @@ def _facts(model: Snapshot, to: Format, photos: bool) -> dict[str, Any]:
         "input": "images: " + ("uint8 [N, H, W, 3], RGB, photos of any size, upright" if photos else squares),
         "side": side,
         "output": "probabilities: float32 [N, classes]; familiar: bool [N], false means unknown",
+        "precision": precision,
         "opset": OPSET if to == "onnx" else None,
     }
 
@@ -159,9 +219,25 @@ def _difference(model: Snapshot, answers: Answers, photos: bool) -> float:
     return max(float(np.abs(answers(images)[0] - model.predict_proba(images)).max()) for images in batches)
 
 
-def _write_torch(graph: Graph, images: Tensor, facts: dict[str, Any], path: Path) -> None:
-    program = torch.export.export(graph, (images,), dynamic_shapes=({0: torch.export.Dim("batch")},))
-    torch.export.save(program, path, extra_files={"onea.json": json.dumps(facts)})
+def _compared(model: Snapshot, answers: Answers, photos: DecodedImages) -> tuple[float, Quality]:
+    """The largest difference between probabilities, and how a file answers labelled photos beside the model."""
+    assert photos.labels is not None
+    names = np.array(model.classes)
+    parts = [
+        answers(photos.pixels[start : start + _BATCH].transpose(0, 2, 3, 1)) for start in range(0, len(photos), _BATCH)
+    ]
+    probabilities, familiar = (np.concatenate(part) for part in zip(*parts, strict=True))
+    found = model.judge(photos)
+    difference = float(np.abs(probabilities - model.probabilities(found.scores).numpy()).max())
+    asked = model.answers_from(photos, found, k=1)
+    nearest = names[probabilities.argmax(1)]
+    given = np.where(familiar, nearest, UNKNOWN)
+    quality = Quality.of(
+        photos.labels,
+        ([answer.top[0][0] for answer in asked], nearest.tolist()),
+        ([answer.label for answer in asked], given.tolist()),
+    )
+    return difference, quality
 
 
 def _read_torch(path: Path) -> Callable[[npt.NDArray[Any]], list[npt.NDArray[Any]]]:
