@@ -25,7 +25,7 @@ from onea.model.images import DecodedImages, read_labelled
 from onea.model.names import UNKNOWN
 from onea.model.quality import Quality
 from onea.version import __version__
-from onea.vit.onnx_files import OPSET, Session, save, to_onnx
+from onea.vit.onnx_files import OPSET, Session, check_installed, save, to_onnx
 from onea.vit.onnx_int8 import smooth, to_int8
 from onea.vit.onnx_photos import take_photos
 
@@ -115,6 +115,8 @@ def export(
     _check_wishes(to, photos, precision, check)
     model.check_taught()
     check_writable(path.parent)
+    if to == "onnx":
+        check_installed()  # before minutes of reading photos
     labelled = _read_check(model, check) if check else None
     facts = _facts(model, to, photos, precision)
     with tempfile.TemporaryDirectory() as folder:

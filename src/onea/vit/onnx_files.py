@@ -30,10 +30,19 @@ def needed(name: str) -> Any:
         raise OneaError(f"Export to ONNX needs {package}; pip install 'onea[export]'.") from None
 
 
-def to_onnx(module: nn.Module, images: Tensor, outputs: Sequence[str]) -> Any:
-    """A module as an ONNX model that takes ``images`` in batches of any size."""
+def check_installed() -> None:
+    """Refuse to begin where a library that ONNX files need is missing.
+
+    Raises:
+        OneaError: one is.
+    """
     for library in ("onnx", "onnxscript", "onnxruntime"):
         needed(library)
+
+
+def to_onnx(module: nn.Module, images: Tensor, outputs: Sequence[str]) -> Any:
+    """A module as an ONNX model that takes ``images`` in batches of any size."""
+    check_installed()
     program = torch.onnx.export(
         module,
         (images,),
