@@ -12,6 +12,7 @@ import pytest
 import torch
 from model_tools import tiny_model
 
+from onea.cli.model_display import print_quality
 from onea.errors import OneaError
 from onea.model import quality
 from onea.model.export import Graph, export
@@ -97,6 +98,15 @@ def test_the_gate(lost, won, same, good):
     else:
         with pytest.raises(OneaError, match="no file was written"):
             found.check()
+
+
+def test_few_photos_promise_less(capsys):
+    print_quality(Quality(photos=100, right=80, lost=0, won=0, same=100))
+    said = capsys.readouterr().out
+    assert "100 photos: 80.0 % right, 80.0 % in fp32; 100.0 % of the answers the same" in said
+    assert "at most 1.6 points lost and 97.4 % of the answers the same; 2,000 or more tell better" in said
+    print_quality(Quality(photos=2000, right=1600, lost=3, won=1, same=1990))
+    assert "promise" not in capsys.readouterr().out
 
 
 def test_the_promise_is_kept_in_19_of_20_draws():
