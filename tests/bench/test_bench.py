@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from onea.bench import exported
 from onea.bench.config import BenchConfig
 from onea.bench.plain import PlainImages, loader, plain_epoch, plain_network, plain_transform
 from onea.bench.rows import FAST, PLAIN, SAME
@@ -201,6 +202,47 @@ def test_a_whole_stream_is_timed_and_its_record_kept(tiny_vit, tmp_path, monkeyp
 def test_a_stream_has_the_epochs_its_dataset_has_in_the_paper():
     config = stream_config(BenchConfig("x.safetensors"), "cub200")
     assert [config.options[name] for name in ("epochs", "min_epochs", "max_epochs")] == [10, 5, 20]
+
+
+def test_exported_files_answer_as_pytorch_does(tiny_vit, tmp_path):
+    for library in ("onnx", "onnxruntime", "onnxscript"):
+        pytest.importorskip(library)
+    network = exported._Network(bench_backbone(tiny_vit), rank=4)
+    columns = exported._columns(network, 1, tmp_path)
+    images = np.random.default_rng(0).standard_normal((5, 3, network.vit.size, network.vit.size), dtype=np.float32)
+    scores = {name: np.asarray(answer(images)).reshape(5, -1) for name, answer in columns.items()}
+    assert {"PyTorch fp32", "ONNX Runtime fp32", "ONNX Runtime int8"} <= set(scores)
+    wanted = scores[exported.PYTORCH]
+    np.testing.assert_allclose(scores["ONNX Runtime fp32"], wanted, atol=1e-4)
+    for name, found in scores.items():
+        np.testing.assert_allclose(found, wanted, atol=0.1, err_msg=name)
+    assert not np.allclose(scores["ONNX Runtime int8"], wanted, atol=1e-6), "eight bits are not thirty-two"
+
+
+def test_exported_files_are_timed_beside_pytorch(tiny_vit, tmp_path, monkeypatch, capsys):
+    for library in ("onnx", "onnxruntime", "onnxscript"):
+        pytest.importorskip(library)
+    command = ["onea", "bench", "--export", "--backbone", str(tiny_vit), "--out", str(tmp_path), "--threads", "1"]
+    monkeypatch.setattr("sys.argv", [*command, "--rank", "4", "--quick", "--seconds", "0.01"])
+    with pytest.raises(SystemExit, match="0"):
+        main()
+    out = capsys.readouterr().out
+    [path] = tmp_path.glob("bench-*-tiny-export.csv")
+    with path.open() as file:
+        rows = list(csv.DictReader(file))
+    for name in ("PyTorch fp32", "ONNX Runtime fp32", "ONNX Runtime int8"):
+        assert name in out
+        units = {(row["setting"], row["unit"]) for row in rows if row["column"] == name and float(row["value"]) > 0}
+        assert units == {("batch 1", "ms"), ("batch 1", "images/s"), ("batch 32", "ms"), ("batch 32", "images/s")}
+    for words, sentence in {
+        ("--batch", "4"): "--batch has no effect with --export",
+        ("--data", "folder:x"): "--data and --export exclude each other",
+        ("--device", "cuda"): "--export measures the CPU",
+    }.items():
+        monkeypatch.setattr("sys.argv", [*command, *words])
+        with pytest.raises(SystemExit, match="2"):
+            main()
+        assert sentence in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

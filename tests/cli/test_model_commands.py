@@ -329,6 +329,11 @@ def test_a_background_of_known_photos_is_named(onea, tiny_vit, tiny_images):
         (["rename", "shop.onea", "class00", "class01"], "already knows"),
         (["rename", "shop.onea", "class00", "CLASS01"], "only in case"),
         (["export", "shop.onea", "-o", "/proc/nowhere/x.onnx"], "Cannot write"),
+        (["export", "shop.onea", "--to", "torch", "--preprocess"], "Only an ONNX file takes photos"),
+        (["export", "shop.onea", "--precision", "int8"], "give --check and a folder"),
+        (["export", "shop.onea", "--precision", "int4"], "choose fp32 or int8"),
+        (["export", "shop.onea", "--check", "photos"], "--check is for --precision int8"),
+        (["export", "shop.onea", "--to", "torch", "--precision", "int8"], "Only an ONNX file can be in eight bits"),
     ],
 )
 def test_a_mistake_gets_one_sentence(onea, shop, words, sentence):

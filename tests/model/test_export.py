@@ -3,17 +3,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from documented import ROOT, blocks
 from model_tools import tiny_model
+from PIL import Image
 
 from onea.errors import OneaError
 from onea.model import export as exporting
 from onea.model.export import Graph, export
 from onea.model.images import DecodedImages
+from onea.vit.onnx_files import OPSET
 
 
 @pytest.fixture(scope="module")
@@ -38,27 +45,156 @@ def test_the_graph_is_the_model(model, thousand):
     assert (margins >= model.threshold).tolist() == [not answer.unknown for answer in model.answers(thousand)]
 
 
-def test_onnx_gives_the_same_answer_on_a_thousand_images(model, thousand, tmp_path):
-    onnx = pytest.importorskip("onnx")
-    runtime = pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
-    done = export(model, "onnx", tmp_path / "model.onnx")
-    assert done.difference <= 1e-3
-    session = runtime.InferenceSession(done.path, providers=["CPUExecutionProvider"])
-    pixels = thousand.pixels.astype(np.float32) / 255
-    parts = [session.run(["probabilities"], {"images": part})[0] for part in np.split(pixels, [1, 8, 300])]
-    found, wanted = np.concatenate(parts), model.predict_proba(thousand)
+@pytest.fixture(scope="module")
+def exported(model, tmp_path_factory):
+    for library in ("onnx", "onnxruntime", "onnxscript"):
+        pytest.importorskip(library)
+    return export(model, "onnx", tmp_path_factory.mktemp("exported") / "shop.onnx")
+
+
+def session_of(path):
+    return pytest.importorskip("onnxruntime").InferenceSession(path, providers=["CPUExecutionProvider"])
+
+
+def same(found, wanted):
+    """Probabilities to 1e-3, and the same best class where two are not equally good."""
     np.testing.assert_allclose(found, wanted, atol=1e-3)
     best = np.sort(wanted, axis=1)
-    ties = best[:, -1] - best[:, -2] < 1e-4
-    assert ties.mean() < 0.05
+    ties = best[:, -1] - best[:, -2] < 1e-3
+    assert ties.mean() < 0.1
     assert (found.argmax(1) == wanted.argmax(1))[~ties].all()
-    written = onnx.load(done.path)
-    assert {entry.domain: entry.version for entry in written.opset_import}[""] == exporting.OPSET
+
+
+def test_onnx_gives_the_same_answer_on_a_thousand_images(model, thousand, exported):
+    assert exported.difference <= 1e-3
+    session, pixels = session_of(exported.path), thousand.pixels.transpose(0, 2, 3, 1)
+    parts = [session.run(["probabilities"], {"images": part})[0] for part in np.split(pixels, [1, 8, 300])]
+    same(np.concatenate(parts), model.predict_proba(thousand))
+    written = pytest.importorskip("onnx").load(exported.path)
+    assert {entry.domain: entry.version for entry in written.opset_import} == {"": OPSET}
     props = {entry.key: json.loads(entry.value) for entry in written.metadata_props}
-    facts = json.loads(done.description.read_text())
+    facts = json.loads(exported.description.read_text())
     assert props["classes"] == facts["classes"] == list(model.classes)
     assert facts["version"] == model.version
+    assert facts["side"] == props["side"] == model.side
+
+
+def test_photos_of_any_shape_are_resized_as_pillow_resizes_them(model):
+    """The part of the graph before the network, alone, and pixel by pixel."""
+    onnx, runtime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+    from onea.data.decode import fit
+    from onea.vit.onnx_photos import take_photos
+
+    side, random = 32, np.random.default_rng(5)
+    image = onnx.helper.make_tensor_value_info("images", onnx.TensorProto.FLOAT, ["batch", 3, side, side])
+    kept = onnx.helper.make_tensor_value_info("kept", onnx.TensorProto.FLOAT, ["batch", 3, side, side])
+    nodes = [onnx.helper.make_node("Identity", ["images"], ["kept"])]
+    graph = onnx.helper.make_model(
+        onnx.helper.make_graph(nodes, "nothing", [image], [kept]),
+        opset_imports=[onnx.helper.make_opsetid("", OPSET)],
+        ir_version=8,
+    )
+    take_photos(graph, side)
+    session = runtime.InferenceSession(graph.SerializeToString(), providers=["CPUExecutionProvider"])
+    shapes = [(1, 1), (2, 300), (300, 7), (31, 33), (32, 32), (33, 32), (32, 35), (77, 131), (131, 77), (65, 129)]
+    shapes += [tuple(random.integers(1, 400, 2)) for _ in range(40)]
+    for shape in shapes:
+        smooth = Image.fromarray(random.integers(0, 256, (5, 6, 3), dtype=np.uint8)).resize(shape[::-1])
+        photos = np.stack([np.asarray(smooth), random.integers(0, 256, (*shape, 3), dtype=np.uint8)])
+        found = np.rint(255 * session.run(None, {"images": photos})[0]).astype(int)
+        wanted = np.stack([fit(Image.fromarray(photo), side, side) for photo in photos]).astype(int)
+        assert np.abs(found - wanted).max() <= 1, shape
+        assert (found != wanted).mean() < 0.01, shape
+
+
+def photos_of_many_kinds(sources, folder):
+    """Upright and turned, of every mode that photos have, smaller and larger than a network's square."""
+    random = np.random.default_rng(3)
+    sizes = [
+        (32, 32),
+        (21, 50),
+        (150, 111),
+        (520, 600),
+    ]  # a JPEG is decoded at a half from 128 on, at an eighth from 512
+
+    def saved(picture, kind, ending, **how):
+        picture.save(folder / f"{len(list(folder.iterdir())):03d}-{kind}.{ending}", **how)
+
+    def turned(value):
+        exif = Image.Exif()
+        exif[0x0112] = value
+        return exif
+
+    for number, source in enumerate(sources):
+        with Image.open(source) as opened:
+            width, height = sizes[number % len(sizes)]
+            picture = opened.convert("RGB").resize((width, height), Image.Resampling.BICUBIC)
+        alpha = Image.fromarray(random.integers(0, 256, (height, width), dtype=np.uint8))
+        with_alpha = picture.copy()
+        with_alpha.putalpha(alpha)
+        grey = picture.convert("L")
+        clear = picture.quantize(16)
+        saved(picture, "rgb", "jpg", quality=90)
+        saved(picture, "progressive", "jpg", progressive=True)
+        saved(picture, "turned", "jpg", exif=turned(1 + number % 8))
+        saved(picture, "turned", "png", exif=turned(8 - number % 8))
+        saved(picture.convert("CMYK"), "cmyk", "jpg")
+        saved(grey, "grey", "jpg")
+        saved(picture, "rgb", "png")
+        saved(with_alpha, "alpha", "png")
+        saved(with_alpha, "alpha", "webp", lossless=True)
+        saved(Image.merge("LA", (grey, alpha)), "grey-alpha", "png")
+        saved(picture, "rgb", "webp")
+        saved(clear, "palette", "png")
+        saved(clear, "transparent-palette", "png", transparency=3)
+        saved(picture, "transparent-colour", "png", transparency=picture.getpixel((3, 3)))
+        saved(clear, "palette", "gif")
+        saved(grey.point(lambda level: level > 128, "1"), "two", "png")
+        deep = np.asarray(grey, np.uint16) * 257 + random.integers(0, 257, (height, width), dtype=np.uint16)
+        saved(Image.fromarray(np.minimum(deep, 65_535).astype(np.uint16)), "deep", "png")
+        saved(picture, "turned", "tif", exif=turned(6))
+    return sorted(folder.iterdir())
+
+
+def test_the_documented_lines_answer_as_predict_does(model, exported, tiny_images, tmp_path, monkeypatch):
+    [block] = [block for block in blocks(ROOT / "docs/models.md") if block.how.endswith("test_export.py")]
+    assert len(block.text.splitlines()) <= 10
+    first, opened, others = block.text.replace("shop.onnx", str(exported.path)).partition("photo = ")
+    each = compile(opened + others, "docs/models.md", "exec")
+    names: dict[str, Any] = {}
+    exec(first, names)
+    monkeypatch.chdir(tmp_path)
+    sources = [*sorted((tiny_images / "test").glob("*/*")), *sorted((tiny_images / "train").glob("*/0.png"))]
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    files = photos_of_many_kinds(sources[::2], folder)
+    assert len(files) >= 200
+    probabilities, printed, familiar = [], [], []
+    for file in files:
+        Path("photo.jpg").write_bytes(file.read_bytes())
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            exec(each, names)
+        probabilities.append(names["probabilities"][0])
+        familiar.append(names["familiar"][0])
+        printed.append(out.getvalue().rpartition(" ")[0])
+    wanted = model.predict_proba(files)
+    same(np.stack(probabilities), wanted)
+    margins = model.judge(files).familiarity.numpy() - model.threshold
+    clear = np.abs(margins) > 1e-2  # nearer to the threshold, rounding decides
+    assert clear.mean() > 0.9
+    assert 0.02 < (margins < 0).mean() < 0.98, "some are unknown and some are not"
+    assert ((margins >= 0) == familiar)[clear].all()
+    sure = clear & (np.diff(np.sort(wanted, axis=1)[:, -2:], axis=1)[:, 0] > 1e-3)
+    assert (model.predict(files) == printed)[sure].all()
+
+
+def test_squares_if_that_is_what_is_wanted(model, thousand, exported, tmp_path):
+    done = export(model, "onnx", tmp_path / "model.onnx", preprocess=False)
+    assert f"float32 [N, 3, {model.side}, {model.side}]" in done.input
+    pixels = thousand.pixels.astype(np.float32) / 255
+    same(session_of(done.path).run(None, {"images": pixels})[0], model.predict_proba(thousand))
+    with pytest.raises(OneaError, match="Only an ONNX file takes photos"):
+        export(model, "torch", tmp_path / "model.pt2", preprocess=True)
 
 
 def test_torch_export_gives_the_same_answer(model, thousand, tmp_path):
@@ -69,7 +205,7 @@ def test_torch_export_gives_the_same_answer(model, thousand, tmp_path):
 
 
 def test_a_file_that_differs_is_not_kept(model, tmp_path, monkeypatch):
-    monkeypatch.setattr(exporting, "_read_torch", lambda path: lambda batch: (torch.zeros(len(batch), 6), None))
+    monkeypatch.setattr(exporting, "_read_torch", lambda path: lambda batch: (np.zeros((len(batch), 6)), None))
     with pytest.raises(OneaError, match="not kept"):
         export(model, "torch", tmp_path / "model.pt2")
     assert not list(tmp_path.iterdir())

@@ -11,7 +11,10 @@ import typer
 from onea.bench.config import BenchConfig
 from onea.cli.options import options_of
 
-_NOT_OF_A_STREAM = ("rank", "batch", "workers", "tasks", "seconds", "quick", "official")
+_NO_EFFECT = {
+    "data": ("rank", "batch", "workers", "tasks", "seconds", "quick", "official"),
+    "export": ("batch", "precision", "compile", "tasks", "workers", "official"),
+}
 
 
 @options_of(BenchConfig)
@@ -21,6 +24,14 @@ def bench(
         str | None,
         typer.Option(help="Instead of all that, time One-A on this dataset: 10 tasks, the paper's epochs."),
     ] = None,
+    export: Annotated[
+        bool,
+        typer.Option(
+            "--export",
+            help="Instead of all that, time answers on the CPU: PyTorch, ONNX Runtime in fp32 and int8, OpenVINO if "
+            "it is installed.",
+        ),
+    ] = False,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the CSV.", show_default="benchmarks/ if it exists, else here")
     ] = None,
@@ -32,6 +43,7 @@ def bench(
     """
     from rich.console import Console
 
+    from onea.bench.exported import export_bench
     from onea.bench.run import bench as measure
     from onea.bench.stream import stream_bench
     from onea.cli.bench_display import print_result
@@ -39,8 +51,12 @@ def bench(
     from onea.files import check_writable
     from onea.options import build
 
-    if wrong := next((name for name in _NOT_OF_A_STREAM if data and name in given), None):
-        raise OneaError(f"--{wrong} has no effect with --data, which runs One-A as its preset says; drop it.")
+    if data and export:
+        raise OneaError("--data and --export exclude each other; give one of them.")
+    instead = "data" if data else "export" if export else ""
+    if wrong := next((name for name in _NO_EFFECT.get(instead, ()) if name in given), None):
+        reason = "runs One-A as its preset says" if data else "compares fixed ways to answer"
+        raise OneaError(f"--{wrong} has no effect with --{instead}, which {reason}; drop it.")
     if given.get("quick"):
         given.setdefault("seconds", BenchConfig.seconds / 10)
     config = build(BenchConfig, given)
@@ -49,6 +65,9 @@ def bench(
     console = Console(stderr=True)
     with console.status("preparing") as status:
         on_status = status.update
-        result = stream_bench(config, data, folder, on_status) if data else measure(config, on_status)
+        if data:
+            result = stream_bench(config, data, folder, on_status)
+        else:
+            result = export_bench(config, on_status) if export else measure(config, on_status)
     print_result(result)
     print(result.write(folder))

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table as TerminalTable
 
 from onea.bench.answering import timm_column
+from onea.bench.exported import EXPORT, PYTORCH
 from onea.bench.rows import FAST, OFFICIAL, PLAIN, SAME, Row, find
 from onea.bench.run import BenchResult
 from onea.report.formats import terminal
@@ -25,6 +26,11 @@ def print_result(result: BenchResult) -> None:
     how = f"{result.precision}, {'compiled' if result.compiled else 'eager'}"
     if result.busy:
         console.print(f"[yellow]others use this machine (load {result.load:.1f}): measure again when it is idle[/]")
+    if result.data == EXPORT:
+        console.print(f"{result.backbone}, rank {result.config.rank}, {result.hardware}")
+        console.print(f"×: how many times faster than {PYTORCH}")
+        console.print(_exported(result.rows))
+        return
     if result.data:
         console.print(f"One-A with {result.backbone}, {how}, {result.hardware}")
         console.print(_list(result.rows))
@@ -42,6 +48,19 @@ def print_result(result: BenchResult) -> None:
 
 def _list(rows: list[Row]) -> TerminalTable:
     return _table(("", ""), ([f"{row.setting}, {row.unit}", _number(row)] for row in rows))
+
+
+def _exported(rows: list[Row]) -> TerminalTable:
+    """Each way to answer, with its time for each batch and how it compares."""
+    settings = list(dict.fromkeys(row.setting for row in rows))
+    lines = []
+    for name in dict.fromkeys(row.column for row in rows):
+        times = [
+            (find(rows, "inference", one, name, "ms"), find(rows, "inference", one, PYTORCH, "ms")) for one in settings
+        ]
+        lines.append([name, *(cell for ours, plain in times for cell in (_number(ours), _ratio(ours, plain)))])
+    heads = [cell for setting in settings for cell in (f"{setting}, ms", "×")]
+    return _table(("inference", *heads), lines)
 
 
 def _columns(rows: list[Row]) -> TerminalTable:

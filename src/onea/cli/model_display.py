@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from onea.model.answers import Answer
     from onea.model.estimator import OneA
     from onea.model.evaluation import Evaluation, OpenSet
+    from onea.model.quality import Quality
 
 
 class TeachDisplay(OnScreen, Progress):
@@ -167,3 +168,20 @@ def print_history(console: Console, updates: Sequence[dict[str, Any]], kept: Seq
     console.print(terminal(table, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1)))
     earlier = ", ".join(map(str, kept[:-1])) or "none"
     console.print(f"present version {kept[-1]}; undo can go back to: {earlier}", highlight=False)
+
+
+def print_quality(found: Quality) -> None:
+    """What a file in eight bits loses on labelled photos, and what they can promise where they are few."""
+    from onea.model.quality import ENOUGH
+
+    before, after = (100 * accuracy for accuracy in found.accuracy)
+    photos = count(found.photos, "photo", "photos")
+    print(
+        f"{photos}: {after:.1f} % right, {before:.1f} % in fp32; {100 * found.agreement:.1f} % of the answers the same"
+    )
+    if found.photos < ENOUGH:
+        loss, agreement = (100 * bound for bound in found.promised)
+        print(
+            f"{photos} can promise (95 % confidence) at most {max(0.0, loss):.1f} points lost and {agreement:.1f} % of "
+            f"the answers the same; {ENOUGH:,} or more tell better"
+        )

@@ -150,7 +150,9 @@ def fit(image: Image.Image, height: int, width: int) -> Pixels:
             covering = max(width, image.width * height // image.height), height
         else:
             covering = width, max(height, image.height * width // image.width)
-        image = image.resize(covering, Image.Resampling.BICUBIC)
+        # One axis after the other, width first: Pillow rounds after each, and its versions differ in which is first.
+        for size in ((covering[0], image.height), covering):
+            image = image.resize(size, Image.Resampling.BICUBIC)
         left, top = round((image.width - width) / 2), round((image.height - height) / 2)
         image = image.crop((left, top, left + width, top + height))
     return np.ascontiguousarray(np.asarray(image, dtype=np.uint8).transpose(2, 0, 1))

@@ -1,30 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model as one file that needs no onea: the adapter, the prototypes and the normalisation are inside the graph."""
+"""A model as one file that needs no onea: the adapter, the prototypes and the preprocessing are inside the graph."""
 
 from __future__ import annotations
 
 import copy
-import importlib
 import json
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from onea.data.dataset import Pixels
 from onea.data.resample import axis_weights
 from onea.errors import OneaError
 from onea.files import check_writable, unwritable, write_atomically
 from onea.model.answers import Snapshot
+from onea.model.images import DecodedImages, read_labelled
+from onea.model.names import UNKNOWN
+from onea.model.quality import Quality
 from onea.version import __version__
+from onea.vit.onnx_files import OPSET, Session, check_installed, save, to_onnx
+from onea.vit.onnx_int8 import smooth, to_int8
+from onea.vit.onnx_photos import take_photos
 
-OPSET = 18
 TOLERANCE = 1e-3
 Format = Literal["onnx", "torch"]
-_CHECKED = 16  # images that the file must answer as PyTorch does, in batches of different sizes
+Precision = Literal["fp32", "int8"]
+Answers = Callable[[Pixels], tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]]
+_OUTPUTS = ("probabilities", "familiar")
+_CHECKED = (1, 3, 16)  # images that the file must answer as the model does, in batches of these sizes
+_BATCH, _SEEN = 32, 128  # photos at a time, and those that show how activations spread
 _REMEDY = "choose another place with -o"
 
 
@@ -58,44 +69,68 @@ class Graph(nn.Module):
 
 @dataclass(frozen=True)
 class Export:
-    """What was written, and how far its answers are from PyTorch's at most."""
+    """What was written.
+
+    Attributes:
+        path: of the file.
+        description: of the JSON file beside it.
+        input: what it takes, in words.
+        difference: between its probabilities and the model's, at most.
+        quality: how it answers labelled photos, where it is in eight bits.
+    """
 
     path: Path
     description: Path
+    input: str
     difference: float
+    quality: Quality | None = None
 
 
-def export(model: Snapshot, to: Format, path: Path) -> Export:
+def export(
+    model: Snapshot,
+    to: Format,
+    path: Path,
+    *,
+    preprocess: bool | None = None,
+    precision: Precision = "fp32",
+    check: Path | None = None,
+) -> Export:
     """Write a model for ONNX Runtime (``onnx``) or ``torch.export.load`` (``torch``), with a description beside it.
 
-    The file is kept only if it answers as PyTorch does, to ``TOLERANCE``.
+    The file is kept only if it answers as the model does, to ``TOLERANCE``; in eight bits, if it answers labelled
+    photos nearly as well (``onea.model.quality``).
+
+    Args:
+        model: which one.
+        to: the format.
+        path: of the file.
+        preprocess: whether the file takes photos of any size, and not squares of pixels; by default ONNX files do.
+        precision: ``int8`` computes the network's products in eight bits (``onnx`` only).
+        check: folder of class folders with the photos that decide about ``int8``.
 
     Raises:
         OneaError: a library is missing, the place cannot be written, or the answers differ.
     """
+    photos = to == "onnx" if preprocess is None else preprocess
+    _check_wishes(to, photos, precision, check)
     model.check_taught()
     check_writable(path.parent)
-    graph = Graph(model).eval().requires_grad_(False)
-    side = model.side
-    images = torch.rand(_CHECKED, 3, side, side, generator=torch.Generator().manual_seed(0))
-    facts: dict[str, Any] = {
-        "onea": __version__,
-        "classes": list(model.classes),
-        "version": model.version,
-        "backbone": {
-            key: model.engine.backbone[key] for key in ("name", "sha256", "licence") if key in model.engine.backbone
-        },
-        "input": f"images: float32 [N, 3, {side}, {side}], RGB, pixels in 0..1 (short side resized, centre cut out)",
-        "output": "probabilities: float32 [N, classes]; familiar: bool [N], false means unknown",
-        "opset": OPSET if to == "onnx" else None,
-    }
-    writer, reader = (_write_onnx, _read_onnx) if to == "onnx" else (_write_torch, _read_torch)
+    if to == "onnx":
+        check_installed()  # before minutes of reading photos
+    labelled = _read_check(model, check) if check else None
+    facts = _facts(model, to, photos, precision)
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / f"model{path.suffix}"
-        writer(graph, images, facts, made)
-        difference = _difference(graph, reader(made), images)
-        if not difference <= TOLERANCE:
-            raise OneaError(f"The exported file differs from PyTorch by {difference:.2g}; it was not kept.")
+        _write(model, to, photos, labelled, facts, made)
+        answers = _answers(made, to, photos)
+        if labelled:
+            difference, quality = _compared(model, answers, labelled)
+            quality.check()
+            facts["check"] = asdict(quality)
+        else:
+            difference, quality = _difference(model, answers, photos), None
+            if not difference <= TOLERANCE:
+                raise OneaError(f"The exported file differs from the model by {difference:.2g}; it was not kept.")
         try:
             content = made.read_bytes()
         except OSError as error:
@@ -104,64 +139,111 @@ def export(model: Snapshot, to: Format, path: Path) -> Export:
     write_atomically(path, content, _REMEDY)
     facts["difference_from_pytorch"] = difference
     write_atomically(description, (json.dumps(facts, indent=1) + "\n").encode(), _REMEDY)
-    return Export(path, description, difference)
+    return Export(path, description, facts["input"], difference, quality)
 
 
-Answers = Callable[[Tensor], tuple[Tensor, Tensor]]
+def _check_wishes(to: Format, photos: bool, precision: Precision, check: Path | None) -> None:
+    if photos and to == "torch":
+        raise OneaError("Only an ONNX file takes photos of any size; export --to onnx, or leave --preprocess out.")
+    if precision == "int8" and to == "torch":
+        raise OneaError("Only an ONNX file can be in eight bits; export --to onnx, or leave --precision out.")
+    if precision == "int8" and check is None:
+        raise OneaError(
+            "Eight bits can cost accuracy: give --check and a folder with one folder of photos for each class, which "
+            "decide whether the file is written."
+        )
+    if precision != "int8" and check is not None:
+        raise OneaError("--check is for --precision int8; without it the file answers as the model does anyway.")
 
 
-def _difference(graph: Graph, answers: Answers, images: Tensor) -> float:
-    worst = 0.0
-    for batch in (images[:1], images[:3], images):
-        with torch.no_grad():
-            wanted = graph(batch)[0]
-        worst = max(worst, float((wanted - answers(batch)[0]).abs().max()))
-    return worst
+def _read_check(model: Snapshot, folder: Path) -> DecodedImages:
+    found = read_labelled(folder, None, model.side)
+    assert found.labels is not None
+    if not set(found.labels) & set(model.classes):
+        raise OneaError(f"The model knows none of the classes in {folder}; check the names.")
+    return found
 
 
-def _write_onnx(graph: Graph, images: Tensor, facts: dict[str, Any], path: Path) -> None:
-    onnx = _needed("onnx")
-    _needed("onnxscript")
-    _needed("onnxruntime")
-    program = torch.onnx.export(
-        graph,
-        (images[:2],),
-        dynamo=True,
-        opset_version=OPSET,
-        input_names=["images"],
-        output_names=["probabilities", "familiar"],
-        dynamic_shapes=({0: torch.export.Dim("batch")},),
-        verbose=False,
-    )
-    assert program is not None
-    written = program.model_proto
-    onnx.helper.set_model_props(written, {key: json.dumps(value) for key, value in facts.items()})
-    onnx.checker.check_model(written)
-    onnx.save(written, path)
+def _write(
+    model: Snapshot, to: Format, photos: bool, labelled: DecodedImages | None, facts: dict[str, Any], path: Path
+) -> None:
+    graph = Graph(model).eval().requires_grad_(False)
+    squares = torch.rand(2, 3, model.side, model.side, generator=torch.Generator().manual_seed(0))
+    if to == "torch":
+        program = torch.export.export(graph, (squares,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+        torch.export.save(program, path, extra_files={"onea.json": json.dumps(facts)})
+        return
+    if labelled:
+        some = torch.from_numpy(labelled.pixels[:: -(-len(labelled) // _SEEN)]).float() / 255
+        smooth(graph.vit, lambda: [graph(part) for part in some.split(_BATCH)])
+    written = to_onnx(graph, squares, _OUTPUTS)
+    if labelled:
+        written = to_int8(written)
+    if photos:
+        take_photos(written, model.side)
+    save(written, path, {key: json.dumps(value) for key, value in facts.items()})
 
 
-def _read_onnx(path: Path) -> Answers:
-    session = _needed("onnxruntime").InferenceSession(path, providers=["CPUExecutionProvider"])
+def _facts(model: Snapshot, to: Format, photos: bool, precision: Precision) -> dict[str, Any]:
+    side = model.side
+    squares = f"float32 [N, 3, {side}, {side}], RGB, pixels in 0..1 (short side resized, centre cut out)"
+    return {
+        "onea": __version__,
+        "classes": list(model.classes),
+        "version": model.version,
+        "backbone": {
+            key: model.engine.backbone[key] for key in ("name", "sha256", "licence") if key in model.engine.backbone
+        },
+        "input": "images: " + ("uint8 [N, H, W, 3], RGB, photos of any size, upright" if photos else squares),
+        "side": side,
+        "output": "probabilities: float32 [N, classes]; familiar: bool [N], false means unknown",
+        "precision": precision,
+        "opset": OPSET if to == "onnx" else None,
+    }
 
-    def answers(batch: Tensor) -> tuple[Tensor, Tensor]:
-        probabilities, familiar = session.run(None, {"images": batch.numpy()})
-        return torch.from_numpy(probabilities), torch.from_numpy(familiar)
+
+def _answers(path: Path, to: Format, photos: bool) -> Answers:
+    """What a file answers for photos ``[N, height, width, 3]``, which must be squares already if it takes no others."""
+    run = Session(path) if to == "onnx" else _read_torch(path)
+
+    def answers(images: Pixels) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
+        probabilities, familiar = run(images if photos else images.transpose(0, 3, 1, 2).astype(np.float32) / 255)
+        return probabilities, familiar
 
     return answers
 
 
-def _write_torch(graph: Graph, images: Tensor, facts: dict[str, Any], path: Path) -> None:
-    program = torch.export.export(graph, (images[:2],), dynamic_shapes=({0: torch.export.Dim("batch")},))
-    torch.export.save(program, path, extra_files={"onea.json": json.dumps(facts)})
+def _difference(model: Snapshot, answers: Answers, photos: bool) -> float:
+    """Between the probabilities of a file and those of the model, at most."""
+    random, side = np.random.default_rng(0), model.side
+    shapes = [(count, side, side) for count in _CHECKED]
+    if photos:  # enlarged, shrunk, upright and wide
+        shapes += [(2, side // 2, side - 1), (2, 5 * side // 2, 2 * side + 1), (2, side + 1, 7 * side // 2)]
+    batches = (random.integers(0, 256, (*shape, 3), dtype=np.uint8) for shape in shapes)
+    return max(float(np.abs(answers(images)[0] - model.predict_proba(images)).max()) for images in batches)
 
 
-def _read_torch(path: Path) -> Answers:
-    loaded: Answers = torch.export.load(path).module()
-    return loaded
+def _compared(model: Snapshot, answers: Answers, photos: DecodedImages) -> tuple[float, Quality]:
+    """The largest difference between probabilities, and how a file answers labelled photos beside the model."""
+    assert photos.labels is not None
+    names = np.array(model.classes)
+    parts = [
+        answers(photos.pixels[start : start + _BATCH].transpose(0, 2, 3, 1)) for start in range(0, len(photos), _BATCH)
+    ]
+    probabilities, familiar = (np.concatenate(part) for part in zip(*parts, strict=True))
+    found = model.judge(photos)
+    difference = float(np.abs(probabilities - model.probabilities(found.scores).numpy()).max())
+    asked = model.answers_from(photos, found, k=1)
+    nearest = names[probabilities.argmax(1)]
+    given = np.where(familiar, nearest, UNKNOWN)
+    quality = Quality.of(
+        photos.labels,
+        ([answer.top[0][0] for answer in asked], nearest.tolist()),
+        ([answer.label for answer in asked], given.tolist()),
+    )
+    return difference, quality
 
 
-def _needed(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise OneaError(f"Export to ONNX needs {name}; pip install 'onea[export]'.") from None
+def _read_torch(path: Path) -> Callable[[npt.NDArray[Any]], list[npt.NDArray[Any]]]:
+    loaded = torch.export.load(path).module()
+    return lambda images: [output.detach().numpy() for output in loaded(torch.from_numpy(images))]

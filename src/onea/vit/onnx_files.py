@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a PyTorch module to an ONNX graph, and from a file to answers."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from onea.errors import OneaError
+
+OPSET = 18
+
+
+def needed(name: str) -> Any:
+    """A module of one of the libraries that ONNX files need.
+
+    Raises:
+        OneaError: it is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        package = name.partition(".")[0]
+        raise OneaError(f"Export to ONNX needs {package}; pip install 'onea[export]'.") from None
+
+
+def check_installed() -> None:
+    """Refuse to begin where a library that ONNX files need is missing.
+
+    Raises:
+        OneaError: one is.
+    """
+    for library in ("onnx", "onnxscript", "onnxruntime"):
+        needed(library)
+
+
+def to_onnx(module: nn.Module, images: Tensor, outputs: Sequence[str]) -> Any:
+    """A module as an ONNX model that takes ``images`` in batches of any size."""
+    check_installed()
+    program = torch.onnx.export(
+        module,
+        (images,),
+        dynamo=True,
+        opset_version=OPSET,
+        input_names=["images"],
+        output_names=list(outputs),
+        dynamic_shapes=({0: torch.export.Dim("batch")},),
+        verbose=False,
+    )
+    assert program is not None
+    return program.model_proto
+
+
+def save(model: Any, path: Path, metadata: Mapping[str, str]) -> None:
+    """Check an ONNX model and write it with what there is to know about it."""
+    onnx = needed("onnx")
+    onnx.helper.set_model_props(model, dict(metadata))
+    onnx.checker.check_model(model)
+    onnx.save(model, path)
+
+
+class Session:
+    """An ONNX file in ONNX Runtime on the CPU; ``threads`` 0 is all of its cores."""
+
+    def __init__(self, path: Path, threads: int = 0):
+        runtime = needed("onnxruntime")
+        options = runtime.SessionOptions()
+        options.intra_op_num_threads = threads
+        self._session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+    def __call__(self, images: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+        """The outputs for a batch of images."""
+        outputs: list[npt.NDArray[Any]] = self._session.run(None, {"images": images})
+        return outputs
