@@ -292,7 +292,7 @@ def test_a_background_of_known_photos_is_named(onea, tiny_vit, tiny_images):
     clear_photos("all.onea", tiny_images / "train", Path("known"))
     code, out, err = onea("teach", "all.onea", "--background", "known", "--threads", "1")
     assert code == 2
-    assert re.search(r"of \d+ background images clearly show a known class \(.*\.png like 'class0", err)
+    assert re.search(r"of \d+ background images were taught as a class \(.*\.png as 'class0", err)
     assert err.count("\n") == 1
     assert not out
     assert snapshot(Path("all.onea")) == before
@@ -455,3 +455,14 @@ def test_undo_without_a_card_says_that_it_is_done(onea, shop, days):
     code, out, err = onea("undo", "shop.onea")
     assert (code, err) == (0, "")
     assert "is at version 1 again" in out
+
+
+def test_photos_that_were_taught_before_are_told(onea, tiny_vit, tiny_images):
+    assert onea("teach", "all.onea", str(tiny_images / "train"), "--backbone", tiny_vit, *FAST)[0] == 0
+    shutil.copytree(tiny_images / "train/class00", "more/class00")
+    shutil.copytree(tiny_images / "test/class01", "more/class01")
+    shutil.copy(tiny_images / "test/class01/1.png", "more/class00/other.png")
+    code, out, err = onea("teach", "all.onea", "more", "--threads", "1")
+    assert code == 0, err
+    assert "6 of 10 photos were seen before and count once" in out
+    assert "1 photo has two class names (1.png: 'class00' and 'class01'); if one is wrong, undo" in out

@@ -15,6 +15,7 @@ from rich.table import Table as TerminalTable
 
 from onea.cli.display import OnScreen, shown
 from onea.model.network import remarks, taught_before
+from onea.model.sentences import sentences
 from onea.report.formats import terminal
 from onea.report.table import Table
 from onea.runtime import Progress
@@ -76,6 +77,8 @@ def print_learned(console: Console, model: OneA, path: Path) -> None:
             f"among all {update['known']} classes",
             highlight=False,
         )
+    for sentence in sentences(update):
+        console.print(sentence, highlight=False, markup=False, soft_wrap=True)
     if like := update.get("like_known"):
         console.print(f"{like:,} of them clearly looked like a known class; if they show one, undo", highlight=False)
     backbone = model.snapshot().state.backbone

@@ -29,7 +29,7 @@ def card(state: State, name: str) -> str:
     name = printable(name)
     title = name.removesuffix(".onea") or "model"
     learned = [update for update in state.updates if update["kind"] == "learn"]
-    images = sum(update["images"] for update in learned)
+    images = sum(update["images"] - update.get("seen", 0) for update in learned)
     behind = state.background_images
     background = f" and with {count(behind, 'image', 'images')} of none of them" if behind else ""
     lines = [

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from onea.merging.operator import Sizes
 from onea.methods.adapter_merging import AdapterMerging, MergingOptions, fallen
 from onea.model import calibration
 from onea.model.engine import Engine
+from onea.model.fingerprints import Repeats, fingerprints
 from onea.model.groups import series
 from onea.model.images import DecodedImages
 from onea.model.names import check_names
@@ -38,6 +40,7 @@ from onea.text import printable
 
 _GATE_SUMMARY = ("base", "align_share", "gate_min", "gate_max")
 _ENOUGH = 20  # known images that say where 5 % lie; with fewer held out, training images have a say too
+_NAMED = 3  # photos that the history names
 _FOLDS = 10  # a tenth fewer images of a class than in the end; with a fifth fewer, they are noticeably less familiar
 # How many are kept of one class; so that many classes take little room, of all; and nevertheless of each.
 MOST_MARGINS, _ALL_MARGINS, _LEAST_MARGINS = 64, 2048, 8
@@ -106,6 +109,10 @@ def learn(
 ) -> State:
     """The state after one more update, with new or known classes; the old state stays as it is.
 
+    A photo that was taught before as the same class, or comes twice, counts once and is no evidence of how well new
+    ones are answered. It may train the adapter again; then the statistics of a class whose photos are all there again
+    are made anew, as the new adapter sees them.
+
     ``started`` is when the clock of the update began, where that was before the call.
 
     Raises:
@@ -123,6 +130,9 @@ def learn(
     spread = ClassStatistics.empty(engine.vit.width).add(earlier, labels)
     held = calibration.held_out_rows(labels, names, series(earlier, labels, spread), held_out, seed, number)
     trained = torch.ones(len(labels), dtype=torch.bool).index_fill(0, held, False)
+    prints = fingerprints(batch.pixels)
+    repeats = state.repeats(prints, batch.labels)
+    new, measured = ~repeats.seen, repeats.unseen_by(trained)
 
     taught = Counter(batch.labels[row] for row in trained.nonzero()[:, 0].tolist())
     sizes = Sizes.of(state.merged, taught)
@@ -147,10 +157,12 @@ def learn(
             adapters, features, before, background = method.kept, moved, carried, behind
     further = (views.features(view, adapters) for view in range(1, method.options.views))
     by_view = torch.stack([features, *further])
-    after = before.add(by_view.flatten(0, 1), rows.repeat(len(by_view))).compact()
-    seen = before.add(by_view[:, trained].flatten(0, 1), rows[trained].repeat(len(by_view)))
-    unseen = classifier.fit(seen)(features[held])
-    accuracy = float((unseen.argmax(1) == rows[held]).double().mean()) if len(held) else None
+    if report["trained"]:
+        again = _all_there(state, repeats)
+        before = _added(before.cleared(again), by_view, rows, torch.isin(rows, again) & repeats.before & ~repeats.twice)
+    after, seen = _added(before, by_view, rows, new).compact(), _added(before, by_view, rows, new & trained)
+    unseen = classifier.fit(seen)(features[measured])
+    right = int((unseen.argmax(1) == rows[measured]).sum())
 
     learned = dataclasses.replace(
         state,
@@ -160,14 +172,17 @@ def learn(
         adapter=_on_cpu(adapters.state_dict()),
         statistics=after,
         background=background,
+        fingerprints=torch.cat([state.fingerprints, prints[new]]),
+        fingerprint_rows=torch.cat([state.fingerprint_rows, rows[new]]),
         merged=merged_with(state.merged, taught) if report["trained"] else state.merged,
         numbers=given_as_numbers(state, batch),
     )
     if len(state.familiar):  # an earlier version measured familiarity otherwise
         learned = dataclasses.replace(learned, familiar=torch.empty(0), margins=NO_SIGNALS, margin_rows=NO_ROWS)
     # Images that an adapter was trained on look more familiar than others, so only those held out can tell.
-    enough = report["trained"] and len(held) + len(learned.margins) >= _ENOUGH
-    learned = _calibrated(learned, before, by_view, rows, ~trained & enough, seen)
+    enough = report["trained"] and int(measured.sum()) + len(learned.margins) >= _ENOUGH
+    if bool(new.any()):
+        learned = _calibrated(learned, before, by_view[:, new], rows[new], measured[new] & enough, seen)
     update: Update = {
         "version": version,
         "kind": "learn",
@@ -177,8 +192,10 @@ def learn(
         "new_classes": len(classes) - len(state.classes),
         "known": len(classes),
         "images": len(batch),
-        "held_out": len(held),
-        "held_out_accuracy": accuracy,
+        "seen": int(repeats.seen.sum()),
+        **_two_names(batch, repeats),
+        "held_out": int(measured.sum()),
+        "held_out_accuracy": right / int(measured.sum()) if bool(measured.any()) else None,
         "trained": report["trained"],
         "epochs": report.get("epochs", 0),
         "merge": {key: value for key, value in report.get("merge", {}).items() if key in _GATE_SUMMARY} or None,
@@ -186,6 +203,27 @@ def learn(
         "seconds": round(time.perf_counter() - started, 3),
     }
     return dataclasses.replace(learned, updates=(*state.updates, update))
+
+
+def _added(known: ClassStatistics, views: Tensor, rows: Tensor, chosen: Tensor) -> ClassStatistics:
+    """Statistics with all views of the chosen images added."""
+    return known.add(views[:, chosen].flatten(0, 1), rows[chosen].repeat(len(views)))
+
+
+def _all_there(state: State, repeats: Repeats) -> Tensor:
+    """The rows of classes whose photos are all in an update again."""
+    found = torch.bincount(state.fingerprint_rows[repeats.known], minlength=len(state.classes))
+    return ((found > 0) & (found >= torch.tensor(state.images, dtype=torch.int64))).nonzero()[:, 0]
+
+
+def _two_names(batch: DecodedImages, repeats: Repeats) -> dict[str, Any]:
+    """Photos that are also there under another class, for the history: how many, and the first of them."""
+    assert batch.labels is not None
+    told = [
+        {"image": printable(Path(batch.names[row]).name), "class": batch.labels[row], "also": other}
+        for row, other in sorted(repeats.conflicts.items())[:_NAMED]
+    ]
+    return {"two_names": len(repeats.conflicts), "conflicts": told}
 
 
 def _calibrated(

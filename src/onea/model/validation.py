@@ -13,7 +13,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import UnionType
 from typing import Any, BinaryIO, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -27,6 +27,7 @@ from onea.classifiers.familiarity import SIGNALS
 from onea.data.transforms import Preprocess
 from onea.errors import OneaError
 from onea.model.background import MOST_FEATURES
+from onea.model.fingerprints import WORDS
 from onea.model.formats import FIRST_SIGNALS, FORMAT, modern, modern_params, modern_readout, modern_tensors
 from onea.model.layout import LAST_VERSION
 from onea.model.learning import MOST_MARGINS
@@ -79,9 +80,13 @@ _LEARN = {
     "trained": bool,
     "seconds": float,
 }
+_REPEATS = {"seen": int, "two_names": int, "conflicts": list[dict[str, str]]}  # since photos are known again
 _BACKGROUND = {"name": str, "images": int, "like_known": int, "skipped": int, "seconds": float}
 _LONGEST_PATH = 4_096
-_COUNTS = ("version", "calibrated_on", "freedom", "known", "new_classes", "images", "held_out", "like_known", "skipped")
+_COUNTS = (
+    *("version", "calibrated_on", "freedom", "known", "new_classes", "images", "held_out", "like_known", "skipped"),
+    *("seen", "two_names"),
+)
 _MOST = 2**53  # of anything that is counted
 _SIDES = range(1, 8193)  # of images, in pixels
 _TEMPERATURES = (1e-6, 1e3)  # fitted ones lie in 0.001 .. 1
@@ -199,6 +204,8 @@ def check_shapes(file: BinaryIO, size: int, state: Mapping[str, Any]) -> Shapes:
         wanted |= {"hidden": ("F32", (hidden, signals)), "hidden_rows": ("I64", (hidden,))}
     if photos := background_images(state["updates"]):
         wanted |= {"background": ("BF16", (min(photos, MOST_FEATURES), width))}
+    if prints := _fingerprints(found, state["updates"]):
+        wanted |= {"fingerprints": ("I64", (prints, WORDS)), "fingerprint_rows": ("I64", (prints,))}
     if (factors := statistics_for(state["readout"], width).factors) is not None:
         wanted |= {"factors": ("BF16", (classes, *factors.shape[1:])), "cut": ("F64", (classes,))}
     for block in _adapter_blocks(found, (len(found) - len(wanted)) // 4, options.adapter_blocks):
@@ -213,6 +220,14 @@ def check_shapes(file: BinaryIO, size: int, state: Mapping[str, Any]) -> Shapes:
     if data != sum(_TYPES[kind].itemsize * math.prod(shape) for kind, shape in wanted.values()):
         raise Damage("the tensors are cut short, or more follows")
     return wanted
+
+
+def _fingerprints(found: Shapes, updates: Sequence[Mapping[str, Any]]) -> int:
+    """The number of fingerprints that a file declares; images that an earlier version taught have none."""
+    count = found["fingerprints"][1][0] if "fingerprints" in found and found["fingerprints"][1] else 0
+    if count > sum(update["images"] for update in updates if update["kind"] == "learn"):
+        raise Damage(f"{count} fingerprints are more than there were images")
+    return count
 
 
 def _adapter_blocks(found: Shapes, count: int, asked: int) -> range:
@@ -233,10 +248,10 @@ def check_numbers(tensors: Mapping[str, Tensor]) -> None:
     counts = tensors["counts"]
     if bool(((counts < 1) | (counts >= _MOST)).any()):
         raise Damage("its counts of images are impossible")
-    for name in ("margin_rows", "hidden_rows"):
+    for name in ("margin_rows", "hidden_rows", "fingerprint_rows"):
         rows = tensors.get(name, counts[:0])
         if bool(((rows < 0) | (rows >= len(counts))).any()):
-            raise Damage("its margins are of no class")
+            raise Damage(f"{name} are of no class")
     # Of sums of squares none is larger than the largest on the diagonal, which is not negative but for rounding.
     scatter = tensors["scatter"]
     widest = float(scatter.diagonal().max())
@@ -298,6 +313,7 @@ def _check_update(update: dict[str, Any]) -> None:
     _check_fields(update, _UPDATE)
     if update["kind"] == "learn":
         _check_fields(update, _LEARN)
+        _check_fields(update, {name: hint for name, hint in _REPEATS.items() if name in update})
         if not 0 <= (update["held_out_accuracy"] or 0) <= 1 or update["held_out"] > update["images"]:
             raise Damage("its history is impossible")
     if update["kind"] == "background":
