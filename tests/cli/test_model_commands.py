@@ -462,7 +462,10 @@ def test_photos_that_were_taught_before_are_told(onea, tiny_vit, tiny_images):
     shutil.copytree(tiny_images / "train/class00", "more/class00")
     shutil.copytree(tiny_images / "test/class01", "more/class01")
     shutil.copy(tiny_images / "test/class01/1.png", "more/class00/other.png")
+    Path("more/notes.txt").write_text("for later")
+    Path("more/class00/notes.txt").write_text("from Monday")
     code, out, err = onea("teach", "all.onea", "more", "--threads", "1")
     assert code == 0, err
     assert "6 of 10 photos were seen before and count once" in out
     assert "1 photo has two class names (1.png: 'class00' and 'class01'); if one is wrong, undo" in out
+    assert "2 files left out (no photo, or in no class folder): notes.txt, notes.txt" in out

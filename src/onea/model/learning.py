@@ -40,7 +40,7 @@ from onea.text import printable
 
 _GATE_SUMMARY = ("base", "align_share", "gate_min", "gate_max")
 _ENOUGH = 20  # known images that say where 5 % lie; with fewer held out, training images have a say too
-_NAMED = 3  # photos that the history names
+_NAMED = 3  # photos or files that the history names
 _FOLDS = 10  # a tenth fewer images of a class than in the end; with a fifth fewer, they are noticeably less familiar
 # How many are kept of one class; so that many classes take little room, of all; and nevertheless of each.
 MOST_MARGINS, _ALL_MARGINS, _LEAST_MARGINS = 64, 2048, 8
@@ -200,6 +200,8 @@ def learn(
         "epochs": report.get("epochs", 0),
         "merge": {key: value for key, value in report.get("merge", {}).items() if key in _GATE_SUMMARY} or None,
         "skipped": len(batch.skipped),
+        "left_out": len(batch.left_out),
+        "left_out_files": [printable(Path(name).name) for name in batch.left_out[:_NAMED]],
         "seconds": round(time.perf_counter() - started, 3),
     }
     return dataclasses.replace(learned, updates=(*state.updates, update))

@@ -15,7 +15,7 @@ def sentences(update: Mapping[str, Any]) -> list[str]:
     >>> sentences({"kind": "learn", "images": 9, "seen": 4})
     ['4 of 9 photos were seen before and count once']
     """
-    return [] if update["kind"] != "learn" else [*_seen(update), *_two_names(update)]
+    return [] if update["kind"] != "learn" else [*_seen(update), *_two_names(update), *_left_out(update)]
 
 
 def _seen(update: Mapping[str, Any]) -> list[str]:
@@ -36,6 +36,15 @@ def _two_names(update: Mapping[str, Any]) -> list[str]:
     more = "; ..." if found > len(update["conflicts"]) else ""
     has = "has" if found == 1 else "have"
     return [f"{count(found, 'photo', 'photos')} {has} two class names ({named}{more}); if one is wrong, undo"]
+
+
+def _left_out(update: Mapping[str, Any]) -> list[str]:
+    """One policy: photos in class folders are learned, whatever else lies there is left out and told."""
+    found = update.get("left_out", 0)
+    if not found:
+        return []
+    named = ", ".join(update["left_out_files"]) + (", ..." if found > len(update["left_out_files"]) else "")
+    return [f"{count(found, 'file', 'files')} left out (no photo, or in no class folder): {named}"]
 
 
 def _were(number: int) -> str:

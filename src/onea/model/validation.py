@@ -80,12 +80,18 @@ _LEARN = {
     "trained": bool,
     "seconds": float,
 }
-_REPEATS = {"seen": int, "two_names": int, "conflicts": list[dict[str, str]]}  # since photos are known again
+_LATER = {  # what earlier histories lack
+    "seen": int,
+    "two_names": int,
+    "conflicts": list[dict[str, str]],
+    "left_out": int,
+    "left_out_files": list[str],
+}
 _BACKGROUND = {"name": str, "images": int, "like_known": int, "skipped": int, "seconds": float}
 _LONGEST_PATH = 4_096
 _COUNTS = (
     *("version", "calibrated_on", "freedom", "known", "new_classes", "images", "held_out", "like_known", "skipped"),
-    *("seen", "two_names"),
+    *("seen", "two_names", "left_out"),
 )
 _MOST = 2**53  # of anything that is counted
 _SIDES = range(1, 8193)  # of images, in pixels
@@ -313,7 +319,7 @@ def _check_update(update: dict[str, Any]) -> None:
     _check_fields(update, _UPDATE)
     if update["kind"] == "learn":
         _check_fields(update, _LEARN)
-        _check_fields(update, {name: hint for name, hint in _REPEATS.items() if name in update})
+        _check_fields(update, {name: hint for name, hint in _LATER.items() if name in update})
         if not 0 <= (update["held_out_accuracy"] or 0) <= 1 or update["held_out"] > update["images"]:
             raise Damage("its history is impossible")
     if update["kind"] == "background":

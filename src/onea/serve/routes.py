@@ -129,11 +129,12 @@ async def learn(request: Request, response: Response, serving: Serving) -> Train
     """
     service, limits = serving.service, serving.service.settings.limits
     service.refuse_while_busy()
-    async with images_to_learn(request, limits) as (sent, name):
+    async with images_to_learn(request, limits) as (sent, left_out, name):
         if name is not None and (not name.strip() or not name.isprintable() or len(name) > 200):
             raise Problem(422, "The name of the update must have 1 to 200 printable characters.")
         client = client_address(request.scope)
-        batch = await while_connected(request, learnable(sent, service.side, limits, serving.decoders, client))
+        reading = learnable(sent, left_out, service.side, limits, serving.decoders, client)
+        batch = await while_connected(request, reading)
     job = await run_in_threadpool(service.teach, batch, name)
     response.headers["Location"] = f"/learn/{job.id}"
     serving.counters.jobs.inc()

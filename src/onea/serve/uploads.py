@@ -29,6 +29,7 @@ _IN_MEMORY = 1_000_000  # bytes of an upload; larger ones wait on disk
 _NAMED = 3  # bad images in a message
 _RAW = ("image/", "application/octet-stream")
 _ZIP = ("application/zip", "application/x-zip-compressed")
+LeftOut = tuple[str, ...]
 Reader = Callable[[], bytes]
 Result = TypeVar("Result")
 
@@ -70,7 +71,7 @@ async def askable(images: Sequence[Sent], side: int, limits: Limits, decoders: D
 
 
 async def learnable(
-    images: Sequence[Sent], side: int, limits: Limits, decoders: Decoders, client: str
+    images: Sequence[Sent], left_out: LeftOut, side: int, limits: Limits, decoders: Decoders, client: str
 ) -> DecodedImages:
     """All images with their classes.
 
@@ -97,7 +98,7 @@ async def learnable(
             "send the rest again.",
         )
     labels = tuple(sent.label or "" for sent in images)
-    return DecodedImages(pixels, labels, tuple(sent.name for sent in images))
+    return DecodedImages(pixels, labels, tuple(sent.name for sent in images), left_out=left_out)
 
 
 async def _with_each(
@@ -159,15 +160,18 @@ async def images_to_predict(request: Request, limits: Limits) -> AsyncIterator[l
 
 
 @asynccontextmanager
-async def images_to_learn(request: Request, limits: Limits) -> AsyncIterator[tuple[list[Sent], str | None]]:
-    """The images of a training job with their classes, and its name in the history; gone when the block is left."""
+async def images_to_learn(request: Request, limits: Limits) -> AsyncIterator[tuple[list[Sent], LeftOut, str | None]]:
+    """The images of a training job with their classes, files that are none, and its name in the history.
+
+    They are gone when the block is left.
+    """
     kind = _kind(request)
     if kind in _ZIP:
         async with _body(request) as body:
-            yield await run_in_threadpool(_of_zip, body, limits), None
+            yield (*await run_in_threadpool(_of_zip, body, limits), None)
     elif kind == "multipart/form-data":
         async with _form(request, limits.learn_files, ("images", "class", "zip", "name")) as form:
-            yield await run_in_threadpool(_of_form, form, limits), _text(form, "name")
+            yield (*await run_in_threadpool(_of_form, form, limits), _text(form, "name"))
     else:
         raise Problem(
             415,
@@ -175,7 +179,7 @@ async def images_to_learn(request: Request, limits: Limits) -> AsyncIterator[tup
         )
 
 
-def _of_form(form: Any, limits: Limits) -> list[Sent]:
+def _of_form(form: Any, limits: Limits) -> tuple[list[Sent], LeftOut]:
     zips, files, label = _files(form, "zip"), _files(form, "images"), _text(form, "class")
     if zips and (files or label is not None):
         raise Problem(422, "The form has a zip as well as images of one class; send one of the two.")
@@ -185,11 +189,12 @@ def _of_form(form: Any, limits: Limits) -> list[Sent]:
         return _of_zip(zips[0].file, limits)
     if label is None or not files:
         raise Problem(422, "The form needs a class name in the field 'class' and its photos in the field 'images'.")
-    return [_of_file(file, n, label) for n, file in enumerate(files)]
+    return [_of_file(file, n, label) for n, file in enumerate(files)], ()
 
 
-def _of_zip(file: BinaryIO, limits: Limits) -> list[Sent]:
-    return [Sent(name, read, label) for label, name, read in Archive(file, limits).entries]
+def _of_zip(file: BinaryIO, limits: Limits) -> tuple[list[Sent], LeftOut]:
+    archive = Archive(file, limits)
+    return [Sent(name, read, label) for label, name, read in archive.entries], archive.left_out
 
 
 def _of_file(upload: UploadFile, number: int, label: str | None = None) -> Sent:
