@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from onea.model.estimator import OneA
 
 _ADAPTER = "adapter."
-_HALVED = ("factors", "background")  # kept in bfloat16, which holds them exactly
-_OPTIONAL = ("background", "fingerprints", "fingerprint_rows")  # not written where there are none
+_HALVED = ("factors", "background", "held")  # kept in bfloat16, which holds them exactly
+_OPTIONAL = ("background", "fingerprints", "fingerprint_rows", "held", "held_rows")  # not written where there are none
 _TENSORS = ("familiar", "margins", "margin_rows", "hidden", "hidden_rows", *_OPTIONAL)
 _VALUES = (
     *("version", "id", "backbone", "preprocess", "options", "readout"),

@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,6 +30,8 @@ from onea.model.groups import series
 from onea.model.images import DecodedImages
 from onea.model.names import check_names
 from onea.model.recipe import method_of, options_of
+from onea.model.rolling import measure, newest_held
+from onea.model.sentences import conflict_fields, left_out_fields, share_fields
 from onea.model.state import NO_ROWS, NO_SIGNALS, State, Update, merged_with, new_id, statistics_for
 from onea.model.views import Views
 from onea.runtime import Progress
@@ -40,7 +41,6 @@ from onea.text import printable
 
 _GATE_SUMMARY = ("base", "align_share", "gate_min", "gate_max")
 _ENOUGH = 20  # known images that say where 5 % lie; with fewer held out, training images have a say too
-_NAMED = 3  # photos or files that the history names
 _FOLDS = 10  # a tenth fewer images of a class than in the end; with a fifth fewer, they are noticeably less familiar
 # How many are kept of one class; so that many classes take little room, of all; and nevertheless of each.
 MOST_MARGINS, _ALL_MARGINS, _LEAST_MARGINS = 64, 2048, 8
@@ -143,7 +143,7 @@ def learn(
     classes = state.classes + tuple(label for label in names if label not in state.classes)
     rows = torch.tensor([classes.index(label) for label in names])[labels]
     features, before, classifier = earlier, state.statistics.grown(len(classes)), state.classifier
-    background = state.background
+    background, rolling, by = state.background, state.held, None
     if report["trained"]:
         moved = views.features(0, method.kept)
         carried, behind = before, background
@@ -155,6 +155,7 @@ def learn(
         report["trained"] = not fallen(then, _right(classifier, carried, moved, rows, trained), max(1, len(held)))
         if report["trained"]:
             adapters, features, before, background = method.kept, moved, carried, behind
+            rolling = rolling if by is None or not len(rolling) else compact(rolling @ by.float())
     further = (views.features(view, adapters) for view in range(1, method.options.views))
     by_view = torch.stack([features, *further])
     if report["trained"]:
@@ -163,6 +164,10 @@ def learn(
     after, seen = _added(before, by_view, rows, new).compact(), _added(before, by_view, rows, new & trained)
     unseen = classifier.fit(seen)(features[measured])
     right = int((unseen.argmax(1) == rows[measured]).sum())
+    # What an adapter was trained on since says no more how new images are answered.
+    still = ~torch.isin(state.held_rows, rows[repeats.before & trained]) | (not report["trained"])
+    kept = newest_held(by_view[:, measured].transpose(0, 1), rows[measured], rolling[still], state.held_rows[still])
+    overall = measure(classifier, after, *kept)
 
     learned = dataclasses.replace(
         state,
@@ -174,6 +179,8 @@ def learn(
         background=background,
         fingerprints=torch.cat([state.fingerprints, prints[new]]),
         fingerprint_rows=torch.cat([state.fingerprint_rows, rows[new]]),
+        held=compact(kept[0]),
+        held_rows=kept[1],
         merged=merged_with(state.merged, taught) if report["trained"] else state.merged,
         numbers=given_as_numbers(state, batch),
     )
@@ -193,15 +200,17 @@ def learn(
         "known": len(classes),
         "images": len(batch),
         "seen": int(repeats.seen.sum()),
-        **_two_names(batch, repeats),
+        **conflict_fields(batch.names, batch.labels, repeats.conflicts),
         "held_out": int(measured.sum()),
-        "held_out_accuracy": right / int(measured.sum()) if bool(measured.any()) else None,
+        **share_fields("held_out", right, int(measured.sum())),
+        **share_fields("overall", overall.right, overall.images),
+        "overall_images": overall.images,
+        "overall_classes": overall.classes,
         "trained": report["trained"],
         "epochs": report.get("epochs", 0),
         "merge": {key: value for key, value in report.get("merge", {}).items() if key in _GATE_SUMMARY} or None,
         "skipped": len(batch.skipped),
-        "left_out": len(batch.left_out),
-        "left_out_files": [printable(Path(name).name) for name in batch.left_out[:_NAMED]],
+        **left_out_fields(batch.left_out),
         "seconds": round(time.perf_counter() - started, 3),
     }
     return dataclasses.replace(learned, updates=(*state.updates, update))
@@ -216,16 +225,6 @@ def _all_there(state: State, repeats: Repeats) -> Tensor:
     """The rows of classes whose photos are all in an update again."""
     found = torch.bincount(state.fingerprint_rows[repeats.known], minlength=len(state.classes))
     return ((found > 0) & (found >= torch.tensor(state.images, dtype=torch.int64))).nonzero()[:, 0]
-
-
-def _two_names(batch: DecodedImages, repeats: Repeats) -> dict[str, Any]:
-    """Photos that are also there under another class, for the history: how many, and the first of them."""
-    assert batch.labels is not None
-    told = [
-        {"image": printable(Path(batch.names[row]).name), "class": batch.labels[row], "also": other}
-        for row, other in sorted(repeats.conflicts.items())[:_NAMED]
-    ]
-    return {"two_names": len(repeats.conflicts), "conflicts": told}
 
 
 def _calibrated(

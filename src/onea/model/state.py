@@ -29,6 +29,7 @@ Update = dict[str, Any]
 
 READOUTS = ("rgda", "whitened", "slda", "ncm", "uncentred")  # and any other classifier that a model can keep
 NO_SIGNALS, NO_ROWS = torch.empty(0, SIGNALS), torch.empty(0, dtype=torch.int64)
+NO_HELD = torch.empty(0, 1, 1)
 _CHOICE = f"{', '.join(READOUTS[:-1])} or {READOUTS[-1]}"
 
 
@@ -80,6 +81,8 @@ class State:
         background: features of images that show none of the classes, ``[B, width]``; exact in bfloat16.
         fingerprints: of the images that were taught, ``int64 [P, 3]``; of none that an earlier version taught.
         fingerprint_rows: the class that each of them was taught as, ``[P]``.
+        held: features of images held out of training, newest first, ``[H, views, width]``; exact in bfloat16.
+        held_rows: the class that each of them shows, ``[H]``.
         temperature: of the probabilities.
         calibrated_on: images that the temperature was fitted on.
         updates: what happened so far, oldest first, as JSON-able values.
@@ -106,6 +109,8 @@ class State:
     updates: tuple[Update, ...]
     fingerprints: Tensor = NO_PRINTS
     fingerprint_rows: Tensor = NO_ROWS
+    held: Tensor = NO_HELD
+    held_rows: Tensor = NO_ROWS
     numbers: bool = False
     id: str = field(default_factory=new_id)
 
@@ -163,7 +168,7 @@ class State:
         kept = torch.tensor([row for row in range(len(self.classes)) if row not in gone], dtype=torch.int64)
         position = torch.full((len(self.classes),), -1).scatter(0, kept, torch.arange(len(kept)))
         rows, hidden = position[self.margin_rows], position[self.hidden_rows]
-        prints = position[self.fingerprint_rows]
+        prints, held = position[self.fingerprint_rows], position[self.held_rows]
         classes = tuple(self.classes[row] for row in kept.tolist())
         return replace(
             self,
@@ -178,6 +183,8 @@ class State:
             hidden_rows=hidden[hidden >= 0],
             fingerprints=self.fingerprints[prints >= 0],
             fingerprint_rows=prints[prints >= 0],
+            held=self.held[held >= 0],
+            held_rows=held[held >= 0],
             updates=(*self.updates, noted("forget", version, date, list(names), len(classes))),
         )
 

@@ -34,6 +34,7 @@ from onea.model.learning import MOST_MARGINS
 from onea.model.names import UNKNOWN
 from onea.model.params import MACHINE, Parameters, check_params
 from onea.model.recipe import options_of
+from onea.model.rolling import MOST_OF_CLASS
 from onea.model.state import background_images, classifier_for, statistics_for
 from onea.sealed import Damage
 from onea.tensors import Tensors
@@ -86,12 +87,17 @@ _LATER = {  # what earlier histories lack
     "conflicts": list[dict[str, str]],
     "left_out": int,
     "left_out_files": list[str],
+    "held_out_interval": tuple[float, float] | None,
+    "overall_accuracy": float | None,
+    "overall_interval": tuple[float, float] | None,
+    "overall_images": int,
+    "overall_classes": int,
 }
 _BACKGROUND = {"name": str, "images": int, "like_known": int, "skipped": int, "seconds": float}
 _LONGEST_PATH = 4_096
 _COUNTS = (
     *("version", "calibrated_on", "freedom", "known", "new_classes", "images", "held_out", "like_known", "skipped"),
-    *("seen", "two_names", "left_out"),
+    *("seen", "two_names", "left_out", "overall_images", "overall_classes"),
 )
 _MOST = 2**53  # of anything that is counted
 _SIDES = range(1, 8193)  # of images, in pixels
@@ -212,6 +218,12 @@ def check_shapes(file: BinaryIO, size: int, state: Mapping[str, Any]) -> Shapes:
         wanted |= {"background": ("BF16", (min(photos, MOST_FEATURES), width))}
     if prints := _fingerprints(found, state["updates"]):
         wanted |= {"fingerprints": ("I64", (prints, WORDS)), "fingerprint_rows": ("I64", (prints,))}
+    if rolling := found.get("held", ("", (0,)))[1][:1]:
+        if rolling[0] > MOST_OF_CLASS * classes:
+            raise Damage(f"{rolling[0]} features held out are more than are kept")
+        if rolling[0]:
+            views = (*rolling, options.views, width)
+            wanted |= {"held": ("BF16", views), "held_rows": ("I64", rolling)}
     if (factors := statistics_for(state["readout"], width).factors) is not None:
         wanted |= {"factors": ("BF16", (classes, *factors.shape[1:])), "cut": ("F64", (classes,))}
     for block in _adapter_blocks(found, (len(found) - len(wanted)) // 4, options.adapter_blocks):
@@ -254,7 +266,7 @@ def check_numbers(tensors: Mapping[str, Tensor]) -> None:
     counts = tensors["counts"]
     if bool(((counts < 1) | (counts >= _MOST)).any()):
         raise Damage("its counts of images are impossible")
-    for name in ("margin_rows", "hidden_rows", "fingerprint_rows"):
+    for name in ("margin_rows", "hidden_rows", "fingerprint_rows", "held_rows"):
         rows = tensors.get(name, counts[:0])
         if bool(((rows < 0) | (rows >= len(counts))).any()):
             raise Damage(f"{name} are of no class")
