@@ -15,7 +15,7 @@ from rich.table import Table as TerminalTable
 
 from onea.cli.display import OnScreen, shown
 from onea.model.network import remarks, taught_before
-from onea.model.sentences import held_out_sentences, sentences
+from onea.model.sentences import held_out_sentences, told
 from onea.report.formats import terminal
 from onea.report.table import Table
 from onea.runtime import Progress
@@ -71,7 +71,7 @@ def print_learned(console: Console, model: OneA, path: Path) -> None:
     if update["skipped"]:
         line += f"; {count(update['skipped'], 'unreadable image', 'unreadable images')} left out"
     console.print(line, highlight=False, markup=False)
-    for sentence in (*held_out_sentences(update), *sentences(update)):
+    for sentence in told(update):
         console.print(sentence, highlight=False, markup=False, soft_wrap=True)
     if like := update.get("like_known"):
         console.print(f"{like:,} of them clearly looked like a known class; if they show one, undo", highlight=False)

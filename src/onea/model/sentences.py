@@ -80,6 +80,11 @@ def sentences(update: Mapping[str, Any]) -> list[str]:
     return [] if update["kind"] != "learn" else [*_seen(update), *_two_names(update), *_left_out(update)]
 
 
+def told(update: Mapping[str, Any]) -> list[str]:
+    """All of it: figures, and what a person should know."""
+    return [*held_out_sentences(update), *sentences(update)]
+
+
 def _seen(update: Mapping[str, Any]) -> list[str]:
     seen, images = update.get("seen", 0), update["images"]
     if not seen:
