@@ -78,7 +78,7 @@ function shownAnswer(answer, photo) {
 function correction(answer, photo) {
   const words = answer.unknown ? "This is …" : "No, this is …";
   const open = make("button", { type: "button", className: "link" }, words);
-  const name = make("input", { type: "text", maxLength: 200, autocomplete: "off", ariaLabel: `What ${answer.image} shows` });
+  const name = make("input", { type: "text", maxLength: 200, autocomplete: "off", placeholder: "what it shows", ariaLabel: `What ${answer.image} shows` });
   name.setAttribute("list", "known-classes");
   const form = make("form", { className: "correct", hidden: true }, name,
     make("button", { type: "submit", className: "quiet" }, "Teach this"));

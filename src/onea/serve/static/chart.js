@@ -71,7 +71,7 @@ export function drawHistory(figure, all) {
     if (update.overall_accuracy != null) point(svg, middle(n) + apart, z, update, "overall", update.overall_images, "dot all");
   });
   if (both) {
-    [["dot", "of the update", 190], ["dot all", "of all classes", 84]].forEach(([kind, words, left]) => {
+    [["dot", "update", 134], ["dot all", "all classes", 62]].forEach(([kind, words, left]) => {
       draw(svg, "circle", { class: kind, cx: width - RIGHT - left - 8, cy: base - 18, r: 5 });
       draw(svg, "text", { x: width - RIGHT - left, y: base - 14 }, words);
     });
