@@ -136,6 +136,8 @@ def print_evaluation(console: Console, found: Evaluation) -> None:
         f"{100 * found.unknown:.1f} % of known classes' images answered unknown (version {found.version})",
         highlight=False,
     )
+    for remark in found.remarks:
+        console.print(remark, highlight=False, markup=False, soft_wrap=True)
 
 
 def print_open_set(console: Console, found: OpenSet) -> None:

@@ -77,7 +77,7 @@ def sentences(update: Mapping[str, Any]) -> list[str]:
     >>> sentences({"kind": "learn", "images": 9, "seen": 4})
     ['4 of 9 photos were seen before and count once']
     """
-    return [] if update["kind"] != "learn" else [*_seen(update), *_two_names(update), *_left_out(update)]
+    return [] if update["kind"] != "learn" else [*_seen(update), *_two_names(update), *left_out_sentences(update)]
 
 
 def told(update: Mapping[str, Any]) -> list[str]:
@@ -105,7 +105,7 @@ def _two_names(update: Mapping[str, Any]) -> list[str]:
     return [f"{count(found, 'photo', 'photos')} {has} two class names ({named}{more}); if one is wrong, undo"]
 
 
-def _left_out(update: Mapping[str, Any]) -> list[str]:
+def left_out_sentences(update: Mapping[str, Any]) -> list[str]:
     """One policy: photos in class folders are learned, whatever else lies there is left out and told."""
     found = update.get("left_out", 0)
     if not found:
