@@ -132,6 +132,10 @@ def take(address: str, out: Path, files: Path) -> None:
     for n in range(14):
         (files / f"jam-{n}.jpg").write_bytes(drawn(TAUGHT_LIVE, 800 + n))
         taught.append(str(files / f"jam-{n}.jpg"))
+    more = []
+    for n in range(3):
+        (files / f"plum-{n}.jpg").write_bytes(drawn("plum", 850 + n))
+        more.append(str(files / f"plum-{n}.jpg"))
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium") or shutil.which("google-chrome"), args=["--no-sandbox"]
@@ -141,6 +145,9 @@ def take(address: str, out: Path, files: Path) -> None:
             page.goto(address)
             page.set_input_files("#ask-files", asked)
             page.wait_for_selector("#answers li")
+            page.fill("#teach-class", "plum")
+            page.set_input_files("#teach-files", more)
+            page.click("#teach-more")
             page.fill("#teach-class", TAUGHT_LIVE)
             page.set_input_files("#teach-files", taught)
             page.fill("#token", TOKEN)

@@ -20,6 +20,24 @@ from onea.errors import OneaError
 Floats = npt.NDArray[np.float64]
 
 
+_DEVIATIONS = 1.959964  # of a normal variable, between which 95 % lie
+
+
+def wilson_interval(right: int, total: int) -> tuple[float, float]:
+    """The shares between which the true one lies in 95 of 100 cases, as so many right ones tell (Wilson, 1927).
+
+    >>> low, high = wilson_interval(9, 9)
+    >>> round(low, 3), high
+    (0.701, 1.0)
+    """
+    if not total:
+        return 0.0, 1.0
+    share, z = right / total, _DEVIATIONS**2 / total
+    middle = (share + z / 2) / (1 + z)
+    half = (z * (share * (1 - share) + z / 4)) ** 0.5 / (1 + z)
+    return (middle - half if right else 0.0), (middle + half if right < total else 1.0)  # exactly, at both ends
+
+
 def accuracy_matrix(correct: npt.ArrayLike, total: npt.ArrayLike) -> Floats:
     """Percent right of task j after task k, at ``[j, k]``; NaN where task j had not been learnt yet.
 

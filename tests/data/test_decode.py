@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +52,29 @@ def test_lossless_formats_keep_every_pixel(tmp_path: Path, name: str) -> None:
 def test_the_extension_does_not_matter(tmp_path: Path) -> None:
     path = saved(tmp_path, four_colours(6, 4), "photo.jpg", format="PNG")
     assert corners(read_image(path)) == [RED, GREEN, BLUE, WHITE]
+
+
+def test_heic_where_it_can_be_read(tmp_path: Path) -> None:
+    pytest.importorskip("pillow_heif").register_heif_opener()
+    path = saved(tmp_path, four_colours(64, 48), "photo.heic", quality=100)
+    assert image_size(path) == (48, 64)
+    for read in (read_image(path), read_image(path, at_least=16), read_image(path.read_bytes(), wary=True)):
+        assert (read.mode, read.size) == ("RGB", (64, 48))
+        assert np.abs(np.array(corners(read)) - np.array([RED, GREEN, BLUE, WHITE])).max() < 20
+
+
+def test_heic_where_it_cannot_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    monkeypatch.setattr(Image, "OPEN", {name: how for name, how in Image.OPEN.items() if name != "HEIF"})
+    monkeypatch.setattr(decode, "_formats", decode._formats.__wrapped__)
+    path = tmp_path / "photo.heic"
+    path.write_bytes(b"\0\0\0\x1cftypheic\0\0\0\0mif1heic")
+    with pytest.raises(
+        BadImage, match=r"HEIC photo; `pip install pillow-heif`, or save it as JPEG .on an iPhone: Settings"
+    ):
+        read_image(path)
+    with pytest.raises(BadImage, match="HEIC photo; save it as JPEG"):
+        read_image(path.read_bytes(), wary=True)
 
 
 @pytest.mark.parametrize(("mode", "colour", "expected"), [("L", 128, (128, 128, 128)), ("1", 1, WHITE)])

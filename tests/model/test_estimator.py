@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from model_tools import class_folders, tiny_model, wait_for
+from PIL import Image
 
 import onea
 from onea.errors import OneaError
@@ -92,7 +93,8 @@ def test_a_class_taught_again_adds_evidence(tiny_vit, tiny_images):
     moved = (after.statistics.means != before.statistics.means).any(1)
     assert moved.tolist() == [False, False, False, True, False, False]
     assert model.history[-1]["new_classes"] == 0
-    model.learn(folders["class03"][4:5], ["class03"])  # one more image of a known class is enough
+    one = np.asarray(Image.open(folders["class03"][4]))[:, ::-1]
+    model.learn([one], ["class03"])  # one more image of a known class is enough
     assert model.snapshot().state.images[3] == 7
     more = {name: folders[name] for name in ("class00", "class01", "class02")}
     model.learn([f for files in more.values() for f in files], [n for n, files in more.items() for _ in files])

@@ -125,3 +125,15 @@ def test_known_images_stay_visible_beside_unknown_ones_that_are_far_away():
     above, _ = drawn(known, [True] * 50, [-1000.0] * 50, -0.9).axes
     low, high = above.get_xlim()
     assert (known[-1] - known[0]) / (high - low) > 0.25
+
+
+def test_photos_that_were_taught_are_counted(model, tiny_images, tmp_path):
+    shutil.copytree(tiny_images / "test/class00", tmp_path / "mixed/class00")
+    shutil.copy(tiny_images / "train/class00/4.png", tmp_path / "mixed/class00/taught.png")
+    (tmp_path / "mixed/notes.txt").write_text("from Monday")
+    found = evaluate(model, tmp_path / "mixed")
+    assert found.remarks == [
+        "1 file left out (no photo, or in no class folder): notes.txt",
+        "1 of 4 images was taught: it does not tell how new ones are answered",
+    ]
+    assert evaluate(model, tiny_images / "test").remarks == []

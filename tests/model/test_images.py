@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -132,6 +134,35 @@ def test_bad_images_can_be_left_out(tmp_path, files):
     batch = read_labelled([*files[:2], broken, *files[2:]], list("aabaaaa"), SIDE, "skip")
     assert batch.labels == ("a",) * 6
     assert "broken.png" in batch.skipped[0]
+
+
+def test_what_is_no_photo_in_a_class_folder_is_left_out_and_told(tmp_path, files):
+    for name in ("a/1.png", "a/2.JPG", "a/notes.txt", "a/IMG_1.AAE", "b/scan", "loose.png", "a/thumbs.db", "a/.x"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(files[0].read_bytes())
+    batch = read_labelled(tmp_path, None, SIDE)
+    assert batch.labels == ("a", "a", "b")
+    assert [Path(name).name for name in batch.left_out] == ["IMG_1.AAE", "notes.txt", "loose.png"]
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c/notes.txt").write_text("soon")
+    with pytest.raises(
+        OneaError, match=r"Class folder c in .* holds no photo: put its images in, or remove the folder"
+    ):
+        read_labelled(tmp_path, None, SIDE)
+
+
+def test_photos_beside_class_folders_of_groups_are_left_out(tmp_path, files):
+    for name in ("monday/a/1.png", "monday/b/2.png", "monday/loose.png", "tuesday/c/3.png", "notes.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_bytes(files[0].read_bytes())
+    batch = read_labelled(tmp_path, None, SIDE)
+    assert batch.labels == ("a", "b", "c")
+    assert [Path(name).name for name in batch.left_out] == ["notes.txt", "loose.png"]
+
+
+def test_a_heic_photo_is_found(tmp_path):
+    (tmp_path / "IMG_1.HEIC").write_bytes(b"\0\0\0\x1cftypheic")
+    assert find_images(tmp_path) == [tmp_path / "IMG_1.HEIC"]
 
 
 def test_images_are_found_in_natural_order(tmp_path, files):

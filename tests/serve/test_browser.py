@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 
 import pytest
-from serving import TOKEN, checkerboard, folder_hash, live, photos, png, service_of
+from serving import TOKEN, checkerboard, class_zip, folder_hash, live, photos, png, service_of
+
+from onea import load as onea_load
 
 playwright_api = pytest.importorskip("playwright.sync_api")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
@@ -75,7 +78,7 @@ def test_teach_a_class_and_recognise_it(open_page, tiny_images, tmp_path, width)
     page.get_by_label("Photos of it").set_input_files(known)
     page.get_by_text("6 photos", exact=True).wait_for()
     page.get_by_label("Token").fill(TOKEN)
-    page.get_by_role("button", name="Teach").click()
+    page.get_by_role("button", name="Teach", exact=True).click()
     page.get_by_text("Learned “plum jam” from 6 photos").wait_for()
     page.get_by_text("Knows 5 classes · version 2").wait_for()
     assert page.locator("#classes .fresh").inner_text().startswith("plum jam")
@@ -103,29 +106,124 @@ def test_refusals_are_shown_as_they_are_and_nothing_changes(open_page, shop, tin
     page.get_by_label("Class name").fill("plum")
     page.get_by_label("Photos of it").set_input_files(saved(tmp_path / "a", [png(), png()]))
     page.get_by_label("Token").fill("a-wrong-token-of-some-length")
-    page.get_by_role("button", name="Teach").click()
-    page.get_by_role("alert").get_by_text("The token is missing or wrong").wait_for()
+    page.get_by_role("button", name="Teach", exact=True).click()
+    page.get_by_role("alert").get_by_text("That is not the right token. Whoever set up this page has it").wait_for()
+    assert page.evaluate("document.activeElement.id") == "token"
     page.get_by_label("Class name").fill("CLASS00")
     page.get_by_label("Token").fill(TOKEN)
-    page.get_by_role("button", name="Teach").click()
+    page.get_by_role("button", name="Teach", exact=True).click()
     page.get_by_role("alert").get_by_text("differs from 'class00' only in case").wait_for()
     broken = saved(tmp_path / "b", [b"not an image"])
     page.locator("#ask-files").set_input_files(broken)
-    page.get_by_role("alert").get_by_text("Cannot read image 0.png").wait_for()
+    page.get_by_role("alert").get_by_text("1 of 1 images cannot be read (0.png").wait_for()
     page.locator("#ask-files").set_input_files(saved(tmp_path / "c", [checkerboard()]))
     page.locator("#answers .unknown .verdict").get_by_text("Unknown").wait_for()
     assert folder_hash(shop) == before
 
 
+def test_one_bad_photo_of_three_does_not_block_the_others(open_page, tiny_images, tmp_path):
+    page = open_page(390)
+    good = photos(tiny_images, 0, "test")
+    page.locator("#ask-files").set_input_files(saved(tmp_path / "ask", [good[0], b"broken", good[1]]))
+    page.locator("#answers > li").nth(2).wait_for()
+    assert page.locator("#answers .verdict").all_inner_texts()[1] == "Cannot be read"
+    assert page.locator("#answers .bad .why").inner_text().startswith("1.png: it is not an image")
+    assert page.locator("#answers .likely").count() == 2
+
+    page.get_by_label("Class name").fill("plum")
+    page.get_by_label("Photos of it").set_input_files(saved(tmp_path / "teach", [*photos(tiny_images, 4), b"broken"]))
+    page.get_by_label("Token").fill(TOKEN)
+    page.get_by_role("button", name="Teach", exact=True).click()
+    page.get_by_text("Learned “plum” from 6 photos").wait_for()
+    remarks = page.locator("#teach-remarks li").all_inner_texts()
+    assert remarks[0].startswith("Left out, as it cannot be read: 6.png: it is not an image")
+    assert "held-out" in remarks[1]
+    page.get_by_text("These answers are of version 1; version 2 answers now.").wait_for()
+    assert page.locator("#answers > li.old").count() == 2
+    page.get_by_role("button", name="Ask again").click()
+    page.wait_for_selector("#ask-old", state="hidden")
+    assert page.locator("#answers > li.old").count() == 0
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_single_photos_are_removed_and_several_classes_taught_at_once(open_page, shop, tiny_images, tmp_path):
+    page = open_page(1280)
+    page.get_by_label("Class name").fill("plum")
+    page.get_by_label("Photos of it").set_input_files(saved(tmp_path / "plum", photos(tiny_images, 4)))
+    page.get_by_role("button", name="Remove 2.png").click()
+    page.get_by_text("5 photos", exact=True).wait_for()
+    assert page.locator("#teach-thumbs li").count() == 5
+    page.get_by_role("button", name="Add another class").click()
+    folder = tmp_path / "day"
+    for label, of in (("pear", 5), ("class00", 0)):
+        folder.mkdir(exist_ok=True)
+        saved(folder / label, photos(tiny_images, of, "test"))
+    (folder / "pear/notes.txt").write_text("from Monday")
+    page.locator("#teach-folder").set_input_files(folder)
+    page.locator("#lined > li").nth(2).wait_for()
+    lined = [line.split("\n")[0] for line in page.locator("#lined > li").all_inner_texts()]
+    assert lined == ["plum · 5 photos Remove", "class00 · 3 photos Remove", "pear · 3 photos Remove"]
+    page.get_by_label("Token").fill(TOKEN)
+    page.get_by_role("button", name="Teach", exact=True).click()
+    page.get_by_text("Learned “3 classes” from 11 photos").wait_for()
+    page.get_by_text("Knows 6 classes · version 2").wait_for()
+    assert page.locator("#lined > li").count() == 0
+    assert onea_load(shop).snapshot().state.images == [9, 6, 6, 6, 3, 5]
+
+
+def test_a_zip_is_taught(open_page, tiny_images, tmp_path):
+    page = open_page(390)
+    (tmp_path / "day.zip").write_bytes(class_zip(tiny_images, 4, 5))
+    page.get_by_label("Photos of it").set_input_files(tmp_path / "day.zip")
+    page.get_by_text("day.zip (zip of class folders)").wait_for()
+    page.get_by_label("Token").fill(TOKEN)
+    page.get_by_role("button", name="Teach", exact=True).click()
+    page.get_by_text("Learned “day.zip” from 12 photos").wait_for()
+    page.get_by_text("Knows 6 classes · version 2").wait_for()
+
+
+def test_no_this_is(open_page, shop, tiny_images, tmp_path):
+    page = open_page(390)
+    page.locator("#ask-files").set_input_files(saved(tmp_path / "ask", photos(tiny_images, 1, "test")))
+    page.locator("#answers > li").nth(2).wait_for()
+    page.get_by_role("button", name=re.compile("his is …")).first.click()
+    page.get_by_label("What 0.png shows").fill("class01")
+    page.get_by_role("button", name="Teach this").click()
+    page.get_by_text("Lined up as “class01”").wait_for()
+    page.get_by_label("Token").fill(TOKEN)
+    page.get_by_role("button", name="Teach", exact=True).click()
+    page.get_by_text("Learned “class01” from 1 photo").wait_for()
+    assert onea_load(shop).snapshot().state.images == [6, 7, 6, 6]
+
+
+def test_rename_and_forget(open_page, shop):
+    page = open_page(1280)
+    page.locator("#classes").get_by_role("button", name="class01").click()
+    page.get_by_role("button", name="Rename", exact=True).click()
+    page.get_by_label("New name for “class01”").fill("pear")
+    page.get_by_role("button", name="Rename", exact=True).click()
+    page.get_by_role("alert").get_by_text("This needs the token").wait_for()
+    page.get_by_label("Token").fill(TOKEN)
+    page.get_by_role("button", name="Rename", exact=True).click()
+    page.get_by_text("“class01” is called “pear” now. Version 2 answers now").wait_for()
+    page.locator("#classes").get_by_role("button", name="class02").click()
+    page.get_by_role("button", name="Forget it").click()
+    page.get_by_role("button", name="Really forget “class02”?").click()
+    page.get_by_text("“class02” is no longer answered. Version 3 answers now").wait_for()
+    page.get_by_text("Knows 3 classes · version 3").wait_for()
+    assert onea_load(shop).classes_.tolist() == ["class00", "class03", "pear"]
+    assert page.locator("#history-rows td").nth(2).text_content() == "Forgot class02"
+
+
 def test_the_keyboard_reaches_everything_and_shows_where_it_is(open_page):
     page = open_page(1280)
     reached = []
-    for _ in range(10):
+    for _ in range(17):
         page.keyboard.press("Tab")
         reached.append(page.evaluate("document.activeElement.id || document.activeElement.textContent"))
         assert page.evaluate(OUTLINED), reached
     assert reached[:3] == ["Skip to content", "API", "ask-files"]
-    assert {"search", "teach-class", "teach-files", "token", "teach-go"} <= set(reached)
+    assert {"search", "teach-class", "teach-files", "teach-folder", "teach-more", "token", "teach-go"} <= set(reached)
     page.get_by_label("Search classes").fill("03")
     assert page.locator("#classes li").all_inner_texts() == ["class036"]
     assert page.locator("#search-status").inner_text() == "1 class found"
@@ -135,8 +233,8 @@ def test_the_keyboard_reaches_everything_and_shows_where_it_is(open_page):
 def test_the_documents_show_every_address(open_page):
     page = open_page(390)
     page.get_by_role("link", name="API").click()
-    page.locator(".op").nth(9).wait_for()
-    assert page.locator(".op h3").count() == 10
+    page.locator(".op").nth(11).wait_for()
+    assert page.locator(".op h3").count() == 12
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 

@@ -272,7 +272,7 @@ def test_every_answer_has_the_security_headers(client):
 def test_the_openapi_document_names_every_address(client):
     document = client.get("/openapi.json").json()
     expected = {"/predict", "/classes", "/history", "/learn", "/learn/{id}", "/learn/{id}/events", "/undo", "/healthz"}
-    assert expected | {"/check", "/metrics"} == set(document["paths"])
+    assert expected | {"/check", "/metrics", "/forget", "/rename"} == set(document["paths"])
     assert document["paths"]["/learn"]["post"]["security"] == [{"HTTPBearer": []}]
     assert "ValidationError" not in json.dumps(document)
 

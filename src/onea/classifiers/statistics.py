@@ -134,6 +134,20 @@ class ClassStatistics:
             cut=None if self.cut is None else self.cut[rows],
         )
 
+    def cleared(self, rows: Tensor) -> Self:
+        """The statistics with nothing known of these classes; the scatter stays while anything is known of another."""
+        counts = self.counts.index_fill(0, rows, 0)
+        nothing = not bool(counts.any())
+        return replace(
+            self,
+            means=self.means.index_fill(0, rows, 0),
+            counts=counts,
+            scatter=torch.zeros_like(self.scatter) if nothing and self.scatter is not None else self.scatter,
+            freedom=0 if nothing else self.freedom,
+            factors=None if self.factors is None else self.factors.index_fill(0, rows, 0),
+            cut=None if self.cut is None else self.cut.index_fill(0, rows, 0),
+        )
+
     def combine(self, other: Self) -> Self:
         """The statistics of two disjoint sets of classes under the same adapter: ours first, then the other's."""
         return replace(

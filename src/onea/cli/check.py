@@ -44,6 +44,7 @@ def check(
     from onea.model.estimator import load_for
     from onea.model.folder import read_manifest, read_state
     from onea.model.images import read_labelled
+    from onea.model.sentences import left_out_fields, left_out_sentences
     from onea.text import printable
 
     if on_bad not in ("fail", "skip"):
@@ -59,6 +60,8 @@ def check(
         batch = read_labelled(folder, None, loaded.side, on_bad)  # type: ignore[arg-type]
         for line in batch.skipped:
             print(printable(f"onea: left out {line}"), file=sys.stderr)
+        for line in left_out_sentences(left_out_fields(batch.left_out)):
+            print(f"onea: {line}", file=sys.stderr)
         found = check_photos(loaded, batch)
         pictures = _draw(found, out)
     if as_json:

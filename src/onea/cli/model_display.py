@@ -15,6 +15,7 @@ from rich.table import Table as TerminalTable
 
 from onea.cli.display import OnScreen, shown
 from onea.model.network import remarks, taught_before
+from onea.model.sentences import held_out_sentences, told
 from onea.report.formats import terminal
 from onea.report.table import Table
 from onea.runtime import Progress
@@ -71,12 +72,8 @@ def print_learned(console: Console, model: OneA, path: Path) -> None:
     if update["skipped"]:
         line += f"; {count(update['skipped'], 'unreadable image', 'unreadable images')} left out"
     console.print(line, highlight=False, markup=False)
-    if update.get("held_out_accuracy") is not None:
-        console.print(
-            f"{100 * update['held_out_accuracy']:.1f} % of {update['held_out']} held-out images right, "
-            f"among all {update['known']} classes",
-            highlight=False,
-        )
+    for sentence in told(update):
+        console.print(sentence, highlight=False, markup=False, soft_wrap=True)
     if like := update.get("like_known"):
         console.print(f"{like:,} of them clearly looked like a known class; if they show one, undo", highlight=False)
     backbone = model.snapshot().state.backbone
@@ -141,6 +138,8 @@ def print_evaluation(console: Console, found: Evaluation) -> None:
         f"{100 * found.unknown:.1f} % of known classes' images answered unknown (version {found.version})",
         highlight=False,
     )
+    for remark in found.remarks:
+        console.print(remark, highlight=False, markup=False, soft_wrap=True)
 
 
 def print_open_set(console: Console, found: OpenSet) -> None:
@@ -163,9 +162,13 @@ def print_history(console: Console, updates: Sequence[dict[str, Any]], kept: Seq
     from onea.model.card import history_row
 
     heads = ("version", "date", "what", "classes", "images", "known", "held-out right", "seconds")
-    lines = ([version, date[:10], *rest] for version, date, *rest in map(history_row, updates))
+    rows = map(history_row, updates)
+    lines = ([version, date[:10], *rest, right, seconds] for version, date, *rest, right, _, seconds in rows)
     table = Table.of_texts("", heads, lines, left=len(heads))
     console.print(terminal(table, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1)))
+    measured = [update for update in updates if update.get("overall_accuracy") is not None]
+    for sentence in held_out_sentences(measured[-1], own=False) if measured else ():
+        console.print(sentence, highlight=False, soft_wrap=True)
     earlier = ", ".join(map(str, kept[:-1])) or "none"
     console.print(f"present version {kept[-1]}; undo can go back to: {earlier}", highlight=False)
 

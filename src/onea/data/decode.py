@@ -7,7 +7,7 @@ import errno
 import functools
 import re
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from io import SEEK_END, BytesIO
 from os import PathLike
 from pathlib import Path
@@ -25,6 +25,8 @@ MAX_PIXELS = 300_000_000
 # Named, because Pillow's full list has formats that start other programs (EPS, WMF), hold no pictures (HDF5, MPEG), or
 # are decoded before anyone can look at their size (ICO).
 _FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "BMP", "DIB", "GIF", "TIFF", "PPM", "JPEG2000", "PCX", "QOI", "TGA")
+_HEIF = "HEIF"  # HEIC, the photos of iPhones: known where pillow-heif is installed
+_HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 # What strangers may send: what cameras and browsers make, where the size in the header bounds the work, and where
 # Pillow decodes without the interpreter's lock.
 COMMON_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
@@ -211,9 +213,13 @@ def _lift_pillow_limit() -> None:
 
 @functools.cache
 def _formats(wary: bool) -> tuple[str, ...]:
-    """Those of our formats that this Pillow was built with."""
+    """Those of our formats that this Pillow was built with, and HEIC where it can be read."""
     Image.init()
-    return tuple(name for name in (COMMON_FORMATS if wary else _FORMATS) if name in Image.OPEN)
+    with suppress(ImportError):
+        from pillow_heif import register_heif_opener
+
+        register_heif_opener()
+    return tuple(name for name in (*(COMMON_FORMATS if wary else _FORMATS), _HEIF) if name in Image.OPEN)
 
 
 class _InFewReads(BytesIO):
@@ -289,6 +295,11 @@ def _reason(stream: BinaryIO, error: Exception, max_pixels: int, wary: bool) -> 
     if isinstance(error, UnidentifiedImageError):
         if stream.seek(0, SEEK_END) == 0:
             return "the file is empty"
+        stream.seek(0)
+        start = stream.read(12)
+        if start[4:8] == b"ftyp" and start[8:] in _HEIC_BRANDS and _HEIF not in Image.OPEN:
+            how = "save it as JPEG" if wary else "`pip install pillow-heif`, or save it as JPEG"
+            return f"it is a HEIC photo; {how} (on an iPhone: Settings, Camera, Formats, Most Compatible)"
         known = f" ({', '.join(COMMON_FORMATS)})" if wary else ""
         return f"it is not an image in a format we know{known}"
     if isinstance(error, MemoryError):

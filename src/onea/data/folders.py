@@ -22,10 +22,15 @@ from onea.files import check_path
 
 @dataclass(frozen=True)
 class Tree:
-    """The images below one folder by class, and the class names by group when the layout has groups."""
+    """The images below one folder by class, and the class names by group when the layout has groups.
+
+    Attributes:
+        loose: files that lie beside class folders, in none of them.
+    """
 
     images: ByClass
     groups: dict[str, list[str]]
+    loose: tuple[Path, ...] = ()
 
 
 def load_folder(path: Path) -> Dataset:
@@ -97,11 +102,12 @@ def read_tree(path: Path) -> Tree:
     Raises:
         OneaError: the layout is neither, a class is empty, or a class is in two groups.
     """
-    inside = {folder: _list(folder) for folder in _list(path).folders}
+    top = _list(path)
+    inside = {folder: _list(folder) for folder in top.folders}
     if not inside:
         raise OneaError(f"There are no class folders in {path}: make one folder for each class and put its images in.")
     if not any(listing.folders for listing in inside.values()):
-        return Tree({folder.name: _images(folder, listing, path) for folder, listing in inside.items()}, {})
+        return Tree({folder.name: _images(folder, listing, path) for folder, listing in inside.items()}, {}, top.files)
     _check_only_groups(inside)
     images: ByClass = {}
     groups: dict[str, list[str]] = {}
@@ -117,7 +123,7 @@ def read_tree(path: Path) -> Tree:
             group_of[label] = group.name
             groups.setdefault(group.name, []).append(label)
             images[label] = _images(folder, _list(folder), path)
-    return Tree(images, groups)
+    return Tree(images, groups, (*top.files, *(file for listing in inside.values() for file in listing.files)))
 
 
 def read_list(path: Path) -> ByClass:
@@ -213,7 +219,7 @@ def _check_only_groups(inside: dict[Path, _Listing]) -> None:
     """Where one folder holds folders, all must: half classes and half groups would be a guess."""
     a_group = next(folder for folder, listing in inside.items() if listing.folders)
     for folder, listing in inside.items():
-        if listing.files:
+        if listing.files and not listing.folders:
             raise OneaError(
                 f"{folder} holds files ({listing.files[0].name}) while {a_group} holds folders: "
                 "use <class>/<image> or <task>/<class>/<image> throughout."

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch import Tensor
 from onea import seeds
 from onea.errors import OneaError
 from onea.model.answers import Snapshot
+from onea.model.fingerprints import fingerprints
 from onea.model.images import DecodedImages
 from onea.model.learning import now
 from onea.model.state import State, new_id, noted
@@ -40,7 +42,8 @@ def learn_background(
         started: when the clock of the update began.
 
     Raises:
-        OneaError: there is no image, the model cannot judge them, or too many clearly show one of its classes.
+        OneaError: there is no image, the model cannot judge them, one was taught as a class, or too many clearly show
+            one.
     """
     state = model.state
     model.check_taught()
@@ -48,13 +51,18 @@ def learn_background(
         raise OneaError("There are no background images to learn from; give at least one.")
     if len(state.familiar):
         raise OneaError("The model was taught by an earlier onea and knows no background; teach it a class first.")
+    taught = state.taught_as(fingerprints(batch.pixels))
+    if taught:
+        raise OneaError(
+            f"{len(taught):,} of {len(batch):,} background images were taught as a class "
+            f"({_examples(batch, taught, 'as')}); take them out, or forget the class first."
+        )
     features = model.engine.features(batch.pixels, model.adapters)
     like = like_known(model, features)
     if len(like) > max(_FEW, _SHARE * len(batch)):
-        named = ", ".join(f"{batch.names[row]} like '{label}'" for row, label in list(like.items())[:_NAMED])
         raise OneaError(
             f"{len(like):,} of {len(batch):,} background images clearly show a known class "
-            f"({named}{', ...' if len(like) > _NAMED else ''}); take them out, or teach them as a class."
+            f"({_examples(batch, like, 'like')}); take them out, or teach them as a class."
         )
     generator = seeds.generator(seed, len(state.updates) + 1, "background")
     kept = kept_rows(len(state.background), len(batch), state.background_images, MOST_FEATURES, generator)
@@ -73,6 +81,12 @@ def learn_background(
         updates=(*state.updates, update),
     )
     return dataclasses.replace(learned, margins=_expected(learned, generator))
+
+
+def _examples(batch: DecodedImages, labels: Mapping[int, str], word: str) -> str:
+    """The first of these images and their classes."""
+    named = ", ".join(f"{batch.names[row]} {word} '{label}'" for row, label in list(labels.items())[:_NAMED])
+    return f"{named}{', ...' if len(labels) > _NAMED else ''}"
 
 
 def _expected(state: State, generator: torch.Generator) -> Tensor:

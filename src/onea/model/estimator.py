@@ -206,7 +206,8 @@ class OneA(Parameters):
         """Learn new classes, or more images of known ones, as one update; everything known before is kept.
 
         A class that is taught again stays one class: its images add up, and in the merge it counts once, divided
-        between the kept adapter and the new one by the number of its images in each.
+        between the kept adapter and the new one by the number of its images in each. An image that was taught before
+        as the same class, or comes twice, counts once.
 
         Args:
             images: a folder with one folder of images for each class; a Hugging Face dataset or a loader of

@@ -16,8 +16,10 @@ from torch import Tensor
 from onea import openset
 from onea.errors import OneaError
 from onea.model.answers import Snapshot
+from onea.model.fingerprints import fingerprints
 from onea.model.images import DecodedImages, find_images, read_labelled
 from onea.model.names import folded
+from onea.model.sentences import left_out_fields, left_out_sentences
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,8 @@ class Evaluation:
         unknown_of: images of each class that were answered ``unknown``.
         never_taught: classes of images that the model does not know; whatever it answers for them is wrong.
         open_set: how these images compare with unknown ones, where some were given.
+        taught_before: how many of the images the model was taught with, which says little about new ones.
+        left_out: files of the folder that are no photos by their ending, or lie in no class folder.
     """
 
     classes: tuple[str, ...]
@@ -90,6 +94,21 @@ class Evaluation:
     never_taught: tuple[str, ...]
     version: int
     open_set: OpenSet | None = None
+    taught_before: int = 0
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def remarks(self) -> list[str]:
+        """What a person should know about these figures, in sentences."""
+        told = left_out_sentences(left_out_fields(self.left_out))
+        if self.taught_before:
+            one = self.taught_before == 1
+            were, they = ("was", "it does") if one else ("were", "they do")
+            total = int(self.images.sum())
+            told.append(
+                f"{self.taught_before:,} of {total:,} images {were} taught: {they} not tell how new ones are answered"
+            )
+        return told
 
     @property
     def images(self) -> npt.NDArray[np.int64]:
@@ -165,7 +184,8 @@ def evaluate(model: Snapshot, images: Any, labels: Any = None, unknown: Path | N
         right = torch.tensor([truth == found for truth, found in zip(batch.labels, nearest, strict=True)])
         unfamiliar = model.judge(strange).familiarity
         open_set = OpenSet(judged.familiarity[taught], right[taught], unfamiliar, model.threshold)
-    return Evaluation(classes, confusion, unknown_of, never, model.version, open_set)
+    taught_before = len(model.state.taught_as(fingerprints(batch.pixels)))
+    return Evaluation(classes, confusion, unknown_of, never, model.version, open_set, taught_before, batch.left_out)
 
 
 def _read_unknown(model: Snapshot, folder: Path) -> DecodedImages:

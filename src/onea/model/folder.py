@@ -41,8 +41,9 @@ if TYPE_CHECKING:
     from onea.model.estimator import OneA
 
 _ADAPTER = "adapter."
-_HALVED = ("factors", "background")  # kept in bfloat16, which holds them exactly
-_TENSORS = ("familiar", "margins", "margin_rows", "hidden", "hidden_rows", "background")
+_HALVED = ("factors", "background", "held")  # kept in bfloat16, which holds them exactly
+_OPTIONAL = ("background", "fingerprints", "fingerprint_rows", "held", "held_rows")  # not written where there are none
+_TENSORS = ("familiar", "margins", "margin_rows", "hidden", "hidden_rows", *_OPTIONAL)
 _VALUES = (
     *("version", "id", "backbone", "preprocess", "options", "readout"),
     *("classes", "merged", "temperature", "calibrated_on", "updates", "numbers"),
@@ -239,7 +240,7 @@ def _statistics(values: Mapping[str, Any], tensors: Tensors) -> ClassStatistics:
 def _write_state(path: Path, state: State) -> None:
     tensors = {name: getattr(state, name) for name in _TENSORS} | prefixed(_ADAPTER, state.adapter)
     tensors |= state.statistics.state_dict()
-    for name in ("freedom",) if len(state.background) else ("freedom", "background"):
+    for name in ("freedom", *(name for name in _OPTIONAL if not len(tensors[name]))):
         del tensors[name]
     tensors = {name: value.bfloat16() if name in _HALVED else value for name, value in tensors.items()}
     content = save_tensors({name: value.contiguous() for name, value in tensors.items()})

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from onea.model.state import NO_ROWS, NO_SIGNALS, Update, merged_under, merged_with
+from onea.model.fingerprints import NO_PRINTS
+from onea.model.state import NO_HELD, NO_ROWS, NO_SIGNALS, Update, merged_under, merged_with
 from onea.tensors import Tensors
 
 FORMAT = 3
@@ -41,6 +42,7 @@ def modern(written: Mapping[str, Any]) -> dict[str, Any]:
 def modern_tensors(written: Tensors) -> Tensors:
     """The tensors of a state as today's; signals that mean something else now are measured anew by the next update."""
     found = {"hidden": NO_SIGNALS, "hidden_rows": NO_ROWS, "background": written["prototypes"][:0], **written}
+    found = {"fingerprints": NO_PRINTS, "fingerprint_rows": NO_ROWS, "held": NO_HELD, "held_rows": NO_ROWS, **found}
     if found["margins"].dim() > 1 and found["margins"].shape[1] == FIRST_SIGNALS:
         found |= {"margins": NO_SIGNALS, "margin_rows": NO_ROWS, "hidden": NO_SIGNALS, "hidden_rows": NO_ROWS}
     return found

@@ -21,7 +21,10 @@ from onea.errors import OneaError
 from onea.model.arrays import images_in, is_array, is_list, to_image
 from onea.model.names import is_number, name_of
 
-ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".avif", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".jp2", ".tga", ".qoi")
+ENDINGS = (
+    *(".jpg", ".jpeg", ".jfif", ".png", ".webp", ".avif", ".heic", ".heif", ".hif", ".bmp", ".gif", ".tif", ".tiff"),
+    *(".ppm", ".jp2", ".tga", ".qoi"),
+)
 _IMAGE_COLUMNS, _LABEL_COLUMNS = ("image", "img", "images"), ("label", "labels", "fine_label", "class")
 
 
@@ -35,6 +38,7 @@ class DecodedImages:
         names: what to call each image: its path, or its number.
         skipped: ``path: reason`` of each that could not be read.
         numbers: whether every label was given as a whole number.
+        left_out: files of a folder that are no photos by their ending, or lie in no class folder.
     """
 
     pixels: Pixels
@@ -42,6 +46,7 @@ class DecodedImages:
     names: tuple[str, ...]
     skipped: tuple[str, ...] = ()
     numbers: bool = False
+    left_out: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.pixels)
@@ -49,7 +54,10 @@ class DecodedImages:
 
 def read_labelled(images: Any, labels: Any, size: int, on_bad: OnBad = "fail") -> DecodedImages:
     """Images with their classes: a folder of class folders, a dataset or loader, or images and their labels."""
-    if labels is None:
+    left_out: tuple[str, ...] = ()
+    if labels is None and isinstance(images, str | os.PathLike):
+        items, found, left_out = _from_folder(Path(images))
+    elif labels is None:
         items, found = _labelled_source(images)
     else:
         items, found = list(_items(images)), _plain_list(labels)
@@ -58,7 +66,7 @@ def read_labelled(images: Any, labels: Any, size: int, on_bad: OnBad = "fail") -
     if not items:
         raise OneaError("There are no images to learn from; give at least two for each new class.")
     names = [name_of(label) for label in found]
-    return replace(_decode(items, names, size, on_bad), numbers=all(map(is_number, found)))
+    return replace(_decode(items, names, size, on_bad), numbers=all(map(is_number, found)), left_out=left_out)
 
 
 def read_unlabelled(images: Any, size: int, on_bad: OnBad = "fail") -> DecodedImages:
@@ -86,8 +94,6 @@ def find_images(path: Path) -> list[Path]:
 
 
 def _labelled_source(source: Any) -> tuple[list[Any], list[Any]]:
-    if isinstance(source, str | os.PathLike):
-        return _from_folder(Path(source))
     if columns := _columns(source):
         image, label, names = columns
         if label is None:
@@ -98,15 +104,30 @@ def _labelled_source(source: Any) -> tuple[list[Any], list[Any]]:
     return [image for image, _ in pairs], [_named(label, names) for _, label in pairs]
 
 
-def _from_folder(path: Path) -> tuple[list[Any], list[str]]:
+def is_photo(name: str) -> bool:
+    """Whether a file in a class folder is taken for a photo: by its ending, or because it has none.
+
+    >>> is_photo("IMG_1.HEIC"), is_photo("IMG_1.AAE"), is_photo("scan")
+    (True, False, True)
+    """
+    ending = Path(name).suffix.lower()
+    return not ending or ending in ENDINGS
+
+
+def _from_folder(path: Path) -> tuple[list[Any], list[str], tuple[str, ...]]:
+    """The photos in class folders, their classes, and all other files."""
     if not path.is_dir():
         problem = "is a file" if path.exists() else "does not exist"
         raise OneaError(
             f"{path} {problem}; give a folder with one folder of images for each class, or give labels too."
         )
-    by_class = read_tree(path).images
-    items = [(image.path, label) for label, members in by_class.items() for image in members]
-    return [image for image, _ in items], [label for _, label in items]
+    tree = read_tree(path)
+    files = [(image.path, label) for label, members in tree.images.items() for image in members]
+    photos = [(file, label) for file, label in files if is_photo(file.name)]
+    if empty := [label for label in tree.images if label not in {label for _, label in photos}]:
+        raise OneaError(f"Class folder {empty[0]} in {path} holds no photo: put its images in, or remove the folder.")
+    stray = [file for file, _ in files if not is_photo(file.name)]
+    return [file for file, _ in photos], [label for _, label in photos], tuple(map(str, [*stray, *tree.loose]))
 
 
 def _items(source: Any) -> Iterator[Any]:

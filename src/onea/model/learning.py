@@ -25,10 +25,13 @@ from onea.merging.operator import Sizes
 from onea.methods.adapter_merging import MergingOptions, fallen
 from onea.model import calibration
 from onea.model.engine import Engine
+from onea.model.fingerprints import Repeats, fingerprints
 from onea.model.groups import series
 from onea.model.images import DecodedImages
 from onea.model.names import check_names
 from onea.model.recipe import method_of, options_of
+from onea.model.rolling import measure, newest_held
+from onea.model.sentences import conflict_fields, left_out_fields, share_fields
 from onea.model.state import NO_ROWS, NO_SIGNALS, State, Update, merged_with, new_id, statistics_for
 from onea.model.views import Views
 from onea.runtime import Progress
@@ -109,6 +112,10 @@ def learn(
 ) -> State:
     """The state after one more update, with new or known classes; the old state stays as it is.
 
+    A photo that was taught before as the same class, or comes twice, counts once and is no evidence of how well new
+    ones are answered. It may train the adapter again; then the statistics of a class whose photos are all there again
+    are made anew, as the new adapter sees them.
+
     ``started`` is when the clock of the update began, where that was before the call.
 
     Raises:
@@ -127,21 +134,24 @@ def learn(
     alike = series(earlier, labels, state.statistics)
     held = calibration.held_out_rows(labels, names, alike, held_out, seed, number)
     trained = torch.ones(len(labels), dtype=torch.bool).index_fill(0, held, False)
+    prints = fingerprints(batch.pixels)
+    repeats = state.repeats(prints, batch.labels)
+    new, measured = ~repeats.seen, repeats.unseen_by(trained)
 
     taught = Counter(batch.labels[row] for row in trained.nonzero()[:, 0].tolist())
     sizes = Sizes.of(state.merged, taught)
 
     called = printable(name) if name else f"update {version}"
-    kept, report = adapters, dict[str, Any](trained=False)
+    merged, report = adapters, dict[str, Any](trained=False)
     if not engine.vit.frozen_only:
-        kept, report = _adapt(engine, state, batch, labels, trained, sizes, number, called, seed, progress, views)
+        merged, report = _adapt(engine, state, batch, labels, trained, sizes, number, called, seed, progress, views)
     (progress or Progress()).note("prototypes")
     classes = state.classes + tuple(label for label in names if label not in state.classes)
     rows = torch.tensor([classes.index(label) for label in names])[labels]
     features, before, classifier = earlier, state.statistics.grown(len(classes)), state.classifier
-    background = state.background
+    background, rolling, by = state.background, state.held, None
     if report["trained"]:
-        moved = views.features(0, kept)
+        moved = views.features(0, merged)
         carried, behind = before, background
         if state.updates and follow_drift:
             by = feature_map(earlier, moved)
@@ -150,13 +160,20 @@ def learn(
         # An adapter that answers held-out images worse than the one before it is not kept.
         report["trained"] = not fallen(then, _right(classifier, carried, moved, rows, trained), max(1, len(held)))
         if report["trained"]:
-            adapters, features, before, background = kept, moved, carried, behind
+            adapters, features, before, background = merged, moved, carried, behind
+            rolling = rolling if by is None or not len(rolling) else compact(rolling @ by.float())
     further = (views.features(view, adapters) for view in range(1, options.views))
     by_view = torch.stack([features, *further])
-    after = before.add(by_view.flatten(0, 1), rows.repeat(len(by_view))).compact()
-    seen = before.add(by_view[:, trained].flatten(0, 1), rows[trained].repeat(len(by_view)))
-    unseen = classifier.fit(seen)(features[held])
-    accuracy = float((unseen.argmax(1) == rows[held]).double().mean()) if len(held) else None
+    if report["trained"]:
+        again = _all_there(state, repeats)
+        before = _added(before.cleared(again), by_view, rows, torch.isin(rows, again) & repeats.before & ~repeats.twice)
+    after, seen = _added(before, by_view, rows, new).compact(), _added(before, by_view, rows, new & trained)
+    unseen = classifier.fit(seen)(features[measured])
+    right = int((unseen.argmax(1) == rows[measured]).sum())
+    # What an adapter was trained on since says no more how new images are answered.
+    still = ~torch.isin(state.held_rows, rows[repeats.before & trained]) | (not report["trained"])
+    watched = newest_held(by_view[:, measured].transpose(0, 1), rows[measured], rolling[still], state.held_rows[still])
+    overall = measure(classifier, after, *watched)
 
     learned = dataclasses.replace(
         state,
@@ -166,15 +183,20 @@ def learn(
         adapter=_on_cpu(adapters.state_dict()),
         statistics=after,
         background=background,
+        fingerprints=torch.cat([state.fingerprints, prints[new]]),
+        fingerprint_rows=torch.cat([state.fingerprint_rows, rows[new]]),
+        held=compact(watched[0]),
+        held_rows=watched[1],
         merged=merged_with(state.merged, taught) if report["trained"] else state.merged,
         numbers=given_as_numbers(state, batch),
     )
     if len(state.familiar):  # an earlier version measured familiarity otherwise
         learned = dataclasses.replace(learned, familiar=torch.empty(0), margins=NO_SIGNALS, margin_rows=NO_ROWS)
     # Images that an adapter was trained on look more familiar than others; how much, only those held out can tell.
-    enough = report["trained"] and len(held) + len(learned.margins) >= _ENOUGH
-    groups = series(features, rows, before) if report["trained"] else alike
-    learned = _calibrated(learned, before, by_view, rows, groups, ~trained & enough)
+    enough = report["trained"] and int(measured.sum()) + len(learned.margins) >= _ENOUGH
+    if bool(new.any()):
+        groups = series(features, rows, before) if report["trained"] else alike
+        learned = _calibrated(learned, before, by_view[:, new], rows[new], groups[new], measured[new] & enough)
     update: Update = {
         "version": version,
         "kind": "learn",
@@ -184,15 +206,32 @@ def learn(
         "new_classes": len(classes) - len(state.classes),
         "known": len(classes),
         "images": len(batch),
-        "held_out": len(held),
-        "held_out_accuracy": accuracy,
+        "seen": int(repeats.seen.sum()),
+        **conflict_fields(batch.names, batch.labels, repeats.conflicts),
+        "held_out": int(measured.sum()),
+        **share_fields("held_out", right, int(measured.sum())),
+        **share_fields("overall", overall.right, overall.images),
+        "overall_images": overall.images,
+        "overall_classes": overall.classes,
         "trained": report["trained"],
         "epochs": report.get("epochs", 0),
         "merge": {key: value for key, value in report.get("merge", {}).items() if key in _GATE_SUMMARY} or None,
         "skipped": len(batch.skipped),
+        **left_out_fields(batch.left_out),
         "seconds": round(time.perf_counter() - started, 3),
     }
     return dataclasses.replace(learned, updates=(*state.updates, update))
+
+
+def _added(known: ClassStatistics, views: Tensor, rows: Tensor, chosen: Tensor) -> ClassStatistics:
+    """Statistics with all views of the chosen images added."""
+    return known.add(views[:, chosen].flatten(0, 1), rows[chosen].repeat(len(views)))
+
+
+def _all_there(state: State, repeats: Repeats) -> Tensor:
+    """The rows of classes whose photos are all in an update again."""
+    found = torch.bincount(state.fingerprint_rows[repeats.known], minlength=len(state.classes))
+    return ((found > 0) & (found >= torch.tensor(state.images, dtype=torch.int64))).nonzero()[:, 0]
 
 
 def _calibrated(

@@ -21,6 +21,7 @@ from onea.classifiers.familiarity import SIGNALS, Familiarity, Margin, Signals, 
 from onea.classifiers.gaussian import RegularisedGaussian
 from onea.classifiers.statistics import ClassStatistics
 from onea.errors import OneaError, nearest, short
+from onea.model.fingerprints import NO_PRINTS, Repeats, find_repeats, same_photos
 from onea.model.names import as_numbers, check_names
 from onea.tensors import Tensors
 
@@ -28,6 +29,7 @@ Update = dict[str, Any]
 
 READOUTS = ("rgda", "whitened", "slda", "ncm", "uncentred")  # and any other classifier that a model can keep
 NO_SIGNALS, NO_ROWS = torch.empty(0, SIGNALS), torch.empty(0, dtype=torch.int64)
+NO_HELD = torch.empty(0, 1, 1)
 _CHOICE = f"{', '.join(READOUTS[:-1])} or {READOUTS[-1]}"
 
 
@@ -78,6 +80,10 @@ class State:
         hidden: those of images of classes that were left out, as deviations from known images, ``[S, 6]``.
         hidden_rows: the class that each of these shows, ``[S]``.
         background: features of images that show none of the classes, ``[B, width]``; exact in bfloat16.
+        fingerprints: of the images that were taught, ``int64 [P, 3]``; of none that an earlier version taught.
+        fingerprint_rows: the class that each of them was taught as, ``[P]``.
+        held: features of images held out of training, newest first, ``[H, views, width]``; exact in bfloat16.
+        held_rows: the class that each of them shows, ``[H]``.
         temperature: of the probabilities.
         calibrated_on: images that the temperature was fitted on.
         updates: what happened so far, oldest first, as JSON-able values.
@@ -102,6 +108,10 @@ class State:
     temperature: float
     calibrated_on: int
     updates: tuple[Update, ...]
+    fingerprints: Tensor = NO_PRINTS
+    fingerprint_rows: Tensor = NO_ROWS
+    held: Tensor = NO_HELD
+    held_rows: Tensor = NO_ROWS
     numbers: bool = False
     id: str = field(default_factory=new_id)
 
@@ -137,6 +147,17 @@ class State:
             raise OneaError(f"The model does not know '{name}'; {nearest(name, self.classes)}")
         return self.classes.index(name)
 
+    def repeats(self, prints: Tensor, labels: Sequence[str]) -> Repeats:
+        """Which photos with these fingerprints were taught before, as the same class or another."""
+        known = [self.classes[row] for row in self.fingerprint_rows.tolist()]
+        return find_repeats(prints, labels, self.fingerprints, known)
+
+    def taught_as(self, prints: Tensor) -> dict[int, str]:
+        """Which photos with these fingerprints were taught, by their rows, and as what."""
+        return {
+            row: self.classes[self.fingerprint_rows[at]] for row, at in same_photos(prints, self.fingerprints).tolist()
+        }
+
     def labels(self, names: Sequence[str]) -> npt.NDArray[Any]:
         """Names of classes, or ``unknown``, as the labels that were given: numbers while all classes are, or text."""
         numbers = as_numbers(names) if self.numbers and as_numbers(self.classes) is not None else None
@@ -148,6 +169,7 @@ class State:
         kept = torch.tensor([row for row in range(len(self.classes)) if row not in gone], dtype=torch.int64)
         position = torch.full((len(self.classes),), -1).scatter(0, kept, torch.arange(len(kept)))
         rows, hidden = position[self.margin_rows], position[self.hidden_rows]
+        prints, held = position[self.fingerprint_rows], position[self.held_rows]
         classes = tuple(self.classes[row] for row in kept.tolist())
         return replace(
             self,
@@ -160,6 +182,10 @@ class State:
             margin_rows=rows[rows >= 0],
             hidden=self.hidden[hidden >= 0],
             hidden_rows=hidden[hidden >= 0],
+            fingerprints=self.fingerprints[prints >= 0],
+            fingerprint_rows=prints[prints >= 0],
+            held=self.held[held >= 0],
+            held_rows=held[held >= 0],
             updates=(*self.updates, noted("forget", version, date, list(names), len(classes))),
         )
 

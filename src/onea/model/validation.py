@@ -13,9 +13,8 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Mapping
-from types import UnionType
-from typing import Any, BinaryIO, Literal, Union, get_args, get_origin, get_type_hints
+from collections.abc import Mapping, Sequence
+from typing import Any, BinaryIO, Literal, get_type_hints
 
 import torch
 from safetensors import SafetensorError
@@ -27,12 +26,15 @@ from onea.classifiers.familiarity import SIGNALS
 from onea.data.transforms import Preprocess
 from onea.errors import OneaError
 from onea.model.background import MOST_FEATURES
+from onea.model.fingerprints import WORDS
 from onea.model.formats import FIRST_SIGNALS, FORMAT, modern, modern_params, modern_readout, modern_tensors
+from onea.model.json_types import MOST, fits, is_text
 from onea.model.layout import LAST_VERSION
 from onea.model.learning import MOST_MARGINS
 from onea.model.names import UNKNOWN
 from onea.model.params import MACHINE, Parameters, check_params
 from onea.model.recipe import options_of
+from onea.model.rolling import MOST_OF_CLASS
 from onea.model.state import background_images, classifier_for, statistics_for
 from onea.sealed import Damage
 from onea.tensors import Tensors
@@ -80,10 +82,24 @@ _LEARN = {
     "trained": bool,
     "seconds": float,
 }
+_LATER = {  # what earlier histories lack
+    "seen": int,
+    "two_names": int,
+    "conflicts": list[dict[str, str]],
+    "left_out": int,
+    "left_out_files": list[str],
+    "held_out_interval": tuple[float, float] | None,
+    "overall_accuracy": float | None,
+    "overall_interval": tuple[float, float] | None,
+    "overall_images": int,
+    "overall_classes": int,
+}
 _BACKGROUND = {"name": str, "images": int, "like_known": int, "skipped": int, "seconds": float}
 _LONGEST_PATH = 4_096
-_COUNTS = ("version", "calibrated_on", "freedom", "known", "new_classes", "images", "held_out", "like_known", "skipped")
-_MOST = 2**53  # of anything that is counted
+_COUNTS = (
+    *("version", "calibrated_on", "freedom", "known", "new_classes", "images", "held_out", "like_known", "skipped"),
+    *("seen", "two_names", "left_out", "overall_images", "overall_classes"),
+)
 _SIDES = range(1, 8193)  # of images, in pixels
 _TEMPERATURES = (1e-6, 1e3)  # fitted ones lie in 0.001 .. 1
 _MOST_HEADER = 16 * 2**20  # bytes
@@ -135,11 +151,11 @@ def state_values(content: bytes, version: int) -> dict[str, Any]:
     if not re.fullmatch("[0-9a-f]{32}", found["id"]):
         raise Damage("it has no id")
     classes = found["classes"]
-    if not _is_text(classes) or (found["format"] > 1 and not _is_text(found["updates"])):  # 1 took any name of a folder
+    if not is_text(classes) or (found["format"] > 1 and not is_text(found["updates"])):  # 1 took any name of a folder
         raise Damage("a name in it is no text")
     if len(set(classes)) < len(classes) or UNKNOWN in classes or "" in classes:
         raise Damage("its classes do not have names of their own")
-    if not all(0 < images < _MOST for images in found["merged"].values()):
+    if not all(0 < images < MOST for images in found["merged"].values()):
         raise Damage("its counts of merged images are impossible")
     if not _TEMPERATURES[0] <= found["temperature"] <= _TEMPERATURES[1]:
         raise Damage("its temperature is impossible")
@@ -205,6 +221,14 @@ def check_shapes(file: BinaryIO, size: int, state: Mapping[str, Any]) -> Shapes:
         wanted |= {"hidden": ("F32", (hidden, signals)), "hidden_rows": ("I64", (hidden,))}
     if photos := background_images(state["updates"]):
         wanted |= {"background": ("BF16", (min(photos, MOST_FEATURES), width))}
+    if prints := _fingerprints(found, state["updates"]):
+        wanted |= {"fingerprints": ("I64", (prints, WORDS)), "fingerprint_rows": ("I64", (prints,))}
+    if rolling := found.get("held", ("", (0,)))[1][:1]:
+        if rolling[0] > MOST_OF_CLASS * classes:
+            raise Damage(f"{rolling[0]} features held out are more than are kept")
+        if rolling[0]:
+            views = (*rolling, options.views, width)
+            wanted |= {"held": ("BF16", views), "held_rows": ("I64", rolling)}
     if (factors := statistics_for(state["readout"], width).factors) is not None:
         wanted |= {"factors": ("BF16", (classes, *factors.shape[1:])), "cut": ("F64", (classes,))}
     for block in _adapter_blocks(found, (len(found) - len(wanted)) // 4, options.adapter_blocks):
@@ -219,6 +243,14 @@ def check_shapes(file: BinaryIO, size: int, state: Mapping[str, Any]) -> Shapes:
     if data != sum(_TYPES[kind].itemsize * math.prod(shape) for kind, shape in wanted.values()):
         raise Damage("the tensors are cut short, or more follows")
     return wanted
+
+
+def _fingerprints(found: Shapes, updates: Sequence[Mapping[str, Any]]) -> int:
+    """The number of fingerprints that a file declares; images that an earlier version taught have none."""
+    count = found["fingerprints"][1][0] if "fingerprints" in found and found["fingerprints"][1] else 0
+    if count > sum(update["images"] for update in updates if update["kind"] == "learn"):
+        raise Damage(f"{count} fingerprints are more than there were images")
+    return count
 
 
 def _adapter_blocks(found: Shapes, count: int, asked: int) -> range:
@@ -237,12 +269,12 @@ def check_numbers(tensors: Mapping[str, Tensor]) -> None:
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             raise Damage(f"{name} holds NaN or infinity")
     counts = tensors["counts"]
-    if bool(((counts < 1) | (counts >= _MOST)).any()):
+    if bool(((counts < 1) | (counts >= MOST)).any()):
         raise Damage("its counts of images are impossible")
-    for name in ("margin_rows", "hidden_rows"):
+    for name in ("margin_rows", "hidden_rows", "fingerprint_rows", "held_rows"):
         rows = tensors.get(name, counts[:0])
         if bool(((rows < 0) | (rows >= len(counts))).any()):
-            raise Damage("its margins are of no class")
+            raise Damage(f"{name} are of no class")
     # Of sums of squares none is larger than the largest on the diagonal, which is not negative but for rounding.
     scatter = tensors["scatter"]
     widest = float(scatter.diagonal().max())
@@ -257,7 +289,7 @@ def _opened(content: bytes, before: set[str]) -> dict[str, Any]:
     """The values of a JSON file, whose checksum is right; of format 1, which had none, it must hold just those."""
     found = sealed.parsed(content)
     number = found.get("format")
-    if type(number) is not int or not 1 <= number < _MOST:
+    if type(number) is not int or not 1 <= number < MOST:
         raise Damage("it has no format")
     if number > FORMAT:
         raise TooNew(f"has format {number}, and this onea ({__version__}) reads up to {FORMAT}")
@@ -278,7 +310,7 @@ def _params(given: dict[str, Any], number: int) -> dict[str, Any]:
             raise TooNew(f"has a parameter {name!r:.80}, which this onea ({__version__}) does not know")
         # Python takes 2.0 for 2 and 1 for True, and whoever gave them was never told otherwise.
         same = [kind(value) for kind in (int, bool) if isinstance(value, int | float) and kind(value) == value]
-        fitting = [each for each in (value, *same) if _fits(each, hints[name])]
+        fitting = [each for each in (value, *same) if fits(each, hints[name])]
         if not fitting:
             raise Damage(f"its parameter '{name}' is {value!r:.80}")
         found[name] = fitting[0]
@@ -304,6 +336,7 @@ def _check_update(update: dict[str, Any]) -> None:
     _check_fields(update, _UPDATE)
     if update["kind"] == "learn":
         _check_fields(update, _LEARN)
+        _check_fields(update, {name: hint for name, hint in _LATER.items() if name in update})
         if not 0 <= (update["held_out_accuracy"] or 0) <= 1 or update["held_out"] > update["images"]:
             raise Damage("its history is impossible")
     if update["kind"] == "background":
@@ -317,41 +350,8 @@ def _check_fields(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     for name, hint in wanted.items():
         if name not in found:
             raise Damage(f"'{name}' is missing")
-        if not _fits(found[name], hint) or (name in _COUNTS and not 0 <= found[name] < _MOST):
+        if not fits(found[name], hint) or (name in _COUNTS and not 0 <= found[name] < MOST):
             raise Damage(f"'{name}' is {found[name]!r:.80}")
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value of JSON is of a type.
-
-    >>> _fits(2, float | None), _fits(True, int), _fits([1, "a"], list[int]), _fits([1, 2], tuple[int, int])
-    (True, False, False, True)
-    """
-    kind, inner = get_origin(hint), get_args(hint)
-    if kind in (UnionType, Union):
-        return any(_fits(value, each) for each in inner)
-    if kind is Literal:
-        return isinstance(value, str) and value in inner
-    if kind is list:
-        return isinstance(value, list) and all(_fits(each, inner[0]) for each in value)
-    if kind is tuple:
-        return isinstance(value, list) and len(value) == len(inner) and all(map(_fits, value, inner))
-    if kind in (dict, Mapping):
-        return isinstance(value, dict) and all(_fits(each, inner[1]) for each in value.values())
-    if hint is Any:
-        return True
-    if hint is float:
-        return type(value) is float or (type(value) is int and abs(value) < _MOST)
-    return type(value) is hint
-
-
-def _is_text(value: Any) -> bool:
-    """Whether all text in a value of JSON can be written as such: half of a character cannot."""
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _header(file: BinaryIO, size: int) -> tuple[Shapes, int]:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import PurePosixPath
 from typing import BinaryIO
 
+from onea.model.images import is_photo
 from onea.serve.problems import Problem
 from onea.serve.settings import MEGABYTE, Limits
 
@@ -27,6 +28,7 @@ class Archive:
 
     Attributes:
         entries: class, name and reader of each image.
+        left_out: files that are no photos by their ending, or lie in no class folder.
 
     Raises:
         Problem: it is not a zip, is larger than allowed, has names that lead elsewhere, or another layout.
@@ -40,8 +42,11 @@ class Archive:
             raise _not_a_zip() from error
         _check_entries(self._zip.infolist(), limits)
         files = [entry for entry in self._zip.infolist() if not _is_folder(entry) and not _hidden(entry.filename)]
+        photos = _in_class_folders([entry for entry in files if is_photo(entry.filename)])
+        kept = {entry.filename for entry in photos}
+        self.left_out = tuple(entry.filename for entry in files if entry.filename not in kept)
         self.entries = [
-            (label, name, self._reader(entry)) for entry, (label, name) in zip(files, _placed(files), strict=True)
+            (label, name, self._reader(entry)) for entry, (label, name) in zip(photos, _placed(photos), strict=True)
         ]
 
     def _reader(self, entry: zipfile.ZipInfo) -> Callable[[], bytes]:
@@ -104,6 +109,15 @@ def _check_name(entry: zipfile.ZipInfo) -> None:
         or (parts and parts[0].endswith(":"))
     ):
         raise Problem(422, f"The zip has an entry that leads out of it ({_shown(entry)}); {_LAYOUT}.")
+
+
+def _in_class_folders(photos: list[zipfile.ZipInfo]) -> list[zipfile.ZipInfo]:
+    """The photos without those that lie beside class folders."""
+    depths = {len(PurePosixPath(entry.filename).parts) for entry in photos}
+    tops = {PurePosixPath(entry.filename).parts[0] for entry in photos}
+    beside = 2 if depths == {2, 3} and len(tops) == 1 else 1  # one folder may hold everything
+    inside = [entry for entry in photos if len(PurePosixPath(entry.filename).parts) > beside]
+    return inside or photos
 
 
 def _placed(files: list[zipfile.ZipInfo]) -> list[tuple[str, str]]:

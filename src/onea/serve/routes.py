@@ -7,13 +7,14 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 
 from onea.model.check import check_model
+from onea.model.state import State
 from onea.serve import metrics
 from onea.serve.access import bearer, check_token
 from onea.serve.batching import Batcher
@@ -23,6 +24,8 @@ from onea.serve.problems import Problem
 from onea.serve.schemas import (
     LEARN_BODY,
     PREDICT_BODY,
+    BadPhoto,
+    Changed,
     Checked,
     Classes,
     Health,
@@ -62,6 +65,9 @@ def _teacher(request: Request) -> None:
 
 
 Serving = Annotated[Parts, Depends(_parts)]
+OnBadImage = Annotated[
+    Literal["fail", "skip"], Query(description="What an image that cannot be read does: fail the request, or nothing.")
+]
 TrainingJobId = Annotated[str, Path(description="As the answer of POST /learn says.")]
 TEACHER = [Depends(bearer), Depends(_teacher)]
 router = APIRouter()
@@ -78,16 +84,20 @@ async def predict(
     request: Request,
     serving: Serving,
     top: Annotated[int, Query(ge=1, le=100, description="How many of the nearest classes to name.")] = 3,
+    on_bad: OnBadImage = "fail",
 ) -> Prediction:
     """Answer what each image shows, or that it is unknown: far from everything that was taught."""
     service, limits = serving.service, serving.service.settings.limits
     async with images_to_predict(request, limits) as sent:
         client = client_address(request.scope)
-        batch = await while_connected(request, askable(sent, service.side, limits, serving.decoders, client))
+        reading = askable(sent, service.side, limits, serving.decoders, client, on_bad)
+        batch, bad = await while_connected(request, reading)
+        skipped = [BadPhoto(index=row, image=sent[row].name, detail=reason) for row, reason in bad.items()]
     answers = await while_connected(request, serving.batcher.ask(batch, top))
     serving.counters.images.inc(len(answers))
     serving.counters.unknown.inc(sum(answer.unknown for answer in answers))
-    return Prediction(version=answers[0].version, answers=[ImageAnswer.of(answer) for answer in answers])
+    found = [ImageAnswer.of(answer) for answer in answers]
+    return Prediction(version=answers[0].version, answers=found, skipped=skipped)
 
 
 @router.get("/classes", tags=["ask"], responses=refusals(503), summary="What the model knows")
@@ -122,18 +132,21 @@ async def history(serving: Serving) -> History:
     responses=refusals(400, 401, 403, 408, 409, 413, 415, 422, 503, 507),
     summary="Teach classes",
 )
-async def learn(request: Request, response: Response, serving: Serving) -> TrainingJobReport:
+async def learn(
+    request: Request, response: Response, serving: Serving, on_bad: OnBadImage = "fail"
+) -> TrainingJobReport:
     """Learn new classes, or more images of known ones, in the background; the present version answers meanwhile.
 
     Everything that can be checked is checked before the answer. Follow the training job at `/learn/{id}/events`.
     """
     service, limits = serving.service, serving.service.settings.limits
     service.refuse_while_busy()
-    async with images_to_learn(request, limits) as (sent, name):
+    async with images_to_learn(request, limits) as (sent, left_out, name):
         if name is not None and (not name.strip() or not name.isprintable() or len(name) > 200):
             raise Problem(422, "The name of the update must have 1 to 200 printable characters.")
         client = client_address(request.scope)
-        batch = await while_connected(request, learnable(sent, service.side, limits, serving.decoders, client))
+        reading = learnable(sent, left_out, service.side, limits, serving.decoders, client, on_bad)
+        batch = await while_connected(request, reading)
     job = await run_in_threadpool(service.teach, batch, name)
     response.headers["Location"] = f"/learn/{job.id}"
     serving.counters.jobs.inc()
@@ -172,6 +185,36 @@ async def undo(serving: Serving) -> Undone:
     return Undone(undone=undone.version, version=now.version, classes=len(now.classes))
 
 
+@router.post(
+    "/forget",
+    tags=["teach"],
+    dependencies=TEACHER,
+    responses=refusals(401, 403, 409, 422, 503, 507),
+    summary="No longer answer some classes",
+)
+async def forget(
+    serving: Serving, name: Annotated[list[str], Query(alias="class", min_length=1, description="Each of them.")]
+) -> Changed:
+    """No longer answer these classes. What the adapter learned from their images stays in it."""
+    return _changed(await run_in_threadpool(serving.service.forget, name))
+
+
+@router.post(
+    "/rename",
+    tags=["teach"],
+    dependencies=TEACHER,
+    responses=refusals(401, 403, 409, 422, 503, 507),
+    summary="Call a class by another name",
+)
+async def rename(
+    serving: Serving,
+    old: Annotated[str, Query(description="What the class is called now.")],
+    new: Annotated[str, Query(description="What it shall be called.")],
+) -> Changed:
+    """Call a class by another name."""
+    return _changed(await run_in_threadpool(serving.service.rename, old, new))
+
+
 @router.get("/healthz", tags=["operate"], responses=refusals(503), summary="Whether it serves")
 async def healthz(serving: Serving) -> Health:
     """Answers 200 while the service takes requests, and 503 once it is being stopped."""
@@ -204,6 +247,10 @@ async def prometheus(serving: Serving) -> Response:
     counters.model_classes.set(len(state.classes))
     counters.learning.set(serving.service.learning)
     return Response(counters.text(), headers={"Content-Type": metrics.CONTENT_TYPE})
+
+
+def _changed(state: State) -> Changed:
+    return Changed(version=state.version, classes=len(state.classes))
 
 
 async def _events(job: TrainingJob) -> AsyncIterator[str]:

@@ -48,11 +48,20 @@ class ImageAnswer(BaseModel):
         )
 
 
+class BadPhoto(BaseModel):
+    """An image that could not be read."""
+
+    index: int = Field(description="Its place in the request, from 0.")
+    image: str = Field(description="The name of the file as it was sent, or its number.")
+    detail: str = Field(description="What is wrong with it.")
+
+
 class Prediction(BaseModel):
     """One answer for each image of a request, in its order, all by one version of the model."""
 
     version: int
     answers: list[ImageAnswer]
+    skipped: list[BadPhoto] = Field(description="With on_bad=skip: images that could not be read.")
 
 
 class KnownClass(BaseModel):
@@ -141,6 +150,15 @@ class TrainingJobReport(BaseModel):
     seconds: float
     version: int | None = Field(description="Of the model that the training job made.")
     detail: str | None = Field(description="Why it failed.")
+    skipped: list[str] = Field(description="With on_bad=skip: images that could not be read, and why.")
+    remarks: list[str] = Field(description="Once it is done, what there is to say about it, in sentences.")
+
+
+class Changed(BaseModel):
+    """What answers after a change."""
+
+    version: int
+    classes: int
 
 
 class Undone(BaseModel):
@@ -200,13 +218,16 @@ PREDICT_BODY: dict[str, Any] = {
 LEARN_BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
-        "description": "A zip with one folder of images for each class, or the images of one class as files of a form.",
+        "description": "A zip with one folder of images for each class, or images and their class as a form.",
         "content": {
             "multipart/form-data": {
                 "schema": {
                     "type": "object",
                     "properties": {
-                        "class": {"type": "string", "description": "With images: what they show."},
+                        "class": {
+                            "type": "string",
+                            "description": "With images: what they show; once, or once for each image in their order.",
+                        },
                         "images": {**_IMAGES, "description": "Two or more; better ten."},
                         "zip": {**_BINARY, "description": "Instead of class and images."},
                         "name": {"type": "string", "description": "What the history calls it."},

@@ -6,11 +6,11 @@ from __future__ import annotations
 import inspect
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -20,12 +20,14 @@ from onea.model.estimator import load_for
 from onea.model.folder import Manifest, Undone, change, read_id, read_manifest, read_state, undo
 from onea.model.images import DecodedImages
 from onea.model.learning import checked_classes, learn
+from onea.model.sentences import told
 from onea.model.state import State
 from onea.serve.problems import Problem, of_folder, unexpected
 from onea.serve.settings import Settings
 from onea.serve.training_jobs import Abandoned, TrainingJob
 
 _REMEMBERED = 50  # training jobs
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ class Service:
         """
         classes = checked_classes(batch, self._present.state)
         self._take_turn()
-        job = TrainingJob(classes, len(batch))
+        job = TrainingJob(classes, len(batch), batch.skipped)
         try:
             self._remember(job)
             self._thread = threading.Thread(
@@ -119,17 +121,15 @@ class Service:
 
     def undo(self) -> tuple[Undone, State]:
         """Go back to before the last update; returns what was undone and what answers now."""
-        self._take_turn()
-        try:
-            with self._swapping:
-                self._check_present(read_id(self.path, read_manifest(self.path).versions.present))
-                undone, now = undo(self.path)
-                self._swap(now, read_manifest(self.path))
-            return undone, now
-        except OneaError as error:
-            raise of_folder(error, self.path) from error
-        finally:
-            self._changing.release()
+        return self._changed(lambda: undo(self.path), lambda found: found[1])
+
+    def forget(self, names: Sequence[str]) -> State:
+        """No longer answer these classes; returns what answers now."""
+        return self._edited(lambda state, version, date: state.without(names, version, date))
+
+    def rename(self, old: str, new: str) -> State:
+        """Call a class by another name; returns what answers now."""
+        return self._edited(lambda state, version, date: state.renamed(old, new, version, date))
 
     def refuse_while_busy(self) -> None:
         """Refuse early what would be refused later, before a large upload is read."""
@@ -160,6 +160,25 @@ class Service:
             job.abandon()
 
     # inside
+
+    def _edited(self, how: Callable[[State, int, str], State]) -> State:
+        """Make a change that needs no network; what is wrong with it is told before anything is touched."""
+        how(self._present.state, self._present.manifest.versions.next, "")
+        return self._changed(lambda: change(self.path, how), lambda state: state)
+
+    def _changed(self, act: Callable[[], Result], state_of: Callable[[Result], State]) -> Result:
+        """Change the model folder at once, without a training job."""
+        self._take_turn()
+        try:
+            with self._swapping:
+                self._check_present(read_id(self.path, read_manifest(self.path).versions.present))
+                found = act()
+                self._swap(state_of(found), read_manifest(self.path))
+            return found
+        except OneaError as error:
+            raise of_folder(error, self.path) from error
+        finally:
+            self._changing.release()
 
     def _take_turn(self) -> None:
         if not self._changing.acquire(blocking=False):
@@ -195,10 +214,10 @@ class Service:
         if isinstance(outcome, Problem):
             job.fail(outcome)
         else:
-            job.finish(outcome)
+            job.finish(outcome.version, told(outcome.updates[-1]))
 
-    def _learned(self, job: TrainingJob, batch: DecodedImages, name: str | None) -> int | Problem:
-        """The number of the version that answers from now on, or why there is none."""
+    def _learned(self, job: TrainingJob, batch: DecodedImages, name: str | None) -> State | Problem:
+        """The state that answers from now on, or why there is none."""
 
         def next_state(state: State, version: int, date: str) -> State:
             with self._swapping:
@@ -212,7 +231,7 @@ class Service:
             state = change(self.path, next_state)
             with self._swapping:
                 self._swap(state, read_manifest(self.path))
-            return state.version
+            return state
         except Abandoned:
             return Problem(503, "The service was stopped before the training job was over; nothing was changed.")
         except OneaError as error:

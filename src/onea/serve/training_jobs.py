@@ -6,6 +6,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from onea.runtime import Progress
@@ -28,7 +29,7 @@ class TrainingJob(Progress):
         error: what went wrong.
     """
 
-    def __init__(self, classes: list[str], images: int) -> None:
+    def __init__(self, classes: list[str], images: int, skipped: Sequence[str] = ()) -> None:
         self.id = secrets.token_urlsafe(12)
         self.settled, self.ended = threading.Event(), threading.Event()
         self.error: Problem | None = None
@@ -37,6 +38,7 @@ class TrainingJob(Progress):
         self._status: Status = "waiting"
         self._note, self._done, self._total = "waiting for the model", 0, 0
         self._detail: str | None = None
+        self._skipped, self._remarks = list(skipped), list[str]()
         self._version: int | None = None
         self._seconds: float | None = None
 
@@ -55,6 +57,8 @@ class TrainingJob(Progress):
                 "seconds": round(passed, 1),
                 "version": self._version,
                 "detail": self._detail,
+                "skipped": self._skipped,
+                "remarks": self._remarks,
             }
 
     def abandon(self) -> None:
@@ -88,10 +92,10 @@ class TrainingJob(Progress):
 
     # how it ends
 
-    def finish(self, version: int) -> None:
-        """The new version answers."""
+    def finish(self, version: int, remarks: list[str]) -> None:
+        """The new version answers, and this is what there is to say about it."""
         with self._lock:
-            self._version, self._done = version, self._total
+            self._version, self._done, self._remarks = version, self._total, remarks
         self._end("done", "done")
 
     def fail(self, error: Problem) -> None:

@@ -19,6 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from onea.data.dataset import Pixels
 from onea.data.decode import BadImage, fit, pixel_count, read_image
+from onea.data.pack import OnBad
 from onea.model.images import DecodedImages
 from onea.serve.archive import Archive
 from onea.serve.decoding import Decoders, DecodingJob
@@ -29,6 +30,7 @@ _IN_MEMORY = 1_000_000  # bytes of an upload; larger ones wait on disk
 _NAMED = 3  # bad images in a message
 _RAW = ("image/", "application/octet-stream")
 _ZIP = ("application/zip", "application/x-zip-compressed")
+LeftOut = tuple[str, ...]
 Reader = Callable[[], bytes]
 Result = TypeVar("Result")
 
@@ -52,27 +54,44 @@ def square(sent: Sent, side: int, limits: Limits) -> Pixels:
     return fit(image, side, side)
 
 
-async def askable(images: Sequence[Sent], side: int, limits: Limits, decoders: Decoders, client: str) -> DecodedImages:
-    """All images, as the network takes them.
+async def askable(
+    images: Sequence[Sent], side: int, limits: Limits, decoders: Decoders, client: str, on_bad: OnBad = "fail"
+) -> tuple[DecodedImages, dict[int, str]]:
+    """All images, as the network takes them; and, where they may be skipped, why some could not be read.
 
     Raises:
         BadImage: one cannot be read.
-        Problem: they are too many pixels.
+        Problem: none can, or they are too many pixels.
     """
     pixels = np.empty((len(images), 3, side, side), np.uint8)
+    bad: dict[int, str] = {}
 
     def place(row: int) -> None:
-        pixels[row] = square(images[row], side, limits)
+        try:
+            pixels[row] = square(images[row], side, limits)
+        except BadImage as error:
+            if on_bad == "fail":
+                raise
+            bad[row] = error.reason
 
     turn = partial(decoders.results, ("ask", client), most=limits.waiting_pixels)
     await _with_each(images, place, turn, limits.predict_pixels)
-    return DecodedImages(pixels, None, tuple(sent.name for sent in images))
+    good = [row for row in range(len(images)) if row not in bad]
+    if not good:
+        raise _unreadable([f"{images[row].name}: {reason}" for row, reason in sorted(bad.items())], len(images))
+    return DecodedImages(pixels[good], None, tuple(images[row].name for row in good)), dict(sorted(bad.items()))
 
 
 async def learnable(
-    images: Sequence[Sent], side: int, limits: Limits, decoders: Decoders, client: str
+    images: Sequence[Sent],
+    left_out: LeftOut,
+    side: int,
+    limits: Limits,
+    decoders: Decoders,
+    client: str,
+    on_bad: OnBad = "fail",
 ) -> DecodedImages:
-    """All images with their classes.
+    """All images with their classes; those that cannot be read may be skipped.
 
     Raises:
         Problem: some cannot be read, and the message names them; or they are too many pixels.
@@ -87,17 +106,23 @@ async def learnable(
         return None
 
     turn = partial(decoders.results, ("learn", client), most=limits.learn_pixels)
-    bad = list(filter(None, await _with_each(images, place_or_reason, turn, limits.learn_pixels)))
-    if bad:
-        more = f"; and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
-        it = "it" if len(bad) == 1 else "them"
-        raise Problem(
-            422,
-            f"{len(bad)} of {len(images)} images cannot be read ({'; '.join(bad[:_NAMED])}{more}); leave {it} out and "
-            "send the rest again.",
-        )
-    labels = tuple(sent.label or "" for sent in images)
-    return DecodedImages(pixels, labels, tuple(sent.name for sent in images))
+    reasons = await _with_each(images, place_or_reason, turn, limits.learn_pixels)
+    bad, good = list(filter(None, reasons)), [row for row, reason in enumerate(reasons) if reason is None]
+    if bad and (on_bad == "fail" or not good):
+        raise _unreadable(bad, len(images))
+    labels = tuple(images[row].label or "" for row in good)
+    names = tuple(images[row].name for row in good)
+    return DecodedImages(pixels[good] if bad else pixels, labels, names, tuple(bad), left_out=left_out)
+
+
+def _unreadable(bad: Sequence[str], total: int) -> Problem:
+    more = f"; and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
+    it = "it" if len(bad) == 1 else "them"
+    return Problem(
+        422,
+        f"{len(bad)} of {total} images cannot be read ({'; '.join(bad[:_NAMED])}{more}); leave {it} out and send the "
+        "rest again.",
+    )
 
 
 async def _with_each(
@@ -159,15 +184,18 @@ async def images_to_predict(request: Request, limits: Limits) -> AsyncIterator[l
 
 
 @asynccontextmanager
-async def images_to_learn(request: Request, limits: Limits) -> AsyncIterator[tuple[list[Sent], str | None]]:
-    """The images of a training job with their classes, and its name in the history; gone when the block is left."""
+async def images_to_learn(request: Request, limits: Limits) -> AsyncIterator[tuple[list[Sent], LeftOut, str | None]]:
+    """The images of a training job with their classes, files that are none, and its name in the history.
+
+    They are gone when the block is left.
+    """
     kind = _kind(request)
     if kind in _ZIP:
         async with _body(request) as body:
-            yield await run_in_threadpool(_of_zip, body, limits), None
+            yield (*await run_in_threadpool(_of_zip, body, limits), None)
     elif kind == "multipart/form-data":
         async with _form(request, limits.learn_files, ("images", "class", "zip", "name")) as form:
-            yield await run_in_threadpool(_of_form, form, limits), _text(form, "name")
+            yield (*await run_in_threadpool(_of_form, form, limits), _text(form, "name"))
     else:
         raise Problem(
             415,
@@ -175,21 +203,24 @@ async def images_to_learn(request: Request, limits: Limits) -> AsyncIterator[tup
         )
 
 
-def _of_form(form: Any, limits: Limits) -> list[Sent]:
-    zips, files, label = _files(form, "zip"), _files(form, "images"), _text(form, "class")
-    if zips and (files or label is not None):
+def _of_form(form: Any, limits: Limits) -> tuple[list[Sent], LeftOut]:
+    zips, files, labels = _files(form, "zip"), _files(form, "images"), _texts(form, "class")
+    if zips and (files or labels):
         raise Problem(422, "The form has a zip as well as images of one class; send one of the two.")
     if len(zips) > 1:
         raise Problem(422, "The form has several zips; send one after the other.")
     if zips:
         return _of_zip(zips[0].file, limits)
-    if label is None or not files:
+    if not labels or not files:
         raise Problem(422, "The form needs a class name in the field 'class' and its photos in the field 'images'.")
-    return [_of_file(file, n, label) for n, file in enumerate(files)]
+    if len(labels) not in (1, len(files)):
+        raise Problem(422, "The form must name one class for all images, or one for each of them, in their order.")
+    return [_of_file(file, n, labels[n if len(labels) > 1 else 0]) for n, file in enumerate(files)], ()
 
 
-def _of_zip(file: BinaryIO, limits: Limits) -> list[Sent]:
-    return [Sent(name, read, label) for label, name, read in Archive(file, limits).entries]
+def _of_zip(file: BinaryIO, limits: Limits) -> tuple[list[Sent], LeftOut]:
+    archive = Archive(file, limits)
+    return [Sent(name, read, label) for label, name, read in archive.entries], archive.left_out
 
 
 def _of_file(upload: UploadFile, number: int, label: str | None = None) -> Sent:
@@ -211,7 +242,9 @@ def _kind(request: Request) -> str:
 @asynccontextmanager
 async def _form(request: Request, files: int, known: tuple[str, ...]) -> AsyncIterator[Any]:
     try:
-        opened: AbstractAsyncContextManager[Any] = request.form(max_files=files, max_fields=10, max_part_size=10_000)
+        opened: AbstractAsyncContextManager[Any] = request.form(
+            max_files=files, max_fields=files + 10, max_part_size=10_000
+        )
         async with opened as form:
             for name in form:
                 if name not in known:
@@ -239,11 +272,18 @@ def _files(form: Any, name: str) -> list[UploadFile]:
     return list(found)
 
 
-def _text(form: Any, name: str) -> str | None:
+def _texts(form: Any, name: str) -> list[str]:
     found = form.getlist(name)
-    if len(found) > 1 or any(isinstance(value, UploadFile) for value in found):
+    if any(isinstance(value, UploadFile) for value in found):
+        raise Problem(422, f"The field '{name}' must be text.")
+    return [str(value) for value in found]
+
+
+def _text(form: Any, name: str) -> str | None:
+    found = _texts(form, name)
+    if len(found) > 1:
         raise Problem(422, f"The field '{name}' must be one piece of text.")
-    return str(found[0]) if found else None
+    return found[0] if found else None
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-// The history as a picture: classes of each update above, accuracy on held-out photos below.
+// The history as a picture: classes of each update above, held-out photos that are right below.
 const SPACE = "http://www.w3.org/2000/svg";
 const MOST = 60;
 const LEFT = 50, RIGHT = 8, TOP = 26, BARS = 110, GAP = 40, POINTS = 80, FOOT = 24;
@@ -56,21 +56,54 @@ export function drawHistory(figure, all) {
 
   const base = TOP + BARS + GAP;
   const z = (share) => base + POINTS * (1 - share);
-  draw(svg, "text", { class: "title", x: 0, y: base - 14 }, "Held-out photos answered right");
+  draw(svg, "text", { class: "title", x: 0, y: base - 14 }, "Held-out photos right");
   for (const share of [0, 0.5, 1]) line(svg, width, z(share), `${100 * share} %`);
   const measured = updates.map((update, n) => [n, update]).filter(([, update]) => update.held_out_accuracy != null);
-  const path = measured.map(([n, update], i) => `${i ? "L" : "M"}${middle(n)} ${z(update.held_out_accuracy)}`).join("");
-  if (path) draw(svg, "path", { class: "accuracy", d: path });
-  else draw(svg, "text", { x: LEFT + 6, y: z(0.5) - 6 }, "Not measured yet: needs four photos of a class.");
+  if (!measured.length) draw(svg, "text", { x: LEFT + 6, y: z(0.5) - 6 }, "Not measured yet: needs four photos of a class.");
+  // Dots with their intervals: of few photos, a line from one to the next says nothing.
+  const apart = Math.min(7, slot * 0.2);
+  const both = measured.some(([, update]) => update.overall_accuracy != null);
   for (const [n, update] of measured) {
-    const dot = draw(svg, "circle", { class: "dot", cx: middle(n), cy: z(update.held_out_accuracy), r: 5 });
-    draw(dot, "title", {}, about(update));
+    if (both) point(svg, middle(n) - apart, z, update, "held_out", update.held_out, "dot");
+    else point(svg, middle(n), z, update, "held_out", update.held_out, "dot");
+  }
+  updates.forEach((update, n) => {
+    if (update.overall_accuracy != null) point(svg, middle(n) + apart, z, update, "overall", update.overall_images, "dot all");
+  });
+  if (both) {
+    [["dot", "update", 134], ["dot all", "all classes", 62]].forEach(([kind, words, left]) => {
+      draw(svg, "circle", { class: kind, cx: width - RIGHT - left - 8, cy: base - 18, r: 5 });
+      draw(svg, "text", { x: width - RIGHT - left, y: base - 14 }, words);
+    });
   }
   const every = Math.ceil(30 / slot);
   updates.forEach((update, n) => {
     if (n % every === 0) draw(svg, "text", { x: middle(n), y: height - 6, "text-anchor": "middle" }, `v${update.version}`);
   });
   figure.replaceChildren(svg);
+}
+
+// The interval in which the share lies 19 times out of 20 (Wilson, 1927); older histories do not have it.
+function interval(right, total) {
+  const share = right / total, z = 1.959964 ** 2 / total;
+  const half = Math.sqrt(z * (share * (1 - share) + z / 4)), middle = share + z / 2;
+  return [Math.max(0, (middle - half) / (1 + z)), Math.min(1, (middle + half) / (1 + z))];
+}
+
+const intervalOf = (update, name, images) => update[`${name}_interval`] ?? interval(update[`${name}_accuracy`] * images, images);
+
+export function shareInWords(update, name, images) {
+  const share = update[`${name}_accuracy`];
+  if (share == null) return "";
+  const [low, high] = intervalOf(update, name, images).map((end) => (100 * end).toFixed(0));
+  return `${(100 * share).toFixed(0)} % of ${images.toLocaleString("en")} (${low} to ${high} %)`;
+}
+
+function point(svg, x, z, update, name, images, kind) {
+  const [low, high] = intervalOf(update, name, images);
+  draw(svg, "line", { class: `range ${kind.split(" ")[1] ?? ""}`, x1: x, x2: x, y1: z(low), y2: z(high) });
+  const dot = draw(svg, "circle", { class: kind, cx: x, cy: z(update[`${name}_accuracy`]), r: 5 });
+  draw(dot, "title", {}, about(update));
 }
 
 function legend(svg, width) {
@@ -87,12 +120,12 @@ function line(svg, width, height, label) {
 
 function about(update) {
   if (update.kind !== "learn") return `Version ${update.version}: ${update.kind}`;
-  const right = update.held_out_accuracy == null ? "" : `, ${(100 * update.held_out_accuracy).toFixed(0)} % of ${update.held_out} held-out right`;
+  const right = update.held_out_accuracy == null ? "" : `, ${shareInWords(update, "held_out", update.held_out)} held-out right`;
   return `Version ${update.version}, ${update.name}: ${update.classes.length} classes, ${update.images} photos${right}`;
 }
 
 function inWords(updates, all) {
   const last = updates.findLast((update) => update.held_out_accuracy != null);
-  const accuracy = last ? ` At the last measurement ${(100 * last.held_out_accuracy).toFixed(0)} % of held-out photos were right.` : "";
+  const accuracy = last ? ` At the last measurement ${shareInWords(last, "held_out", last.held_out)} held-out photos were right.` : "";
   return `${all} updates; the last one made version ${updates.at(-1)?.version}.${accuracy} The table below has every number.`;
 }

@@ -1,0 +1,189 @@
+// Teaching: photos of one class, of several, a folder of class folders or a zip; then one update.
+import { $, api, count, droppable, isPhoto, make, page, photoCount, picture, say, teacherApi } from "/static/page.js";
+
+const MOST_THUMBS = 40;
+let taught = async () => {};
+
+export function startTeaching(done) {
+  taught = done;
+  droppable($("teach-drop"), [$("teach-files"), $("teach-folder")], take);
+  $("teach-class").addEventListener("input", showKnown);
+  $("teach-more").addEventListener("click", another);
+  $("teach-clear").addEventListener("click", () => {
+    page.photos = [];
+    showPhotos();
+    $("teach-files").focus();
+  });
+  $("teach-form").addEventListener("submit", teach);
+}
+
+// Photos lie in no folder, or in that of their class.
+function take(found) {
+  const groups = new Map();
+  for (const { file, path } of found) {
+    const parts = path.split("/");
+    if (/\.zip$/i.test(file.name)) page.lined.push({ zip: file });
+    else if (!isPhoto(file)) continue;
+    else if (parts.length < 2) page.photos.push(file);
+    else groups.set(parts.at(-2), [...(groups.get(parts.at(-2)) ?? []), file]);
+  }
+  for (const label of [...groups.keys()].sort()) lineUp(label, groups.get(label));
+  showPhotos();
+  showLined();
+}
+
+export function lineUp(label, photos) {
+  const known = page.lined.find((one) => one.label === label);
+  if (known) known.photos.push(...photos);
+  else page.lined.push({ label, photos: [...photos] });
+  showLined();
+}
+
+function another() {
+  const label = $("teach-class").value.trim();
+  say("teach-error", "");
+  if (!label || !page.photos.length) return say("teach-error", "Give the class a name and its photos first; then add another.");
+  lineUp(label, page.photos);
+  page.photos = [];
+  $("teach-class").value = "";
+  showPhotos();
+  showKnown();
+  $("teach-class").focus();
+}
+
+function thumbs(place, photos, again) {
+  place.replaceChildren(...photos.slice(0, MOST_THUMBS).map((photo, n) => {
+    const remove = make("button", { type: "button", title: `Remove ${photo.name}`, ariaLabel: `Remove ${photo.name}` }, "×");
+    remove.addEventListener("click", () => {
+      photos.splice(n, 1);
+      again();
+    });
+    return make("li", {}, picture(photo, photo.name), remove);
+  }));
+  const more = photos.length - MOST_THUMBS;
+  if (more > 0) place.append(make("li", { className: "more" }, `+${more}`));
+}
+
+function showPhotos() {
+  thumbs($("teach-thumbs"), page.photos, showPhotos);
+  $("teach-clear").hidden = !page.photos.length;
+  $("teach-count").textContent = page.photos.length ? photoCount(page.photos.length) : "Two or more; ten or more are better.";
+}
+
+function showLined() {
+  page.lined = page.lined.filter((one) => one.zip || one.photos.length);
+  $("lined").replaceChildren(...page.lined.map((one) => {
+    const remove = make("button", { type: "button", className: "link" }, "Remove");
+    remove.addEventListener("click", () => {
+      page.lined = page.lined.filter((other) => other !== one);
+      showLined();
+    });
+    const what = one.zip ? [make("b", {}, one.zip.name), " (zip of class folders) "]
+      : [make("b", {}, one.label), ` · ${photoCount(one.photos.length)} `];
+    const line = make("li", {}, make("p", {}, ...what, remove));
+    if (!one.zip) {
+      const place = make("ul", { className: "thumbs" });
+      thumbs(place, one.photos, showLined);
+      line.append(place);
+    }
+    return line;
+  }));
+  $("lined-title").hidden = !page.lined.length;
+}
+
+function showKnown() {
+  const name = $("teach-class").value.trim();
+  const known = page.classes.find((other) => other.name === name);
+  $("teach-known").textContent = known ? `Known already from ${photoCount(known.images)}; these will be added.` : "";
+}
+
+// What is to be sent, or one sentence about what is missing.
+function requests() {
+  const name = $("teach-class").value.trim();
+  const groups = page.lined.filter((one) => !one.zip).map((one) => ({ ...one, photos: [...one.photos] }));
+  if (page.photos.length && !name) throw new Error("Say what the photos show: give the class a name.");
+  if (page.photos.length) {
+    const same = groups.find((one) => one.label === name);
+    if (same) same.photos.push(...page.photos);
+    else groups.push({ label: name, photos: page.photos });
+  }
+  const zips = page.lined.filter((one) => one.zip);
+  if (!groups.length && !zips.length) throw new Error("Choose at least two photos of it.");
+  for (const { label, photos } of groups) {
+    if (photos.length < 2 && !page.classes.some((known) => known.name === label)) {
+      throw new Error(`Choose at least two photos of “${label}”, which is new.`);
+    }
+  }
+  const all = groups.flatMap(({ label, photos }) => photos.map((photo) => [label, photo]));
+  const most = page.health.learn_files;
+  if (all.length > most) throw new Error(`Send at most ${most} photos at a time, or a zip of class folders.`);
+  const forms = zips.map(({ zip }) => ({ words: zip.name, fields: [["zip", zip], ["name", zip.name.slice(0, 200)]] }));
+  if (all.length) {
+    const words = groups.length === 1 ? groups[0].label : count(groups.length, "class", "classes");
+    const fields = all.flatMap(([label, photo]) => [["class", label], ["images", photo]]);
+    forms.push({ words, fields: [...fields, ["name", words]] });
+  }
+  return forms;
+}
+
+async function teach(event) {
+  event.preventDefault();
+  for (const place of ["teach-error", "teach-done"]) say(place, "");
+  $("teach-remarks").replaceChildren();
+  $("teach-go").disabled = true;
+  try {
+    for (const { words, fields } of requests()) await taughtOnce(words, fields);
+    page.photos = [];
+    page.lined = [];
+    $("teach-class").value = "";
+    showPhotos();
+    showLined();
+    showKnown();
+  } catch (error) {
+    say("teach-error", error.message);
+  } finally {
+    $("training").hidden = true;
+    $("teach-go").disabled = false;
+  }
+}
+
+async function taughtOnce(words, fields) {
+  const form = new FormData();
+  fields.forEach(([name, value]) => form.append(name, value));
+  showTraining(`Sending “${words}”…`);
+  const training = await teacherApi("/learn?on_bad=skip", form);
+  const last = await followed(training.id);
+  if (last.status !== "done") throw new Error(last.detail);
+  page.fresh = new Set(last.classes);
+  await taught();
+  say("teach-done", `Learned “${words}” from ${photoCount(last.images)} in ${last.seconds} s. Version ${last.version} answers now.`);
+  const skipped = last.skipped.map((reason) => `Left out, as it cannot be read: ${reason}`);
+  $("teach-remarks").append(...[...skipped, ...last.remarks].map((remark) => make("li", {}, remark)));
+}
+
+function showTraining(note, done = 0, total = 0) {
+  $("training").hidden = false;
+  if ($("training-note").textContent !== note) $("training-note").textContent = note;
+  if (total) Object.assign($("training-bar"), { max: total, value: done });
+  else $("training-bar").removeAttribute("value");
+}
+
+const STAGES = { "reading the model": "Starting", prototypes: "Looking at every photo" };
+
+function followed(id) {
+  const words = (note) => STAGES[note] ?? note[0].toUpperCase() + note.slice(1);
+  const show = (report) => showTraining(`${words(report.note)}…`, report.done, report.total);
+  return new Promise((resolve, reject) => {
+    const events = new EventSource(`/learn/${id}/events`);
+    events.addEventListener("progress", (event) => show(JSON.parse(event.data)));
+    events.addEventListener("end", (event) => {
+      events.close();
+      resolve(JSON.parse(event.data));
+    });
+    events.onerror = () => {
+      if (events.readyState !== EventSource.CLOSED) return; // it connects again by itself
+      api(`/learn/${id}`).then((report) => (["done", "failed"].includes(report.status) ? resolve(report)
+        : reject(new Error("Lost sight of the training job; reload the page to see whether it is done."))), reject);
+    };
+  });
+}

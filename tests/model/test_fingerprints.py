@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Photos that were there before are known again, by fingerprints that copies share and other photos do not."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from model_tools import class_folders, resealed, tiny_model
+from PIL import Image, ImageDraw
+from safetensors.torch import load_file, save_file
+
+import onea
+from onea.data.decode import fit, read_image
+from onea.errors import OneaError
+from onea.model.fingerprints import WORDS, find_repeats, fingerprints, same_photos
+from onea.model.images import read_labelled
+from onea.model.learning import learn
+from onea.model.sentences import sentences
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "format-1.onea"
+A, B, C, D = (f"class{number:02d}" for number in range(4))
+SIDE = 128
+
+
+def drawn(seed: int, size: int = 400) -> Image.Image:
+    """A still life: shapes of many colours on a table."""
+    rng = np.random.default_rng(seed)
+    image = Image.new("RGB", (size, size * 3 // 4), tuple(rng.integers(120, 256, 3).tolist()))
+    draw = ImageDraw.Draw(image)
+    for _ in range(9):
+        x, y, w, h = rng.integers(0, size, 2).tolist() + rng.integers(size // 10, size // 3, 2).tolist()
+        shape = draw.ellipse if rng.integers(2) else draw.rectangle
+        shape((x - w, y - h, x + w, y + h), fill=tuple(rng.integers(0, 256, 3).tolist()))
+    return image
+
+
+def squares(*images):
+    return np.stack([fit(image.convert("RGB"), SIDE, SIDE) for image in images])
+
+
+def saved(image, form, quality=80, scale=1.0):
+    """What comes back from a copy in a file, perhaps of another size."""
+    content = BytesIO()
+    image.resize((round(image.width * scale), round(image.height * scale))).save(content, form, quality=quality)
+    return read_image(content.getvalue(), at_least=SIDE)
+
+
+@pytest.mark.parametrize(
+    ("form", "quality", "scale"),
+    [("PNG", 0, 1.0), ("JPEG", 95, 1.0), ("JPEG", 60, 1.0), ("JPEG", 80, 0.5), ("JPEG", 80, 3.0), ("WEBP", 70, 0.7)],
+)
+def test_a_copy_is_the_same_photo(form, quality, scale):
+    images = [drawn(seed) for seed in range(40)]
+    first = fingerprints(squares(*images))
+    second = fingerprints(squares(*(saved(image, form, quality, scale) for image in images)))
+    assert same_photos(first, second).tolist() == [[row, row] for row in range(40)]
+
+
+def test_other_photos_are_not():
+    many = fingerprints(squares(*(drawn(seed) for seed in range(300))))
+    assert many.shape == (300, WORDS)
+    assert same_photos(many, many).tolist() == [[row, row] for row in range(300)]
+
+
+def other(image, kind):
+    """Another photo of the same things: the camera, the light, the packet's colour or what stands there changed."""
+    if kind == "moved":
+        return image.crop((40, 20, 400, 290))
+    if kind == "mirrored":
+        return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    if kind == "darker":
+        return image.point(lambda value: value * 3 // 4)
+    if kind == "other colours":
+        return Image.merge("RGB", image.split()[1:] + image.split()[:1])
+    image = image.copy()
+    ImageDraw.Draw(image).ellipse((120, 60, 280, 240), fill=(250, 40, 40), outline=(0, 0, 0))
+    return image
+
+
+@pytest.mark.parametrize("kind", ["moved", "mirrored", "darker", "other colours", "one thing more"])
+def test_a_photo_of_a_series_is_not(kind):
+    images = [drawn(seed) for seed in range(40)]
+    first, second = (fingerprints(squares(*these)) for these in (images, [other(image, kind) for image in images]))
+    assert not len(same_photos(first, second))
+
+
+def test_an_image_of_nothing_is_like_no_other():
+    flat = np.full((3, 3, SIDE, SIDE), 200, np.uint8)
+    flat[1] += 1
+    assert len(same_photos(fingerprints(flat), fingerprints(flat))) == 0
+    assert len(same_photos(fingerprints(flat[:0]), fingerprints(flat))) == 0
+
+
+def test_repeats_within_an_update_and_under_two_names():
+    prints = fingerprints(squares(*(drawn(seed) for seed in (0, 1, 0, 1, 2))))
+    found = find_repeats(prints, ["apple", "apple", "apple", "pear", "pear"], prints[[4, 1]], ["pear", "plum"])
+    assert found.twice.tolist() == [False, False, True, False, False]
+    assert found.before.tolist() == [False, False, False, False, True]
+    assert found.conflicts == {1: "plum", 3: "plum"}
+    assert found.known.tolist() == [0]
+    trained = torch.tensor([True, True, False, False, False])
+    assert found.unseen_by(trained).tolist() == [False] * 5, "each has a copy that was trained on, or came before"
+    assert found.unseen_by(~trained & False).tolist() == [True, True, False, True, False]
+
+
+# A model that knows its photos again
+
+
+@pytest.fixture(scope="module")
+def files(tiny_images):
+    return class_folders(tiny_images / "train")
+
+
+def pairs(files, *names, last=6):
+    chosen = [(file, name) for name in names for file in files[name][:last]]
+    return [file for file, _ in chosen], [name for _, name in chosen]
+
+
+@pytest.fixture(scope="module")
+def before(tiny_vit, files):
+    """Knows three classes; nobody may change it."""
+    return tiny_model(tiny_vit).learn(*pairs(files, A, B, C))
+
+
+@pytest.fixture
+def model(before, tmp_path):
+    return onea.load(before.save(tmp_path / "shop.onea"), threads=1, precision="fp32", device="cpu")
+
+
+def test_the_same_arrival_again_says_so_and_has_no_figure(before, model, files):
+    model.learn(*pairs(files, A))
+    update = model.history[-1]
+    assert (update["images"], update["seen"], update["held_out"], update["held_out_accuracy"]) == (6, 6, 0, None)
+    assert sentences(update) == ["all 6 photos were seen before: nothing new was learned"]
+    old, new = before.snapshot().state, model.snapshot().state
+    assert new.images == old.images == [6, 6, 6]
+    torch.testing.assert_close(new.statistics.state_dict(), old.statistics.state_dict(), rtol=0, atol=0)
+    for name in ("margins", "hidden", "temperature", "calibrated_on", "fingerprints", "fingerprint_rows"):
+        assert np.array_equal(getattr(new, name), getattr(old, name))
+
+
+def test_old_photos_among_new_ones_count_once(tiny_vit, files):
+    """The class is as if it had been taught its photos in two parts, and only new ones are held out for the figure."""
+    twice = tiny_model(tiny_vit, views=1).learn(*pairs(files, A, B, last=3)).learn(*pairs(files, A))
+    once = tiny_model(tiny_vit, views=1).learn(*pairs(files, A, B, last=3)).learn(files[A][3:], [A] * 3)
+    assert twice.history[-1]["seen"] == 3
+    assert sentences(twice.history[-1]) == ["3 of 6 photos were seen before and count once"]
+    assert twice.history[-1]["held_out"] <= 1
+    for name in ("means", "counts"):
+        torch.testing.assert_close(
+            getattr(twice.snapshot().state.statistics, name), getattr(once.snapshot().state.statistics, name)
+        )
+
+
+def test_all_photos_again_are_seen_by_the_new_adapter(model, before, files, monkeypatch):
+    """Nothing has to be carried over: means are those of the photos under the adapter that was trained again."""
+    from onea.model import learning
+
+    monkeypatch.setattr(learning, "fallen", lambda *given: False)
+    model.learn(*pairs(files, A, B, C, D))
+    update, state = model.history[-1], model.snapshot().state
+    assert update["trained"]
+    assert (update["seen"], update["images"]) == (18, 24)
+    assert state.images == [6, 6, 6, 6]
+    assert len(state.fingerprints) == 24
+    engine, batch = model.snapshot().engine, read_labelled(*pairs(files, A, B, C), model.snapshot().side)
+    views = [
+        engine.features(batch.pixels, model.snapshot().adapters, engine.draw(batch.labels, 0, view) if view else None)
+        for view in range(3)
+    ]
+    means = torch.stack(views).mean(0).reshape(3, 6, -1).mean(1)
+    torch.testing.assert_close(state.statistics.means[:3], means, rtol=1e-4, atol=1e-4)
+
+
+def test_one_photo_under_two_names_is_told(model, files):
+    model.learn([*files[D], files[B][3]], [D] * 7)
+    update = model.history[-1]
+    assert (update["seen"], update["two_names"]) == (0, 1)
+    assert sentences(update) == [
+        f"1 photo has two class names (3.png: '{B}' and '{D}'); if one is wrong, undo",
+    ]
+    assert model.snapshot().state.images == [6, 6, 6, 7]
+
+
+def test_forget_undo_and_rename_keep_them(model, before, files):
+    model.rename(A, "apple").learn(files[A][:2], ["apple"] * 2)
+    assert model.history[-1]["seen"] == 2
+    model.forget("apple")
+    assert len(model.snapshot().state.fingerprints) == 12
+    model.learn(*pairs(files, A))
+    assert model.history[-1]["seen"] == 0
+    model.undo().undo()
+    assert torch.equal(model.snapshot().state.fingerprints, before.snapshot().state.fingerprints)
+    model.forget("apple", B, C)
+    assert len(model.snapshot().state.fingerprints) == 0
+
+
+def test_an_earlier_folder_knows_no_photo_and_answers_as_it_did(tiny_vit, files, tmp_path):
+    model = onea.load(GOLDEN, backbone=tiny_vit, threads=1, precision="fp32")
+    assert len(model.snapshot().state.fingerprints) == 0
+    model.learn(*pairs(files, A))
+    assert model.history[-1]["seen"] == 0
+    model.learn(*pairs(files, A))
+    assert model.history[-1]["seen"] == 6
+    loaded = onea.load(model.save(tmp_path / "new.onea"), backbone=tiny_vit, threads=1)
+    assert torch.equal(loaded.snapshot().state.fingerprints, model.snapshot().state.fingerprints)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda prints, rows: (prints[:-1], rows),
+        lambda prints, rows: (prints[:, 1:], rows),
+        lambda prints, rows: (prints, rows + 3),
+        lambda prints, rows: (prints, rows - 1),
+        lambda prints, rows: (prints.repeat(9, 1), rows.repeat(9)),
+        lambda prints, rows: (prints.float(), rows),
+        lambda prints, rows: (prints, None),
+        lambda prints, rows: (prints[0, 0], rows),
+    ],
+)
+def test_damaged_fingerprints_are_named(model, tmp_path, spoil):
+    path = model.save(tmp_path / "shop.onea") / "states/000001"
+    tensors = load_file(path / "state.safetensors")
+    prints, rows = spoil(tensors.pop("fingerprints"), tensors.pop("fingerprint_rows"))
+    tensors |= {"fingerprints": prints.contiguous()} | ({} if rows is None else {"fingerprint_rows": rows})
+    save_file(tensors, path / "state.safetensors")
+    digest = hashlib.sha256((path / "state.safetensors").read_bytes()).hexdigest()
+    described = json.loads((path / "state.json").read_bytes()) | {"sha256": digest}
+    (path / "state.json").write_bytes(resealed(described))
+    with pytest.raises(OneaError, match=r"damaged .*(fingerprint|is not what it should be)"):
+        onea.load(tmp_path / "shop.onea")
+
+
+def test_it_is_learned_alike_without_an_estimator(before, files):
+    """As the service does."""
+    state, engine = before.snapshot().state, before.snapshot().engine
+    batch = read_labelled(*pairs(files, A), engine.side)
+    assert learn(engine, state, batch, version=2).updates[-1]["seen"] == 6

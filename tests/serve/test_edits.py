@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Forget and rename over HTTP, several classes in one form, and images that cannot be read among others."""
+
+from __future__ import annotations
+
+import pytest
+from serving import TEACHER, class_zip, client_of, folder_hash, form, job_end, photos, zipped
+
+import onea
+
+
+@pytest.fixture
+def client(shop):
+    with client_of(shop) as client:
+        yield client
+
+
+def names(client):
+    return [known["name"] for known in client.get("/classes").json()["classes"]]
+
+
+def test_rename_forget_and_undo(client, shop):
+    renamed = client.post("/rename", params={"old": "class01", "new": "pear"}, headers=TEACHER)
+    assert renamed.json() == {"version": 2, "classes": 4}
+    forgotten = client.post("/forget", params={"class": ["class00", "pear"]}, headers=TEACHER)
+    assert forgotten.json() == {"version": 3, "classes": 2}
+    assert names(client) == ["class02", "class03"]
+    assert onea.load(shop).classes_.tolist() == ["class02", "class03"]
+    assert client.post("/undo", headers=TEACHER).json() == {"undone": 3, "version": 2, "classes": 4}
+    assert names(client) == ["class00", "pear", "class02", "class03"]
+
+
+@pytest.mark.parametrize(
+    ("path", "params", "status", "words"),
+    [
+        ("/rename", {"old": "class01", "new": "class02"}, 422, "already knows 'class02'"),
+        ("/rename", {"old": "class9", "new": "pear"}, 422, "does not know 'class9'"),
+        ("/rename", {"old": "class01", "new": " "}, 422, "cannot be a class name"),
+        ("/rename", {"old": "class01"}, 422, "new: field required"),
+        ("/forget", {"class": "class9"}, 422, "does not know 'class9'"),
+        ("/forget", {}, 422, "class: field required"),
+    ],
+)
+def test_refusals_change_nothing(client, shop, path, params, status, words):
+    before = folder_hash(shop)
+    refused = client.post(path, params=params, headers=TEACHER)
+    assert refused.status_code == status
+    assert words in refused.json()["detail"]
+    assert client.post(path, params=params).status_code in (401, 422)
+    assert folder_hash(shop) == before
+
+
+def test_who_has_no_token_changes_nothing(client, shop):
+    before = folder_hash(shop)
+    assert client.post("/forget", params={"class": "class00"}).status_code == 401
+    assert client.post("/rename", params={"old": "class00", "new": "x"}).status_code == 401
+    assert folder_hash(shop) == before
+
+
+def test_an_image_that_cannot_be_read_is_skipped_where_asked(client, tiny_images):
+    good = photos(tiny_images, 0, "test")
+    sent = form([good[0], b"broken", good[1]])
+    refused = client.post("/predict", files=sent)
+    assert refused.status_code == 422
+    found = client.post("/predict?on_bad=skip", files=sent).json()
+    alone = client.post("/predict", files=form(good[:2])).json()
+    assert [answer["image"] for answer in found["answers"]] == ["0.png", "2.png"]
+    assert [answer["top"] for answer in found["answers"]] == [answer["top"] for answer in alone["answers"]]
+    assert [(one["index"], one["image"]) for one in found["skipped"]] == [(1, "1.png")]
+    assert "not an image" in found["skipped"][0]["detail"]
+    assert alone["skipped"] == []
+    nothing = client.post("/predict?on_bad=skip", files=form([b"broken"]))
+    assert nothing.status_code == 422
+    assert "1 of 1 images cannot be read (0.png" in nothing.json()["detail"]
+    assert client.post("/predict?on_bad=maybe", files=sent).status_code == 422
+
+
+def test_several_classes_in_one_form(client, tiny_images):
+    contents = [*photos(tiny_images, 4), *photos(tiny_images, 5), b"broken"]
+    labels = ["plum"] * 6 + ["pear"] * 7
+    refused = client.post("/learn", files=form(contents), data={"class": labels}, headers=TEACHER)
+    assert refused.status_code == 422
+    begun = client.post("/learn?on_bad=skip", files=form(contents), data={"class": labels}, headers=TEACHER)
+    report = job_end(client, begun)
+    assert (report["classes"], report["images"]) == (["pear", "plum"], 12)
+    assert report["skipped"][0].startswith("12.png: it is not an image")
+    assert any("held-out images" in remark for remark in report["remarks"])
+    assert client.get("/history").json()["updates"][-1]["skipped"] == 1
+    wrong = client.post("/learn", files=form(contents[:4]), data={"class": ["a", "b"]}, headers=TEACHER)
+    assert wrong.status_code == 422
+    assert "one for each of them" in wrong.json()["detail"]
+
+
+def test_what_was_taught_before_is_told(client, tiny_images):
+    report = job_end(
+        client, client.post("/learn", files={"zip": ("a.zip", class_zip(tiny_images, 0))}, headers=TEACHER)
+    )
+    assert "all 6 photos were seen before: nothing new was learned" in report["remarks"]
+
+
+def test_what_is_no_photo_in_a_zip_is_left_out_and_told(client, tiny_images):
+    files = {f"day/plum/{n}.png": content for n, content in enumerate(photos(tiny_images, 4))}
+    files |= {"day/plum/notes.txt": b"x", "day/loose.png": photos(tiny_images, 5)[0]}
+    report = job_end(client, client.post("/learn", files={"zip": ("a.zip", zipped(files))}, headers=TEACHER))
+    assert (report["classes"], report["images"]) == (["plum"], 6)
+    assert "2 files left out (no photo, or in no class folder): notes.txt, loose.png" in report["remarks"]
