@@ -103,8 +103,10 @@ def check_command(words: list[str]) -> None:
             assert (ROOT / script).is_file(), f"there is no {script}"
         case ["pip", "install", package]:
             extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
-            wanted = re.fullmatch(r"onea\[(\w+)\]", package)
-            assert package == "." or (wanted and wanted[1] in extras), f"there is no extra in {package}"
+            wanted = re.fullmatch(r"\.\[(\w+)\]", package)  # of a checkout: no registry has onea
+            assert package == "." or (wanted and wanted[1] in extras), f"pip cannot install {package}"
+        case [".", ".venv/bin/activate"]:
+            assert re.search(r"^BIN := \.venv/bin$", (ROOT / "Makefile").read_text("utf-8"), re.M)
         case [program, *_]:
             assert program in NOT_OURS, f"nobody checks '{program}'"
 
@@ -130,7 +132,8 @@ def test_every_command_is_accepted(block: Block, words: list[str]) -> None:
         "onea paper tabel3",
         "oena demo",
         "make dmeo",
-        "pip install onea[srve]",
+        "pip install onea[serve]",
+        "pip install .[srve]",
         "python missing.py",
     ],
 )

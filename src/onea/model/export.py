@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from onea.data.resample import axis_weights
-from onea.errors import OneaError
+from onea.errors import OneaError, to_install
 from onea.files import check_writable, unwritable, write_atomically
 from onea.model.answers import Snapshot
 from onea.version import __version__
@@ -162,4 +162,4 @@ def _needed(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise OneaError(f"Export to ONNX needs {name}; pip install 'onea[export]'.") from None
+        raise OneaError(f"Export to ONNX needs {name}; install it with: {to_install('export')}") from None
