@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from io import TextIOWrapper
 from typing import NoReturn
 
 from onea.errors import OneaError, is_out_of_memory
 from onea.text import sentence
+
+_FLAGS = ("backbone", "device", "epochs", "merge", "on_bad", "seed", "unknown")  # arguments that messages may name
 
 
 def main() -> None:
@@ -33,5 +36,24 @@ def main() -> None:
 
 
 def _stop(reason: str) -> NoReturn:
-    print(f"onea: {sentence(reason)}", file=sys.stderr)
+    print(f"onea: {sentence(in_flags(reason))}", file=sys.stderr)
     sys.exit(2)
+
+
+def in_flags(reason: str) -> str:
+    """A message that names arguments, as Python writes them, in the words of the command line.
+
+    >>> in_flags('Remove it or pass on_bad="skip".')
+    'Remove it or pass --on-bad skip.'
+    >>> in_flags("Leave out epochs=, or set unknown=0.")
+    'Leave out --epochs, or set --unknown 0.'
+    >>> in_flags("Set merge=True to make them one.")
+    'Set --merge to make them one.'
+    """
+    named = re.compile(rf"(?<![\w/(-])({'|'.join(_FLAGS)})=(?:\"([^\"]*)\"|(\w*))")
+
+    def flag(found: re.Match[str]) -> str:
+        value = found[2] or found[3] or ""
+        return f"--{found[1].replace('_', '-')} {'' if value == 'True' else value}".rstrip()
+
+    return named.sub(flag, reason)

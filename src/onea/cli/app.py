@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from onea.cli.admin import forget, history, info, rename, undo
+from onea.cli.admin import classes, forget, history, info, rename, undo
 from onea.cli.bench import bench
 from onea.cli.check import check
 from onea.cli.demo import demo
@@ -58,8 +58,10 @@ def _check_paths(values: Iterable[Any]) -> None:
             check_path(value)
 
 
+_PHOTOS = (teach, predict, evaluate, check, info, classes, history, undo, forget, rename, export, serve)
+
 for person, kept, commands in (
-    ("Your photos", _AS_IT_WAS, (teach, predict, evaluate, check, info, history, undo, forget, rename, export, serve)),
+    ("Your photos", _AS_IT_WAS, _PHOTOS),
     ("Research", _KEPT, (demo, run, methods, stream, paper, report, compare)),
     ("Merging and engineering", _KEPT, (merge, bench)),
 ):

@@ -11,7 +11,7 @@ from onea.errors import OneaError
 from onea.model.state import classifier_for
 from onea.vit.embedded import DEFAULT
 
-MACHINE = ("device", "precision", "threads")  # belong to where a model runs, not to the model
+MACHINE = ("device", "precision", "threads", "verbose")  # belong to where a model runs, not to the model
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -36,6 +36,7 @@ class Parameters:
     device: str = "auto"
     precision: str = "auto"
     threads: int = 0
+    verbose: bool = True
     seed: int = 0
 
     @classmethod

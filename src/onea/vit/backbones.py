@@ -89,7 +89,7 @@ def _from_file(path: Path, name: str) -> FrozenViT:
 
     check_path(path)
     if not path.is_file():
-        raise OneaError(f"Backbone file {path} does not exist; check the path or use --backbone {DEFAULT}.")
+        raise OneaError(f'Backbone file {path} does not exist; check the path or use backbone="{DEFAULT}".')
     tensors = read_tensors(path, f"Backbone file {path}", "make it readable or fetch it again")
     digest = digest_of(tensors)
     try:
@@ -210,5 +210,5 @@ def _downloaded(name: str) -> Path | None:
 def _unavailable(name: str, error: Exception) -> OneaError:
     return OneaError(
         f"The weights of '{name}' could not be downloaded ({type(error).__name__}); connect to the internet once, "
-        f"or pass a local .safetensors file, or use --backbone {DEFAULT}."
+        f'or pass a local .safetensors file, or use backbone="{DEFAULT}".'
     )
