@@ -31,7 +31,7 @@ COMMANDS = [
     (block, words) for block in BLOCKS if block.language in SHELL and block.how != "exact" for words in block.commands()
 ]
 RUN = sorted({block.page for block in BLOCKS if block.how in ("run", "exact")})
-ELSEWHERE = ("serve", "bench", "demo")  # other tests run them: they take minutes, or never end
+ELSEWHERE = ("serve", "bench", "demo", "tour")  # other tests run them: they take minutes, or never end
 NOT_OURS = ("curl", "docker", "export", "git", "tensorboard", "cd")
 USAGE_ERROR = typer.BadParameter.__mro__[1]  # of click, or of the parser that newer typers bring along
 SMALL = ["--threads", "1", "--precision", "fp32"]

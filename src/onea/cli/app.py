@@ -22,6 +22,7 @@ from onea.cli.report import compare, report
 from onea.cli.run import run
 from onea.cli.serve import serve
 from onea.cli.stream import stream
+from onea.cli.tour import tour
 from onea.files import check_path
 
 app = typer.Typer(
@@ -58,7 +59,7 @@ def _check_paths(values: Iterable[Any]) -> None:
             check_path(value)
 
 
-_PHOTOS = (teach, predict, evaluate, check, info, classes, history, undo, forget, rename, export, serve)
+_PHOTOS = (teach, predict, evaluate, check, info, classes, history, undo, forget, rename, export, serve, tour)
 
 for person, kept, commands in (
     ("Your photos", _AS_IT_WAS, _PHOTOS),
