@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import re
 import sys
@@ -13,12 +15,17 @@ from onea.errors import OneaError, is_out_of_memory
 from onea.text import sentence
 
 _FLAGS = ("backbone", "device", "epochs", "merge", "on_bad", "seed", "unknown")  # arguments that messages may name
+_OBJECTS = 50_000  # new ones until garbage is looked for; loading torch makes a million that stay
 
 
 def main() -> None:
     """Entry point of ``onea``."""
     from onea.cli.app import app
+    from onea.cli.deferred import defer_compiler
 
+    defer_compiler()
+    gc.set_threshold(_OBJECTS, *gc.get_threshold()[1:])
+    atexit.register(gc.freeze)  # nobody needs all modules taken apart before the process ends
     # Threads that wait by spinning bring a shared machine to a crawl; must be set before torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     for stream in (sys.stdout, sys.stderr):
