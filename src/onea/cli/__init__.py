@@ -25,7 +25,7 @@ def main() -> None:
 
     defer_compiler()
     gc.set_threshold(_OBJECTS, *gc.get_threshold()[1:])
-    atexit.register(gc.freeze)  # nobody needs all modules taken apart before the process ends
+    atexit.register(_leave)
     # Threads that wait by spinning bring a shared machine to a crawl; must be set before torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     for stream in (sys.stdout, sys.stderr):
@@ -40,6 +40,12 @@ def main() -> None:
         if not is_out_of_memory(error):
             raise
         _stop("There is not enough memory for this; ask for less (batch size, rank, images), or use a larger machine.")
+
+
+def _leave() -> None:
+    """Spare the process taking all modules apart before it ends, but for some that complain of what is left of them."""
+    if not sys.modules.keys() & {"jaxlib", "onnx", "triton"}:
+        gc.freeze()
 
 
 def _stop(reason: str) -> NoReturn:
