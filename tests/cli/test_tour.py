@@ -18,9 +18,10 @@ def test_the_pictures_are_those_of_the_dataset():
     assert all({*chars} <= {*FAMILIES[family]} for family, chars in tour._FAMILIES.items())
 
 
-def test_every_command_is_shown_before_it_runs(onea, monkeypatch):
+def test_every_command_is_shown_before_it_runs(onea, monkeypatch, tiny_vit):
     pytest.importorskip("fastapi")
-    monkeypatch.setattr(tour, "_TAUGHT", 2)  # a fifth of the time
+    monkeypatch.setattr(tour, "_NETWORK", tiny_vit)
+    monkeypatch.setattr(tour, "_TAUGHT", 3)
     code, out, err = onea("tour", "--out", "here")
     assert code == 0, err
     shown = re.findall(r"^\$ (?:onea )?(\S+)", out, re.M)

@@ -27,7 +27,7 @@ _NAMES = dict(
 _LATER = "☯"  # arrives on Tuesday
 _NEW = "♥☁" + _LATER
 _TAUGHT, _ASKED = 10, 3  # pictures of each class
-_MODEL = "tour.onea"
+_MODEL, _NETWORK = "tour.onea", "fast"
 
 
 def tour(
@@ -47,7 +47,7 @@ def tour(
     with contextlib.chdir(out):
         print(f"$ cd {shlex.quote(str(out))}", flush=True)
         _say("Monday: eight classes arrive. The small network is quick; without --backbone it is the accurate one")
-        _run("teach", _MODEL, "photos/monday", "--backbone", "fast")
+        _run("teach", _MODEL, "photos/monday", "--backbone", _NETWORK)
         _say("what do new pictures show? It has never seen a yin-yang")
         _run("predict", _MODEL, "new", "--top", "2")
         _say("Tuesday: one more class, in seconds; what was known stays known")
