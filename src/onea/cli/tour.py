@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -31,6 +31,7 @@ _MODEL, _NETWORK = "tour.onea", "fast"
 
 
 def tour(
+    context: typer.Context,
     out: Annotated[Path, typer.Option(help="Folder for the pictures and the model.")] = Path("onea-tour"),
 ) -> None:
     """Watch it all within a minute: teach, predict, evaluate, undo and serve, on pictures that come with onea.
@@ -39,6 +40,7 @@ def tour(
     """
     from onea.files import check_writable
 
+    onea = context.find_root().command
     check_writable(out)
     if (out / _MODEL).exists() or (out / "photos").exists():
         raise OneaError(f"{out} holds an earlier tour; delete it, or choose another --out.")
@@ -47,17 +49,17 @@ def tour(
     with contextlib.chdir(out):
         print(f"$ cd {shlex.quote(str(out))}", flush=True)
         _say("Monday: eight classes arrive. The small network is quick; without --backbone it is the accurate one")
-        _run("teach", _MODEL, "photos/monday", "--backbone", _NETWORK)
+        _run(onea, "teach", _MODEL, "photos/monday", "--backbone", _NETWORK)
         _say("what do new pictures show? It has never seen a yin-yang")
-        _run("predict", _MODEL, "new", "--top", "2")
+        _run(onea, "predict", _MODEL, "new", "--top", "2")
         _say("Tuesday: one more class, in seconds; what was known stays known")
-        _run("teach", _MODEL, "photos/tuesday")
-        _run("predict", _MODEL, "new/yin-yang.png", "--top", "2")
+        _run(onea, "teach", _MODEL, "photos/tuesday")
+        _run(onea, "predict", _MODEL, "new/yin-yang.png", "--top", "2")
         _say("how good is it, on pictures drawn in other typefaces?")
-        _run("evaluate", _MODEL, "photos/test")
+        _run(onea, "evaluate", _MODEL, "photos/test")
         _say("Tuesday was a mistake: back to before it")
-        _run("undo", _MODEL)
-        _run("history", _MODEL)
+        _run(onea, "undo", _MODEL)
+        _run(onea, "history", _MODEL)
         _say("the same over HTTP, with a page for the browser")
         _serve()
     print()
@@ -87,12 +89,10 @@ def _say(text: str) -> None:
     print(f"\n# {text}", flush=True)
 
 
-def _run(*words: str) -> None:
+def _run(onea: Any, *words: str) -> None:
     """Show a command of onea and run it here; one that fails ends the tour."""
-    from onea.cli.app import app
-
     print(f"$ onea {shlex.join(words)}", flush=True)
-    code = typer.main.get_command(app).main([*words], prog_name="onea", standalone_mode=False)
+    code = onea.main([*words], prog_name="onea", standalone_mode=False)
     if code:
         raise typer.Exit(code)
 
