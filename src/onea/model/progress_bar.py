@@ -29,6 +29,7 @@ class LearningBar(Progress):
             TimeRemainingColumn(),
             TextColumn("{task.fields[note]}", markup=False),
             console=console,
+            refresh_per_second=2 if notebook else 10,  # a notebook keeps every line that was written
             transient=not notebook,  # a notebook cannot take a line back
             disable=not console.is_terminal,
         )
@@ -43,6 +44,8 @@ class LearningBar(Progress):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if not self._bars.disable:
+            if error is None:
+                self.note("learned")
             self._bars.stop()
 
     def start_epoch(self, epoch: int, epochs: int, images: int) -> None:
