@@ -31,7 +31,7 @@ COMMANDS = [
     (block, words) for block in BLOCKS if block.language in SHELL and block.how != "exact" for words in block.commands()
 ]
 RUN = sorted({block.page for block in BLOCKS if block.how in ("run", "exact")})
-ELSEWHERE = ("serve", "bench", "demo")  # other tests run them: they take minutes, or never end
+ELSEWHERE = ("serve", "bench", "demo", "tour")  # other tests run them: they take minutes, or never end
 NOT_OURS = ("curl", "docker", "export", "git", "tensorboard", "cd")
 USAGE_ERROR = typer.BadParameter.__mro__[1]  # of click, or of the parser that newer typers bring along
 SMALL = ["--threads", "1", "--precision", "fp32"]
@@ -103,8 +103,10 @@ def check_command(words: list[str]) -> None:
             assert (ROOT / script).is_file(), f"there is no {script}"
         case ["pip", "install", package]:
             extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
-            wanted = re.fullmatch(r"onea\[(\w+)\]", package)
-            assert package == "." or (wanted and wanted[1] in extras), f"there is no extra in {package}"
+            wanted = re.fullmatch(r"\.\[(\w+)\]", package)  # of a checkout: no registry has onea
+            assert package == "." or (wanted and wanted[1] in extras), f"pip cannot install {package}"
+        case [".", ".venv/bin/activate"]:
+            assert re.search(r"^BIN := \.venv/bin$", (ROOT / "Makefile").read_text("utf-8"), re.M)
         case [program, *_]:
             assert program in NOT_OURS, f"nobody checks '{program}'"
 
@@ -130,7 +132,8 @@ def test_every_command_is_accepted(block: Block, words: list[str]) -> None:
         "onea paper tabel3",
         "oena demo",
         "make dmeo",
-        "pip install onea[srve]",
+        "pip install onea[serve]",
+        "pip install .[srve]",
         "python missing.py",
     ],
 )

@@ -4,12 +4,18 @@
 from __future__ import annotations
 
 import ast
+import re
+import shlex
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 import onea
+from onea.errors import to_install
 
+ROOT = Path(__file__).parents[1]
 FILES = sorted(Path(onea.__file__).parent.rglob("*.py"))
 
 
@@ -29,3 +35,23 @@ def test_every_error_is_a_sentence(path):
     for line, first, last in messages(path):
         assert not first.startswith(articles), f"{path}:{line} begins without a capital"
         assert last.endswith((".", "?")) or not last or "pip install" in last, f"{path}:{line} has no end"
+
+
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_what_installs_an_extra_names_its_packages_and_this_python(extra):
+    python, *words = shlex.split(to_install(extra))
+    assert (python, words[:3]) == (sys.executable, ["-m", "pip", "install"])
+    direct = {package for package in EXTRAS[extra] if not package.startswith("onea[")}
+    assert direct <= {*words[3:]}
+    assert not [word for word in words if word.startswith("onea")], "no registry has onea"
+    if extra == "ray":
+        assert {*EXTRAS["serve"]} < {*words}
+
+
+def test_nothing_tells_people_to_get_onea_from_a_registry():
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *FILES]
+    wrong = re.compile(r"pip install '?onea")
+    assert not [page for page in pages if wrong.search(page.read_text("utf-8"))]

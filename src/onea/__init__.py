@@ -23,3 +23,8 @@ def __getattr__(name: str) -> Any:
     # Threads that wait by spinning bring a shared machine to a crawl; takes effect where torch is not loaded yet.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """Also what is loaded only when it is asked for."""
+    return sorted({*globals(), *_HOMES})

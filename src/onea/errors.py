@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import re
+import shlex
+import sys
+from collections.abc import Iterable, Iterator
 
 _LISTED = 40  # names in one sentence
 _ROOM = 80  # characters of a value in one sentence
@@ -39,6 +42,35 @@ def nearest(word: str, known: Iterable[str]) -> str:
         return f"did you mean '{close[0]}'?"
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     return f"known: {', '.join(names[:_LISTED])}{more}"
+
+
+def to_install(extra: str) -> str:
+    """The command that installs what an extra needs, for the Python that runs this and wherever onea came from.
+
+    Packages are named one by one, because no registry has onea itself.
+    """
+    packages = dict.fromkeys(_packages(extra))
+    return shlex.join([sys.executable or "python", "-m", "pip", "install", *packages])
+
+
+def _packages(extra: str) -> Iterator[str]:
+    """The packages of an extra by the metadata of the installed onea; an extra may contain others."""
+    from importlib.metadata import PackageNotFoundError, requires
+
+    try:
+        needed = requires("onea") or []
+    except PackageNotFoundError:  # run from a checkout that was not installed
+        yield f".[{extra}]"
+        return
+    for line in needed:
+        package, _, condition = line.partition(";")
+        if not re.search(rf"""extra\s*==\s*["']{extra}["']""", condition):
+            continue
+        if inner := re.match(r"onea\[(.+)\]", package):
+            for name in inner[1].split(","):
+                yield from _packages(name)
+        else:
+            yield package.strip()
 
 
 def is_out_of_memory(error: Exception) -> bool:

@@ -177,7 +177,7 @@ def _device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise OneaError(f"Device '{name}' cannot be used here; try --device auto.") from error
+        raise OneaError(f"Device '{name}' cannot be used here; try device=\"auto\".") from error
     return device
 
 

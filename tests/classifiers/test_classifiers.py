@@ -107,6 +107,22 @@ def test_forgetting_keeps_the_shared_scatter():
     assert fewer.freedom == known.freedom
 
 
+@given(seed=st.integers(0, 10**6), directions=st.sampled_from([0, WIDTH]))
+@settings(max_examples=20, deadline=None)
+def test_two_classes_made_one_are_as_if_they_had_been_taught_so(seed, directions):
+    features, rows = drawn(seed)
+    empty = ClassStatistics.empty(WIDTH, directions=directions)
+    kept = torch.tensor([row for row in range(CLASSES) if row != 1])
+    made = empty.add(features, rows).joined(1, 3).keep(kept)
+    taught = empty.add(features, rows.where(rows != 1, 3)).keep(kept)
+    assert (made.counts.tolist(), made.freedom) == (taught.counts.tolist(), taught.freedom)
+    torch.testing.assert_close(made.means, taught.means, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(made.scatter, taught.scatter, rtol=1e-4, atol=1e-4)
+    if directions:
+        for mine, theirs in zip(made.factors.double(), taught.factors.double(), strict=True):
+            torch.testing.assert_close(mine.T @ mine, theirs.T @ theirs, rtol=1e-3, atol=1e-3)
+
+
 def test_every_classifier_knows_its_own_images(classifier):
     features, rows = drawn(3, images=200)
     known = classifier.statistics(WIDTH).add(features, rows)

@@ -42,6 +42,15 @@ def test_help_loads_only_what_any_help_needs():
     assert ours - plain == {"onea"}
 
 
+def test_help_is_grouped_by_person_and_photos_come_first(onea):
+    out = onea("--help")[1]
+    panels = ("Your photos", "Research", "Merging and engineering")
+    places = [out.index(f" {panel} ") for panel in panels]
+    assert places == sorted(places)
+    assert places[0] < out.index(" teach ") < out.index(" serve ") < places[1] < out.index(" run ") < places[2]
+    assert "adapter" not in out[: places[0]]
+
+
 @pytest.mark.slow
 def test_help_is_quick():
     def once() -> float:

@@ -273,6 +273,9 @@ class Drawn(onea.OneA):
     def predict_proba(self, X):
         return super().predict_proba(self._drawn(X))
 
+    def transform(self, X):
+        return super().transform(self._drawn(X))
+
     def score(self, X, y=None):
         return super().score(self._drawn(X), y)
 

@@ -333,4 +333,5 @@ def test_without_the_extra_a_sentence_says_how_to_get_it(shop):
     code = "import sys; sys.modules['fastapi'] = None; from onea.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", code, "serve", str(shop)], capture_output=True, text=True)
     assert done.returncode == 2
-    assert "pip install 'onea[serve]'" in done.stderr
+    assert "pip install" in done.stderr
+    assert "'fastapi>=" in done.stderr

@@ -125,6 +125,28 @@ class ClassStatistics:
             cut=None if self.cut is None else self.cut * float(torch.linalg.matrix_norm(by, 2)) ** 2,
         )
 
+    def joined(self, row: int, into: int) -> Self:
+        """The statistics as if the images of one class had been those of another; its own row stays as it was."""
+        new, old = self.counts[row].double(), self.counts[into].double()
+        before = to_float64(self.means[into])
+        step = to_float64(self.means[row]) - before
+        place = torch.tensor([into], device=self.means.device)
+        changed = replace(
+            self,
+            means=self.means.index_copy(0, place, (before + step * (new / (old + new)))[None].float()),
+            counts=self.counts.index_copy(0, place, (old + new).long()[None]),
+        )
+        if self.scatter is None:
+            return changed
+        apart = (step * (old * new / (old + new)).sqrt())[None]
+        changed = replace(changed, scatter=self.scatter + apart.T @ apart, freedom=self.freedom + 1)
+        if self.factors is None or self.cut is None:
+            return changed
+        inside = self.factors[row].double()
+        position = torch.zeros(len(inside), dtype=torch.int64, device=place.device)
+        changed = replace(changed, cut=self.cut.index_copy(0, place, (self.cut[into] + self.cut[row])[None]))
+        return changed._with_factors(place, position, inside, apart)
+
     def keep(self, rows: Tensor) -> Self:
         """The statistics of these classes alone; the scatter and its freedom stay those of all."""
         return self._with_same_scatter(

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
+import re
 import sys
 from io import TextIOWrapper
 from typing import NoReturn
@@ -11,11 +14,18 @@ from typing import NoReturn
 from onea.errors import OneaError, is_out_of_memory
 from onea.text import sentence
 
+_FLAGS = ("backbone", "device", "epochs", "merge", "on_bad", "seed", "unknown")  # arguments that messages may name
+_OBJECTS = 50_000  # new ones until garbage is looked for; loading torch makes a million that stay
+
 
 def main() -> None:
     """Entry point of ``onea``."""
     from onea.cli.app import app
+    from onea.cli.deferred import defer_compiler
 
+    defer_compiler()
+    gc.set_threshold(_OBJECTS, *gc.get_threshold()[1:])
+    atexit.register(_leave)
     # Threads that wait by spinning bring a shared machine to a crawl; must be set before torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     for stream in (sys.stdout, sys.stderr):
@@ -32,6 +42,31 @@ def main() -> None:
         _stop("There is not enough memory for this; ask for less (batch size, rank, images), or use a larger machine.")
 
 
+def _leave() -> None:
+    """Spare the process taking all modules apart before it ends, but for some that complain of what is left of them."""
+    if not sys.modules.keys() & {"jaxlib", "onnx", "triton"}:
+        gc.freeze()
+
+
 def _stop(reason: str) -> NoReturn:
-    print(f"onea: {sentence(reason)}", file=sys.stderr)
+    print(f"onea: {sentence(in_flags(reason))}", file=sys.stderr)
     sys.exit(2)
+
+
+def in_flags(reason: str) -> str:
+    """A message that names arguments, as Python writes them, in the words of the command line.
+
+    >>> in_flags('Remove it or pass on_bad="skip".')
+    'Remove it or pass --on-bad skip.'
+    >>> in_flags("Leave out epochs=, or set unknown=0.")
+    'Leave out --epochs, or set --unknown 0.'
+    >>> in_flags("Set merge=True to make them one.")
+    'Set --merge to make them one.'
+    """
+    named = re.compile(rf"(?<![\w/(-])({'|'.join(_FLAGS)})=(?:\"([^\"]*)\"|(\w*))")
+
+    def flag(found: re.Match[str]) -> str:
+        value = found[2] or found[3] or ""
+        return f"--{found[1].replace('_', '-')} {'' if value == 'True' else value}".rstrip()
+
+    return named.sub(flag, reason)

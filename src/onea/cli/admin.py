@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``onea info``, ``history``, ``undo``, ``forget`` and ``rename``: what a model is, and small changes to it."""
+"""``onea info``, ``classes``, ``history``, ``undo``, ``forget``, ``rename``: what a model is, and small changes."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from onea.cli.options import Model
-from onea.text import printable
+from onea.text import count, printable
+
+if TYPE_CHECKING:
+    from onea.model.state import State
 
 
 def info(
@@ -22,7 +25,7 @@ def info(
 
     from onea.cli.model_display import print_info
     from onea.model.folder import read_manifest, read_state
-    from onea.model.network import remarks
+    from onea.model.network import advice, remarks
 
     manifest = read_manifest(model)
     state = read_state(model, manifest.versions.present)
@@ -35,12 +38,35 @@ def info(
         "readout": state.readout,
         "unknown": manifest.params["unknown"],
         "backbone": {**state.backbone, "input": state.preprocess["size"]},
-        "remarks": remarks(state.backbone),
+        "remarks": [*remarks(state.backbone), *advice(state.classes, state.merged)],
     }
     if as_json:
         print(json.dumps(facts, indent=1))
     else:
         print_info(Console(), model, facts)
+
+
+def classes(
+    model: Model,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as JSON, as GET /classes of a service has it.")] = (
+        False
+    ),
+) -> None:
+    """List the classes of a model, with the number of images that each was taught with."""
+    import json
+
+    from rich.console import Console
+
+    from onea.cli.model_display import print_classes
+    from onea.model.folder import read_manifest, read_state
+
+    state = read_state(model, read_manifest(model).versions.present)
+    known = [{"name": name, "images": images} for name, images in zip(state.classes, state.images, strict=True)]
+    if as_json:
+        told = {"version": state.version, "count": len(known), "classes": known}
+        print(printable(json.dumps(told, ensure_ascii=False)))
+    else:
+        print_classes(Console(), known)
 
 
 def history(
@@ -85,9 +111,14 @@ def rename(
     model: Model,
     old: Annotated[str, typer.Argument(help="What the class is called now.")],
     new: Annotated[str, typer.Argument(help="What it shall be called.")],
+    merge: Annotated[bool, typer.Option("--merge", help="NEW is a class, too: make the two one.")] = False,
 ) -> None:
-    """Call a class by another name."""
+    """Call a class by another name, or make two classes one."""
     from onea.model.folder import change
 
-    change(model, lambda before, version, date: before.renamed(old, new, version, date))
-    print(printable(f"{model} now calls '{old}' '{new}'"))
+    def next_state(before: State, version: int, date: str) -> State:
+        return (before.joined if merge else before.renamed)(old, new, version, date)
+
+    state = change(model, next_state)
+    now = f"; it knows {count(len(state.classes), 'class', 'classes')} now" if merge else ""
+    print(printable(f"{model} now calls '{old}' '{new}'{now}"))

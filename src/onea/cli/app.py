@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from onea.cli.admin import forget, history, info, rename, undo
+from onea.cli.admin import classes, forget, history, info, rename, undo
 from onea.cli.bench import bench
 from onea.cli.check import check
 from onea.cli.demo import demo
@@ -22,21 +22,21 @@ from onea.cli.report import compare, report
 from onea.cli.run import run
 from onea.cli.serve import serve
 from onea.cli.stream import stream
+from onea.cli.tour import tour
 from onea.files import check_path
 
 app = typer.Typer(
-    help="Learn new classes in updates of any size with one adapter on a frozen vision transformer.",
+    help="Teach a model your photos, a few classes at a time, and ask it what a new photo shows.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 _LOOSE = {"allow_extra_args": True, "ignore_unknown_options": True}  # a method's or operator's own options
-
-
 _KEPT = "finished tasks are kept, and the same command continues"
+_AS_IT_WAS = "the model is as it was"
 
 
-def _guarded(command: Callable[..., None], kept: str = _KEPT) -> Callable[..., None]:
+def _guarded(command: Callable[..., None], kept: str) -> Callable[..., None]:
     """Refuse paths that cannot be, and say on Ctrl-C that nothing is lost; typer would leave without a word."""
 
     @functools.wraps(command)
@@ -59,17 +59,16 @@ def _check_paths(values: Iterable[Any]) -> None:
             check_path(value)
 
 
-for model_command in (teach, predict, evaluate, check, info, history, undo, forget, rename, export, serve):
-    app.command(rich_help_panel="A model of your own")(_guarded(model_command, "the model is as it was"))
-app.command()(_guarded(demo))
-app.command(context_settings=_LOOSE)(_guarded(run))
-app.command()(_guarded(stream))
-app.command()(_guarded(methods))
-app.command(context_settings=_LOOSE)(_guarded(merge))
-app.command()(_guarded(paper))
-app.command()(_guarded(report))
-app.command()(_guarded(compare))
-app.command()(_guarded(bench))
+_PHOTOS = (teach, predict, evaluate, check, info, classes, history, undo, forget, rename, export, serve, tour)
+
+for person, kept, commands in (
+    ("Your photos", _AS_IT_WAS, _PHOTOS),
+    ("Research", _KEPT, (demo, run, methods, stream, paper, report, compare)),
+    ("Merging and engineering", _KEPT, (merge, bench)),
+):
+    for each in commands:
+        settings = _LOOSE if each in (run, merge) else {}
+        app.command(rich_help_panel=person, context_settings=settings)(_guarded(each, kept))
 
 
 @app.callback(invoke_without_command=True)

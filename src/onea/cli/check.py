@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onea.cli.options import Device, Model, MovedBackbone, OnBad, Threads
+from onea.cli.options import Device, Model, MovedBackbone, OnBad, Threads, check_on_bad
 from onea.runs.config import RunConfig
 
 if TYPE_CHECKING:
@@ -47,8 +47,7 @@ def check(
     from onea.model.sentences import left_out_fields, left_out_sentences
     from onea.text import printable
 
-    if on_bad not in ("fail", "skip"):
-        raise OneaError(f"--on-bad is '{on_bad}'; choose fail or skip.")
+    check_on_bad(on_bad)
     if most < 1:
         raise OneaError(f"--most is {most}; ask for at least one row.")
     if folder is None:

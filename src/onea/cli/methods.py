@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from onea.runs.config import RunConfig, make_config
+
 
 def methods(
     name: Annotated[str | None, typer.Argument(help="List the options of this method, or see --backbones.")] = None,
@@ -18,13 +20,16 @@ def methods(
     backbones: Annotated[
         bool, typer.Option("--backbones", help="Tell about the backbone NAME instead, or list those that fit it.")
     ] = False,
+    preset: Annotated[str, typer.Option(help="With NAME: defaults of this preset.")] = RunConfig.preset,
+    data: Annotated[str, typer.Option(help="With NAME: defaults for this dataset.")] = RunConfig.data,
+    backbone: Annotated[str, typer.Option(help="With NAME: defaults for this network.")] = RunConfig.backbone,
 ) -> None:
     """List the methods, the options of one, or what else has a name."""
     from rich.console import Console
 
     tables = ((operators, _operators), (classifiers, _classifiers), (datasets, _datasets), (metrics, _metrics))
     asked = [table for wanted, table in (*tables, (backbones, lambda: _backbones(name))) if wanted]
-    for table in asked or [lambda: _options(name) if name else _methods()]:
+    for table in asked or [lambda: _options(name, preset, data, backbone) if name else _methods()]:
         Console().print(table())
 
 
@@ -40,14 +45,21 @@ def _methods() -> Any:
     return table
 
 
-def _options(name: str) -> Any:
+def _options(name: str, preset: str, data: str, backbone: str) -> Any:
+    """The options of a method with the values that a run with such a preset, dataset and network would have."""
     from onea.methods import method_class
     from onea.options import describe
+    from onea.paper.scale import preset_values
     from onea.report.formats import terminal
     from onea.report.table import Table
 
-    title, heads = f"options of {name} (presets change some defaults)", ("option", "default", "meaning")
-    lines = ((f"--{o.replace('_', '-')}", str(d), meaning) for o, d, meaning in describe(method_class(name).Options))
+    method_class(name)  # says what is wrong with the name
+    config = make_config({"method": name, "preset": preset, "data": data, "backbone": backbone})
+    values = preset_values(config)
+    title = f"options of {name}, preset {preset}, for {data} and {config.backbone}"
+    heads = ("option", "default", "meaning")
+    described = describe(method_class(name).Options)
+    lines = ((f"--{option.replace('_', '-')}", str(values[option]), meaning) for option, _, meaning in described)
     return terminal(Table.of_texts(title, heads, lines, left=3))
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from onea.cli.options import Device, Model, MovedBackbone, OnBad, Precision, Threads, UnknownRate
+from onea.cli.options import Device, Model, MovedBackbone, OnBad, Precision, Threads, UnknownRate, check_on_bad
 from onea.runs.config import RunConfig
 
 _ENDINGS = {"onnx": ".onnx", "torch": ".pt2"}
@@ -58,12 +58,17 @@ def teach(
 
     Interrupted at any moment, the model is as it was before.
     """
+    import time
+
+    started = time.perf_counter()  # a person also waits for what is loaded
     from rich.console import Console
 
-    from onea.cli.model_display import TeachDisplay, print_learned
+    from onea.cli.model_display import print_learned
     from onea.errors import OneaError
+    from onea.model.progress_bar import LearningBar
     from onea.model.teaching import teach_folder
 
+    check_on_bad(on_bad)
     places = [place for place in (folder, background) if place is not None]
     if len(places) != 1:
         raise OneaError("Give a folder with one folder of images for each class, or --background and a folder.")
@@ -71,11 +76,9 @@ def teach(
     given = new | {"unknown": unknown}
     machine = {"device": device, "precision": precision, "threads": threads}
     chosen = {key: value for key, value in given.items() if value is not None}
-    with TeachDisplay() as display:
-        taught = teach_folder(
-            model, places[0], name, chosen, machine, on_bad, display, background=background is not None
-        )
-    print_learned(Console(), taught, model)
+    with LearningBar() as bar:
+        taught = teach_folder(model, places[0], name, chosen, machine, on_bad, bar, background=background is not None)
+    print_learned(Console(), taught, model, time.perf_counter() - started)
 
 
 def predict(
@@ -104,8 +107,7 @@ def predict(
 
     if as_json and as_csv:
         raise OneaError("--json and --csv exclude each other; give one of them.")
-    if on_bad not in ("fail", "skip"):
-        raise OneaError(f"--on-bad is '{on_bad}'; choose fail or skip.")
+    check_on_bad(on_bad)
     if top < 1:
         raise OneaError(f"--top is {top}; ask for at least one class.")
     files = [file for place in images for file in find_images(place)]
@@ -136,7 +138,12 @@ def predict(
 def evaluate(
     model: Model,
     folder: Annotated[Path, typer.Argument(help="Folder with one folder of images for each class.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Picture of the confusions.")] = Path("confusion.png"),
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="Picture of the confusions.", show_default="confusion.png where it can be written"
+        ),
+    ] = None,
     unknown: Annotated[
         list[str] | None,
         typer.Option(
@@ -145,31 +152,64 @@ def evaluate(
             "of known images that may be answered 'unknown', instead of the model's; both may be given."
         ),
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="All of it as JSON; a picture only with --out.")] = False,
+    on_bad: OnBad = RunConfig.on_bad,
     backbone: MovedBackbone = None,
     device: Device = RunConfig.device,
     threads: Threads = RunConfig.threads,
 ) -> None:
     """Ask a model about images whose class is known: a table of classes, the worst first, and a confusion picture."""
+    import json
+    import sys
+
     from rich.console import Console
 
     from onea.cli.model_display import print_evaluation, print_open_set
-    from onea.files import check_writable
     from onea.model.confusion import confusion_picture
     from onea.model.estimator import load_for
     from onea.model.evaluation import evaluate as ask
     from onea.model.open_set_picture import open_set_picture
     from onea.report.style import save
+    from onea.text import printable
 
-    check_writable(out.parent)
+    picture = _picture(out, as_json)
+    check_on_bad(on_bad)
     rate, strangers = _rate_and_folder(unknown or [])
     loaded = load_for(model, backbone=backbone, device=device, threads=threads, unknown=rate)
-    found = ask(loaded.snapshot(), folder, unknown=strangers)
-    print_evaluation(Console(), found)
-    if found.open_set:
-        print_open_set(Console(), found.open_set)
-    print(save(confusion_picture(found), out))
-    if found.open_set:
-        print(save(open_set_picture(found.open_set), out.with_name(f"{out.stem}-unknown{out.suffix}")))
+    found = ask(loaded.snapshot(), folder, unknown=strangers, on_bad=on_bad)  # type: ignore[arg-type]
+    for line in found.skipped:
+        print(printable(f"onea: left out {line}"), file=sys.stderr)
+    if as_json:
+        print(printable(json.dumps(found.as_json(), ensure_ascii=False)))
+    else:
+        print_evaluation(Console(), found)
+        if found.open_set:
+            print_open_set(Console(), found.open_set)
+    if picture:
+        drawn = [(confusion_picture(found), picture)]
+        if found.open_set:
+            beside = picture.with_name(f"{picture.stem}-unknown{picture.suffix}")
+            drawn.append((open_set_picture(found.open_set), beside))
+        for figure, path in drawn:
+            print(save(figure, path), file=sys.stderr if as_json else sys.stdout)
+
+
+def _picture(asked: Path | None, as_json: bool) -> Path | None:
+    """Where the picture goes: where it is asked for, or here if one may write here and a person looks."""
+    from onea.errors import OneaError
+    from onea.files import check_writable
+
+    if asked:
+        check_writable(asked.parent)
+        return asked
+    if as_json:
+        return None
+    here = Path("confusion.png")
+    try:
+        check_writable(here.parent)
+    except OneaError:
+        return None
+    return here
 
 
 def _rate_and_folder(given: list[str]) -> tuple[float | None, Path | None]:

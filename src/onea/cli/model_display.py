@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a person sees of a model: teaching as it goes on, what was learned, answers, evaluations and the history."""
+"""What a person sees of a model: what was learned, answers, evaluations and the history."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bars
 from rich.table import Table as TerminalTable
+from rich.text import Text
 
-from onea.cli.display import OnScreen, shown
-from onea.model.network import remarks, taught_before
+from onea.cli.display import shown
+from onea.model.network import advice, remarks, taught_before
 from onea.model.sentences import held_out_sentences, told
 from onea.report.formats import terminal
 from onea.report.table import Table
-from onea.runtime import Progress
 from onea.text import count
 from onea.vit.backbones import shortened
+
+_NAMED = 5  # classes in one line
+_SHORTEST = 20  # characters of a path that are always shown
+_GAPS = 6  # between four columns
 
 if TYPE_CHECKING:
     from onea.model.answers import Answer
@@ -29,46 +31,14 @@ if TYPE_CHECKING:
     from onea.model.quality import Quality
 
 
-class TeachDisplay(OnScreen, Progress):
-    """One bar over all epochs of an update, with what is going on."""
-
-    def __init__(self, console: Console | None = None) -> None:
-        console = console or Console(stderr=True)
-        self._bars = Bars(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=28),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[note]}", markup=False),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-        super().__init__(self._bars)
-        self._bar = self._bars.add_task("loading the network", total=None, note="")
-
-    def start_epoch(self, epoch: int, epochs: int, images: int) -> None:
-        """The first epoch sets the length of the bar."""
-        if epoch == 0:
-            self._bars.reset(self._bar, total=epochs * images, description="training")
-        self._bars.update(self._bar, note=f"epoch {epoch + 1}/{epochs}")
-
-    def step(self, images: int) -> None:
-        """Advance."""
-        self._bars.update(self._bar, advance=images)
-
-    def note(self, text: str) -> None:
-        """Say what is going on besides training."""
-        self._bars.update(self._bar, description=text, note="")
-
-
-def print_learned(console: Console, model: OneA, path: Path) -> None:
-    """What an update brought."""
+def print_learned(console: Console, model: OneA, path: Path, seconds: float) -> None:
+    """What an update brought, and how long all of it took."""
     update = model.history[-1]
     if update["kind"] == "background":
         learned = count(update["images"], "background image", "background images")
     else:
         learned = _learned_classes(update)
-    line = f"learned {learned} in {update['seconds']:.1f} s"
+    line = f"learned {learned} in {seconds:.1f} s"
     if update["skipped"]:
         line += f"; {count(update['skipped'], 'unreadable image', 'unreadable images')} left out"
     console.print(line, highlight=False, markup=False)
@@ -76,8 +46,9 @@ def print_learned(console: Console, model: OneA, path: Path) -> None:
         console.print(sentence, highlight=False, markup=False, soft_wrap=True)
     if like := update.get("like_known"):
         console.print(f"{like:,} of them clearly looked like a known class; if they show one, undo", highlight=False)
-    backbone = model.snapshot().state.backbone
-    for remark in remarks(backbone) if taught_before(backbone) else ():  # whoever chose a network has chosen
+    state = model.snapshot().state
+    old = remarks(state.backbone) if taught_before(state.backbone) else []  # whoever chose a network has chosen
+    for remark in (*old, *advice(state.classes, state.merged)):
         console.print(remark, highlight=False, markup=False, soft_wrap=True)
     known = count(update["known"], "class", "classes")
     console.print(shown(f"{path} now knows {known} (version {model.version})"), soft_wrap=True)
@@ -102,6 +73,12 @@ def print_info(console: Console, path: Path, facts: Mapping[str, Any]) -> None:
         console.print(shown(line), soft_wrap=True)
 
 
+def print_classes(console: Console, known: Sequence[Mapping[str, Any]]) -> None:
+    """A line for each class."""
+    lines = [(one["name"], f"{one['images']:,}") for one in known]
+    console.print(terminal(Table.of_texts("", ("class", "images"), lines), box=SIMPLE_HEAD))
+
+
 def _learned_classes(update: dict[str, Any]) -> str:
     """The classes of an update in words."""
     again = len(update["classes"]) - update["new_classes"]
@@ -112,32 +89,44 @@ def _learned_classes(update: dict[str, Any]) -> str:
 
 def print_answers(console: Console, answers: Sequence[Answer]) -> None:
     """A line for each image: the answer, the chance that no class is right, and the likeliest classes if one is."""
-    table = TerminalTable("image", "answer", "none of these", "if one of these", box=None, pad_edge=False)
-    for answer in answers:
-        likely = ", ".join(f"{name} {100 * chance:.1f} %" for name, chance in answer.top)
-        none = "" if answer.none is None else f"{100 * answer.none:.0f} %"
-        image = shown(answer.image)
-        image.overflow = "fold"
-        table.add_row(image, shown(answer.label, "dim" if answer.unknown else "bold"), none, shown(likely))
+    none = ["" if answer.none is None else f"{100 * answer.none:.0f} %" for answer in answers]
+    likely = [[f"{name} {100 * chance:.1f} %" for name, chance in answer.top] for answer in answers]
+    room = console.width - _GAPS - len("none of these") - max((len(answer.label) for answer in answers), default=0)
+    images = min(max((len(answer.image) for answer in answers), default=0), max(_SHORTEST, console.width // 3))
+    wide = all(len(", ".join(one)) + images <= room for one in likely)
+    room += 0 if wide else len(" these")
+    cells = [(", " if wide else "\n").join(one) for one in likely]  # one below the other rather than broken
+    longest = max(_SHORTEST, room - max((len(line) for cell in cells for line in cell.split("\n")), default=0))
+    table = TerminalTable(box=None, pad_edge=False)
+    for heading in ("image", "answer", "none of these" if wide else "none of\nthese", "if one of these"):
+        table.add_column(heading, no_wrap=True)
+    for answer, chance, cell in zip(answers, none, cells, strict=True):
+        image = answer.image if len(answer.image) <= longest else f"…{answer.image[1 - longest :]}"
+        label = shown(answer.label, "dim" if answer.unknown else "bold")
+        table.add_row(shown(image), label, chance, Text("\n").join(map(shown, cell.split("\n"))))
     console.print(table)
 
 
 def print_evaluation(console: Console, found: Evaluation) -> None:
     """Every class, the worst first; the most frequent mistakes; and the sum of it."""
-    lines = []
-    for name, images, right, unknown in found.worst_first():
-        label = f"{name} (never taught)" if name in found.never_taught else name
-        lines.append((label, str(images), f"{100 * right / images:.1f}", str(unknown) if unknown else ""))
+    lines = [
+        (name, str(one.images), f"{100 * one.accuracy:.1f}", str(one.unknown or ""))
+        for name, one in found.worst_first()
+    ]
     console.print(terminal(Table.of_texts("", ("class", "images", "right %", "unknown"), lines)))
     if mistakes := [(name, answer, str(times)) for name, answer, times in found.confusions()]:
         wrong = Table.of_texts("most frequent mistakes", ("is", "taken for", "images"), mistakes, left=2)
         console.print(terminal(wrong, title_justify="left"))
-    console.print(
-        f"{100 * found.accuracy:.2f} % of {int(found.images.sum()):,} images right, "
-        f"{100 * found.balanced_accuracy:.2f} % with every class weighing the same; "
-        f"{100 * found.unknown:.1f} % of known classes' images answered unknown (version {found.version})",
-        highlight=False,
-    )
+    if never := [found.by_class[name] for name in found.never_taught]:
+        images, caught = (sum(getattr(one, part) for one in never) for part in ("images", "unknown"))
+        names = ", ".join(found.never_taught[:_NAMED]) + (", ..." if len(never) > _NAMED else "")
+        console.print(
+            shown(
+                f"never taught, not counted: {names}; {caught:,} of their {count(images, 'image', 'images')} answered "
+                "unknown"
+            )
+        )
+    console.print(str(found), highlight=False)
     for remark in found.remarks:
         console.print(remark, highlight=False, markup=False, soft_wrap=True)
 

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import typer
 
+from onea.errors import OneaError
 from onea.options import describe
 from onea.runs.config import RunConfig
 
@@ -83,6 +84,12 @@ def _parameter(kind: type, field: dataclasses.Field[Any], hint: Any) -> inspect.
     return inspect.Parameter(
         field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[hint | None, option]
     )
+
+
+def check_on_bad(choice: str) -> None:
+    """Refuse anything but the two things that an unreadable image can do."""
+    if choice not in ("fail", "skip"):
+        raise OneaError(f"--on-bad is '{choice}'; choose fail or skip.")
 
 
 def _of_a_run(name: str) -> Any:

@@ -56,13 +56,13 @@ def serve(
 
     The page is at /, what the service can do at /docs.
     """
-    from onea.errors import OneaError
+    from onea.errors import OneaError, to_install
 
     try:
         from onea.serve.access import names_for, read_token
         from onea.serve.service import Service
     except ModuleNotFoundError as error:
-        raise OneaError(f"Serving needs {error.name}; install it with: pip install 'onea[serve]'") from error
+        raise OneaError(f"Serving needs {error.name}; install it with: {to_install('serve')}") from error
     if on not in ("here", "ray"):
         raise OneaError(f"--on is '{on}'; choose here or ray.")
     limits = Limits(

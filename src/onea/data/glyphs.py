@@ -100,6 +100,20 @@ def load_glyphs(name: str = "glyphs", cache: Path | None = None) -> Dataset:
     )
 
 
+def draw_glyphs(chars: Mapping[str, str], train: int, test: int) -> Iterator[tuple[str, str, int, Pixels]]:
+    """Some images of the dataset ``glyphs``: split, character, number and pixels ``uint8 [3, SIDE, SIDE]`` of each.
+
+    Args:
+        chars: characters by the family they belong to.
+        train: images of each for training; at most as many as ``glyphs`` has.
+        test: images of each for testing, in faces that no training image has.
+    """
+    plan = _Plan(chars, train, test)
+    for split in ("train", "test"):
+        for (_, _, char, number), pixels in zip(plan.items(split), _draw_split(plan, split), strict=True):
+            yield split, char, number, pixels
+
+
 def _labels(plan: _Plan, split: str) -> Labels:
     return np.array([label for label, *_ in plan.items(split)], dtype=np.int64)
 

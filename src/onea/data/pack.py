@@ -338,7 +338,7 @@ def bad_files(skipped: Sequence[str], total: int) -> str:
     named = "; ".join(skipped[:_NAMED_BAD_FILES])
     more = f"; and {len(skipped) - _NAMED_BAD_FILES} more" if len(skipped) > _NAMED_BAD_FILES else ""
     it = "it" if len(skipped) == 1 else "them"
-    return f"{len(skipped)} of {total} images cannot be read ({named}{more}): remove {it} or pass --on-bad skip."
+    return f'{len(skipped)} of {total} images cannot be read ({named}{more}): remove {it} or pass on_bad="skip".'
 
 
 def _refuse_empty_classes(split: Split, rows: Labels, skipped: Sequence[str], names: Sequence[str] | None) -> None:

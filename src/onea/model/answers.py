@@ -48,13 +48,21 @@ class Answer:
         """Whether the image is too far from every class."""
         return self.label == UNKNOWN
 
+    @property
+    def probability(self) -> float | None:
+        """Of the class that is answered; None where none is."""
+        return None if self.unknown else self.top[0][1]
+
 
 def as_rows(answers: Sequence[Answer]) -> list[dict[str, Any]]:
-    """Answers as JSON-able values."""
+    """Answers as JSON-able values, under the names that a service has for them; ``answer`` is an earlier one."""
     return [
         {
             "image": answer.image,
+            "class": answer.label,
             "answer": answer.label,
+            "probability": answer.probability,
+            "unknown": answer.unknown,
             "top": [{"class": name, "probability": chance} for name, chance in answer.top],
             "none_of_these": answer.none,
             "version": answer.version,
@@ -186,14 +194,18 @@ class Snapshot:
     def judge(self, images: Any) -> Judgement:
         """Scores of each image for every class, and how familiar it looks."""
         self.check_taught()
+        return self.judge_features(self.features(images))
+
+    def features(self, images: Any) -> Tensor:
+        """What the network and the adapter make of each image, ``[N, width]``."""
         batch = images if isinstance(images, DecodedImages) else self.read(images)
-        return self.judge_features(self.engine.features(batch.pixels, self.adapters))
+        return self.engine.features(batch.pixels, self.adapters)
 
     def judge_features(self, features: Tensor) -> Judgement:
         """The same from the features of images."""
         scores = self.scorer(features)
         if not bool(scores.isfinite().all()):
-            raise OneaError("The model's answers are not numbers, so it is damaged; go back with `onea undo`.")
+            raise OneaError("The model's answers are not numbers, so it is damaged; go back with undo.")
         return Judgement(scores, self.familiarity(features, scores))
 
     def probabilities(self, scores: Tensor) -> Tensor:

@@ -26,7 +26,10 @@ def is_list(array: Any) -> bool:
     >>> is_list(np.array(["a.jpg", "b.jpg"])), is_list(np.zeros((2, 8, 8, 3)))
     (True, False)
     """
-    return getattr(array.dtype, "kind", None) in tuple("OTU")  # objects and texts, as numpy and pandas hold them
+    kind = getattr(array.dtype, "kind", None)
+    if kind is None and not hasattr(array, "detach"):  # a column of a table whose types are not numpy's
+        kind = np.asarray(array).dtype.kind
+    return kind in tuple("OTU")  # objects and texts, as numpy and pandas hold them
 
 
 def images_in(array: Any) -> Iterator[Any]:
@@ -38,6 +41,11 @@ def images_in(array: Any) -> Iterator[Any]:
     values = _numpy(array)
     if values.ndim == 4:
         yield from values
+    elif values.ndim == 3 and not {values.shape[0], values.shape[2]} & {*_CHANNELS}:
+        raise OneaError(
+            f"An array of shape {tuple(values.shape)} has no axis of colours; give grey images as [N, H, W, 1], "
+            "such as images[..., None], and one image as [H, W] or [H, W, 3]."
+        )
     elif values.ndim in (2, 3):
         yield values
     else:

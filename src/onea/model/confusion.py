@@ -24,7 +24,7 @@ def confusion_picture(found: Evaluation) -> Figure:
     from matplotlib.colors import PowerNorm
 
     count = len(found.classes)
-    share = 100 * found.confusion / np.maximum(1, found.images)[:, None]
+    share = 100 * found.confusion / np.maximum(1, found.confusion.sum(1))[:, None]
     side = min(16.0, max(4.6, 2.2 + 0.16 * count))
     with style.themed():
         figure = style.blank(side, side)
@@ -49,7 +49,7 @@ def confusion_picture(found: Evaluation) -> Figure:
         axes.tick_params(length=0)
         axes.spines[:].set_color(style.GRID)
         axes.spines[:].set_visible(True)
-        axes.set_title(f"{100 * found.accuracy:.1f} % of {int(found.images.sum()):,} images right")
+        axes.set_title(f"{100 * found.accuracy:.1f} % of {found.images:,} images right")
         bar = figure.colorbar(image, ax=axes, fraction=0.04, pad=0.02, aspect=30, format="%d %%")
         bar.outline.set_visible(False)
         bar.ax.tick_params(length=0)

@@ -15,12 +15,19 @@ class NotTaughtError(OneaError, NotFittedError):  # type: ignore[misc]  # scikit
 
 
 def tags() -> Any:
-    """A classifier of images: arrays of paths or of pixels, but no tables."""
-    from sklearn.utils import ClassifierTags, InputTags, Tags, TargetTags  # since 1.6, which alone asks for them
+    """A classifier of images, and a source of features: of arrays of paths or of pixels, but no tables."""
+    from sklearn.utils import (  # since 1.6, which alone asks for them
+        ClassifierTags,
+        InputTags,
+        Tags,
+        TargetTags,
+        TransformerTags,
+    )
 
     return Tags(
         estimator_type="classifier",
         target_tags=TargetTags(required=True),
         classifier_tags=ClassifierTags(),
+        transformer_tags=TransformerTags(preserves_dtype=[]),
         input_tags=InputTags(one_d_array=True, two_d_array=False, string=True),
     )

@@ -82,7 +82,7 @@ class Engine:
             raise OneaError(
                 f"Backbone '{self.vit.name}' holds other weights (sha256 {shortened(self.vit.digest)}) than "
                 f"'{backbone['name']}' that the model was taught with ({shortened(backbone['sha256'])}); give that one "
-                "(backbone=...)."
+                'with backbone="...".'
             )
 
     def adapters(self, state: State) -> Adapters:

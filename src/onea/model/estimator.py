@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import reprlib
 import sys
 import threading
 import time
@@ -18,6 +20,7 @@ from onea.data.pack import OnBad
 from onea.errors import OneaError, nearest
 from onea.methods.adapter_merging import MergingOptions
 from onea.model.answers import Snapshot
+from onea.model.asking import Asking
 from onea.model.background import learn_background
 from onea.model.engine import Engine
 from onea.model.folder import read_manifest, read_state, save
@@ -29,6 +32,7 @@ from onea.model.recipe import choose_options
 from onea.model.state import State
 from onea.model.versions import Versions
 from onea.runtime import Progress
+from onea.text import count
 from onea.vit.embedded import depth_for_models
 from onea.vit.network_config import NetworkConfig
 
@@ -38,7 +42,7 @@ _FIXED = (*_NETWORK, "readout", *_OPTIONS, "options", "preset")  # once a class 
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class OneA(Parameters):
+class OneA(Asking, Parameters):
     """Learns new classes in updates of any size and answers what an image shows.
 
     Follows scikit-learn's conventions, so its cross-validation, searches and pipelines take it. Labels are text or
@@ -86,6 +90,7 @@ class OneA(Parameters):
         device: ``auto``, ``cpu``, ``cuda``, ...
         precision: of the training: ``auto``, ``bf16``, ``fp32`` or ``fp8``. Answers are always computed in fp32.
         threads: CPU threads; 0 is all.
+        verbose: whether learning shows a bar, in a terminal or a notebook.
         seed: decides every draw.
     """
 
@@ -121,6 +126,15 @@ class OneA(Parameters):
             if self._snapshot:
                 self._swap(self._snapshot.state)
         return self
+
+    def __repr__(self) -> str:
+        made = super().__repr__()
+        if self._snapshot is None:
+            return made
+        state = self._snapshot.state
+        names = reprlib.repr(list(state.classes))  # the first few
+        known = f"{count(len(state.classes), 'class', 'classes')} {names}"
+        return f"<{made} knows {known} from {count(sum(state.images), 'image', 'images')}, version {state.version}>"
 
     def __sklearn_is_fitted__(self) -> bool:
         return self._snapshot is not None
@@ -194,13 +208,17 @@ class OneA(Parameters):
                 self._snapshot, self._versions = before
                 raise
 
+    def fit_transform(self, X: Any, y: Any = None) -> npt.NDArray[np.float32]:
+        """``fit``, then the features of the same images."""
+        return self.fit(X, y).transform(X)
+
     def learn(
         self,
         images: Any,
         labels: Any = None,
         *,
         name: str | None = None,
-        progress: Progress | None = None,
+        progress: Progress | bool | None = None,
         on_bad: OnBad = "fail",
     ) -> OneA:
         """Learn new classes, or more images of known ones, as one update; everything known before is kept.
@@ -214,19 +232,18 @@ class OneA(Parameters):
                 ``(images, labels)``; or paths, Pillow images, arrays or tensors, with ``labels``.
             labels: the class of each image, where ``images`` does not say.
             name: what the history calls this update.
-            progress: hears what is going on.
+            progress: hears what is going on; or whether to show a bar, instead of what the model was made with.
             on_bad: what an image that cannot be read does: ``fail`` or ``skip``.
 
         Raises:
             OneaError: one sentence about what is wrong; the model is as it was.
         """
         started = time.perf_counter()
-        with self._changing:
+        with self._changing, self._listener(progress) as listener:
             check_params(self.get_params())
             engine = self._ready()
             state = self._snapshot.state if self._snapshot else blank(engine, self._chosen(), self.readout)
-            if progress:
-                progress.note("reading images")
+            listener.note("reading images")
             batch = read_labelled(images, labels, engine.side, on_bad)
             check_numbers([*state.classes, *(batch.labels or ())], given_as_numbers(state, batch), self.unknown)
             self._commit(
@@ -239,14 +256,14 @@ class OneA(Parameters):
                     held_out=self.held_out,
                     follow_drift=self.follow_drift,
                     seed=self.seed,
-                    progress=progress,
+                    progress=listener,
                     started=started,
                 )
             )
         return self
 
     def learn_background(
-        self, images: Any, *, name: str | None = None, progress: Progress | None = None, on_bad: OnBad = "fail"
+        self, images: Any, *, name: str | None = None, progress: Progress | bool | None = None, on_bad: OnBad = "fail"
     ) -> OneA:
         """Learn what images look like that show none of the classes, as one update; no class changes.
 
@@ -256,20 +273,18 @@ class OneA(Parameters):
         Args:
             images: as ``predict`` takes them.
             name: what the history calls this update.
-            progress: hears what is going on.
+            progress: hears what is going on; or whether to show a bar, instead of what the model was made with.
             on_bad: what an image that cannot be read does: ``fail`` or ``skip``.
 
         Raises:
             OneaError: no class was taught yet, or many of the images clearly show one; the model is as it was.
         """
         started = time.perf_counter()
-        with self._changing:
+        with self._changing, self._listener(progress) as listener:
             current = self.snapshot()
-            if progress:
-                progress.note("reading images")
+            listener.note("reading images")
             batch = read_unlabelled(images, current.side, on_bad)
-            if progress:
-                progress.note("looking at the background")
+            listener.note("looking at the background")
             version = self._versions.next
             self._commit(learn_background(current, batch, version=version, name=name, seed=self.seed, started=started))
         return self
@@ -285,10 +300,11 @@ class OneA(Parameters):
             self._commit(self.snapshot().state.without(names, self._versions.next, now()))
         return self
 
-    def rename(self, old: str | int, new: str | int) -> OneA:
-        """Call a class by another name."""
+    def rename(self, old: str | int, new: str | int, *, merge: bool = False) -> OneA:
+        """Call a class by another name; with ``merge``, one that is known: the two become one class."""
         with self._changing:
-            state = self.snapshot().state.renamed(name_of(old), name_of(new), self._versions.next, now())
+            before, names = self.snapshot().state, (name_of(old), name_of(new))
+            state = (before.joined if merge else before.renamed)(*names, self._versions.next, now())
             check_numbers(state.classes, state.numbers, self.unknown)
             self._commit(state)
         return self
@@ -299,30 +315,6 @@ class OneA(Parameters):
             self.snapshot()
             self._turn_to(self._versions.undone())
         return self
-
-    # answering
-
-    def predict(self, X: Any) -> npt.NDArray[Any]:
-        """The class of each image, or ``unknown`` (-1 where classes are numbers) if it is too far from all of them."""
-        current = self.snapshot()
-        return current.state.labels(current.predict(X).tolist())
-
-    def predict_proba(self, X: Any) -> npt.NDArray[np.float64]:
-        """The probability of each class of ``classes_``, ``[N, classes]``, calibrated on held-out images."""
-        current = self.snapshot()
-        return current.predict_proba(X)[:, np.argsort(current.state.labels(current.classes))]
-
-    def predict_topk(self, X: Any, k: int = 5) -> list[list[tuple[Any, float]]]:
-        """The ``k`` most likely classes of each image with their probabilities, best first."""
-        current = self.snapshot()
-        label = dict(zip(current.classes, current.state.labels(current.classes).tolist(), strict=True))
-        return [[(label[name], chance) for name, chance in top] for top in current.predict_topk(X, k)]
-
-    def score(self, X: Any, y: Any = None) -> float:
-        """Share of images whose class is predicted; one that is answered ``unknown`` counts as wrong."""
-        current = self.snapshot()
-        batch = read_labelled(X, y, current.side)
-        return float(np.mean(current.predict(batch) == np.array(batch.labels)))
 
     # disk
 
@@ -351,6 +343,16 @@ class OneA(Parameters):
     def _chosen(self) -> MergingOptions:
         given = {name: getattr(self, name) for name in _OPTIONS if getattr(self, name) is not None}
         return choose_options(self.preset, given | dict(self.options or {}))
+
+    def _listener(self, given: Progress | bool | None) -> contextlib.AbstractContextManager[Progress]:
+        """Who hears what is going on: the caller's own listener, a bar, or nobody."""
+        if isinstance(given, Progress):
+            return contextlib.nullcontext(given)
+        if not (self.verbose if given is None else given):
+            return contextlib.nullcontext(Progress())
+        from onea.model.progress_bar import LearningBar
+
+        return LearningBar()
 
     def _ready(self) -> Engine:
         with self._changing:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ import torch
 from torch import Tensor
 
 from onea import openset
+from onea.data.pack import OnBad
 from onea.errors import OneaError
 from onea.model.answers import Snapshot
 from onea.model.fingerprints import fingerprints
 from onea.model.images import DecodedImages, find_images, read_labelled
 from onea.model.names import folded
 from onea.model.sentences import left_out_fields, left_out_sentences
+from onea.text import count
 
 
 @dataclass(frozen=True)
@@ -68,10 +71,43 @@ class OpenSet:
         """Share of known images that the model answers with their own class."""
         return float((self.right & (self.known >= self.threshold)).double().mean())
 
+    def as_json(self) -> dict[str, Any]:
+        """The measures by name; those at the model's threshold are null where it has none."""
+        own = self.answers_unknown
+        return {
+            "known_images": len(self.known),
+            "unknown_images": len(self.unknown),
+            "auroc": self.auroc,
+            "fpr95": self.false_positive_rate,
+            "oscr": self.curve.area,
+            "caught": self.caught if own else None,
+            "false_alarms": self.false_alarms if own else None,
+        }
+
     @property
     def curve(self) -> openset.OpenSetCurve:
         """Known images answered right against unknown ones taken for known, as the threshold moves."""
         return openset.open_set_curve(self.known, self.right, self.unknown)
+
+
+@dataclass(frozen=True)
+class ClassResult:
+    """How a class was answered.
+
+    Attributes:
+        images: of the class.
+        right: those whose nearest class is their own.
+        unknown: those that were answered ``unknown``; of a class that was never taught, those answered rightly.
+    """
+
+    images: int
+    right: int
+    unknown: int
+
+    @property
+    def accuracy(self) -> float:
+        """Share of images whose nearest class is their own."""
+        return self.right / self.images
 
 
 @dataclass(frozen=True)
@@ -82,10 +118,12 @@ class Evaluation:
         classes: of the images, in natural order, then those only answered.
         confusion: ``int64 [classes, classes]``: images of a class (row) by the nearest class (column).
         unknown_of: images of each class that were answered ``unknown``.
-        never_taught: classes of images that the model does not know; whatever it answers for them is wrong.
+        never_taught: classes of images that the model does not know, so that it cannot answer them; they count nowhere
+            else.
         open_set: how these images compare with unknown ones, where some were given.
         taught_before: how many of the images the model was taught with, which says little about new ones.
         left_out: files of the folder that are no photos by their ending, or lie in no class folder.
+        skipped: ``path: reason`` of each image that could not be read.
     """
 
     classes: tuple[str, ...]
@@ -96,6 +134,7 @@ class Evaluation:
     open_set: OpenSet | None = None
     taught_before: int = 0
     left_out: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
 
     @property
     def remarks(self) -> list[str]:
@@ -104,53 +143,90 @@ class Evaluation:
         if self.taught_before:
             one = self.taught_before == 1
             were, they = ("was", "it does") if one else ("were", "they do")
-            total = int(self.images.sum())
+            total = int(self.confusion.sum())
             told.append(
                 f"{self.taught_before:,} of {total:,} images {were} taught: {they} not tell how new ones are answered"
             )
         return told
 
-    @property
-    def images(self) -> npt.NDArray[np.int64]:
-        """Images of each class."""
-        total: npt.NDArray[np.int64] = self.confusion.sum(1)
-        return total
+    @cached_property
+    def by_class(self) -> dict[str, ClassResult]:
+        """How each class of the images was answered, those that were never taught included."""
+        images, right = self.confusion.sum(1).tolist(), np.diagonal(self.confusion).tolist()
+        rows = zip(self.classes, images, right, self.unknown_of.tolist(), strict=True)
+        return {name: ClassResult(*numbers) for name, *numbers in rows if numbers[0]}
 
     @property
-    def right(self) -> npt.NDArray[np.int64]:
-        """Images of each class whose nearest class is their own."""
-        return np.diagonal(self.confusion)
+    def _taught(self) -> list[ClassResult]:
+        return [found for name, found in self.by_class.items() if name not in self.never_taught]
+
+    @property
+    def images(self) -> int:
+        """The number of images of classes that were taught."""
+        return sum(found.images for found in self._taught)
 
     @property
     def accuracy(self) -> float:
-        """Share of images whose nearest class is their own, whether or not they were answered ``unknown``."""
-        return float(self.right.sum() / self.images.sum())
+        """Share of them whose nearest class is their own, whether or not they were answered ``unknown``."""
+        return sum(found.right for found in self._taught) / self.images
 
     @property
     def balanced_accuracy(self) -> float:
         """The same, each class with equal weight."""
-        shown = self.images > 0
-        return float((self.right[shown] / self.images[shown]).mean())
+        return sum(found.accuracy for found in self._taught) / len(self._taught)
 
     @property
     def unknown(self) -> float:
-        """Share of images of known classes that were answered ``unknown``."""
-        taught = np.array([name not in self.never_taught for name in self.classes])
-        return float(self.unknown_of[taught].sum() / max(1, self.images[taught].sum()))
+        """Share of them that were answered ``unknown``."""
+        return sum(found.unknown for found in self._taught) / self.images
 
-    def worst_first(self) -> list[tuple[str, int, int, int]]:
-        """Class, images, right ones and unknown ones of each class that has images, the worst first."""
-        rows = zip(self.classes, self.images.tolist(), self.right.tolist(), self.unknown_of.tolist(), strict=True)
-        return sorted((row for row in rows if row[1]), key=lambda row: (row[2] / row[1], row[0]))
+    def worst_first(self) -> list[tuple[str, ClassResult]]:
+        """Each class that was taught and has images, the worst first."""
+        taught = (item for item in self.by_class.items() if item[0] not in self.never_taught)
+        return sorted(taught, key=lambda item: (item[1].accuracy, item[0]))
 
     def confusions(self, most: int = 10) -> list[tuple[str, str, int]]:
-        """The most frequent mistakes: class, answer, images."""
-        wrong = self.confusion - np.diag(self.right)
+        """The most frequent mistakes about classes that were taught: class, answer, images."""
+        wrong = self.confusion - np.diag(np.diagonal(self.confusion))
         found = [(self.classes[i], self.classes[j], int(wrong[i, j])) for i, j in np.argwhere(wrong)]
-        return sorted(found, key=lambda mistake: (-mistake[2], mistake[0], mistake[1]))[:most]
+        mistakes = (mistake for mistake in found if mistake[0] not in self.never_taught)
+        return sorted(mistakes, key=lambda mistake: (-mistake[2], mistake[0], mistake[1]))[:most]
+
+    def __str__(self) -> str:
+        return (
+            f"{100 * self.accuracy:.2f} % of {count(self.images, 'image', 'images')} right, "
+            f"{100 * self.balanced_accuracy:.2f} % with every class weighing the same; "
+            f"{100 * self.unknown:.1f} % of known classes' images answered unknown (version {self.version})"
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it as JSON-able values; the worst class first."""
+        return {
+            "version": self.version,
+            "images": self.images,
+            "accuracy": self.accuracy,
+            "balanced_accuracy": self.balanced_accuracy,
+            "unknown": self.unknown,
+            "classes": [
+                {"class": name, "images": one.images, "right": one.right, "unknown": one.unknown}
+                for name, one in self.worst_first()
+            ],
+            "never_taught": [
+                {"class": name, "images": self.by_class[name].images, "unknown": self.by_class[name].unknown}
+                for name in self.never_taught
+            ],
+            "confusions": [
+                {"class": name, "taken_for": answer, "images": images}
+                for name, answer, images in self.confusions(self.confusion.size)
+            ],
+            "open_set": self.open_set and self.open_set.as_json(),
+            "skipped": list(self.skipped),
+        }
 
 
-def evaluate(model: Snapshot, images: Any, labels: Any = None, unknown: Path | None = None) -> Evaluation:
+def evaluate(
+    model: Snapshot, images: Any, labels: Any = None, unknown: Path | None = None, on_bad: OnBad = "fail"
+) -> Evaluation:
     """Ask a model about images whose class is known: a folder of class folders, or images and labels.
 
     Args:
@@ -158,9 +234,10 @@ def evaluate(model: Snapshot, images: Any, labels: Any = None, unknown: Path | N
         images: the folder, or the images.
         labels: of the images; None for a folder.
         unknown: folder with images of nothing that the model was taught, to compare the images of known classes with.
+        on_bad: what an image that cannot be read does: ``fail`` or ``skip``.
     """
-    strange = None if unknown is None else _read_unknown(model, unknown)
-    batch = read_labelled(images, labels, model.side)
+    strange = None if unknown is None else _read_unknown(model, unknown, on_bad)
+    batch = read_labelled(images, labels, model.side, on_bad)
     assert batch.labels is not None
     judged = model.judge(batch)
     answers = model.answers_from(batch, judged, k=1)
@@ -185,10 +262,13 @@ def evaluate(model: Snapshot, images: Any, labels: Any = None, unknown: Path | N
         unfamiliar = model.judge(strange).familiarity
         open_set = OpenSet(judged.familiarity[taught], right[taught], unfamiliar, model.threshold)
     taught_before = len(model.state.taught_as(fingerprints(batch.pixels)))
-    return Evaluation(classes, confusion, unknown_of, never, model.version, open_set, taught_before, batch.left_out)
+    skipped = (*batch.skipped, *(strange.skipped if strange else ()))
+    return Evaluation(
+        classes, confusion, unknown_of, never, model.version, open_set, taught_before, batch.left_out, skipped
+    )
 
 
-def _read_unknown(model: Snapshot, folder: Path) -> DecodedImages:
+def _read_unknown(model: Snapshot, folder: Path, on_bad: OnBad) -> DecodedImages:
     """All images below a folder, none of which may lie in a folder named as a class that the model knows."""
     if not folder.is_dir():
         problem = "is a file" if folder.exists() else "does not exist"
@@ -201,4 +281,4 @@ def _read_unknown(model: Snapshot, folder: Path) -> DecodedImages:
             f"{folder} holds images of '{taught[0]}', which the model knows; leave only images of nothing that it was "
             "taught."
         )
-    return model.read(files)
+    return model.read(files, on_bad)

@@ -143,6 +143,9 @@ def _items(source: Any) -> Iterator[Any]:
     elif isinstance(source, list | tuple):
         for item in source:
             yield from _items(item) if isinstance(item, str | os.PathLike) or is_array(item) else [item]
+    elif isinstance(source, Iterator):
+        for item in source:
+            yield from (image for image, _ in _pairs([item])) if _is_pair(item) else _items([item])
     elif isinstance(source, Iterable) or hasattr(source, "__getitem__"):
         yield from (image for image, _ in _pairs(source))
     else:
@@ -154,16 +157,21 @@ def _pairs(source: Any) -> Iterator[tuple[Any, Any]]:
     if not (isinstance(source, Iterable) or hasattr(source, "__getitem__")):
         raise _unknown(source)
     for pair in source if isinstance(source, Iterable) else (source[i] for i in range(len(source))):
-        if not (isinstance(pair, list | tuple) and len(pair) == 2):
+        if not _is_pair(pair):
             raise OneaError(
                 "Labels are missing: give learn(images, labels), a folder of class folders, or (image, label) pairs."
             )
         images, labels = pair
         members = list(_items(images))
-        own = _plain_list(labels) if is_array(labels) or isinstance(labels, list | tuple) else [labels]
+        several = isinstance(labels, list | tuple) or (is_array(labels) and not isinstance(labels, str))  # numpy's text
+        own = _plain_list(labels) if several else [labels]
         if len(members) != len(own):
             raise OneaError(f"A batch has {len(members)} images but {len(own)} labels; give one label for each image.")
         yield from zip(members, own, strict=True)
+
+
+def _is_pair(item: Any) -> bool:
+    return isinstance(item, list | tuple) and len(item) == 2
 
 
 def _columns(source: Any) -> tuple[str, str | None, Sequence[str] | None] | None:

@@ -29,9 +29,25 @@ def name_of(label: Any) -> str:
     label = _plain(label)
     if is_number(label):
         return str(int(label))
-    if label is None or isinstance(label, float | complex | list | tuple):
+    if is_missing(label):
+        raise OneaError(
+            f"Unknown label type: {label}, which stands for a missing label; leave out images that have none, and give "
+            "text or whole numbers, one for each image."
+        )
+    if isinstance(label, float | complex | list | tuple):
         raise OneaError(f"Unknown label type: {reprlib.repr(label)}; give text or whole numbers, one for each image.")
     return str(label)
+
+
+def is_missing(label: Any) -> bool:
+    """Whether this stands for a label that is not there, as Python, numpy or a table writes it.
+
+    >>> [is_missing(label) for label in (None, float("nan"), np.datetime64("NaT"), "nan", 0)]
+    [True, True, True, False, False]
+    """
+    if label is None or type(label).__name__ in ("NAType", "NaTType"):
+        return True
+    return not isinstance(label, str | list | tuple) and bool(label != label)
 
 
 def is_number(label: Any) -> bool:

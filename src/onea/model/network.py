@@ -1,15 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What to know about the network that a model was taught with, and that it keeps."""
+"""What to know about the network that a model was taught with, and about the adapter in it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from onea.vit.embedded import DEFAULT, FAST, in_float16
 
 _STANDS_IN = "Its network comes in eight bits instead of sixteen by now; its answers are practically the same."
 _BETTER = f"A new model, taught the same photos, would answer better: its network would be {DEFAULT}."
+
+_UNTRAINED = (
+    "Its adapter has never been trained, since that takes several classes at once: teach the next ones together, or "
+    "all photos again in one folder, and it will answer better."
+)
+
+
+def advice(classes: Sequence[str], merged: Mapping[str, int]) -> list[str]:
+    """What would help a model of these classes, whose adapter was trained on so many images of each.
+
+    >>> advice(["apple", "pear"], {"apple": 5, "pear": 5}), advice(["apple"], {})
+    ([], [])
+    >>> len(advice(["apple", "pear"], {}))
+    1
+    """
+    return [_UNTRAINED] if len(classes) > 1 and not merged else []
 
 
 def remarks(backbone: Mapping[str, Any]) -> list[str]:

@@ -12,7 +12,7 @@ from onea.model.state import classifier_for
 from onea.vit.embedded import DEFAULT
 from onea.vit.network_config import check_image_size
 
-MACHINE = ("device", "precision", "threads")  # belong to where a model runs, not to the model
+MACHINE = ("device", "precision", "threads", "verbose")  # belong to where a model runs, not to the model
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -39,6 +39,7 @@ class Parameters:
     device: str = "auto"
     precision: str = "auto"
     threads: int = 0
+    verbose: bool = True
     seed: int = 0
 
     @classmethod

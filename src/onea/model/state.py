@@ -30,6 +30,7 @@ Update = dict[str, Any]
 READOUTS = ("rgda", "whitened", "slda", "ncm", "uncentred")  # and any other classifier that a model can keep
 NO_SIGNALS, NO_ROWS = torch.empty(0, SIGNALS), torch.empty(0, dtype=torch.int64)
 NO_HELD = torch.empty(0, 1, 1)
+_ROWS = ("margin_rows", "hidden_rows", "fingerprint_rows", "held_rows")  # which class each of their images shows
 _CHOICE = f"{', '.join(READOUTS[:-1])} or {READOUTS[-1]}"
 
 
@@ -166,18 +167,22 @@ class State:
     def without(self, names: Sequence[str], version: int, date: str) -> State:
         """The next state, which no longer answers these classes. What the adapter learned from them stays in it."""
         gone = {self.row(name) for name in names}
-        kept = torch.tensor([row for row in range(len(self.classes)) if row not in gone], dtype=torch.int64)
-        position = torch.full((len(self.classes),), -1).scatter(0, kept, torch.arange(len(kept)))
+        kept = [row for row in range(len(self.classes)) if row not in gone]
+        return self._reduced(kept, version, noted("forget", version, date, list(names), len(kept)))
+
+    def _reduced(self, kept: list[int], version: int, note: Update) -> State:
+        """The next state with these classes alone, and with what is known of images of these."""
+        chosen = torch.tensor(kept, dtype=torch.int64)
+        position = torch.full((len(self.classes),), -1).scatter(0, chosen, torch.arange(len(kept)))
         rows, hidden = position[self.margin_rows], position[self.hidden_rows]
         prints, held = position[self.fingerprint_rows], position[self.held_rows]
-        classes = tuple(self.classes[row] for row in kept.tolist())
         return replace(
             self,
             id=new_id(),
             version=version,
-            classes=classes,
-            statistics=self.statistics.keep(kept),
-            familiar=self.familiar[kept] if len(self.familiar) else self.familiar,
+            classes=tuple(self.classes[row] for row in kept),
+            statistics=self.statistics.keep(chosen),
+            familiar=self.familiar[chosen] if len(self.familiar) else self.familiar,
             margins=self.margins[rows >= 0],
             margin_rows=rows[rows >= 0],
             hidden=self.hidden[hidden >= 0],
@@ -186,15 +191,32 @@ class State:
             fingerprint_rows=prints[prints >= 0],
             held=self.held[held >= 0],
             held_rows=held[held >= 0],
-            updates=(*self.updates, noted("forget", version, date, list(names), len(classes))),
+            updates=(*self.updates, note),
         )
+
+    def joined(self, old: str, new: str, version: int, date: str) -> State:
+        """The next state, in which two classes are one, called by the name of the second."""
+        row, into = self.row(old), self.row(new)
+        if row == into:
+            raise OneaError(f"'{old}' and '{new}' are one class already; name two that the model knows.")
+        kept = [each for each in range(len(self.classes)) if each != row]
+        note = noted("rename", version, date, [old, new], len(kept))
+        both = replace(
+            self,
+            statistics=self.statistics.joined(row, into).compact(),
+            merged=merged_under(self.merged, old, new),
+            **{name: rows.where(rows != row, into) for name in _ROWS for rows in (getattr(self, name),)},
+        )
+        return both._reduced(kept, version, note)
 
     def renamed(self, old: str, new: str, version: int, date: str) -> State:
         """The next state, in which a class has another name; it takes the place of a forgotten one of that name."""
         row = self.row(old)
         check_names([new], [name for name in self.classes if name != old])
         if new in self.classes:
-            raise OneaError(f"The model already knows '{new}'; choose another name for '{old}'.")
+            raise OneaError(
+                f"The model already knows '{new}'; choose another name for '{old}', or set merge=True to make them one."
+            )
         classes = (*self.classes[:row], new, *self.classes[row + 1 :])
         note = noted("rename", version, date, [old, new], len(classes))
         return replace(

@@ -35,8 +35,6 @@ def teach_folder(
     Raises:
         OneaError: one sentence about what is wrong; the model folder is as it was.
     """
-    if on_bad not in ("fail", "skip"):
-        raise OneaError(f"--on-bad is '{on_bad}'; choose fail or skip.")
     if not folder.is_dir():
         problem = "is a file" if folder.exists() else "does not exist"
         wanted = "images of none of the classes" if background else "one folder of images for each class"
@@ -57,7 +55,6 @@ def _opened(path: Path, params: Mapping[str, Any], machine: Mapping[str, Any]) -
     for name in _FOR_NEW:
         if name in params and params[name] != getattr(model, name):
             raise OneaError(
-                f"{path} was made with {name} {getattr(model, name)}; leave out --{name.replace('_', '-')}, or "
-                "teach a new model."
+                f"{path} was made with {name} {getattr(model, name)}; leave out {name}=, or teach a new model."
             )
     return model.set_params(**{name: value for name, value in params.items() if name == "unknown"})

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from onea.errors import OneaError
+from onea.errors import OneaError, to_install
 from onea.runs.jobs import Executor, OnProgress, Result, RunJob, ignore_progress, run_job
 from onea.runs.record_store import Failure
 
@@ -170,4 +170,4 @@ def import_ray() -> Any:
     try:
         return importlib.import_module("ray")
     except ModuleNotFoundError as error:
-        raise OneaError("Ray is not installed; install it with: pip install onea[ray]") from error
+        raise OneaError(f"Ray is not installed; install it with: {to_install('ray')}") from error

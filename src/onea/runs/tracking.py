@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from onea.errors import OneaError, nearest
+from onea.errors import OneaError, nearest, to_install
 from onea.record import Record
 from onea.record_metrics import headline_metrics
 from onea.runtime import Progress
@@ -109,10 +109,10 @@ def check_trackers(names: Iterable[str]) -> list[str]:
         if name not in known:
             raise OneaError(f"There is no tracker '{name}'; {nearest(name, known)}")
         if name != "all" and name not in here:
-            package = "'onea[tensorboard]'" if name == "tensorboard" else name
-            raise OneaError(f"Tracker '{name}' is not installed; install it with: pip install {package}")
+            how = to_install(name) if name == "tensorboard" else f"pip install {name}"
+            raise OneaError(f"Tracker '{name}' is not installed; install it with: {how}")
     if "all" in wanted and not here:
-        raise OneaError("No tracker is installed; install one, such as: pip install 'onea[tensorboard]'")
+        raise OneaError(f"No tracker is installed; install one, such as: {to_install('tensorboard')}")
     return here if "all" in wanted else wanted
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from onea.errors import OneaError
+from onea.errors import OneaError, to_install
 from onea.model.folder import read_manifest
 from onea.runs.ray_executor import connected, import_ray
 from onea.serve.settings import Settings
@@ -83,4 +83,4 @@ def _import_serve() -> Any:
     try:
         return importlib.import_module("ray.serve")
     except ModuleNotFoundError as error:
-        raise OneaError("Ray Serve is not installed; install it with: pip install 'onea[ray]'") from error
+        raise OneaError(f"Ray Serve is not installed; install it with: {to_install('ray')}") from error

@@ -16,7 +16,8 @@ class Likely(BaseModel):
     """A class that an image may show."""
 
     name: str = Field(serialization_alias="class")
-    confidence: float = Field(description="Probability among the known classes, calibrated on held-out images.")
+    probability: float = Field(description="Among the known classes, calibrated on held-out images.")
+    confidence: float = Field(description="Earlier name of probability.")
 
 
 class ImageAnswer(BaseModel):
@@ -26,7 +27,8 @@ class ImageAnswer(BaseModel):
     name: str = Field(
         serialization_alias="class", description="The class, or 'unknown' for an image far from every class."
     )
-    confidence: float | None = Field(description="Of the class; null where the answer is 'unknown'.")
+    probability: float | None = Field(description="Of the class; null where the answer is 'unknown'.")
+    confidence: float | None = Field(description="Earlier name of probability.")
     unknown: bool
     none_of_these: float | None = Field(
         description="Chance that it shows none of the classes, if half of all images showed none; null if not known."
@@ -40,10 +42,11 @@ class ImageAnswer(BaseModel):
         return cls(
             image=answer.image,
             name=answer.label,
-            confidence=None if answer.unknown else answer.top[0][1],
+            probability=answer.probability,
+            confidence=answer.probability,
             unknown=answer.unknown,
             none_of_these=answer.none,
-            top=[Likely(name=name, confidence=chance) for name, chance in answer.top],
+            top=[Likely(name=name, probability=chance, confidence=chance) for name, chance in answer.top],
             version=answer.version,
         )
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from onea.errors import OneaError
+from onea.errors import OneaError, to_install
 
 OPSET = 18
 
@@ -27,7 +27,7 @@ def needed(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError:
         package = name.partition(".")[0]
-        raise OneaError(f"Export to ONNX needs {package}; pip install 'onea[export]'.") from None
+        raise OneaError(f"Export to ONNX needs {package}; install it with: {to_install('export')}") from None
 
 
 def check_installed() -> None:

@@ -94,5 +94,5 @@ def downloaded(name: str) -> Path | None:
 def _unavailable(name: str, error: Exception) -> OneaError:
     return OneaError(
         f"The weights of '{name}' could not be downloaded ({type(error).__name__}); connect to the internet once, "
-        f"or pass a local .safetensors file, or use --backbone {DEFAULT}."
+        f"or pass a local .safetensors file, or use backbone={DEFAULT}."
     )

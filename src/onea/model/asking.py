@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a taught model can be asked, in scikit-learn's words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from onea.data.pack import OnBad
+from onea.model.answers import Snapshot
+from onea.model.evaluation import Evaluation, evaluate
+from onea.model.images import read_labelled
+
+
+class Asking:
+    """Questions to the present version of a model; images are taken as ``predict`` takes them everywhere.
+
+    That is: a path, a folder (all images below it), or any number of paths, Pillow images, arrays or tensors.
+    """
+
+    def snapshot(self) -> Snapshot:
+        """The version that answers."""
+        raise NotImplementedError
+
+    def predict(self, X: Any) -> npt.NDArray[Any]:
+        """The class of each image, or ``unknown`` (-1 where classes are numbers) if it is too far from all of them."""
+        current = self.snapshot()
+        return current.state.labels(current.predict(X).tolist())
+
+    def predict_proba(self, X: Any) -> npt.NDArray[np.float64]:
+        """The probability of each class of ``classes_``, ``[N, classes]``, calibrated on held-out images."""
+        current = self.snapshot()
+        return current.predict_proba(X)[:, np.argsort(current.state.labels(current.classes))]
+
+    def predict_topk(self, X: Any, k: int = 5) -> list[list[tuple[Any, float]]]:
+        """The ``k`` most likely classes of each image with their probabilities, best first."""
+        current = self.snapshot()
+        label = dict(zip(current.classes, current.state.labels(current.classes).tolist(), strict=True))
+        return [[(label[name], chance) for name, chance in top] for top in current.predict_topk(X, k)]
+
+    def familiarity(self, X: Any) -> npt.NDArray[np.float64]:
+        """How much each image looks like something that was taught, ``[N]``; below ``threshold_`` it is ``unknown``."""
+        found: npt.NDArray[np.float64] = self.snapshot().judge(X).familiarity.double().numpy()
+        return found
+
+    @property
+    def threshold_(self) -> float:
+        """The familiarity below which an image is answered ``unknown``; minus infinity where none is."""
+        return self.snapshot().threshold
+
+    def transform(self, X: Any) -> npt.NDArray[np.float32]:
+        """The features of each image, ``[N, width]``: what the network and its adapter make of it.
+
+        They are comparable only within a version, since the adapter learns.
+        """
+        current = self.snapshot()
+        features: npt.NDArray[np.float32] = current.features(X).numpy()
+        return features
+
+    def score(self, X: Any, y: Any = None) -> float:
+        """Share of images whose class is predicted; one that is answered ``unknown`` counts as wrong."""
+        current = self.snapshot()
+        batch = read_labelled(X, y, current.side)
+        return float(np.mean(current.predict(batch) == np.array(batch.labels)))
+
+    def evaluate(self, X: Any, y: Any = None, on_bad: OnBad = "fail") -> Evaluation:
+        """How well each class is answered, and what is taken for what; a folder of class folders needs no ``y``.
+
+        ``print`` shows the sum of it, ``by_class`` each class, ``as_json()`` all of it.
+        """
+        return evaluate(self.snapshot(), X, y, on_bad=on_bad)

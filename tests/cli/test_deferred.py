@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compiler is loaded by what compiles, and is then the real one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+LOAD = """if True:
+    import sys
+    from onea.cli.deferred import defer_compiler
+    defer_compiler()
+    import timm.models.vision_transformer, torch, inspect
+    inspect.getmodule(sys._getframe())  # goes through all modules
+    def loaded():
+        return "torch._dynamo.symbolic_convert" in sys.modules
+    assert not loaded(), "a network can be made without it"
+    import torch._dynamo as promised
+"""
+USES = {
+    "compiles": "assert torch.compile(lambda x: x + 1, backend='eager')(torch.ones(1)) == 2",
+    "imports more of it": "import torch._dynamo.config as c; assert sys.modules['torch._dynamo.config'] is c",
+    "disables": "assert torch.compiler.disable(lambda x: x + 1)(1) == 2",
+    "asks": "from torch._dynamo.utils import is_compile_supported as s; assert isinstance(s('cpu'), bool)",
+}
+
+
+@pytest.mark.parametrize("use", ["compiles", pytest.param("imports more of it", marks=pytest.mark.slow)])
+def test_what_uses_the_compiler_gets_it(use):
+    later = [code for name, code in USES.items() if name != use]
+    rest = "\n".join([USES[use], "assert loaded()", "import torch._dynamo", *later])
+    same = "assert torch._dynamo is sys.modules['torch._dynamo']; assert promised.config is torch._dynamo.config"
+    code = f"{LOAD}\n{rest}\n{same}\nassert not type(sys.modules['torch._dynamo']).__name__ == '_Promise'"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("use", ["disables", "asks"])
+def test_whatever_comes_first(use):
+    code = f"{LOAD}\n{USES[use]}\nassert loaded()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The same words for the same things: in commands, over HTTP, in tables of 80 columns."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from model_tools import class_folders, tiny_model
+
+
+@pytest.fixture(scope="module")
+def taught(tiny_vit, tiny_images, tmp_path_factory) -> Path:
+    """A model of three classes, taught at once."""
+    root = tmp_path_factory.mktemp("taught")
+    found = {name: files for name, files in class_folders(tiny_images / "train").items() if name < "class03"}
+    labels = [name for name, files in found.items() for _ in files]
+    return tiny_model(tiny_vit).learn([file for files in found.values() for file in files], labels).save(root / "m")
+
+
+@pytest.fixture
+def shop(onea, taught) -> Path:
+    shutil.copytree(taught, "shop.onea")
+    return Path("shop.onea")
+
+
+def test_json_has_the_keys_that_the_service_has_and_the_earlier_ones(onea, shop, tiny_images):
+    schemas = pytest.importorskip("onea.serve.schemas", exc_type=ImportError)
+    from onea.model.answers import Answer
+
+    lines = onea("predict", "shop.onea", str(tiny_images / "test"), "--json")[1].splitlines()
+    for line in map(json.loads, lines):
+        top = tuple((one["class"], one["probability"]) for one in line["top"])
+        served = schemas.ImageAnswer.of(
+            Answer(line["image"], line["class"], top, line["version"], line["none_of_these"])
+        ).model_dump(by_alias=True)
+        assert {*served} - {*line} == {"confidence"}
+        assert {*line} - {*served} == {"answer"}
+        for likely in served["top"]:
+            assert likely.pop("confidence") == likely["probability"]
+        assert {key: served[key] for key in served if key in line} == {key: line[key] for key in line if key in served}
+        assert served["confidence"] == served["probability"] == line["probability"]
+        assert line["answer"] == line["class"]
+        assert line["unknown"] == (line["probability"] is None)
+
+
+def test_classes_are_listed_as_the_service_lists_them(onea, shop):
+    code, out, _ = onea("classes", "shop.onea")
+    assert code == 0
+    assert [line.split() for line in out.splitlines() if line.strip().startswith("class0")] == [
+        [f"class0{number}", "6"] for number in range(3)
+    ]
+    told = json.loads(onea("classes", "shop.onea", "--json")[1])
+    assert told == {"version": 1, "count": 3, "classes": [{"name": f"class0{n}", "images": 6} for n in range(3)]}
+
+
+def test_an_evaluation_for_programs(onea, shop, tiny_images):
+    broken = Path("photos/class00")
+    shutil.copytree(tiny_images / "test", "photos")
+    (broken / "cut.png").write_bytes((broken / "0.png").read_bytes()[:60])
+    code, _, err = onea("evaluate", "shop.onea", "photos", "--json")
+    assert code == 2
+    assert "pass --on-bad skip." in err
+    code, out, err = onea("evaluate", "shop.onea", "photos", "--json", "--on-bad", "skip")
+    assert code == 0, err
+    assert "left out" in err
+    assert "cut.png" in err
+    told = json.loads(out)
+    assert [one["class"] for one in told["never_taught"]] == ["class03", "class04", "class05"]
+    assert sum(one["images"] for one in told["classes"]) == told["images"] == 9
+    assert told["accuracy"] == sum(one["right"] for one in told["classes"]) / 9
+    assert len(told["skipped"]) == 1
+    assert not list(Path().glob("*.png")), "a picture comes only where it is asked for"
+    code, out, err = onea("evaluate", "shop.onea", "photos", "--json", "--on-bad", "skip", "-o", "seen.png")
+    assert json.loads(out)["images"] == 9
+    assert Path("seen.png").is_file()
+
+
+def test_without_a_place_for_it_there_is_no_picture_and_no_error(onea, shop, tiny_images, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda _, mode: not mode & os.W_OK)  # root may write everywhere
+    code, out, err = onea("evaluate", "shop.onea", str(tiny_images / "test"))
+    assert code == 0, err
+    assert "png" not in out
+    assert onea("evaluate", "shop.onea", str(tiny_images / "test"), "-o", "seen.png")[0] == 2
+
+
+def test_two_classes_can_become_one(onea, shop, tiny_images):
+    code, _, err = onea("rename", "shop.onea", "class00", "class01")
+    assert code == 2
+    assert "choose another name for 'class00', or set --merge to make them one." in err
+    code, out, _ = onea("rename", "shop.onea", "class00", "class01", "--merge")
+    assert code == 0
+    assert "it knows 2 classes now" in out
+    told = json.loads(onea("classes", "shop.onea", "--json")[1])
+    assert told["classes"] == [{"name": "class01", "images": 12}, {"name": "class02", "images": 6}]
+    answers = [json.loads(line) for line in onea("predict", "shop.onea", str(tiny_images), "--json")[1].splitlines()]
+    assert {one["class"] for line in answers for one in line["top"]} == {"class01", "class02"}
+    assert onea("rename", "shop.onea", "class01", "class01", "--merge")[0] == 2
+    assert "undid version 2 (renamed class00 to class01)" in onea("undo", "shop.onea")[1]
+    assert json.loads(onea("classes", "shop.onea", "--json")[1])["count"] == 3
+
+
+def test_the_defaults_of_a_method_are_those_that_would_run(onea):
+    from onea.runs.config import make_config
+    from onea.runs.setup import options_of
+
+    def shown(*words: str) -> dict[str, str]:
+        rows = [
+            line.strip("│").split("│") for line in onea("methods", "one-a", *words)[1].splitlines() if "│ --" in line
+        ]
+        return {row[0].strip(): row[1].strip() for row in rows}
+
+    for words, config, width in (
+        ([], {}, 384),
+        (["--preset", "paper", "--data", "cifar100"], {"preset": "paper", "data": "cifar100"}, 384),
+        (["--backbone", "vit_base_patch16_224.augreg_in21k"], {}, 768),
+    ):
+        options = options_of(make_config({"method": "one-a"} | config), width)
+        told = shown(*words)
+        assert told["--learning-rate"] == str(options.learning_rate)
+        assert told["--batch-size"] == str(options.batch_size)
+        assert told["--epochs"] == str(options.epochs)
+    assert shown() != shown("--preset", "paper")
+
+
+def test_a_model_taught_class_by_class_says_what_would_help(onea, tiny_vit, tiny_images):
+    fast = ["--backbone", tiny_vit, "--epochs", "1", "--threads", "1", "--precision", "fp32"]
+    for number in range(2):
+        Path(f"day{number}").mkdir()
+        Path(f"day{number}/class0{number}").symlink_to(tiny_images / f"train/class0{number}")
+    first = onea("teach", "shop.onea", "day0", *fast)[1]
+    assert "never been trained" not in first, "one class is nothing to tell apart"
+    second = onea("teach", "shop.onea", "day1")[1]
+    assert "Its adapter has never been trained, since that takes several classes at once" in second
+    assert any("never been trained" in one for one in json.loads(onea("info", "shop.onea", "--json")[1])["remarks"])
+    Path("both").mkdir()
+    for number in range(2):
+        Path(f"both/class0{number}").symlink_to(tiny_images / f"train/class0{number}")
+    assert onea("teach", "shop.onea", "both")[0] == 0
+    trained = json.loads(onea("history", "shop.onea", "--json")[1])["updates"][-1]["trained"]
+    assert ("never been trained" in onea("info", "shop.onea")[1]) == (not trained)
+
+
+@pytest.mark.parametrize(
+    "words", ["predict shop.onea {}", "evaluate shop.onea {}", "history shop.onea", "classes shop.onea"]
+)
+def test_80_columns_hold_a_table_without_broken_words(onea, shop, tiny_images, monkeypatch, words):
+    monkeypatch.setenv("COLUMNS", "80")
+    Path("new").symlink_to(tiny_images / "test")
+    code, out, err = onea(*words.format("new").split())
+    assert code == 0, err
+    assert max(map(len, out.splitlines())) <= 80
+    told = out.split()
+    for word in ("class00", "class01", "class02") if "history" not in words else ("version", "held-out", "seconds"):
+        assert any(word in one for one in told), f"{word} is broken in\n{out}"

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tour: every command is shown, runs, and does what the tour says."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from onea.cli import tour
+from onea.data.glyph_families import FAMILIES
+
+
+def test_the_pictures_are_those_of_the_dataset():
+    assert {char for chars in tour._FAMILIES.values() for char in chars} == {*tour._NAMES}
+    assert all({*chars} <= {*FAMILIES[family]} for family, chars in tour._FAMILIES.items())
+
+
+def test_every_command_is_shown_before_it_runs(onea, monkeypatch, tiny_vit):
+    pytest.importorskip("fastapi")
+    monkeypatch.setattr(tour, "_NETWORK", tiny_vit)
+    monkeypatch.setattr(tour, "_TAUGHT", 3)
+    code, out, err = onea("tour", "--out", "here")
+    assert code == 0, err
+    shown = re.findall(r"^\$ (?:onea )?(\S+)", out, re.M)
+    commands = ["cd", "teach", "predict", "teach", "predict", "evaluate", "undo", "history", "serve"]
+    assert shown[: len(commands)] == commands
+    told = out.split("\n$ ")
+    assert "now knows 8 classes (version 1)" in told[2]
+    assert all(f"new/{name}.png" in told[3] for name in ("cloud", "heart", "yin-yang"))
+    assert "now knows 9 classes (version 2)" in told[4]
+    assert "images right" in told[6]
+    assert "at version 1 again and knows 8 classes" in told[7]
+    assert re.search(r"tour\.onea \(version 1, 8 classes\) at http://127\.0\.0\.1:\d+", told[9])
+    assert json.loads(onea("info", "here/tour.onea", "--json")[1])["classes"] == 8
+    code, _, err = onea("tour", "--out", "here")
+    assert code == 2
+    assert "holds an earlier tour" in err
+
+
+def test_without_the_service_the_tour_goes_on(capsys, monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "onea.serve.service", None)
+    tour._serve()
+    assert "-m pip install 'fastapi" in capsys.readouterr().out
+    assert not list(Path().glob("tour.onea"))

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What somebody meets who tries a model in Python for the first time."""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from model_tools import class_folders, tiny_model
+from PIL import Image
+from rich.console import Console
+
+import onea
+from onea.errors import OneaError
+from onea.model import progress_bar
+from onea.runtime import Progress
+
+
+@pytest.fixture(scope="module")
+def files(tiny_images):
+    """Six images of each of three classes."""
+    return [file for name, found in class_folders(tiny_images / "train").items() if name < "class03" for file in found]
+
+
+NAMES = np.repeat(["plum", "fig", "kiwi"], 6)
+
+
+@pytest.fixture(scope="module")
+def model(tiny_vit, files):
+    return tiny_model(tiny_vit).learn(files, NAMES)
+
+
+def test_the_package_offers_what_it_loads_late():
+    assert {"OneA", "load", "__version__"} <= {*dir(onea)}
+    code = "import sys, onea; assert 'OneA' in dir(onea); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_a_taught_model_says_what_it_knows(model, tiny_vit):
+    untaught = tiny_model(tiny_vit)
+    assert repr(untaught).startswith("OneA(")
+    assert repr(model).startswith(f"<{untaught!r} knows 3 classes [")
+    assert repr(model).endswith("from 18 images, version 1>")
+    assert all(name in repr(model) for name in ("plum", "fig", "kiwi"))
+    assert len(repr(tiny_model(tiny_vit, epochs=1).learn([np.zeros((8, 8, 3), np.uint8)] * 40, [*range(20)] * 2))) < 400
+
+
+# a bar
+
+
+class Listener(Progress):
+    def __init__(self):
+        self.notes = []
+
+    def note(self, text):
+        self.notes.append(text)
+
+
+def on_a_terminal(monkeypatch) -> io.StringIO:
+    """What a bar writes, as if standard error were a terminal."""
+    screen = io.StringIO()
+    monkeypatch.setattr(progress_bar, "Console", lambda **options: Console(file=screen, force_terminal=True, width=100))
+    return screen
+
+
+def test_learning_shows_a_bar_with_the_time_left_on_a_terminal(tiny_vit, files, monkeypatch):
+    screen = on_a_terminal(monkeypatch)
+    tiny_model(tiny_vit).learn(files, NAMES)
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
+    assert "reading images" in plain or "loading the network" in plain or "training" in plain
+    assert re.search(r"left: (-|\d+):", plain)
+
+
+@pytest.mark.parametrize("how", ["the model's switch", "the call's switch", "a listener"])
+def test_the_bar_can_be_switched_off(tiny_vit, files, monkeypatch, how):
+    screen, listener = on_a_terminal(monkeypatch), Listener()
+    made = tiny_model(tiny_vit, verbose=how != "the model's switch")
+    made.learn(files, NAMES, progress={"the model's switch": None, "the call's switch": False}.get(how, listener))
+    assert screen.getvalue() == ""
+    assert bool(listener.notes) == (how == "a listener")
+
+
+def test_nothing_is_shown_where_there_is_no_terminal(tiny_vit, files, capsys):
+    tiny_model(tiny_vit).learn(files, NAMES)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_bar_is_not_part_of_a_saved_model(model, tmp_path):
+    path = model.save(tmp_path / "shop.onea")
+    assert '"verbose"' not in (path / "model.json").read_text("utf-8")
+    assert onea.load(path, verbose=False).verbose is False
+
+
+# images and labels however they are held
+
+
+class Column:
+    """A column of a table whose types are not numpy's, as Polars has it."""
+
+    dtype = "String"
+
+    def __init__(self, values):
+        self.values, self.shape = values, (len(values),)
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array(self.values, dtype=object)
+
+
+def test_columns_and_generators_of_paths_are_answered_like_lists(model, files):
+    expected = model.predict(files).tolist()
+    assert model.predict(Column([str(file) for file in files])).tolist() == expected
+    assert model.predict(file for file in files).tolist() == expected
+    assert model.predict(Image.open(file) for file in files).tolist() == expected
+    assert model.predict((file, name) for file, name in zip(files, NAMES, strict=True)).tolist() == expected
+
+
+def test_a_generator_without_labels_cannot_be_learned_and_the_sentence_is_true(model, files):
+    with pytest.raises(OneaError, match="Labels are missing"):
+        model.learn(file for file in files)
+
+
+def test_grey_images_need_an_axis_of_colours(model):
+    grey = np.zeros((7, 24, 20), np.uint8)
+    with pytest.raises(OneaError, match=r"\(7, 24, 20\) has no axis of colours; give grey images as \[N, H, W, 1\]"):
+        model.predict(grey)
+    assert len(model.predict(grey[..., None])) == 7
+    assert len(model.predict(grey[0])) == 1
+
+
+@pytest.mark.parametrize("missing", [np.nan, None, np.float64("nan"), type("NAType", (), {})()])
+def test_a_label_that_is_missing_is_told_and_nothing_is_learned(tiny_vit, files, missing):
+    untaught = tiny_model(tiny_vit)
+    with pytest.raises(OneaError, match="stands for a missing label; leave out images that have none"):
+        untaught.learn(files, [*NAMES[:-1], missing])
+    assert untaught.version == 0
+
+
+def test_messages_name_arguments_and_not_flags(model, files, tmp_path, tiny_vit):
+    (tmp_path / "bad.jpg").write_bytes(b"no image")
+    with pytest.raises(OneaError, match='on_bad="skip"'):
+        model.predict([*files, tmp_path / "bad.jpg"])
+    with pytest.raises(OneaError, match='device="auto"'):
+        tiny_model(tiny_vit, device="cuda:77").learn(files, NAMES)
+    with pytest.raises(OneaError, match='backbone="'):
+        tiny_model("nowhere.safetensors").learn(files, NAMES)
+
+
+# what lies behind an answer
+
+
+def test_features_are_those_that_classes_are_told_by(model, files):
+    features = model.transform(files)
+    assert (features.shape, features.dtype) == ((18, model.snapshot().engine.vit.width), np.float32)
+    alike = model.snapshot().judge(files).scores.numpy()
+    np.testing.assert_array_equal(model.snapshot().scorer(torch.from_numpy(features)).numpy(), alike)
+
+
+def test_unknown_is_what_is_less_familiar_than_the_threshold(model, files, tiny_vit):
+    strange = np.random.default_rng(0).integers(0, 256, (6, 32, 32, 3), dtype=np.uint8)
+    for images in (files, strange):
+        np.testing.assert_array_equal(model.familiarity(images) < model.threshold_, model.predict(images) == "unknown")
+    never = tiny_model(tiny_vit, unknown=0).learn(files, NAMES)
+    assert never.threshold_ == -np.inf
+
+
+def test_an_evaluation_tells_every_class(model, files):
+    found = model.evaluate(files, np.repeat(["plum", "fig", "date"], 6))  # the third was never taught
+    assert {*found.by_class} == {"plum", "fig", "date"}
+    assert found.by_class["plum"].images == 6
+    assert found.never_taught == ("date",)
+    assert found.images == 12, "a class that was never taught can be neither right nor wrong"
+    right = sum(found.by_class[name].right for name in ("plum", "fig"))
+    assert found.accuracy == right / 12
+    assert not [mistake for mistake in found.confusions() if mistake[0] == "date"]
+    assert "of 12 images right" in str(found)
+    told = found.as_json()
+    assert [one["class"] for one in told["never_taught"]] == ["date"]
+    assert {one["class"] for one in told["classes"]} == {"plum", "fig"}
