@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -186,8 +187,6 @@ def _mistakes(root: Path, some: Image.Image) -> None:
 
 def _grocery(root: Path, images: Path) -> None:
     """The classes that grocery.md copies, as links to a few images; and the list that says which."""
-    import json
-
     (root / "benchmarks").mkdir()
     shutil.copy(ROOT / "benchmarks/grocery-arrivals.json", root / "benchmarks")
     names = [
@@ -201,8 +200,6 @@ def _grocery(root: Path, images: Path) -> None:
 
 
 def _adapters(root: Path) -> None:
-    import json
-
     generator = torch.Generator().manual_seed(0)
     for name in "AB":
         weights = {"down": torch.randn(4, 16, generator=generator), "up": torch.randn(16, 4, generator=generator)}
@@ -361,6 +358,24 @@ def test_every_committed_table_is_that_of_the_records(tmp_path: Path) -> None:
 # the site
 
 
+def assert_answers_the_first_questions(site: Path) -> None:
+    """On the home page, before its first heading; each answer goes on where it links to."""
+    first = (site / "index.html").read_text("utf-8").partition("<h2")[0]
+    for anchor in ("what-accuracy-will-i-get", "does-it-reproduce-the-paper", "may-i-depend-on-it"):
+        found = re.search(rf'<a id="{anchor}"></a><a href="([\w-]+\.html)#([\w-]+)"', first)
+        assert found, f"the home page does not answer {anchor} at once"
+        assert f'id="{found[2]}"' in (site / found[1]).read_text("utf-8")
+
+
+def assert_search_finds_what_people_type(site: Path) -> None:
+    """From files as well, where the index is a script; charts, whose words are labels, stay out of it."""
+    text = (site / "search/search_index.js").read_text("utf-8")
+    pages = json.loads(text.partition("=")[2])["docs"]
+    for word in ("license", "cite", "windows", "partial_fit", "roadmap", "changelog", "macos", "seeds", "forget"):
+        assert any(word in (page["title"] + page["text"]).lower() for page in pages), word
+    assert "GFLOP per image" not in text
+
+
 def test_the_site_is_built_strictly_and_offline(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs")
     site = tmp_path / "site"
@@ -368,7 +383,7 @@ def test_the_site_is_built_strictly_and_offline(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(site)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
-    pages = list(site.rglob("index.html"))
+    pages = list(site.glob("*.html"))
     assert len(pages) > 15
     for page in pages:
         fetched = re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="(https?:)?//[^"]+"', page.read_text("utf-8"))
@@ -378,10 +393,12 @@ def test_the_site_is_built_strictly_and_offline(tmp_path: Path) -> None:
     assert 'href="figure11/figure11.html"' in (site / "results/index.html").read_text("utf-8")
     assert "not run" not in (site / "results/figure11/figure11.html").read_text("utf-8"), "a record was not found"
     assert (site / "results/figure11/rank.png").is_file()
-    methods = (site / "methods/index.html").read_text("utf-8")
+    methods = (site / "methods.html").read_text("utf-8")
     from onea.merging import OPERATORS
     from onea.methods import METHODS
 
     assert all(f"<code>{name}</code>" in methods for name in (*METHODS.own, *OPERATORS.own))
-    commands = (site / "commands/index.html").read_text("utf-8")
+    assert_answers_the_first_questions(site)
+    assert_search_finds_what_people_type(site)
+    commands = (site / "commands.html").read_text("utf-8")
     assert all(word in commands for word in ("onea-teach", "onea-paper", "--share-training", "--on-bad"))
