@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import re
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import charts
@@ -220,6 +223,26 @@ def grocery() -> tuple[str, str]:
     return updates, at_once
 
 
+TRIALS = {path.stem: path for path in sorted((ROOT / "benchmarks").glob("trials-*.csv"))}
+
+
+def trials(path: Path) -> str:
+    """A table of trials, from its CSV; an asterisk there is bold here."""
+    with path.open(encoding="utf-8") as file:
+        heads, *rows = csv.reader(file)
+    return table(heads, [[_bold(cell) for cell in row] for row in rows], numbers=1)
+
+
+def _bold(cell: str) -> str:
+    """Of a cell such as ``80.52 / 80.86*`` the number before the asterisk, of words all of them.
+
+    >>> _bold("80.52 / 80.86*"), _bold("One-A+, all classes*")
+    ('80.52 / **80.86**', '**One-A+, all classes**')
+    """
+    found = re.sub(r"(\d[\d.,]*)\*", r"**\1**", cell)
+    return f"**{found[:-1]}**" if found.endswith("*") and not found.endswith("**") else found
+
+
 GENERATED: dict[str, Callable[[], str]] = {
     "results-cifar100": lambda: methods("cifar100"),
     "results-cub200": lambda: methods("cub200"),
@@ -233,5 +256,6 @@ GENERATED: dict[str, Callable[[], str]] = {
     "gpu-hours": lambda: (
         f"The committed runs took {reproduction.gpu_hours_here():.1f} hours in all, of a GPU that up to sixteen shared."
     ),
+    **{name: (lambda path=path: trials(path)) for name, path in TRIALS.items()},
     **{f"chart-{name}": draw for name, draw in charts.CHARTS.items()},
 }
