@@ -14,6 +14,7 @@ from typing import Any
 
 import rendered
 import result_tables
+import svg
 from result_tables import table
 
 ROOT = Path(__file__).parent.parent
@@ -192,6 +193,7 @@ def on_files(files: Any, config: Any) -> Any:
     listed = "\n".join(f"- [{path.name}]({path.name})" for path in kept)
     text = f"# Measured files\n\nWhat benchmarks left behind; the name says on which hardware.\n\n{listed}\n"
     files.append(File.generated(config, f"{BENCHMARKS}/index.md", content=text))
+    files.append(File.generated(config, "drawn.css", content=svg.stylesheet()))
     for name in ("CHANGELOG", "NOTICE"):
         files.append(File.generated(config, f"{name.lower()}.md", content=_outside(name)))
     for path in rendered.rendered(Path(config.site_dir).parent / "build" / "results"):
