@@ -230,7 +230,8 @@ def trials(path: Path) -> str:
     """A table of trials, from its CSV; an asterisk there is bold here."""
     with path.open(encoding="utf-8") as file:
         heads, *rows = csv.reader(file)
-    return table(heads, [[_bold(cell) for cell in row] for row in rows], numbers=1)
+    shown = table(heads, [[_bold(cell) for cell in row] for row in rows], numbers=1)
+    return f"{shown}\n\n[CSV](benchmarks/{path.name})"
 
 
 def _bold(cell: str) -> str:
