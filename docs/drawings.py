@@ -76,7 +76,8 @@ def merge_steps() -> tuple[Canvas, str]:
         for before, after in zip(align.T, inside.T, strict=True):
             if number == 1:
                 canvas.line([at(before), at(after)], "bound")
-                canvas.dot(*at(before), "b", 3)
+                x, y = at(before)
+                canvas.dot(x, y, "b", 3)
     canvas.text(120, 60, "kept (base)", "a")
     canvas.text(0, 38, "new (align)", "b")
     canvas.text(0, 182, "grey: the base's subspace", "soft")

@@ -6,7 +6,7 @@ Pages, charts and the test of every printed number ask here, so a number has one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 
 from onea.methods import method_class
 from onea.paper.names import METHODS as PAPER_NAMES
+from onea.record import Record
 from onea.record_metrics import metric
 from onea.report.load import by_classifier, load_records, with_present_options
 
@@ -29,8 +30,6 @@ _T = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 
 # Where One-A's switches stand by default; the runs of the paper's ablations differ in these alone.
 USUAL = {"alignment": True, "weights": "classes", "gating": True, "kappa": 2.0, "quantile": 0.3, "rank": 64}
 _SHORT = {"joint": "joint training", "sequential": "sequential", "per-task": "per-task adapter"}
-
-Record = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -148,7 +147,7 @@ def main_runs(data: str) -> dict[str, Runs]:
     # Frozen features with the nearest mean, run again beside other classifiers: five seeds instead of one.
     single = found["simplecil"].records[0]
     more = select(plus, "simplecil", data, classifier="ncm").records
-    found["simplecil"] = Runs("simplecil", tuple({**record, "cost": single["cost"]} for record in more))
+    found["simplecil"] = Runs("simplecil", tuple(record | {"cost": single["cost"]} for record in more))
     return dict(sorted(found.items(), key=lambda item: -item[1].of("A_T").value))
 
 

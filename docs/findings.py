@@ -11,10 +11,11 @@ from typing import Literal
 
 import charts
 import evidence
-from evidence import DATA, MOS, ONE_A, Mean, Record, difference, main_runs, parts, proxy
+from evidence import DATA, MOS, ONE_A, Mean, difference, main_runs, parts, proxy
 
 from onea.paper.names import METHODS
 from onea.paper.reported import number, reported
+from onea.record import Record
 
 Verdict = Literal["holds", "does not hold", "not seen", "undecided", "one run"]
 _TABLE_1 = {"cifar100": "CIFAR100 (T=10) / A_T", "cub200": "CUB (T=20) / A_T"}
@@ -210,4 +211,5 @@ def rank_correlation(first: list[float], second: list[float]) -> float:
     """
     ranks = [[sorted(values).index(value) for value in values] for values in (first, second)]
     count = len(first)
-    return 1 - 6 * sum((a - b) ** 2 for a, b in zip(*ranks, strict=True)) / (count * (count**2 - 1))
+    squares = float(sum((a - b) ** 2 for a, b in zip(*ranks, strict=True)))
+    return 1 - 6 * squares / (count * (count * count - 1))

@@ -92,17 +92,6 @@ def datasets_table() -> str:
     )
 
 
-def experiments_table() -> str:
-    """Every table and figure of the paper."""
-    from onea.paper.experiments import experiments
-
-    rows = (
-        (f"`{each.name}`", f"`{each.alias}`", each.title, str(len(each.cells) * each.seeds or ""))
-        for each in experiments().values()
-    )
-    return table(("name", "or", "shows", "runs"), rows)
-
-
 def commands_reference() -> str:
     """Every command with its arguments and options, as the parser itself knows them."""
     import typer
@@ -175,7 +164,6 @@ GENERATED: dict[str, Callable[[], str]] = {
     "classifiers": classifiers_table,
     "operator-options": operator_options,
     "datasets": datasets_table,
-    "experiments": experiments_table,
     "commands": commands_reference,
 } | result_tables.GENERATED
 

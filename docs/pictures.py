@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import drawings
 from svg import PICTURE, Canvas, apart, linear
 
-from onea.record import read_record
+from onea.record import Record, read_record
 from onea.report import style
 from onea.report.analysis_figures import analysed_merge, numbers
 from onea.report.curves import accuracy_curves
@@ -40,11 +40,12 @@ BIG_TASK = 4  # the fifth task, 36 classes: larger than all before it together
 KINDS = {"down": "down-projection", "up": "up-projection"}
 
 
-def record(folder: Path) -> dict[str, Any]:
+def record(folder: Path) -> Record:
     """The record of a run with its method's name as papers write it."""
     from onea.methods import method_class
 
-    found: Any = read_record(folder)
+    found = read_record(folder)
+    assert found, folder
     return found | {"title": method_class(found["config"]["method"]).title}
 
 
@@ -58,7 +59,7 @@ def frame(canvas: Canvas, place: tuple[float, float, float, float], ticks: Seque
     return y
 
 
-def curves(records: Sequence[dict[str, Any]], title: str, label: str) -> tuple[Canvas, str]:
+def curves(records: Sequence[Record], title: str, label: str) -> tuple[Canvas, str]:
     """Accuracy after each task, each line named where it ends; the first stands out."""
     canvas, tasks = Canvas(PICTURE), len(records[0]["metrics"]["A"])
     canvas.text(0, 16, title, "head")
@@ -78,7 +79,7 @@ def curves(records: Sequence[dict[str, Any]], title: str, label: str) -> tuple[C
     return canvas, label
 
 
-def weights(run: dict[str, Any]) -> tuple[Canvas, str]:
+def weights(run: Record) -> tuple[Canvas, str]:
     """Which side was the base in each merge, and the smaller side's share."""
     canvas, sizes = Canvas(PICTURE), run["stream"]["sizes"]
     canvas.text(0, 16, "Share of the smaller side in each merge", "head")
@@ -97,7 +98,7 @@ def weights(run: dict[str, Any]) -> tuple[Canvas, str]:
     return canvas, "The smaller side's share in each merge of One-A on CIFAR-100."
 
 
-def layers(run: dict[str, Any], what: str, title: str, ticks: Sequence[float], label: str) -> tuple[Canvas, str]:
+def layers(run: Record, what: str, title: str, ticks: Sequence[float], label: str) -> tuple[Canvas, str]:
     """A number for each direction of the base in the merge of the big task: layers thin, their mean thick."""
     _, analysis = analysed_merge(run, BIG_TASK)
     canvas, half = Canvas(PICTURE), PICTURE / 2
@@ -117,7 +118,7 @@ def layers(run: dict[str, Any], what: str, title: str, ticks: Sequence[float], l
     return canvas, label
 
 
-def matrix(run: dict[str, Any]) -> tuple[Canvas, str]:
+def matrix(run: Record) -> tuple[Canvas, str]:
     """How well each task is known after each step."""
     canvas, rows = Canvas(PICTURE), run["metrics"]["matrix"]
     side = (PICTURE - 86) / len(rows)

@@ -10,11 +10,12 @@ from functools import cache
 from typing import Any
 
 import evidence
-from evidence import ONE_A, ROOT, USUAL, Record
+from evidence import ONE_A, ROOT, USUAL
 from findings import Verdict, claims
 
 from onea.paper.experiment import Cell, Experiment
 from onea.paper.experiments import experiments
+from onea.record import Record
 
 BENCH = ROOT / "benchmarks" / "bench-nvidia-h200-16-random-vit_base_patch16_224.csv"
 NO_CLAIM = "–"
@@ -29,6 +30,11 @@ class Status:
     done: int
     seeds: str
     hours: float
+
+    @property
+    def runs(self) -> int:
+        """How many the paper's own setting takes."""
+        return len(self.experiment.cells) * self.experiment.seeds
 
     @property
     def state(self) -> str:

@@ -6,7 +6,8 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import evidence
 import findings
 import reproduction
 from evidence import ONE_A, PLUS, ROOT, Runs, difference, main_runs, select
+
+from onea.record import Record
 
 GROCERY = ROOT / "benchmarks" / "grocery-2-cores-amd-epyc.json"
 _CHOSEN = {"classifier": "rgda"}  # One-A+'s classifier
@@ -38,11 +41,22 @@ _ORDER = [
 ]
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: int = 0) -> str:
-    """A Markdown table; bars inside cells are escaped, and all columns but the first ``numbers`` are right-aligned."""
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], words: int | None = None) -> str:
+    """A Markdown table; bars inside cells are escaped.
+
+    Args:
+        heads: of the columns.
+        rows: their cells.
+        words: so many columns from the left hold words; the others hold numbers, to the right. By default all do.
+    """
+    left = range(len(heads) if words is None else words)
+    return _table(heads, list(rows), {column for column in range(len(heads)) if column not in left})
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[int]) -> str:
     lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in (heads, *rows)]
-    right = len(heads) if numbers == 0 else numbers
-    return "\n".join([lines[0], "|" + "---|" * right + "---:|" * (len(heads) - right), *lines[1:]])
+    rule = "".join("---:|" if column in right else "---|" for column in range(len(heads)))
+    return "\n".join([lines[0], f"|{rule}", *lines[1:]])
 
 
 def methods(data: str) -> str:
@@ -61,7 +75,7 @@ def methods(data: str) -> str:
         )
         for name, runs in main_runs(data).items()
     )
-    return table(heads, rows, numbers=1)
+    return table(heads, rows, words=1)
 
 
 def claims() -> str:
@@ -88,11 +102,12 @@ def status() -> str:
             each.state,
             each.verdict,
             f"`onea paper {each.experiment.alias}`",
+            str(each.runs or ""),
             f"{each.hours:.1f}" if each.hours else "",
         )
         for each in reproduction.statuses()
     )
-    return table(("in the paper", "here", "claims", "command", "GPU hours"), rows)
+    return table(("in the paper", "here", "claims", "command", "runs", "GPU hours"), rows, words=4)
 
 
 def cost() -> str:
@@ -124,7 +139,7 @@ def rivals() -> str:
             cells += [f"{runs.of('A_T').value:.2f}", better]
         rows.append([f"**{cell}**" if title == "One-A+" and cell else cell for cell in cells])
     heads = ("", "CIFAR-100", "One-A+ is better by", "CUB-200", "One-A+ is better by")
-    return table(heads, rows, numbers=1)
+    return table(heads, rows, words=1)
 
 
 def _beside(method: str, **options: Any) -> Callable[[str], Runs]:
@@ -164,10 +179,10 @@ def streams() -> str:
         found = [select(among, method, "cifar100", **options).of("A_T").value for method, options in columns.values()]
         cells = [f"{value:.1f}" for value in found]
         rows.append([name, *(f"**{cell}**" if cell == cells[found.index(max(found))] else cell for cell in cells)])
-    return table(("", *columns), rows, numbers=1)
+    return table(("", *columns), rows, words=1)
 
 
-def stream_records(setting: dict[str, Any]) -> list[evidence.Record]:
+def stream_records(setting: dict[str, Any]) -> list[Record]:
     """The records of one of the further streams."""
     usual = {"stream": "auto", "gamma": 0.01, "order": None, "long_tail": None}
     asked = usual | setting
@@ -188,7 +203,7 @@ def attribution() -> str:
                 cells.append(f"{attributed(data, start, merge, classifier).of('A_T').value:.1f}")
         rows.append([f"**{cell}**" for cell in cells] if (start, merge) == ("merged", "weighted-mean") else cells)
     heads = ("start", "merge", "CIFAR-100, nearest mean", "Gaussian", "CUB-200, nearest mean", "Gaussian")
-    return table(heads, rows, numbers=2)
+    return table(heads, rows, words=2)
 
 
 def attributed(data: str, start: str, merge: str, classifier: str) -> Runs:
@@ -213,7 +228,7 @@ def expect() -> str:
         ),
         ("all images at once", *(f"{runs[d]['joint'].of('A_T').value:.1f}" for d in runs), at_once),
     ]
-    return table(("right, %", *evidence.DATA.values(), "Grocery, 15 updates"), rows, numbers=1)
+    return table(("right, %", *evidence.DATA.values(), "Grocery, 15 updates"), rows, words=1)
 
 
 def grocery() -> tuple[str, str]:
@@ -230,7 +245,9 @@ def trials(path: Path) -> str:
     """A table of trials, from its CSV; an asterisk there is bold here."""
     with path.open(encoding="utf-8") as file:
         heads, *rows = csv.reader(file)
-    shown = table(heads, [[_bold(cell) for cell in row] for row in rows], numbers=1)
+    columns = list(zip(*rows, strict=True))
+    right = {number for number, cells in enumerate(columns) if all(re.match(r"[-+\d]|$", cell) for cell in cells)}
+    shown = _table(heads, [[_bold(cell) for cell in row] for row in rows], right - {0})
     return f"{shown}\n\n[CSV](benchmarks/{path.name})"
 
 
@@ -257,6 +274,6 @@ GENERATED: dict[str, Callable[[], str]] = {
     "gpu-hours": lambda: (
         f"The committed runs took {reproduction.gpu_hours_here():.1f} hours in all, of a GPU that up to sixteen shared."
     ),
-    **{name: (lambda path=path: trials(path)) for name, path in TRIALS.items()},
+    **{name: partial(trials, path) for name, path in TRIALS.items()},
     **{f"chart-{name}": draw for name, draw in charts.CHARTS.items()},
 }
