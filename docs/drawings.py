@@ -9,6 +9,7 @@ import torch
 from svg import PICTURE, Canvas, apart, linear
 
 from onea.merging.fusion import Gate, fuse, gates
+from onea.streams import make_stream
 
 _SHARE = 0.4  # of the smaller side, in the example of a merge
 
@@ -138,3 +139,47 @@ def prototypes() -> tuple[Canvas, str]:
     canvas.text(0, 330, f"Lines lead to an image's own prototype. On this plane {here} of {len(truth)} are", "soft")
     canvas.text(0, 347, f"nearest to it; in all {means.shape[1]} dimensions, where answers are made, {right}.", "soft")
     return canvas, "Features of test images around the prototypes of their classes."
+
+
+def _columns(canvas: Canvas, values: tuple[int, ...], title: str, left: float, top: float, look: str) -> None:
+    """Columns with their values on top, in half the width."""
+    width = PICTURE / 2 - 16
+    canvas.text(left, top + 14, title, "strong")
+    x = linear(-0.5, len(values) - 0.5, left, left + width)
+    y = linear(0, 38, top + 132, top + 36)
+    for place, value in enumerate(values):
+        canvas.line([(x(place), y(0)), (x(place), y(value))], f"column {look}")
+        canvas.text(x(place), y(value) - 4, str(value), "soft", "middle")
+    canvas.line([(left, y(0)), (left + width, y(0))])
+
+
+def streams() -> tuple[Canvas, str]:
+    """A long-tailed stream and a step-imbalanced one: classes of each task, images of each class."""
+    classes, tasks = 100, 10
+    step = make_stream(classes=classes, tasks=tasks, gamma=0.01, seed=1)
+    even = make_stream(classes=classes, tasks=tasks, kind="balanced", seed=1, long_tail=0.1, n_max=500)
+    canvas, half = Canvas(PICTURE), PICTURE / 2
+    for row, (name, stream, look) in enumerate((("Long-tailed", even, "b"), ("Step-imbalanced", step, "a"))):
+        top = row * 190.0
+        canvas.text(0, top + 14, name, "head")
+        _columns(canvas, stream.sizes, "classes of each task", 0, top + 20, look)
+        images = sorted(stream.samples or [500] * classes, reverse=True)
+        canvas.text(half, top + 34, "images of each class", "strong")
+        x, y = linear(0, classes - 1, half + 34, PICTURE - 6), linear(0, 500, top + 152, top + 56)
+        for value in (0, 250, 500):
+            canvas.line([(half + 34, y(value)), (PICTURE - 6, y(value))], "axis" if value == 0 else "grid")
+            canvas.text(half + 28, y(value) + 4, str(value), "soft", "end")
+        canvas.line([(x(place), y(value)) for place, value in enumerate(images)], f"curve {look}")
+        canvas.text(0, top + 170, "tasks in order of arrival", "soft")
+        canvas.text(PICTURE - 6, top + 170, "classes by size", "soft", "end")
+    return canvas, "A long-tailed stream has equal tasks and unequal classes; a step-imbalanced one the reverse."
+
+
+def sizes() -> tuple[Canvas, str]:
+    """How the sizes of a step-imbalanced stream are made."""
+    stream = make_stream(classes=100, tasks=10, gamma=0.01, seed=1)
+    canvas = Canvas(PICTURE)
+    canvas.text(0, 16, "100 classes in ten tasks, gamma 0.01", "head")
+    _columns(canvas, tuple(sorted(stream.sizes, reverse=True)), "computed", 0, 22, "rest")
+    _columns(canvas, stream.sizes, "shuffled by the seed", PICTURE / 2, 22, "a")
+    return canvas, "Sizes of tasks from largest to smallest, and in order of arrival."

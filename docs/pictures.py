@@ -173,6 +173,8 @@ def main() -> None:
     one_a = record(ONE_A)
     plus = [record(PLUS), *map(record, RIVALS)]
     figures = {
+        "streams": drawings.streams(),
+        "sizes": drawings.sizes(),
         "network": drawings.network(),
         "merge-steps": drawings.merge_steps(),
         "prototypes": drawings.prototypes(),
