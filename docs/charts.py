@@ -240,9 +240,9 @@ _COMPONENTS = (
     "difference) and in the paper (hollow, another network, no deviation printed)."
 )
 STEPS: dict[str, tuple[str, str]] = {
-    "alignment, equal weights": ("none", "ASA"),
-    "weights by classes": ("none", "GW"),
-    "alignment, with weights": ("GW", "ASA + GW"),
+    "alignment (equal weights)": ("none", "ASA"),
+    "weighing by classes": ("none", "GW"),
+    "alignment (with weights)": ("GW", "ASA + GW"),
     "gating": ("ASA + GW", "ASA + GW + DG"),
 }
 

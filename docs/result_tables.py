@@ -87,7 +87,7 @@ def claims() -> str:
             claim.paper,
             claim.here,
             str(claim.count),
-            claim.verdict,
+            f"**{claim.verdict}**" if claim.verdict == "does not hold" else claim.verdict,
         )
         for claim in findings.claims()
     )

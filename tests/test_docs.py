@@ -356,6 +356,26 @@ def test_every_committed_table_is_that_of_the_records(tmp_path: Path) -> None:
 # the site
 
 
+def assert_results_are_complete(site: Path) -> None:
+    """Every method with records is in both tables; all of the paper has its state; charts come for desk and phone."""
+    from onea.methods import method_class
+    from onea.paper.experiments import experiments
+    from onea.report.load import load_records
+
+    page = (site / "results.html").read_text("utf-8")
+    run = {record["config"]["method"] for record in load_records(ROOT / "docs/results/methods/runs")} | {"one-a-plus"}
+    short = {"joint": "joint training", "sequential": "sequential", "per-task": "per-task adapter"}
+    tables = re.findall(r"<table>.*?</table>", page, re.S)
+    for table in tables[:2]:
+        missing = [name for name in run if (short.get(name) or method_class(name).title) not in table]
+        assert not missing
+    assert page.count('class="drawn wide"') == page.count('class="drawn narrow"') >= 6
+    state = re.search(r"<table>.*?</table>", (site / "paper.html").read_text("utf-8"), re.S)
+    assert state
+    assert all(f"onea paper {each.alias}" in state[0] for each in experiments().values())
+    assert len(experiments()) == 22
+
+
 def assert_answers_the_first_questions(site: Path) -> None:
     """On the home page, before its first heading; each answer goes on where it links to."""
     first = (site / "index.html").read_text("utf-8").partition("<h2")[0]
@@ -396,6 +416,7 @@ def test_the_site_is_built_strictly_and_offline(tmp_path: Path) -> None:
     from onea.methods import METHODS
 
     assert all(f"<code>{name}</code>" in methods for name in (*METHODS.own, *OPERATORS.own))
+    assert_results_are_complete(site)
     assert_answers_the_first_questions(site)
     assert_search_finds_what_people_type(site)
     commands = (site / "commands.html").read_text("utf-8")
