@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 from documented import ROOT, script
@@ -33,6 +34,14 @@ def test_every_committed_table_is_that_of_the_records(tmp_path: Path) -> None:
 
 
 # the site
+
+
+def assert_links_lead_to_files(site: Path) -> None:
+    """So that the site can be opened without a server, where no folder stands for its index.html."""
+    for page in site.rglob("*.html"):
+        for link in re.findall(r'(?:href|src)="([^"#?]+)', page.read_text("utf-8")):
+            outside = re.match(r"\w+:", link) or page.name == "404.html"
+            assert outside or (page.parent / unquote(link)).is_file(), f"{page.relative_to(site)}: {link}"
 
 
 def assert_results_are_complete(site: Path) -> None:
@@ -95,6 +104,7 @@ def test_the_site_is_built_strictly_and_offline(tmp_path: Path) -> None:
     from onea.methods import METHODS
 
     assert all(f"<code>{name}</code>" in methods for name in (*METHODS.own, *OPERATORS.own))
+    assert_links_lead_to_files(site)
     assert_results_are_complete(site)
     assert_answers_the_first_questions(site)
     assert_search_finds_what_people_type(site)

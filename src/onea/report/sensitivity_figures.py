@@ -174,7 +174,7 @@ def _by_rank(records: Sequence[Record], value: str) -> Mapping[str, dict[float, 
 
 def _write(axes: Any, x: int, y: int, cell: Value, ends: tuple[float, float], width: float) -> None:
     low, high = ends
-    dark = cell.mean is not None and cell.mean > low + 0.6 * (high - low)
+    dark = cell.mean is not None and cell.mean > low + 0.7 * (high - low)
     spread_text = f"\n± {cell.std:.2f}" if cell.std is not None else ""
     size = 7.0 if width < NARROW else 8.5
     ink = "white" if dark else style.INK
