@@ -140,10 +140,14 @@ def _forgetting() -> Iterable[Claim]:
 
 
 def _figures() -> Iterable[Claim]:
-    factor = evidence.mean([update_ratio(record) for record in parts(10, "ASA + GW + DG").records])
-    verdict: Verdict = "holds" if factor.low is not None and factor.low > 1 else "does not hold"
-    words = "weak directions of the base move more than strong ones (last quarter over first)"
-    yield Claim("figure6a", words, "above 1", f"{factor.text(digits=2)}", factor.count, verdict)
+    verdict: Verdict
+    for kind in ("down", "up"):
+        factor = evidence.mean([update_ratio(record, kind) for record in parts(10, "ASA + GW + DG").records])
+        verdict = "undecided"
+        if factor.low is not None and factor.high is not None and not factor.low <= 1 <= factor.high:
+            verdict = "holds" if factor.low > 1 else "does not hold"
+        words = f"{kind}-projection: weak directions of the base move more than strong ones (last quarter over first)"
+        yield Claim("figure6a", words, "above 1", factor.text(digits=2), factor.count, verdict)
     kept = evidence.mean([basis_kept(record) for record in parts(10, "ASA + GW + DG").records])
     verdict = "holds" if kept.value > 0.5 else "does not hold"
     words = "a merge keeps the strong directions of the base (overlap of the first quarter with itself, 1 is the same)"
@@ -167,14 +171,14 @@ def _figures() -> Iterable[Claim]:
     yield Claim("figure12", words, "none", str(len(better) or "none"), _SOME, "does not hold" if better else "holds")
 
 
-def update_ratio(record: Record) -> float:
+def update_ratio(record: Record, kind: str) -> float:
     """How much farther the weakest quarter of the base's directions moves than the strongest, mean over all merges."""
     from onea.report.analysis_figures import numbers
 
     found = []
     for task in record["tasks"]:
-        for kind in ((task.get("merge") or {}).get("analysis") or {}).values():
-            for layer in kind["layers"]:
+        if analysis := (task.get("merge") or {}).get("analysis"):
+            for layer in analysis[kind]["layers"]:
                 moved = numbers(layer["update"])
                 quarter = len(moved) // 4
                 found.append(fmean(moved[-quarter:]) / fmean(moved[:quarter]))

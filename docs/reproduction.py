@@ -16,6 +16,7 @@ from findings import Verdict, claims
 from onea.paper.experiment import Cell, Experiment
 from onea.paper.experiments import experiments
 from onea.record import Record
+from onea.report.load import load_records
 
 BENCH = ROOT / "benchmarks" / "bench-nvidia-h200-16-random-vit_base_patch16_224.csv"
 NO_CLAIM = "–"
@@ -149,10 +150,8 @@ def bench(measure: str, setting: str = "", unit: str = "images/s", column: str =
     raise LookupError(f"{BENCH.name} has no {measure} {setting} in {unit}")
 
 
-def gpu_hours_here() -> float:
-    """What the committed records took: the seconds of learning and evaluation of every run, once each."""
-    found: dict[str, Record] = {}
-    for folder in ("methods/runs", "one-a-plus/runs", "streams/runs", "attribution/runs", "runs", "precision"):
-        for record in evidence.records(folder):
-            found[record["dates"]["started"] + str(record["config"])[:200]] = record
-    return sum(sum(r["timings"]["learn_s"]) + sum(r["timings"]["evaluate_s"]) for r in found.values()) / 3600
+def committed_runs() -> tuple[int, float]:
+    """How many runs are committed, and the hours they took, added up run by run."""
+    found = load_records(evidence.RESULTS)
+    seconds = sum(sum(record["timings"]["learn_s"]) + sum(record["timings"]["evaluate_s"]) for record in found)
+    return len(found), float(seconds) / 3600

@@ -238,6 +238,14 @@ def grocery() -> tuple[str, str]:
     return updates, at_once
 
 
+def committed_runs() -> str:
+    """How much was run, in a sentence."""
+    count, hours = reproduction.committed_runs()
+    return (
+        f"The {count} committed runs took {hours:.1f} hours, added up run by run; up to sixteen of them shared the GPU."
+    )
+
+
 TRIALS = {path.stem: path for path in sorted((ROOT / "benchmarks").glob("trials-*.csv"))}
 
 
@@ -271,9 +279,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "other-streams": streams,
     "attribution": attribution,
     "expect": expect,
-    "gpu-hours": lambda: (
-        f"The committed runs took {reproduction.gpu_hours_here():.1f} hours in all, of a GPU that up to sixteen shared."
-    ),
+    "committed-runs": committed_runs,
     **{name: partial(trials, path) for name, path in TRIALS.items()},
     **{f"chart-{name}": draw for name, draw in charts.CHARTS.items()},
 }

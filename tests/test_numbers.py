@@ -24,6 +24,7 @@ from documented import ROOT
 sys.path.insert(0, str(ROOT / "docs"))
 import evidence
 import findings
+import reproduction
 import result_tables
 
 BENCH = "bench-nvidia-h200-16-random-vit_base_patch16_224.csv"
@@ -271,3 +272,10 @@ def test_what_updates_cost_against_all_images_at_once(page: str) -> None:
     gaps.append(at_once - updates)
     words = " ".join((ROOT / page).read_text("utf-8").split())
     assert f"{min(gaps):.0f} to {max(gaps):.0f} points" in words
+
+
+def test_every_committed_run_is_counted() -> None:
+    """Once each: records of further classifiers are no further runs."""
+    count, hours = reproduction.committed_runs()
+    assert count == len(list((ROOT / "docs/results").rglob("record.json.gz")))
+    assert f"The {count} committed runs took {hours:.1f} hours" in result_tables.committed_runs()
