@@ -8,22 +8,19 @@ site, and so does what is rendered from the committed records.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import rendered
+import result_tables
+import svg
+from result_tables import table
 
 ROOT = Path(__file__).parent.parent
 MARK = re.compile(r"^<!-- generated: (\S+) -->$", re.M)
 MAP = re.compile(r"^!\[[^\]]*\]\((\S+\.svg)\)$", re.M)
 BENCHMARKS = "benchmarks"
-
-
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table; bars inside cells are escaped."""
-    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in (heads, *rows)]
-    return "\n".join([lines[0], "|" + "---|" * len(heads), *lines[1:]])
 
 
 def methods_table() -> str:
@@ -95,17 +92,6 @@ def datasets_table() -> str:
     )
 
 
-def experiments_table() -> str:
-    """Every table and figure of the paper."""
-    from onea.paper.experiments import experiments
-
-    rows = (
-        (f"`{each.name}`", f"`{each.alias}`", each.title, str(len(each.cells) * each.seeds or ""))
-        for each in experiments().values()
-    )
-    return table(("name", "or", "shows", "runs"), rows)
-
-
 def commands_reference() -> str:
     """Every command with its arguments and options, as the parser itself knows them."""
     import typer
@@ -157,6 +143,15 @@ def result_pages(files: Any) -> str:
     return f"Pages: {', '.join(links)}." if pages else ""
 
 
+def _outside(name: str) -> str:
+    """A file from beside docs/ as a page; its links lead from there."""
+    found = ROOT / (name if name == "NOTICE" else f"{name}.md")
+    text = found.read_text("utf-8")
+    if name == "NOTICE":
+        return f"# Notice\n\n```text\n{text}\n```\n"
+    return re.sub(r"\]\((?:docs/|\./)", "](", text)
+
+
 def _drawn(path: Path) -> str:
     """A drawing as part of its page, where the page's colours reach it."""
     return f'<figure class="drawing">{path.read_text("utf-8")}</figure>'
@@ -169,9 +164,8 @@ GENERATED: dict[str, Callable[[], str]] = {
     "classifiers": classifiers_table,
     "operator-options": operator_options,
     "datasets": datasets_table,
-    "experiments": experiments_table,
     "commands": commands_reference,
-}
+} | result_tables.GENERATED
 
 
 # mkdocs calls these by name
@@ -187,6 +181,9 @@ def on_files(files: Any, config: Any) -> Any:
     listed = "\n".join(f"- [{path.name}]({path.name})" for path in kept)
     text = f"# Measured files\n\nWhat benchmarks left behind; the name says on which hardware.\n\n{listed}\n"
     files.append(File.generated(config, f"{BENCHMARKS}/index.md", content=text))
+    files.append(File.generated(config, "drawn.css", content=svg.stylesheet()))
+    for name in ("CHANGELOG", "NOTICE"):
+        files.append(File.generated(config, f"{name.lower()}.md", content=_outside(name)))
     for path in rendered.rendered(Path(config.site_dir).parent / "build" / "results"):
         name = f"results/{path.parent.name}/{path.name}"
         if made_before := files.get_file_from_path(name):  # by the same commands, run by hand
@@ -199,6 +196,7 @@ def on_page_markdown(markdown: str, page: Any, files: Any, **_: Any) -> str:
     """Fill in what is generated, and turn links out of docs/ to where those files are on the site."""
     markdown = re.sub(rf"\]\(\.\./{BENCHMARKS}/?\)", f"]({BENCHMARKS}/index.md)", markdown)
     markdown = markdown.replace(f"](../{BENCHMARKS}/", f"]({BENCHMARKS}/")
+    markdown = re.sub(r"\]\(\.\./(CHANGELOG|NOTICE)(\.md)?\)", lambda found: f"]({found[1].lower()}.md)", markdown)
     markdown = MAP.sub(lambda found: _drawn(Path(page.file.abs_src_path).parent / found[1]), markdown)
     generated = GENERATED | {"result-pages": lambda: result_pages(files)}
     return MARK.sub(lambda found: generated[found[1]](), markdown)

@@ -7,8 +7,10 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import module_from_spec, spec_from_file_location
 from itertools import takewhile
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).parent.parent
 PAGES = tuple(sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs").glob("*/README.md")]))
@@ -72,3 +74,13 @@ def blocks(page: Path) -> list[Block]:
         Block(page, text.count("\n", 0, found.start()) + 1, found["language"], found["how"] or "parse", found["text"])
         for found in _BLOCK.finditer(text)
     ]
+
+
+def script(name: str) -> ModuleType:
+    """A module of docs/."""
+    found = spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    assert found
+    assert found.loader
+    module = module_from_spec(found)
+    found.loader.exec_module(module)
+    return module

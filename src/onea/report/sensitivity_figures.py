@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WIDTH = 7.4
+LEAST_RANGE = 2.0  # points; runs of one configuration differ by about half of that
 FILLS = ("full", "none", "bottom")
 
 
@@ -35,6 +36,21 @@ def by_options(records: Sequence[Record], names: Sequence[str], value: str = "A_
     return {key: summarise(found[key]) for key in sorted(found)}
 
 
+def colour_range(cells: Sequence[Value]) -> tuple[float, float]:
+    """The values of the palest and of the darkest colour: what is drawn, and at least four deviations or two points.
+
+    So a map of nothing but noise looks even.
+
+    >>> colour_range([Value(mean=70.7), Value(mean=71.1)]), colour_range([Value(mean=60.0), Value(mean=80.0)])
+    ((69.9, 71.9), (60.0, 80.0))
+    """
+    means = [cell.mean for cell in cells if cell.mean is not None]
+    noise = max([LEAST_RANGE, *(4 * cell.std for cell in cells if cell.std is not None)])
+    low, high = min(means), max(means)
+    short = max(0.0, noise - (high - low)) / 2
+    return round(low - short, 9), round(high + short, 9)
+
+
 def gate_heat_map(records: Sequence[Record], width: float = WIDTH, value: str = "A_T") -> Figure:
     """A metric over the gate's sharpness (columns) and quantile (rows); what has not been run stays blank."""
     cells = by_options(records, ("kappa", "quantile"), value)
@@ -42,7 +58,7 @@ def gate_heat_map(records: Sequence[Record], width: float = WIDTH, value: str = 
         raise OneaError("No finished record has the options kappa and quantile; run one-a with several of them.")
     kappas, quantiles = (sorted({key[place] for key in cells}) for place in (0, 1))
     means = {key: cell.mean for key, cell in cells.items() if cell.mean is not None}
-    low, high = min(means.values()), max(means.values())
+    low, high = colour_range(list(cells.values()))
     table = [[means.get((kappa, quantile), float("nan")) for kappa in kappas] for quantile in quantiles]
     with style.themed():
         figure = style.blank(width, 1.5 + 0.62 * len(quantiles))
@@ -158,7 +174,7 @@ def _by_rank(records: Sequence[Record], value: str) -> Mapping[str, dict[float, 
 
 def _write(axes: Any, x: int, y: int, cell: Value, ends: tuple[float, float], width: float) -> None:
     low, high = ends
-    dark = cell.mean is not None and cell.mean > low + 0.6 * (high - low)
+    dark = cell.mean is not None and cell.mean > low + 0.7 * (high - low)
     spread_text = f"\n± {cell.std:.2f}" if cell.std is not None else ""
     size = 7.0 if width < NARROW else 8.5
     ink = "white" if dark else style.INK

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the committed records say: methods on the two main streams, means with intervals, paired differences.
+
+Pages, charts and the test of every printed number ask here, so a number has one source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from statistics import fmean, median, stdev
+from typing import Any
+
+from onea.methods import method_class
+from onea.paper.names import METHODS as PAPER_NAMES
+from onea.record import Record
+from onea.record_metrics import metric
+from onea.report.load import by_classifier, load_records, with_present_options
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "docs" / "results"
+DATA = {"cifar100": "CIFAR-100, 10 tasks", "cub200": "CUB-200, 20 tasks"}
+PLUS, ONE_A, MOS, JOINT, SEQUENTIAL = "one-a-plus", "one-a", "mos", "joint", "sequential"
+HIGHLIGHTED = (PLUS, ONE_A, MOS)
+IN_PAPER = {name: title for title, name in PAPER_NAMES.items()}
+# Student's t at 97.5 %, by degrees of freedom: no more seeds than this have been run.
+_T = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
+# Where One-A's switches stand by default; the runs of the paper's ablations differ in these alone.
+USUAL = {"alignment": True, "weights": "classes", "gating": True, "kappa": 2.0, "quantile": 0.3, "rank": 64}
+_SHORT = {"joint": "joint training", "sequential": "sequential", "per-task": "per-task adapter"}
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean over seeds with its 95 % interval; a single run has none."""
+
+    value: float
+    low: float | None
+    high: float | None
+    count: int
+
+    @property
+    def decided(self) -> bool:
+        """Whether the interval leaves out zero."""
+        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
+
+    def text(self, sign: bool = False, digits: int = 1) -> str:
+        """As pages print it, on one line.
+
+        >>> Mean(5.19, 4.02, 6.36, 3).text(sign=True)
+        '+5.2\xa0(+4.0\xa0to\xa0+6.4)'
+        """
+        shown = _text(self.value, sign, digits)
+        if self.low is None or self.high is None:
+            return shown
+        told = f"{shown} ({_text(self.low, sign, digits)} to {_text(self.high, sign, digits)})"
+        return told.replace(" ", "\N{NO-BREAK SPACE}")
+
+
+def _text(value: float, sign: bool, digits: int) -> str:
+    if not round(value, digits):
+        return f"{0:.{digits}f}"
+    return f"{value:{'+' if sign else ''}.{digits}f}".replace("-", "−")
+
+
+def mean(values: Sequence[float]) -> Mean:
+    """Mean and interval, by Student's t.
+
+    >>> mean([1.0, 2.0, 3.0]).text()
+    '2.0\xa0(−0.5\xa0to\xa04.5)'
+    """
+    middle, count = fmean(values), len(values)
+    if count < 2:
+        return Mean(middle, None, None, count)
+    half = _T[count - 1] * stdev(values) / count**0.5
+    return Mean(middle, middle - half, middle + half, count)
+
+
+@dataclass(frozen=True)
+class Runs:
+    """One configuration of a method on one stream, over its seeds."""
+
+    method: str
+    records: tuple[Record, ...]
+
+    @property
+    def title(self) -> str:
+        """What charts call it."""
+        return _SHORT.get(self.method) or method_class(self.method).title
+
+    @property
+    def seeds(self) -> dict[int, Record]:
+        """Records by seed."""
+        return {record["config"]["seed"]: record for record in self.records}
+
+    def of(self, name: str) -> Mean:
+        """A metric over the seeds."""
+        return mean([value for record in self.records if (value := metric(name).value(record)) is not None])
+
+    def cost(self, name: str) -> float:
+        """A measured cost of an answer after the last task: the median, because some seeds train nothing."""
+        return median(value for record in self.records if (value := metric(name).value(record)) is not None)
+
+    def curve(self) -> list[float]:
+        """Accuracy after each task, mean over the seeds."""
+        return [fmean(step) for step in zip(*(record["metrics"]["A"] for record in self.records), strict=True)]
+
+
+def difference(
+    first: Runs, second: Runs, read: Callable[[Record], float] = lambda record: record["metrics"]["A_T"]
+) -> Mean:
+    """Second minus first, paired by the seeds that both have."""
+    a, b = first.seeds, second.seeds
+    return mean([read(b[seed]) - read(a[seed]) for seed in sorted(a.keys() & b.keys())])
+
+
+@cache
+def records(folder: str) -> tuple[Record, ...]:
+    """All records below a folder of docs/results, those of further classifiers included."""
+    found = [each for record in load_records(RESULTS / folder) for each in by_classifier(record)]
+    return tuple(with_present_options(found))
+
+
+def select(among: Iterable[Record], method: str, data: str, **options: Any) -> Runs:
+    """The runs of one configuration, at most one a seed."""
+    chosen = {
+        record["config"]["seed"]: record
+        for record in among
+        if record["config"]["method"] == method
+        and record["data"]["name"] == data
+        and all(record["options"].get(key) == value for key, value in options.items())
+    }
+    if not chosen:
+        raise LookupError(f"no record of {method} on {data} with {options}")
+    return Runs(method, tuple(chosen[seed] for seed in sorted(chosen)))
+
+
+@cache
+def main_runs(data: str) -> dict[str, Runs]:
+    """Every method on one of the two main streams (gamma 0.01), the most accurate first."""
+    others, plus = records("methods/runs"), records("one-a-plus/runs")
+    names = dict.fromkeys(record["config"]["method"] for record in others)
+    found = {name: select(others, name, data) for name in names}
+    found[PLUS] = select(plus, PLUS, data, classifier="rgda", min_share=0.25)
+    # Frozen features with the nearest mean, run again beside other classifiers: five seeds instead of one.
+    single = found["simplecil"].records[0]
+    more = select(plus, "simplecil", data, classifier="ncm").records
+    found["simplecil"] = Runs("simplecil", tuple(record | {"cost": single["cost"]} for record in more))
+    return dict(sorted(found.items(), key=lambda item: -item[1].of("A_T").value))
+
+
+@cache
+def parts(tasks: int, row: str) -> Runs:
+    """One-A on CIFAR-100 with some of its parts, a row of the paper's Table 3."""
+    from onea.paper.tables import ABLATION
+
+    return _one_a(tasks, **ABLATION[row])
+
+
+@cache
+def proxy(row: str) -> Runs:
+    """One-A on CIFAR-100 with another information proxy, a row of the paper's Table 5."""
+    from onea.paper.tables import PROXIES
+
+    return _one_a(10, weights=PROXIES[row])
+
+
+def _one_a(tasks: int, **changed: Any) -> Runs:
+    """One-A with these switches; the others stand where they do by default."""
+    among = (record for record in records("runs") if len(record["stream"]["sizes"]) == tasks)
+    return select(among, ONE_A, "cifar100", **USUAL | changed)

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What holds of the paper on our records, claim by claim: the paper's difference, ours, and a verdict by rule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from statistics import fmean
+from typing import Literal
+
+import charts
+import evidence
+from evidence import DATA, MOS, ONE_A, Mean, difference, main_runs, parts, proxy
+
+from onea.paper.names import METHODS
+from onea.paper.reported import number, reported
+from onea.record import Record
+
+Verdict = Literal["holds", "does not hold", "not seen", "undecided", "one run"]
+_TABLE_1 = {"cifar100": "CIFAR100 (T=10) / A_T", "cub200": "CUB (T=20) / A_T"}
+_SOME = "1 to 5"
+_FIRM = 0.648  # rank correlation of ten methods that chance exceeds in one case of twenty
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement of the paper and what our runs say to it.
+
+    Attributes:
+        source: the table or figure that shows it.
+        words: the statement.
+        paper: the paper's number, as text.
+        here: ours.
+        count: seeds behind ours; a text where they differ.
+        verdict: whether it holds here.
+    """
+
+    source: str
+    words: str
+    paper: str
+    here: str
+    count: int | str
+    verdict: Verdict
+
+
+def judged(ours: Mean, theirs: float) -> Verdict:
+    """What a difference here says about a positive one in the paper.
+
+    >>> judged(Mean(0.5, 0.1, 0.8, 3), 4.1), judged(Mean(0.0, -0.1, 0.1, 3), 1.9), judged(Mean(0.6, -0.6, 1.9, 3), 1.1)
+    ('holds', 'not seen', 'undecided')
+    """
+    if ours.low is None or ours.high is None:
+        return "one run"
+    if ours.decided:
+        return "holds" if (ours.value > 0) == (theirs > 0) else "does not hold"
+    return "undecided" if ours.low <= theirs <= ours.high else "not seen"
+
+
+def _gain(source: str, words: str, theirs: float, ours: Mean) -> Claim:
+    return Claim(source, words, _signed(theirs), ours.text(sign=True), ours.count, judged(ours, theirs))
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.1f}".replace("-", "−")
+
+
+@cache
+def claims() -> tuple[Claim, ...]:
+    """All of them, in the order of the paper's tables and figures."""
+    return (*_ranking(), *_components(), *_merging(), *_proxies(), *_forgetting(), *_figures())
+
+
+def _ranking() -> Iterable[Claim]:
+    for data, column in _TABLE_1.items():
+        rows = charts.distances(data, column)
+        best = max((name for name, _, _ in rows), key=lambda name: main_runs(data)[name].of("A_T").value)
+        ours = difference(main_runs(data)[best], main_runs(data)[ONE_A])
+        words = f"{DATA[data]}: One-A is above its best rival (here {main_runs(data)[best].title})"
+        yield _gain("table1", words, -max(theirs for _, _, theirs in rows), ours)
+        names = [*(name for name, _, _ in rows), ONE_A]
+        here = [main_runs(data)[name].of("A_T").value for name in names]
+        there = [*(theirs for _, _, theirs in rows), 0.0]
+        agreement = rank_correlation(here, there)
+        verdict: Verdict = "holds" if agreement > _FIRM else "undecided"
+        words = f"{DATA[data]}: the order of the ten methods (rank correlation, 1 is the same order)"
+        yield Claim("table1", words, "1", f"{agreement:.2f}", _SOME, verdict)
+
+
+def _components() -> Iterable[Claim]:
+    for tasks in (10, 20):
+        for name, (first, second) in charts.STEPS.items():
+            ours = difference(parts(tasks, first), parts(tasks, second))
+            yield _gain("table3", f"{tasks} tasks: {name} raises A_T", charts.paper_gain(first, second, tasks), ours)
+
+
+def _merging() -> Iterable[Claim]:
+    paper = {row: number(reported("table4", row, "A_T") or "").value for row in ("One-A", "MOS", "Per-task adapter")}
+    for data in DATA:
+        for row in ("MOS", "Per-task adapter"):
+            runs = main_runs(data)
+            ours = difference(runs[METHODS[row]], runs[ONE_A])
+            words = f"{DATA[data]}: One-A is above {runs[METHODS[row]].title} (paper: ImageNet-R)"
+            yield _gain("table4", words, paper["One-A"] - paper[row], ours)
+    for name, words in (
+        (MOS, "an answer of MOS costs a pass for each task"),
+        ("per-task", "so does one of per-task adapters"),
+    ):
+        runs = main_runs("cub200")
+        factor = runs[name].cost("gflops") / runs[ONE_A].cost("gflops")
+        theirs = reported("table4", {MOS: "MOS", "per-task": "Per-task adapter"}[name], "FLOPs") or ""
+        verdict: Verdict = "holds" if abs(factor - 20) < 2 else "does not hold"
+        here, count = f"{factor:.1f}× One-A's, 20 tasks", len(runs[name].records)
+        yield Claim("table4", words, f"{theirs} One-A's, 40 tasks", here, count, verdict)
+
+
+def _proxies() -> Iterable[Claim]:
+    paper = {row: number(reported("table5", row, "CIFAR100") or "").value for row in _PROXIES}
+    for row, words in _PROXIES.items():
+        if row != _COUNTS:
+            ours = difference(proxy(row), proxy(_COUNTS))
+            yield _gain("table5", f"counting classes beats {words} as a weight", paper[_COUNTS] - paper[row], ours)
+
+
+_COUNTS = "Class count-based"
+_PROXIES = {"Norm-based": "norms", "SV-based": "singular values", _COUNTS: ""}
+
+
+def _forgetting() -> Iterable[Claim]:
+    for tasks in (10, 20):
+        ours = difference(parts(tasks, "ASA + GW"), parts(tasks, "ASA + GW + DG"), lambda r: float(r["metrics"]["F"]))
+        yield Claim(
+            "figure5",
+            f"{tasks} tasks: gating lowers forgetting (F)",
+            "lower" if tasks == 10 else "no figure",
+            ours.text(sign=True),
+            ours.count,
+            judged(ours, -1.0) if ours.decided else "undecided",
+        )
+
+
+def _figures() -> Iterable[Claim]:
+    verdict: Verdict
+    for kind in ("down", "up"):
+        factor = evidence.mean([update_ratio(record, kind) for record in parts(10, "ASA + GW + DG").records])
+        verdict = "undecided"
+        if factor.low is not None and factor.high is not None and not factor.low <= 1 <= factor.high:
+            verdict = "holds" if factor.low > 1 else "does not hold"
+        words = f"{kind}-projection: weak directions of the base move more than strong ones (last quarter over first)"
+        yield Claim("figure6a", words, "above 1", factor.text(digits=2), factor.count, verdict)
+    kept = evidence.mean([basis_kept(record) for record in parts(10, "ASA + GW + DG").records])
+    verdict = "holds" if kept.value > 0.5 else "does not hold"
+    words = "a merge keeps the strong directions of the base (overlap of the first quarter with itself, 1 is the same)"
+    yield Claim("figure6b", words, "near 1", kept.text(digits=2), kept.count, verdict)
+    one_a = [record for record in evidence.records("runs") if len(record["stream"]["sizes"]) == 10]
+    for source, words, keys in (
+        ("figure7", "sharpness and quantile of the gate hardly matter (best minus worst)", ("kappa", "quantile")),
+        ("figure11", "the rank hardly matters (best minus worst; paper: ImageNet-A)", ("rank",)),
+    ):
+        spread = _spread(one_a, keys)
+        verdict = "holds" if spread < 1 else "does not hold"
+        yield Claim(source, words, "small", f"{spread:.1f} points", 1, verdict)
+    runs = main_runs("cifar100")
+    own = runs[ONE_A]
+    better = [
+        name
+        for name, _, _ in charts.distances("cifar100", _TABLE_1["cifar100"])
+        if runs[name].of("A_T").value > own.of("A_T").value and runs[name].cost("gflops") < 1.01 * own.cost("gflops")
+    ]
+    words = "none of its nine rivals is more accurate at One-A's cost (operations here, time in the paper)"
+    yield Claim("figure12", words, "none", str(len(better) or "none"), _SOME, "does not hold" if better else "holds")
+
+
+def update_ratio(record: Record, kind: str) -> float:
+    """How much farther the weakest quarter of the base's directions moves than the strongest, mean over all merges."""
+    from onea.report.analysis_figures import numbers
+
+    found = []
+    for task in record["tasks"]:
+        if analysis := (task.get("merge") or {}).get("analysis"):
+            for layer in analysis[kind]["layers"]:
+                moved = numbers(layer["update"])
+                quarter = len(moved) // 4
+                found.append(fmean(moved[-quarter:]) / fmean(moved[:quarter]))
+    return fmean(found)
+
+
+def basis_kept(record: Record) -> float:
+    """How much of each of the base's strongest directions (a quarter) is still itself after a merge, mean over all."""
+    from onea.report.analysis_figures import square
+
+    found = []
+    for task in record["tasks"]:
+        for kind in ((task.get("merge") or {}).get("analysis") or {}).values():
+            table = square(kind["overlap"])
+            found += [table[place][place] for place in range(len(table) // 4)]
+    return fmean(found)
+
+
+def _spread(among: Iterable[Record], keys: tuple[str, ...]) -> float:
+    """Best minus worst A_T of seed 1 where only these options differ."""
+    fixed = {key: value for key, value in evidence.USUAL.items() if key not in keys}
+    found = [
+        record["metrics"]["A_T"]
+        for record in among
+        if record["config"]["seed"] == 1 and all(record["options"].get(key) == value for key, value in fixed.items())
+    ]
+    return float(max(found) - min(found))
+
+
+def rank_correlation(first: list[float], second: list[float]) -> float:
+    """Spearman's, for lists without ties.
+
+    >>> rank_correlation([1.0, 2.0, 3.0], [10.0, 30.0, 20.0])
+    0.5
+    """
+    ranks = [[sorted(values).index(value) for value in values] for values in (first, second)]
+    count = len(first)
+    squares = float(sum((a - b) ** 2 for a, b in zip(*ranks, strict=True)))
+    return 1 - 6 * squares / (count * (count * count - 1))

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far each table and figure of the paper has been run here, and what its own setting would cost."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import evidence
+from evidence import ONE_A, ROOT, USUAL
+from findings import Verdict, claims
+
+from onea.paper.experiment import Cell, Experiment
+from onea.paper.experiments import experiments
+from onea.record import Record
+from onea.report.load import load_records
+
+BENCH = ROOT / "benchmarks" / "bench-nvidia-h200-16-random-vit_base_patch16_224.csv"
+NO_CLAIM = "–"
+_NOT_OPTIONS = ("method", "data", "tasks", "backbone", "protocol", "stream", "gamma", "order", "long_tail")
+
+
+@dataclass(frozen=True)
+class Status:
+    """One table or figure: what has been run of it here, what came out, and what the paper's own setting would cost."""
+
+    experiment: Experiment
+    done: int
+    seeds: str
+    hours: float
+
+    @property
+    def runs(self) -> int:
+        """How many the paper's own setting takes."""
+        return len(self.experiment.cells) * self.experiment.seeds
+
+    @property
+    def state(self) -> str:
+        """In words."""
+        if not self.experiment.cells:
+            return "made by the program; nothing to run"
+        if not self.done:
+            return "on other data" if self.verdict != NO_CLAIM else "not run"
+        whole = len(self.experiment.cells)
+        return f"{self.done} of {whole} places, n = {self.seeds}" if self.done < whole else f"run, n = {self.seeds}"
+
+    @property
+    def verdict(self) -> str:
+        """What the claims that it shows came to."""
+        if not self.experiment.cells:
+            return "agrees"
+        found = [claim.verdict for claim in claims() if claim.source == self.experiment.name]
+        words: Mapping[Verdict, str] = {
+            "holds": "agree",
+            "does not hold": "disagree",
+            "not seen": "not seen here",
+            "undecided": "undecided",
+            "one run": "only one run",
+        }
+        return ", ".join(f"{found.count(key)} {word}" for key, word in words.items() if key in found) or NO_CLAIM
+
+
+def matches(record: Record, cell: Cell) -> bool:
+    """Whether a record is a run of a cell, on our network."""
+    wanted, config, options = dict(cell.options), record["config"], record["options"]
+    if wanted["method"] != config["method"] or wanted["data"] != record["data"]["name"] or cell.split:
+        return False
+    stream = {key: wanted.get(key) for key in ("order", "long_tail")}
+    if any(config.get(key) != value for key, value in stream.items()):
+        return False
+    balanced = wanted["stream"] == "balanced"
+    if (
+        balanced != (config.get("stream") == "balanced")
+        or config.get("sizes")
+        or config.get("gamma") != wanted["gamma"]
+    ):
+        return False
+    if len(record["stream"]["sizes"]) != wanted["tasks"]:
+        return False
+    given = {key: value for key, value in wanted.items() if key not in _NOT_OPTIONS}
+    asked = (USUAL if wanted["method"] == ONE_A else {}) | given
+    return all(options.get(key) == value for key, value in asked.items())
+
+
+@cache
+def statuses() -> tuple[Status, ...]:
+    """All 22, in the paper's order."""
+    known = [*evidence.records("methods/runs"), *evidence.records("runs")]
+    return tuple(_status(each, known) for each in experiments().values())
+
+
+def _status(experiment: Experiment, known: list[Record]) -> Status:
+    done, seeds = 0, set()
+    for cell in experiment.cells:
+        if found := {record["config"]["seed"] for record in known if matches(record, cell)}:
+            done += 1
+            seeds.add(1 if experiment.per_task else len(found))
+    count = str(max(seeds, default=0)) if len(seeds) < 2 else f"{min(seeds)} to {max(seeds)}"
+    return Status(experiment, done, count, sum(_hours(config) for config in _configs(experiment.name)))
+
+
+@cache
+def _configs(name: str) -> tuple[Any, ...]:
+    """The runs of an experiment in the paper's own setting."""
+    from onea.paper.scale import Changes, make_plan
+
+    experiment = experiments()[name]
+    return make_plan(experiment, Changes(), _published).configs if experiment.cells else ()
+
+
+@cache
+def _published(data: str) -> Any:
+    """Counts as published, whatever lies on this machine: the page must be the same everywhere."""
+    from onea.paper.facts import DataFacts
+    from onea.paper.names import DATASETS
+
+    known = DATASETS[data]
+    each = {
+        side: tuple([count // known.classes] * known.classes)
+        for side, count in (("train", known.train), ("test", known.test))
+    }
+    return DataFacts(each["train"], each["test"], loaded=True)
+
+
+def _hours(config: Any) -> float:
+    from onea.paper.scale import estimate
+
+    cost = estimate(config, _published(config.data))
+    return (cost.training / bench("training") + cost.evaluation / bench("inference", "batch 256")) / 3600
+
+
+def total_hours() -> float:
+    """All experiments, a run that several need counted once."""
+    every = {config.key(): config for each in experiments() for config in _configs(each)}
+    return sum(map(_hours, every.values()))
+
+
+@cache
+def bench(measure: str, setting: str = "", unit: str = "images/s", column: str = "fast") -> float:
+    """A figure of the benchmark of ViT-B/16 on an H200."""
+    with BENCH.open() as file:
+        for line in csv.DictReader(file):
+            if (line["measure"], line["unit"], line["column"]) == (measure, unit, column) and setting in line[
+                "setting"
+            ]:
+                return float(line["value"])
+    raise LookupError(f"{BENCH.name} has no {measure} {setting} in {unit}")
+
+
+def committed_runs() -> tuple[int, float]:
+    """How many runs are committed, and the hours they took, added up run by run."""
+    found = load_records(evidence.RESULTS)
+    seconds = sum(sum(record["timings"]["learn_s"]) + sum(record["timings"]["evaluate_s"]) for record in found)
+    return len(found), float(seconds) / 3600

@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of results for the pages, made from committed records and measured files."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import charts
+import evidence
+import findings
+import reproduction
+from evidence import ONE_A, PLUS, ROOT, Runs, difference, main_runs, select
+
+from onea.record import Record
+
+GROCERY = ROOT / "benchmarks" / "grocery-2-cores-amd-epyc.json"
+_CHOSEN = {"classifier": "rgda"}  # One-A+'s classifier
+STREAMS: dict[str, dict[str, Any]] = {  # what the configurations of the further streams say
+    "10 tasks of 10 classes": {"stream": "balanced", "tasks": 10},
+    "20 tasks of 5 classes": {"stream": "balanced", "tasks": 20},
+    "large tasks first": {"order": "descending"},
+    "gamma 0.001": {"gamma": 0.001},
+    "gamma 0.05": {"gamma": 0.05},
+    "long-tailed, 500 to 50 images of a class": {"long_tail": 0.1},
+    "a task of one class first": {"order": "given"},
+}
+_MERGES = {"one-a": "One-A", "weighted-mean": "class-weighted mean, two votes", "newest": "none (the newest adapter)"}
+_ORDER = [
+    ("fresh", "one-a"),
+    ("fresh", "weighted-mean"),
+    ("fresh", "newest"),
+    ("merged", "one-a"),
+    ("merged", "newest"),
+    ("merged", "weighted-mean"),
+]
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], words: int | None = None) -> str:
+    """A Markdown table; bars inside cells are escaped.
+
+    Args:
+        heads: of the columns.
+        rows: their cells.
+        words: so many columns from the left hold words; the others hold numbers, to the right. By default all do.
+    """
+    left = range(len(heads) if words is None else words)
+    return _table(heads, list(rows), {column for column in range(len(heads)) if column not in left})
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[int]) -> str:
+    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in (heads, *rows)]
+    rule = "".join("---:|" if column in right else "---|" for column in range(len(heads)))
+    return "\n".join([lines[0], f"|{rule}", *lines[1:]])
+
+
+def methods(data: str) -> str:
+    """Every method on one of the two main streams: accuracy and forgetting with intervals, and an answer's cost."""
+    heads = ("method", "A_T %", "mean A %", "F", "n", "GFLOP", "passes", "MB kept")
+    rows = (
+        (
+            f"**{runs.title}**" if name in evidence.HIGHLIGHTED else runs.title,
+            runs.of("A_T").text(),
+            f"{runs.of('mean_A').value:.1f}",
+            runs.of("F").text(),
+            str(len(runs.records)),
+            f"{runs.cost('gflops'):.1f}",
+            f"{runs.cost('passes'):g}",
+            f"{runs.cost('state_mb'):.1f}",
+        )
+        for name, runs in main_runs(data).items()
+    )
+    return table(heads, rows, words=1)
+
+
+def claims() -> str:
+    """What holds of the paper, claim by claim."""
+    rows = (
+        (
+            f"[{_where(claim.source)}](paper.md#status)",
+            claim.words,
+            claim.paper,
+            claim.here,
+            str(claim.count),
+            f"**{claim.verdict}**" if claim.verdict == "does not hold" else claim.verdict,
+        )
+        for claim in findings.claims()
+    )
+    return table(("shown in", "claim", "paper", "here", "n", "verdict"), rows)
+
+
+def status() -> str:
+    """Every table and figure of the paper: run or not, with what result, and what its own setting would cost."""
+    rows = (
+        (
+            f"{_where(each.experiment.name)}: {each.experiment.title}",
+            each.state,
+            each.verdict,
+            f"`onea paper {each.experiment.alias}`",
+            str(each.runs or ""),
+            f"{each.hours:.1f}" if each.hours else "",
+        )
+        for each in reproduction.statuses()
+    )
+    return table(("in the paper", "here", "claims", "command", "runs", "GPU hours"), rows, words=4)
+
+
+def cost() -> str:
+    """What the paper's own setting would cost, in a sentence."""
+    bench = reproduction.bench
+    memory = bench("peak memory", unit="MB") / 1000
+    return (
+        "*GPU hours* are an estimate for one H200 with the paper's network, ViT-B/16 at 224 pixels, and the paper's "
+        f"epochs and seeds: the images of all runs, divided by the {bench('training'):,.0f} a second in training and "
+        f"{bench('inference', 'batch 256'):,.0f} in inference that [our benchmark](speed.md) measured for One-A. "
+        "Methods that pass an image several times while they learn take longer. "
+        f"Training needs {memory:.1f} GB of the GPU's memory (batch 128). All together, with runs that several of them "
+        f"need made once: about {reproduction.total_hours():.0f} hours."
+    )
+
+
+def _where(name: str) -> str:
+    return name.replace("table", "Table ").replace("figure", "Figure ")
+
+
+def rivals() -> str:
+    """One-A+ against methods with five seeds."""
+    rows = []
+    for title, pick in _RIVALS.items():
+        cells = [title]
+        for data in evidence.DATA:
+            runs, own = pick(data), main_runs(data)[PLUS]
+            better = "" if runs.records == own.records else difference(runs, own).text()
+            cells += [f"{runs.of('A_T').value:.2f}", better]
+        rows.append([f"**{cell}**" if title == "One-A+" and cell else cell for cell in cells])
+    heads = ("", "CIFAR-100", "One-A+ is better by", "CUB-200", "One-A+ is better by")
+    return table(heads, rows, words=1)
+
+
+def _beside(method: str, **options: Any) -> Callable[[str], Runs]:
+    return lambda data: select(evidence.records("one-a-plus/runs"), method, data, **options)
+
+
+def _main(method: str) -> Callable[[str], Runs]:
+    return lambda data: main_runs(data)[method]
+
+
+_RIVALS: dict[str, Callable[[str], Runs]] = {
+    "One-A+": _main(PLUS),
+    "One-A+, trained on the first task only": _beside(PLUS, min_share=1.0, **_CHOSEN),
+    "first task, the same classifier": _beside("first-task", **_CHOSEN),
+    "RanPAC, first task": _main("ranpac-first"),
+    "RanPAC, frozen network": _main("ranpac"),
+    "frozen network, the same classifier": _beside("simplecil", **_CHOSEN),
+    "MOS": _main("mos"),
+    "One-A": _main(ONE_A),
+    "SLDA": _main("slda"),
+    "ACMap": _main("acmap"),
+    "APER-Adapter": _main("aper-adapter"),
+}
+
+
+def streams() -> str:
+    """One-A+ and three others on further streams of CIFAR-100."""
+    columns: dict[str, tuple[str, dict[str, Any]]] = {
+        "One-A+": (PLUS, _CHOSEN),
+        "first task, the same classifier": ("first-task", _CHOSEN),
+        "frozen, the same classifier": ("simplecil", _CHOSEN),
+        "RanPAC, first task": ("ranpac-first", {}),
+    }
+    rows = []
+    for name, setting in STREAMS.items():
+        among = stream_records(setting)
+        found = [select(among, method, "cifar100", **options).of("A_T").value for method, options in columns.values()]
+        cells = [f"{value:.1f}" for value in found]
+        rows.append([name, *(f"**{cell}**" if cell == cells[found.index(max(found))] else cell for cell in cells)])
+    return table(("", *columns), rows, words=1)
+
+
+def stream_records(setting: dict[str, Any]) -> list[Record]:
+    """The records of one of the further streams."""
+    usual = {"stream": "auto", "gamma": 0.01, "order": None, "long_tail": None}
+    asked = usual | setting
+    return [
+        record
+        for record in evidence.records("streams/runs")
+        if all(record["config"].get(key) == value for key, value in asked.items())
+    ]
+
+
+def attribution() -> str:
+    """One-A+ with other starts and merges, under two classifiers."""
+    rows = []
+    for start, merge in _ORDER:
+        cells = [start, _MERGES[merge]]
+        for data in evidence.DATA:
+            for classifier in ("ncm", "rgda"):
+                cells.append(f"{attributed(data, start, merge, classifier).of('A_T').value:.1f}")
+        rows.append([f"**{cell}**" for cell in cells] if (start, merge) == ("merged", "weighted-mean") else cells)
+    heads = ("start", "merge", "CIFAR-100, nearest mean", "Gaussian", "CUB-200, nearest mean", "Gaussian")
+    return table(heads, rows, words=2)
+
+
+def attributed(data: str, start: str, merge: str, classifier: str) -> Runs:
+    """One of those, seeds 1 to 3; One-A+ itself has five, of which these three count."""
+    both = [*evidence.records("attribution/runs"), *evidence.records("one-a-plus/runs")]
+    among = [record for record in both if record["config"]["seed"] <= 3]
+    return select(among, PLUS, data, start=start, merge=merge, classifier=classifier, min_share=0.25)
+
+
+def expect() -> str:
+    """Nothing trained, arrivals, all at once."""
+    runs = {data: main_runs(data) for data in evidence.DATA}
+    frozen = {data: _beside("simplecil", **_CHOSEN)(data).of("A_T").value for data in evidence.DATA}
+    updates, at_once = grocery()
+    rows = [
+        ("nothing trained, nearest class mean", *(f"{runs[d]['simplecil'].of('A_T').value:.1f}" for d in runs), ""),
+        ("nothing trained, the default classifier", *(f"{frozen[d]:.1f}" for d in runs), ""),
+        (
+            "**taught in updates** (One-A+)",
+            *(f"**{runs[d][PLUS].of('A_T').value:.1f}**" for d in runs),
+            f"**{updates}**",
+        ),
+        ("all images at once", *(f"{runs[d]['joint'].of('A_T').value:.1f}" for d in runs), at_once),
+    ]
+    return table(("right, %", *evidence.DATA.values(), "Grocery, 15 updates"), rows, words=1)
+
+
+def grocery() -> tuple[str, str]:
+    """Test photos of Grocery that are answered right: taught in updates, and all at once."""
+    told = json.loads(GROCERY.read_text("utf-8"))
+    updates, at_once = (f"{told[way]['steps'][-1]['accuracy']:.1f}" for way in ("stream", "at-once"))
+    return updates, at_once
+
+
+def committed_runs() -> str:
+    """How much was run, in a sentence."""
+    count, hours = reproduction.committed_runs()
+    return (
+        f"The {count} committed runs took {hours:.1f} hours, added up run by run; up to sixteen of them shared the GPU."
+    )
+
+
+TRIALS = {path.stem: path for path in sorted((ROOT / "benchmarks").glob("trials-*.csv"))}
+
+
+def trials(path: Path) -> str:
+    """A table of trials, from its CSV; an asterisk there is bold here."""
+    with path.open(encoding="utf-8") as file:
+        heads, *rows = csv.reader(file)
+    columns = list(zip(*rows, strict=True))
+    right = {number for number, cells in enumerate(columns) if all(re.match(r"[-+\d]|$", cell) for cell in cells)}
+    shown = _table(heads, [[_bold(cell) for cell in row] for row in rows], right - {0})
+    return f"{shown}\n\n[CSV](benchmarks/{path.name})"
+
+
+def _bold(cell: str) -> str:
+    """Of a cell such as ``80.52 / 80.86*`` the number before the asterisk, of words all of them.
+
+    >>> _bold("80.52 / 80.86*"), _bold("One-A+, all classes*")
+    ('80.52 / **80.86**', '**One-A+, all classes**')
+    """
+    found = re.sub(r"(\d[\d.,]*)\*", r"**\1**", cell)
+    return f"**{found[:-1]}**" if found.endswith("*") and not found.endswith("**") else found
+
+
+GENERATED: dict[str, Callable[[], str]] = {
+    "results-cifar100": lambda: methods("cifar100"),
+    "results-cub200": lambda: methods("cub200"),
+    "claims": claims,
+    "status": status,
+    "paper-cost": cost,
+    "rivals": rivals,
+    "other-streams": streams,
+    "attribution": attribution,
+    "expect": expect,
+    "committed-runs": committed_runs,
+    **{name: partial(trials, path) for name, path in TRIALS.items()},
+    **{f"chart-{name}": draw for name, draw in charts.CHARTS.items()},
+}

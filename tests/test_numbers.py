@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every result number that README and docs print is that of a committed record or measured file.
+
+Tables of results are generated. Whatever number is left in the text of a page must be one of those computed here for
+that page, or be listed as a setting: a number that nobody measured.
+"""
+
+from __future__ import annotations
+
+import csv
+import doctest
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from decimal import ROUND_HALF_UP, Decimal
+from functools import cache
+from pathlib import Path
+from statistics import fmean, stdev
+
+import pytest
+from documented import ROOT
+
+sys.path.insert(0, str(ROOT / "docs"))
+import evidence
+import findings
+import reproduction
+import result_tables
+
+BENCH = "bench-nvidia-h200-16-random-vit_base_patch16_224.csv"
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), ROOT / "docs/results/README.md"])
+_NUMBER = re.compile(r"(?<![\w.,-])(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.\d+|\d+(?= %))x?(?!\.?\d|\w)")
+# Versions, rates, limits, sizes of datasets: chosen or given, not measured.
+EVERYWHERE = {"3.11", "2603.10237", "0.01", "95"}
+SETTINGS = {
+    "README.md": "21.6 2.0 0.1",
+    "docs/about.md": "0.1 2.0",
+    "docs/index.md": "5",
+    "docs/results.md": "21.6",
+    "docs/expect.md": "2,485",
+    "docs/methods.md": "5,000 1,370",
+    "docs/paper.md": "60,000",
+    "docs/serving.md": "10,000 1,600 12.5",
+    "docs/models.md": "5 90 50 25 70 97 100 0.2 0.4 0.5 1.6 2,000 2,936 2,485",
+    "docs/official-code.md": "0.3 0.1 7,788 4,000 5,994 5,794",
+    "docs/one-a-plus.md": "0.2 2,500",
+    "docs/research.md": "20 10 5 0.1 0.15 0.2 0.3 0.4 0.5 0.8 60 1,000 1,050 1,200 2,936",
+    "docs/speed.md": "5",
+    "docs/results/README.md": "5,000 2,000 0.4 0.05 25 20",
+}
+
+
+def numbers(text: str) -> list[str]:
+    """Numbers with a decimal point or a comma, and percentages; code, comments and addresses are left out."""
+    for pattern in (r"^```.*?^```$", r"<!--.*?-->", r"`[^`]*`"):
+        text = re.sub(pattern, "", text, flags=re.M | re.S)
+    return _NUMBER.findall(re.sub(r"\]\([^)]*\)", "]", text))
+
+
+def shown(*values: float, digits: Iterable[int] = (1, 2)) -> Iterator[str]:
+    """Values as pages print them."""
+    for value in values:
+        for count in digits:
+            yield f"{Decimal(repr(abs(value))).quantize(Decimal(1).scaleb(-count), ROUND_HALF_UP):,f}"
+
+
+def unknown(page: str, text: str) -> list[str]:
+    """Numbers of a page that nobody has measured."""
+    allowed = {*EVERYWHERE, *SETTINGS.get(page, "").split(), *facts(page)}
+    return [number for number in numbers(text) if number not in allowed]
+
+
+@cache
+def facts(page: str) -> frozenset[str]:
+    """The numbers that a page may print."""
+    return frozenset([*(SOURCES[page]() if page in SOURCES else ()), *once(page)])
+
+
+def once(page: str) -> Iterator[str]:
+    """Measured, and told in the text alone: runs that left no record."""
+    with (ROOT / "benchmarks/measured-once.csv").open(encoding="utf-8") as file:
+        yield from (line["value"] for line in csv.DictReader(file) if line["page"] == page)
+
+
+def readme() -> Iterator[str]:
+    for data in evidence.DATA:
+        for runs in evidence.main_runs(data).values():
+            yield from shown(runs.of("A_T").value)
+            if len(runs.records) > 1:
+                yield from shown(stdev(record["metrics"]["A_T"] for record in runs.records))
+        yield from (text for pair in seed_1(data).values() for text in pair)
+        nearest = result_tables._RIVALS["One-A+, trained on the first task only"](data)
+        yield from shown(evidence.difference(nearest, evidence.main_runs(data)[evidence.PLUS]).value)
+    for row in ("none", "GW", "ASA + GW", "ASA + GW + DG"):
+        runs = evidence.parts(10, row)
+        yield from shown(runs.of("A_T").value, runs.of("F").value, stdev(r["metrics"]["A_T"] for r in runs.records))
+    yield from bench_numbers()
+
+
+def seed_1(data: str) -> dict[str, tuple[str, ...]]:
+    """A_T of seed 1 by method, with one and two digits."""
+    among = [*evidence.records("one-a-plus/runs"), *evidence.records("methods/runs")]  # the latter win
+    first = {}
+    for record in among:
+        config = record["config"]
+        chosen = config["method"] != evidence.PLUS or (
+            record["options"]["classifier"] == "rgda" and record["options"]["min_share"] == 0.25
+        )
+        if config["seed"] == 1 and record["data"]["name"] == data and chosen:
+            first[config["method"]] = tuple(shown(record["metrics"]["A_T"]))
+    return first
+
+
+def blocks_of_examples() -> Iterator[str]:
+    """What the examples' commands say of all test photos, and of the worst class; as whole percentages."""
+    for page in ("index.md", "grocery.md"):
+        text = (ROOT / "docs" / page).read_text("utf-8")
+        for pattern in (r"^(\d+\.\d+) % of [\d,]+ images right", r"┩\n│[^│]+│ +\d+ │ +(\d+\.\d) │"):
+            yield from (str(round(float(found))) for found in re.findall(pattern, text, re.M))
+
+
+def models() -> Iterator[str]:
+    told = json.loads((ROOT / "benchmarks/grocery-2-cores-amd-epyc.json").read_text("utf-8"))
+    for way in ("stream", "at-once"):
+        yield from shown(told[way]["steps"][-1]["accuracy"], told[way]["steps"][-1]["answered_unknown"], digits=(1,))
+    for line in lines("grocery-trials.csv"):
+        for column in ("right_in_stream", "right_with_all_prototypes_anew"):
+            if line[column]:
+                yield from shown(float(line[column]), digits=(1,))
+    yield from check_labels()
+
+
+def check_labels() -> Iterator[str]:
+    """Shares of wrong names that are among the first the check names, in three groups of five seeds."""
+    told = json.loads((ROOT / "benchmarks/check-labels.json").read_text("utf-8"))["found"]
+    for by_seed in told.values():
+        for low in (0, 5, 10):
+            yield from shown(100 * fmean(by_seed[str(seed)] for seed in range(low, low + 5)), digits=(0,))
+
+
+def one_a_plus() -> Iterator[str]:
+    for data in evidence.DATA:
+        runs = evidence.main_runs(data)
+        yield from shown(runs[evidence.PLUS].of("A_T").value, runs[evidence.JOINT].of("A_T").value, digits=(1,))
+        yield from shown(runs[evidence.PLUS].cost("state_mb"), runs[evidence.ONE_A].cost("state_mb"), digits=(1,))
+    ratios = [float(line["ratio"]) for line in lines("answering-nvidia-h200.csv")]
+    yield from shown(100 * (min(ratios) - 1), 100 * (max(ratios) - 1), digits=(1,))
+    best = result_tables.attributed("cub200", "merged", "weighted-mean", "rgda").of("A_T").value
+    yield from shown(best - result_tables.attributed("cub200", "merged", "one-a", "rgda").of("A_T").value, digits=(1,))
+
+
+def research() -> Iterator[str]:
+    yield from re.findall(r"\d+\.\d+", result_tables.TRIALS["trials-start-and-merge"].read_text("utf-8"))
+
+
+def speed() -> Iterator[str]:
+    yield from bench_numbers()
+    rows = {row["setting"]: float(row["value"]) for row in lines(BENCH) if row["measure"] == "growth: peak memory"}
+    yield from shown(100 * (rows["after task 40"] / rows["after task 4"] - 1), digits=(2,))
+
+
+def bench_numbers() -> Iterator[str]:
+    """What the benchmarks measured, and how many times the plain loop that is."""
+    for path in sorted((ROOT / "benchmarks").glob("bench-*.csv")):
+        rows = lines(path.name)
+        found = {(row["measure"], row["setting"], row["unit"], row["column"]): float(row["value"]) for row in rows}
+        spreads = [float(row["spread"]) / float(row["value"]) for row in rows if float(row["value"])]
+        yield from shown(*(100 * spread for spread in spreads if spread > 0.05), digits=(0,))
+        for (measure, setting, unit, column), value in found.items():
+            yield from shown(value, digits=(0,) if value >= 1000 else (1, 2))
+            if unit == "MB":
+                yield from shown(value / 1000, digits=(1,))
+            if unit == "%":
+                yield from shown(value, digits=(0,))
+            plain = found.get((measure, setting, unit, "plain loop"))
+            if plain and column == "fast":
+                ratio = plain / value if unit in ("ms", "MB", "s") else value / plain
+                yield from (f"{text}x" for text in shown(ratio, digits=(1,)))
+                yield from shown(ratio, digits=(1,))
+            ours = found.get((measure, setting, unit, "fast" if "bf16" in column else "same numerics"))
+            if ours and column.startswith("timm"):
+                yield from shown(100 * (ours / value - 1), 100 * (value / ours - 1), digits=(0, 1))
+
+
+def records() -> Iterator[str]:
+    for record in evidence.records("precision"):
+        yield from shown(record["metrics"]["A_T"], record["metrics"]["mean_A"], digits=(2,))
+    from onea.paper.reported import number, reported
+
+    column, own = "CUB (T=20) / A_T", evidence.main_runs("cub200")
+    base = next(r for r in own["aper-adapter"].records if r["config"]["seed"] == 1)["metrics"]["A_T"]
+    paper = number(reported("table1", "Aper-adapter", column) or "").value
+    for row, name in findings.METHODS.items():
+        if (printed := reported("table1", row, column)) and name in own:
+            first = next(r for r in own[name].records if r["config"]["seed"] == 1)["metrics"]["A_T"]
+            yield from shown(first / base, number(printed).value / paper, digits=(2,))
+    yield from shown(own["per-task"].of("A_T").value, digits=(2,))
+    for data in evidence.DATA:
+        runs = evidence.main_runs(data)
+        shared, fresh = (runs[name].of("A_T").value for name in ("running-mean-shared", "running-mean"))
+        yield from shown(shared - fresh, digits=(1,))
+
+
+def lines(name: str) -> list[dict[str, str]]:
+    with (ROOT / "benchmarks" / name).open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+SOURCES = {
+    "README.md": readme,
+    "docs/expect.md": blocks_of_examples,
+    "docs/grocery.md": blocks_of_examples,
+    "docs/models.md": models,
+    "docs/one-a-plus.md": one_a_plus,
+    "docs/research.md": research,
+    "docs/speed.md": speed,
+    "docs/results/README.md": records,
+}
+WITH_RESULTS = [ROOT / name for name in SOURCES]
+ALIASES = {
+    "joint (upper bound)": "joint",
+    "sequential (lower bound)": "sequential",
+    "simplecil, nothing trained": "simplecil",
+}
+
+
+def named(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_every_number_has_a_source(page: Path) -> None:
+    name = str(page.relative_to(ROOT))
+    found = unknown(name, page.read_text("utf-8"))
+    assert not found, f"{name} prints {', '.join(found)}, which no record or measured file gives"
+
+
+@pytest.mark.parametrize("page", WITH_RESULTS, ids=named)
+def test_an_edited_number_is_noticed(page: Path) -> None:
+    """Whatever result is changed by one in its last digit, nearly always: two results may differ by just that."""
+    name, text = str(page.relative_to(ROOT)), page.read_text("utf-8")
+    results = [number for number in dict.fromkeys(numbers(text)) if number in facts(name)]
+    edited = [number[:-1] + str((int(number[-1]) + 5) % 10) for number in results if number[-1].isdigit()]
+    unnoticed = [number for number in edited if not unknown(name, f" {number} % ")]
+    assert edited
+    assert len(unnoticed) <= len(edited) / 3, unnoticed
+
+
+def test_the_table_of_the_readme_is_that_of_the_records() -> None:
+    """Row by row: a number of another method is wrong too."""
+    titles = {runs.title.lower(): name for name, runs in evidence.main_runs("cifar100").items()} | ALIASES
+    rows = re.findall(r"^\| ([^|]+) \| ([\d.]+) \| ([\d.]+) \|", (ROOT / "README.md").read_text("utf-8"), re.M)
+    known = [(titles[title], *pair) for row, *pair in rows if (title := row.strip("* ").lower()) in titles]
+    for name, *pair in known:
+        for data, printed in zip(evidence.DATA, pair, strict=True):
+            mean = tuple(shown(evidence.main_runs(data)[name].of("A_T").value))
+            assert printed in (*seed_1(data)[name], *mean), f"README prints {printed} for {name} on {data}"
+
+
+def test_doctests_of_the_modules_behind_the_pages() -> None:
+    import svg
+
+    for module in (evidence, findings, result_tables, svg):
+        assert doctest.testmod(module).failed == 0
+
+
+@pytest.mark.parametrize("page", ["docs/index.md", "docs/expect.md"])
+def test_what_updates_cost_against_all_images_at_once(page: str) -> None:
+    runs = [evidence.main_runs(data) for data in evidence.DATA]
+    gaps = [each[evidence.JOINT].of("A_T").value - each[evidence.PLUS].of("A_T").value for each in runs]
+    updates, at_once = map(float, result_tables.grocery())
+    gaps.append(at_once - updates)
+    words = " ".join((ROOT / page).read_text("utf-8").split())
+    assert f"{min(gaps):.0f} to {max(gaps):.0f} points" in words
+
+
+def test_every_committed_run_is_counted() -> None:
+    """Once each: records of further classifiers are no further runs."""
+    count, hours = reproduction.committed_runs()
+    assert count == len(list((ROOT / "docs/results").rglob("record.json.gz")))
+    assert f"The {count} committed runs took {hours:.1f} hours" in result_tables.committed_runs()

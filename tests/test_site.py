@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The site that `make docs` builds: results from the committed records, the first answers, search, no network."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+from documented import ROOT, script
+
+# results are rendered from the committed records
+
+
+def assert_same_tables(made: Path, name: str) -> None:
+    """What was rendered equals, byte for byte, what is committed."""
+    committed = [path for path in (ROOT / "docs/results" / name).iterdir() if path.suffix in (".csv", ".md")]
+    assert len(committed) == 2
+    for path in committed:
+        assert (made / name / path.name).read_bytes() == path.read_bytes(), path.name
+
+
+@pytest.mark.slow
+def test_every_committed_table_is_that_of_the_records(tmp_path: Path) -> None:
+    rendered = script("rendered")
+    made = rendered.render(tmp_path, rendered.commands())
+    for name in sorted(path.parent.name for path in (ROOT / "docs/results").glob("*/*.csv")):
+        assert_same_tables(made, name)
+
+
+# the site
+
+
+def assert_links_lead_to_files(site: Path) -> None:
+    """So that the site can be opened without a server, where no folder stands for its index.html."""
+    for page in site.rglob("*.html"):
+        for link in re.findall(r'(?:href|src)="([^"#?]+)', page.read_text("utf-8")):
+            outside = re.match(r"\w+:", link) or page.name == "404.html"
+            assert outside or (page.parent / unquote(link)).is_file(), f"{page.relative_to(site)}: {link}"
+
+
+def assert_results_are_complete(site: Path) -> None:
+    """Every method with records is in both tables; all of the paper has its state; charts come for desk and phone."""
+    from onea.methods import method_class
+    from onea.paper.experiments import experiments
+    from onea.report.load import load_records
+
+    page = (site / "results.html").read_text("utf-8")
+    run = {record["config"]["method"] for record in load_records(ROOT / "docs/results/methods/runs")} | {"one-a-plus"}
+    short = {"joint": "joint training", "sequential": "sequential", "per-task": "per-task adapter"}
+    tables = re.findall(r"<table>.*?</table>", page, re.S)
+    for table in tables[:2]:
+        missing = [name for name in run if (short.get(name) or method_class(name).title) not in table]
+        assert not missing
+    assert page.count('class="drawn wide"') == page.count('class="drawn narrow"') >= 6
+    state = re.search(r"<table>.*?</table>", (site / "paper.html").read_text("utf-8"), re.S)
+    assert state
+    assert all(f"onea paper {each.alias}" in state[0] for each in experiments().values())
+    assert len(experiments()) == 22
+
+
+def assert_answers_the_first_questions(site: Path) -> None:
+    """On the home page, before its first heading; each answer goes on where it links to."""
+    first = (site / "index.html").read_text("utf-8").partition("<h2")[0]
+    for anchor in ("what-accuracy-will-i-get", "does-it-reproduce-the-paper", "may-i-depend-on-it"):
+        found = re.search(rf'<a id="{anchor}"></a><a href="([\w-]+\.html)#([\w-]+)"', first)
+        assert found, f"the home page does not answer {anchor} at once"
+        assert f'id="{found[2]}"' in (site / found[1]).read_text("utf-8")
+
+
+def assert_search_finds_what_people_type(site: Path) -> None:
+    """From files as well, where the index is a script; charts, whose words are labels, stay out of it."""
+    text = (site / "search/search_index.js").read_text("utf-8")
+    pages = json.loads(text.partition("=")[2])["docs"]
+    for word in ("license", "cite", "windows", "partial_fit", "roadmap", "changelog", "macos", "seeds", "forget"):
+        assert any(word in (page["title"] + page["text"]).lower() for page in pages), word
+    assert "GFLOP per image" not in text
+
+
+def test_the_site_is_built_strictly_and_offline(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs")
+    site = tmp_path / "site"
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1", "RESULTS": "figure11"}  # all take half a minute
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(site)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    pages = list(site.glob("*.html"))
+    assert len(pages) > 15
+    for page in pages:
+        fetched = re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="(https?:)?//[^"]+"', page.read_text("utf-8"))
+        assert not fetched, page
+    (cache,) = (tmp_path / "build/results").iterdir()
+    assert_same_tables(cache / "docs/results", "figure11")
+    assert 'href="figure11/figure11.html"' in (site / "results/index.html").read_text("utf-8")
+    assert "not run" not in (site / "results/figure11/figure11.html").read_text("utf-8"), "a record was not found"
+    assert (site / "results/figure11/rank.png").is_file()
+    methods = (site / "methods.html").read_text("utf-8")
+    from onea.merging import OPERATORS
+    from onea.methods import METHODS
+
+    assert all(f"<code>{name}</code>" in methods for name in (*METHODS.own, *OPERATORS.own))
+    assert_links_lead_to_files(site)
+    assert_results_are_complete(site)
+    assert_answers_the_first_questions(site)
+    assert_search_finds_what_people_type(site)
+    commands = (site / "commands.html").read_text("utf-8")
+    assert all(word in commands for word in ("onea-teach", "onea-paper", "--share-training", "--on-bad"))
