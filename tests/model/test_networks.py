@@ -43,7 +43,7 @@ def taught_with(path: Path, **backbone: str) -> Path:
 
 def test_the_folder_notes_the_name_without_alias(shop):
     network = product.load(shop, threads=1).snapshot().state.backbone
-    assert network == {"source": FAST, "name": FAST, "sha256": EMBEDDED[FAST].sha256}
+    assert network == {"source": FAST, "name": FAST, "sha256": EMBEDDED[FAST].sha256, "licence": "apache-2.0"}
 
 
 def test_a_model_taught_in_float16_answers_and_learns(shop, tiny_images, onea):
