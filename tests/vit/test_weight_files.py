@@ -126,6 +126,12 @@ def test_copies_of_the_embedded_networks_are_known_by_their_digest(name, tmp_pat
             "1000000000 pixels",
         ),
         ({"pretrained_cfg": {"mean": [0.5] * 3, "std": [0.5] * 3, "input_size": [1, 28, 28]}}, "not a square image"),
+        (
+            {"pretrained_cfg": {"mean": [0.5] * 3, "std": [0.5] * 3, "input_size": {"a": 1, "b": 2, "c": 3}}},
+            "cannot be read by",
+        ),
+        ({"model_args": {"img_size": 10**9}}, "1000000000 pixels"),
+        ({"model_args": {"depths": [10**9]}}, "1000000000 blocks in"),
         ({"model_args": ["depth"]}, "must hold names and values"),
         ({"model_args": {"depth": 10**9}}, "1000000000 blocks in"),
         ({"model_args": {"embed_dim": 2**40}}, "does not hold timm's vit_huge_patch14_224"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -54,7 +55,8 @@ class Engine:
         self.runtime = dataclasses.replace(self._training, precision="fp32")
         # As the model was taught, whatever the defaults are by now.
         size = image_size if preprocess is None else preprocess["size"]
-        self.vit = load_backbone(backbone, size, config, depth).to(self.runtime.device)
+        told = json.dumps(config, sort_keys=True) if config and split_name(backbone) else None
+        self.vit = load_backbone(backbone, size, told, depth).to(self.runtime.device)
         if preprocess is None:
             self.preprocess = Preprocess(self.vit.size, self.vit.mean, self.vit.std, mirror=mirror)
             self.side = round(self.vit.size * _CROP_MARGIN)

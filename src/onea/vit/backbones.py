@@ -8,7 +8,6 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,11 +20,11 @@ from onea.vit.features import frozen
 from onea.vit.frozen import FrozenViT
 from onea.vit.network_config import NetworkConfig, check_image_size
 from onea.vit.timm_names import blank_network, check_name, downloaded, pretrained_network
-from onea.vit.weight_files import METADATA, config_of, network_of, read_weights, split_name, undeclared
+from onea.vit.weight_files import METADATA, config_of, network_of, parsed_config, read_weights, split_name, undeclared
 
 
 def load_backbone(
-    name: str = DEFAULT, image_size: int | None = None, config: Mapping[str, Any] | None = None, depth: int = 0
+    name: str = DEFAULT, image_size: int | None = None, config: str | None = None, depth: int = 0
 ) -> FrozenViT:
     """Load a frozen backbone.
 
@@ -36,7 +35,7 @@ def load_backbone(
             does not say what network it holds is named with it: ``ARCHITECTURE.TAG:FILE``, or ``plain:FILE`` for heads
             64 wide, GELU and ImageNet's statistics.
         image_size: side of the images in pixels, if not what the weights were made for; positions are resampled.
-        config: what is known about the network in a file, as timm writes it, instead of what the file says.
+        config: what is known about the network in a file, as in timm's ``config.json``, instead of what the file says.
         depth: the number of its blocks that are used; 0 is all.
     """
     if image_size is not None:
@@ -48,10 +47,7 @@ def load_backbone(
             raise OneaError(f"The embedded backbone '{name}' is damaged; install onea again.")
     elif parts := split_name(name):
         told, path = parts
-        try:
-            known = NetworkConfig.from_json(config) if config else None
-        except (TypeError, ValueError) as error:
-            raise OneaError(f"What is noted about backbone '{name}' is damaged: {error}; restore it.") from error
+        known = parsed_config(config, "what is noted about it") if config else None
         vit = _from_file(path, path.name, known, told)
     else:
         vit = _from_timm(name)

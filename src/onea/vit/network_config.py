@@ -102,8 +102,10 @@ class NetworkConfig:
         side = expected.get("input_size") or (3, 0, 0)
         if len(side) != 3 or side[0] != 3 or side[1] != side[2]:
             raise ValueError(f"its input is {side}, not a square image in colours")
-        if not 0 <= max(side) <= LARGEST_INPUT:
-            raise ValueError(f"its input has {max(side)} pixels a side")
+        asked = given.get("img_size") or 0
+        for pixels in (side[1], *(asked if isinstance(asked, list | tuple) else [asked])):
+            if not 0 <= pixels <= LARGEST_INPUT:
+                raise ValueError(f"its input has {pixels} pixels a side")
         return cls(
             architecture=architecture,
             model_args=given,

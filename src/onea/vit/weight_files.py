@@ -24,14 +24,15 @@ METADATA = "config"
 _SUFFIX = ".safetensors"
 _HEAD_WIDTH = 64  # of a plain ViT
 _LONGEST_CONFIG = 2**20
-_WRONG = (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
+_WRONG = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 def split_name(name: str) -> tuple[str, Path] | None:
     """What a backbone's name says about its network, and its file; None for a name that is no file's.
 
-    >>> split_name("vit_huge_patch14_224:big.safetensors"), split_name("fast")
-    (('vit_huge_patch14_224', PosixPath('big.safetensors')), None)
+    >>> told, path = split_name("vit_huge_patch14_224:big.safetensors")
+    >>> told, path.name, split_name("fast")
+    ('vit_huge_patch14_224', 'big.safetensors', None)
     """
     if not name.endswith(_SUFFIX):
         return None
@@ -68,11 +69,11 @@ def config_of(path: Path, told: str) -> NetworkConfig | None:
     with safe_open(path, framework="pt") as file:
         inside = (file.metadata() or {}).get(METADATA)
     if inside is not None:
-        return _parsed(inside, f"the metadata of {path}")
+        return parsed_config(inside, f"the metadata of {path}")
     for beside in (path.with_suffix(".json"), path.with_name("config.json")):
         if beside.is_file():
             text = read_plain(beside, _LONGEST_CONFIG, follow=True).decode(errors="replace")
-            return _parsed(text, str(beside))
+            return parsed_config(text, str(beside))
     return None
 
 
@@ -107,7 +108,8 @@ def _assigned(weights: Tensors, config: NetworkConfig) -> Any:
 
 
 def _built(weights: Mapping[str, Tensor], config: NetworkConfig) -> Any:
-    if (depth := config.model_args.get("depth", 0)) > len(weights):  # before so many blocks are made
+    blocks = [config.model_args.get("depth", 0), *config.model_args.get("depths", ())]
+    if (depth := sum(blocks)) > len(weights):  # before so many blocks are made
         raise ValueError(f"{depth} blocks in {len(weights)} tensors")
     if config.architecture == PLAIN:
         from timm.models.vision_transformer import VisionTransformer
@@ -151,10 +153,11 @@ def _told(architecture: str, path: Path) -> NetworkConfig:
         raise OneaError(f"timm has no weights '{architecture}'; tags are: {tags or 'none'}.") from error
 
 
-def _parsed(text: str, where: str) -> NetworkConfig:
+def parsed_config(text: str, where: str) -> NetworkConfig:
+    """What is known about a network, of JSON that was found somewhere."""
     try:
         return NetworkConfig.from_json(json.loads(text))
-    except (RecursionError, TypeError, ValueError) as error:
+    except (*_WRONG, RecursionError) as error:
         raise OneaError(f"A backbone cannot be read by {where}: {short(str(error))}; correct it.") from error
 
 
