@@ -358,7 +358,7 @@ def test_tensors_of_backbones(count, trials, tiny_vit, tmp_path):
     for number in trials.numbers(count):
         with trials.trial(number) as draw:
             file.write_bytes(malformed.tensors(whole, draw))
-            backbones.load_backbone(str(file))
+            backbones.load_backbone(f"plain:{file}")
 
 
 @counts(20, 900)

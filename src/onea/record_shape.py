@@ -17,7 +17,7 @@ _SHOWN: dict[str, Any] = {
     "status": str,
     "config": {"method": str, "seed": int, "options?": dict},
     "data": {"name": str, "classes?": [str], "train_images?": int, "test_images?": int, "skipped?": list},
-    "backbone": {"name": str, "input?": int, "width?": int},
+    "backbone": {"name": str, "input?": int, "width?": int, "licence?": str},
     "stream": {"class_order": [int], "sizes": [int], "names?": [str], "samples?": [int]},
     "options?": dict,
     "runtime?": dict,
