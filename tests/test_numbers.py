@@ -177,6 +177,9 @@ def bench_numbers() -> Iterator[str]:
                 ratio = plain / value if unit in ("ms", "MB", "s") else value / plain
                 yield from (f"{text}x" for text in shown(ratio, digits=(1,)))
                 yield from shown(ratio, digits=(1,))
+            pytorch = found.get((measure, setting, unit, "PyTorch fp32"))
+            if pytorch and unit == "ms":
+                yield from (f"{text}x" for text in shown(pytorch / value, digits=(1,)))
             ours = found.get((measure, setting, unit, "fast" if "bf16" in column else "same numerics"))
             if ours and column.startswith("timm"):
                 yield from shown(100 * (ours / value - 1), 100 * (value / ours - 1), digits=(0, 1))

@@ -86,6 +86,8 @@ def base(tiny_run, tiny_vit, tiny_images, tmp_path_factory) -> dict[str, list[st
         "undo": [nowhere],
         "history": [nowhere],
         "info": [nowhere],
+        "classes": [nowhere],
+        "tour": ["--out", nowhere],
         "check": [nowhere, nowhere],
     }
 

@@ -363,7 +363,7 @@ def test_a_bad_file_is_fatal(tmp_path: Path) -> None:
     assert split.files is not None
     assert refusal(split, tmp_path / "c") == (
         f"1 of 9 images cannot be read ({split.files[4]}: it is not an image in a format we know): "
-        "remove it or pass --on-bad skip."
+        'remove it or pass on_bad="skip".'
     )
 
 
@@ -374,7 +374,7 @@ def test_many_bad_files_are_counted(tmp_path: Path) -> None:
     assert message.startswith(f"7 of 9 images cannot be read ({tmp_path / 'd' / '1.png'}: ")
     assert "5.png" in message
     assert "6.png" not in message
-    assert message.endswith("; and 2 more): remove them or pass --on-bad skip.")
+    assert message.endswith('; and 2 more): remove them or pass on_bad="skip".')
 
 
 def test_missing_files_are_bad_files(tmp_path: Path) -> None:

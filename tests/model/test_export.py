@@ -158,7 +158,7 @@ def photos_of_many_kinds(sources, folder):
 
 def test_the_documented_lines_answer_as_predict_does(model, exported, tiny_images, tmp_path, monkeypatch):
     [block] = [block for block in blocks(ROOT / "docs/models.md") if block.how.endswith("test_export.py")]
-    assert len(block.text.splitlines()) <= 10
+    assert len([line for line in block.text.splitlines() if line]) <= 10
     first, opened, others = block.text.replace("shop.onnx", str(exported.path)).partition("photo = ")
     each = compile(opened + others, "docs/models.md", "exec")
     names: dict[str, Any] = {}
@@ -215,6 +215,6 @@ def test_a_missing_library_is_named(model, tmp_path, monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "onnxscript", None)
-    with pytest.raises(OneaError, match=r"onea\[export\]"):
+    with pytest.raises(OneaError, match="pip install"):
         export(model, "onnx", tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())

@@ -83,7 +83,7 @@ def test_info(shop, onea):
     assert BETTER in found["remarks"][1]
     out = onea("info", str(taught_with(shop, source=DEFAULT, name=DEFAULT, sha256=EMBEDDED[DEFAULT].sha256)))[1]
     assert f"of {DEFAULT}, 84" in out
-    assert len(out.splitlines()) == 3, "nothing to remark"
+    assert len(out.splitlines()) == 4, "of the network nothing; one class at a time trains no adapter"
 
 
 def test_whoever_chose_the_small_network_is_not_told_at_each_update(shop, tiny_images, onea):

@@ -24,10 +24,10 @@ def padded(images: int) -> int:
 class CountingViT(FrozenViT):
     """Counts the images that pass each block."""
 
-    def _block(self, index, x, hooks):
+    def _block(self, index, x, hooks, rotation):
         passed = self.__dict__.setdefault("passed", [0] * self.depth)
         passed[index] += len(x)
-        return super()._block(index, x, hooks)
+        return super()._block(index, x, hooks, rotation)
 
 
 @pytest.fixture

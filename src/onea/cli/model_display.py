@@ -157,7 +157,7 @@ def print_history(console: Console, updates: Sequence[dict[str, Any]], kept: Seq
     console.print(terminal(table, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1)))
     measured = [update for update in updates if update.get("overall_accuracy") is not None]
     for sentence in held_out_sentences(measured[-1], own=False) if measured else ():
-        console.print(sentence, highlight=False, soft_wrap=True)
+        console.print(sentence, highlight=False)
     earlier = ", ".join(map(str, kept[:-1])) or "none"
     console.print(f"present version {kept[-1]}; undo can go back to: {earlier}", highlight=False)
 

@@ -80,9 +80,11 @@ class Method(
     def check_fits(cls, backbone: str, frozen_only: str) -> None:
         """Refuse a network that nothing can take part in, for the reason that is given."""
         if frozen_only and cls.trains_network:
+            from onea.vit.backbones import nearest_with_hooks
+
             raise OneaError(
                 f"{cls.title} trains {cls.trains}, which backbone '{backbone}' has no place for: {frozen_only}; choose "
-                "simplecil, slda or ranpac, or a backbone such as vit_base_patch16_224.augreg_in21k."
+                f"simplecil, slda or ranpac, or a backbone such as {nearest_with_hooks(backbone)}."
             )
 
     @abstractmethod

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from onea.vit.families import pieces_of
 from onea.vit.features import frozen
 from onea.vit.frozen import FrozenViT
 from onea.vit.network_config import NetworkConfig, check_image_size
-from onea.vit.timm_names import blank_network, check_name, downloaded, pretrained_network
+from onea.vit.timm_names import EXAMPLE, blank_network, check_name, downloaded, pretrained_network
 from onea.vit.weight_files import METADATA, config_of, network_of, parsed_config, read_weights, split_name, undeclared
 
 
@@ -73,6 +74,15 @@ def why_frozen_only(name: str) -> str:
         return ""  # looked at when they are loaded, which costs nothing
     reason = pieces_of(blank_network(name, check_name(name)))
     return reason if isinstance(reason, str) else ""
+
+
+def nearest_with_hooks(name: str) -> str:
+    """The name, most like this one, of weights of timm that hooks can take part in; found without fetching any."""
+    import timm
+
+    known = timm.list_models(["vit_*", "deit*", "eva*", "pe_*"], pretrained=True)
+    close = [] if split_name(name) else difflib.get_close_matches(name, known, n=len(known), cutoff=0.4)
+    return next((other for other in close if not why_frozen_only(other)), EXAMPLE)
 
 
 def stamp_of_weights(name: str) -> str:

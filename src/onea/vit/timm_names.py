@@ -14,7 +14,7 @@ from onea.errors import OneaError, nearest
 from onea.vit.embedded import DEFAULT, EMBEDDED
 from onea.vit.network_config import NetworkConfig
 
-_EXAMPLE = "vit_base_patch16_224.augreg_in21k"
+EXAMPLE = "vit_base_patch16_224.augreg_in21k"
 
 
 def check_name(name: str) -> NetworkConfig:
@@ -35,14 +35,14 @@ def check_name(name: str) -> NetworkConfig:
             )
         if timm.is_model(architecture) and not tagged:
             raise OneaError(
-                f"timm has no weights for '{architecture}'; give a file of them (--backbone "
-                f"{architecture}:FILE.safetensors), or choose another such as {_EXAMPLE}."
+                f"timm has no weights for '{architecture}'; give a file of them, "
+                f'backbone="{architecture}:FILE.safetensors", or choose another such as {EXAMPLE}.'
             )
         raise OneaError(f"Unknown backbone '{name}'; {nearest(name, [*EMBEDDED, *(tagged or known)])}")
     try:
         return NetworkConfig.of_timm(name)
     except ValueError as error:
-        raise OneaError(f"Backbone '{name}' cannot be used: {error}; choose another such as {_EXAMPLE}.") from error
+        raise OneaError(f"Backbone '{name}' cannot be used: {error}; choose another such as {EXAMPLE}.") from error
 
 
 def blank_network(name: str, config: NetworkConfig, *, device: str = "meta") -> Any:
@@ -94,5 +94,5 @@ def downloaded(name: str) -> Path | None:
 def _unavailable(name: str, error: Exception) -> OneaError:
     return OneaError(
         f"The weights of '{name}' could not be downloaded ({type(error).__name__}); connect to the internet once, "
-        f"or pass a local .safetensors file, or use backbone={DEFAULT}."
+        f'or pass a local .safetensors file, or use backbone="{DEFAULT}".'
     )

@@ -54,7 +54,7 @@ def read_weights(path: Path) -> Tensors:
     """All tensors of a file."""
     check_path(path)
     if not path.is_file():
-        raise OneaError(f"Backbone file {path} does not exist; check the path or use backbone={DEFAULT}.")
+        raise OneaError(f'Backbone file {path} does not exist; check the path or use backbone="{DEFAULT}".')
     return read_tensors(path, f"Backbone file {path}", "make it readable or fetch it again")
 
 
@@ -81,8 +81,8 @@ def undeclared(path: Path) -> OneaError:
     """What to say about a file of which nothing but tensors is known."""
     return OneaError(
         f"Backbone file {path} does not say how many heads, which activation and which normalisation its network has; "
-        f"put timm's config.json beside it, or name its architecture (backbone=ARCHITECTURE.TAG:{path.name}), or "
-        f"say that its heads are 64 wide, with GELU and ImageNet's statistics (backbone={PLAIN}:{path.name})."
+        f'put timm\'s config.json beside it, or name its architecture with backbone="ARCHITECTURE.TAG:{path.name}", or '
+        f'say with backbone="{PLAIN}:{path.name}" that its heads are 64 wide, with GELU and ImageNet\'s statistics.'
     )
 
 
