@@ -11,7 +11,9 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 demo: .venv/.core
 	$(BIN)/onea demo
 
-test: lint types unit numbers
+test: .venv/.dev
+	@$(MAKE) --no-print-directory -j2 lint types
+	@$(MAKE) --no-print-directory unit numbers
 
 lint: .venv/.dev
 	$(BIN)/ruff check src tests docs
@@ -23,7 +25,7 @@ types: .venv/.dev
 	$(BIN)/mypy
 
 unit: .venv/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist worksteal
 
 # What rounds otherwise on an old processor, whose instructions are the only ones used here.
 numbers: .venv/.dev

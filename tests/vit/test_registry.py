@@ -11,7 +11,9 @@ import timm
 import torch
 from toys import randomised
 
+from onea.errors import OneaError
 from onea.vit.features import FrozenFeatures, frozen
+from onea.vit.frozen import FrozenViT
 from onea.vit.network_config import NetworkConfig
 
 ARCHITECTURES = sorted(
@@ -94,6 +96,33 @@ def test_every_way_in_which_timm_builds_a_transformer():
         reason = check(name)
         for other in alike:
             assert is_listed(other, reason), (other, reason)
+
+
+# One network of each file of timm. Those of two files cannot be used, or not be tried without memory.
+REFUSED = {"vision_transformer_sam": "numbers, not one feature"}
+NEEDS_MEMORY = {"gemma4_vit"}
+FILES = sorted(set(timm.list_modules()) - NEEDS_MEMORY)
+
+
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in (1, 2, 3))])
+def test_a_network_of_every_file_of_timm(part):
+    """Without weights, which takes no memory: it gives one feature of the width that it says, or is refused."""
+    for file in FILES[part::4]:
+        named = timm.list_models(module=file)
+        name = min(named, key=lambda name: (not name.startswith("test_"), "_s" not in name, len(name), name))
+        with torch.device("meta"):
+            network = timm.create_model(name, num_classes=0)
+            if file in REFUSED:
+                with pytest.raises(OneaError, match=REFUSED[file]):
+                    features_of(frozen(network, name, "", NetworkConfig()))
+            else:
+                vit = frozen(network, name, "", NetworkConfig())
+                assert features_of(vit).shape == (2, vit.width), name
+
+
+def features_of(vit: FrozenViT) -> torch.Tensor:
+    with torch.no_grad():
+        return vit(torch.zeros(2, 3, vit.size, vit.size, device="meta"))
 
 
 @pytest.mark.slow
