@@ -14,8 +14,8 @@ from onea.classifiers.familiarity import SIGNALS
 from onea.errors import OneaError
 from onea.model import learning
 from onea.model.background import MOST_FEATURES
+from onea.model.calibrating import most_margins
 from onea.model.export import Graph
-from onea.model.learning import most_margins
 from onea.model.params import Parameters
 from onea.model.state import READOUTS, statistics_for
 

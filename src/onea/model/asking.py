@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
@@ -14,15 +15,15 @@ from onea.model.evaluation import Evaluation, evaluate
 from onea.model.images import read_labelled
 
 
-class Asking:
+class Asking(ABC):
     """Questions to the present version of a model; images are taken as ``predict`` takes them everywhere.
 
     That is: a path, a folder (all images below it), or any number of paths, Pillow images, arrays or tensors.
     """
 
+    @abstractmethod
     def snapshot(self) -> Snapshot:
         """The version that answers."""
-        raise NotImplementedError
 
     def predict(self, X: Any) -> npt.NDArray[Any]:
         """The class of each image, or ``unknown`` (-1 where classes are numbers) if it is too far from all of them."""

@@ -15,15 +15,14 @@ from torch import Tensor
 
 from onea.classifiers.carrying import feature_map
 from onea.classifiers.contract import Classifier
-from onea.classifiers.familiarity import SIGNALS, SignalScaler
 from onea.classifiers.statistics import ClassStatistics
-from onea.classifiers.validation import classes_left_out, left_out
 from onea.data.assemble import natural_key
 from onea.data.image_storage import Images, PackedImages, choose_storage_tier
 from onea.errors import OneaError
 from onea.merging.operator import Sizes
 from onea.methods.adapter_merging import MergingOptions, fallen
 from onea.model import calibration
+from onea.model.calibrating import ENOUGH, calibrated
 from onea.model.engine import Engine
 from onea.model.fingerprints import Repeats, fingerprints
 from onea.model.groups import series
@@ -41,10 +40,6 @@ from onea.text import printable
 from onea.vit.adapter import Adapters
 
 _GATE_SUMMARY = ("base", "align_share", "gate_min", "gate_max")
-_ENOUGH = 20  # known images that say where 5 % lie; with fewer held out, training images have a say too
-_FOLDS = 10  # a tenth fewer images of a class than in the end; with a fifth fewer, they are noticeably less familiar
-# How many are kept of one class; so that many classes take little room, of all; and nevertheless of each.
-MOST_MARGINS, _ALL_MARGINS, _LEAST_MARGINS = 64, 2048, 8
 
 
 def now() -> str:
@@ -193,10 +188,10 @@ def learn(
     if len(state.familiar):  # an earlier version measured familiarity otherwise
         learned = dataclasses.replace(learned, familiar=torch.empty(0), margins=NO_SIGNALS, margin_rows=NO_ROWS)
     # Images that an adapter was trained on look more familiar than others; how much, only those held out can tell.
-    enough = report["trained"] and int(measured.sum()) + len(learned.margins) >= _ENOUGH
+    enough = report["trained"] and int(measured.sum()) + len(learned.margins) >= ENOUGH
     if bool(new.any()):
         groups = series(features, rows, before) if report["trained"] else alike
-        learned = _calibrated(learned, before, by_view[:, new], rows[new], groups[new], measured[new] & enough)
+        learned = calibrated(learned, before, by_view[:, new], rows[new], groups[new], measured[new] & enough)
     update: Update = {
         "version": version,
         "kind": "learn",
@@ -232,66 +227,6 @@ def _all_there(state: State, repeats: Repeats) -> Tensor:
     """The rows of classes whose photos are all in an update again."""
     found = torch.bincount(state.fingerprint_rows[repeats.known], minlength=len(state.classes))
     return ((found > 0) & (found >= torch.tensor(state.images, dtype=torch.int64))).nonzero()[:, 0]
-
-
-def _calibrated(
-    state: State, before: ClassStatistics, views: Tensor, rows: Tensor, groups: Tensor, honest: Tensor
-) -> State:
-    """The same state with probabilities and familiarity fitted to the images of its last update.
-
-    Args:
-        state: what was learned.
-        before: the statistics without these images.
-        views: their features, ``[views, N, width]``.
-        rows: their classes.
-        groups: their series.
-        honest: images that the adapter was not trained on, ``bool [N]``, where it was trained on others. Each image is
-            judged by statistics without its series; probabilities are fitted to the honest ones alone.
-    """
-    features = views[0]
-    scores, signals = torch.empty(len(rows), len(state.classes)), torch.empty(len(rows), SIGNALS)
-    for here, others in left_out(before, views, rows, groups, _FOLDS):
-        scores[here], signals[here] = _judged(state, others, features[here])
-    margins, margin_rows = _newest(_as_if_unseen(signals, honest), rows, state.margins, state.margin_rows)
-    hidden, hidden_rows = state.hidden, state.hidden_rows
-    for here, out, others in classes_left_out(before, views, rows, groups, honest):
-        usual, strange = (_judged(state, others, features[chosen])[1] for chosen in (here, out))
-        # Signals depend on the number of classes, so these are compared with those of images judged by the same ones.
-        scale = SignalScaler(usual if len(usual) >= _ENOUGH else margins)
-        hidden, hidden_rows = _newest(scale(strange), rows[out], hidden, hidden_rows)
-    fair = honest if honest.any() else torch.ones_like(honest)
-    temperature = calibration.fit_temperature(scores[fair], rows[fair])
-    return dataclasses.replace(
-        state,
-        margins=margins,
-        margin_rows=margin_rows,
-        hidden=hidden,
-        hidden_rows=hidden_rows,
-        temperature=calibration.combined_temperature(
-            state.temperature, state.calibrated_on, temperature, int(fair.sum())
-        ),
-        calibrated_on=state.calibrated_on + int(fair.sum()),
-    )
-
-
-def _judged(state: State, known: ClassStatistics, features: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores of images, and the signals of their familiarity, by other statistics than those of the state."""
-    scores = state.classifier.fit(known)(features)
-    return scores, dataclasses.replace(state, statistics=known).signals()(features, scores)
-
-
-def _as_if_unseen(signals: Tensor, honest: Tensor) -> Tensor:
-    """Signals as if the adapter had been trained on no image: their mean is that of the honest ones.
-
-    These alone would be too few to tell where the least familiar twentieth of all images begins.
-
-    >>> _as_if_unseen(torch.tensor([[4.0], [6.0], [3.0], [5.0]]), torch.tensor([False, False, True, True])).tolist()
-    [[3.0], [5.0], [3.0], [5.0]]
-    """
-    if not bool(honest.any()) or bool(honest.all()):
-        return signals
-    shift = signals[honest].mean(0) - signals[~honest].mean(0)
-    return torch.where(honest[:, None], signals, signals + shift)
 
 
 def _adapt(
@@ -332,26 +267,6 @@ def _right(classifier: Classifier, known: ClassStatistics, features: Tensor, row
         return 0.0
     answers = classifier.fit(known.add(features[trained], rows[trained]))(features[~trained]).argmax(1)
     return float((answers == rows[~trained]).double().mean())
-
-
-def _newest(values: Tensor, rows: Tensor, earlier: Tensor, earlier_rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The values that are kept, newest first, and their classes."""
-    values, rows = torch.cat([values, earlier]), torch.cat([rows, earlier_rows])
-    if not len(rows):
-        return values, rows
-    classes = rows.unique()
-    most = most_margins(len(classes))
-    kept = torch.cat([(rows == row).nonzero()[:most, 0] for row in classes]).sort().values
-    return values[kept], rows[kept]
-
-
-def most_margins(classes: int) -> int:
-    """The number of held-out images of a class whose signals are kept.
-
-    >>> [most_margins(classes) for classes in (1, 40, 200, 1000)]
-    [64, 51, 10, 8]
-    """
-    return max(_LEAST_MARGINS, min(MOST_MARGINS, _ALL_MARGINS // max(1, classes)))
 
 
 def _on_cpu(tensors: Mapping[str, Tensor]) -> Tensors:

@@ -26,11 +26,11 @@ from onea.classifiers.familiarity import SIGNALS
 from onea.data.transforms import Preprocess
 from onea.errors import OneaError
 from onea.model.background import MOST_FEATURES
+from onea.model.calibrating import MOST_MARGINS
 from onea.model.fingerprints import WORDS
 from onea.model.formats import FIRST_SIGNALS, FORMAT, modern, modern_params, modern_readout, modern_tensors
 from onea.model.json_types import MOST, fits, is_text
 from onea.model.layout import LAST_VERSION
-from onea.model.learning import MOST_MARGINS
 from onea.model.names import UNKNOWN
 from onea.model.params import MACHINE, Parameters, check_params
 from onea.model.recipe import options_of
