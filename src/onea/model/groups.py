@@ -12,6 +12,7 @@ from onea.classifiers.statistics import ClassStatistics, inverse_root, shrunk_co
 GROUPS = 6  # of a class, at most
 _ALIKE = 0.3  # cosine of two deviations; with 10 classes or 80, photos of Grocery form half as many series or fewer
 _CHANCE = 4.0  # deviations: cosines of random directions, of mean 0 and deviation 1 / sqrt(width), hardly exceed it
+_STEP, _SAME = 0.05, 0.95  # by which it grows where too many are alike, and where it ends
 _PARTS = 5  # of the classes, each compared by the spread of all others
 
 
@@ -77,8 +78,20 @@ def series(features: Tensor, rows: Tensor, known: ClassStatistics) -> Tensor:
         for row in mine:
             members = rows[place] == row
             alike = F.normalize(apart[members] @ root, dim=1)
-            numbers[place[members]] = _joined(alike @ alike.T > least)
+            numbers[place[members]] = _series_of_a_class(alike @ alike.T, least)
     return numbers
+
+
+def _series_of_a_class(cosines: Tensor, least: float) -> Tensor:
+    """The series of each image of a class; where one has more than half of them, images must be more alike.
+
+    Without most of its images, nobody could judge a class.
+    """
+    found = _joined(cosines > least)
+    while least < _SAME and 2 * int(torch.bincount(found).max()) > max(2, len(found)):
+        least += _STEP
+        found = _joined(cosines > least)
+    return found
 
 
 def _joined(alike: Tensor) -> Tensor:

@@ -190,8 +190,7 @@ def learn(
     # Images that an adapter was trained on look more familiar than others; how much, only those held out can tell.
     enough = report["trained"] and int(measured.sum()) + len(learned.margins) >= ENOUGH
     if bool(new.any()):
-        groups = series(features, rows, before) if report["trained"] else alike
-        learned = calibrated(learned, before, by_view[:, new], rows[new], groups[new], measured[new] & enough)
+        learned = calibrated(learned, before, by_view[:, new], rows[new], alike[new], measured[new] & enough)
     update: Update = {
         "version": version,
         "kind": "learn",
