@@ -56,17 +56,21 @@ def percent(share: float) -> float:
 def detectors(model: Snapshot, features: Tensor) -> dict[str, Tensor]:
     """What published detectors say of images, larger for known ones."""
     found = model.judge_features(features)
-    near, entropy, away, likely, relative, _ = model.state.signals()(features, found.scores).unbind(1)
+    signals = model.state.signals()
+    near, _, likely, away, _ = signals(features, found.scores).unbind(1)
     logits = found.scores.double() / model.state.temperature
+    chances = logits.softmax(1)
+    # The likelihood ratio with the covariance that all classes share in place of each one's own.
+    likeliest = found.scores.double().amax(1) * features.shape[1]
     return {
         "ours": found.familiarity,
-        "largest probability": logits.softmax(1).amax(1),
+        "largest probability": chances.amax(1),
         "largest score": logits.amax(1),
         "energy": logits.logsumexp(1),
-        "entropy": entropy,
+        "entropy": (chances * chances.clamp_min(1e-12).log()).sum(1),
         "cosine": near,
         "Mahalanobis": away,
-        "relative Mahalanobis": relative,
+        "relative Mahalanobis": likely - likeliest - 0.5 * away**2,
         "likelihood ratio": likely,
     }
 

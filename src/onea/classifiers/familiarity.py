@@ -16,14 +16,16 @@ from onea.classifiers.statistics import ClassStatistics
 from onea.decompose import eigh
 from onea.tensors import to_float64
 
-WEIGHTED = ("near", "clear", "away", "likely", "relative")  # signals; the one that follows is a penalty alone
-SIGNALS = len(WEIGHTED) + 1
+WEIGHTED = ("near", "clear", "likely")  # signals; the two that follow are penalties alone
+SIGNALS = len(WEIGHTED) + 2
 NO_BACKGROUND = 2.0  # the signal of an image where no background is known: cosines differ by no more
-_USUAL = (0.5, 0.5, 0.0, 0.0, 0.0)  # weights of the signals where nothing else is known: near and clear
-_LOYALTY = 0.01  # to these weights
+_USUAL = (0.3, 0.6, 0.5)  # weights of the signals where nothing else is known
+_LOYALTY = 0.3  # to these weights: the few classes that can be left out say little
 _SPREAD = 1.5  # of the weighted sum among known images, which gives the penalties their size
 _FAR = 2.0  # spreads from which on an image is farther away than known ones are
-_SOFTNESS = 6.0  # what log-likelihoods are divided by, of correlated features as if they were independent
+# What log-likelihoods of features are divided by, which are correlated. Probabilities that are sharper than this, as
+# those of the answers are, are almost all near one and hardly differ.
+_SOFTNESS = 32.0
 
 
 class ScoreReader(Scorer, ABC):
@@ -63,16 +65,15 @@ class Margin(Familiarity):
 
 
 class Signals(ScoreReader):
-    """What tells new images from known ones, ``[B, 6]``.
+    """What tells new images from known ones, ``[B, 5]``.
 
     In the space where images spread equally around their class, centred on the mean of the class means:
 
     1. near: the cosine to the nearest class mean,
-    2. clear: the negative entropy of the classes' likelihoods,
-    3. away: the negative distance to the nearest class mean,
-    4. likely: the logarithm of the likelihood of the likeliest class, less that of one Gaussian as wide as all classes,
-    5. relative: the same where all classes have one covariance (relative Mahalanobis distance),
-    6. nearer: by how much the cosine to the nearest class mean exceeds that to the nearest image of the background.
+    2. clear: the logarithm of the largest probability,
+    3. likely: the logarithm of the likelihood of the likeliest class, less that of one Gaussian as wide as all classes,
+    4. away: the negative distance to the nearest class mean,
+    5. nearer: by how much the cosine to the nearest class mean exceeds that to the nearest image of the background.
 
     None does well everywhere: photos from another day are far from their class but clearly of it, an image like no
     other may clearly resemble one class most, and wide classes claim whatever is new.
@@ -104,8 +105,7 @@ class Signals(ScoreReader):
         if self.likelihoods is not None:
             scores = self.likelihoods.forward(features).where(counted, -torch.inf)
         logarithms = scores * features.shape[1]
-        chances = torch.softmax(logarithms / _SOFTNESS, dim=1)
-        clear = (chances * chances.clamp_min(1e-12).log()).sum(1)
+        clear = torch.log_softmax(logarithms / _SOFTNESS, dim=1).amax(1)
         targets = self.get_buffer("targets")
         space = features @ self.get_buffer("metric") - self.get_buffer("shift")
         along, lengths, widths = space @ targets.T, space.square().sum(1, keepdim=True), targets.square().sum(1)
@@ -114,8 +114,8 @@ class Signals(ScoreReader):
         near = cosines.where(counted, -1).amax(1)
         along_means = (space @ self.get_buffer("wider")).square().sum(1)
         anything = -0.5 * (lengths[:, 0] - along_means + self.get_buffer("volume"))
-        likely, relative = logarithms.amax(1) - anything, -0.5 * apart - anything
-        return torch.stack([near, clear, -apart.sqrt(), likely, relative, self._nearer(near, space)], 1)
+        likely = logarithms.amax(1) - anything
+        return torch.stack([near, clear, likely, -apart.sqrt(), self._nearer(near, space)], 1)
 
     def _nearer(self, near: Tensor, space: Tensor) -> Tensor:
         """How much nearer classes are than the background, from cosines to classes and whitened, centred features."""
@@ -147,7 +147,7 @@ class SignalScaler(nn.Module):
     The last, which compares two cosines, is only divided, by the spread of the cosines to classes.
 
     Args:
-        seen: signals of known images that were held out, ``[R, 6]``.
+        seen: signals of known images that were held out, ``[R, 5]``.
     """
 
     def __init__(self, seen: Tensor):
@@ -159,7 +159,7 @@ class SignalScaler(nn.Module):
         self.register_buffer("spread", torch.cat([spread[:-1], spread[:1]]))
 
     def forward(self, signals: Tensor) -> Tensor:
-        """Deviations, ``[B, 6]``."""
+        """Deviations, ``[B, 5]``."""
         deviations: Tensor = (signals - self.get_buffer("middle")) / self.get_buffer("spread")
         return deviations
 
@@ -172,8 +172,8 @@ class Typicality(Familiarity):
 
     Args:
         signals: from features and scores.
-        seen: signals of known images that were held out, ``[R, 6]``.
-        strange: signals of images of classes that were left out, as deviations from known ones, ``[S, 6]``.
+        seen: signals of known images that were held out, ``[R, 5]``.
+        strange: signals of images of classes that were left out, as deviations from known ones, ``[S, 5]``.
     """
 
     def __init__(self, signals: Signals, seen: Tensor, strange: Tensor):
@@ -185,24 +185,25 @@ class Typicality(Familiarity):
         return self.total(self.scale(self.signals.forward(features, scores)))
 
     def total(self, deviations: Tensor) -> Tensor:
-        """The same from signals as deviations, ``[N, 6]``."""
-        _, _, away, _, _, nearer = deviations.unbind(1)
+        """The same from signals as deviations, ``[N, 5]``."""
+        *_, away, nearer = deviations.unbind(1)
         penalties = 4 * (away + _FAR).clamp_max(0) + 2 * nearer.clamp_max(0)
-        total: Tensor = deviations[:, :-1] @ self.get_buffer("weights") + penalties
+        total: Tensor = deviations[:, : len(WEIGHTED)] @ self.get_buffer("weights") + penalties
         return total
 
 
 def fitted_weights(seen: Tensor, strange: Tensor) -> Tensor:
-    """The weights with which signals best tell known images from those of classes that were left out, ``[5]``.
+    """The weights with which signals best tell known images from those of classes that were left out, ``[3]``.
 
     None is negative: a signal that would speak against known images is left out, as that can only be chance. Without
-    classes left out, the weights are those of near and clear. The sum always has the same spread among known images.
+    classes left out, the weights are the usual ones. The sum always has the same spread among known images.
 
     Args:
-        seen: signals of known images that were held out, ``[R, 6]``.
-        strange: signals of images of classes that were left out, as deviations from known ones, ``[S, 6]``.
+        seen: signals of known images that were held out, ``[R, 5]``.
+        strange: signals of images of classes that were left out, as deviations from known ones, ``[S, 5]``.
     """
-    known, weights = SignalScaler(seen)(seen)[:, :-1], torch.tensor(_USUAL, dtype=torch.float64)
+    weights = torch.tensor(_USUAL, dtype=torch.float64)
+    known = SignalScaler(seen)(seen)[:, : len(weights)]
     if len(known) < 2:
         return weights
     used = list(range(len(weights))) if len(strange) else []

@@ -11,7 +11,7 @@ from onea.model.state import NO_HELD, NO_ROWS, NO_SIGNALS, Update, merged_under,
 from onea.tensors import Tensors
 
 FORMAT = 3
-FIRST_SIGNALS = 3  # how many there were in the first folders of format 3
+EARLIER_SIGNALS = (3, 6)  # how many there were in earlier folders of format 3
 _READOUTS = {"cosine": "ncm", "whitened": "uncentred"}  # as formats 1 and 2 called them
 
 
@@ -43,7 +43,7 @@ def modern_tensors(written: Tensors) -> Tensors:
     """The tensors of a state as today's; signals that mean something else now are measured anew by the next update."""
     found = {"hidden": NO_SIGNALS, "hidden_rows": NO_ROWS, "background": written["prototypes"][:0], **written}
     found = {"fingerprints": NO_PRINTS, "fingerprint_rows": NO_ROWS, "held": NO_HELD, "held_rows": NO_ROWS, **found}
-    if found["margins"].dim() > 1 and found["margins"].shape[1] == FIRST_SIGNALS:
+    if found["margins"].dim() > 1 and found["margins"].shape[1] in EARLIER_SIGNALS:
         found |= {"margins": NO_SIGNALS, "margin_rows": NO_ROWS, "hidden": NO_SIGNALS, "hidden_rows": NO_ROWS}
     return found
 

@@ -76,9 +76,9 @@ class State:
         readout: the name of the classifier that answers from them.
         familiar: mean similarity of a class's images to its prototype, ``[C]``, of a model that was taught before
             format 3; empty in others.
-        margins: signals of familiarity of images that were held out, ``[R, 6]``; before format 3 margins, ``[R]``.
+        margins: signals of familiarity of images that were held out, ``[R, 5]``; before format 3 margins, ``[R]``.
         margin_rows: the class that each of them shows, ``[R]``.
-        hidden: those of images of classes that were left out, as deviations from known images, ``[S, 6]``.
+        hidden: those of images of classes that were left out, as deviations from known images, ``[S, 5]``.
         hidden_rows: the class that each of these shows, ``[S]``.
         background: features of images that show none of the classes, ``[B, width]``; exact in bfloat16.
         fingerprints: of the images that were taught, ``int64 [P, 3]``; of none that an earlier version taught.

@@ -28,7 +28,7 @@ from onea.errors import OneaError
 from onea.model.background import MOST_FEATURES
 from onea.model.calibrating import MOST_MARGINS
 from onea.model.fingerprints import WORDS
-from onea.model.formats import FIRST_SIGNALS, FORMAT, modern, modern_params, modern_readout, modern_tensors
+from onea.model.formats import EARLIER_SIGNALS, FORMAT, modern, modern_params, modern_readout, modern_tensors
 from onea.model.json_types import MOST, fits, is_text
 from onea.model.layout import LAST_VERSION
 from onea.model.names import UNKNOWN
@@ -204,7 +204,8 @@ def check_shapes(file: BinaryIO, size: int, state: Mapping[str, Any]) -> Shapes:
         earlier = state["format"] < 3 or found["familiar"] != ("F32", (0,))
     except (KeyError, IndexError):
         raise Damage("tensors are missing") from None
-    signals = FIRST_SIGNALS if "hidden" in found and found["hidden"][1][1:] == (FIRST_SIGNALS,) else SIGNALS
+    told = found["hidden"][1][-1] if "hidden" in found and found["hidden"][1] else SIGNALS
+    signals = told if told in EARLIER_SIGNALS else SIGNALS
     classes, options = len(state["classes"]), options_of(state["options"])
     rank = options.rank
     if not 1 <= width <= _WIDEST or max(rows, hidden) > MOST_MARGINS * classes:
