@@ -7,7 +7,8 @@ FOLDER holds ``train/CLASS/*`` and ``test/CLASS/*``. The seed draws the classes 
 others and of OTHER, which shows other things altogether, are unknown. Appends a line of JSON: shares of photos called
 unknown where 5 % of known ones are stated, the area under the ROC curve, that of each published detector on the same
 features, and the calibration error of the probabilities. ``--validate`` looks at a quarter of the training photos
-instead; whatever is chosen is chosen there. ``--updates`` teaches the classes in so many parts.
+instead; whatever is chosen is chosen there. ``--updates`` teaches the classes in so many parts, as uneven as
+``--gamma`` says (1: equal).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from torch import Tensor
 from onea.model.answers import Snapshot
 from onea.model.estimator import OneA
 from onea.openset import auroc, share_below
+from onea.task_sizes import step_imbalanced
 
 BINS = 10
 
@@ -81,6 +83,7 @@ def main() -> None:
     parser.add_argument("--data", required=True, type=Path)
     parser.add_argument("--classes", required=True, type=int)
     parser.add_argument("--updates", type=int, default=1)
+    parser.add_argument("--gamma", type=float, default=0.01)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--far", type=Path)
     parser.add_argument("--validate", action="store_true")
@@ -94,9 +97,12 @@ def main() -> None:
     order = torch.randperm(len(names), generator=torch.Generator().manual_seed(given.seed)).tolist()
     known, others = ([names[row] for row in part] for part in (order[: given.classes], order[given.classes :]))
 
-    model, started, part = OneA(**given.params), time.perf_counter(), -(-len(known) // given.updates)
-    for first in range(0, len(known), part):
-        model.learn(*labelled(train, known[first : first + part]))
+    sizes = step_imbalanced(len(known), given.updates, given.gamma)
+    shuffled = torch.randperm(len(sizes), generator=torch.Generator().manual_seed(given.seed)).tolist()
+    model, started, rest = OneA(**given.params), time.perf_counter(), list(known)
+    for size in (sizes[row] for row in shuffled):
+        model.learn(*labelled(train, rest[:size]))
+        rest = rest[size:]
     seconds, answers = time.perf_counter() - started, model.snapshot()
 
     def seen(files: Any) -> Tensor:
@@ -110,7 +116,7 @@ def main() -> None:
         "data": given.data.name,
         "looked_at": "a quarter of the training photos" if given.validate else "test photos",
         "backbone": answers.state.backbone["name"],
-        **{name: getattr(given, name) for name in ("classes", "updates", "seed", "params")},
+        **{name: getattr(given, name) for name in ("classes", "updates", "gamma", "seed", "params")},
         "seconds": round(seconds, 1),
         "trained": [update["trained"] for update in model.history],
         "right": percent(float(right.double().mean())),
