@@ -1,0 +1,345 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One side of ``gpu_turns.py``: measures what it is asked for, line by line, with the code that PYTHONPATH names.
+
+It runs with commit 1a2ee9f as well as with today's code, hence the two sets of imports. Answers are lines that begin
+with ``@``, tab separated: a figure (what, value, unit), ``done``, or ``failed`` and why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+import traceback
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from onea.bench.timing import synchronise, timed_in_turn
+from onea.methods.contract import EVALUATION_BATCH
+from onea.methods.one_a import OneAMethod, OneAOptions
+from onea.runs.evaluation import correct_per_class
+from onea.runs.setup import Prepared, Side
+from onea.streams import Stream
+
+try:
+    from onea.bench.answering import TimmBaseline
+    from onea.bench.config import BenchConfig
+    from onea.bench.measure import Measurements
+    from onea.bench.workload import Workload, bench_backbone, make_workload, preprocess_of
+    from onea.data.image_storage import PackedImages
+    from onea.tasks import StreamPlan
+
+    OLD = False
+except ImportError:
+    from onea.bench.backbone import bench_backbone
+    from onea.bench.scene import BenchConfig, preprocess_of
+    from onea.bench.scene import Scene as Workload
+    from onea.bench.scene import make_scene as make_workload
+    from onea.bench.timm_baseline import TimmBaseline
+    from onea.data.store import PackedImages
+
+    from onea.bench.measure import Column as Measurements
+    from onea.tasks import Plan as StreamPlan
+
+    OLD = True
+
+TASK_SIZES = (14, 1, 3, 6, 36, 9, 23, 2, 2, 4)  # CIFAR-100, T=10, gamma 0.01, seed 1
+IN_FLIGHT = 8  # batches asked for before the host waits, as an evaluation does
+WHOLE = 20  # epochs of a whole training: the fewest of the paper's schedule
+Figures = list[tuple[str, float, str]]
+
+
+class Measured:
+    """What is measured here; sections keep what they have prepared."""
+
+    def __init__(self, given: argparse.Namespace):
+        self.given, self.kept = given, {}  # type: ignore[var-annotated]
+        self.replayed = _count_replays() if not OLD else None
+
+    def prepare_train(self) -> Figures:
+        """Compile the training, and run it twice."""
+        workload = self._large(self.given.precision)
+        column = Measurements("", workload, 1.0)
+        column._epochs(2)
+        self.kept["train"] = column, column._epochs(3)[-1]
+        return []
+
+    def train(self, seconds: float) -> Figures:
+        """Images per second of one training."""
+        column, epoch = self.kept["train"]
+        return self._trained(column, round(seconds / epoch))
+
+    def _trained(self, column: Any, epochs: int) -> Figures:
+        before = self.replayed() if self.replayed else 0
+        workload = getattr(column, "scene", None) or column.workload
+        device = workload.runtime.device
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        first, *later = column._epochs(max(epochs, 3) + 1)
+        images, middle = len(workload.prepared.task(0)), statistics.median(later)
+        found = [
+            ("training, later epochs", images / middle, "images/s"),
+            (f"training, {WHOLE} epochs with the first", WHOLE * images / (first + (WHOLE - 1) * middle), "images/s"),
+        ]
+        if self.replayed:
+            found.append(("steps replayed", self.replayed() - before, "steps"))
+        return found + _memory(device)
+
+    def prepare_infer(self) -> Figures:
+        """Learn a task, and answer until everything is compiled."""
+        if "train" in self.kept:
+            column = self.kept["train"][0]
+        else:
+            column = Measurements("", self._large(self.given.precision), 1.0)
+        workload = getattr(column, "scene", None) or column.workload
+        workload.method.learn(workload.prepared.task(0))
+        answer = column.answer(self.given.answers)
+        for _ in range(4):
+            answer()
+        synchronise(workload.runtime.device)
+        self.kept["infer"] = answer, workload.runtime.device
+        return []
+
+    def infer(self, seconds: float) -> Figures:
+        """Images per second with several batches in flight."""
+        answer, device = self.kept["infer"]
+        count, started = 0, time.perf_counter()
+        while time.perf_counter() - started < seconds:
+            for _ in range(IN_FLIGHT):
+                answer()
+            synchronise(device)
+            count += IN_FLIGHT
+        return [("inference", count * self.given.answers / (time.perf_counter() - started), "images/s")]
+
+    def _large(self, precision: str, *, compiled: bool | None = None, batch: int = 0, steps: int = 0) -> Workload:
+        given = self.given
+        config = BenchConfig(
+            given.large, rank=given.rank, device=given.device, batch=batch or given.batch, precision=precision, tasks=0
+        )
+        runtime = config.runtime(same_numerics=False)
+        compiled = (config.compiles(runtime) and not given.eager) if compiled is None else compiled
+        per_class = -(-(steps or given.steps) * config.batch // 8)
+        tested = -(-given.answers // 8)
+        workload = make_workload(
+            config, bench_backbone(given.large), runtime, (8,), per_class, tested, compiled=compiled
+        )
+        if given.last:
+            method = workload.method
+            options = replace(method.options, adapter_blocks=given.last, cached_views=given.views)
+            method = OneAMethod(method.vit, options, runtime, method.plan)
+            workload = replace(workload, method=method, prepared=replace(workload.prepared, method=method))
+        return workload
+
+    def prepare_small(self) -> Figures:
+        """Compile the training of the small network."""
+        column = Measurements("", self._small(), 1.0)
+        column._epochs(2)
+        self.kept["small"] = column, column._epochs(3)[-1]
+        return []
+
+    def small(self, seconds: float) -> Figures:
+        """Images per second of the training of the first task."""
+        column, epoch = self.kept["small"]
+        return self._trained(column, round(seconds / epoch))
+
+    def prepare_stream(self) -> Figures:
+        """Compile everything that the stream needs, which is not counted there but said here."""
+        started = time.perf_counter()
+        workload = self._small()
+        method = workload.method
+        options = replace(method.options, epochs=1, min_epochs=1, max_epochs=1)
+        short = OneAMethod(method.vit, options, workload.runtime, method.plan)
+        short.learn(workload.prepared.task(0))
+        self._evaluate(replace(workload, method=short), 0)
+        synchronise(workload.runtime.device)
+        self.kept["stream"] = workload
+        return [("stream, loading and compiling", time.perf_counter() - started, "s")]
+
+    def stream(self, seconds: float) -> Figures:
+        """Seconds of all tasks, learned and evaluated, from a fresh adapter on."""
+        workload = self.kept["stream"]
+        method = OneAMethod(workload.method.vit, workload.method.options, workload.runtime, workload.method.plan)
+        workload = replace(workload, method=method, prepared=replace(workload.prepared, method=method))
+        synchronise(workload.runtime.device)
+        started, learned = time.perf_counter(), 0.0
+        for index in range(workload.prepared.stream.tasks):
+            before = time.perf_counter()
+            method.learn(workload.prepared.task(index))
+            synchronise(workload.runtime.device)
+            learned += time.perf_counter() - before
+            self._evaluate(workload, index)
+        return [
+            ("stream, learned and evaluated", time.perf_counter() - started, "s"),
+            ("stream, learned", learned, "s"),
+        ]
+
+    def _small(self) -> Workload:
+        """CIFAR-100's stream with noise for images: the time does not depend on what they show."""
+        given = self.given
+        weights = given.weights if OLD else f"plain:{given.weights}"  # which the old commit takes it for unasked
+        config = BenchConfig(
+            weights, rank=64, device=given.device, batch=given.batch, precision=given.precision, tasks=0
+        )
+        runtime, vit = config.runtime(same_numerics=False), bench_backbone(weights)
+        compiled = config.compiles(runtime) and not given.eager
+        vit.keep_matrices_in(runtime.dtype, *(() if OLD else (runtime.fp8,))).to(runtime.device)
+        if compiled:
+            vit.compile_for({config.batch, EVALUATION_BATCH})
+        epochs = given.epochs
+        options = OneAOptions(
+            rank=64, batch_size=config.batch, crop_scale=0.3, head="cosine", head_scale=16.0,
+            epochs=epochs, min_epochs=max(1, round(0.8 * epochs)), max_epochs=round(1.6 * epochs),
+        )  # fmt: skip
+        sizes = TASK_SIZES if given.per_class >= 100 else (2, 1, 3)
+        method = OneAMethod(vit, options, runtime, StreamPlan(sum(sizes), len(sizes)))
+        if given.one_parameter:
+            if not compiled:
+                raise ValueError("an adapter of one parameter is for compiled passes")
+            new = method.new_adapter
+            method.new_adapter = lambda task: _as_one_parameter(new(task))
+        sides = []
+        for per_class in (given.per_class, max(1, given.per_class // 5)):
+            labels = torch.arange(sum(sizes)).repeat_interleave(per_class)
+            pixels = np.random.default_rng(1).integers(0, 256, (len(labels), 3, 32, 32), dtype=np.uint8)
+            images = PackedImages(pixels, preprocess_of(vit), runtime.device, "device", runtime.pixel_dtype)
+            sides.append(Side(images, labels, torch.arange(len(labels))))
+        stream = Stream(tuple(range(sum(sizes))), sizes)
+        return Workload(Prepared(stream, *sides, method, {}, 1, compiled), method, runtime)
+
+    def _evaluate(self, workload: Workload, index: int) -> None:
+        prepared = workload.prepared
+        seen = [prepared.stream.range_of(task) for task in range(index + 1)]
+        correct_per_class(workload.method, prepared.test, seen, prepared.seed)
+
+    def prepare_one(self) -> Figures:
+        """Learn a task of few images, nothing compiled."""
+        for precision in ("bf16", "fp32"):
+            workload = self._large(precision, compiled=False, batch=8, steps=1)
+            workload.method.learn(workload.prepared.task(0))
+            self.kept["one", precision] = workload
+        return []
+
+    def one(self, seconds: float) -> Figures:
+        """Milliseconds of one image by us and by plain timm, in turn and not compiled."""
+        found: Figures = []
+        for precision in ("bf16", "fp32"):
+            workload = self.kept["one", precision]
+            answers = [Measurements("", workload, seconds).answer(1), TimmBaseline(workload, compiled=False).answer(1)]
+            ours, timm = timed_in_turn(answers, workload.runtime.device, seconds / 4)
+            found += [
+                (f"one image, {precision}, not compiled", 1000 * ours.seconds, "ms"),
+                (f"one image, {precision}, timm eager", 1000 * timm.seconds, "ms"),
+                (f"one image, {precision}, ours / timm", ours.seconds / timm.seconds, "times"),
+            ]
+        return found
+
+    def prepare_memory(self) -> Figures:
+        """Nothing: memory counts from the start of a process."""
+        return []
+
+    def memory(self, seconds: float) -> Figures:
+        """What training in fp32 reserves; the plain loop's images are in memory already."""
+        if self.given.plain:
+            device = _plain_training(self.given)
+        else:
+            workload = self._large("fp32", compiled=False, steps=4)
+            Measurements("", workload, 1.0)._epochs(3)
+            device = workload.runtime.device
+        return _memory(device)
+
+
+def _plain_training(given: argparse.Namespace) -> torch.device:
+    from onea.bench.plain import plain_epoch, plain_network
+
+    vit = bench_backbone(given.large)
+    device = torch.device("cuda" if given.device == "auto" else given.device)
+    labels = torch.arange(given.batch) % 8
+    batches = [(torch.rand(given.batch, 3, vit.size, vit.size), labels) for _ in range(4)]
+    epoch = plain_epoch(plain_network(vit.vit, given.rank).to(device), batches, 8, device)
+    for _ in range(3):
+        epoch()
+    return device
+
+
+def _memory(device: torch.device) -> Figures:
+    if device.type != "cuda":
+        return []
+    return [
+        ("peak memory, reserved", torch.cuda.max_memory_reserved(device) / 1e6, "MB"),
+        ("peak memory, allocated", torch.cuda.max_memory_allocated(device) / 1e6, "MB"),
+    ]
+
+
+def _count_replays() -> Any:
+    """Steps that recordings did, over all trainings from now on."""
+    from onea import training
+
+    made: list[Any] = []
+
+    class Counted(training.StepGraph):  # type: ignore[misc]
+        def __init__(self, *given: Any):
+            super().__init__(*given)
+            made.append(self._count)
+
+        @property
+        def replayed(self) -> int:
+            return self._count[0]
+
+        @replayed.setter
+        def replayed(self, value: int) -> None:
+            self._count = getattr(self, "_count", [0])
+            self._count[0] = value
+
+    training.StepGraph = Counted  # type: ignore[misc]
+    return lambda: sum(count[0] for count in made)
+
+
+def _as_one_parameter(adapters: Any) -> Any:
+    """The same adapter with all its weights in one parameter, for passes that are compiled."""
+    from onea.vit.adapter import Adapters
+
+    class OneParameter(Adapters):
+        def flat(self, dtype: torch.dtype) -> torch.Tensor:
+            row: torch.Tensor = self.row
+            return row
+
+    row = torch.cat([part.detach().flatten() for part in adapters._parts])
+    adapters.requires_grad_(False)
+    adapters.__class__ = OneParameter
+    adapters.row = nn.Parameter(row)
+    return adapters
+
+
+def say(*parts: object) -> None:
+    """Answer the driver."""
+    print("@", *parts, sep="\t", flush=True)
+
+
+def main() -> None:
+    """Do what is asked for until nobody asks."""
+    parser = argparse.ArgumentParser()
+    for name, default in (("device", "auto"), ("precision", "bf16"), ("large", ""), ("weights", "")):
+        parser.add_argument(f"--{name}", default=default)
+    for name in ("rank", "batch", "answers", "steps", "epochs", "per-class", "last", "views"):
+        parser.add_argument(f"--{name}", type=int, default=0)
+    for name in ("eager", "plain", "one-parameter"):
+        parser.add_argument(f"--{name}", action="store_true")
+    side = Measured(parser.parse_args())
+    for line in sys.stdin:
+        action, *seconds = line.split()
+        try:
+            for figure in getattr(side, action)(*map(float, seconds)):
+                say("figure", *figure)
+            say("done")
+        except Exception as error:
+            traceback.print_exc()
+            say("failed", f"{type(error).__name__}: {error}".replace("\n", " ").replace("\t", " ")[:500])
+
+
+if __name__ == "__main__":
+    main()
