@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from onea.classifiers.statistics import ClassStatistics
 from onea.model import calibration
+from onea.model.calibrating import ENOUGH, _as_if_unseen, _as_of_now
 from onea.model.groups import series
 from onea.vit.heads import cosine_scores
 
@@ -179,3 +180,36 @@ def test_probabilities_are_calibrated(tiny_vit, many):
     fitted = F.nll_loss(probabilities.log(), labels)
     for other in (model.snapshot().state.temperature * 10, model.snapshot().state.temperature / 30):
         assert fitted < F.cross_entropy(raw / other, labels)
+
+
+def signals_at(middle: float, count: int, seed: int) -> torch.Tensor:
+    return middle + torch.randn(count, 3, generator=torch.Generator().manual_seed(seed))
+
+
+def test_what_was_measured_earlier_follows_what_is_watched():
+    """Classes that came since make known images less clear; images of earlier updates are gone, but for some."""
+    margins, rows = signals_at(0.0, 200, 1), torch.arange(200) % 4
+    watched, shown = 0.5 * signals_at(-3.0, 400, 2), torch.arange(400) % 3  # none of class 3, which moves all the same
+    moved = _as_of_now(margins, rows, watched, shown)
+    then = moved[rows < 3]
+    torch.testing.assert_close(then.mean(0), watched.mean(0), rtol=1e-4, atol=1e-4)
+    assert (then.std(0) < 0.7 * margins[rows < 3].std(0)).all()
+    assert torch.equal(moved.argsort(0), margins.argsort(0)), "their order stays"
+    assert torch.equal(_as_of_now(margins, rows, watched[:ENOUGH][1:], shown[:ENOUGH][1:]), margins), "too few to tell"
+
+
+def test_images_trained_on_become_as_unfamiliar_as_those_held_out():
+    trained, unseen = signals_at(1.0, 1000, 3), signals_at(0.0, 40, 4)
+    signals, honest = torch.cat([trained, unseen]), torch.arange(1040) >= 1000
+    alone, each = torch.zeros(1040, dtype=torch.int64), torch.arange(1040)
+    moved = _as_if_unseen(signals, alone, each, honest)
+    assert torch.equal(moved[honest], unseen)
+    torch.testing.assert_close(moved[~honest].mean(0), unseen.mean(0), rtol=1e-4, atol=1e-4)
+    raised = _as_if_unseen(torch.cat([trained - 9, unseen]), alone, each, honest)
+    assert torch.equal(raised[~honest], trained - 9), "nothing becomes more familiar"
+    series = _as_if_unseen(signals, alone, each // 4, honest)
+    half = _as_if_unseen(signals, alone, torch.where(each % 2 == 0, each, 2000), honest)
+    assert (series < half).all(), "where images come in series, some are missed"
+    assert (half < moved).all()
+    nobody = torch.zeros_like(honest)
+    assert torch.equal(_as_if_unseen(signals, alone, each // 4, nobody), signals), "nothing was trained"

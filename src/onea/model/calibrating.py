@@ -12,12 +12,15 @@ from onea.classifiers.familiarity import SIGNALS, SignalScaler
 from onea.classifiers.statistics import ClassStatistics
 from onea.classifiers.validation import classes_left_out, left_out
 from onea.model import calibration
+from onea.model.rolling import taken_out
 from onea.model.state import State
 
 ENOUGH = 20  # known images that say where 5 % lie; with fewer held out, training images have a say too
 _FOLDS = 10  # a tenth fewer images of a class than in the end; with a fifth fewer, they are noticeably less familiar
 # How many are kept of one class; so that many classes take little room, of all; and nevertheless of each.
 MOST_MARGINS, _ALL_MARGINS, _LEAST_MARGINS = 64, 2048, 8
+_MISSED = 0.25  # spreads by which known images look too familiar where all come in series
+_TINY = 1e-12  # variance of a signal that says nothing
 
 
 def calibrated(
@@ -38,7 +41,8 @@ def calibrated(
     scores, signals = torch.empty(len(rows), len(state.classes)), torch.empty(len(rows), SIGNALS)
     for here, others in left_out(before, views, rows, groups, _FOLDS):
         scores[here], signals[here] = _judged(state, others, features[here])
-    margins, margin_rows = _newest(_as_if_unseen(signals, honest), rows, state.margins, state.margin_rows)
+    earlier = _as_of_now(state.margins, state.margin_rows, *_watched(state, rows))
+    margins, margin_rows = _newest(_as_if_unseen(signals, rows, groups, honest), rows, earlier, state.margin_rows)
     hidden, hidden_rows = state.hidden, state.hidden_rows
     for here, out, others in classes_left_out(before, views, rows, groups, honest):
         usual, strange = (_judged(state, others, features[chosen])[1] for chosen in (here, out))
@@ -60,24 +64,64 @@ def calibrated(
     )
 
 
+def _watched(state: State, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Signals of the images that earlier updates held out, judged by all others, and their classes: none of these."""
+    others, features, shown = taken_out(state.statistics, state.held, state.held_rows)
+    earlier = ~torch.isin(shown, rows)
+    if not bool(earlier.any()):
+        return torch.empty(0, SIGNALS), shown[earlier]
+    return _judged(state, others, features[earlier])[1], shown[earlier]
+
+
 def _judged(state: State, known: ClassStatistics, features: Tensor) -> tuple[Tensor, Tensor]:
     """Scores of images, and the signals of their familiarity, by other statistics than those of the state."""
     scores = state.classifier.fit(known)(features)
     return scores, dataclasses.replace(state, statistics=known).signals()(features, scores)
 
 
-def _as_if_unseen(signals: Tensor, honest: Tensor) -> Tensor:
-    """Signals as if the adapter had been trained on no image: their mean is that of the honest ones.
+def _as_if_unseen(signals: Tensor, rows: Tensor, groups: Tensor, honest: Tensor) -> Tensor:
+    """Signals as if the adapter had been trained on no image: moved down by as much as those held out are lower.
 
-    These alone would be too few to tell where the least familiar twentieth of all images begins.
+    Those alone would be too few to tell where the least familiar twentieth of all images begins. Where images come in
+    series, some are taken for images of different series, and an image that is held out has siblings among those
+    trained on; so all are moved down a little more.
 
-    >>> _as_if_unseen(torch.tensor([[4.0], [6.0], [3.0], [5.0]]), torch.tensor([False, False, True, True])).tolist()
-    [[3.0], [5.0], [3.0], [5.0]]
+    >>> trained, unseen = torch.tensor([[4.0], [6.0]]), torch.tensor([[1.0], [3.0]])
+    >>> signals, honest = torch.cat([trained, unseen]), torch.tensor([False, False, True, True])
+    >>> _as_if_unseen(signals, torch.zeros(4, dtype=torch.int64), torch.arange(4), honest).tolist()
+    [[1.0], [3.0], [1.0], [3.0]]
     """
     if not bool(honest.any()) or bool(honest.all()):
         return signals
-    shift = signals[honest].mean(0) - signals[~honest].mean(0)
-    return torch.where(honest[:, None], signals, signals + shift)
+    shift = (signals[honest].mean(0) - signals[~honest].mean(0)).clamp_max(0)
+    moved = torch.where(honest[:, None], signals, signals + shift)
+    _, series, sizes = torch.stack([rows, groups], 1).unique(dim=0, return_inverse=True, return_counts=True)
+    in_series = float((sizes[series] > 1).double().mean())
+    return moved - _MISSED * in_series * moved.std(0)
+
+
+def _as_of_now(margins: Tensor, margin_rows: Tensor, watched: Tensor, watched_rows: Tensor) -> Tensor:
+    """Signals that were measured in earlier updates, moved to where those of watched images of these classes are now.
+
+    Classes that came since make images less clear, and the adapter has changed.
+    """
+    then = margins[torch.isin(margin_rows, watched_rows)] if len(watched_rows) >= ENOUGH else margins[:0]
+    return _moved(margins, then, watched) if len(then) >= ENOUGH else margins
+
+
+def _moved(signals: Tensor, sample: Tensor, target: Tensor) -> Tensor:
+    """Signals, shifted and stretched so that those of a sample get the mean and the spread of others.
+
+    The spread of few others is drawn towards that of the sample.
+
+    >>> sample = torch.tensor([[-1.0], [1.0]])
+    >>> _moved(torch.tensor([[0.0], [2.0]]), sample, sample + 5.0).tolist()
+    [[5.0], [7.0]]
+    """
+    before = sample.var(0)
+    after = (len(target) * target.var(0) + ENOUGH * before) / (len(target) + ENOUGH)
+    stretch = torch.where(before > _TINY, after / before.clamp_min(_TINY), 1.0).sqrt()
+    return (signals - sample.mean(0)) * stretch + target.mean(0)
 
 
 def _newest(values: Tensor, rows: Tensor, earlier: Tensor, earlier_rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -54,11 +54,21 @@ def measure(classifier: Classifier, known: ClassStatistics, held: Tensor, rows: 
         held: their features, ``[H, views, width]``.
         rows: their classes.
     """
-    taken = held.shape[1] * torch.bincount(rows, minlength=known.classes)
-    here = (known.counts > taken)[rows]  # something must be left of a class
-    rows = rows[here]
+    others, features, rows = taken_out(known, held, rows)
     if not len(rows):
         return Overall(0, 0, 0)
-    others = without_images(known, held[here].flatten(0, 1), rows.repeat_interleave(held.shape[1]))
-    right = classifier.fit(others)(held[here, 0]).argmax(1) == rows
+    right = classifier.fit(others)(features).argmax(1) == rows
     return Overall(int(right.sum()), len(rows), len(rows.unique()))
+
+
+def taken_out(known: ClassStatistics, held: Tensor, rows: Tensor) -> tuple[ClassStatistics, Tensor, Tensor]:
+    """Statistics without held-out images, the features of these images ``[R, width]``, and their classes.
+
+    Images of a class of which nothing would be left stay where they are.
+    """
+    taken = held.shape[1] * torch.bincount(rows, minlength=known.classes)
+    here = (known.counts > taken)[rows]
+    held, rows = held[here], rows[here]
+    if not len(rows):
+        return known, held.new_empty(0, known.width), rows
+    return without_images(known, held.flatten(0, 1), rows.repeat_interleave(held.shape[1])), held[:, 0], rows
