@@ -12,16 +12,17 @@ from typing import Any
 
 from onea.vit.onnx_files import OPSET, needed
 
-# Cut what lies far outside the final crop and scale until the square is covered, width first; only its middle is computed.
-# All sizes are (height, width). Round takes halves to the even number, as Python does.
+# Cut what lies far outside the final crop and scale until the square is covered, width first; only the square itself is
+# computed. All sizes are (height, width). Round takes halves to the even number, as Python does.
 _FRONT = """
 <ir_version: 8, opset_import: ["": {opset}]>
 photos (uint8[batch, height, width, 3] images) => (float[batch, 3, {side}, {side}] squares)
 <int64[2] photo_swap = {{1, 0}}, int64 photo_two = {{2}}, int64 photo_zero = {{0}}, int64 photo_one = {{1}},
  int64[2] photo_rows = {{1, 2}}, int64 photo_side = {{{side}}}, int64[1] photo_column = {{1}},
- float photo_white = {{255}}, double real_half = {{0.5}}, double real_one = {{1}}, double real_two = {{2}}, double real_none = {{0}},
- double real_most = {{255}}, double real_fine = {{4194304}}, double real_cubic = {{1.5}}, double real_square = {{2.5}},
- double real_five = {{5}}, double real_eight = {{8}}, double real_four = {{4}}, double real_a = {{-0.5}}>
+ float photo_white = {{255}}, double real_none = {{0}}, double real_half = {{0.5}}, double real_one = {{1}},
+ double real_two = {{2}}, double real_most = {{255}}, double real_fine = {{4194304}}, double real_cubic = {{1.5}},
+ double real_square = {{2.5}}, double real_five = {{5}}, double real_eight = {{8}}, double real_four = {{4}},
+ double real_a = {{-0.5}}>
 {{
   photo_size = Shape <start = 1, end = 3> (images)
   photo_across = Gather (photo_size, photo_swap)
