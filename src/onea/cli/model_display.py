@@ -44,8 +44,6 @@ def print_learned(console: Console, model: OneA, path: Path, seconds: float) -> 
     console.print(line, highlight=False, markup=False)
     for sentence in told(update):
         console.print(sentence, highlight=False, markup=False, soft_wrap=True)
-    if like := update.get("like_known"):
-        console.print(f"{like:,} of them clearly looked like a known class; if they show one, undo", highlight=False)
     state = model.snapshot().state
     old = remarks(state.backbone) if taught_before(state.backbone) else []  # whoever chose a network has chosen
     for remark in (*old, *advice(state.classes, state.merged)):
