@@ -3,9 +3,9 @@
 
     python benchmarks/first_contact_times.py [demo] [test] [--out benchmarks/first-contact-times.csv]
 
-Run it with the Python of ``.venv`` while nothing else runs. Both are run twice: as the processor is, and restricted to the
-instructions of one without AVX-512, which has no bf16. The second takes the first's place where the processor has no bf16
-itself. Each run is a line of the CSV; the last line printed is the sentence of README, from all lines of this machine.
+Run it with the Python of ``.venv`` while nothing else runs. A processor with bf16 runs both twice, the second time with
+the instructions of one without AVX-512, which has no bf16. Each run is a line of the CSV; the last line printed is the
+sentence of README, from all lines of this machine.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import argparse
 import csv
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -29,7 +28,6 @@ ROOT = Path(__file__).parents[1]
 COLUMNS = ("command", "bf16", "seconds", "hardware", "load", "torch")
 # What oneDNN, PyTorch's own kernels and MKL may use.
 WITHOUT = {cpu.ISA_VARIABLE: "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
-_BF16 = "from onea.cpu import has_bf16; print(has_bf16())"
 
 
 def main() -> None:
@@ -41,12 +39,9 @@ def main() -> None:
     about = environment(torch.device("cpu"))
     hardware = hardware_of(about, about["cores"])
     for what in arguments.what:
-        for restricted in (False, True):
-            surroundings = os.environ | (WITHOUT if restricted else {})
-            bf16 = _says(_BF16, surroundings) == "True"
-            if bf16 == restricted:
-                continue  # a processor without bf16: only the second tells anything
-            load, seconds = os.getloadavg()[0], timed(what, surroundings)
+        for bf16 in (True, False) if cpu.has_bf16() else (False,):
+            limits = WITHOUT if cpu.has_bf16() and not bf16 else {}
+            load, seconds = os.getloadavg()[0], timed(what, os.environ | limits)
             row = (f"make {what}", "yes" if bf16 else "no", f"{seconds:.0f}", hardware, f"{load:.2f}", about["torch"])
             _note(arguments.out, row)
             print(*row, sep=", ", flush=True)
@@ -73,11 +68,6 @@ def sentence(path: Path, hardware: str) -> str:
         told = [f"{latest[command, key]} minutes {words}" for key, words in times.items() if (command, key) in latest]
         parts += [f"`{command}` takes {' and '.join(told)}"] if told else []
     return f"Once installed, on {hardware}, {', '.join(parts)} ([measured](benchmarks/{path.name}))."
-
-
-def _says(code: str, surroundings: dict[str, str]) -> str:
-    done = subprocess.run([sys.executable, "-c", code], env=surroundings, capture_output=True, text=True, check=True)
-    return done.stdout.strip()
 
 
 def _note(path: Path, row: tuple[str, ...]) -> None:
