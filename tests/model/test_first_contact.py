@@ -105,6 +105,12 @@ def test_many_questions_show_a_bar_and_a_few_do_not(model, monkeypatch, how):
     assert re.search(r"left: (-|\d+):", plain)
 
 
+def test_an_evaluation_of_many_images_shows_a_bar(model, monkeypatch):
+    screen = on_a_terminal(monkeypatch)
+    assert model.evaluate(MANY_IMAGES, ["plum"] * len(MANY_IMAGES)).images == len(MANY_IMAGES)
+    assert "left:" in screen.getvalue()
+
+
 def test_the_bar_of_questions_goes_with_that_of_learning(model, monkeypatch):
     screen = on_a_terminal(monkeypatch)
     model.set_params(verbose=False)

@@ -75,12 +75,15 @@ class Asking(ABC):
     def score(self, X: Any, y: Any = None) -> float:
         """Share of images whose class is predicted; one that is answered ``unknown`` counts as wrong."""
         current = self.snapshot()
-        batch = read_labelled(X, y, current.side)
-        return float(np.mean(current.predict(batch) == np.array(batch.labels)))
+        with self._asked() as progress:
+            batch = read_labelled(X, y, current.side, progress=progress)
+            return float(np.mean(current.predict(batch, progress) == np.array(batch.labels)))
 
     def evaluate(self, X: Any, y: Any = None, on_bad: OnBad = "fail") -> Evaluation:
         """How well each class is answered, and what is taken for what; a folder of class folders needs no ``y``.
 
         ``print`` shows the sum of it, ``by_class`` each class, ``as_json()`` all of it.
         """
-        return evaluate(self.snapshot(), X, y, on_bad=on_bad)
+        current = self.snapshot()
+        with self._asked() as progress:
+            return evaluate(current, X, y, on_bad=on_bad, progress=progress)

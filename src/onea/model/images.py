@@ -53,7 +53,9 @@ class DecodedImages:
         return len(self.pixels)
 
 
-def read_labelled(images: Any, labels: Any, size: int, on_bad: OnBad = "fail") -> DecodedImages:
+def read_labelled(
+    images: Any, labels: Any, size: int, on_bad: OnBad = "fail", progress: Progress = NOBODY
+) -> DecodedImages:
     """Images with their classes: a folder of class folders, a dataset or loader, or images and their labels."""
     left_out: tuple[str, ...] = ()
     if labels is None and isinstance(images, str | os.PathLike):
@@ -67,7 +69,8 @@ def read_labelled(images: Any, labels: Any, size: int, on_bad: OnBad = "fail") -
     if not items:
         raise OneaError("There are no images to learn from; give at least two for each new class.")
     names = [name_of(label) for label in found]
-    return replace(_decode(items, names, size, on_bad), numbers=all(map(is_number, found)), left_out=left_out)
+    decoded = _decode(items, names, size, on_bad, progress)
+    return replace(decoded, numbers=all(map(is_number, found)), left_out=left_out)
 
 
 def read_unlabelled(images: Any, size: int, on_bad: OnBad = "fail", progress: Progress = NOBODY) -> DecodedImages:
@@ -204,7 +207,7 @@ def _named(label: Any, names: Sequence[str] | None) -> Any:
 
 
 def _decode(
-    items: Sequence[Any], labels: Sequence[str] | None, size: int, on_bad: OnBad, progress: Progress = NOBODY
+    items: Sequence[Any], labels: Sequence[str] | None, size: int, on_bad: OnBad, progress: Progress
 ) -> DecodedImages:
     names = [str(item) if isinstance(item, str | os.PathLike) else f"image {n + 1}" for n, item in enumerate(items)]
     results = in_threads(_squarer(size), list(zip(items, names, strict=True)))
