@@ -114,8 +114,7 @@ def served(line: str, place: Path, environment: dict[str, str]) -> None:
     assert process.returncode in (0, -signal.SIGTERM)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+@pytest.mark.parametrize("page", ["README.md", pytest.param("docs/index.md", marks=pytest.mark.slow)])
 def test_a_reader_stumbles_over_nothing(page: str, programs: Path, place: Path) -> None:
     for name in ("fastapi", "onnxruntime"):
         pytest.importorskip(name)

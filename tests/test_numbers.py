@@ -95,6 +95,8 @@ def readme() -> Iterator[str]:
         runs = evidence.parts(10, row)
         yield from shown(runs.of("A_T").value, runs.of("F").value, stdev(r["metrics"]["A_T"] for r in runs.records))
     yield from bench_numbers()
+    if (ROOT / "benchmarks/first-contact-times.csv").exists():  # minutes of make demo and make test
+        yield from shown(*(float(row["seconds"]) / 60 for row in lines("first-contact-times.csv")), digits=(1,))
 
 
 def seed_1(data: str) -> dict[str, tuple[str, ...]]:

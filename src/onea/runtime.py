@@ -30,8 +30,11 @@ class Progress:
     def start_epoch(self, epoch: int, epochs: int, images: int) -> None:
         """An epoch over so many images begins."""
 
+    def start_images(self, text: str, images: int) -> None:
+        """Something else is done with so many images."""
+
     def step(self, images: int) -> None:
-        """So many images were trained on."""
+        """So many images were trained on, or done with."""
 
     def end_epoch(self, epoch: int, loss: float) -> None:
         """An epoch (counted from 0) is over; its mean loss."""
@@ -44,6 +47,10 @@ class Progress:
 
     def end_task(self, task: int, accuracy: float) -> None:
         """A task was learned and evaluated; accuracy over all classes seen, in percent."""
+
+
+NOBODY = Progress()
+"""Where no one listens."""
 
 
 class CombinedProgress(Progress):
@@ -66,6 +73,11 @@ class CombinedProgress(Progress):
         """Tell everyone."""
         for listener in self._listeners:
             listener.start_epoch(epoch, epochs, images)
+
+    def start_images(self, text: str, images: int) -> None:
+        """Tell everyone."""
+        for listener in self._listeners:
+            listener.start_images(text, images)
 
     def step(self, images: int) -> None:
         """Tell everyone."""

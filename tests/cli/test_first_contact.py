@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 from model_tools import class_folders, tiny_model
+
+from onea.model.sentences import held_out_share
 
 
 @pytest.fixture(scope="module")
@@ -154,5 +157,41 @@ def test_80_columns_hold_a_table_without_broken_words(onea, shop, tiny_images, m
     assert code == 0, err
     assert max(map(len, out.splitlines())) <= 80
     told = out.split()
-    for word in ("class00", "class01", "class02") if "history" not in words else ("version", "held-out", "seconds"):
+    wanted = ["class00", "class01", "class02"]
+    if "history" in words:
+        [update] = json.loads(onea("history", "shop.onea", "--json")[1])["updates"]
+        wanted = [update["date"][:10], "held-out", "seconds"]
+        assert f"held-out right {held_out_share(update)}" in out
+    for word in wanted:
         assert any(word in one for one in told), f"{word} is broken in\n{out}"
+
+
+LONG = {
+    "class00": "Golden delicious apples from the old orchard",
+    "class01": "Golden delicious apples from the new orchard (organic)",
+    "class02": "a_name_without_any_space_that_is_longer_than_half_a_line_is",
+}
+
+
+@pytest.mark.parametrize(
+    "words", ["predict shop.onea {}", "evaluate shop.onea {}", "history shop.onea", "classes shop.onea",
+              "check shop.onea", "check shop.onea {}"],
+)  # fmt: skip
+def test_80_columns_lose_nothing_of_long_names(onea, shop, tiny_images, monkeypatch, words):
+    """Whatever is on more than one line is all there, and no number is torn."""
+    monkeypatch.setenv("COLUMNS", "80")
+    for old, new in LONG.items():
+        assert onea("rename", "shop.onea", old, new)[0] == 0
+        shutil.copytree(tiny_images / "test" / old, Path("new") / new)
+    code, out, err = onea(*words.format("new").split())
+    assert code == 0, err
+    assert max(map(len, out.splitlines())) <= 80
+    assert "…" not in out
+    columns = [[cell.strip() for cell in re.split(r"[│┃]", line)] for line in out.splitlines()]
+    width = max(map(len, columns))
+    told = ["".join(row[column] for row in columns if len(row) == width) for column in range(width)]
+    for name in LONG.values():
+        bare = name.replace(" ", "")
+        assert any(bare in text.replace(" ", "") for text in (*told, out.replace("\n", ""))), f"{name} in\n{out}"
+    for image in Path("new").rglob("*.png") if "predict" in words else ():
+        assert str(image) in out.replace("\n", ""), out

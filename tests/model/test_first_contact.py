@@ -87,8 +87,54 @@ def test_the_bar_can_be_switched_off(tiny_vit, files, monkeypatch, how):
 
 
 def test_nothing_is_shown_where_there_is_no_terminal(tiny_vit, files, capsys):
-    tiny_model(tiny_vit).learn(files, NAMES)
+    tiny_model(tiny_vit).learn(files, NAMES).predict(MANY_IMAGES)
     assert capsys.readouterr() == ("", "")
+
+
+MANY_IMAGES = np.zeros((progress_bar.MANY, 16, 16, 3), np.uint8)
+
+
+@pytest.mark.parametrize("how", ["predict", "predict_proba", "predict_topk", "familiarity", "transform"])
+def test_many_questions_show_a_bar_and_a_few_do_not(model, monkeypatch, how):
+    screen = on_a_terminal(monkeypatch)
+    getattr(model, how)(MANY_IMAGES[1:])
+    assert screen.getvalue() == ""
+    assert len(getattr(model, how)(MANY_IMAGES)) == len(MANY_IMAGES)
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
+    assert "reading images" in plain or "looking at images" in plain or "answered" in plain
+    assert re.search(r"left: (-|\d+):", plain)
+
+
+def test_an_evaluation_of_many_images_shows_a_bar(model, monkeypatch):
+    screen = on_a_terminal(monkeypatch)
+    assert model.evaluate(MANY_IMAGES, ["plum"] * len(MANY_IMAGES)).images == len(MANY_IMAGES)
+    assert "left:" in screen.getvalue()
+
+
+def test_the_bar_of_questions_goes_with_that_of_learning(model, monkeypatch):
+    screen = on_a_terminal(monkeypatch)
+    model.set_params(verbose=False)
+    try:
+        model.predict(MANY_IMAGES)
+    finally:
+        model.set_params(verbose=True)
+    assert screen.getvalue() == ""
+
+
+def test_every_image_of_a_question_is_counted_twice(model):
+    """Once it is read, once it is looked at."""
+
+    class Counting(Progress):
+        done: dict[str, int] = {}  # noqa: RUF012 - one test, one instance
+
+        def start_images(self, text, images):
+            self.text, self.done[text] = text, -images
+
+        def step(self, images):
+            self.done[self.text] += images
+
+    model.snapshot().answers(MANY_IMAGES, progress=Counting())
+    assert Counting.done == {"reading images": 0, "looking at images": 0}
 
 
 def test_a_bar_is_not_part_of_a_saved_model(model, tmp_path):

@@ -182,6 +182,57 @@ def test_a_zip_is_taught(open_page, tiny_images, tmp_path):
     page.get_by_text("Knows 6 classes · version 2").wait_for()
 
 
+def drop(page, selector, *files):
+    """Files and folders from outside the browser, let go over an element, as a person does it."""
+    zone = page.locator(selector)
+    zone.scroll_into_view_if_needed()
+    box = zone.bounding_box()
+    where = {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2}
+    data = {"items": [], "files": [str(file) for file in files], "dragOperationsMask": 1}
+    devtools = page.context.new_cdp_session(page)
+    for kind in ("dragEnter", "dragOver", "drop"):
+        devtools.send("Input.dispatchDragEvent", {"type": kind, "data": data, **where})
+
+
+def test_a_folder_is_dragged_onto_the_page(open_page, shop, tiny_images, tmp_path):
+    page = open_page(1280)
+    day = tmp_path / "day"
+    day.mkdir()
+    saved(day / "pear", photos(tiny_images, 5))
+    saved(day / "plum", 20 * photos(tiny_images, 4))  # the browser lists a hundred files of a folder at a time
+    (day / "plum/notes.txt").write_text("from Monday")
+    drop(page, "#teach-drop", day)
+    page.locator("#lined > li").nth(1).wait_for()
+    lined = [line.split("\n")[0] for line in page.locator("#lined > li").all_inner_texts()]
+    assert lined == ["pear · 6 photos Remove", "plum · 120 photos Remove"]
+    page.get_by_label("Token").fill(TOKEN)
+    page.get_by_role("button", name="Teach", exact=True).click()
+    page.get_by_text("Learned “2 classes” from 126 photos").wait_for()
+    assert onea_load(shop).snapshot().state.images == [6, 6, 6, 6, 6, 6]  # each photo of plum came twenty times
+
+    drop(page, "#ask-drop", day / "pear", day / "plum/0.png")
+    page.locator("#answers > li").nth(6).wait_for()
+    drop(page, "#teach-drop", day / "pear/0.png", day / "pear/1.png")
+    page.get_by_text("2 photos", exact=True).wait_for()
+
+
+def test_photos_of_none_of_the_classes(open_page, shop, tmp_path):
+    page = open_page(390)
+    page.get_by_label("Photos of none of the classes").check()
+    assert page.get_by_label("Class name").is_disabled()
+    saved(tmp_path / "other", [checkerboard()])
+    drop(page, "#teach-drop", tmp_path / "other")
+    page.get_by_text("1 photo", exact=True).wait_for()
+    page.get_by_label("Token").fill(TOKEN)
+    page.get_by_role("button", name="Teach", exact=True).click()
+    page.get_by_text("Learned “none of the classes” from 1 photo").wait_for()
+    page.get_by_text("Knows 4 classes · version 2").wait_for()
+    assert page.get_by_label("Class name").is_enabled()
+    assert page.locator("#history-rows td").nth(2).text_content() == "Background: none of the classes"
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert onea_load(shop).snapshot().state.background_images == 1
+
+
 def test_no_this_is(open_page, shop, tiny_images, tmp_path):
     page = open_page(390)
     page.locator("#ask-files").set_input_files(saved(tmp_path / "ask", photos(tiny_images, 1, "test")))
@@ -218,12 +269,21 @@ def test_rename_and_forget(open_page, shop):
 def test_the_keyboard_reaches_everything_and_shows_where_it_is(open_page):
     page = open_page(1280)
     reached = []
-    for _ in range(17):
+    for _ in range(18):
         page.keyboard.press("Tab")
         reached.append(page.evaluate("document.activeElement.id || document.activeElement.textContent"))
         assert page.evaluate(OUTLINED), reached
     assert reached[:3] == ["Skip to content", "API", "ask-files"]
-    assert {"search", "teach-class", "teach-files", "teach-folder", "teach-more", "token", "teach-go"} <= set(reached)
+    assert {
+        "search",
+        "teach-class",
+        "teach-none",
+        "teach-files",
+        "teach-folder",
+        "teach-more",
+        "token",
+        "teach-go",
+    } <= set(reached)
     page.get_by_label("Search classes").fill("03")
     assert page.locator("#classes li").all_inner_texts() == ["class036"]
     assert page.locator("#search-status").inner_text() == "1 class found"
@@ -233,8 +293,8 @@ def test_the_keyboard_reaches_everything_and_shows_where_it_is(open_page):
 def test_the_documents_show_every_address(open_page):
     page = open_page(390)
     page.get_by_role("link", name="API").click()
-    page.locator(".op").nth(11).wait_for()
-    assert page.locator(".op h3").count() == 12
+    page.locator(".op").nth(12).wait_for()
+    assert page.locator(".op h3").count() == 13
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from serving import TEACHER, class_zip, client_of, folder_hash, form, job_end, photos, zipped
+from serving import TEACHER, checkerboard, class_zip, client_of, folder_hash, form, job_end, photos, png, zipped
 
 import onea
 
@@ -104,3 +104,42 @@ def test_what_is_no_photo_in_a_zip_is_left_out_and_told(client, tiny_images):
     report = job_end(client, client.post("/learn", files={"zip": ("a.zip", zipped(files))}, headers=TEACHER))
     assert (report["classes"], report["images"]) == (["plum"], 6)
     assert "2 files left out (no photo, or in no class folder): notes.txt, loose.png" in report["remarks"]
+
+
+def test_what_shows_none_of_the_classes_is_learned_as_from_python(client, shop, tmp_path):
+    other = onea.load(shop, threads=1, precision="fp32")
+    contents = [checkerboard(), png(colour=(0, 90, 20)), b"broken"]
+    begun = client.post("/background?on_bad=skip", files=form(contents), data={"name": "shelf"}, headers=TEACHER)
+    report = job_end(client, begun)
+    assert (report["status"], report["classes"], report["images"], report["version"]) == ("done", [], 2, 2)
+    assert report["skipped"][0].startswith("2.png: it is not an image")
+    [update] = client.get("/history").json()["updates"][1:]
+    assert (update["kind"], update["name"], update["images"], update["skipped"]) == ("background", "shelf", 2, 1)
+    assert names(client) == [f"class0{n}" for n in range(4)]
+    files = [tmp_path / f"{n}.png" for n in range(2)]
+    for file, content in zip(files, contents, strict=False):
+        file.write_bytes(content)
+    wanted = other.learn_background(files).snapshot().state
+    found = onea.load(shop).snapshot().state
+    assert found.background.equal(wanted.background)
+    assert found.margins.equal(wanted.margins)
+    assert client.post("/undo", headers=TEACHER).json()["version"] == 1
+
+
+def test_a_background_that_is_none_is_refused(client, shop, tiny_images):
+    before = folder_hash(shop)
+    taught = client.post("/background", files=form(photos(tiny_images, 0)), headers=TEACHER)
+    report = job_end(client, taught)
+    assert report["status"] == "failed"
+    assert "6 of 6 background images were taught as a class (0.png as 'class00'" in report["detail"]
+    sent = form([checkerboard()])
+    for data, headers, status, words in (
+        ({}, {}, 401, "token"),
+        ({"class": "plum"}, TEACHER, 422, "unknown field 'class'; the fields are: images, name."),
+        ({"name": " "}, TEACHER, 422, "1 to 200 printable characters"),
+    ):
+        refused = client.post("/background", files=sent, data=data, headers=headers)
+        assert (refused.status_code, words in refused.json()["detail"]) == (status, True), refused.text
+    assert client.post("/background", content=b"PK", headers=TEACHER).status_code == 415
+    assert "no image" in client.post("/background", files={"name": (None, "x")}, headers=TEACHER).json()["detail"]
+    assert folder_hash(shop) == before

@@ -272,8 +272,9 @@ def test_every_answer_has_the_security_headers(client):
 def test_the_openapi_document_names_every_address(client):
     document = client.get("/openapi.json").json()
     expected = {"/predict", "/classes", "/history", "/learn", "/learn/{id}", "/learn/{id}/events", "/undo", "/healthz"}
-    assert expected | {"/check", "/metrics", "/forget", "/rename"} == set(document["paths"])
-    assert document["paths"]["/learn"]["post"]["security"] == [{"HTTPBearer": []}]
+    assert expected | {"/background", "/check", "/metrics", "/forget", "/rename"} == set(document["paths"])
+    for path in ("/learn", "/background", "/undo", "/forget", "/rename"):
+        assert document["paths"][path]["post"]["security"] == [{"HTTPBearer": []}]
     assert "ValidationError" not in json.dumps(document)
 
 

@@ -103,6 +103,7 @@ def predict(
     from onea.model.answers import as_rows
     from onea.model.estimator import load_for
     from onea.model.images import find_images
+    from onea.model.progress_bar import AskingBar
     from onea.text import printable
 
     if as_json and as_csv:
@@ -112,10 +113,11 @@ def predict(
         raise OneaError(f"--top is {top}; ask for at least one class.")
     files = [file for place in images for file in find_images(place)]
     loaded = load_for(model, backbone=backbone, device=device, threads=threads, unknown=unknown).snapshot()
-    batch = loaded.read(files, on_bad)  # type: ignore[arg-type]
+    with AskingBar() as bar:
+        batch = loaded.read(files, on_bad, bar)  # type: ignore[arg-type]
+        answers = loaded.answers(batch, top, progress=bar)
     for line in batch.skipped:
         print(printable(f"onea: left out {line}"), file=sys.stderr)
-    answers = loaded.answers(batch, top)
     if as_json:
         import json
 
@@ -169,6 +171,7 @@ def evaluate(
     from onea.model.estimator import load_for
     from onea.model.evaluation import evaluate as ask
     from onea.model.open_set_picture import open_set_picture
+    from onea.model.progress_bar import AskingBar
     from onea.report.style import save
     from onea.text import printable
 
@@ -176,7 +179,9 @@ def evaluate(
     check_on_bad(on_bad)
     rate, strangers = _rate_and_folder(unknown or [])
     loaded = load_for(model, backbone=backbone, device=device, threads=threads, unknown=rate)
-    found = ask(loaded.snapshot(), folder, unknown=strangers, on_bad=on_bad)  # type: ignore[arg-type]
+    current = loaded.snapshot()
+    with AskingBar() as bar:
+        found = ask(current, folder, unknown=strangers, on_bad=on_bad, progress=bar)  # type: ignore[arg-type]
     for line in found.skipped:
         print(printable(f"onea: left out {line}"), file=sys.stderr)
     if as_json:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.measure import Measurement
+from rich.padding import Padding
 from rich.table import Table as TerminalTable
 from rich.text import Text
 
@@ -23,6 +25,7 @@ from onea.vit.backbones import shortened
 _NAMED = 5  # classes in one line
 _SHORTEST = 20  # characters of a path that are always shown
 _GAPS = 6  # between four columns
+_UNLIMITED = 100_000  # columns of a terminal
 
 if TYPE_CHECKING:
     from onea.model.answers import Answer
@@ -44,8 +47,6 @@ def print_learned(console: Console, model: OneA, path: Path, seconds: float) -> 
     console.print(line, highlight=False, markup=False)
     for sentence in told(update):
         console.print(sentence, highlight=False, markup=False, soft_wrap=True)
-    if like := update.get("like_known"):
-        console.print(f"{like:,} of them clearly looked like a known class; if they show one, undo", highlight=False)
     state = model.snapshot().state
     old = remarks(state.backbone) if taught_before(state.backbone) else []  # whoever chose a network has chosen
     for remark in (*old, *advice(state.classes, state.merged)):
@@ -88,7 +89,10 @@ def _learned_classes(update: dict[str, Any]) -> str:
 
 
 def print_answers(console: Console, answers: Sequence[Answer]) -> None:
-    """A line for each image: the answer, the chance that no class is right, and the likeliest classes if one is."""
+    """A line for each image: the answer, the chance that no class is right, and the likeliest classes if one is.
+
+    Where names are too long for that, some lines for each image.
+    """
     none = ["" if answer.none is None else f"{100 * answer.none:.0f} %" for answer in answers]
     likely = [[f"{name} {100 * chance:.1f} %" for name, chance in answer.top] for answer in answers]
     room = console.width - _GAPS - len("none of these") - max((len(answer.label) for answer in answers), default=0)
@@ -104,7 +108,13 @@ def print_answers(console: Console, answers: Sequence[Answer]) -> None:
         image = answer.image if len(answer.image) <= longest else f"…{answer.image[1 - longest :]}"
         label = shown(answer.label, "dim" if answer.unknown else "bold")
         table.add_row(shown(image), label, chance, Text("\n").join(map(shown, cell.split("\n"))))
-    console.print(table)
+    if _fits(console, table):
+        console.print(table)
+        return
+    for answer, chance, one in zip(answers, none, likely, strict=True):
+        label = shown(answer.label, "dim" if answer.unknown else "bold")
+        told = f"none of these {chance}; if one of these:" if chance else "if one of these:"
+        _print_block(console, shown(f"{answer.image}: ") + label, [told, *one])
 
 
 def print_evaluation(console: Console, found: Evaluation) -> None:
@@ -147,19 +157,41 @@ def print_open_set(console: Console, found: OpenSet) -> None:
 
 
 def print_history(console: Console, updates: Sequence[dict[str, Any]], kept: Sequence[int]) -> None:
-    """All updates; a mark shows those that undo can go back to."""
+    """All updates, in a table where it fits, and the versions that undo can go back to."""
     from onea.model.card import history_row
 
     heads = ("version", "date", "what", "classes", "images", "known", "held-out right", "seconds")
     rows = map(history_row, updates)
-    lines = ([version, date[:10], *rest, right, seconds] for version, date, *rest, right, _, seconds in rows)
+    lines = [[version, date[:10], *rest, right, seconds] for version, date, *rest, right, _, seconds in rows]
     table = Table.of_texts("", heads, lines, left=len(heads))
-    console.print(terminal(table, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1)))
+    drawn = terminal(table, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    if _fits(console, drawn):
+        console.print(drawn)
+    else:
+        for version, date, what, *cells in lines:
+            *counts, right, seconds = (
+                f"{head} {cell}" if cell else "" for head, cell in zip(heads[3:], cells, strict=True)
+            )
+            counted = ", ".join(filter(None, (*counts, seconds)))
+            _print_block(console, shown(f"{version}  {date}  {what}"), [counted, right])
     measured = [update for update in updates if update.get("overall_accuracy") is not None]
     for sentence in held_out_sentences(measured[-1], own=False) if measured else ():
         console.print(sentence, highlight=False)
     earlier = ", ".join(map(str, kept[:-1])) or "none"
     console.print(f"present version {kept[-1]}; undo can go back to: {earlier}", highlight=False)
+
+
+def _fits(console: Console, table: TerminalTable) -> bool:
+    """Whether a table needs no broken cell."""
+    unlimited = console.options.update(width=_UNLIMITED)
+    return Measurement.get(console, unlimited, table).maximum <= console.width
+
+
+def _print_block(console: Console, first: Text, lines: Sequence[str]) -> None:
+    """A line and what belongs to it, indented; empty ones do not count."""
+    console.print(first)
+    for line in filter(None, lines):
+        console.print(Padding(shown(line), (0, 0, 0, 3)))
 
 
 def print_quality(found: Quality) -> None:

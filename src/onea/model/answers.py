@@ -20,6 +20,7 @@ from onea.model.engine import Engine
 from onea.model.images import DecodedImages, read_unlabelled
 from onea.model.names import UNKNOWN
 from onea.model.state import State
+from onea.runtime import NOBODY, Progress
 from onea.text import count
 
 
@@ -140,27 +141,27 @@ class Snapshot:
                 f"{math.ceil(1000 * lowest) / 1000:g} or more, or teach more images."
             )
 
-    def predict(self, images: Any) -> npt.NDArray[np.str_]:
+    def predict(self, images: Any, progress: Progress = NOBODY) -> npt.NDArray[np.str_]:
         """The class of each image, or ``unknown``."""
-        found = self.judge(images)
+        found = self.judge(images, progress)
         names = np.array([*self.classes, UNKNOWN])
         rows = torch.where(self._strange(found), len(self.classes), _ranked(found.scores)[:, 0])
         answers: npt.NDArray[np.str_] = names[rows.numpy()]
         return answers
 
-    def predict_proba(self, images: Any) -> npt.NDArray[np.float64]:
+    def predict_proba(self, images: Any, progress: Progress = NOBODY) -> npt.NDArray[np.float64]:
         """The probability of each known class, ``[N, classes]``; calibrated on held-out images."""
-        found: npt.NDArray[np.float64] = self.probabilities(self.similarities(images)).numpy()
+        found: npt.NDArray[np.float64] = self.probabilities(self.judge(images, progress).scores).numpy()
         return found
 
-    def predict_topk(self, images: Any, k: int = 5) -> list[list[tuple[str, float]]]:
+    def predict_topk(self, images: Any, k: int = 5, progress: Progress = NOBODY) -> list[list[tuple[str, float]]]:
         """The ``k`` most likely classes of each image with their probabilities, best first."""
-        return [list(answer.top) for answer in self.answers(images, k)]
+        return [list(answer.top) for answer in self.answers(images, k, progress=progress)]
 
-    def answers(self, images: Any, k: int = 5, on_bad: OnBad = "fail") -> list[Answer]:
+    def answers(self, images: Any, k: int = 5, on_bad: OnBad = "fail", progress: Progress = NOBODY) -> list[Answer]:
         """All there is to say about each image."""
-        batch = images if isinstance(images, DecodedImages) else self.read(images, on_bad)
-        return self.answers_from(batch, self.judge(batch), k)
+        batch = images if isinstance(images, DecodedImages) else self.read(images, on_bad, progress)
+        return self.answers_from(batch, self.judge(batch, progress), k)
 
     def answers_from(self, batch: DecodedImages, found: Judgement, k: int = 5) -> list[Answer]:
         """All there is to say about images that have been judged."""
@@ -183,23 +184,23 @@ class Snapshot:
             )
         ]
 
-    def read(self, images: Any, on_bad: OnBad = "fail") -> DecodedImages:
+    def read(self, images: Any, on_bad: OnBad = "fail", progress: Progress = NOBODY) -> DecodedImages:
         """Images as the network needs them, to be asked about as often as wanted."""
-        return read_unlabelled(images, self.engine.side, on_bad)
+        return read_unlabelled(images, self.engine.side, on_bad, progress)
 
     def similarities(self, images: Any) -> Tensor:
         """Similarity of each image to every class, ``[N, classes]``."""
         return self.judge(images).scores
 
-    def judge(self, images: Any) -> Judgement:
+    def judge(self, images: Any, progress: Progress = NOBODY) -> Judgement:
         """Scores of each image for every class, and how familiar it looks."""
         self.check_taught()
-        return self.judge_features(self.features(images))
+        return self.judge_features(self.features(images, progress))
 
-    def features(self, images: Any) -> Tensor:
+    def features(self, images: Any, progress: Progress = NOBODY) -> Tensor:
         """What the network and the adapter make of each image, ``[N, width]``."""
-        batch = images if isinstance(images, DecodedImages) else self.read(images)
-        return self.engine.features(batch.pixels, self.adapters)
+        batch = images if isinstance(images, DecodedImages) else self.read(images, progress=progress)
+        return self.engine.features(batch.pixels, self.adapters, progress=progress)
 
     def judge_features(self, features: Tensor) -> Judgement:
         """The same from the features of images."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from onea.data.pack import OnBad
 from onea.model.answers import Snapshot
 from onea.model.evaluation import Evaluation, evaluate
 from onea.model.images import read_labelled
+from onea.runtime import Progress
 
 
 class Asking(ABC):
@@ -25,25 +27,34 @@ class Asking(ABC):
     def snapshot(self) -> Snapshot:
         """The version that answers."""
 
+    @abstractmethod
+    def _asked(self) -> AbstractContextManager[Progress]:
+        """Who hears how far many images are."""
+
     def predict(self, X: Any) -> npt.NDArray[Any]:
         """The class of each image, or ``unknown`` (-1 where classes are numbers) if it is too far from all of them."""
         current = self.snapshot()
-        return current.state.labels(current.predict(X).tolist())
+        with self._asked() as progress:
+            return current.state.labels(current.predict(X, progress).tolist())
 
     def predict_proba(self, X: Any) -> npt.NDArray[np.float64]:
         """The probability of each class of ``classes_``, ``[N, classes]``, calibrated on held-out images."""
         current = self.snapshot()
-        return current.predict_proba(X)[:, np.argsort(current.state.labels(current.classes))]
+        with self._asked() as progress:
+            return current.predict_proba(X, progress)[:, np.argsort(current.state.labels(current.classes))]
 
     def predict_topk(self, X: Any, k: int = 5) -> list[list[tuple[Any, float]]]:
         """The ``k`` most likely classes of each image with their probabilities, best first."""
         current = self.snapshot()
         label = dict(zip(current.classes, current.state.labels(current.classes).tolist(), strict=True))
-        return [[(label[name], chance) for name, chance in top] for top in current.predict_topk(X, k)]
+        with self._asked() as progress:
+            found = current.predict_topk(X, k, progress)
+        return [[(label[name], chance) for name, chance in top] for top in found]
 
     def familiarity(self, X: Any) -> npt.NDArray[np.float64]:
         """How much each image looks like something that was taught, ``[N]``; below ``threshold_`` it is ``unknown``."""
-        found: npt.NDArray[np.float64] = self.snapshot().judge(X).familiarity.double().numpy()
+        with self._asked() as progress:
+            found: npt.NDArray[np.float64] = self.snapshot().judge(X, progress).familiarity.double().numpy()
         return found
 
     @property
@@ -57,18 +68,22 @@ class Asking(ABC):
         They are comparable only within a version, since the adapter learns.
         """
         current = self.snapshot()
-        features: npt.NDArray[np.float32] = current.features(X).numpy()
+        with self._asked() as progress:
+            features: npt.NDArray[np.float32] = current.features(X, progress).numpy()
         return features
 
     def score(self, X: Any, y: Any = None) -> float:
         """Share of images whose class is predicted; one that is answered ``unknown`` counts as wrong."""
         current = self.snapshot()
-        batch = read_labelled(X, y, current.side)
-        return float(np.mean(current.predict(batch) == np.array(batch.labels)))
+        with self._asked() as progress:
+            batch = read_labelled(X, y, current.side, progress=progress)
+            return float(np.mean(current.predict(batch, progress) == np.array(batch.labels)))
 
     def evaluate(self, X: Any, y: Any = None, on_bad: OnBad = "fail") -> Evaluation:
         """How well each class is answered, and what is taken for what; a folder of class folders needs no ``y``.
 
         ``print`` shows the sum of it, ``by_class`` each class, ``as_json()`` all of it.
         """
-        return evaluate(self.snapshot(), X, y, on_bad=on_bad)
+        current = self.snapshot()
+        with self._asked() as progress:
+            return evaluate(current, X, y, on_bad=on_bad, progress=progress)

@@ -18,7 +18,7 @@ from onea.data.transforms import VIEW_AREA, Preprocess
 from onea.errors import OneaError
 from onea.methods.contract import EVALUATION_BATCH
 from onea.model.state import State
-from onea.runtime import Progress, Runtime, make_runtime
+from onea.runtime import NOBODY, Progress, Runtime, make_runtime
 from onea.vit.adapter import Adapters
 from onea.vit.backbones import load_backbone, shortened
 from onea.vit.embedded import stands_for
@@ -108,9 +108,12 @@ class Engine:
             return self.vit, runtime
         return copy.deepcopy(self.vit).keep_matrices_in(runtime.dtype, runtime.fp8), runtime
 
-    def features(self, pixels: Pixels, hooks: BlockHooks, crops: Tensor | None = None) -> Tensor:
+    def features(
+        self, pixels: Pixels, hooks: BlockHooks, crops: Tensor | None = None, progress: Progress = NOBODY
+    ) -> Tensor:
         """Features of squares of pixels, ``[N, width]``, on the CPU: as they are, or of crops as ``draw`` gives."""
         parts = [torch.empty(0, self.vit.width)]
+        progress.start_images("looking at images", len(pixels))
         with torch.no_grad():
             for start in range(0, len(pixels), EVALUATION_BATCH):
                 part = slice(start, start + EVALUATION_BATCH)
@@ -120,6 +123,7 @@ class Engine:
                 else:
                     images = self.preprocess.augmented(images, crops[part].to(self.runtime.device))
                 parts.append(self.vit(images, hooks).cpu())
+                progress.step(len(parts[-1]))
         return torch.cat(parts)
 
     def draw(self, labels: Sequence[str], seed: int, view: int, area: float = VIEW_AREA) -> Tensor:

@@ -31,7 +31,7 @@ from onea.model.params import Parameters, check_params
 from onea.model.recipe import choose_options
 from onea.model.state import State
 from onea.model.versions import Versions
-from onea.runtime import Progress
+from onea.runtime import NOBODY, Progress
 from onea.text import count
 from onea.vit.embedded import depth_for_models
 from onea.vit.network_config import NetworkConfig
@@ -90,7 +90,7 @@ class OneA(Asking, Parameters):
         device: ``auto``, ``cpu``, ``cuda``, ...
         precision: of the training: ``auto``, ``bf16``, ``fp32`` or ``fp8``. Answers are always computed in fp32.
         threads: CPU threads; 0 is all.
-        verbose: whether learning shows a bar, in a terminal or a notebook.
+        verbose: whether learning, and asking about many images, shows a bar, in a terminal or a notebook.
         seed: decides every draw.
     """
 
@@ -349,10 +349,17 @@ class OneA(Asking, Parameters):
         if isinstance(given, Progress):
             return contextlib.nullcontext(given)
         if not (self.verbose if given is None else given):
-            return contextlib.nullcontext(Progress())
+            return contextlib.nullcontext(NOBODY)
         from onea.model.progress_bar import LearningBar
 
         return LearningBar()
+
+    def _asked(self) -> contextlib.AbstractContextManager[Progress]:
+        if not self.verbose:
+            return contextlib.nullcontext(NOBODY)
+        from onea.model.progress_bar import AskingBar
+
+        return AskingBar()
 
     def _ready(self) -> Engine:
         with self._changing:

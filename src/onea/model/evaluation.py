@@ -22,6 +22,7 @@ from onea.model.fingerprints import fingerprints
 from onea.model.images import DecodedImages, find_images, read_labelled
 from onea.model.names import folded
 from onea.model.sentences import left_out_fields, left_out_sentences
+from onea.runtime import NOBODY, Progress
 from onea.text import count
 
 
@@ -225,7 +226,12 @@ class Evaluation:
 
 
 def evaluate(
-    model: Snapshot, images: Any, labels: Any = None, unknown: Path | None = None, on_bad: OnBad = "fail"
+    model: Snapshot,
+    images: Any,
+    labels: Any = None,
+    unknown: Path | None = None,
+    on_bad: OnBad = "fail",
+    progress: Progress = NOBODY,
 ) -> Evaluation:
     """Ask a model about images whose class is known: a folder of class folders, or images and labels.
 
@@ -235,11 +241,12 @@ def evaluate(
         labels: of the images; None for a folder.
         unknown: folder with images of nothing that the model was taught, to compare the images of known classes with.
         on_bad: what an image that cannot be read does: ``fail`` or ``skip``.
+        progress: hears how far it is.
     """
     strange = None if unknown is None else _read_unknown(model, unknown, on_bad)
-    batch = read_labelled(images, labels, model.side, on_bad)
+    batch = read_labelled(images, labels, model.side, on_bad, progress)
     assert batch.labels is not None
-    judged = model.judge(batch)
+    judged = model.judge(batch, progress)
     answers = model.answers_from(batch, judged, k=1)
     shown = sorted(set(batch.labels))
     if not set(shown) & set(model.classes):

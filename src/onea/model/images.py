@@ -20,6 +20,7 @@ from onea.data.pack import OnBad, bad_files, in_threads
 from onea.errors import OneaError
 from onea.model.arrays import images_in, is_array, is_list, to_image
 from onea.model.names import is_number, name_of
+from onea.runtime import NOBODY, Progress
 
 ENDINGS = (
     *(".jpg", ".jpeg", ".jfif", ".png", ".webp", ".avif", ".heic", ".heif", ".hif", ".bmp", ".gif", ".tif", ".tiff"),
@@ -52,7 +53,9 @@ class DecodedImages:
         return len(self.pixels)
 
 
-def read_labelled(images: Any, labels: Any, size: int, on_bad: OnBad = "fail") -> DecodedImages:
+def read_labelled(
+    images: Any, labels: Any, size: int, on_bad: OnBad = "fail", progress: Progress = NOBODY
+) -> DecodedImages:
     """Images with their classes: a folder of class folders, a dataset or loader, or images and their labels."""
     left_out: tuple[str, ...] = ()
     if labels is None and isinstance(images, str | os.PathLike):
@@ -66,12 +69,13 @@ def read_labelled(images: Any, labels: Any, size: int, on_bad: OnBad = "fail") -
     if not items:
         raise OneaError("There are no images to learn from; give at least two for each new class.")
     names = [name_of(label) for label in found]
-    return replace(_decode(items, names, size, on_bad), numbers=all(map(is_number, found)), left_out=left_out)
+    decoded = _decode(items, names, size, on_bad, progress)
+    return replace(decoded, numbers=all(map(is_number, found)), left_out=left_out)
 
 
-def read_unlabelled(images: Any, size: int, on_bad: OnBad = "fail") -> DecodedImages:
+def read_unlabelled(images: Any, size: int, on_bad: OnBad = "fail", progress: Progress = NOBODY) -> DecodedImages:
     """Images alone: a folder (all below it), paths, bytes, Pillow images, arrays, tensors, a dataset or a loader."""
-    return _decode(list(_items(images)), None, size, on_bad)
+    return _decode(list(_items(images)), None, size, on_bad, progress)
 
 
 def find_images(path: Path) -> list[Path]:
@@ -202,13 +206,17 @@ def _named(label: Any, names: Sequence[str] | None) -> Any:
     return names[label] if names is not None and isinstance(label, int) and 0 <= label < len(names) else label
 
 
-def _decode(items: Sequence[Any], labels: Sequence[str] | None, size: int, on_bad: OnBad) -> DecodedImages:
+def _decode(
+    items: Sequence[Any], labels: Sequence[str] | None, size: int, on_bad: OnBad, progress: Progress
+) -> DecodedImages:
     names = [str(item) if isinstance(item, str | os.PathLike) else f"image {n + 1}" for n, item in enumerate(items)]
     results = in_threads(_squarer(size), list(zip(items, names, strict=True)))
     pixels = np.empty((len(items), 3, size, size), np.uint8)
     good: list[int] = []
     skipped: list[str] = []
+    progress.start_images("reading images", len(items))
     for row, result in enumerate(results):
+        progress.step(1)
         if isinstance(result, str):
             skipped.append(result)
         else:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Learning as it goes on: one line in a terminal or a notebook, and nothing anywhere else."""
+"""Work as it goes on: one line in a terminal or a notebook, and nothing anywhere else."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from rich.progress import Progress as Bars
 
 from onea.runtime import Progress
 
+MANY = 100  # images that take long enough for somebody to wonder
+
 
 class LearningBar(Progress):
     """A bar over all epochs of an update, with the time left and what is going on."""
+
+    _finished = "learned"
 
     def __init__(self, console: Console | None = None) -> None:
         console = console or Console(stderr=True)
@@ -35,17 +39,18 @@ class LearningBar(Progress):
         )
         self._bar = self._bars.add_task("loading the network", total=None, note="")
 
+        self._shown = False
+
     def __enter__(self) -> Self:
-        if not self._bars.disable:
-            self._bars.start()
+        self._show()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._bars.disable:
+        if self._shown:
             if error is None:
-                self.note("learned")
+                self.note(self._finished)
             self._bars.stop()
 
     def start_epoch(self, epoch: int, epochs: int, images: int) -> None:
@@ -54,6 +59,10 @@ class LearningBar(Progress):
             self._bars.reset(self._bar, total=epochs * images, description="training")
         self._bars.update(self._bar, note=f"epoch {epoch + 1}/{epochs}")
 
+    def start_images(self, text: str, images: int) -> None:
+        """The bar is over these images from now on."""
+        self._bars.reset(self._bar, total=images, description=text, note="")
+
     def step(self, images: int) -> None:
         """Advance."""
         self._bars.update(self._bar, advance=images)
@@ -61,3 +70,23 @@ class LearningBar(Progress):
     def note(self, text: str) -> None:
         """Say what is going on besides training."""
         self._bars.update(self._bar, description=text, note="")
+
+    def _show(self) -> None:
+        if not self._bars.disable:
+            self._bars.start()
+            self._shown = True
+
+
+class AskingBar(LearningBar):
+    """A bar over the images of a question: while they are read, then while they are looked at; none for a few."""
+
+    _finished = "answered"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def start_images(self, text: str, images: int) -> None:
+        """Show the bar where they are many."""
+        if images >= MANY:
+            super().start_images(text, images)
+            self._show()

@@ -77,6 +77,8 @@ def sentences(update: Mapping[str, Any]) -> list[str]:
     >>> sentences({"kind": "learn", "images": 9, "seen": 4})
     ['4 of 9 photos were seen before and count once']
     """
+    if update["kind"] == "background" and (like := update["like_known"]):
+        return [f"{like:,} of them clearly looked like a known class; if they show one, undo"]
     return [] if update["kind"] != "learn" else [*_seen(update), *_two_names(update), *left_out_sentences(update)]
 
 

@@ -92,10 +92,11 @@ def terminal(table: Table, *, star: bool = False, no_wrap: bool = False, **look:
     from rich.table import Table as TerminalTable
 
     shown = TerminalTable(title=_words(table.title, "table.title") if table.title else None, **look)
-    shown.add_column(_words(table.corner))
+    shown.add_column(_words(table.corner), overflow="fold")  # a name that is too long is shown on two lines, not cut
     for column in table.columns:
         heading = _words(f"{column.group}\n{column.name}".strip())
-        shown.add_column(heading, justify=column.align, no_wrap=no_wrap and column.align == "right")
+        number = column.align == "right"
+        shown.add_column(heading, justify=column.align, no_wrap=no_wrap and number, overflow="fold")
     marks = table.marks()
     for row in table.rows:
         cells = [_words(row.name)]

@@ -30,6 +30,7 @@ _HEADERS = {
 }
 
 _LINGER_SECONDS, _LINGER_BYTES = 2.0, 32 * MEGABYTE
+_TAUGHT = ("/learn", "/background")  # where a request may be large
 _UNCOUNTED = ("/healthz", "/metrics")  # whoever operates the service asks them, above all when it is busy
 
 
@@ -129,7 +130,7 @@ class ServiceMiddleware:
             slowest.give_way()
 
     def _limit(self, scope: Scope) -> int:
-        return self._limits.learn_bytes if scope["path"] == "/learn" else self._limits.predict_bytes
+        return self._limits.learn_bytes if scope["path"] in _TAUGHT else self._limits.predict_bytes
 
     def _note(self, scope: Scope, status: int, seconds: float) -> None:
         # Only addresses that exist become labels, or anyone could fill the memory with them.

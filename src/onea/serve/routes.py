@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
@@ -22,6 +22,7 @@ from onea.serve.decoding import Decoders
 from onea.serve.middleware import client_address
 from onea.serve.problems import Problem
 from onea.serve.schemas import (
+    BACKGROUND_BODY,
     LEARN_BODY,
     PREDICT_BODY,
     BadPhoto,
@@ -68,9 +69,26 @@ Serving = Annotated[Parts, Depends(_parts)]
 OnBadImage = Annotated[
     Literal["fail", "skip"], Query(description="What an image that cannot be read does: fail the request, or nothing.")
 ]
-TrainingJobId = Annotated[str, Path(description="As the answer of POST /learn says.")]
-TEACHER = [Depends(bearer), Depends(_teacher)]
+TrainingJobId = Annotated[str, Path(description="As the answer of POST /learn or /background says.")]
+Route = TypeVar("Route", bound=Callable[..., Any])
 router = APIRouter()
+
+
+def _teaching(path: str, summary: str, *refused: int, **how: Any) -> Callable[[Route], Route]:
+    """An address that changes the model, for whoever has the token."""
+    return router.post(
+        path,
+        tags=["teach"],
+        dependencies=[Depends(bearer), Depends(_teacher)],
+        responses=refusals(401, 403, 409, 503, 507, *refused),
+        summary=summary,
+        **how,
+    )
+
+
+def _taught(path: str, summary: str, body: dict[str, Any]) -> Callable[[Route], Route]:
+    """An address that learns from images in a training job."""
+    return _teaching(path, summary, 400, 408, 413, 415, 422, status_code=202, openapi_extra=body)
 
 
 @router.post(
@@ -123,15 +141,7 @@ async def history(serving: Serving) -> History:
     )
 
 
-@router.post(
-    "/learn",
-    tags=["teach"],
-    status_code=202,
-    dependencies=TEACHER,
-    openapi_extra=LEARN_BODY,
-    responses=refusals(400, 401, 403, 408, 409, 413, 415, 422, 503, 507),
-    summary="Teach classes",
-)
+@_taught("/learn", "Teach classes", LEARN_BODY)
 async def learn(
     request: Request, response: Response, serving: Serving, on_bad: OnBadImage = "fail"
 ) -> TrainingJobReport:
@@ -139,18 +149,18 @@ async def learn(
 
     Everything that can be checked is checked before the answer. Follow the training job at `/learn/{id}/events`.
     """
-    service, limits = serving.service, serving.service.settings.limits
-    service.refuse_while_busy()
-    async with images_to_learn(request, limits) as (sent, left_out, name):
-        if name is not None and (not name.strip() or not name.isprintable() or len(name) > 200):
-            raise Problem(422, "The name of the update must have 1 to 200 printable characters.")
-        client = client_address(request.scope)
-        reading = learnable(sent, left_out, service.side, limits, serving.decoders, client, on_bad)
-        batch = await while_connected(request, reading)
-    job = await run_in_threadpool(service.teach, batch, name)
-    response.headers["Location"] = f"/learn/{job.id}"
-    serving.counters.jobs.inc()
-    return TrainingJobReport(**job.report())
+    return await _job(request, response, serving, on_bad)
+
+
+@_taught("/background", "Teach what shows none of the classes", BACKGROUND_BODY)
+async def background(
+    request: Request, response: Response, serving: Serving, on_bad: OnBadImage = "fail"
+) -> TrainingJobReport:
+    """Learn what images look like that show none of the classes; what looks like them is answered unknown sooner.
+
+    No class changes. Follow the training job at `/learn/{id}/events`; it fails if many of the images show a class.
+    """
+    return await _job(request, response, serving, on_bad, background=True)
 
 
 @router.get("/learn/{id}", tags=["teach"], responses=refusals(404, 422, 503), summary="The progress of a training job")
@@ -172,26 +182,14 @@ async def events(id: TrainingJobId, serving: Serving) -> StreamingResponse:
     return StreamingResponse(_events(serving.service.job(id)), media_type="text/event-stream", headers=unbuffered)
 
 
-@router.post(
-    "/undo",
-    tags=["teach"],
-    dependencies=TEACHER,
-    responses=refusals(401, 403, 409, 503, 507),
-    summary="Go back to before the last update",
-)
+@_teaching("/undo", "Go back to before the last update")
 async def undo(serving: Serving) -> Undone:
     """Go back to before the last update."""
     undone, now = await run_in_threadpool(serving.service.undo)
     return Undone(undone=undone.version, version=now.version, classes=len(now.classes))
 
 
-@router.post(
-    "/forget",
-    tags=["teach"],
-    dependencies=TEACHER,
-    responses=refusals(401, 403, 409, 422, 503, 507),
-    summary="No longer answer some classes",
-)
+@_teaching("/forget", "No longer answer some classes", 422)
 async def forget(
     serving: Serving, name: Annotated[list[str], Query(alias="class", min_length=1, description="Each of them.")]
 ) -> Changed:
@@ -199,13 +197,7 @@ async def forget(
     return _changed(await run_in_threadpool(serving.service.forget, name))
 
 
-@router.post(
-    "/rename",
-    tags=["teach"],
-    dependencies=TEACHER,
-    responses=refusals(401, 403, 409, 422, 503, 507),
-    summary="Call a class by another name",
-)
+@_teaching("/rename", "Call a class by another name", 422)
 async def rename(
     serving: Serving,
     old: Annotated[str, Query(description="What the class is called now.")],
@@ -247,6 +239,24 @@ async def prometheus(serving: Serving) -> Response:
     counters.model_classes.set(len(state.classes))
     counters.learning.set(serving.service.learning)
     return Response(counters.text(), headers={"Content-Type": metrics.CONTENT_TYPE})
+
+
+async def _job(
+    request: Request, response: Response, serving: Parts, on_bad: Literal["fail", "skip"], *, background: bool = False
+) -> TrainingJobReport:
+    """A training job that has begun."""
+    service, limits = serving.service, serving.service.settings.limits
+    service.refuse_while_busy()
+    async with images_to_learn(request, limits, background) as (sent, left_out, name):
+        if name is not None and (not name.strip() or not name.isprintable() or len(name) > 200):
+            raise Problem(422, "The name of the update must have 1 to 200 printable characters.")
+        client = client_address(request.scope)
+        reading = learnable(sent, left_out, service.side, limits, serving.decoders, client, on_bad)
+        batch = await while_connected(request, reading)
+    job = await run_in_threadpool(service.teach, batch, name, background=background)
+    response.headers["Location"] = f"/learn/{job.id}"
+    serving.counters.jobs.inc()
+    return TrainingJobReport(**job.report())
 
 
 def _changed(state: State) -> Changed:

@@ -145,7 +145,7 @@ class TrainingJobReport(BaseModel):
 
     id: str
     status: Literal["waiting", "learning", "done", "failed"]
-    classes: list[str]
+    classes: list[str] = Field(description="What is taught; none where images of no class are.")
     images: int
     note: str
     done: int = Field(description="Training steps done, in images.")
@@ -238,6 +238,24 @@ LEARN_BODY: dict[str, Any] = {
                 }
             },
             "application/zip": {"schema": _BINARY},
+        },
+    }
+}
+BACKGROUND_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "description": "Images of none of the classes, as files of a form.",
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["images"],
+                    "properties": {
+                        "images": _IMAGES,
+                        "name": {"type": "string", "description": "What the history calls it."},
+                    },
+                }
+            }
         },
     }
 }

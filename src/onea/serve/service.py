@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -16,6 +17,7 @@ import torch
 
 from onea.errors import OneaError
 from onea.model.answers import Snapshot
+from onea.model.background import learn_background
 from onea.model.estimator import load_for
 from onea.model.folder import Manifest, Undone, change, read_id, read_manifest, read_state, undo
 from onea.model.images import DecodedImages
@@ -89,20 +91,22 @@ class Service:
 
     # learning
 
-    def teach(self, batch: DecodedImages, name: str | None = None) -> TrainingJob:
-        """Learn these classes in the background; returns once learning has begun.
+    def teach(self, batch: DecodedImages, name: str | None = None, *, background: bool = False) -> TrainingJob:
+        """Learn these classes, or that ``background`` is none of them, in a thread; returns once that has begun.
 
         Raises:
             OneaError: the classes cannot be learned as they are.
             Problem: another training job is going on, or the model folder cannot be written.
         """
-        classes = checked_classes(batch, self._present.state)
+        if background:
+            self._present.snapshot.check_taught()
+        classes = [] if background else checked_classes(batch, self._present.state)
         self._take_turn()
         job = TrainingJob(classes, len(batch), batch.skipped)
         try:
             self._remember(job)
             self._thread = threading.Thread(
-                target=self._learn, args=(job, batch, name), name="onea-training", daemon=True
+                target=self._learn, args=(job, batch, name, background), name="onea-training", daemon=True
             )
             self._thread.start()
         except BaseException:
@@ -207,23 +211,28 @@ class Service:
                 "look at what it knows and send this again."
             )
 
-    def _learn(self, job: TrainingJob, batch: DecodedImages, name: str | None) -> None:
+    def _learn(self, job: TrainingJob, batch: DecodedImages, name: str | None, background: bool) -> None:
         torch.set_num_threads(self._engine.runtime.threads)  # or it keeps those of a decomposition (see decompose)
-        outcome = self._learned(job, batch, name)
+        outcome = self._learned(job, batch, name, background)
         self._changing.release()  # first, so that whoever hears of the end may teach again at once
         if isinstance(outcome, Problem):
             job.fail(outcome)
         else:
             job.finish(outcome.version, told(outcome.updates[-1]))
 
-    def _learned(self, job: TrainingJob, batch: DecodedImages, name: str | None) -> State | Problem:
+    def _learned(self, job: TrainingJob, batch: DecodedImages, name: str | None, background: bool) -> State | Problem:
         """The state that answers from now on, or why there is none."""
 
         def next_state(state: State, version: int, date: str) -> State:
             with self._swapping:
                 self._check_present(state.id)
+                present = self._present
             job.start()
-            params = self._defaults | self._present.manifest.params
+            params = self._defaults | present.manifest.params
+            if background:
+                job.note("looking at the background")
+                seed, started = params["seed"], time.perf_counter()
+                return learn_background(present.snapshot, batch, version=version, name=name, seed=seed, started=started)
             own = {key: params[key] for key in inspect.signature(learn).parameters if key in params}
             return learn(self._engine, state, batch, version=version, name=name, progress=job, **own)
 

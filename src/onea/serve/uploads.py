@@ -172,10 +172,7 @@ async def images_to_predict(request: Request, limits: Limits) -> AsyncIterator[l
     kind = _kind(request)
     if kind == "multipart/form-data":
         async with _form(request, limits.predict_images, ("images",)) as form:
-            images = [_of_file(file, n) for n, file in enumerate(_files(form, "images"))]
-            if not images:
-                raise Problem(422, "The form has no image; send at least one file in the field 'images'.")
-            yield images
+            yield _images_in(form)
     elif kind.startswith(_RAW):
         async with _body(request) as body:
             yield [Sent("1", partial(_whole, body))]
@@ -184,13 +181,20 @@ async def images_to_predict(request: Request, limits: Limits) -> AsyncIterator[l
 
 
 @asynccontextmanager
-async def images_to_learn(request: Request, limits: Limits) -> AsyncIterator[tuple[list[Sent], LeftOut, str | None]]:
+async def images_to_learn(
+    request: Request, limits: Limits, background: bool = False
+) -> AsyncIterator[tuple[list[Sent], LeftOut, str | None]]:
     """The images of a training job with their classes, files that are none, and its name in the history.
 
-    They are gone when the block is left.
+    Those of the ``background`` have no class. They are gone when the block is left.
     """
     kind = _kind(request)
-    if kind in _ZIP:
+    if background:
+        if kind != "multipart/form-data":
+            raise Problem(415, "Send a form (multipart/form-data) with images of none of the classes.")
+        async with _form(request, limits.learn_files, ("images", "name")) as form:
+            yield _images_in(form), (), _text(form, "name")
+    elif kind in _ZIP:
         async with _body(request) as body:
             yield (*await run_in_threadpool(_of_zip, body, limits), None)
     elif kind == "multipart/form-data":
@@ -201,6 +205,13 @@ async def images_to_learn(request: Request, limits: Limits) -> AsyncIterator[tup
             415,
             "Send a zip of class folders (application/zip), or a form (multipart/form-data) with a class and images.",
         )
+
+
+def _images_in(form: Any) -> list[Sent]:
+    images = [_of_file(file, n) for n, file in enumerate(_files(form, "images"))]
+    if not images:
+        raise Problem(422, "The form has no image; send at least one file in the field 'images'.")
+    return images
 
 
 def _of_form(form: Any, limits: Limits) -> tuple[list[Sent], LeftOut]:

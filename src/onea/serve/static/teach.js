@@ -8,6 +8,7 @@ export function startTeaching(done) {
   taught = done;
   droppable($("teach-drop"), [$("teach-files"), $("teach-folder")], take);
   $("teach-class").addEventListener("input", showKnown);
+  $("teach-none").addEventListener("change", showNone);
   $("teach-more").addEventListener("click", another);
   $("teach-clear").addEventListener("click", () => {
     page.photos = [];
@@ -17,6 +18,15 @@ export function startTeaching(done) {
   $("teach-form").addEventListener("submit", teach);
 }
 
+// Photos of none of the classes have no name, and nothing is taught beside them.
+function showNone() {
+  const none = $("teach-none").checked;
+  for (const id of ["teach-class", "teach-more"]) $(id).disabled = none;
+  $("teach-none-hint").hidden = !none;
+  $("teach-photos-label").textContent = none ? "Photos of other things" : "Photos of it";
+  showPhotos();
+}
+
 // Photos lie in no folder, or in that of their class.
 function take(found) {
   const groups = new Map();
@@ -24,7 +34,7 @@ function take(found) {
     const parts = path.split("/");
     if (/\.zip$/i.test(file.name)) page.lined.push({ zip: file });
     else if (!isPhoto(file)) continue;
-    else if (parts.length < 2) page.photos.push(file);
+    else if (parts.length < 2 || $("teach-none").checked) page.photos.push(file);
     else groups.set(parts.at(-2), [...(groups.get(parts.at(-2)) ?? []), file]);
   }
   for (const label of [...groups.keys()].sort()) lineUp(label, groups.get(label));
@@ -67,7 +77,8 @@ function thumbs(place, photos, again) {
 function showPhotos() {
   thumbs($("teach-thumbs"), page.photos, showPhotos);
   $("teach-clear").hidden = !page.photos.length;
-  $("teach-count").textContent = page.photos.length ? photoCount(page.photos.length) : "Two or more; ten or more are better.";
+  $("teach-count").textContent = page.photos.length ? photoCount(page.photos.length)
+    : $("teach-none").checked ? "One or more." : "Two or more; ten or more are better.";
 }
 
 function showLined() {
@@ -101,14 +112,16 @@ function showKnown() {
 function requests() {
   const name = $("teach-class").value.trim();
   const groups = page.lined.filter((one) => !one.zip).map((one) => ({ ...one, photos: [...one.photos] }));
-  if (page.photos.length && !name) throw new Error("Say what the photos show: give the class a name.");
-  if (page.photos.length) {
+  const none = $("teach-none").checked ? page.photos : [];
+  const own = none.length ? [] : page.photos;
+  if (own.length && !name) throw new Error("Say what the photos show: give the class a name.");
+  if (own.length) {
     const same = groups.find((one) => one.label === name);
-    if (same) same.photos.push(...page.photos);
-    else groups.push({ label: name, photos: page.photos });
+    if (same) same.photos.push(...own);
+    else groups.push({ label: name, photos: own });
   }
   const zips = page.lined.filter((one) => one.zip);
-  if (!groups.length && !zips.length) throw new Error("Choose at least two photos of it.");
+  if (!groups.length && !zips.length && !none.length) throw new Error("Choose at least two photos of it.");
   for (const { label, photos } of groups) {
     if (photos.length < 2 && !page.classes.some((known) => known.name === label)) {
       throw new Error(`Choose at least two photos of “${label}”, which is new.`);
@@ -116,12 +129,16 @@ function requests() {
   }
   const all = groups.flatMap(({ label, photos }) => photos.map((photo) => [label, photo]));
   const most = page.health.learn_files;
-  if (all.length > most) throw new Error(`Send at most ${most} photos at a time, or a zip of class folders.`);
-  const forms = zips.map(({ zip }) => ({ words: zip.name, fields: [["zip", zip], ["name", zip.name.slice(0, 200)]] }));
+  if (Math.max(all.length, none.length) > most) throw new Error(`Send at most ${most} photos at a time, or a zip of class folders.`);
+  const forms = zips.map(({ zip }) => ({ path: "/learn", words: zip.name, fields: [["zip", zip], ["name", zip.name.slice(0, 200)]] }));
   if (all.length) {
     const words = groups.length === 1 ? groups[0].label : count(groups.length, "class", "classes");
     const fields = all.flatMap(([label, photo]) => [["class", label], ["images", photo]]);
-    forms.push({ words, fields: [...fields, ["name", words]] });
+    forms.push({ path: "/learn", words, fields: [...fields, ["name", words]] });
+  }
+  if (none.length) {
+    const words = "none of the classes";
+    forms.push({ path: "/background", words, fields: [...none.map((photo) => ["images", photo]), ["name", words]] });
   }
   return forms;
 }
@@ -132,11 +149,12 @@ async function teach(event) {
   $("teach-remarks").replaceChildren();
   $("teach-go").disabled = true;
   try {
-    for (const { words, fields } of requests()) await taughtOnce(words, fields);
+    for (const form of requests()) await taughtOnce(form);
     page.photos = [];
     page.lined = [];
     $("teach-class").value = "";
-    showPhotos();
+    $("teach-none").checked = false;
+    showNone();
     showLined();
     showKnown();
   } catch (error) {
@@ -147,11 +165,11 @@ async function teach(event) {
   }
 }
 
-async function taughtOnce(words, fields) {
+async function taughtOnce({ path, words, fields }) {
   const form = new FormData();
   fields.forEach(([name, value]) => form.append(name, value));
   showTraining(`Sending “${words}”…`);
-  const training = await teacherApi("/learn?on_bad=skip", form);
+  const training = await teacherApi(`${path}?on_bad=skip`, form);
   const last = await followed(training.id);
   if (last.status !== "done") throw new Error(last.detail);
   page.fresh = new Set(last.classes);
