@@ -99,7 +99,7 @@ class Worker:
         Raises:
             SideError: it failed, ended, or took too long.
         """
-        figures = []
+        figures: list[list[str]] = []
         while True:
             try:
                 line = self._lines.get(timeout=max(0.01, until - time.monotonic()))

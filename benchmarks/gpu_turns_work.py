@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """One side of ``gpu_turns.py``: measures what it is asked for, line by line, with the code that PYTHONPATH names.
 
-It runs with commit 1a2ee9f as well as with today's code, hence the two sets of imports. Answers are lines that begin
+It runs with commit 1a2ee9f as well as with today's code, hence what has two names here. Answers are lines that begin
 with ``@``, tab separated: a figure (what, value, unit), ``done``, or ``failed`` and why.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import statistics
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -26,27 +28,28 @@ from onea.runs.evaluation import correct_per_class
 from onea.runs.setup import Prepared, Side
 from onea.streams import Stream
 
-try:
-    from onea.bench.answering import TimmBaseline
-    from onea.bench.config import BenchConfig
-    from onea.bench.measure import Measurements
-    from onea.bench.workload import Workload, bench_backbone, make_workload, preprocess_of
-    from onea.data.image_storage import PackedImages
-    from onea.tasks import StreamPlan
 
-    OLD = False
-except ImportError:
-    from onea.bench.backbone import bench_backbone
-    from onea.bench.scene import BenchConfig, preprocess_of
-    from onea.bench.scene import Scene as Workload
-    from onea.bench.scene import make_scene as make_workload
-    from onea.bench.timm_baseline import TimmBaseline
-    from onea.data.store import PackedImages
+def _first(*places: str) -> Any:
+    """The first of these that is there, as ``module:name``: today's, then the old commit's."""
+    for place in places:
+        module, name = place.split(":")
+        try:
+            return getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError):
+            continue
+    raise ImportError(f"none of {', '.join(places)} is there")
 
-    from onea.bench.measure import Column as Measurements
-    from onea.tasks import Plan as StreamPlan
 
-    OLD = True
+BenchConfig = _first("onea.bench.config:BenchConfig", "onea.bench.scene:BenchConfig")
+Measurements = _first("onea.bench.measure:Measurements", "onea.bench.measure:Column")
+PackedImages = _first("onea.data.image_storage:PackedImages", "onea.data.store:PackedImages")
+StreamPlan = _first("onea.tasks:StreamPlan", "onea.tasks:Plan")
+TimmBaseline = _first("onea.bench.answering:TimmBaseline", "onea.bench.timm_baseline:TimmBaseline")
+Workload = _first("onea.bench.workload:Workload", "onea.bench.scene:Scene")
+bench_backbone = _first("onea.bench.workload:bench_backbone", "onea.bench.backbone:bench_backbone")
+make_workload = _first("onea.bench.workload:make_workload", "onea.bench.scene:make_scene")
+preprocess_of = _first("onea.bench.workload:preprocess_of", "onea.bench.scene:preprocess_of")
+OLD = importlib.util.find_spec("onea.bench.workload") is None
 
 TASK_SIZES = (14, 1, 3, 6, 36, 9, 23, 2, 2, 4)  # CIFAR-100, T=10, gamma 0.01, seed 1
 IN_FLIGHT = 8  # batches asked for before the host waits, as an evaluation does
@@ -58,7 +61,8 @@ class Measured:
     """What is measured here; sections keep what they have prepared."""
 
     def __init__(self, given: argparse.Namespace):
-        self.given, self.kept = given, {}  # type: ignore[var-annotated]
+        self.given = given
+        self.kept: dict[Any, Any] = {}
         self.replayed = _count_replays() if not OLD else None
 
     def prepare_train(self) -> Figures:
@@ -116,7 +120,7 @@ class Measured:
             count += IN_FLIGHT
         return [("inference", count * self.given.answers / (time.perf_counter() - started), "images/s")]
 
-    def _large(self, precision: str, *, compiled: bool | None = None, batch: int = 0, steps: int = 0) -> Workload:
+    def _large(self, precision: str, *, compiled: bool | None = None, batch: int = 0, steps: int = 0) -> Any:
         given = self.given
         config = BenchConfig(
             given.large, rank=given.rank, device=given.device, batch=batch or given.batch, precision=precision, tasks=0
@@ -178,7 +182,7 @@ class Measured:
             ("stream, learned", learned, "s"),
         ]
 
-    def _small(self) -> Workload:
+    def _small(self) -> Any:
         """CIFAR-100's stream with noise for images: the time does not depend on what they show."""
         given = self.given
         weights = given.weights if OLD else f"plain:{given.weights}"  # which the old commit takes it for unasked
@@ -196,22 +200,22 @@ class Measured:
             epochs=epochs, min_epochs=max(1, round(0.8 * epochs)), max_epochs=round(1.6 * epochs),
         )  # fmt: skip
         sizes = TASK_SIZES if given.per_class >= 100 else (2, 1, 3)
-        method = OneAMethod(vit, options, runtime, StreamPlan(sum(sizes), len(sizes)))
+        method: Any = OneAMethod(vit, options, runtime, StreamPlan(sum(sizes), len(sizes)))
         if given.one_parameter:
             if not compiled:
                 raise ValueError("an adapter of one parameter is for compiled passes")
             new = method.new_adapter
             method.new_adapter = lambda task: _as_one_parameter(new(task))
-        sides = []
+        sides: list[Any] = []
         for per_class in (given.per_class, max(1, given.per_class // 5)):
             labels = torch.arange(sum(sizes)).repeat_interleave(per_class)
             pixels = np.random.default_rng(1).integers(0, 256, (len(labels), 3, 32, 32), dtype=np.uint8)
             images = PackedImages(pixels, preprocess_of(vit), runtime.device, "device", runtime.pixel_dtype)
             sides.append(Side(images, labels, torch.arange(len(labels))))
         stream = Stream(tuple(range(sum(sizes))), sizes)
-        return Workload(Prepared(stream, *sides, method, {}, 1, compiled), method, runtime)
+        return Workload(Prepared(stream, sides[0], sides[1], method, {}, 1, compiled), method, runtime)
 
-    def _evaluate(self, workload: Workload, index: int) -> None:
+    def _evaluate(self, workload: Any, index: int) -> None:
         prepared = workload.prepared
         seen = [prepared.stream.range_of(task) for task in range(index + 1)]
         correct_per_class(workload.method, prepared.test, seen, prepared.seed)
@@ -275,28 +279,19 @@ def _memory(device: torch.device) -> Figures:
     ]
 
 
-def _count_replays() -> Any:
+def _count_replays() -> Callable[[], int]:
     """Steps that recordings did, over all trainings from now on."""
-    from onea import training
+    training: Any = importlib.import_module("onea.training")
+    kind, total = training.StepGraph, [0]
 
-    made: list[Any] = []
+    def replay(graph: Any, *inputs: torch.Tensor) -> torch.Tensor:
+        before = graph.replayed
+        loss: torch.Tensor = kind.__call__(graph, *inputs)
+        total[0] += graph.replayed - before
+        return loss
 
-    class Counted(training.StepGraph):  # type: ignore[misc]
-        def __init__(self, *given: Any):
-            super().__init__(*given)
-            made.append(self._count)
-
-        @property
-        def replayed(self) -> int:
-            return self._count[0]
-
-        @replayed.setter
-        def replayed(self, value: int) -> None:
-            self._count = getattr(self, "_count", [0])
-            self._count[0] = value
-
-    training.StepGraph = Counted  # type: ignore[misc]
-    return lambda: sum(count[0] for count in made)
+    training.StepGraph = type("Counted", (kind,), {"__call__": replay})
+    return lambda: total[0]
 
 
 def _as_one_parameter(adapters: Any) -> Any:
@@ -305,8 +300,7 @@ def _as_one_parameter(adapters: Any) -> Any:
 
     class OneParameter(Adapters):
         def flat(self, dtype: torch.dtype) -> torch.Tensor:
-            row: torch.Tensor = self.row
-            return row
+            return cast(torch.Tensor, self.row)
 
     row = torch.cat([part.detach().flatten() for part in adapters._parts])
     adapters.requires_grad_(False)

@@ -78,6 +78,7 @@ class StepGraph:
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 result = self._step(*own)
         except RuntimeError:
+            graph.reset()  # or random numbers would go on waiting for the end of the recording
             self._refused = True
             return None
         return _Recorded(graph, own, result)

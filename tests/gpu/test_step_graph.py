@@ -105,6 +105,14 @@ def test_dropout_differs_from_step_to_step_and_a_seed_repeats_it(tiny_vit):
     assert len({float(value) for value in drawn}) > 3
 
 
+def test_random_numbers_are_drawn_after_a_recording_that_failed():
+    graph = StepGraph(lambda x: torch.nn.functional.dropout(x, 0.5) * float(x.sum()), GPU)
+    with graph.stream():
+        found = [graph(torch.ones(1000, device=GPU)).sum() for _ in range(5)]
+    assert graph.replayed == 0
+    assert len({float(value) for value in found}) > 2
+
+
 def test_what_cannot_be_recorded_runs_as_it_is():
     graph = StepGraph(lambda x: x * float(x.sum()), GPU)  # reads a value
     with graph.stream():

@@ -6,12 +6,17 @@ from __future__ import annotations
 import pytest
 import torch
 from model_tools import class_folders, tiny_model
+from tiny import write_tiny_images, write_tiny_vit
 
 from onea.methods import fixed_views
 from onea.methods.contract import ROW_MULTIPLE
 from onea.methods.fixed_views import FixedViews
 from onea.model.engine import Engine
+from onea.model.estimator import OneA
+from onea.model.images import read_labelled
+from onea.runs.evaluation import count_flops
 from onea.vit.frozen import FrozenViT
+from onea.vit.hooks import NO_HOOKS
 
 EPOCHS, VIEWS = 2, 3  # of tiny models
 LAST = {"adapter_blocks": 1, "min_epochs": EPOCHS, "max_epochs": EPOCHS}
@@ -88,7 +93,9 @@ def test_an_update_that_trains_passes_each_view_through_the_lower_blocks_once(ti
 def test_training_and_statistics_look_at_the_same_views(tiny_vit, files, monkeypatch, cached):
     made, drawn = [], []
     start, draw = FixedViews.__init__, Engine.draw
-    monkeypatch.setattr(FixedViews, "__init__", lambda views, *given: made.append(given) or start(views, *given))
+    monkeypatch.setattr(
+        FixedViews, "__init__", lambda views, *given, **named: made.append(given) or start(views, *given, **named)
+    )
     monkeypatch.setattr(Engine, "draw", lambda *given: drawn.append(draw(*given)) or drawn[-1])
     model = tiny_model(tiny_vit, options=LAST | {"cached_views": cached})
     model.learn([file for name in FIRST for file in files[name]], [name for name in FIRST for _ in files[name]])
@@ -113,7 +120,35 @@ def test_memory_does_not_decide_what_is_learned(tiny_vit, files, monkeypatch):
         torch.testing.assert_close(computed[name], value, rtol=0, atol=0.01 * max(1e-3, float(value.abs().max())))
 
 
-def test_training_in_low_precision_takes_the_tokens_of_the_network_that_answers(tiny_vit, files):
-    model = tiny_model(tiny_vit, options=LAST, precision="bf16")
-    model.learn([file for name in FIRST for file in files[name]], [name for name in FIRST for _ in files[name]])
-    assert model.history[-1]["epochs"] == EPOCHS
+def test_in_low_precision_images_as_they_are_pass_the_network_that_answers_and_crops_the_one_that_trains(
+    tiny_vit, files, count, monkeypatch
+):
+    model, precisions = tiny_model(tiny_vit, options=LAST | {"cached_views": VIEWS}, precision="bf16"), []
+    below = CountingViT.below_eager
+
+    def noted(vit, *given):
+        precisions.append(vit.matrix_dtype)
+        return below(vit, *given)
+
+    monkeypatch.setattr(CountingViT, "below_eager", noted)
+    passed = count(model, files, FIRST)
+    update = model.history[-1]
+    assert update["epochs"] == EPOCHS
+    assert precisions == [torch.float32] + [torch.bfloat16] * (VIEWS - 1)
+    assert passed == [padded(update["images"]), 2 * update["images"]], "before and after the training"
+
+
+def test_the_quick_preset_does_little_more_than_look(tmp_path):
+    """Operations, which no load of a machine changes: 4.49 passes' worth for a network of the default one's shape."""
+    write_tiny_vit(tmp_path / "vit.safetensors", depth=12, size=112)
+    write_tiny_images(tmp_path / "images", classes=20, train=4, test=1, size=128)
+    photos = tmp_path / "images" / "train"
+    model = OneA(  # the rank has the share of the width that it has in the default network
+        preset="quick", backbone=str(tmp_path / "vit.safetensors"), options={"rank": 11}, precision="fp32", threads=1
+    )
+    engine = model._ready()
+    pixels = read_labelled(photos, None, engine.side).pixels
+    look = count_flops(lambda: engine.features(pixels, NO_HOOKS))
+    learn = count_flops(lambda: model.learn(photos))
+    assert model.history[-1]["trained"]
+    assert learn < 4.6 * look

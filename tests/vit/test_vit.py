@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import socket
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import timm
 import torch
 from safetensors.torch import load_file
 from tiny import save_plain
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from onea import seeds
 from onea.errors import OneaError
@@ -140,6 +142,48 @@ def test_cheaper_frozen_matrices_do_not_change_autocast_results(tiny_vit):
         plain = load_backbone(tiny_vit)(images)
         stored = load_backbone(tiny_vit).keep_matrices_in(torch.bfloat16)(images)
     assert torch.equal(plain, stored)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_frozen_adapter_is_converted_once_and_answers_as_before(tiny_vit, dtype):
+    vit = load_backbone(tiny_vit).keep_matrices_in(dtype)
+    module, images = adapters(vit), torch.randn(2, 3, vit.size, vit.size, generator=torch.Generator().manual_seed(1))
+    drawn = torch.Generator().manual_seed(2)
+    weights = {name: 0.3 * torch.randn(each.shape, generator=drawn) for name, each in module.state_dict().items()}
+
+    def passed() -> tuple[torch.Tensor, int]:
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=dtype != torch.float32), Calls() as calls:
+            return vit(images, module), calls.found["aten._to_copy.default"]
+
+    frozen = module.eval().requires_grad_(False)
+    before = passed()[0]
+    frozen.load_state_dict(weights)
+    found = passed()[0]
+    assert not torch.allclose(found, before), "new weights are seen"
+    conversions = passed()[1]
+    heard: list[object] = []
+    handle = module.blocks[1].down.register_forward_hook(lambda *given: heard.append(given))
+    by_layers, more = passed()  # layer by layer, as somebody listens
+    handle.remove()
+    assert heard
+    torch.testing.assert_close(found, by_layers, rtol=0, atol=0)
+    assert more - conversions == (0 if dtype == torch.float32 else 4 * vit.depth)
+    module.requires_grad_(True)
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype != torch.float32):
+        vit(images, module).sum().backward()
+    assert all(each.grad is not None for each in module.parameters())
+
+
+class Calls(TorchDispatchMode):
+    """Counts what PyTorch is asked to do, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.found[str(func)] += 1
+        return func(*args, **(kwargs or {}))
 
 
 def test_heads_start_alike_and_cosine_is_bounded():

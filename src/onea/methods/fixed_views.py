@@ -37,6 +37,7 @@ class FixedViews:
         hooks: their first block says which tokens.
         dtype: of what is kept. Half precision has three more bits than bfloat16, and tokens of a ViT are far smaller
             than its largest number.
+        for_crops: the same network and runtime in another precision, for all views but the first, if there is one.
     """
 
     def __init__(
@@ -49,8 +50,10 @@ class FixedViews:
         crop_scale: float,
         hooks: BlockHooks,
         dtype: torch.dtype = torch.float16,
+        for_crops: tuple[FrozenViT, Runtime] | None = None,
     ):
         self.vit, self.runtime, self.images, self.rows = vit, runtime, images, rows
+        self._for_crops = for_crops or (vit, runtime)
         self._crops, self._crop_scale, self._hooks = crops, crop_scale, hooks
         shape = torch.Size((1 + len(crops), len(rows), vit.tokens, vit.width))
         place = _place_for(shape.numel() * dtype.itemsize, runtime.device)
@@ -69,9 +72,10 @@ class FixedViews:
     def features(self, view: int, hooks: BlockHooks) -> Tensor:
         """Features of a view of all images, ``[N, width]`` float32 on the device, for inference."""
         found = torch.empty(len(self.rows), self.vit.width, device=self.runtime.device)
+        vit, runtime = self._looks_at(view)
         for part, tokens in self._parts(view):
-            with torch.no_grad(), self.runtime.autocast():
-                found[part] = self.vit.forward_above(tokens, hooks)
+            with torch.no_grad(), runtime.autocast():
+                found[part] = vit.forward_above(tokens, hooks)
         return found
 
     def tokens(self, positions: Tensor, views: Tensor) -> Tensor:
@@ -149,8 +153,13 @@ class FixedViews:
             images = self.images.cropped(rows, self._crops[view - 1][padded], self._crop_scale)
         else:
             images = self.images.plain(rows)
-        with torch.no_grad(), self.runtime.autocast():
-            return self.vit.forward_below(images, self._hooks)[: len(positions)].float()
+        vit, runtime = self._looks_at(view)
+        with torch.no_grad(), runtime.autocast():
+            return vit.forward_below(images, self._hooks)[: len(positions)].float()
+
+    def _looks_at(self, view: int) -> tuple[FrozenViT, Runtime]:
+        """The network that a view is computed with, and where."""
+        return self._for_crops if view else (self.vit, self.runtime)
 
 
 def _place_for(size: int, device: torch.device) -> torch.device | None:

@@ -33,11 +33,12 @@ from onea.model.rolling import measure, newest_held
 from onea.model.sentences import conflict_fields, left_out_fields, share_fields
 from onea.model.state import NO_ROWS, NO_SIGNALS, State, Update, merged_with, new_id, statistics_for
 from onea.model.views import Views
-from onea.runtime import Progress
+from onea.runtime import Progress, Runtime
 from onea.tasks import Task
 from onea.tensors import Tensors, compact
 from onea.text import printable
 from onea.vit.adapter import Adapters
+from onea.vit.frozen import FrozenViT
 
 _GATE_SUMMARY = ("base", "align_share", "gate_min", "gate_max")
 
@@ -123,7 +124,8 @@ def learn(
     labels = torch.tensor([position[label] for label in batch.labels])
     adapters = engine.adapters(state)
     options = options_of(state.options)
-    views = Views(engine, batch, options, adapters, seed)
+    training = engine.for_training(progress)
+    views = Views(engine, batch, options, adapters, seed, training)
     earlier = views.features(0, adapters)
     number = len(state.updates) + 1  # decides all draws, so that an update that is undone and taught again is the same
     alike = series(earlier, labels, state.statistics)
@@ -139,7 +141,7 @@ def learn(
     called = printable(name) if name else f"update {version}"
     merged, report = adapters, dict[str, Any](trained=False)
     if not engine.vit.frozen_only:
-        merged, report = _adapt(engine, state, batch, labels, trained, sizes, number, called, seed, progress, views)
+        merged, report = _adapt(engine, state, batch, labels, trained, sizes, number, called, seed, training, views)
     (progress or Progress()).note("prototypes")
     classes = state.classes + tuple(label for label in names if label not in state.classes)
     rows = torch.tensor([classes.index(label) for label in names])[labels]
@@ -238,11 +240,11 @@ def _adapt(
     number: int,
     name: str,
     seed: int,
-    progress: Progress | None,
+    training: tuple[FrozenViT, Runtime],
     views: Views,
 ) -> tuple[Adapters, dict[str, Any]]:
     """Train on the update and merge: the new adapter, and what is to be told about it."""
-    vit, runtime = engine.for_training(progress)
+    vit, runtime = training
     method = method_of(state.options)(vit, options_of(state.options), runtime)
     method.restore(state.adapter, len(state.merged), sizes.accumulated_samples)
     if views.fixed is not None:

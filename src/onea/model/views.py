@@ -11,17 +11,30 @@ from onea.methods.adapter_merging import MergingOptions
 from onea.methods.fixed_views import FixedViews
 from onea.model.engine import Engine
 from onea.model.images import DecodedImages
+from onea.runtime import Runtime
 from onea.vit.adapter import Adapters
+from onea.vit.frozen import FrozenViT
 
 
 class Views:
     """Each image of an update as it is (view 0), and in random crops.
 
+    Fixed crops are looked at in the precision of the training, which looks at them again and again: what that rounds is
+    far less than what cropping changes. Images as they are, and answers later, are computed in full precision.
+
     Attributes:
         fixed: the same for the training, where it looks at no others.
     """
 
-    def __init__(self, engine: Engine, batch: DecodedImages, options: MergingOptions, adapters: Adapters, seed: int):
+    def __init__(
+        self,
+        engine: Engine,
+        batch: DecodedImages,
+        options: MergingOptions,
+        adapters: Adapters,
+        seed: int,
+        training: tuple[FrozenViT, Runtime],
+    ):
         assert batch.labels is not None
         self._engine, self._pixels, self._labels, self._seed = engine, batch.pixels, batch.labels, seed
         self.fixed: FixedViews | None = None
@@ -31,7 +44,9 @@ class Views:
             images = PackedImages(batch.pixels, engine.preprocess, runtime.device, tier)
             crops = [engine.draw(batch.labels, seed, view, options.crop_scale) for view in range(1, count)]
             rows = torch.arange(len(batch))
-            self.fixed = FixedViews(engine.vit, runtime, images, rows, crops, options.crop_scale, adapters)
+            self.fixed = FixedViews(
+                engine.vit, runtime, images, rows, crops, options.crop_scale, adapters, for_crops=training
+            )
 
     def features(self, view: int, adapters: Adapters) -> Tensor:
         """Features of a view of all images, ``[N, width]``, on the CPU."""

@@ -17,6 +17,10 @@ from onea.vit.hooks import BlockHooks
 _wants_gradient, _version = attrgetter("requires_grad"), attrgetter("_version")
 
 
+def _is_watched(layer: nn.Module) -> bool:
+    return bool(layer._forward_hooks or layer._forward_pre_hooks)
+
+
 def bottleneck(u: Tensor, weights: tuple[Tensor, ...], scale: float, dropout: float = 0.0) -> Tensor:
     """``scale * up(dropout(relu(down(u))))`` for tokens ``[B, N, width]``.
 
@@ -92,6 +96,7 @@ class Adapters(nn.Module, BlockHooks):
         super().__init__()
         self.scale, self.dropout, self.rank, self.first_block = scale, dropout, rank, first_block
         self._flat: tuple[object, Tensor] | None = None
+        self._at_rest: tuple[Tensor, FlatAdapters] | None = None
         above = (Adapter(width, rank, scale, dropout, generator) for _ in range(first_block, depth))
         # What stands in for the others has no weights, and so no names among the tensors.
         self.blocks = nn.ModuleList([*(nn.Identity() for _ in range(first_block)), *above])
@@ -144,10 +149,30 @@ class Adapters(nn.Module, BlockHooks):
             self._flat = state, torch.cat([part.flatten() for part in self._parts]).to(dtype)
         return self._flat[1]
 
+    def at_rest(self, dtype: torch.dtype) -> BlockHooks:
+        """The same weights as they are multiplied, where they are frozen and nobody listens to their layers.
+
+        Autocast would convert the weights in every pass: four kernels for each block, which one image waits for.
+        """
+        if self.training or self.empty or torch.compiler.is_compiling():
+            return self
+        if any(map(_wants_gradient, self._parts)) or any(map(_is_watched, self._layers)):
+            return self
+        flat = self.flat(dtype)
+        if self._at_rest is None or self._at_rest[0] is not flat:
+            depth, width = self.shape
+            self._at_rest = flat, FlatAdapters(flat, depth, width, self.rank, self.scale, 0.0)
+        return self._at_rest[1]
+
     def requires_grad_(self, requires_grad: bool = True) -> Adapters:
         """Freeze, or let it be trained; whatever was made of the weights before is forgotten."""
-        self._flat = None
+        self._flat = self._at_rest = None
         return super().requires_grad_(requires_grad)
+
+    @functools.cached_property
+    def _layers(self) -> tuple[nn.Module, ...]:
+        """All modules that somebody may listen to."""
+        return tuple(layer for adapter in self.each() for layer in (adapter, adapter.down, adapter.up))
 
     @functools.cached_property
     def _parts(self) -> tuple[Tensor, ...]:

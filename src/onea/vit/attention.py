@@ -39,7 +39,11 @@ def attention(
 ) -> Tensor:
     """Self-attention for the first so many tokens."""
     width = attn.num_heads * attn.head_dim
-    q, k, v = (_in_heads(part, attn.head_dim) for part in _project(attn, h, update, queries, width))
+    if queries == h.shape[1]:  # all three at once: one image waits for each step that the host takes
+        qkv = attn.qkv(h) if update is None else attn.qkv(h) + update
+        q, k, v = qkv.unflatten(2, (3, attn.num_heads, attn.head_dim)).permute(2, 0, 3, 1, 4).unbind()
+    else:
+        q, k, v = (_in_heads(part, attn.head_dim) for part in _project(attn, h, update, queries, width))
     q, k = attn.q_norm(q), attn.k_norm(k)
     return _answers(attn, q, k, v, prefix)
 

@@ -198,7 +198,7 @@ class FrozenViT(nn.Module, RenamedMethods, old_names={"eagerly": "forward_eager"
         self, x: Tensor, hooks: BlockHooks = NO_HOOKS, start: int = 0, stop: int | None = None
     ) -> Tensor:
         """Tokens after blocks ``start`` up to, not including, ``stop``; after the last block those that are read."""
-        turned = rotations(self.vit, hooks.extra_tokens)
+        hooks, turned = hooks.at_rest(self.matrix_dtype), rotations(self.vit, hooks.extra_tokens)
         for index in range(start, self.depth if stop is None else stop):
             x = self._block(index, x, hooks, turned[index] if turned else None)
         return x

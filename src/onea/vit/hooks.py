@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from onea.renamed import RenamedMethods
@@ -46,6 +47,10 @@ class BlockHooks(
     first_block: int = 0
     whole_sequence = True
     extra_tokens: int = 0
+
+    def at_rest(self, dtype: torch.dtype) -> BlockHooks:
+        """What does the same in fewer steps while nothing is trained, given the type of the network's products."""
+        return self
 
     def weights(self, vit: FrozenViT) -> dict[str, Tensor]:
         """Replacements for the network's own weights, by name; for what rescales or retunes them."""
