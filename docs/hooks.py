@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import notebooks
 import rendered
 import result_tables
 import svg
@@ -184,7 +185,10 @@ def on_files(files: Any, config: Any) -> Any:
     files.append(File.generated(config, "drawn.css", content=svg.stylesheet()))
     for name in ("CHANGELOG", "NOTICE"):
         files.append(File.generated(config, f"{name.lower()}.md", content=_outside(name)))
-    for path in rendered.rendered(Path(config.site_dir).parent / "build" / "results"):
+    built = Path(config.site_dir).parent / "build"
+    for name, content in notebooks.pages(built / "notebooks").items():
+        files.append(File.generated(config, f"notebooks/{name}", content=content))
+    for path in rendered.rendered(built / "results"):
         name = f"results/{path.parent.name}/{path.name}"
         if made_before := files.get_file_from_path(name):  # by the same commands, run by hand
             files.remove(made_before)
@@ -198,5 +202,6 @@ def on_page_markdown(markdown: str, page: Any, files: Any, **_: Any) -> str:
     markdown = markdown.replace(f"](../{BENCHMARKS}/", f"]({BENCHMARKS}/")
     markdown = re.sub(r"\]\(\.\./(CHANGELOG|NOTICE)(\.md)?\)", lambda found: f"]({found[1].lower()}.md)", markdown)
     markdown = MAP.sub(lambda found: _drawn(Path(page.file.abs_src_path).parent / found[1]), markdown)
+    markdown = re.sub(r"\]\((notebooks/[\w-]+)\.ipynb\)", r"](\1.md)", markdown)
     generated = GENERATED | {"result-pages": lambda: result_pages(files)}
     return MARK.sub(lambda found: generated[found[1]](), markdown)
