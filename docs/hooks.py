@@ -98,14 +98,17 @@ def commands_reference() -> str:
     import typer
 
     from onea.cli.app import app
+    from onea.cli.examples import EXAMPLES
 
     group: Any = typer.main.get_command(app)
-    return "\n\n".join(_command(name, command) for name, command in group.commands.items())
+    return "\n\n".join(_command(name, command, EXAMPLES[name]) for name, command in group.commands.items())
 
 
-def _command(name: str, command: Any) -> str:
+def _command(name: str, command: Any, examples: Sequence[str]) -> str:
     usage, rows = ["onea", name], []
     for parameter in command.params:
+        if getattr(parameter, "hidden", False):
+            continue
         if parameter.param_type_name == "argument":
             shown = f"`{parameter.name.upper()}`"
             many = parameter.name.upper() + ("..." if parameter.nargs == -1 else "")
@@ -115,7 +118,8 @@ def _command(name: str, command: Any) -> str:
         rows.append((shown, parameter.help or "", _default(parameter)))
     help_text = " ".join((command.help or "").split())
     shape = f"```text\n{' '.join(usage)} [OPTIONS]\n```"
-    return "\n\n".join([f"## onea {name}", help_text, shape, table(("", "meaning", "default"), rows)])
+    shown = "```sh\n" + "\n".join(examples) + "\n```"
+    return "\n\n".join([f"## onea {name}", help_text, shape, shown, table(("", "meaning", "default"), rows)])
 
 
 def _default(parameter: Any) -> str:

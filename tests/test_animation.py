@@ -18,7 +18,7 @@ TEXT = animation.FILE.read_text("utf-8")
 def templates(text: str) -> set[str]:
     """Lines without what depends on the network and the machine: numbers, answers, how many blanks."""
     lines = (re.sub(r"^(new/\S+\.png) .*", r"\1 ANSWER", line) for line in text.splitlines())
-    return {" ".join(re.sub(r"\d+(\.\d+)?", "#", line).split()) for line in lines if line.strip()}
+    return {" ".join(re.sub(r"\d+(\.\d+)?", "#", line).split()) for line in lines if line.strip("─ ")}
 
 
 def test_the_file_is_what_the_script_draws():
