@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import notebooks
 import rendered
 import result_tables
 import svg
@@ -97,14 +98,17 @@ def commands_reference() -> str:
     import typer
 
     from onea.cli.app import app
+    from onea.cli.examples import EXAMPLES
 
     group: Any = typer.main.get_command(app)
-    return "\n\n".join(_command(name, command) for name, command in group.commands.items())
+    return "\n\n".join(_command(name, command, EXAMPLES[name]) for name, command in group.commands.items())
 
 
-def _command(name: str, command: Any) -> str:
+def _command(name: str, command: Any, examples: Sequence[str]) -> str:
     usage, rows = ["onea", name], []
     for parameter in command.params:
+        if getattr(parameter, "hidden", False):
+            continue
         if parameter.param_type_name == "argument":
             shown = f"`{parameter.name.upper()}`"
             many = parameter.name.upper() + ("..." if parameter.nargs == -1 else "")
@@ -114,7 +118,8 @@ def _command(name: str, command: Any) -> str:
         rows.append((shown, parameter.help or "", _default(parameter)))
     help_text = " ".join((command.help or "").split())
     shape = f"```text\n{' '.join(usage)} [OPTIONS]\n```"
-    return "\n\n".join([f"## onea {name}", help_text, shape, table(("", "meaning", "default"), rows)])
+    shown = "```sh\n" + "\n".join(examples) + "\n```"
+    return "\n\n".join([f"## onea {name}", help_text, shape, shown, table(("", "meaning", "default"), rows)])
 
 
 def _default(parameter: Any) -> str:
@@ -184,7 +189,10 @@ def on_files(files: Any, config: Any) -> Any:
     files.append(File.generated(config, "drawn.css", content=svg.stylesheet()))
     for name in ("CHANGELOG", "NOTICE"):
         files.append(File.generated(config, f"{name.lower()}.md", content=_outside(name)))
-    for path in rendered.rendered(Path(config.site_dir).parent / "build" / "results"):
+    built = Path(config.site_dir).parent / "build"
+    for name, content in notebooks.pages(built / "notebooks").items():
+        files.append(File.generated(config, f"notebooks/{name}", content=content))
+    for path in rendered.rendered(built / "results"):
         name = f"results/{path.parent.name}/{path.name}"
         if made_before := files.get_file_from_path(name):  # by the same commands, run by hand
             files.remove(made_before)
@@ -198,5 +206,6 @@ def on_page_markdown(markdown: str, page: Any, files: Any, **_: Any) -> str:
     markdown = markdown.replace(f"](../{BENCHMARKS}/", f"]({BENCHMARKS}/")
     markdown = re.sub(r"\]\(\.\./(CHANGELOG|NOTICE)(\.md)?\)", lambda found: f"]({found[1].lower()}.md)", markdown)
     markdown = MAP.sub(lambda found: _drawn(Path(page.file.abs_src_path).parent / found[1]), markdown)
+    markdown = re.sub(r"\]\((notebooks/[\w-]+)\.ipynb\)", r"](\1.md)", markdown)
     generated = GENERATED | {"result-pages": lambda: result_pages(files)}
     return MARK.sub(lambda found: generated[found[1]](), markdown)

@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 
 _BLOCK = re.compile(r"<!-- test: run -->\n```(sh|python)\n(.*?)```\n(\n```text\n(.*?)```\n)?", re.DOTALL)
-_HEAD, _TAIL, _LONG = 9, 4, 20  # lines of a table that are shown, and of one that is cut
+_HEAD, _TAIL, _LONG = 7, 3, 20  # lines of a table that are shown, and of one that is cut
 _PICTURES = {"confusion.png": "grocery-confusion.png", "history.png": "grocery-history.png"}
 _MONDAY = ("Banana", "Kiwi", "Lemon", "Mango")
 _NEW = ("Banana", "Floury-Potato", "Leek", "Oatly-Oat-Milk", "Papaya", "Vine-Tomato")
@@ -66,13 +66,11 @@ def printed(language: str, code: str, place: Path) -> str:
 def shortened(text: str) -> str:
     """The text with tables that are no longer than a reader is patient."""
     lines = [line.rstrip() for line in text.strip("\n").splitlines()]
-    start = next((number for number, line in enumerate(lines) if line.startswith("┏")), None)
-    if start is not None:
-        end = next(number for number, line in enumerate(lines) if line.startswith("└"))
+    rules = [number for number, line in enumerate(lines) if line.startswith("──")]
+    if rules:
+        start, end = rules[0], rules[1] - 2 if rules[1:] else len(lines)  # a title and heads stand above a rule
         if end - start > _LONG:
-            gap = re.sub("[^│]", " ", lines[start + 3])
-            dots = gap[:2] + "..." + gap[5:]
-            lines = [*lines[: start + _HEAD], dots, *lines[end + 1 - _TAIL :]]
+            lines = [*lines[: start + _HEAD], "...", *lines[end - _TAIL :]]
     return "\n".join(lines) + "\n"
 
 

@@ -85,7 +85,8 @@ def assert_search_finds_what_people_type(site: Path) -> None:
 def test_the_site_is_built_strictly_and_offline(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs")
     site = tmp_path / "site"
-    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1", "RESULTS": "figure11"}  # all take half a minute
+    fewer = {"RESULTS": "figure11", "NOTEBOOKS": "none"}  # all take minutes
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"} | fewer
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(site)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -104,6 +105,8 @@ def test_the_site_is_built_strictly_and_offline(tmp_path: Path) -> None:
     from onea.methods import METHODS
 
     assert all(f"<code>{name}</code>" in methods for name in (*METHODS.own, *OPERATORS.own))
+    assert "<h1" in (site / "notebooks/quick-start.html").read_text("utf-8")
+    assert (site / "notebooks/quick-start.ipynb").is_file()
     assert_links_lead_to_files(site)
     assert_results_are_complete(site)
     assert_answers_the_first_questions(site)

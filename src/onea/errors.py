@@ -15,7 +15,15 @@ _NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 
 
 class OneaError(ValueError):
-    """A mistake in what we were given. The message is complete; the command line prints it and exits with 2."""
+    """A mistake in what we were given. The message is complete; the command line prints it and exits with 2.
+
+    >>> from onea.data.sources import load_dataset
+    >>> try:
+    ...     load_dataset("cifar10")
+    ... except OneaError as error:
+    ...     print(error)
+    Unknown dataset 'cifar10'; did you mean 'cifar100'?
+    """
 
 
 def short(value: object) -> str:

@@ -19,6 +19,9 @@ from onea.errors import OneaError
 class OpenSetCurve:
     """Two shares as the threshold falls from above every image to below every image (OSCR, Dhamija et al. 2018).
 
+    >>> OpenSetCurve(torch.tensor([0.0, 0.5, 1.0]), torch.tensor([0.0, 0.8, 0.8])).area
+    0.6000000238418579
+
     Attributes:
         false_positives: share of unknown images that count as familiar, ``float64 [points]``, from 0 to 1.
         correct: share of known images that count as familiar and whose class is right, from 0 to the accuracy.

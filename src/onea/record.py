@@ -23,6 +23,10 @@ FORMAT = 2  # 1 had no checksum
 class Record(TypedDict, total=False):
     """Everything about a run, as its JSON file has it; the older formats lack what came later.
 
+    >>> record: Record = {"status": "finished", "metrics": {"A_T": 81.2}}
+    >>> record["metrics"]["A_T"]
+    81.2
+
     Attributes:
         format: version of this schema.
         status: ``running`` until the last task is learned, then ``finished``.

@@ -20,6 +20,10 @@ from onea.registry import Registry
 class Metric:
     """A number of a record.
 
+    >>> last = Metric("A_T", "right after the last task", lambda record: record["metrics"]["A_T"], "%")
+    >>> last.heading, last.text({"metrics": {"A_T": 81.234}}), last.text({})
+    ('A_T %', '81.23', '–')
+
     Attributes:
         title: as tables head it.
         meaning: one line for a reader who has never heard of it.

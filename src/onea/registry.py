@@ -41,6 +41,20 @@ class Registry:
                 found[point.name] = point.value
         return found
 
+    def register(self, name: str, thing: Any) -> None:
+        """Add a class or object of this process alone, such as one of a notebook; a package has entry points.
+
+        One that was registered so can be replaced, since cells are run again; what was installed cannot.
+
+        >>> shapes = Registry("shape", "onea.shapes", {"disc": "my_package:Disc"})
+        >>> shapes.register("square", object())
+        >>> list(shapes.names)
+        ['disc', 'square']
+        """
+        if isinstance(self.names.get(name, thing), str):
+            raise OneaError(f"The {self.kind} '{name}' is there already; choose another name.")
+        self.names[name] = thing
+
     def load(self, name: str) -> Any:
         """The class or object behind a name."""
         if name not in self.names:

@@ -107,7 +107,11 @@ class CombinedProgress(Progress):
 
 @dataclass(frozen=True)
 class Runtime:
-    """The resolved machine settings of a run."""
+    """The resolved machine settings of a run.
+
+    >>> Runtime(torch.device("cpu"), "bf16", threads=2).dtype
+    torch.bfloat16
+    """
 
     device: torch.device
     precision: str

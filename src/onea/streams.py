@@ -30,6 +30,10 @@ Order = Literal["shuffled", "descending", "given"]
 class Stream:
     """All tasks in order. Positions count classes as they arrive; ids are the dataset's own labels.
 
+    >>> stream = Stream(class_order=(2, 0, 1), sizes=(2, 1))
+    >>> stream.tasks, stream.classes, stream.range_of(0)
+    (2, 3, range(0, 2))
+
     Attributes:
         class_order: position -> original class id, a permutation of ``0..classes-1``.
         sizes: how many classes each task brings.

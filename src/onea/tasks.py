@@ -15,7 +15,11 @@ from onea.renamed import renamed, renamed_attribute
 
 @dataclass(frozen=True)
 class StreamPlan:
-    """The numbers of classes and tasks of a whole stream, known in advance; None for methods that need neither."""
+    """The numbers of classes and tasks of a whole stream, known in advance; None for methods that need neither.
+
+    >>> StreamPlan(classes=100, tasks=10)
+    StreamPlan(classes=100, tasks=10)
+    """
 
     classes: int
     tasks: int
@@ -24,6 +28,10 @@ class StreamPlan:
 @dataclass(frozen=True)
 class Task:
     """One step of a stream. Labels are positions in the stream's class order, so a task's are contiguous.
+
+    >>> task = Task(1, "tuesday", range(4, 6), images=..., rows=torch.arange(3), labels=torch.tensor([4, 4, 5]), seed=1)
+    >>> len(task), len(task.only(task.labels == 4))
+    (3, 2)
 
     Attributes:
         index: counted from 0.

@@ -88,11 +88,14 @@ def test_methods_are_listed_with_their_options(onea):
     assert "--kappa" in onea("methods", "one-a")[1]
 
 
-def test_stream_prints_the_sizes_first_and_draws_three_figures(onea):
-    code, out, _ = onea("stream", "--classes", "100", "--tasks", "10", "--gamma", "0.01", "--seed", "1")
+def test_stream_prints_the_sizes_first_and_draws_three_figures_when_asked(onea):
+    words = ["stream", "--classes", "100", "--tasks", "10", "--gamma", "0.01", "--seed", "1"]
+    code, out, _ = onea(*words)
     assert code == 0
     assert out.splitlines()[0] == "14,1,3,6,36,9,23,2,2,4"
-    assert len(list(Path("onea-stream").glob("*.png"))) == 3
+    assert not list(Path().iterdir())
+    assert onea(*words, "--out", "drawn")[1].startswith(out)
+    assert len(list(Path("drawn").glob("*.png"))) == 3
 
 
 def test_version(onea):

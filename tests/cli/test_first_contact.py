@@ -111,10 +111,8 @@ def test_the_defaults_of_a_method_are_those_that_would_run(onea):
     from onea.runs.setup import options_of
 
     def shown(*words: str) -> dict[str, str]:
-        rows = [
-            line.strip("│").split("│") for line in onea("methods", "one-a", *words)[1].splitlines() if "│ --" in line
-        ]
-        return {row[0].strip(): row[1].strip() for row in rows}
+        rows = [line.split() for line in onea("methods", "one-a", *words)[1].splitlines() if line.startswith("--")]
+        return {row[0]: row[1] for row in rows}
 
     for words, config, width in (
         ([], {}, 384),

@@ -14,6 +14,7 @@ from onea.cli.admin import classes, forget, history, info, rename, undo
 from onea.cli.bench import bench
 from onea.cli.check import check
 from onea.cli.demo import demo
+from onea.cli.examples import epilog
 from onea.cli.merge import merge
 from onea.cli.methods import methods
 from onea.cli.model import evaluate, export, predict, teach
@@ -68,7 +69,8 @@ for person, kept, commands in (
 ):
     for each in commands:
         settings = _LOOSE if each in (run, merge) else {}
-        app.command(rich_help_panel=person, context_settings=settings)(_guarded(each, kept))
+        named = app.command(rich_help_panel=person, context_settings=settings, epilog=epilog(each.__name__))
+        named(_guarded(each, kept))
 
 
 @app.callback(invoke_without_command=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table as TerminalTable
 
@@ -105,7 +104,7 @@ def _growth(rows: list[Row]) -> TerminalTable:
 
 
 def _table(heads: Sequence[str], lines: Iterable[Sequence[str]], left: int = 1) -> TerminalTable:
-    return terminal(Table.of_texts("", heads, lines, left), no_wrap=True, box=SIMPLE_HEAD)
+    return terminal(Table.of_texts("", heads, lines, left), no_wrap=True)
 
 
 def _label(measure: str, setting: str, unit: str) -> str:

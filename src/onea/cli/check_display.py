@@ -83,7 +83,7 @@ def _print_suspects(console: Console, found: Check, most: int) -> None:
 
 
 def _print(console: Console, table: Table) -> None:
-    console.print(terminal(table, title_justify="left"))
+    console.print(terminal(table))
 
 
 def _rest(console: Console, number: int, one: str, many: str) -> None:

@@ -9,7 +9,6 @@ from itertools import accumulate
 from pathlib import Path
 from types import TracebackType
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -17,7 +16,7 @@ from rich.text import Text
 
 from onea.cli.display import OnScreen
 from onea.record import Record
-from onea.report.formats import terminal
+from onea.report.formats import terminal, terminal_look
 from onea.report.html import two_lines
 from onea.report.tables import results_table
 from onea.runtime import Progress
@@ -100,7 +99,7 @@ class DemoDisplay(OnScreen, Progress):
         return Group(self._table(), blank, now, self._clock())
 
     def _table(self) -> Table:
-        table = Table(box=SIMPLE_HEAD, padding=0, show_edge=False, title_justify="left")
+        table = Table(**terminal_look() | {"padding": 0})
         table.title = Text("Accuracy over all classes seen so far (A_t, %) after each task\n", "bold")
         table.add_column("task\nnew classes", style="bold", no_wrap=True)
         for name, size in zip(self._names, self._sizes, strict=True):
@@ -147,7 +146,7 @@ def print_results(records: Sequence[Record], files: Sequence[Path], console: Con
     """The results table, whoever wins, and where to look further."""
     found = results_table(records)
     star = not console.color_system  # in a file or a pipe, green says nothing
-    table = terminal(found, star=star, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, title_justify="left")
+    table = terminal(found, star=star)
     table.title = Text("Result\n", "bold")
     table.columns[0].style, table.columns[0].no_wrap = "bold", True
     for column in table.columns[1:]:

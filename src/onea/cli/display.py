@@ -114,7 +114,7 @@ def print_summary(record: Record, folder: Path) -> None:
         name = f"{number}" if task["name"] == f"task {number}" else f"{number} {task['name']}"
         shares = (NOTHING if value is None else f"{value:.2f}" for value in values)
         lines.append((name, str(task["classes"]), str(task["images"]), *shares))
-    console.print(terminal(Table.of_texts(_title(record), heads, lines, left=len(heads))))
+    console.print(terminal(Table.of_texts(_title(record), heads, lines)))
     shown_metrics = headline_metrics([record], machine_dependent=False).values()
     numbers = (f"{metric.title} {metric.text(record)}" for metric in shown_metrics)
     console.print(Text("   ".join(numbers)), highlight=False)

@@ -47,6 +47,7 @@ def _methods() -> Any:
 
 def _options(name: str, preset: str, data: str, backbone: str) -> Any:
     """The options of a method with the values that a run with such a preset, dataset and network would have."""
+    from onea.cli.options import meaning
     from onea.methods import method_class
     from onea.options import describe
     from onea.paper.scale import preset_values
@@ -58,8 +59,9 @@ def _options(name: str, preset: str, data: str, backbone: str) -> Any:
     values = preset_values(config)
     title = f"options of {name}, preset {preset}, for {data} and {config.backbone}"
     heads = ("option", "default", "meaning")
-    described = describe(method_class(name).Options)
-    lines = ((f"--{option.replace('_', '-')}", str(values[option]), meaning) for option, _, meaning in described)
+    kind = method_class(name).Options
+    names = [option for option, *_ in describe(kind)]
+    lines = ((f"--{one.replace('_', '-')}", str(values[one]), meaning(kind, one)) for one in names)
     return terminal(Table.of_texts(title, heads, lines, left=3))
 
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.measure import Measurement
 from rich.padding import Padding
@@ -17,7 +16,7 @@ from rich.text import Text
 from onea.cli.display import shown
 from onea.model.network import advice, remarks, taught_before
 from onea.model.sentences import held_out_sentences, told
-from onea.report.formats import terminal
+from onea.report.formats import terminal, terminal_look
 from onea.report.table import Table
 from onea.text import count
 from onea.vit.backbones import shortened
@@ -77,7 +76,7 @@ def print_info(console: Console, path: Path, facts: Mapping[str, Any]) -> None:
 def print_classes(console: Console, known: Sequence[Mapping[str, Any]]) -> None:
     """A line for each class."""
     lines = [(one["name"], f"{one['images']:,}") for one in known]
-    console.print(terminal(Table.of_texts("", ("class", "images"), lines), box=SIMPLE_HEAD))
+    console.print(terminal(Table.of_texts("", ("class", "images"), lines)))
 
 
 def _learned_classes(update: dict[str, Any]) -> str:
@@ -101,9 +100,9 @@ def print_answers(console: Console, answers: Sequence[Answer]) -> None:
     room += 0 if wide else len(" these")
     cells = [(", " if wide else "\n").join(one) for one in likely]  # one below the other rather than broken
     longest = max(_SHORTEST, room - max((len(line) for cell in cells for line in cell.split("\n")), default=0))
-    table = TerminalTable(box=None, pad_edge=False)
+    table = TerminalTable(**terminal_look())
     for heading in ("image", "answer", "none of these" if wide else "none of\nthese", "if one of these"):
-        table.add_column(heading, no_wrap=True)
+        table.add_column(heading, no_wrap=True, justify="right" if heading.startswith("none") else "left")
     for answer, chance, cell in zip(answers, none, cells, strict=True):
         image = answer.image if len(answer.image) <= longest else f"…{answer.image[1 - longest :]}"
         label = shown(answer.label, "dim" if answer.unknown else "bold")
@@ -126,7 +125,7 @@ def print_evaluation(console: Console, found: Evaluation) -> None:
     console.print(terminal(Table.of_texts("", ("class", "images", "right %", "unknown"), lines)))
     if mistakes := [(name, answer, str(times)) for name, answer, times in found.confusions()]:
         wrong = Table.of_texts("most frequent mistakes", ("is", "taken for", "images"), mistakes, left=2)
-        console.print(terminal(wrong, title_justify="left"))
+        console.print(terminal(wrong))
     if never := [found.by_class[name] for name in found.never_taught]:
         images, caught = (sum(getattr(one, part) for one in never) for part in ("images", "unknown"))
         names = ", ".join(found.never_taught[:_NAMED]) + (", ..." if len(never) > _NAMED else "")
@@ -153,7 +152,7 @@ def print_open_set(console: Console, found: OpenSet) -> None:
     ]
     cells = [(name, "it has none" if share is None else f"{100 * share:.1f}") for name, share in lines]
     title = f"{count(len(found.known), 'known image', 'known images')} against {len(found.unknown):,} unknown"
-    console.print(terminal(Table.of_texts(title, ("measure", "%"), cells), title_justify="left"))
+    console.print(terminal(Table.of_texts(title, ("measure", "%"), cells)))
 
 
 def print_history(console: Console, updates: Sequence[dict[str, Any]], kept: Sequence[int]) -> None:
@@ -163,8 +162,8 @@ def print_history(console: Console, updates: Sequence[dict[str, Any]], kept: Seq
     heads = ("version", "date", "what", "classes", "images", "known", "held-out right", "seconds")
     rows = map(history_row, updates)
     lines = [[version, date[:10], *rest, right, seconds] for version, date, *rest, right, _, seconds in rows]
-    table = Table.of_texts("", heads, lines, left=len(heads))
-    drawn = terminal(table, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    table = Table.of_texts("", heads, lines, left=3)
+    drawn = terminal(table)
     if _fits(console, drawn):
         console.print(drawn)
     else:

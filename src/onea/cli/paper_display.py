@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
@@ -41,7 +40,7 @@ def print_experiments() -> None:
         (one.name, one.alias, one.title, str(len(one.cells) * one.seeds or NOTHING)) for one in experiments().values()
     )
     listed = Table.of_texts("", ("name", "or", "shows", "runs"), lines, left=3)
-    table = terminal(listed, box=SIMPLE_HEAD, pad_edge=False)
+    table = terminal(listed)
     table.columns[0].no_wrap = table.columns[1].no_wrap = True
     console = Console()
     console.print(table)
@@ -77,7 +76,7 @@ def print_plan(plan: ExperimentPlan, done: Collection[str], shared: bool = False
         shown.update(keys)
         lines.append((planned.cell.row, _column(planned, plan), *numbers))
     table = Table.of_texts("", ("row", "column", "runs", "done", "training", "evaluation"), lines, left=2)
-    console.print(terminal(table, no_wrap=True, box=SIMPLE_HEAD, pad_edge=False))
+    console.print(terminal(table, no_wrap=True))
     left = [run for run in plan.configs if run.key() not in done]
     trained = once_per_training(left) if shared else left
     training = sum(costs[run.key()].training for run in trained)

@@ -30,7 +30,6 @@ def compare(
     second: Annotated[str, typer.Argument(help="The same, of the other side.")],
 ) -> None:
     """Compare two configurations: paired differences over their common seeds, with a 95 % bootstrap interval."""
-    from rich.box import SIMPLE_HEAD
     from rich.console import Console
 
     from onea.report.compare import RESAMPLES
@@ -52,7 +51,7 @@ def compare(
         console.print(f"{side} {name}", markup=False)
     console.print(f"difference: second minus first, {seeds}")
     table = Table.of_texts("", ("metric", "first", "second", "difference", "95 % interval", "better in"), lines)
-    console.print(terminal(table, no_wrap=True, box=SIMPLE_HEAD))
+    console.print(terminal(table, no_wrap=True))
     if len(found.seeds) > 1:
         console.print(f"Interval of the mean difference: {RESAMPLES:,} resamples of the seeds.")
     for note in found.notes:

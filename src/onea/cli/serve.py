@@ -80,12 +80,15 @@ def serve(
 
         run_on_ray(model, settings, machine, replicas, host, port, address)
         return
+    import socket
+
     from onea.serve.server import bind, server_of
 
     opened = bind(host, port)
     service = Service(model, settings, machine)
     state = service.present.state
     teaching = "teaching needs the token" if settings.token else "teaching is off (set ONEA_TOKEN to allow it)"
+    opened.listen(socket.SOMAXCONN)  # whoever reads the address below may ask at once, and waits its turn
     where, port = opened.getsockname()[:2]
     shown = f"[{where}]" if ":" in where else where
     print(f"{model} (version {state.version}, {len(state.classes):,} classes) at http://{shown}:{port}", flush=True)

@@ -42,14 +42,14 @@ def stream(
     long_tail: Annotated[
         float | None, typer.Option(metavar="MU", help="Rarest class's share of the commonest one's images.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for the figures.")] = Path("onea-stream"),
-    no_figures: Annotated[bool, typer.Option("--no-figures", help="Print only.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Also draw figures, into this folder.")] = None,
+    no_figures: Annotated[bool, typer.Option("--no-figures", hidden=True)] = False,  # earlier ones had to be told
 ) -> None:
     """Show a stream: how many classes arrive with each task."""
     made = _make(classes, tasks, gamma, seed, order, balanced, sizes, long_tail)
     typer.echo(",".join(map(str, made.sizes)))
     _print_bars(made)
-    if not no_figures:
+    if out and not no_figures:
         for path in _draw(made, out, MU if long_tail is None else long_tail):
             typer.echo(str(path))
 
@@ -92,9 +92,11 @@ def _print_bars(made: Stream) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from onea.report.formats import terminal_look
+
     console = Console(highlight=False)
     block = "#" if console.options.ascii_only else "█"
-    table = Table(box=None, padding=(0, 1), header_style="dim")
+    table = Table(**terminal_look())
     table.add_column("task", justify="right", style="dim")
     table.add_column("classes", justify="right")
     table.add_column("", no_wrap=True, overflow="crop")

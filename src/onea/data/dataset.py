@@ -23,6 +23,9 @@ class MissingData(OneaError):  # noqa: N818 - it says what is missing
 class Split:
     """One side of a dataset: labels, and the images either as files or as pixels, never both.
 
+    >>> len(Split(np.array([0, 0, 1]), pixels=np.zeros((3, 3, 8, 8), np.uint8)))
+    3
+
     Attributes:
         labels: ``int64 [N]``, each an index into ``Dataset.classes``.
         files: N image files, or None.
@@ -46,7 +49,11 @@ class Split:
 
 @dataclass(frozen=True)
 class Group:
-    """Classes that belong together by nature (one folder, one writing system): a task of its own size."""
+    """Classes that belong together by nature (one folder, one writing system): a task of its own size.
+
+    >>> Group("monday", classes=(0, 1, 2))
+    Group(name='monday', classes=(0, 1, 2))
+    """
 
     name: str
     classes: tuple[int, ...]
@@ -55,6 +62,10 @@ class Group:
 @dataclass(frozen=True)
 class Dataset:
     """Named classes with training and test images.
+
+    >>> side = Split(np.array([0, 1]), pixels=np.zeros((2, 3, 8, 8), np.uint8))
+    >>> Dataset("pairs", ("left", "right"), train=side, test=side, fingerprint="").classes
+    ('left', 'right')
 
     Attributes:
         fingerprint: hex digest of names and labels, and of the pixels; of images in files, which are not read to be

@@ -49,6 +49,10 @@ class DatasetInfo:
 def load_dataset(spec: str, *, root: Path | None = None, cache: Path | None = None, fetch: bool = True) -> Dataset:
     """Load a dataset by name. Images in files are only listed here, not read.
 
+    >>> glyphs = load_dataset("glyphs-mini")
+    >>> len(glyphs.classes), len(glyphs.train), glyphs.groups[0].name
+    (50, 600, 'suits')
+
     Args:
         spec: a name in ``DATASETS``, with ``:PATH`` where its usage has one.
         root: the folder that holds published datasets; by default ``$ONEA_DATA``, else ``./data``.

@@ -60,6 +60,17 @@ def merge_files(
 ) -> dict[str, Any]:
     """Merge two or more adapters from left to right, write the result with its card, and return the card.
 
+    >>> import tempfile, torch
+    >>> from safetensors.torch import load_file, save_file
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> for name, value in (("a", 0.0), ("b", 1.0)):
+    ...     save_file({"up": torch.full((2, 2), value)}, folder / f"{name}.safetensors")
+    >>> inputs, out = [folder / "a.safetensors", folder / "b.safetensors"], folder / "merged.safetensors"
+    >>> merge_files(inputs, out, operator="weighted-mean", classes=[3, 1])["operator"]
+    'weighted-mean'
+    >>> load_file(out)["up"][0]
+    tensor([0.2500, 0.2500])
+
     Args:
         inputs: ``.safetensors`` files, or PEFT LoRA folders.
         out: a ``.safetensors`` file or, for LoRA, a folder; must not exist. The card is ``OUT.merge.json`` or, for

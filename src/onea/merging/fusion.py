@@ -112,6 +112,10 @@ def fuse(
 
     Without ``alignment`` this is the weighted mean, which is also what symmetric (KnOTS) alignment gives under any
     linear rule. A base matrix that is entirely zero carries no information, so the align side is taken whole.
+
+    >>> base, align = torch.eye(2, dtype=torch.float64)[None], torch.zeros(1, 2, 2, dtype=torch.float64)
+    >>> fuse(base, align, 0.25, Gate(gating=False)).merged[0].diagonal()
+    tensor([0.7500, 0.7500], dtype=torch.float64)
     """
     share = torch.as_tensor(align_share, dtype=base.dtype, device=base.device).expand(len(base))
     left, spectrum = left_singular(base)

@@ -19,7 +19,11 @@ from onea.tensors import Tensors, to_float64
 
 @dataclass(frozen=True)
 class Sizes:
-    """The numbers of classes and samples that each side of a merge has seen."""
+    """The numbers of classes and samples that each side of a merge has seen.
+
+    >>> Sizes(accumulated_classes=40, new_classes=10, accumulated_samples=4000, new_samples=900).new_share
+    0.2
+    """
 
     accumulated_classes: float
     new_classes: float
@@ -48,6 +52,11 @@ class Sizes:
 class Traits(Validated):
     """What is known of an operator before it is used; ours inherit it, a third party's may just have the attributes.
 
+    >>> from onea.merging import operator_class
+    >>> ties = operator_class("ties")
+    >>> ties.title, ties.uses_sizes, ties.needs
+    ('TIES', False, '')
+
     Attributes:
         title: the operator's name as papers write it.
         paper: link to its paper.
@@ -74,6 +83,10 @@ class Traits(Validated):
 class MergeResult:
     """The result of a merge.
 
+    >>> merged, state = MergeResult({"up": torch.ones(2)}, {"count": torch.tensor(2)})
+    >>> merged["up"], state["count"]
+    (tensor([1., 1.]), tensor(2))
+
     Attributes:
         tensors: the merged tensors.
         state: the tensors that the operator needs at the next merge.
@@ -93,6 +106,12 @@ class Operator(Protocol):
     """Merges a new set of tensors into the accumulated one, without touching either.
 
     ``state`` is whatever the operator must remember between merges, as tensors; pass ``{}`` the first time.
+
+    >>> def newest(accumulated, new, sizes, state):
+    ...     return MergeResult(new)
+    >>> merged, state = newest({"up": torch.zeros(2)}, {"up": torch.ones(2)}, Sizes(4, 1, 40, 10), {})
+    >>> merged["up"]
+    tensor([1., 1.])
     """
 
     def __call__(self, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> MergeResult:

@@ -50,6 +50,25 @@ class Method(
     A method keeps all that it knows in ``state_dict()`` and rebuilds the rest per task, so that a run can stop and
     resume at any task boundary.
 
+    >>> class Chance(Method):
+    ...     title, paper, trains, stores = "Chance", "", "nothing", "a number"
+    ...     seen = 0
+    ...
+    ...     def learn(self, task):
+    ...         self.seen = task.classes.stop
+    ...         return {}
+    ...
+    ...     def scores(self, images):
+    ...         return torch.rand(len(images), self.seen)
+    ...
+    ...     def state_dict(self):
+    ...         return {"seen": torch.tensor(self.seen)}
+    ...
+    ...     def load_state_dict(self, state):
+    ...         self.seen = int(state["seen"])
+    >>> Chance.passes(Chance.Options(), tasks=10)
+    1
+
     Attributes:
         title: the method's name as papers write it.
         paper: link to its paper.

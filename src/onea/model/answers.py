@@ -28,6 +28,10 @@ from onea.text import count
 class Answer:
     """What a model says about one image.
 
+    >>> answer = Answer("photo.jpg", "kiwi", (("kiwi", 0.9), ("lemon", 0.1)), version=2, none=0.2)
+    >>> answer.label, answer.probability, answer.unknown
+    ('kiwi', 0.9, False)
+
     Attributes:
         image: its path or number.
         label: the class, or ``unknown``.
@@ -92,6 +96,12 @@ class Judgement:
 
 class Snapshot:
     """Answers of one version of a model.
+
+    >>> from onea import OneA
+    >>> photos = np.random.default_rng(0).integers(0, 255, (6, 40, 40, 3), dtype=np.uint8)
+    >>> present = OneA(backbone="fast", threads=1).learn(photos, ["noise"] * 6).snapshot()
+    >>> present.version, present.classes, present.answers(photos[:1])[0].top[0][0]
+    (1, ('noise',), 'noise')
 
     Attributes:
         version: which one.

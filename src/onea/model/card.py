@@ -146,9 +146,12 @@ def history_picture(state: State) -> bytes:
             for place, accuracy, n in found:
                 low, high = wilson_interval(round(accuracy * n), n)
                 below.plot([place, place], [100 * low, 100 * high], color=colour, linewidth=1.4)
+            if not found:
+                continue
             points = [place for place, _, _ in found], [100 * accuracy for _, accuracy, _ in found]
             below.plot(*points, color=colour, marker="o", linestyle="", label=label)
-        below.legend(loc="lower left", ncols=2)
+        if below.get_legend_handles_labels()[0]:
+            below.legend(loc="lower left", ncols=2)
         below.set_ylim(0, 104)
         below.set_ylabel("held-out images right, %")
         below.set_xlabel("version")

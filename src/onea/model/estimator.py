@@ -56,6 +56,22 @@ class OneA(Asking, Parameters):
     >>> model = onea.OneA(backbone="fast", epochs=1, precision="fp32", threads=1)
     >>> model.learn(np.concatenate([dark, light]), ["dark"] * 6 + ["light"] * 6).predict(light[:2]).tolist()
     ['light', 'light']
+    >>> model.partial_fit(dark[:3] // 2 + 60, ["grey"] * 3).classes_.tolist()  # one more class, in seconds
+    ['dark', 'grey', 'light']
+    >>> model.predict_proba(light[:2]).shape, model.transform(light[:2]).shape, len(model.predict_topk(light, k=2))
+    ((2, 3), (2, 384), 6)
+    >>> model.score(light, ["light"] * 6) == float((model.familiarity(light) >= model.threshold_).mean())
+    True
+    >>> model.rename("grey", "gray").forget("gray").version, len(model.history)  # each is an update, too
+    (4, 4)
+    >>> model.undo().undo().undo().version, model.evaluate(dark, ["dark"] * 6).accuracy
+    (1, 1.0)
+    >>> model.set_params(unknown=0).get_params()["unknown"], model.snapshot().version, model.versions.kept
+    (0, 1, (1,))
+    >>> model.learn_background(rng.integers(0, 255, (4, 40, 40, 3), dtype=np.uint8)).version  # none of the classes
+    5
+    >>> model.fit(light, ["light"] * 6).classes_.tolist(), model.fit_transform(dark, ["dark"] * 6).shape  # from anew
+    (['light'], (6, 384))
 
     Args:
         backbone: an embedded network (by default ``vit_small_patch14_112``; ``fast`` is half as deep, looks at smaller
@@ -398,6 +414,12 @@ class OneA(Asking, Parameters):
 
 def load(path: str | Path, **params: Any) -> OneA:
     """The model in a folder, ready to answer and to learn more.
+
+    >>> import numpy as np, tempfile
+    >>> photos = np.random.default_rng(0).integers(0, 255, (6, 40, 40, 3), dtype=np.uint8)
+    >>> folder = OneA(backbone="fast", threads=1).learn(photos, ["noise"] * 6).save(f"{tempfile.mkdtemp()}/shop.onea")
+    >>> load(folder, threads=1).classes_.tolist()
+    ['noise']
 
     Args:
         path: a folder that ``save`` or ``onea teach`` made.

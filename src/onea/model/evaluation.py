@@ -95,6 +95,9 @@ class OpenSet:
 class ClassResult:
     """How a class was answered.
 
+    >>> ClassResult(images=10, right=8, unknown=1).accuracy
+    0.8
+
     Attributes:
         images: of the class.
         right: those whose nearest class is their own.
@@ -114,6 +117,12 @@ class ClassResult:
 @dataclass(frozen=True)
 class Evaluation:
     """What a model answered on labelled images.
+
+    >>> found = Evaluation(("kiwi", "lemon"), np.array([[8, 2], [0, 10]]), np.array([1, 0]), never_taught=(), version=1)
+    >>> found.accuracy, found.unknown
+    (0.9, 0.05)
+    >>> found.worst_first()[0], found.confusions()
+    (('kiwi', ClassResult(images=10, right=8, unknown=1)), [('kiwi', 'lemon', 2)])
 
     Attributes:
         classes: of the images, in natural order, then those only answered.

@@ -80,18 +80,24 @@ def csv_text(table: Table) -> str:
 BY_ENDING = {"md": markdown, "tex": latex, "csv": csv_text}
 
 
-def terminal(table: Table, *, star: bool = False, no_wrap: bool = False, **look: Any) -> TerminalTable:
+def terminal_look() -> dict[str, Any]:
+    """How tables look in a terminal, all alike: what ``rich.table.Table`` takes."""
+    from rich.box import SIMPLE_HEAD
+
+    return {"box": SIMPLE_HEAD, "padding": (0, 1, 0, 0), "show_edge": False, "title_justify": "left"}
+
+
+def terminal(table: Table, *, star: bool = False, no_wrap: bool = False) -> TerminalTable:
     """The table for a terminal, the best of each column in green.
 
     Args:
         table: shown without its notes.
         star: whether the best are also marked by a star, where there is no colour.
         no_wrap: whether numbers stay on one line.
-        look: what ``rich.table.Table`` takes.
     """
     from rich.table import Table as TerminalTable
 
-    shown = TerminalTable(title=_words(table.title, "table.title") if table.title else None, **look)
+    shown = TerminalTable(title=_words(table.title, "table.title") if table.title else None, **terminal_look())
     shown.add_column(_words(table.corner), overflow="fold")  # a name that is too long is shown on two lines, not cut
     for column in table.columns:
         heading = _words(f"{column.group}\n{column.name}".strip())

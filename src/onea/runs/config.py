@@ -35,6 +35,10 @@ _INPUTS, _STREAM, _MACHINE = ({"panel": name} for name in ("Images and network",
 class RunConfig:
     """Everything that defines a run. Fields are the command line's options and the keys of a YAML file.
 
+    >>> config = RunConfig(method="one-a", data="cifar100", tasks=10, seed=1)
+    >>> config.gamma, config.folder().name == f"one-a-cifar100-seed1-{config.key()}"
+    (0.01, True)
+
     Attributes:
         method: a name that ``onea methods`` lists.
         data: a name that ``onea methods --datasets`` lists, ``folder:PATH`` or ``list:TRAIN.txt,TEST.txt``.
@@ -158,7 +162,11 @@ def _can_be_path(text: str) -> bool:
 
 
 def make_config(values: dict[str, Any]) -> RunConfig:
-    """A checked configuration from loose values: names of ``RunConfig`` and, for the rest, options of the method."""
+    """A checked configuration from loose values: names of ``RunConfig`` and, for the rest, options of the method.
+
+    >>> make_config({"method": "one-a", "tasks": "10", "kappa": "5"}).options
+    {'kappa': 5.0}
+    """
     from onea.methods import method_class
 
     names = {item.name for item in dataclasses.fields(RunConfig)} - {"options"}

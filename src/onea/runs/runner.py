@@ -47,6 +47,13 @@ def run(
     A kill at any moment loses at most the current task. Before the first task is finished, the folder holds nothing but
     the lock that keeps other processes out.
 
+    >>> import tempfile
+    >>> from onea.runs.config import make_config
+    >>> config = make_config({"method": "simplecil", "data": "glyphs-mini", "tasks": 2, "per_class": 2, "threads": 1})
+    >>> record = run(config, Path(tempfile.mkdtemp()))
+    >>> record["status"], len(record["metrics"]["A"])
+    ('finished', 2)
+
     Args:
         config: what to run.
         folder: where the record and the checkpoint go.

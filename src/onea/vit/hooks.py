@@ -36,6 +36,13 @@ class BlockHooks(
         x = u + mlp(norm2(u)) + mlp_update(u)
         x = after_block(x)
 
+    >>> class Doubled(BlockHooks):
+    ...     def after_block(self, block, x):
+    ...         return 2 * x
+    >>> import torch
+    >>> Doubled().after_block(0, torch.ones(2)), Doubled().before_block(0, torch.ones(2))
+    (tensor([2., 2.]), tensor([1., 1.]))
+
     Attributes:
         first_block: the first block that it takes part in; the network alone computes what enters it.
         whole_sequence: whether it must see every token in the last block. One that does not lets a network that reads

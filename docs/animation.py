@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The moving picture of the README: a model is taught, asked, taught once more, asked again, and taken back.
+
+    python docs/animation.py
+
+runs the commands of ``onea tour`` on its pictures and draws what they print, as an SVG that CSS moves. What they
+printed is kept inside the file, as its description; ``tests/test_animation.py`` compares both.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+FILE = Path(__file__).parent / "pictures" / "teach-predict-undo.svg"
+COMMANDS = (
+    "onea teach tour.onea photos/monday --backbone fast",
+    "onea predict tour.onea new --top 2",
+    "onea teach tour.onea photos/tuesday",
+    "onea predict tour.onea new/yin-yang.png --top 2",
+    "onea undo tour.onea",
+)
+SAID = (
+    "Monday: eight classes",
+    "New pictures: what is what?",
+    "Tuesday: one more class",
+    "Now?",
+    "Tuesday was a mistake",
+)
+MONDAY = ("spade", "heart", "diamond", "club", "sun", "cloud", "umbrella", "lightning")
+SCENE, WIDTH, HEIGHT, EDGE, SIDE = 3.6, 440, 196, 18, 44  # seconds; pixels
+_ROW = re.compile(r"^new/(\S+)\.png +(\S+)", re.M)
+_STYLE = """
+svg { --paper: #f6f8fa; --line: #d0d7de; --ink: #1f2328; --soft: #59636e; --good: #0a6640; --odd: #9a3412; }
+@media (prefers-color-scheme: dark) {
+  svg { --paper: #161b22; --line: #3d444d; --ink: #f0f6fc; --soft: #9aa4b0; --good: #56d394; --odd: #ffa657; }
+}
+text { font: 13px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; fill: var(--ink); }
+.said { fill: var(--soft); } .answer { font-weight: 600; fill: var(--good); } .unknown { fill: var(--odd); }
+.card { fill: var(--paper); stroke: var(--line); }
+.now { fill: var(--ink); } .dot { fill: var(--line); }
+"""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A command and what it printed."""
+
+    command: str
+    printed: str
+
+
+def record() -> tuple[list[Exchange], dict[str, str]]:
+    """Run the commands; returns what they print, and small copies of the pictures that they are about."""
+    from onea.cli.tour import _draw as draw_pictures
+
+    with TemporaryDirectory() as folder:
+        place = Path(folder)
+        draw_pictures(place)
+        told = []
+        for command in COMMANDS:
+            words = [sys.executable, "-m", *shlex.split(command)]
+            environment = os.environ | {"COLUMNS": "100"}
+            done = subprocess.run(words, cwd=place, env=environment, check=True, capture_output=True, text=True)
+            told.append(Exchange(command, "\n".join(line.rstrip() for line in done.stdout.strip().splitlines())))
+        new = {f"new/{path.stem}": path for path in (place / "new").iterdir()}
+        taught = {path.parent.name: path for path in place.glob("photos/*day/*/0.png")}
+        return told, {name: _small(path) for name, path in (taught | new).items()}
+
+
+def _small(path: Path) -> str:
+    """A picture as a part of the file."""
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.open(path).convert("RGB").resize((2 * SIDE, 2 * SIDE)).save(buffer, "JPEG", quality=60)
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def draw(told: Sequence[Exchange], pictures: Mapping[str, str]) -> str:
+    """The file."""
+    scenes = [_scene(exchange, said, pictures) for exchange, said in zip(told, SAID, strict=True)]
+    total = SCENE * len(scenes)
+    style, body = [_STYLE.strip()], []
+    for number, (first, then) in enumerate(scenes):
+        for kind, content, start in (("asks", first, 0.0), ("says", then, 0.9)):
+            begin, end = (100 * (SCENE * number + start) / total, 100 * (SCENE * (number + 1) - 0.15) / total)
+            frames = f"0%, {begin:.2f}%, {end + 0.8:.2f}%, 100% {{ opacity: 0; }}"
+            if number == len(scenes) - 1:
+                frames = f"0%, {begin:.2f}%, 100% {{ opacity: 0; }}"
+                end = min(end, 99.2)
+            style.append(
+                f"@keyframes {kind}{number} {{ {frames} {begin + 0.8:.2f}%, {end:.2f}% {{ opacity: 1; }} }}\n"
+                f".{kind}{number} {{ opacity: 0; animation: {kind}{number} {total:g}s infinite; }}"
+            )
+            body.append(f'<g class="{kind}{number}">{content}</g>')
+        place = WIDTH / 2 + 16 * (number - (len(scenes) - 1) / 2)
+        body.append(f'<circle class="dot" cx="{place:g}" cy="{HEIGHT - 14}" r="3.5"/>')
+        body.append(f'<circle class="now asks{number}" cx="{place:g}" cy="{HEIGHT - 14}" r="3.5"/>')
+    still = ", ".join(f".asks{number}, .says{number}" for number in range(len(scenes)))
+    style.append(
+        f"@media (prefers-reduced-motion: reduce) {{ {still} {{ animation: none; }} .asks1, .says1 {{ opacity: 1; }} }}"
+    )
+    words = html.escape("\n".join(f"$ {each.command}\n{each.printed}" for each in told), quote=False)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">\n'
+        f"<title>A model is taught, asked, taught one more class, asked again, and taken back</title>\n"
+        f"<desc>{words}</desc>\n<style>\n{chr(10).join(style)}\n</style>\n"
+        f'<rect class="card" x="1" y="1" width="{WIDTH - 2}" height="{HEIGHT - 2}" rx="8"/>\n'
+        + "\n".join(body)
+        + "\n</svg>\n"
+    )
+
+
+def _scene(exchange: Exchange, said: str, pictures: Mapping[str, str]) -> tuple[str, str]:
+    """What is asked, with the pictures that are given; and what the command says."""
+    asks = _text(EDGE, 30, f"# {said}", "said") + _text(EDGE, 52, f"$ {exchange.command}")
+    rows = _ROW.findall(exchange.printed)
+    if rows:
+        says = ""
+        for number, (name, answer) in enumerate(rows):
+            left = EDGE + number * 134
+            asks += _picture(left, 68, pictures[f"new/{name}"])
+            kind = "answer unknown" if answer == "unknown" else "answer"
+            says += _text(left, 132, f"{name}.png", "said") + _text(left, 152, answer, kind)
+        return asks, says
+    lines = [line for line in exchange.printed.splitlines() if re.match(r"learned|undid|tour\.onea ", line)]
+    shown = MONDAY if "monday" in exchange.command else ("yin-yang",) if "tuesday" in exchange.command else ()
+    for number, name in enumerate(shown):
+        asks += _picture(EDGE + number * (SIDE + 7), 68, pictures[name])
+    top = 134 if shown else 82
+    return asks, "".join(_text(EDGE, top + 20 * number, line) for number, line in enumerate(lines))
+
+
+def _text(x: float, y: float, text: str, kind: str = "") -> str:
+    return f'<text x="{x}" y="{y}"' + (f' class="{kind}"' if kind else "") + f">{html.escape(text)}</text>"
+
+
+def _picture(x: float, y: float, data: str) -> str:
+    return f'<image x="{x}" y="{y}" width="{SIDE}" height="{SIDE}" href="data:image/jpeg;base64,{data}"/>'
+
+
+def read(text: str) -> list[Exchange]:
+    """What the commands printed when a file was made."""
+    found = re.search(r"<desc>(.*?)</desc>", text, re.S)
+    assert found
+    parts = re.split(r"^\$ ", html.unescape(found[1]), flags=re.M)[1:]
+    return [Exchange(part.partition("\n")[0], part.partition("\n")[2].strip()) for part in parts]
+
+
+def main() -> None:
+    """Make the file."""
+    FILE.write_text(draw(*record()), "utf-8")
+
+
+if __name__ == "__main__":
+    main()

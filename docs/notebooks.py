@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The notebooks: kept without outputs, run from a clean kernel, and turned into pages with what they print and draw.
+
+``make docs NOTEBOOKS="quick-start"`` runs only some of them, ``NOTEBOOKS=none`` none; the others are shown without
+outputs. What was run is used again until the notebook or the program changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from base64 import b64decode
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+FOLDER = ROOT / "docs/notebooks"
+LONGEST = 300  # seconds that a cell may take
+_TERMINAL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # colours and moves of the cursor
+
+
+def paths() -> list[Path]:
+    """Every notebook."""
+    return sorted(FOLDER.glob("*.ipynb"))
+
+
+def run(path: Path) -> Any:
+    """The notebook with the outputs of a clean kernel; raises where a cell does.
+
+    Neither the reader's kernels nor their settings matter: this Python is started, with an empty folder for its own.
+    """
+    import nbformat
+    from jupyter_client.kernelspec import KernelSpecManager
+    from jupyter_client.manager import AsyncKernelManager
+    from nbclient import NotebookClient
+
+    notebook = nbformat.read(path, as_version=4)
+    with TemporaryDirectory() as folder:
+        # In folders of its own, not over the network, which needs a key to be private.
+        manager = AsyncKernelManager(connection_file=f"{folder}/kernel.json", kernel_name="python3", transport="ipc")
+        manager.kernel_spec_manager = KernelSpecManager(kernel_dirs=[])
+        client = NotebookClient(notebook, km=manager, timeout=LONGEST, resources={"metadata": {"path": folder}})
+        own = {"IPYTHONDIR": folder, "PYTHONWARNINGS": "ignore:IProgress not found"}  # bars without widgets will do
+        client.execute(cleanup_kc=True, env=os.environ | own)
+    return notebook
+
+
+def page(notebook: Any, name: str) -> tuple[str, dict[str, bytes]]:
+    """The notebook as Markdown, and the pictures that it shows by name."""
+    pictures: dict[str, bytes] = {}
+    parts = []
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            parts.append(_linked(cell.source))
+            continue
+        parts.append(f"```python\n{cell.source}\n```")
+        for output in _joined(cell.outputs):
+            parts += _shown(output, name, pictures)
+    title, *rest = parts
+    note = f"[Download this notebook]({name}.ipynb){{ .notebook }}"
+    return "\n\n".join([title, note, *rest]) + "\n", pictures
+
+
+def _shown(output: Any, name: str, pictures: dict[str, bytes]) -> Iterator[str]:
+    """What a cell has put out, in the first form that a page can show."""
+    if output.output_type == "stream":
+        yield f"```text\n{_TERMINAL.sub('', output.text).rstrip()}\n```"
+        return
+    data: Mapping[str, str] = output.get("data", {})
+    if "text/markdown" in data:
+        yield data["text/markdown"]
+    elif "image/png" in data:
+        file = f"{name}-{len(pictures) + 1}.png"
+        pictures[file] = b64decode(data["image/png"])
+        yield f"![What the cell above draws]({file})"
+    elif "text/plain" in data:
+        yield f"```text\n{data['text/plain']}\n```"
+
+
+def _joined(outputs: list[Any]) -> Iterator[Any]:
+    """Outputs, what was printed at several moments as one."""
+    last = None
+    for output in outputs:
+        if last and output.output_type == last.output_type == "stream":
+            last.text += output.text
+            continue
+        if last:
+            yield last
+        last = output
+    if last:
+        yield last
+
+
+def _linked(text: str) -> str:
+    """Links to other notebooks lead to their pages."""
+    return re.sub(r"\]\(([\w-]+)\.ipynb\)", r"](\1.md)", text)
+
+
+def pages(cache: Path) -> dict[str, bytes]:
+    """The pages of all notebooks and their pictures by file name; those that are asked for are run, two at a time."""
+    import nbformat
+
+    only = os.environ.get("NOTEBOOKS", "").split()
+
+    def made(path: Path) -> dict[str, bytes]:
+        if only and path.stem not in only:
+            text, pictures = page(nbformat.read(path, as_version=4), path.stem)
+            return {f"{path.stem}.md": text.encode(), **pictures}
+        kept = cache / f"{path.stem}-{_digest(path)}.ipynb"
+        if not kept.exists():
+            done = run(path)
+            cache.mkdir(parents=True, exist_ok=True)
+            for old in cache.glob(f"{path.stem}-{'?' * 16}.ipynb"):
+                old.unlink()
+            nbformat.write(done, kept)
+        text, pictures = page(nbformat.read(kept, as_version=4), path.stem)
+        return {f"{path.stem}.md": text.encode(), **pictures}
+
+    with ThreadPoolExecutor(2) as pool:
+        return {name: content for files in pool.map(made, paths()) for name, content in files.items()}
+
+
+def _digest(path: Path) -> str:
+    """Of a notebook and of the program."""
+    digest = hashlib.sha256(path.read_bytes())
+    for source in sorted((ROOT / "src/onea").rglob("*.py")):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Examples of every command, shown at the end of its ``--help`` and in the reference; tests parse them."""
+
+from __future__ import annotations
+
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "teach": (
+        "onea teach shop.onea photos/monday",
+        "onea teach shop.onea photos/tuesday --name papaya",
+        "onea teach shop.onea --background photos/background",
+    ),
+    "predict": ("onea predict shop.onea photo.jpg", "onea predict shop.onea new --json"),
+    "evaluate": ("onea evaluate shop.onea photos/test", "onea evaluate shop.onea photos/test --json"),
+    "check": ("onea check shop.onea", "onea check shop.onea photos/monday"),
+    "info": ("onea info shop.onea",),
+    "classes": ("onea classes shop.onea",),
+    "history": ("onea history shop.onea",),
+    "undo": ("onea undo shop.onea",),
+    "forget": ("onea forget shop.onea Papaya",),
+    "rename": ("onea rename shop.onea Papaya Pawpaw", "onea rename shop.onea Pawpaw Papaya --merge"),
+    "export": ("onea export shop.onea --to onnx", "onea export shop.onea --to torch"),
+    "serve": ("onea serve shop.onea", "onea serve shop.onea --port 8080 --token-file token.txt"),
+    "tour": ("onea tour", "onea tour --out somewhere"),
+    "demo": ("onea demo", "onea demo --seed 2 --out demo-2"),
+    "run": (
+        "onea run one-a-plus --data folder:photos --tasks 10",
+        "onea run one-a --data glyphs --no-gating --kappa 5",
+        "onea run one-a --config run.yaml --seed 2",
+    ),
+    "methods": ("onea methods", "onea methods one-a", "onea methods --operators"),
+    "stream": (
+        "onea stream --classes 100 --tasks 10 --gamma 0.01 --seed 1",
+        "onea stream --sizes 36,1,14 --out pictures",
+    ),
+    "paper": (
+        "onea paper",
+        "onea paper ablation --dry-run",
+        "onea paper ablation --data folder:photos --backbone fast --scale 0.1",
+    ),
+    "report": ("onea report runs", "onea report 'runs/one-a-*' --out report"),
+    "compare": ("onea compare runs/A runs/B", "onea compare 'runs/one-a-*' 'runs/simplecil-*'"),
+    "merge": (
+        "onea merge A.safetensors B.safetensors --classes 40,5 -o merged.safetensors",
+        "onea merge lora-a lora-b --classes 40,5 -o merged-lora --rank 4",
+        "onea merge A.safetensors B.safetensors --classes 40,5 --with ties -o ties.safetensors --density 0.3",
+    ),
+    "bench": ("onea bench", "onea bench --backbone fast --device cpu"),
+}
+
+
+def epilog(name: str) -> str:
+    """The examples as the last lines of a command's help, each on a line of its own."""
+    return "\n\n".join(["Examples:", *(f"  $ {line}" for line in EXAMPLES[name])])

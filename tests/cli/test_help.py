@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every command has in common: examples in its help that are accepted, one look of tables, plain words."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from test_docs import check_command
+
+from onea.cli.app import app
+from onea.cli.examples import EXAMPLES
+from onea.methods import METHODS
+
+GROUP: Any = typer.main.get_command(app)
+SOURCES = sorted(Path(__file__).parents[2].glob("src/onea/cli/*.py"))
+
+
+def test_every_command_has_examples():
+    assert list(EXAMPLES) == list(GROUP.commands)
+
+
+@pytest.mark.parametrize("name", GROUP.commands)
+def test_the_help_of_a_command_ends_with_examples_that_it_accepts(name, onea):
+    code, out, _ = onea(name, "--help")
+    assert code == 0
+    told = " ".join(out.partition("Examples:")[2].split())
+    for line in EXAMPLES[name]:
+        assert f"$ {line}" in told
+        words = shlex.split(line)
+        assert words[:2] == ["onea", name]
+        check_command(words)
+
+
+@pytest.mark.parametrize("name", GROUP.commands)
+def test_the_help_of_a_command_is_plain_and_has_a_meaning_for_every_option(name, onea):
+    assert "``" not in onea(name, "--help")[1]
+    hidden = {one.name for one in GROUP.commands[name].params if getattr(one, "hidden", False)}
+    assert not [one.name for one in GROUP.commands[name].params if not one.help and one.name not in hidden]
+
+
+@pytest.mark.parametrize("name", METHODS.own)
+def test_options_of_a_method_are_told_in_plain_words(name, onea):
+    out = onea("methods", name)[1]
+    assert "``" not in out
+    assert "┃" not in out
+
+
+def test_tables_have_one_look():
+    """No command chooses a box of its own; numbers stand on the right, as ``Table.of_texts`` puts them."""
+    for path in SOURCES:
+        text = path.read_text("utf-8")
+        assert not re.search(r"\bbox\s*=|rich\.box|left=len\(heads\)", text), path.name

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The moving picture of the README: drawn by its script, small, without scripts, in the words of the commands."""
+
+from __future__ import annotations
+
+import re
+import sys
+from xml.etree import ElementTree
+
+from documented import ROOT
+
+sys.path.insert(0, str(ROOT / "docs"))
+import animation
+
+TEXT = animation.FILE.read_text("utf-8")
+
+
+def templates(text: str) -> set[str]:
+    """Lines without what depends on the network and the machine: numbers, answers, how many blanks."""
+    lines = (re.sub(r"^(new/\S+\.png) .*", r"\1 ANSWER", line) for line in text.splitlines())
+    return {" ".join(re.sub(r"\d+(\.\d+)?", "#", line).split()) for line in lines if line.strip("─ ")}
+
+
+def test_the_file_is_what_the_script_draws():
+    names = [*animation.MONDAY, "yin-yang", "new/cloud", "new/heart", "new/yin-yang"]
+    told = animation.read(TEXT)
+    where = re.findall(r"base64,([^\"]+)", animation.draw(told, {name: name for name in names}))
+    pictures = dict(zip(where, re.findall(r"base64,([^\"]+)", TEXT), strict=True))
+    assert animation.draw(told, pictures) == TEXT
+
+
+def test_it_is_small_and_stands_on_its_own():
+    assert len(TEXT.encode()) < 60_000
+    root = ElementTree.fromstring(TEXT)
+    tags = {element.tag.rpartition("}")[2] for element in root.iter()}
+    assert tags == {"svg", "title", "desc", "style", "rect", "g", "text", "image", "circle"}
+    assert all(
+        value.startswith("data:") for element in root.iter() for name, value in element.items() if name == "href"
+    )
+    assert "prefers-color-scheme: dark" in TEXT
+    assert "prefers-reduced-motion" in TEXT
+    widest = max(len(found) for found in re.findall(r"<text[^>]*>([^<]*)<", TEXT))
+    assert 2 * animation.EDGE + widest * 0.62 * 13 <= animation.WIDTH + animation.EDGE, "a line runs out of the picture"
+
+
+def test_its_words_are_those_of_the_commands(onea, tiny_vit):
+    """On a tiny network, which answers otherwise in the same words."""
+    from pathlib import Path
+
+    from onea.cli import tour
+
+    tour._draw(Path())
+    printed = {}
+    for command in animation.COMMANDS:
+        words = [tiny_vit if word == "fast" else word for word in command.split()[1:]]
+        if words[0] == "teach":
+            words += ["--epochs", "1"] if "monday" in command else []
+        code, out, err = onea(*words)
+        assert code == 0, err
+        printed[command] = out
+    told = {exchange.command: exchange.printed for exchange in animation.read(TEXT)}
+    assert list(told) == list(animation.COMMANDS)
+    for command, text in told.items():
+        assert templates(text) <= templates(printed[command]), command
+
+
+def test_the_commands_are_those_of_the_tour():
+    from pathlib import Path
+
+    from onea.cli import tour
+
+    source = Path(tour.__file__ or "").read_text("utf-8")
+    for command in animation.COMMANDS:
+        words = [word for word in command.split()[1:] if word not in ("tour.onea", "fast")]
+        assert re.search(r'_run\(onea, "' + '".*"'.join(map(re.escape, words)), source), command
+    assert {tour._NAMES[char] for char in "".join(tour._FAMILIES.values()) if char != "☯"} == {*animation.MONDAY}
