@@ -159,6 +159,24 @@ def speed() -> Iterator[str]:
     yield from bench_numbers()
     rows = {row["setting"]: float(row["value"]) for row in lines(BENCH) if row["measure"] == "growth: peak memory"}
     yield from shown(100 * (rows["after task 40"] / rows["after task 4"] - 1), digits=(2,))
+    yield from turns()
+
+
+def turns() -> Iterator[str]:
+    """What an old commit and today's code reached in turns, FP8 against bf16, and what the fast ways cost."""
+    found = {(row["what"], row["side"]): float(row["value"]) for row in median_turns()}
+    for what in ("training, later epochs", "inference"):
+        yield from shown(found[what, "new fp8"] / found[what, "new"], digits=(2,))
+    yield from shown(*(found["peak memory, reserved", side] / 1000 for side in ("old", "new")), digits=(1,))
+    differences = [float(row["difference"]) for row in lines("quality-nvidia-h200.csv") if row["difference"]]
+    yield from shown(*differences, digits=(1,))
+
+
+def median_turns() -> Iterator[dict[str, str]]:
+    """Of the large network."""
+    for row in lines("turns-nvidia-h200.csv"):
+        if row["turn"] == "median" and row["section"] in ("train", "infer"):
+            yield row
 
 
 def bench_numbers() -> Iterator[str]:
