@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from onea.errors import OneaError
+from onea.methods.options import TrainingOptions
 from onea.renamed import RenamedMethods, renamed
 from onea.runtime import Runtime
 from onea.tasks import StreamPlan, Task
@@ -58,8 +59,11 @@ class Method(
         in_paper: whether the One-A paper reports it.
         trains_network: whether something takes part in the network's passes; a method without such fits any network.
         Options: dataclass of the method's own options.
-        published: options that its authors publish, by dataset; ``""`` is for any other dataset.
-        small: options for small backbones, likewise; on top of those that all methods share (see ``presets``).
+        base_rate: learning rate of the default preset; None is that of the options. Rates come from as many trials for
+            every method (benchmarks/preset-trials.csv).
+        published: options that its authors publish, by dataset: the presets ``paper/NAME``. ``""`` is for any other.
+        small: options tuned for a ViT-S, likewise: the presets ``small/NAME``. Those for any other are, but for rate,
+            epochs and batch size, also those of the default preset (see ``presets``).
     """
 
     title: ClassVar[str]
@@ -69,6 +73,7 @@ class Method(
     in_paper: ClassVar[bool] = True
     trains_network: ClassVar[bool] = True
     Options: ClassVar[type] = NoOptions
+    base_rate: ClassVar[float | None] = None
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     small: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
@@ -143,7 +148,14 @@ class Method(
     @classmethod
     def epochs(cls, options: Any, sizes: Sequence[int]) -> list[int]:
         """Epochs that each task of a stream is trained for; ``sizes`` are the classes of its tasks."""
-        return [getattr(options, "epochs", 0)] * len(sizes)
+        if not isinstance(options, TrainingOptions):
+            return [getattr(options, "epochs", 0)] * len(sizes)
+        plan = StreamPlan(sum(sizes), len(sizes))
+        return [options.epochs_for(classes, plan) for classes in sizes]
+
+    def epochs_for(self, task: Task) -> int:
+        """Epochs that a task is trained for."""
+        return int(self.options.epochs_for(len(task.classes), self.plan))
 
     def features(self, images: Tensor, hooks: BlockHooks = NO_HOOKS) -> Tensor:
         """Features of network inputs for inference, ``[B, width]``."""

@@ -27,10 +27,9 @@ from onea.files import default_cache
 from onea.methods import method_class
 from onea.methods.adapter_merging import AdapterCache, AdapterMerging
 from onea.methods.contract import EVALUATION_BATCH, Method
-from onea.methods.presets import choose_preset, preset_options
-from onea.options import build
 from onea.record import Record
 from onea.runs.config import RunConfig
+from onea.runs.options import options_of, shape_of
 from onea.runtime import Runtime
 from onea.streams import Stream, make_stream
 from onea.task_sizes import parse_sizes
@@ -40,7 +39,7 @@ from onea.vit.compiled import can_compile
 from onea.vit.frozen import FrozenViT
 
 CROP_MARGIN = 256 / 224  # packed images keep the margin around the network's input that the published protocol has
-_DEFAULT_TASKS = 10
+DEFAULT_TASKS = 10
 _WORTH_COMPILING = 20_000  # training images: compilation takes about a minute, and saves half of what follows
 
 
@@ -107,7 +106,8 @@ def prepare(config: RunConfig, runtime: Runtime, adapter_cache: AdapterCache | N
     vit = load_backbone(config.backbone, config.image_size, depth=config.depth)
     dataset = dataset_of(config)
     stream = _stream(config, dataset)
-    method, options = _method(config, vit, stream, runtime, adapter_cache)
+    shape = shape_of(config, stream, np.bincount(dataset.train.labels, minlength=len(dataset.classes)).tolist())
+    method, options = _method(config, vit, stream, options_of(config, shape), runtime, adapter_cache)
     preprocess = _preprocess(config, vit, dataset)
     train, test, stored = _images(config, dataset, stream, preprocess, runtime)
     train, test = _choose_rows(config, train, test)
@@ -134,6 +134,7 @@ def prepare(config: RunConfig, runtime: Runtime, adapter_cache: AdapterCache | N
         "preprocess": json.loads(json.dumps(dataclasses.asdict(preprocess))),  # as it will read back: lists, no tuples
         "stream": stream.to_json(),
         "options": options,
+        "shape": dataclasses.asdict(shape),
     }
     stamps = {"data": dataset.stamp, "backbone": weights or stamp_of_weights(config.backbone)}  # fetched only now
     return Prepared(stream, train, test, method, description, config.seed, compiled, stamps)
@@ -143,12 +144,6 @@ def dataset_of(config: RunConfig, *, fetch: bool = True, cached: bool = True) ->
     """The dataset of a run; unless told not to, what is missing is fetched, and what is drawn here is kept."""
     root = Path(config.root) if config.root else None
     return load_dataset(config.data, root=root, cache=default_cache() if cached else None, fetch=fetch)
-
-
-def options_of(config: RunConfig, width: int) -> Any:
-    """The options of a run's method on a backbone of this width: its preset, and what was asked for on top."""
-    preset = preset_options(config.method, choose_preset(config.preset, width), config.data)
-    return build(method_class(config.method).Options, preset | config.options)
 
 
 def sha256_of_images(config: RunConfig, dataset: Dataset, size: int) -> dict[str, str]:
@@ -226,7 +221,7 @@ def _stream(config: RunConfig, dataset: Dataset) -> Stream:
         raise OneaError(
             f"'{dataset.name}' has no natural groups; give --tasks, or put class folders into task folders."
         )
-    tasks = config.tasks or (min(_DEFAULT_TASKS, len(dataset.classes)) if kind in ("step", "balanced") else None)
+    tasks = config.tasks or (min(DEFAULT_TASKS, len(dataset.classes)) if kind in ("step", "balanced") else None)
     return make_stream(
         classes=len(dataset.classes),
         tasks=tasks,
@@ -242,10 +237,14 @@ def _stream(config: RunConfig, dataset: Dataset) -> Stream:
 
 
 def _method(
-    config: RunConfig, vit: FrozenViT, stream: Stream, runtime: Runtime, adapter_cache: AdapterCache | None
+    config: RunConfig,
+    vit: FrozenViT,
+    stream: Stream,
+    options: Any,
+    runtime: Runtime,
+    adapter_cache: AdapterCache | None,
 ) -> tuple[Method, dict[str, Any]]:
     kind = method_class(config.method)
-    options = options_of(config, vit.width)
     plan = StreamPlan(stream.classes, stream.tasks)
     if issubclass(kind, AdapterMerging):
         return kind(vit, options, runtime, plan, adapter_cache), dataclasses.asdict(options)
