@@ -49,7 +49,7 @@ def mean_scores(rows: Iterable[dict[str, str]], method: str) -> dict[float, floa
     """
     found: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
-        if row["method"] == method:
+        if row["method"] == method and (row["held_out_A_T"] or "loss" in row["error"]):
             value = float(row["held_out_A_T"] or 0)
             found[row["data"]][float(row["learning_rate"])].append(value if math.isfinite(value) else 0.0)
     means = [{rate: statistics.fmean(values) for rate, values in of.items()} for of in found.values()]

@@ -323,7 +323,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=15)
     parser.add_argument("--limit-seconds", type=float, default=400.0)
     parser.add_argument("--draws", type=int, default=1, help="streams of each dataset")
-    parser.add_argument("--per-class", type=int, default=80, help="training images of a class, at most")
+    parser.add_argument("--per-class", type=int, default=60, help="training images of a class, at most")
     parser.add_argument("--holdout", type=float, default=0.25, help="share of a class's images that is held out")
     parser.add_argument("--most-held-out", type=int, default=50, help="images of a class, at most")
     parser.add_argument("--backbone", default=BACKBONE)

@@ -28,7 +28,6 @@ class Record(TypedDict, total=False):
         status: ``running`` until the last task is learned, then ``finished``.
         config: the configuration as it was asked for.
         options: of the method, as preset and configuration resolve them.
-        shape: images, classes and tasks, which the preset looked at.
         data: name, classes, counts, fingerprint and digests of the images.
         backbone: name, source, hash and licence of the weights.
         preprocess: sizes, interpolation and normalisation of images.
@@ -59,7 +58,6 @@ class Record(TypedDict, total=False):
     status: str
     config: dict[str, Any]
     options: dict[str, Any]
-    shape: dict[str, int]
     data: dict[str, Any]
     backbone: dict[str, Any]
     preprocess: dict[str, Any]

@@ -642,8 +642,8 @@ def test_published_values_follow_the_table():
         "coda-prompt": {"cifar100": (20, 0.001, 128), "imagenet-r": (50, 0.001, 128)},
     }
     for name, table in wanted.items():
-        for dataset in ("cifar100", "cub200", "imagenet-a", "imagenet-r", "own"):
-            found = preset_options(name, "paper", dataset)
+        for dataset in ("cifar100", "cub200", "imagenet-a", "imagenet-r", ""):
+            found = preset_options(name, f"paper/{dataset}" if dataset else "paper")
             expected = table.get(dataset, table["imagenet-r"])
             assert (found["epochs"], found["learning_rate"], found["batch_size"]) == expected
             assert found["weight_decay"] == 0

@@ -46,11 +46,11 @@ def data_rule(shape: DataShape, epochs: int | None = None) -> dict[str, Any]:
     >>> data_rule(DataShape(images=5_994, classes=200, tasks=20))
     {'batch_size': 64, 'epochs': 15, 'min_epochs': 8, 'max_epochs': 25, 'epoch_growth': 0.5}
     """
-    wanted = _EPOCHS * (_IMAGES_OF_CLASS * shape.classes / max(shape.images, 1)) ** _POWER
+    images = max(shape.images, 1)
+    wanted = _EPOCHS * (_IMAGES_OF_CLASS * shape.classes / images) ** _POWER
     average = epochs or min(max(round(wanted), _FEWEST), _MOST)
-    of_task = shape.images / shape.tasks
     return {
-        "batch_size": next(batch for images, batch in _BATCHES if of_task >= images),
+        "batch_size": next(batch for least, batch in _BATCHES if images >= least * shape.tasks),
         "epochs": average,
         "min_epochs": max(1, round(_SMALL_TASK * average)),
         "max_epochs": max(1, round(_LARGE_TASK * average)),

@@ -141,7 +141,8 @@ def scaled_options(config: RunConfig, scale: float, facts: DataFacts) -> dict[st
     usual = preset_values(config, facts)
     values = preset_values(dataclasses.replace(config, per_class=None), facts) | config.options
     if scale != 1:
-        values |= {name: max(1, round(scale * values[name])) for name in values if name.endswith("epochs")}
+        scaled = [name for name in values if name.endswith("epochs") and values[name]]
+        values |= {name: max(1, round(scale * values[name])) for name in scaled}
     return {name: value for name, value in values.items() if value != usual[name]}
 
 

@@ -41,7 +41,5 @@ def shape_of(config: RunConfig, stream: Stream, counts: Sequence[int]) -> DataSh
 
 def shape_in(record: Record) -> DataShape:
     """The shape that a record tells; older ones know only how many images there were before a long tail."""
-    if isinstance(shape := record.get("shape"), dict):
-        return DataShape(**shape)
-    sizes = record["stream"]["sizes"]
-    return DataShape(record["data"]["train_images"], sum(sizes), len(sizes))
+    data, sizes = record["data"], record["stream"]["sizes"]
+    return DataShape(data.get("task_images") or data["train_images"], sum(sizes), len(sizes))

@@ -120,6 +120,7 @@ def prepare(config: RunConfig, runtime: Runtime, adapter_cache: AdapterCache | N
             "fingerprint": dataset.fingerprint,
             "classes": [dataset.classes[index] for index in stream.class_order],
             "train_images": len(train.rows),
+            "task_images": shape.images,  # without those that a long tail leaves out
             "test_images": len(test.rows),
             **stored,
         },
@@ -134,7 +135,6 @@ def prepare(config: RunConfig, runtime: Runtime, adapter_cache: AdapterCache | N
         "preprocess": json.loads(json.dumps(dataclasses.asdict(preprocess))),  # as it will read back: lists, no tuples
         "stream": stream.to_json(),
         "options": options,
-        "shape": dataclasses.asdict(shape),
     }
     stamps = {"data": dataset.stamp, "backbone": weights or stamp_of_weights(config.backbone)}  # fetched only now
     return Prepared(stream, train, test, method, description, config.seed, compiled, stamps)
