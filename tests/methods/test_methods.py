@@ -273,7 +273,7 @@ def test_declared_costs_follow_the_options():
 
 
 def test_declared_epochs_are_those_that_are_trained(method, tiny_run):
-    ready = prepared(tiny_run, method, sizes="2,1,3")
+    ready = prepared(tiny_run, method, sizes="2,1,3", options=tiny_run["options"] | {"epoch_growth": 0.9})
     declared = ready.method.epochs(ready.method.options, ready.stream.sizes)
     trained = []
     for index in range(ready.stream.tasks):

@@ -54,7 +54,7 @@ def test_all_methods_get_the_same_epochs_and_batches(method: str) -> None:
 @pytest.mark.parametrize("method", TRAINED)
 def test_every_task_is_trained_for_the_epochs_of_its_size(method: str, tiny_run) -> None:
     """The same number for every method, whichever of the tasks it trains on."""
-    given = {"rank": 4, "batch_size": 8, "epochs": 2}
+    given = {"rank": 4, "batch_size": 8, "epochs": 2, "epoch_growth": 0.5}
     known = {field.name for field in dataclasses.fields(method_class(method).Options)}
     ready = prepared(tiny_run | {"options": {n: v for n, v in given.items() if n in known}}, method, sizes="4,1,1")
     seen, plan = 0, StreamPlan(6, 3)
