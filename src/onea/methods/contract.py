@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from onea.errors import OneaError
-from onea.methods.options import TrainingOptions
 from onea.renamed import RenamedMethods, renamed
 from onea.runtime import Runtime
 from onea.tasks import StreamPlan, Task
@@ -148,7 +147,7 @@ class Method(
     @classmethod
     def epochs(cls, options: Any, sizes: Sequence[int]) -> list[int]:
         """Epochs that each task of a stream is trained for; ``sizes`` are the classes of its tasks."""
-        if not isinstance(options, TrainingOptions):
+        if not hasattr(options, "epochs_for"):  # those of a method of somebody's own, or of none that trains
             return [getattr(options, "epochs", 0)] * len(sizes)
         plan = StreamPlan(sum(sizes), len(sizes))
         return [options.epochs_for(classes, plan) for classes in sizes]
