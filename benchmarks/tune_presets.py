@@ -48,6 +48,7 @@ from onea.streams import Stream, make_stream
 BACKBONE = "vit_small_patch14_112"
 FIRST_SEED = 100  # the streams that results are made of have small seeds
 SHARE = (0.25, 0.36)  # of all classes that are in a trial
+RANDOM_FEATURES = 1000
 CLASSES_OF_TASK = 10  # on average in the whole stream
 # Work beside one forward and backward pass per image and epoch, roughly; only the order of the trials depends on it.
 WEIGHTS = {"sema": 6.0, "joint": 3.0, "cl-lora": 2.0, "mos": 1.5, "l2p": 1.5, "dualprompt": 1.5, "coda-prompt": 1.5}
@@ -85,9 +86,11 @@ class Material:
         return DataShape(self.train_images, sum(self.sizes), len(self.sizes))
 
     def options(self, method: str, rate: float) -> Any:
-        """Those of the default preset with another rate."""
+        """Those of the default preset with another rate; RanPAC has fewer random features, or it would take longest."""
+        kind = METHODS.load(method)
         values = preset_options(method, "auto", self.shape) | {"learning_rate": rate}
-        return build(METHODS.load(method).Options, values)
+        few = {"random_features": RANDOM_FEATURES} if hasattr(kind.Options, "random_features") else {}
+        return build(kind.Options, values | few)
 
 
 def draw_stream(classes: int, draw: int) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
