@@ -38,6 +38,14 @@ def methods_table() -> str:
     return table(heads, (row(name) for name in METHODS.own))
 
 
+def base_rates() -> str:
+    """The learning rate of the default preset, for every method that trains."""
+    from onea.methods import METHODS, method_class
+
+    rates = {name: method_class(name).base_rate for name in METHODS.own}
+    return table(("method", "base rate"), ((f"`{name}`", f"{rate:g}") for name, rate in rates.items() if rate))
+
+
 def method_options() -> str:
     """The options of every method, each below its name."""
     from onea.methods import METHODS, method_class
@@ -164,6 +172,7 @@ def _drawn(path: Path) -> str:
 
 GENERATED: dict[str, Callable[[], str]] = {
     "methods": methods_table,
+    "base-rates": base_rates,
     "method-options": method_options,
     "operators": operators_table,
     "classifiers": classifiers_table,

@@ -8,7 +8,7 @@ import dataclasses
 import torch
 
 from onea.methods import method_class
-from onea.methods.adapter_merging import AdapterCache
+from onea.methods.adapter_merging import AdapterCache, AdapterMerging
 from onea.runs.config import make_config
 from onea.runs.setup import prepare
 from onea.runtime import make_runtime
@@ -18,9 +18,11 @@ QUICK = {"alignment_epochs": 2, "descriptor_epochs": 2, "components": 12, "pool"
 
 
 def prepared(values: dict, method: str = "one-a", adapter_cache: AdapterCache | None = None, **changes):
-    values = values | {"method": method} | changes
-    known = {field.name for field in dataclasses.fields(method_class(method).Options)}
-    quick = {name: value for name, value in (QUICK | values["options"]).items() if name in known}
+    """A run that is ready; all tasks are trained equally long, unless adapters are merged or options say otherwise."""
+    values, kind = values | {"method": method} | changes, method_class(method)
+    known = {field.name for field in dataclasses.fields(kind.Options)}
+    steady = {} if issubclass(kind, AdapterMerging) else {"epoch_growth": 0.0}
+    quick = {name: value for name, value in (QUICK | steady | values["options"]).items() if name in known}
     config = make_config(values | {"options": quick})
     return prepare(config, make_runtime("cpu", config.precision, 1), adapter_cache)
 

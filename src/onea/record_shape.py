@@ -33,7 +33,7 @@ _SHOWN: dict[str, Any] = {
 }
 # What is read besides when a run is continued.
 _CONTINUED: dict[str, Any] = {
-    "data": {"fingerprint": str},
+    "data": {"fingerprint": str, "task_images?": int},
     "backbone": {"sha256": str, "width": int},
     "preprocess": {"size": int},
     "options": dict,

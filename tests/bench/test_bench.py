@@ -199,9 +199,10 @@ def test_a_whole_stream_is_timed_and_its_record_kept(tiny_vit, tmp_path, monkeyp
     assert "--rank has no effect with --data" in capsys.readouterr().err
 
 
-def test_a_stream_has_the_epochs_its_dataset_has_in_the_paper():
-    config = stream_config(BenchConfig("x.safetensors"), "cub200")
-    assert [config.options[name] for name in ("epochs", "min_epochs", "max_epochs")] == [10, 5, 20]
+def test_a_stream_has_the_papers_epochs_whatever_its_data_is_called():
+    for data in ("cub200", "folder:hats"):
+        config = stream_config(BenchConfig("x.safetensors"), data)
+        assert [config.options[name] for name in ("epochs", "min_epochs", "max_epochs")] == [25, 20, 40]
 
 
 def test_exported_files_answer_as_pytorch_does(tiny_vit, tmp_path):

@@ -107,19 +107,23 @@ def test_two_classes_can_become_one(onea, shop, tiny_images):
 
 
 def test_the_defaults_of_a_method_are_those_that_would_run(onea):
+    from onea.data.sources import load_dataset
+    from onea.methods.data_rule import DataShape
     from onea.runs.config import make_config
-    from onea.runs.setup import options_of
+    from onea.runs.options import options_of
 
     def shown(*words: str) -> dict[str, str]:
         rows = [line.split() for line in onea("methods", "one-a", *words)[1].splitlines() if line.startswith("--")]
         return {row[0]: row[1] for row in rows}
 
-    for words, config, width in (
-        ([], {}, 384),
-        (["--preset", "paper", "--data", "cifar100"], {"preset": "paper", "data": "cifar100"}, 384),
-        (["--backbone", "vit_base_patch16_224.augreg_in21k"], {}, 768),
+    glyphs = load_dataset("glyphs-mini")
+    of_glyphs = DataShape(len(glyphs.train), len(glyphs.classes), len(glyphs.groups))
+    for words, config, shape in (
+        ([], {}, of_glyphs),
+        (["--data", "cifar100"], {"data": "cifar100"}, DataShape(50_000, 100, 10)),
+        (["--preset", "paper/cub200", "--data", "cifar100"], {"preset": "paper/cub200"}, of_glyphs),
     ):
-        options = options_of(make_config({"method": "one-a"} | config), width)
+        options = options_of(make_config({"method": "one-a"} | config), shape)
         told = shown(*words)
         assert told["--learning-rate"] == str(options.learning_rate)
         assert told["--batch-size"] == str(options.batch_size)

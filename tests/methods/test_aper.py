@@ -155,12 +155,12 @@ def test_published_options_are_those_of_the_official_configurations(variant):
         "aper-vpt-deep": (5, 0.05, 16, 5e-4),
     }[variant]
     for data in ("cifar100", "cub200", "imagenet-a"):
-        options = build(kind.Options, preset_options(variant, "paper", data))
+        options = build(kind.Options, preset_options(variant, f"paper/{data}"))
         found = (options.epochs, options.learning_rate, options.batch_size, options.weight_decay)
         assert found == official
         assert (options.head, options.head_scale) == ("cosine", 1.0)
-    unusual = preset_options(variant, "paper", "imagenet-r")
-    assert unusual == preset_options(variant, "paper", "flowers")
+    unusual = preset_options(variant, "paper/imagenet-r")
+    assert unusual == preset_options(variant, "paper")
     assert (unusual["learning_rate"] == 0.05) == (variant in ("aper-adapter", "aper-vpt-deep"))
 
 

@@ -252,12 +252,12 @@ def test_options_and_published_values():
         "cub200": (0.008, 32, 5e-4, 0.05),
         "imagenet-a": (0.05, 32, 5e-3, 0.1),
         "imagenet-r": (0.05, 16, 5e-3, 0.1),
-        "flowers": (0.05, 16, 5e-3, 0.1),
+        "": (0.05, 16, 5e-3, 0.1),
     }
     for data, (rate, batch, decay, alpha) in official.items():
         for name in ("ease", "per-task"):
             kind = method_class(name)
-            options = build(kind.Options, preset_options(name, "paper", data))
+            options = build(kind.Options, preset_options(name, f"paper/{data}" if data else "paper"))
             assert (options.learning_rate, options.batch_size, options.weight_decay) == (rate, batch, decay)
             assert (options.epochs, options.rank, options.head) == (20, 64, "cosine")
             assert getattr(options, "alpha", alpha) == alpha

@@ -493,7 +493,8 @@ def test_the_official_layout_gives_images_the_prompts_of_others():
 def test_coda_ends_a_short_training_at_a_low_rate_where_it_is_asked_to(tiny_run):
     rates = {}
     for schedule in ("late-cosine", "cosine"):
-        recipe = prepared(with_options(tiny_run, schedule=schedule, epochs=5), "coda-prompt").method.recipe()
+        ready = prepared(with_options(tiny_run, schedule=schedule, epochs=5), "coda-prompt")
+        recipe = ready.method.recipe(ready.task(0))
         rates[schedule] = [recipe.schedule(epoch, 5) for epoch in range(5)]
     assert rates["late-cosine"][-1] == pytest.approx(0.39, abs=0.01)
     assert rates["cosine"][-1] < 0.1
@@ -641,8 +642,8 @@ def test_published_values_follow_the_table():
         "coda-prompt": {"cifar100": (20, 0.001, 128), "imagenet-r": (50, 0.001, 128)},
     }
     for name, table in wanted.items():
-        for dataset in ("cifar100", "cub200", "imagenet-a", "imagenet-r", "own"):
-            found = preset_options(name, "paper", dataset)
+        for dataset in ("cifar100", "cub200", "imagenet-a", "imagenet-r", ""):
+            found = preset_options(name, f"paper/{dataset}" if dataset else "paper")
             expected = table.get(dataset, table["imagenet-r"])
             assert (found["epochs"], found["learning_rate"], found["batch_size"]) == expected
             assert found["weight_decay"] == 0

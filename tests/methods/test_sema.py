@@ -371,7 +371,7 @@ def test_published_options():
         ("imagenet-r", 20, 2),
         ("cub200", 20, 2),
     ):
-        options = SEMAOptions(**preset_options("sema", "paper", data))
+        options = SEMAOptions(**preset_options("sema", f"paper/{data}"))
         assert (options.epochs, options.threshold) == (epochs, threshold)
         assert (options.learning_rate, options.batch_size, options.weight_decay, options.rank) == (0.005, 32, 5e-4, 16)
         assert options.descriptor_recipe().learning_rate == 0.01

@@ -22,7 +22,7 @@ from onea.options import build
 from onea.paper import names
 from onea.paper.experiment import Experiment
 from onea.paper.experiments import experiments, find_experiment
-from onea.paper.facts import DataFacts, backbone_width, data_facts
+from onea.paper.facts import DataFacts, data_facts
 from onea.paper.page import detailed, grid_table, write_experiment
 from onea.paper.pictures import pictures
 from onea.paper.reported import reported_tables
@@ -158,9 +158,8 @@ def test_switches_streams_and_factors() -> None:
 
 
 def test_a_run_that_several_tables_show_is_one_run() -> None:
-    ours = make_config(
-        {"data": "cifar100", "tasks": 10, "stream": "step", "backbone": names.BACKBONE, "protocol": "pilot"}
-    ).key()
+    published_run = {"backbone": names.BACKBONE, "protocol": "pilot", "preset": "paper/cifar100"}
+    ours = make_config({"data": "cifar100", "tasks": 10, "stream": "step"} | published_run).key()
     for name in ("main", "ablation", "proxies", "training", "balance", "forgetting", "sensitivity", "efficiency"):
         assert ours in {run.key() for run in plan(name).configs}, name
     # rank 128 is the preset's on ImageNet-A, so the curve of that rank is the main table's run
@@ -239,14 +238,17 @@ def test_another_backbone_gets_its_own_preprocessing_and_preset(tiny_vit: str) -
     runs = plan("main", backbone=tiny_vit, scale=0.5).configs
     assert {(run.backbone, run.protocol) for run in runs} == {(tiny_vit, None)}
     ours = next(run for run in runs if run.method == "one-a" and run.data == "cifar100")
-    assert ours.options == {"epochs": 2, "min_epochs": 2, "max_epochs": 4}, "half of the preset for small backbones"
+    assert {run.preset for run in runs} == {"auto"}
+    # Half of the full experiment's epochs, and its batches, although half of the images alone would ask for others.
+    assert ours.options == {"epochs": 2, "min_epochs": 2, "max_epochs": 4}
 
 
-def test_widths(tiny_vit: str, tmp_path: Path) -> None:
-    assert backbone_width(tiny_vit) == 64
-    assert backbone_width("vit_small_patch16_224.augreg_in21k") == 384
-    with pytest.raises(OneaError, match="does not exist"):
-        backbone_width(str(tmp_path / "none.safetensors"))
+def test_published_settings_are_asked_for_by_name() -> None:
+    assert {(run.data, run.preset) for run in plan("long-tailed").configs} == {
+        (data, f"paper/{data}") for data in ("cifar100", "cub200")
+    }
+    other = plan("main", data=("folder:/shop/hats",), tasks=5).configs
+    assert {run.preset for run in other} == {"paper"}, "other data on the paper's backbone"
 
 
 def test_counts_come_from_the_data_where_it_is(tiny_images: Path, tmp_path: Path) -> None:
@@ -322,7 +324,7 @@ def test_hyper_parameters_are_the_presets() -> None:
     table = grid_table(plan("hyperparameters"), {})
     assert all(value.mean is None for value in table.values.values()), "only what differs is shown as ours"
     assert table.values["CUB", 0].reported == "0.07"
-    assert "has these" in table.notes[0]
+    assert "have these" in table.notes[0]
 
 
 def test_forgetting_after_every_task() -> None:

@@ -21,7 +21,7 @@ from tiny import Stopped, save_plain
 
 from onea.errors import OneaError
 from onea.locks import folder_lock
-from onea.methods.presets import preset_options
+from onea.methods import METHODS
 from onea.record import read_record_file, records_below, write_record
 from onea.runs.config import make_config
 from onea.runs.executors import InProcess
@@ -203,9 +203,9 @@ def test_a_preset_that_has_changed_is_noticed(values, tiny_run, tmp_path, monkey
     options = {name: value for name, value in tiny_run["options"].items() if name != "learning_rate"}
     config = make_config(values | {"method": "one-a", "options": options})
     run(config, tmp_path / "o")
-    changed = preset_options("one-a", "small", config.data) | {"learning_rate": 0.125}
-    monkeypatch.setattr("onea.runs.setup.preset_options", lambda *_: changed)
-    with pytest.raises(OneaError, match=r"finished run with learning_rate 0\.2 instead of 0\.125; choose another"):
+    before = METHODS.load("one-a").base_rate
+    monkeypatch.setattr(METHODS.load("one-a"), "base_rate", 0.125)
+    with pytest.raises(OneaError, match=rf"finished run with learning_rate {before} instead of 0\.125; choose another"):
         run(config, tmp_path / "o")
 
 
@@ -281,7 +281,7 @@ def test_the_committed_records_are_all_found():
     known, found = Recorded(store.records(), None), {}
     for name, seeds, runs in (("table3", 3, 30), ("table5", 3, 9), ("figure7", 1, 25), ("figure11", 1, 5)):
         changes = Changes(("folder:cifar100",), None, "vit_small_patch14_112.safetensors", seeds)
-        plan = make_plan(find_experiment(name), changes, known.facts, known.width)
+        plan = make_plan(find_experiment(name), changes, known.facts)
         records = {config.key(): record for config in plan.configs if (record := store.find(config))}
         assert len(records) == len(plan.configs) == runs
         found |= records

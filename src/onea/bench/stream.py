@@ -48,7 +48,7 @@ def stream_bench(config: BenchConfig, data: str, folder: Path, on_status: OnStat
 
 def _config(config: BenchConfig, data: str) -> RunConfig:
     """A run's own defaults, but for the epochs and the machine's settings."""
-    paper = preset_options("one-a", "paper", data)
+    paper = preset_options("one-a", "paper")
     return make_config(
         {
             "method": "one-a",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -31,8 +31,6 @@ def demo(
     from onea.files import write_atomically
     from onea.methods import method_class
     from onea.methods.adapter_merging import AdapterCache
-    from onea.methods.presets import preset_options
-    from onea.options import build
     from onea.record import read_record
     from onea.report import curves, style
     from onea.report.run_page import run_page
@@ -41,8 +39,8 @@ def demo(
     configs = {name: make_config({"method": name, "data": DATA, "seed": seed}) for name in METHODS}
     _open(out, fresh)
     # The running mean is to differ from One-A in its merge alone, so it takes One-A's training.
-    one_a: Any = build(method_class("one-a").Options, preset_options("one-a", "small", DATA))
-    training = {name: getattr(one_a, name) for name in ("learning_rate", "single_class")}
+    one_a = method_class("one-a")
+    training = {"learning_rate": one_a.base_rate, "single_class": one_a.Options().single_class}
     configs["running-mean"] = replace(configs["running-mean"], options=training)
     titles = {name: method_class(name).title for name in METHODS}
     earlier = {name: read_record(out / name) for name in METHODS}

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
@@ -22,14 +23,13 @@ def methods(
     ] = False,
     preset: Annotated[str, typer.Option(help="With NAME: defaults of this preset.")] = RunConfig.preset,
     data: Annotated[str, typer.Option(help="With NAME: defaults for this dataset.")] = RunConfig.data,
-    backbone: Annotated[str, typer.Option(help="With NAME: defaults for this network.")] = RunConfig.backbone,
 ) -> None:
     """List the methods, the options of one, or what else has a name."""
     from rich.console import Console
 
     tables = ((operators, _operators), (classifiers, _classifiers), (datasets, _datasets), (metrics, _metrics))
     asked = [table for wanted, table in (*tables, (backbones, lambda: _backbones(name))) if wanted]
-    for table in asked or [lambda: _options(name, preset, data, backbone) if name else _methods()]:
+    for table in asked or [lambda: _options(name, preset, data) if name else _methods()]:
         Console().print(table())
 
 
@@ -45,19 +45,22 @@ def _methods() -> Any:
     return table
 
 
-def _options(name: str, preset: str, data: str, backbone: str) -> Any:
-    """The options of a method with the values that a run with such a preset, dataset and network would have."""
+def _options(name: str, preset: str, data: str) -> Any:
+    """The options of a method with the values that a run with such a preset and dataset would have."""
     from onea.cli.options import meaning
     from onea.methods import method_class
     from onea.options import describe
+    from onea.paper.facts import data_facts
     from onea.paper.scale import preset_values
     from onea.report.formats import terminal
     from onea.report.table import Table
+    from onea.runs.setup import DEFAULT_TASKS
 
     method_class(name)  # says what is wrong with the name
-    config = make_config({"method": name, "preset": preset, "data": data, "backbone": backbone})
-    values = preset_values(config)
-    title = f"options of {name}, preset {preset}, for {data} and {config.backbone}"
+    config = make_config({"method": name, "preset": preset, "data": data})
+    facts = data_facts(data, None)
+    values = preset_values(replace(config, tasks=facts.groups or min(DEFAULT_TASKS, facts.classes)), facts)
+    title = f"options of {name}, preset {preset}, for {data}"
     heads = ("option", "default", "meaning")
     kind = method_class(name).Options
     names = [option for option, *_ in describe(kind)]

@@ -66,7 +66,7 @@ def paper(
     store, executor = RecordStore(out / "runs"), _executor(on, workers, share_training)
     if render_only:  # the records know what their data and backbone were
         known = Recorded(store.records(), changes.root)
-        plan = make_plan(experiment, changes, known.facts, known.width)
+        plan = make_plan(experiment, changes, known.facts)
     else:
         plan = make_plan(experiment, changes)
     if dry_run:

@@ -29,6 +29,10 @@ def run(
         Path | None,
         typer.Option(help="Folder for logs of several runs.", show_default="the run's own", rich_help_panel=_TRACK),
     ] = None,
+    try_rates: Annotated[
+        bool,
+        typer.Option("--try-rates", help="Only try a few learning rates on held-out images of the first task."),
+    ] = False,
     **given: Any,
 ) -> None:
     """Run one method on one stream. Options of the method itself (`onea methods NAME` lists them) go last.
@@ -45,6 +49,9 @@ def run(
 
     given |= {"method": method} if method else {}
     settings = make_config((read_yaml(config) if config else {}) | given | from_arguments(context.args))
+    if try_rates:
+        _try_rates(settings)
+        return
     folder = out or settings.folder()
     earlier = read_record(folder)
     with RunDisplay() as display, Tracking(track or (), folder, track_to) as tracking:
@@ -53,3 +60,23 @@ def run(
         print_summary(record, folder)
         if earlier and earlier["status"] == "finished":
             print(f"finished on {record['dates']['finished']}, nothing was run; delete {folder} to run it again")
+
+
+def _try_rates(settings: RunConfig) -> None:
+    """Say what a trial found, and which option would take it."""
+    from rich.console import Console
+
+    from onea.report.formats import terminal
+    from onea.report.table import Table
+    from onea.runs.rate_trial import try_rates
+    from onea.runtime import make_runtime
+
+    found = try_rates(settings, make_runtime(settings.device, settings.precision, settings.threads))
+    lines = [(f"{rate:g}", f"{right:.1f}") for rate, right in sorted(found.accuracy.items())]
+    title = f"{settings.method} on held-out images of the first task"
+    Console().print(
+        terminal(Table.of_texts(title, ("learning rate", "right %"), [("frozen", f"{found.frozen:.1f}"), *lines]))
+    )
+    print(f"--learning-rate {found.best:g}")
+    if found.accuracy[found.best] < found.frozen:
+        print("Every rate is worse than the network as it is: simplecil, slda or ranpac may be the better choice here.")

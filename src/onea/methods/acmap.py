@@ -57,6 +57,7 @@ class ACMap(Method):
     trains: ClassVar[str] = "an adapter for each of the first tasks"
     stores: ClassVar[str] = "a merged adapter for each of the first tasks, two prototypes per class"
     Options: ClassVar[type] = ACMapOptions
+    base_rate: ClassVar[float | None] = 0.28
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "cifar100": _recipe(0.025, 48, 5e-4),
         "cub200": _recipe(0.008, 32, 5e-4),
@@ -77,7 +78,8 @@ class ACMap(Method):
     @classmethod
     def epochs(cls, options: ACMapOptions, sizes: Sequence[int]) -> list[int]:
         """Every task until the limit is trained on."""
-        return [options.epochs if task < options.limit else 0 for task in range(len(sizes))]
+        planned = super().epochs(options, sizes)
+        return [epochs if task < options.limit else 0 for task, epochs in enumerate(planned)]
 
     def learn(self, task: Task) -> dict[str, Any]:
         """Train and merge an adapter while the limit allows, measure the new prototypes, map the old ones."""
@@ -85,7 +87,7 @@ class ACMap(Method):
         if report["trained"]:
             trained, report["losses"] = self._trained(task)
             self._merge(trained, task)
-            report["epochs"] = self.options.epochs
+            report["epochs"] = self.epochs_for(task)
         self.runtime.progress.note("prototypes")
         current = self.prototypes_of(task, self._merged(-1))
         if report["trained"] and self._maps():
@@ -149,7 +151,8 @@ class ACMap(Method):
         if len(self.merged):
             adapters.load_state_dict(self._merged(0).state_dict())  # the mean of one adapter is that adapter
         head = local_head(self.vit.width, task, self.options.head, self.options.head_scale)
-        losses = train_with_local_head(self.vit, adapters, head, task, self.options.recipe(), self.runtime)
+        recipe = self.options.recipe(epochs=self.epochs_for(task))
+        losses = train_with_local_head(self.vit, adapters, head, task, recipe, self.runtime)
         return adapters, losses
 
     def _merge(self, trained: Adapters, task: Task) -> None:

@@ -87,9 +87,10 @@ class AdapterBank(Method):
         options = self.options
         adapters = self._fresh(seeds.generator(task.seed, task.index, "adapter"))
         head = local_head(self.vit.width, task, options.head, options.head_scale)
-        losses = train_with_local_head(self.vit, adapters, head, task, options.recipe(), self.runtime)
+        recipe = options.recipe(epochs=self.epochs_for(task))
+        losses = train_with_local_head(self.vit, adapters, head, task, recipe, self.runtime)
         self._keep(adapters, len(task.classes))
-        return {"epochs": options.epochs, "losses": losses}
+        return {"epochs": recipe.epochs, "losses": losses}
 
     def cacheable_modules(self) -> dict[str, BlockHooks]:
         """The adapters, each frozen once its task was learned."""

@@ -19,7 +19,6 @@ from onea.methods.local_head import Network, local_head, new_adapters, train_wit
 from onea.methods.options import AdapterOptions
 from onea.options import Range
 from onea.runtime import Runtime
-from onea.schedules import task_epochs
 from onea.tasks import StreamPlan, Task
 from onea.tensors import Tensors
 from onea.training import Batches
@@ -27,8 +26,6 @@ from onea.vit.adapter import Adapters
 from onea.vit.frozen import FrozenViT
 
 Start = Literal["auto", "fresh", "shared", "merged", "first", "previous"]
-
-_UNPLANNED_CLASSES = 10.0  # classes of a middling task when the stream's length is not known
 
 
 @dataclass(frozen=True)
@@ -41,8 +38,6 @@ class AdapterTraining(AdapterOptions):
             same for every task), the ``merged`` adapter, or the ``first`` or ``previous`` task's trained adapter;
             ``auto`` is the start that the merge was made for.
         epochs: for a task of average size (E0).
-        min_epochs: lower bound of the schedule.
-        max_epochs: upper bound of the schedule.
         epoch_growth: exponent of the schedule (beta); 0 trains every task equally long.
         contrastive: add the contrastive term.
         contrastive_min: its weight for large tasks.
@@ -92,11 +87,6 @@ class AdapterTraining(AdapterOptions):
             shared = str(values["shared_init"]).lower() in ("true", "yes", "on", "1")
             rest.setdefault("start", "shared" if shared else "auto")
         return rest
-
-    def epochs_for(self, classes: int, plan: StreamPlan | None) -> int:
-        """Epochs for a task of this many classes."""
-        average = plan.classes / plan.tasks if plan else _UNPLANNED_CLASSES
-        return task_epochs(classes, self.epochs, average, self.min_epochs, self.max_epochs, self.epoch_growth)
 
     def contrastive_share(self, classes: int) -> float:
         """Weight of the contrastive term for a task of this many classes."""

@@ -110,7 +110,7 @@ class Aper(Method):
     def epochs(cls, options: AperOptions, sizes: Sequence[int]) -> list[int]:
         """Only the first task is trained on, where it can teach anything."""
         trained = sizes[0] > 1 or options.single_class == "train"
-        return [options.epochs * trained] + [0] * (len(sizes) - 1)
+        return [super().epochs(options, sizes)[0] * trained] + [0] * (len(sizes) - 1)
 
     def learn(self, task: Task) -> dict[str, Any]:
         """Adapt to the first task; of every task keep the class means."""
@@ -154,11 +154,12 @@ class Aper(Method):
         head = local_head(self.vit.width, task, options.head, options.head_scale)
         losses = self._train(head, task)
         self._freeze()
-        return {"trained": True, "epochs": options.epochs, "losses": losses}
+        return {"trained": True, "epochs": self.epochs_for(task), "losses": losses}
 
     def _train(self, head: nn.Module, task: Task) -> list[float]:
         assert self.adapted is not None
-        return train_with_local_head(self.vit, self.adapted, head, task, self.options.recipe(), self.runtime)
+        recipe = self.options.recipe(epochs=self.epochs_for(task))
+        return train_with_local_head(self.vit, self.adapted, head, task, recipe, self.runtime)
 
     def _freeze(self) -> None:
         assert self.adapted is not None
@@ -172,6 +173,7 @@ class AperAdapter(Aper):
     trains: ClassVar[str] = "an adapter on the first task"
     stores: ClassVar[str] = "one adapter, a prototype per class"
     Options: ClassVar[type] = AperAdapterOptions
+    base_rate: ClassVar[float | None] = 0.33
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = _everywhere(_recipe(20, 0.01, 48)) | dict.fromkeys(
         ("imagenet-r", ""), _recipe(20, 0.05, 24, 5e-3)
     )
@@ -191,6 +193,7 @@ class AperFinetune(Aper):
     stores: ClassVar[str] = "a second network, a prototype per class"
     in_paper: ClassVar[bool] = False
     Options: ClassVar[type] = AperFinetuneOptions
+    base_rate: ClassVar[float | None] = 3e-05
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = _everywhere(_recipe(5, 0.01, 128))
     small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(3e-5, 3e-5, optimiser="adamw", head_rate=100.0)
     options: AperFinetuneOptions
@@ -202,7 +205,7 @@ class AperFinetune(Aper):
     def _train(self, head: nn.Module, task: Task) -> list[float]:
         assert self.adapted is not None
         options = self.options
-        recipe = options.recipe(options.optimiser)
+        recipe = options.recipe(options.optimiser, epochs=self.epochs_for(task))
         return train_with_local_head(
             self.vit, self.adapted, head, task, recipe, self.runtime, head_rate=options.head_rate
         )
@@ -215,6 +218,7 @@ class AperSSF(Aper):
     trains: ClassVar[str] = "scales and shifts on the first task"
     stores: ClassVar[str] = "scales and shifts, a prototype per class"
     in_paper: ClassVar[bool] = False
+    base_rate: ClassVar[float | None] = 0.014
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = _everywhere(_recipe(20, 0.01, 48))
     small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.02, 0.01)
 
@@ -231,6 +235,7 @@ class AperVPTShallow(Aper):
     stores: ClassVar[str] = "prompts, a prototype per class"
     in_paper: ClassVar[bool] = False
     Options: ClassVar[type] = AperVPTOptions
+    base_rate: ClassVar[float | None] = 12.0
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = _everywhere(_recipe(20, 0.01, 48))
     small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(12.0, 12.0)
     options: AperVPTOptions
@@ -248,6 +253,7 @@ class AperVPTDeep(Aper):
     stores: ClassVar[str] = "prompts, a prototype per class"
     in_paper: ClassVar[bool] = False
     Options: ClassVar[type] = AperVPTOptions
+    base_rate: ClassVar[float | None] = 0.05
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = _everywhere(_recipe(5, 0.05, 16))
     small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.1, 0.025)
     options: AperVPTOptions

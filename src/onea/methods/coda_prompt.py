@@ -107,6 +107,7 @@ class CODAPrompt(PromptMethod):
     trains: ClassVar[str] = "prompt components with keys and attention, a linear head"
     stores: ClassVar[str] = "all components, the head"
     Options: ClassVar[type] = CODAOptions
+    base_rate: ClassVar[float | None] = 0.005
     options: CODAOptions
     prompts: Components
     new_rows: ClassVar[Literal["truncated", "uniform"]] = "uniform"
@@ -131,9 +132,9 @@ class CODAPrompt(PromptMethod):
                 f"components is {options.components}; a backbone of width {vit.width} has room for that many at most."
             )
 
-    def recipe(self) -> Recipe:
+    def recipe(self, task: Task) -> Recipe:
         """Adam with the schedule of the options."""
-        return self.options.recipe("adam", schedules.named(self.options.schedule))
+        return self.options.recipe("adam", schedules.named(self.options.schedule), self.epochs_for(task))
 
     def begin(self, task: Task) -> dict[str, Any]:
         """Draw the task's components."""

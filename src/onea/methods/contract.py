@@ -77,8 +77,10 @@ class Method(
         in_paper: whether the One-A paper reports it.
         trains_network: whether something takes part in the network's passes; a method without such fits any network.
         Options: dataclass of the method's own options.
-        published: options that its authors publish, by dataset; ``""`` is for any other dataset.
-        small: options for small backbones, likewise; on top of those that all methods share (see ``presets``).
+        base_rate: learning rate of the default preset; None is that of the options. It is the same for all data.
+        published: options that its authors publish, by dataset: the presets ``paper/NAME``. ``""`` is for any other.
+        small: options tuned for a ViT-S, likewise: the presets ``small/NAME``. Those for any other are, but for rate,
+            epochs and batch size, also those of the default preset (see ``presets``).
     """
 
     title: ClassVar[str]
@@ -88,6 +90,7 @@ class Method(
     in_paper: ClassVar[bool] = True
     trains_network: ClassVar[bool] = True
     Options: ClassVar[type] = NoOptions
+    base_rate: ClassVar[float | None] = None
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     small: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
@@ -162,7 +165,14 @@ class Method(
     @classmethod
     def epochs(cls, options: Any, sizes: Sequence[int]) -> list[int]:
         """Epochs that each task of a stream is trained for; ``sizes`` are the classes of its tasks."""
-        return [getattr(options, "epochs", 0)] * len(sizes)
+        if not hasattr(options, "epochs_for"):  # those of a method of somebody's own, or of none that trains
+            return [getattr(options, "epochs", 0)] * len(sizes)
+        plan = StreamPlan(sum(sizes), len(sizes))
+        return [options.epochs_for(classes, plan) for classes in sizes]
+
+    def epochs_for(self, task: Task) -> int:
+        """Epochs that a task is trained for."""
+        return int(self.options.epochs_for(len(task.classes), self.plan))
 
     def features(self, images: Tensor, hooks: BlockHooks = NO_HOOKS) -> Tensor:
         """Features of network inputs for inference, ``[B, width]``."""

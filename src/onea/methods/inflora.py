@@ -77,6 +77,7 @@ class InfLoRA(Method):
     trains: ClassVar[str] = "a low-rank update of keys and values per task, a linear head per task"
     stores: ClassVar[str] = "folded updates, heads, the input directions of old tasks"
     Options: ClassVar[type] = InfLoRAOptions
+    base_rate: ClassVar[float | None] = 0.0012
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "cifar100": _recipe(20, 0.95),
         "imagenet-r": _recipe(50, 0.98),
@@ -102,7 +103,7 @@ class InfLoRA(Method):
         updates = self.new_updates(task)
         head = GrowingHead(self.vit.width, start="uniform")
         head.grow(len(task.classes), seeds.generator(task.seed, task.index, "head"))
-        recipe = self.options.recipe("adam", schedules.named(self.options.schedule))
+        recipe = self.options.recipe("adam", schedules.named(self.options.schedule), self.epochs_for(task))
         hooks = SummedUpdates(self.folded, updates)
         losses = train_with_local_head(self.vit, hooks, head, task, recipe, self.runtime)
         self.folded.fold(updates)

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -52,6 +53,7 @@ class Joint(Method):
     stores: ClassVar[str] = "every image, one adapter, a head over all classes"
     in_paper: ClassVar[bool] = False
     Options: ClassVar[type] = JointOptions
+    base_rate: ClassVar[float | None] = 0.4
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = _RECIPES
     small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.4, 0.4)
     options: JointOptions
@@ -61,6 +63,12 @@ class Joint(Method):
         self.adapters: Adapters = new_adapters(vit, options, torch.Generator()).eval().to(runtime.device)
         self.head = self._blank_head(0)
         self.prototypes = torch.empty(0, vit.width, device=runtime.device)
+
+    @classmethod
+    def epochs(cls, options: JointOptions, sizes: Sequence[int]) -> list[int]:
+        """Those of a task that brings all classes so far."""
+        plan = StreamPlan(sum(sizes), len(sizes))
+        return [options.epochs_for(classes, plan) for classes in accumulate(sizes)]
 
     def learn(self, task: Task) -> dict[str, Any]:
         """Forget everything and train on all classes seen so far."""
@@ -74,11 +82,12 @@ class Joint(Method):
         options = self.options
         self.adapters = new_adapters(self.vit, options, seeds.generator(task.seed, task.index, "adapter"))
         self.head = local_head(self.vit.width, whole, options.head, options.head_scale)
-        losses = train_with_local_head(self.vit, self.adapters, self.head, whole, options.recipe(), self.runtime)
+        recipe = options.recipe(epochs=self.epochs_for(whole))
+        losses = train_with_local_head(self.vit, self.adapters, self.head, whole, recipe, self.runtime)
         if options.classifier == "prototypes":
             self.runtime.progress.note("prototypes")
             self.prototypes = self.prototypes_of(whole, self.adapters)
-        return {"epochs": options.epochs, "losses": losses, "images": len(whole)}
+        return {"epochs": recipe.epochs, "losses": losses, "images": len(whole)}
 
     def scores(self, images: Tensor) -> Tensor:
         """Logits of the head, or the cosine of the adapted features to every prototype."""

@@ -78,6 +78,7 @@ class MOS(Method):
     trains: ClassVar[str] = "one adapter and a linear head, through all tasks"
     stores: ClassVar[str] = "an adapter per task, a linear head, a prototype and a Gaussian per class"
     Options: ClassVar[type] = MOSOptions
+    base_rate: ClassVar[float | None] = 0.032
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "cifar100": _recipe(20, 0.03, 48, 5e-4),
         "cub200": _recipe(10, 0.01, 32, 5e-4),
@@ -114,7 +115,7 @@ class MOS(Method):
         self.head.grow(len(task.classes), seeds.generator(task.seed, task.index, "head"))
         merge = self._merge_towards(self.snapshots)
         hooks = _MergingAdapters(self.working, merge) if self.options.mos_ema == "official" else self.working
-        report: dict[str, Any] = {"epochs": self.options.epochs, "losses": self._train(task, hooks, merge)}
+        report: dict[str, Any] = {"epochs": self.epochs_for(task), "losses": self._train(task, hooks, merge)}
         self.snapshots.append(copy.deepcopy(self.working).requires_grad_(False))
         self.sizes.append(len(task.classes))
         self._summarise(task, hooks)
@@ -155,7 +156,7 @@ class MOS(Method):
             return own + options.regulariser * separation(features, old_means, options.regulariser_temperature)
 
         trained = [Trained(self.working), Trained(self.head, rate=_HEAD_RATE)]
-        return train(trained, loss, task, options.recipe(), self.runtime, after_step=merge)
+        return train(trained, loss, task, options.recipe(epochs=self.epochs_for(task)), self.runtime, after_step=merge)
 
     def _merge_towards(self, elders: nn.ModuleList) -> Callable[[], None]:
         """Progressive merging: ``W <- (1 - m) W + m mean(elders)``, weights and biases alike; nothing in task 1."""

@@ -90,9 +90,9 @@ class PromptMethod(Method):
     def load_prompt_state(self, state: Tensors) -> None:
         """Take saved prompts back, however many they are."""
 
-    def recipe(self) -> Recipe:
+    def recipe(self, task: Task) -> Recipe:
         """How a task is optimised: a new Adam for every task."""
-        return self.options.recipe("adam", schedules.constant)
+        return self.options.recipe("adam", schedules.constant, self.epochs_for(task))
 
     @classmethod
     def passes(cls, options: Any, tasks: int) -> float:
@@ -110,7 +110,7 @@ class PromptMethod(Method):
         report: dict[str, Any] = {"trained": not (single and policy == "skip")}
         if report["trained"]:
             report |= self.begin(task)
-            report |= {"epochs": self.options.epochs, "losses": self._train(task, rows)}
+            report |= {"epochs": self.epochs_for(task), "losses": self._train(task, rows)}
         weight, bias = torch.cat([self.head.weight, rows.weight]), torch.cat([self.head.bias, rows.bias])
         self.head.load_rows(weight.detach(), bias.detach())
         self.learned = torch.cat([self.learned, torch.full((len(task.classes),), not single)])
@@ -126,7 +126,7 @@ class PromptMethod(Method):
             logits = rows(self.vit(images, hooks)).float()
             return F.cross_entropy(logits, labels - task.classes.start) + extra
 
-        return train([Trained(self.prompts), Trained(rows)], loss, task, self.recipe(), self.runtime)
+        return train([Trained(self.prompts), Trained(rows)], loss, task, self.recipe(task), self.runtime)
 
     def _set_prototype_rows(self, task: Task) -> None:
         """Untrained rows point to their class's mean feature and are as long as the trained rows on average.

@@ -72,6 +72,7 @@ class SEMA(Method):
     trains: ClassVar[str] = "adapters, router rows and descriptors where data look new, a linear head"
     stores: ClassVar[str] = "modules whose number grows with the tasks, a linear head"
     Options: ClassVar[type] = SEMAOptions
+    base_rate: ClassVar[float | None] = 0.0022
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "cifar100": {"epochs": 5, "threshold": 2.0, "standardise": False},
         "imagenet-a": {"epochs": 20, "threshold": 1.0, "standardise": False},
@@ -96,7 +97,12 @@ class SEMA(Method):
         """Expand where the task looks new and train what was added; train the head alone if nothing was."""
         first = len(self.head.weight) == 0
         self._grow_head(task)
-        report: dict[str, Any] = {"epochs": self.options.epochs, "losses": [], "descriptor_losses": [], "expanded": []}
+        report: dict[str, Any] = {
+            "epochs": self.epochs_for(task),
+            "losses": [],
+            "descriptor_losses": [],
+            "expanded": [],
+        }
         if first:
             self.adapters.begin(seeds.generator(task.seed, task.index, "modules"))
             self.adapters.to(self.runtime.device)
@@ -196,7 +202,7 @@ class SEMA(Method):
             return value
 
         modules = [*others, *(expert.adapter for expert in newest), *(expert.route for expert in newest), self.head]
-        return self._thawed(modules, loss, task, self.options.recipe(), purpose)
+        return self._thawed(modules, loss, task, self.options.recipe(epochs=self.epochs_for(task)), purpose)
 
     def _train_descriptors(self, task: Task, blocks: Sequence[int], purpose: str) -> list[float]:
         heard = Listener(self.adapters)

@@ -47,6 +47,7 @@ class Sequential(Method):
     stores: ClassVar[str] = "one adapter, a linear head"
     in_paper: ClassVar[bool] = False
     Options: ClassVar[type] = SequentialOptions
+    base_rate: ClassVar[float | None] = 0.0025
     # A bound has no authors: One-A's hyper-parameters, so that the two differ only in how they guard what is known.
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = PUBLISHED
     small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.0025, 0.0025)
@@ -69,8 +70,8 @@ class Sequential(Method):
             return F.cross_entropy(self.head(self.vit(images, self.adapters)).float(), labels)
 
         trained = [Trained(self.adapters), Trained(self.head)]
-        losses = train(trained, loss, task, self.options.recipe(), self.runtime)
-        return {"epochs": self.options.epochs, "losses": losses}
+        recipe = self.options.recipe(epochs=self.epochs_for(task))
+        return {"epochs": recipe.epochs, "losses": train(trained, loss, task, recipe, self.runtime)}
 
     def scores(self, images: Tensor) -> Tensor:
         """Logits of the head."""

@@ -34,11 +34,9 @@ def choose_options(preset: str, given: Mapping[str, Any]) -> MergingOptions:
             raise OneaError(f"options has '{name}', which research runs have; for a model, set {instead}.")
     check_preset(preset)
     if preset == "paper":
-        return build(
-            OneAMethod.Options, preset_options("one-a", "paper", "") | _bounds(given.get("epochs")) | dict(given)
-        )
+        return build(OneAMethod.Options, preset_options("one-a", "paper") | _bounds(given.get("epochs")) | dict(given))
     ours = _QUICK if preset == "quick" else _MODEL
-    return build(OneAPlus.Options, preset_options("one-a-plus", "small", "") | ours | dict(given))
+    return build(OneAPlus.Options, preset_options("one-a-plus", "small") | ours | dict(given))
 
 
 def check_preset(preset: str) -> None:

@@ -9,7 +9,6 @@ from onea.data.names import data_name
 
 BACKBONE = "vit_base_patch16_224.augreg_in21k"
 BACKBONE_TITLE = "ViT-B/16 pretrained on ImageNet-21K"
-BACKBONE_WIDTH = 768
 
 
 @dataclass(frozen=True)

@@ -150,7 +150,7 @@ def settings_table(experiment: Experiment) -> Table:
     names = {known.title: data for data, known in DATASETS.items()}
     values = {}
     for row in table.rows:
-        preset = preset_options(_OURS, "paper", names[row])
+        preset = preset_options(_OURS, f"paper/{names[row]}")
         for index, option in enumerate(_SETTINGS):
             printed = table.rows[row][index]
             ours = None if preset[option] == number(printed).value else float(preset[option])
@@ -159,7 +159,7 @@ def settings_table(experiment: Experiment) -> Table:
     columns = tuple(TableColumn(name, digits=count) for name, count in zip(table.columns, digits, strict=True))
     same = all(value.mean is None for value in values.values())
     note = (
-        f"Our preset `paper`, taken by every backbone of the paper's width, {'has' if same else 'differs from'} these."
+        f"Our presets `paper/NAME`, taken by runs on the paper's backbone, {'have' if same else 'differ from'} these."
     )
     return Table.of(experiment.heading, tuple(table.rows), columns, values, (note,))
 

@@ -25,7 +25,6 @@ MOST_SEEDS = 1_000
 FEWEST_IMAGES = 2  # of a class, at any scale
 _CHANGES = {"panel": "Otherwise than the paper"}  # of the help
 Facts = Callable[[str], "DataFacts"]
-Width = Callable[[str], int]
 
 
 @dataclass(frozen=True)
@@ -74,20 +73,17 @@ class ExperimentPlan:
         return tuple({run.key(): run for planned in self.planned_cells for run in planned.runs}.values())
 
 
-def make_plan(
-    experiment: Experiment, changes: Changes, facts: Facts | None = None, width: Width | None = None
-) -> ExperimentPlan:
+def make_plan(experiment: Experiment, changes: Changes, facts: Facts | None = None) -> ExperimentPlan:
     """The runs of an experiment with these changes; raises where they cannot be met.
 
     Args:
         experiment: a table or figure.
         changes: what is to be otherwise.
         facts: counts of a dataset by name; counted where they are not given.
-        width: of a backbone by name; looked up where it is not given.
     """
-    from onea.paper.facts import backbone_width, data_facts
+    from onea.paper.facts import data_facts
 
-    count, width = facts or (lambda data: data_facts(data, changes.root)), width or backbone_width
+    count = facts or (lambda data: data_facts(data, changes.root))
     _check(experiment, changes)
     replaced = substitute_data(experiment, changes.data)
     planned_cells: dict[tuple[str, tuple[tuple[str, str], ...]], PlannedCell] = {}
@@ -99,7 +95,7 @@ def make_plan(
         cell = _with(paper, changes, replaced[data])
         if (mine := str(cell.options["data"])) not in known:
             known[mine] = count(mine)
-        planned = PlannedCell(paper, cell, _runs(experiment, cell, changes, known[mine], width))
+        planned = PlannedCell(paper, cell, _runs(experiment, cell, changes, known[mine]))
         # Columns that have become the same are one.
         first = planned_cells.setdefault((cell.row, cell.headings()), planned)
         if first.runs != planned.runs:
@@ -125,28 +121,28 @@ def substitute_data(experiment: Experiment, data: tuple[str, ...]) -> dict[str, 
     )
 
 
-def preset_values(config: RunConfig, width: Width | None = None) -> dict[str, Any]:
-    """All options that the run's method has without being told otherwise, on the run's data and backbone."""
+def preset_values(config: RunConfig, facts: DataFacts) -> dict[str, Any]:
+    """All options that the run's method has without being told otherwise, on the run's data."""
     from onea.methods import method_class
-    from onea.methods.presets import choose_preset, preset_options
-    from onea.paper.facts import backbone_width
+    from onea.methods.presets import preset_options
+    from onea.runs.options import shape_of
 
     kind = method_class(config.method).Options
-    preset = choose_preset(config.preset, (width or backbone_width)(config.backbone))
-    chosen = preset_options(config.method, preset, config.data)
+    chosen = preset_options(config.method, config.preset, shape_of(config, stream_of(config, facts), facts.train))
     return {item.name: item.default for item in dataclasses.fields(kind)} | chosen
 
 
-def scaled_options(config: RunConfig, scale: float, width: Width | None = None) -> dict[str, Any]:
+def scaled_options(config: RunConfig, scale: float, facts: DataFacts) -> dict[str, Any]:
     """A run's options with every number of epochs at a smaller scale, at least one each.
 
     What agrees with the preset is left out: a run is known by its options, and one that appears in two tables, here
     by default and there as a row of an ablation, must not be made twice.
     """
-    usual = preset_values(config, width)
-    values = usual | config.options
+    usual = preset_values(config, facts)
+    values = preset_values(dataclasses.replace(config, per_class=None), facts) | config.options
     if scale != 1:
-        values |= {name: max(1, round(scale * values[name])) for name in values if name.endswith("epochs")}
+        scaled = [name for name in values if name.endswith("epochs") and values[name]]
+        values |= {name: max(1, round(scale * values[name])) for name in scaled}
     return {name: value for name, value in values.items() if value != usual[name]}
 
 
@@ -188,12 +184,13 @@ def _with(paper: Cell, changes: Changes, data: str) -> Cell:
     if changes.backbone is not None and changes.backbone != BACKBONE:
         options["backbone"] = full_name(changes.backbone)
         del options["protocol"]  # other weights expect the pixels they were trained with
+    else:  # the settings that the authors publish for the table's own dataset, or for any other
+        own = str(paper.options["data"])
+        options["preset"] = f"paper/{own}" if data_name(data) == own else "paper"
     return dataclasses.replace(paper, options=options)
 
 
-def _runs(
-    experiment: Experiment, cell: Cell, changes: Changes, facts: DataFacts, width: Width
-) -> tuple[RunConfig, ...]:
+def _runs(experiment: Experiment, cell: Cell, changes: Changes, facts: DataFacts) -> tuple[RunConfig, ...]:
     tasks = int(cell.options["tasks"])
     if tasks > facts.classes:
         title = data_title(str(cell.options["data"]))
@@ -202,10 +199,10 @@ def _runs(
             f"give --tasks {facts.classes} or fewer, or another --data."
         )
     seeds = range(1, 1 + (changes.seeds or experiment.seeds))
-    return tuple(_run(cell, seed, changes, facts, width) for seed in seeds)
+    return tuple(_run(cell, seed, changes, facts) for seed in seeds)
 
 
-def _run(cell: Cell, seed: int, changes: Changes, facts: DataFacts, width: Width) -> RunConfig:
+def _run(cell: Cell, seed: int, changes: Changes, facts: DataFacts) -> RunConfig:
     from onea.runs.config import make_config
 
     values = {**cell.options, "seed": seed, "root": changes.root, "device": changes.device}
@@ -214,7 +211,7 @@ def _run(cell: Cell, seed: int, changes: Changes, facts: DataFacts, width: Width
     if changes.scale != 1:
         values["per_class"] = scaled_images(facts.per_class, changes.scale)
     config = make_config(values)
-    return dataclasses.replace(config, options=scaled_options(config, changes.scale, width))
+    return dataclasses.replace(config, options=scaled_options(config, changes.scale, facts))
 
 
 def _split(cell: Cell, seed: int, facts: DataFacts) -> dict[str, Any]:
@@ -246,12 +243,12 @@ class Cost:
 def estimate(config: RunConfig, facts: DataFacts) -> Cost:
     """What a run will cost, from its stream, its epochs and the dataset's counts."""
     from onea.methods import method_class
-    from onea.options import build
+    from onea.runs.options import images_per_task, options_of, shape_of
 
     stream = stream_of(config, facts)
-    images = _images_per_task(config, stream, facts)
+    images = images_per_task(config, stream, facts.train)
     kind = method_class(config.method)
-    options: Any = build(kind.Options, preset_values(config) | config.options)
+    options = options_of(config, shape_of(config, stream, facts.train))
     epochs = kind.epochs(options, stream.sizes)
     tested = accumulate(sum(facts.test[stream.class_order[p]] for p in stream.range_of(t)) for t in range(stream.tasks))
     return Cost(
@@ -276,13 +273,3 @@ def stream_of(config: RunConfig, facts: DataFacts) -> Stream:
         long_tail=config.long_tail,
         n_max=min(max(facts.train), config.per_class or max(facts.train)),
     )
-
-
-def _images_per_task(config: RunConfig, stream: Stream, facts: DataFacts) -> list[int]:
-    def of(position: int) -> int:
-        limits = [facts.train[stream.class_order[position]]]
-        limits += [config.per_class] if config.per_class is not None else []
-        limits += [stream.samples[position]] if stream.samples else []
-        return min(limits)
-
-    return [sum(of(position) for position in stream.range_of(task)) for task in range(stream.tasks)]

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from onea.data.names import data_name
 from onea.errors import OneaError, short
+from onea.methods.presets import Preset
 from onea.options import LARGEST, build, check_threads, upgraded
 from onea.vit.embedded import FAST, full_name
 from onea.vit.network_config import PLAIN, check_image_size
@@ -55,7 +56,9 @@ class RunConfig:
         order: of the tasks: ``shuffled``, ``descending`` or ``given``.
         long_tail: also make images per class long-tailed, with this factor, such as 0.1.
         seed: decides class order, task order and every draw.
-        preset: hyper-parameters: ``paper``, ``small`` or ``auto`` (paper for a backbone of its width).
+        preset: hyper-parameters: ``auto`` (a rule that looks at the number of images, classes and tasks, the same for
+            all methods), ``paper`` or ``paper/NAME`` (as published, for any dataset or one of theirs), ``small`` or
+            ``small/NAME`` (tuned for a ViT-S on CIFAR-100 or CUB-200).
         normalise: ``backbone`` (the mean and deviation the weights expect) or ``none`` (pixels in [0, 1]).
         geometry: ``direct`` (resize to the network's size), ``resize-crop``, or ``backbone`` (crop and interpolation
             that the weights were made with).
@@ -90,7 +93,7 @@ class RunConfig:
     order: Literal["shuffled", "descending", "given"] | None = field(default=None, metadata=_STREAM)
     long_tail: float | None = field(default=None, metadata=_STREAM)
     seed: int = 1
-    preset: Literal["auto", "paper", "small"] = "auto"
+    preset: Preset = "auto"
     normalise: Literal["backbone", "none"] = field(default="backbone", metadata=_INPUTS)
     geometry: Literal["direct", "resize-crop", "backbone"] = field(default="direct", metadata=_INPUTS)
     protocol: Literal["pilot"] | None = field(default=None, metadata=_INPUTS)

@@ -14,8 +14,9 @@ from onea.errors import OneaError
 from onea.options import upgraded
 from onea.record import Record
 from onea.runs.config import RunConfig
+from onea.runs.options import options_of, shape_in
 from onea.runs.record import different
-from onea.runs.setup import dataset_of, options_of, sha256_of_images
+from onea.runs.setup import dataset_of, sha256_of_images
 from onea.runtime import resolve
 from onea.vit.backbones import load_backbone, stamp_of_weights
 from onea.vit.embedded import in_float16
@@ -56,7 +57,7 @@ class Inputs:
 
     def _options(self, record: Record, config: RunConfig) -> str:
         """Presets change between versions; an option that only one of them has cannot be compared."""
-        options = options_of(config, record["backbone"]["width"])
+        options = options_of(config, shape_in(record))
         then, now = upgraded(type(options), record["options"]), dataclasses.asdict(options)
         both = then.keys() & now.keys()
         names = different({name: then[name] for name in both}, {name: now[name] for name in both})

@@ -27,10 +27,9 @@ from onea.files import default_cache
 from onea.methods import method_class
 from onea.methods.adapter_merging import AdapterCache, AdapterMerging
 from onea.methods.contract import EVALUATION_BATCH, Method
-from onea.methods.presets import choose_preset, preset_options
-from onea.options import build
 from onea.record import Record
 from onea.runs.config import RunConfig
+from onea.runs.options import options_of, shape_of
 from onea.runtime import Runtime
 from onea.streams import Stream, make_stream
 from onea.task_sizes import parse_sizes
@@ -40,7 +39,7 @@ from onea.vit.compiled import can_compile
 from onea.vit.frozen import FrozenViT
 
 CROP_MARGIN = 256 / 224  # packed images keep the margin around the network's input that the published protocol has
-_DEFAULT_TASKS = 10
+DEFAULT_TASKS = 10
 _WORTH_COMPILING = 20_000  # training images: compilation takes about a minute, and saves half of what follows
 
 
@@ -95,7 +94,7 @@ class Prepared:
         limits = self.stream.samples
         if limits is None:
             return rows
-        return _pick(rows, self.train.labels, self.seed, "long-tail", lambda position, _: limits[position])
+        return pick(rows, self.train.labels, self.seed, "long-tail", lambda position, _: limits[position])
 
 
 def prepare(config: RunConfig, runtime: Runtime, adapter_cache: AdapterCache | None = None) -> Prepared:
@@ -107,7 +106,8 @@ def prepare(config: RunConfig, runtime: Runtime, adapter_cache: AdapterCache | N
     vit = load_backbone(config.backbone, config.image_size, depth=config.depth)
     dataset = dataset_of(config)
     stream = _stream(config, dataset)
-    method, options = _method(config, vit, stream, runtime, adapter_cache)
+    shape = shape_of(config, stream, np.bincount(dataset.train.labels, minlength=len(dataset.classes)).tolist())
+    method, options = _method(config, vit, stream, options_of(config, shape), runtime, adapter_cache)
     preprocess = _preprocess(config, vit, dataset)
     train, test, stored = _images(config, dataset, stream, preprocess, runtime)
     train, test = _choose_rows(config, train, test)
@@ -120,6 +120,7 @@ def prepare(config: RunConfig, runtime: Runtime, adapter_cache: AdapterCache | N
             "fingerprint": dataset.fingerprint,
             "classes": [dataset.classes[index] for index in stream.class_order],
             "train_images": len(train.rows),
+            "task_images": shape.images,  # without those that a long tail leaves out
             "test_images": len(test.rows),
             **stored,
         },
@@ -143,12 +144,6 @@ def dataset_of(config: RunConfig, *, fetch: bool = True, cached: bool = True) ->
     """The dataset of a run; unless told not to, what is missing is fetched, and what is drawn here is kept."""
     root = Path(config.root) if config.root else None
     return load_dataset(config.data, root=root, cache=default_cache() if cached else None, fetch=fetch)
-
-
-def options_of(config: RunConfig, width: int) -> Any:
-    """The options of a run's method on a backbone of this width: its preset, and what was asked for on top."""
-    preset = preset_options(config.method, choose_preset(config.preset, width), config.data)
-    return build(method_class(config.method).Options, preset | config.options)
 
 
 def sha256_of_images(config: RunConfig, dataset: Dataset, size: int) -> dict[str, str]:
@@ -226,7 +221,7 @@ def _stream(config: RunConfig, dataset: Dataset) -> Stream:
         raise OneaError(
             f"'{dataset.name}' has no natural groups; give --tasks, or put class folders into task folders."
         )
-    tasks = config.tasks or (min(_DEFAULT_TASKS, len(dataset.classes)) if kind in ("step", "balanced") else None)
+    tasks = config.tasks or (min(DEFAULT_TASKS, len(dataset.classes)) if kind in ("step", "balanced") else None)
     return make_stream(
         classes=len(dataset.classes),
         tasks=tasks,
@@ -242,10 +237,14 @@ def _stream(config: RunConfig, dataset: Dataset) -> Stream:
 
 
 def _method(
-    config: RunConfig, vit: FrozenViT, stream: Stream, runtime: Runtime, adapter_cache: AdapterCache | None
+    config: RunConfig,
+    vit: FrozenViT,
+    stream: Stream,
+    options: Any,
+    runtime: Runtime,
+    adapter_cache: AdapterCache | None,
 ) -> tuple[Method, dict[str, Any]]:
     kind = method_class(config.method)
-    options = options_of(config, vit.width)
     plan = StreamPlan(stream.classes, stream.tasks)
     if issubclass(kind, AdapterMerging):
         return kind(vit, options, runtime, plan, adapter_cache), dataclasses.asdict(options)
@@ -293,7 +292,7 @@ def _choose_rows(config: RunConfig, train: Side, test: Side) -> tuple[Side, Side
     if (share := config.holdout) is not None:
         if not 0 < share < 1:
             raise OneaError(f"holdout is {share}; it must lie between 0 and 1.")
-        held = _pick(rows, train.labels, config.seed, "holdout", lambda _, count: max(1, round(share * count)))
+        held = pick(rows, train.labels, config.seed, "holdout", lambda _, count: max(1, round(share * count)))
         test = dataclasses.replace(train, rows=held)
         rows = rows[~torch.isin(rows, held)]
         if len(train.labels[rows].unique()) < len(train.labels.unique()):
@@ -301,11 +300,11 @@ def _choose_rows(config: RunConfig, train: Side, test: Side) -> tuple[Side, Side
     if (most := config.per_class) is not None:
         if most < 1:
             raise OneaError(f"per_class is {most}; it must be at least 1.")
-        rows = _pick(rows, train.labels, config.seed, "per class", lambda _, __: most)
+        rows = pick(rows, train.labels, config.seed, "per class", lambda _, __: most)
     return dataclasses.replace(train, rows=rows), test
 
 
-def _pick(rows: Tensor, labels: Tensor, seed: int, purpose: str, count: Callable[[int, int], int]) -> Tensor:
+def pick(rows: Tensor, labels: Tensor, seed: int, purpose: str, count: Callable[[int, int], int]) -> Tensor:
     """Some rows of every class, chosen by the seed; ``count`` says how many, given the class and how many it has."""
     own = labels[rows]
     kept = []
