@@ -189,7 +189,7 @@ def on_files(files: Any, config: Any) -> Any:
     """Measured files, which lie beside docs/, come along with a page that lists them; so do pages made from records."""
     from mkdocs.structure.files import File
 
-    kept = sorted(path for path in (ROOT / BENCHMARKS).iterdir() if path.suffix in (".csv", ".json"))
+    kept = sorted(path for path in (ROOT / BENCHMARKS).iterdir() if path.suffix in (".csv", ".json", ".jsonl"))
     for path in kept:
         files.append(File.generated(config, f"{BENCHMARKS}/{path.name}", abs_src_path=str(path)))
     listed = "\n".join(f"- [{path.name}]({path.name})" for path in kept)

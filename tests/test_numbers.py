@@ -38,7 +38,7 @@ SETTINGS = {
     "docs/index.md": "5",
     "docs/results.md": "21.6",
     "docs/expect.md": "2,485",
-    "docs/methods.md": "5,000 1,370 0.4 0.5 0.55 1.65 1,200",
+    "docs/methods.md": "5,000 1,370 0.25 0.5 1.5 2,500",
     "docs/paper.md": "60,000",
     "docs/serving.md": "10,000 1,600 12.5",
     "docs/models.md": "5 90 50 25 70 97 100 0.2 0.4 0.5 1.6 2,000 2,936 2,485",

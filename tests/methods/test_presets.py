@@ -93,7 +93,7 @@ def test_options_that_are_given_win_and_bounds_follow_epochs() -> None:
     assert (options.epochs, options.min_epochs, options.max_epochs) == (2, 1, 3)
     assert (options.learning_rate, options.batch_size) == (0.5, 64)
     bound = options_of(make_config({"method": "ease", "max_epochs": 9}), CUB)
-    assert (bound.epochs, bound.max_epochs) == (15, 9)
+    assert (bound.epochs, bound.max_epochs) == (20, 9)
 
 
 def test_named_presets_keep_what_was_tuned_and_published() -> None:

@@ -240,7 +240,7 @@ def test_another_backbone_gets_its_own_preprocessing_and_preset(tiny_vit: str) -
     ours = next(run for run in runs if run.method == "one-a" and run.data == "cifar100")
     assert {run.preset for run in runs} == {"auto"}
     # Half of the full experiment's epochs, and its batches, although half of the images alone would ask for others.
-    assert ours.options == {"epochs": 2, "min_epochs": 2, "max_epochs": 4}
+    assert ours.options == {"epochs": 5, "min_epochs": 2, "max_epochs": 8}
 
 
 def test_published_settings_are_asked_for_by_name() -> None:
