@@ -24,7 +24,13 @@ _TINY = 1e-12  # variance of a signal that says nothing
 
 
 def calibrated(
-    state: State, before: ClassStatistics, views: Tensor, rows: Tensor, groups: Tensor, honest: Tensor
+    state: State,
+    before: ClassStatistics,
+    views: Tensor,
+    rows: Tensor,
+    groups: Tensor,
+    honest: Tensor,
+    earlier: State | None = None,
 ) -> State:
     """The same state with probabilities and familiarity fitted to the images of its last update.
 
@@ -36,13 +42,16 @@ def calibrated(
         groups: their series.
         honest: images that the adapter was not trained on, ``bool [N]``, where it was trained on others. Each image is
             judged by statistics without its series; probabilities are fitted to the honest ones alone.
+        earlier: the state before the update, if it was measured alike.
     """
     features = views[0]
     scores, signals = torch.empty(len(rows), len(state.classes)), torch.empty(len(rows), SIGNALS)
     for here, others in left_out(before, views, rows, groups, _FOLDS):
         scores[here], signals[here] = _judged(state, others, features[here])
-    earlier = _as_of_now(state.margins, state.margin_rows, *_watched(state, rows))
-    margins, margin_rows = _newest(_as_if_unseen(signals, rows, groups, honest), rows, earlier, state.margin_rows)
+    margins = state.margins
+    if earlier is not None:
+        margins = _as_of_now(margins, _watched(earlier, rows), _watched(state, rows))
+    margins, margin_rows = _newest(_as_if_unseen(signals, rows, groups, honest), rows, margins, state.margin_rows)
     hidden, hidden_rows = state.hidden, state.hidden_rows
     for here, out, others in classes_left_out(before, views, rows, groups, honest):
         usual, strange = (_judged(state, others, features[chosen])[1] for chosen in (here, out))
@@ -64,13 +73,11 @@ def calibrated(
     )
 
 
-def _watched(state: State, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Signals of the images that earlier updates held out, judged by all others, and their classes: none of these."""
+def _watched(state: State, rows: Tensor) -> Tensor:
+    """Signals of images that were held out of updates, of all classes but these, judged by all others."""
     others, features, shown = taken_out(state.statistics, state.held, state.held_rows)
-    earlier = ~torch.isin(shown, rows)
-    if not bool(earlier.any()):
-        return torch.empty(0, SIGNALS), shown[earlier]
-    return _judged(state, others, features[earlier])[1], shown[earlier]
+    here = ~torch.isin(shown, rows)
+    return _judged(state, others, features[here])[1] if bool(here.any()) else torch.empty(0, SIGNALS)
 
 
 def _judged(state: State, known: ClassStatistics, features: Tensor) -> tuple[Tensor, Tensor]:
@@ -100,17 +107,16 @@ def _as_if_unseen(signals: Tensor, rows: Tensor, groups: Tensor, honest: Tensor)
     return moved - _MISSED * in_series * moved.std(0)
 
 
-def _as_of_now(margins: Tensor, margin_rows: Tensor, watched: Tensor, watched_rows: Tensor) -> Tensor:
-    """Signals that were measured in earlier updates, moved to where those of watched images of these classes are now.
+def _as_of_now(margins: Tensor, then: Tensor, now: Tensor) -> Tensor:
+    """Signals that were measured in earlier updates, changed as those of watched images have.
 
-    Classes that came since make images less clear, and the adapter has changed.
+    Classes that came since make images less clear, and the adapter may have changed.
     """
-    then = margins[torch.isin(margin_rows, watched_rows)] if len(watched_rows) >= ENOUGH else margins[:0]
-    return _moved(margins, then, watched) if len(then) >= ENOUGH else margins
+    return _moved(margins, then, now) if min(len(then), len(now)) >= ENOUGH else margins
 
 
 def _moved(signals: Tensor, sample: Tensor, target: Tensor) -> Tensor:
-    """Signals, shifted and stretched so that those of a sample get the mean and the spread of others.
+    """Signals, shifted and stretched so that those of a sample would get the mean and the spread of others.
 
     The spread of few others is drawn towards that of the sample.
 
