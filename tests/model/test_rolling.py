@@ -104,6 +104,7 @@ def test_it_is_said_with_how_many_and_how_sure(model):
         "overall: 75.0 % of 200 held-out images (69 to 80 %, 19 times out of 20) right, of 38 of 40 classes"
     )
     assert held_out_sentences({"held_out": 0, "held_out_accuracy": None, "known": 3}) == []
+    assert held_out_sentences(update | {"known": 1})[0].endswith("right, among 1 class")
     assert "of 6 (" in history_row(model.history[-1])[7]
 
 
