@@ -124,6 +124,7 @@ def test_the_defaults_of_a_method_are_those_that_would_run(onea):
     of_glyphs = DataShape(len(glyphs.train), len(glyphs.classes), len(glyphs.groups))
     for words, config, shape in (
         ([], {}, of_glyphs),
+        ([], {"backbone": "vit_base_patch16_224.augreg_in21k"}, of_glyphs),  # which network it is changes none of them
         (["--data", "cifar100"], {"data": "cifar100"}, DataShape(50_000, 100, 10)),
         (["--preset", "paper/cub200", "--data", "cifar100"], {"preset": "paper/cub200"}, of_glyphs),
     ):

@@ -97,7 +97,7 @@ def test_a_notebook_shows_the_bar_as_a_line_that_is_written_over(capsys):
         bar.step(10)
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().out)
     assert re.search(r"left: (-|\d+):", plain)
-    assert plain.rstrip().endswith("epoch 1/2") or "learned" in plain
+    assert "learned" in plain
 
 
 MANY_IMAGES = np.zeros((progress_bar.MANY, 16, 16, 3), np.uint8)
