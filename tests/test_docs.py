@@ -322,3 +322,14 @@ def test_the_files_of_a_typical_change_are_there() -> None:
         paths = re.findall(r"`([\w/.]+)`", files)
         assert len(paths) == int(count)
         assert all((ROOT / "src/onea" / path).exists() for path in paths), files
+
+
+def test_the_readme_begins_with_photos_and_says_how_to_get_it() -> None:
+    """Whoever has photos finds commands for them before any word of research, and what an installation takes."""
+    photos, _, research = (ROOT / "README.md").read_text("utf-8").partition("\n## Research\n")
+    assert research
+    assert not re.findall(r"\bA_T\b|\badapters?\b|subspace|prototype", photos)
+    assert photos.index("onea teach") < photos.index("make demo") < photos.index(". .venv/bin/activate")
+    size = re.search(r"takes (\d+\.\d) GB of disk", photos)
+    assert size
+    assert "install PyTorch and\ntorchvision for the CPU first" in photos[size.end() :]

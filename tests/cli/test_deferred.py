@@ -43,3 +43,15 @@ def test_whatever_comes_first(use):
     code = f"{LOAD}\n{USES[use]}\nassert loaded()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_an_answer_does_not_need_it(shop, tiny_images):
+    """Loading it is a third of what the first answer would take."""
+    words = ["onea", "predict", str(shop), str(tiny_images / "test/class00"), "--json", "--threads", "1"]
+    code = f"import sys; sys.argv = {words!r}; from onea.cli import main; main()"
+    check = "print('torch._dynamo.symbolic_convert' in sys.modules)"
+    asked = f"import atexit, sys; atexit.register(lambda: {check}); {code}"
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count('"class"') >= 3
+    assert done.stdout.splitlines()[-1] == "False"

@@ -7,11 +7,15 @@ import json
 import os
 import re
 import shutil
+import time
 from pathlib import Path
 
 import pytest
 from model_tools import class_folders, tiny_model
+from rich.console import Console
 
+from onea import load as onea_load
+from onea.cli.model_display import print_learned
 from onea.model.sentences import held_out_share
 
 
@@ -120,6 +124,7 @@ def test_the_defaults_of_a_method_are_those_that_would_run(onea):
     of_glyphs = DataShape(len(glyphs.train), len(glyphs.classes), len(glyphs.groups))
     for words, config, shape in (
         ([], {}, of_glyphs),
+        ([], {"backbone": "vit_base_patch16_224.augreg_in21k"}, of_glyphs),  # which network it is changes none of them
         (["--data", "cifar100"], {"data": "cifar100"}, DataShape(50_000, 100, 10)),
         (["--preset", "paper/cub200", "--data", "cifar100"], {"preset": "paper/cub200"}, of_glyphs),
     ):
@@ -147,6 +152,40 @@ def test_a_model_taught_class_by_class_says_what_would_help(onea, tiny_vit, tiny
     assert onea("teach", "shop.onea", "both")[0] == 0
     trained = json.loads(onea("history", "shop.onea", "--json")[1])["updates"][-1]["trained"]
     assert ("never been trained" in onea("info", "shop.onea")[1]) == (not trained)
+
+
+def test_all_the_time_that_teaching_took_is_told(onea, tiny_vit, tiny_images):
+    """Not only that of the update: what was loaded and read before it and written after it took time, too."""
+    fast = ["--backbone", tiny_vit, "--epochs", "1", "--threads", "1", "--precision", "fp32"]
+    started = time.perf_counter()
+    out = onea("teach", "new.onea", str(tiny_images / "train"), *fast)[1]
+    waited = time.perf_counter() - started
+    found = re.search(r"from 36 images in (\d+\.\d) s", out)
+    assert found
+    [update] = json.loads(onea("history", "new.onea", "--json")[1])["updates"]
+    assert update["seconds"] - 0.05 <= float(found[1]) <= waited + 0.05
+    print_learned(Console(), onea_load("new.onea"), Path("new.onea"), 19.6)
+    assert onea("info", "new.onea")[1].startswith("learned 6 new classes from 36 images in 19.6 s")
+
+
+def test_one_of_a_thing_is_told_as_one(onea, shop, tiny_images):
+    shutil.copytree(tiny_images / "test/class00", "more/class00", ignore=shutil.ignore_patterns("[12].png"))
+    assert "learned 1 known class again from 1 image in" in onea("teach", "shop.onea", "more", "--threads", "1")[1]
+    assert "it knows 1 class now" in onea("forget", "shop.onea", "class01", "class02")[1]
+    assert "is at version 2 again and knows 3 classes" in onea("undo", "shop.onea")[1]
+
+
+def test_a_heic_photo_in_a_folder_is_never_passed_over(onea, shop, tiny_images):
+    shutil.copytree(tiny_images / "test/class00", "new")
+    Path("new/IMG_1.HEIC").write_bytes(b"\0\0\0\x1cftypheic\0\0\0\0mif1heic")  # nothing can read it
+    code, out, err = onea("predict", "shop.onea", "new")
+    assert (code, out) == (2, "")
+    assert "1 of 4 images cannot be read" in err
+    assert "IMG_1.HEIC" in err
+    code, out, err = onea("predict", "shop.onea", "new", "--json", "--on-bad", "skip")
+    assert (code, len(out.splitlines())) == (0, 3)
+    assert "left out" in err
+    assert "IMG_1.HEIC" in err
 
 
 @pytest.mark.parametrize(

@@ -145,6 +145,24 @@ def test_the_same_arrival_again_says_so_and_has_no_figure(before, model, files):
         assert np.array_equal(getattr(new, name), getattr(old, name))
 
 
+def test_the_parent_folder_of_all_arrivals_is_nothing_new(before, model, files, tmp_path):
+    for day, names in (("monday", (A, B)), ("tuesday", (C,))):
+        (tmp_path / "photos" / day).mkdir(parents=True)
+        for name in names:
+            (tmp_path / "photos" / day / name).symlink_to(files[name][0].parent)
+    model.learn(tmp_path / "photos")
+    update = model.history[-1]
+    assert (update["images"], update["seen"], update["new_classes"], update["held_out"]) == (18, 18, 0, 0)
+    assert model.snapshot().state.images == before.snapshot().state.images
+
+
+def test_one_photo_again_and_photos_that_only_the_adapter_learns_from():
+    again = {"kind": "learn", "images": 1, "seen": 1, "trained": False}
+    assert sentences(again) == ["the 1 photo was seen before: nothing new was learned"]
+    many = {"kind": "learn", "images": 9, "seen": 9, "trained": True}
+    assert sentences(many) == ["all 9 photos were seen before: only the adapter learned again"]
+
+
 def test_old_photos_among_new_ones_count_once(tiny_vit, files):
     """The class is as if it had been taught its photos in two parts, and only new ones are held out for the figure."""
     twice = tiny_model(tiny_vit, views=1).learn(*pairs(files, A, B, last=3)).learn(*pairs(files, A))

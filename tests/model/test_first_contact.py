@@ -91,6 +91,15 @@ def test_nothing_is_shown_where_there_is_no_terminal(tiny_vit, files, capsys):
     assert capsys.readouterr() == ("", "")
 
 
+def test_a_notebook_shows_the_bar_as_a_line_that_is_written_over(capsys):
+    with progress_bar.LearningBar(Console(force_jupyter=True)) as bar:
+        bar.start_epoch(0, 2, 10)
+        bar.step(10)
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().out)
+    assert re.search(r"left: (-|\d+):", plain)
+    assert "learned" in plain
+
+
 MANY_IMAGES = np.zeros((progress_bar.MANY, 16, 16, 3), np.uint8)
 
 
@@ -224,7 +233,9 @@ def test_an_evaluation_tells_every_class(model, files):
     right = sum(found.by_class[name].right for name in ("plum", "fig"))
     assert found.accuracy == right / 12
     assert not [mistake for mistake in found.confusions() if mistake[0] == "date"]
-    assert "of 12 images right" in str(found)
     told = found.as_json()
+    low, high = told["accuracy_interval"]
+    assert 0 <= low <= found.accuracy <= high <= 1
+    assert f"of 12 images right ({100 * low:.0f} to {100 * high:.0f} %, 19 times out of 20)" in str(found)
     assert [one["class"] for one in told["never_taught"]] == ["date"]
     assert {one["class"] for one in told["classes"]} == {"plum", "fig"}

@@ -166,12 +166,13 @@ def test_a_heic_photo_is_found(tmp_path):
 
 
 def test_images_are_found_in_natural_order(tmp_path, files):
-    for name in ("b/10.png", "b/9.png", "a.png", ".hidden/x.png", "notes.txt", "b/.x.png"):
+    for name in ("b/10.png", "b/9.png", "a.png", ".hidden/x.png", "notes.txt", "b/.x.png", "b/scan"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(files[0].read_bytes())
-    assert [str(file.relative_to(tmp_path)) for file in find_images(tmp_path)] == ["a.png", "b/9.png", "b/10.png"]
+    found = [str(file.relative_to(tmp_path)) for file in find_images(tmp_path)]
+    assert found == ["a.png", "b/9.png", "b/10.png", "b/scan"], "a photo without an ending is one, as in class folders"
     (tmp_path / "b/circle").symlink_to(tmp_path)
-    assert len(find_images(tmp_path)) == 3
+    assert len(find_images(tmp_path)) == 4
     (tmp_path / "empty").mkdir()
     with pytest.raises(OneaError, match="no images below"):
         find_images(tmp_path / "empty")

@@ -90,6 +90,13 @@ def test_teach_a_class_and_recognise_it(open_page, tiny_images, tmp_path, width)
     assert "sure" in page.locator("#ask-status").inner_text()
 
     assert page.locator("#chart .new").count() == 2
+    assert page.locator("#chart polyline, #chart path").count() == 0, "dots, and no line through few photos"
+    assert page.locator("#chart circle.dot:not(.all)").count() == page.locator("#chart circle.dot.all").count() == 3
+    share = r"\d+ % of \d+ \(\d+ to \d+ %\)"
+    assert re.fullmatch(
+        rf"Of held-out photos of (all|\d of) 5 classes: {share} answered right\.", page.locator("#overall").inner_text()
+    )
+    assert page.get_by_text("Several classes at once are learned better than one by one").is_visible()
     page.get_by_text("As a table").click()
     assert page.locator("#history-rows tr").all_inner_texts()[0].startswith("2\t")
     assert page.evaluate("document.documentElement.scrollWidth") <= width, "nothing sticks out"
@@ -264,6 +271,12 @@ def test_rename_and_forget(open_page, shop):
     page.get_by_text("Knows 3 classes · version 3").wait_for()
     assert onea_load(shop).classes_.tolist() == ["class00", "class03", "pear"]
     assert page.locator("#history-rows td").nth(2).text_content() == "Forgot class02"
+    page.locator("#classes").get_by_role("button", name="class03").click()
+    page.get_by_label("New name for “class03”").fill("pear")
+    page.get_by_role("button", name="Rename", exact=True).click()
+    page.get_by_role("button", name="Really make “class03” and “pear” one class?").click()
+    page.get_by_text("“class03” is part of “pear” now. Version 4 answers now").wait_for()
+    assert onea_load(shop).classes_.tolist() == ["class00", "pear"]
 
 
 def test_the_keyboard_reaches_everything_and_shows_where_it_is(open_page):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pytest
+from model_tools import tiny_model
 from serving import TEACHER, checkerboard, class_zip, client_of, folder_hash, form, job_end, photos, png, zipped
 
 import onea
@@ -30,10 +31,19 @@ def test_rename_forget_and_undo(client, shop):
     assert names(client) == ["class00", "pear", "class02", "class03"]
 
 
+def test_two_classes_become_one(client, shop):
+    merged = client.post("/rename", params={"old": "class01", "new": "class02", "merge": True}, headers=TEACHER)
+    assert merged.json() == {"version": 2, "classes": 3}
+    assert client.get("/classes").json()["classes"][1] == {"name": "class02", "images": 12}
+    wanted = onea.load(shop).undo().rename("class01", "class02", merge=True).snapshot().state.statistics
+    assert onea.load(shop).snapshot().state.statistics.means.equal(wanted.means)
+
+
 @pytest.mark.parametrize(
     ("path", "params", "status", "words"),
     [
         ("/rename", {"old": "class01", "new": "class02"}, 422, "already knows 'class02'"),
+        ("/rename", {"old": "class01", "new": "pear", "merge": True}, 422, "does not know 'pear'"),
         ("/rename", {"old": "class9", "new": "pear"}, 422, "does not know 'class9'"),
         ("/rename", {"old": "class01", "new": " "}, 422, "cannot be a class name"),
         ("/rename", {"old": "class01"}, 422, "new: field required"),
@@ -96,6 +106,19 @@ def test_what_was_taught_before_is_told(client, tiny_images):
         client, client.post("/learn", files={"zip": ("a.zip", class_zip(tiny_images, 0))}, headers=TEACHER)
     )
     assert "all 6 photos were seen before: nothing new was learned" in report["remarks"]
+
+
+def test_a_model_taught_class_by_class_says_what_would_help(tiny_vit, tiny_images, tmp_path):
+    """A page is where people teach one class at a time."""
+    files = sorted((tiny_images / "train/class00").iterdir())
+    path = tiny_model(tiny_vit).learn(files, ["plum"] * 6).save(tmp_path / "shop.onea")
+    with client_of(path) as client:
+        for label, of in (("pear", 4), ("plum", 5)):
+            begun = client.post("/learn", files=form(photos(tiny_images, of)), data={"class": label}, headers=TEACHER)
+            remarks = job_end(client, begun)["remarks"]
+            assert remarks[-1].startswith(
+                "Its adapter has never been trained, since that takes several classes at once"
+            )
 
 
 def test_what_is_no_photo_in_a_zip_is_left_out_and_told(client, tiny_images):

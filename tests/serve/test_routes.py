@@ -320,6 +320,14 @@ def test_mistakes_on_the_command_line_get_a_sentence(arguments, sentence, monkey
     assert sentence in capsys.readouterr().err
 
 
+def test_serve_takes_another_rate_of_unknown(shop, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["onea", "serve", str(shop), "--port", "0", "--unknown", "0.7"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    assert "between 0 (never) and 0.5" in capsys.readouterr().err
+
+
 def test_a_model_of_a_newer_format_is_refused(shop, monkeypatch, capsys):
     manifest = json.loads((shop / "model.json").read_text())
     (shop / "model.json").write_text(json.dumps(manifest | {"format": 999}))

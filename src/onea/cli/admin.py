@@ -95,7 +95,7 @@ def undo(model: Model) -> None:
 
     undone, now = go_back(model)
     print(f"undid version {undone.version} ({printable(undone.what)})")
-    print(f"{model} is at version {now.version} again and knows {len(now.classes):,} classes")
+    print(f"{model} is at version {now.version} again and knows {count(len(now.classes), 'class', 'classes')}")
 
 
 def forget(model: Model, classes: Annotated[list[str], typer.Argument(help="Classes no longer to answer.")]) -> None:
@@ -104,7 +104,7 @@ def forget(model: Model, classes: Annotated[list[str], typer.Argument(help="Clas
 
     state = change(model, lambda before, version, date: before.without(classes, version, date))
     gone = printable(", ".join(classes))
-    print(f"{model} no longer answers {gone}; it knows {len(state.classes):,} classes now")
+    print(f"{model} no longer answers {gone}; it knows {count(len(state.classes), 'class', 'classes')} now")
 
 
 def rename(

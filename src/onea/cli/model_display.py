@@ -84,7 +84,7 @@ def _learned_classes(update: dict[str, Any]) -> str:
     again = len(update["classes"]) - update["new_classes"]
     what = count(update["new_classes"], "new class", "new classes") if update["new_classes"] else ""
     more = count(again, "known class", "known classes") + " again" if again else ""
-    return f"{' and '.join(part for part in (what, more) if part)} from {update['images']:,} images"
+    return f"{' and '.join(part for part in (what, more) if part)} from {count(update['images'], 'image', 'images')}"
 
 
 def print_answers(console: Console, answers: Sequence[Answer]) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from onea import openset
 from onea.data.pack import OnBad
 from onea.errors import OneaError
+from onea.metrics import wilson_interval
 from onea.model.answers import Snapshot
 from onea.model.fingerprints import fingerprints
 from onea.model.images import DecodedImages, find_images, read_labelled
@@ -202,9 +203,16 @@ class Evaluation:
         mistakes = (mistake for mistake in found if mistake[0] not in self.never_taught)
         return sorted(mistakes, key=lambda mistake: (-mistake[2], mistake[0], mistake[1]))[:most]
 
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Where the accuracy on all such images lies, 19 times out of 20."""
+        return wilson_interval(sum(found.right for found in self._taught), self.images)
+
     def __str__(self) -> str:
+        low, high = (100 * end for end in self.interval)
         return (
-            f"{100 * self.accuracy:.2f} % of {count(self.images, 'image', 'images')} right, "
+            f"{100 * self.accuracy:.2f} % of {count(self.images, 'image', 'images')} right "
+            f"({low:.0f} to {high:.0f} %, 19 times out of 20), "
             f"{100 * self.balanced_accuracy:.2f} % with every class weighing the same; "
             f"{100 * self.unknown:.1f} % of known classes' images answered unknown (version {self.version})"
         )
@@ -215,6 +223,7 @@ class Evaluation:
             "version": self.version,
             "images": self.images,
             "accuracy": self.accuracy,
+            "accuracy_interval": list(self.interval),
             "balanced_accuracy": self.balanced_accuracy,
             "unknown": self.unknown,
             "classes": [

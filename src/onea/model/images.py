@@ -90,7 +90,7 @@ def find_images(path: Path) -> list[Path]:
             continue
         seen.add(real)
         folders[:] = sorted((name for name in folders if not name.startswith(".")), key=natural_key)
-        wanted = (name for name in files if name.lower().endswith(ENDINGS) and not name.startswith("."))
+        wanted = (name for name in files if is_photo(name) and not name.startswith("."))
         found.extend(Path(place) / name for name in sorted(wanted, key=natural_key))
     if not found:
         raise OneaError(f"There are no images below {path}; give image files or a folder that holds some.")
@@ -109,7 +109,7 @@ def _labelled_source(source: Any) -> tuple[list[Any], list[Any]]:
 
 
 def is_photo(name: str) -> bool:
-    """Whether a file in a class folder is taken for a photo: by its ending, or because it has none.
+    """Whether a file in a folder is taken for a photo: by its ending, or because it has none.
 
     >>> is_photo("IMG_1.HEIC"), is_photo("IMG_1.AAE"), is_photo("scan")
     (True, False, True)

@@ -56,12 +56,12 @@ def held_out_sentences(update: Mapping[str, Any], *, own: bool = True) -> list[s
     """What held-out photos say of an update, where asked, and of all classes, where that is something else."""
     told = []
     if own and (share := held_out_share(update)):
-        told.append(f"{_in_words(share)} right, among all {update['known']:,} classes")
+        told.append(f"{_in_words(share)} right, among {_all(update['known'])}")
     overall = held_out_share(update, "overall")
     if overall and (not own or update["overall_images"] > update["held_out"]):
-        every = update["overall_classes"] == update["known"]
-        of = f"all {update['known']:,}" if every else f"{update['overall_classes']:,} of {update['known']:,}"
-        told.append(f"overall: {_in_words(overall)} right, of {of} classes")
+        measured, known = update["overall_classes"], update["known"]
+        of = _all(known) if measured == known else f"{measured:,} of {known:,} classes"
+        told.append(f"overall: {_in_words(overall)} right, of {of}")
     return told
 
 
@@ -93,8 +93,10 @@ def _seen(update: Mapping[str, Any]) -> list[str]:
         return []
     if seen < images:
         return [f"{seen:,} of {count(images, 'photo', 'photos')} {_were(seen)} seen before and {_once(seen)}"]
-    again = "only the adapter learned from them again" if update["trained"] else "nothing new was learned"
-    return [f"all {count(images, 'photo', 'photos')} were seen before: {again}"]
+    again = "only the adapter learned again" if update["trained"] else "nothing new was learned"
+    return [
+        f"{'the' if images == 1 else 'all'} {count(images, 'photo', 'photos')} {_were(images)} seen before: {again}"
+    ]
 
 
 def _two_names(update: Mapping[str, Any]) -> list[str]:
@@ -114,6 +116,10 @@ def left_out_sentences(update: Mapping[str, Any]) -> list[str]:
         return []
     named = ", ".join(update["left_out_files"]) + (", ..." if found > len(update["left_out_files"]) else "")
     return [f"{count(found, 'file', 'files')} left out (no photo, or in no class folder): {named}"]
+
+
+def _all(classes: int) -> str:
+    return f"all {classes:,} classes" if classes > 1 else "1 class"
 
 
 def _were(number: int) -> str:

@@ -202,9 +202,10 @@ async def rename(
     serving: Serving,
     old: Annotated[str, Query(description="What the class is called now.")],
     new: Annotated[str, Query(description="What it shall be called.")],
+    merge: Annotated[bool, Query(description="The new name is a class, too: make the two one.")] = False,
 ) -> Changed:
-    """Call a class by another name."""
-    return _changed(await run_in_threadpool(serving.service.rename, old, new))
+    """Call a class by another name, or make two classes one."""
+    return _changed(await run_in_threadpool(serving.service.rename, old, new, merge))
 
 
 @router.get("/healthz", tags=["operate"], responses=refusals(503), summary="Whether it serves")

@@ -22,6 +22,7 @@ from onea.model.estimator import load_for
 from onea.model.folder import Manifest, Undone, change, read_id, read_manifest, read_state, undo
 from onea.model.images import DecodedImages
 from onea.model.learning import checked_classes, learn
+from onea.model.network import advice
 from onea.model.sentences import told
 from onea.model.state import State
 from onea.serve.problems import Problem, of_folder, unexpected
@@ -131,9 +132,13 @@ class Service:
         """No longer answer these classes; returns what answers now."""
         return self._edited(lambda state, version, date: state.without(names, version, date))
 
-    def rename(self, old: str, new: str) -> State:
-        """Call a class by another name; returns what answers now."""
-        return self._edited(lambda state, version, date: state.renamed(old, new, version, date))
+    def rename(self, old: str, new: str, merge: bool = False) -> State:
+        """Call a class by another name, or make two one; returns what answers now."""
+
+        def next_state(state: State, version: int, date: str) -> State:
+            return (state.joined if merge else state.renamed)(old, new, version, date)
+
+        return self._edited(next_state)
 
     def refuse_while_busy(self) -> None:
         """Refuse early what would be refused later, before a large upload is read."""
@@ -218,7 +223,7 @@ class Service:
         if isinstance(outcome, Problem):
             job.fail(outcome)
         else:
-            job.finish(outcome.version, told(outcome.updates[-1]))
+            job.finish(outcome.version, [*told(outcome.updates[-1]), *advice(outcome.classes, outcome.merged)])
 
     def _learned(self, job: TrainingJob, batch: DecodedImages, name: str | None, background: bool) -> State | Problem:
         """The state that answers from now on, or why there is none."""

@@ -60,8 +60,10 @@ function edit(name) {
   for (const place of ["edit-error", "edit-done"]) say(place, "");
   $("edit-label").textContent = `New name for “${name}”`;
   $("edit-name").value = name;
-  $("edit-forget").textContent = "Forget it";
-  delete $("edit-forget").dataset.sure;
+  for (const [id, words] of [["edit-forget", "Forget it"], ["edit-rename", "Rename"]]) {
+    $(id).textContent = words;
+    delete $(id).dataset.sure;
+  }
   if (name) $("edit-name").select();
 }
 
@@ -82,7 +84,10 @@ function rename(event) {
   event.preventDefault();
   const name = $("edit-name").value.trim();
   if (!name || name === edited) return $("edit-name").focus();
-  changed(`/rename?${new URLSearchParams({ old: edited, new: name })}`, `“${edited}” is called “${name}” now.`);
+  const merge = page.classes.some((known) => known.name === name);
+  if (merge && !sure($("edit-rename"), `Really make “${edited}” and “${name}” one class?`, "Rename")) return;
+  changed(`/rename?${new URLSearchParams({ old: edited, new: name, merge })}`,
+    merge ? `“${edited}” is part of “${name}” now.` : `“${edited}” is called “${name}” now.`);
 }
 
 function forget() {
@@ -141,6 +146,10 @@ document.addEventListener("paste", (event) => event.clipboardData.files.length &
 $("ask-again").addEventListener("click", askAgain);
 $("search").addEventListener("input", showClasses);
 $("edit").addEventListener("submit", rename);
+$("edit-name").addEventListener("input", () => { // what was asked was about another name
+  $("edit-rename").textContent = "Rename";
+  delete $("edit-rename").dataset.sure;
+});
 $("edit-forget").addEventListener("click", forget);
 $("edit-close").addEventListener("click", () => edit(""));
 $("undo").addEventListener("click", undo);
