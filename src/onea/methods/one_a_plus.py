@@ -27,15 +27,13 @@ from onea.merging.operator import Operator
 from onea.methods.adapter import MergedAdapterOptions
 from onea.methods.adapter_merging import AdapterMerging, MergingOptions
 from onea.methods.adapter_training import AdapterTraining, Start
+from onea.methods.data_rule import DataShape, data_rule
 from onea.options import BelowOne, NotNegative, Positive, Range, Share, ZeroToOne
 from onea.tasks import Task
 from onea.vit.hooks import BlockHooks
 
-_FEWEST_EPOCHS, _MOST_EPOCHS = 10, 20  # for a task of average size
-_IMAGES_FOR_FEWEST = 500  # of a class
-_BATCH = 64
+_BATCH = 64  # the smallest; large tasks have twice that
 _TRAINING = tuple(AdapterTraining.__dataclass_fields__)
-_LARGE_TASK = 2500  # images, from which on steps take twice as many
 
 
 @dataclass(frozen=True)
@@ -93,13 +91,12 @@ class OneAPlusOptions(MergedAdapterOptions):
 
     def for_images(self, classes: int, images: int) -> AdapterTraining:
         """How a task of so many classes and images is trained: all that is 0 here has its value there."""
-        by_images = round(_FEWEST_EPOCHS * (_IMAGES_FOR_FEWEST * classes / images) ** 0.25)
-        epochs = self.epochs or min(max(by_images, _FEWEST_EPOCHS), _MOST_EPOCHS)
+        rule = data_rule(DataShape(images, classes, tasks=1), self.epochs or None)
         # A bound that is given holds, and one that is not yields to it.
-        most = self.max_epochs or max(self.min_epochs, round(1.5 * epochs))
-        least = self.min_epochs or min(most, max(1, round(0.5 * epochs)))
-        batch = self.batch_size or (_BATCH if images < _LARGE_TASK else 2 * _BATCH)
-        values = {"epochs": epochs, "min_epochs": least, "max_epochs": most, "batch_size": batch}
+        most = self.max_epochs or max(self.min_epochs, rule["max_epochs"])
+        least = self.min_epochs or min(most, rule["min_epochs"])
+        batch = self.batch_size or max(_BATCH, rule["batch_size"])
+        values = {"epochs": rule["epochs"], "min_epochs": least, "max_epochs": most, "batch_size": batch}
         return AdapterTraining(**{name: getattr(self, name) for name in _TRAINING} | values)
 
 

@@ -46,7 +46,7 @@ def preset_options(
     Args:
         method: its name.
         preset: one of ``Preset``. A method without values for the dataset that it names has those for any other.
-        shape: of the data that ``auto`` looks at; of the others no part.
+        shape: the numbers that ``auto`` looks at; the others need none.
         given: options that somebody has chosen; only their epochs count here, as bounds follow them.
     """
     kind: type[Method] = METHODS.load(method)

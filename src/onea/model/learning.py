@@ -187,15 +187,15 @@ def learn(
         merged=merged_with(state.merged, taught) if report["trained"] else state.merged,
         numbers=given_as_numbers(state, batch),
     )
-    alike_before: State | None = state
+    comparable: State | None = state
     if len(state.familiar):  # an earlier version measured familiarity otherwise
         learned = dataclasses.replace(learned, familiar=torch.empty(0), margins=NO_SIGNALS, margin_rows=NO_ROWS)
-        alike_before = None
+        comparable = None
     # Images that an adapter was trained on look more familiar than others; how much, only those held out can tell.
     enough = report["trained"] and int(measured.sum()) + len(learned.margins) >= ENOUGH
     if bool(new.any()):
         images = by_view[:, new], rows[new], alike[new], measured[new] & enough
-        learned = calibrated(learned, before, *images, earlier=alike_before)
+        learned = calibrated(learned, before, *images, earlier=comparable)
     update: Update = {
         "version": version,
         "kind": "learn",
