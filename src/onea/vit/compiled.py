@@ -7,7 +7,7 @@ import contextlib
 import importlib.util
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextvars import ContextVar
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,11 @@ def can_compile(device: torch.device) -> bool:
         return importlib.util.find_spec("triton") is not None
     return any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "clang++"))
 
+
+# Quantising a row needs its largest value first. By default, a row of more than 1,024 is read and computed twice for
+# that; with this, a kernel that holds it in registers is tried as well, and the faster of both is taken.
+_FP8_OPTIONS = {"triton.multi_kernel": 1}
+_RECORDED = {"triton.cudagraphs": True}  # what the mode "reduce-overhead" is short for
 
 _launched: ContextVar[bool] = ContextVar("launched", default=False)
 
@@ -75,7 +80,8 @@ class CompiledViT:
         def above(tokens: Tensor, flat: Tensor | None, rank: int, scale: float, dropout: float) -> Tensor:
             return vit.above_eager(tokens, adapted(flat, rank, scale, dropout))
 
-        self._whole, self._below, self._above = (_Pass(function, backend) for function in (whole, below, above))
+        options = _FP8_OPTIONS if vit.fp8 else {}
+        self._whole, self._below, self._above = (_Pass(each, backend, options) for each in (whole, below, above))
 
     def takes(self, batch: Tensor, hooks: BlockHooks) -> bool:
         """Whether this pass is one of those it is compiled for."""
@@ -111,11 +117,13 @@ class CompiledViT:
 class _Pass:
     """A function of tensors, compiled when it is first called, in two ways."""
 
-    def __init__(self, function: Callable[..., Tensor], backend: str):
-        # Recorded as CUDA graphs: a small network's kernels are shorter than the time it takes to launch them.
-        mode = "reduce-overhead" if backend == "inductor" else None
-        self._recorded = _compiled(function, backend, mode)
-        self._launched = _compiled(function, backend, None) if mode else self._recorded
+    def __init__(self, function: Callable[..., Tensor], backend: str, options: Mapping[str, Any]):
+        if backend == "inductor":
+            # Recorded as CUDA graphs: launching a kernel of a small network takes longer than running it.
+            self._recorded = _compiled(function, backend, {**options, **_RECORDED})
+            self._launched = _compiled(function, backend, options)
+        else:
+            self._recorded = self._launched = _compiled(function, backend, {})
 
     def __call__(self, *arguments: Any) -> Tensor:
         if _launched.get():
@@ -123,9 +131,9 @@ class _Pass:
         return self._recorded(*arguments).clone()  # the graph writes its next result into the same memory
 
 
-def _compiled(function: Callable[..., Tensor], backend: str, mode: str | None) -> Callable[..., Tensor]:
+def _compiled(function: Callable[..., Tensor], backend: str, options: Mapping[str, Any]) -> Callable[..., Tensor]:
     made: Callable[..., Tensor] = torch.compile(
-        _with_own_code(function), dynamic=False, fullgraph=True, backend=backend, mode=mode
+        _with_own_code(function), dynamic=False, fullgraph=True, backend=backend, options=dict(options) or None
     )
     return made
 
