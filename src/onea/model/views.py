@@ -19,8 +19,8 @@ from onea.vit.frozen import FrozenViT
 class Views:
     """Each image of an update as it is (view 0), and in random crops.
 
-    Fixed crops are looked at in the precision of the training, which looks at them again and again: what that rounds is
-    far less than what cropping changes. Images as they are, and answers later, are computed in full precision.
+    Crops are looked at in the precision of the training: what that rounds is far less than what cropping changes.
+    Images as they are, and answers later, are computed in full precision.
 
     Attributes:
         fixed: the same for the training, where it looks at no others.
@@ -37,6 +37,8 @@ class Views:
     ):
         assert batch.labels is not None
         self._engine, self._pixels, self._labels, self._seed = engine, batch.pixels, batch.labels, seed
+        # Nobody trains the others, or knows how well they answer in less than full precision.
+        self._training = None if engine.vit.frozen_only else training
         self.fixed: FixedViews | None = None
         if options.fixed_views:
             runtime, count = engine.runtime, max(options.fixed_views, options.views)
@@ -52,5 +54,7 @@ class Views:
         """Features of a view of all images, ``[N, width]``, on the CPU."""
         if self.fixed is not None:
             return self.fixed.features(view, adapters).cpu()
-        crops = self._engine.draw(self._labels, self._seed, view) if view else None
-        return self._engine.features(self._pixels, adapters, crops)
+        if not view:
+            return self._engine.features(self._pixels, adapters)
+        crops = self._engine.draw(self._labels, self._seed, view)
+        return self._engine.features(self._pixels, adapters, crops, by=self._training)
