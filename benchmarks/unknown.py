@@ -7,8 +7,11 @@ FOLDER holds ``train/CLASS/*`` and ``test/CLASS/*``. The seed draws the classes 
 others and of OTHER, which shows other things altogether, are unknown. Appends a line of JSON: shares of photos called
 unknown where 5 % of known ones are stated, the area under the ROC curve, that of each published detector on the same
 features, and the calibration error of the probabilities. ``--validate`` looks at a quarter of the training photos
-instead; whatever is chosen is chosen there. ``--updates`` teaches the classes in so many parts, as uneven as
-``--gamma`` says (1: equal).
+instead; whatever is chosen is chosen there. ``--validate alike`` holds out whole groups of photos that look alike, for
+photos taken in series. ``--updates`` teaches the classes in so many parts, as uneven as ``--gamma`` says (1: equal);
+``--per-class`` bounds the photos that a class is taught with.
+
+Two recipes are compared by runs that differ in ``--params`` alone: the seed draws the same classes, photos and order.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from grocery import Photos, labelled, photos
+from grocery import Photos, divided, labelled, photos
 from torch import Tensor
 
 from onea.model.answers import Snapshot
@@ -29,6 +32,11 @@ from onea.openset import auroc, share_below
 from onea.task_sizes import step_imbalanced
 
 BINS = 10
+LOOKED_AT = {
+    None: "test photos",
+    "random": "a quarter of the training photos",
+    "alike": "a quarter of the training photos, in groups that look alike",
+}
 
 
 def at_random(train: Photos, seed: int) -> tuple[Photos, Photos]:
@@ -86,13 +94,15 @@ def main() -> None:
     parser.add_argument("--gamma", type=float, default=0.01)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--far", type=Path)
-    parser.add_argument("--validate", action="store_true")
+    parser.add_argument("--validate", nargs="?", const="random", choices=("random", "alike"))
+    parser.add_argument("--per-class", type=int)
     parser.add_argument("--params", type=json.loads, default={}, help="of OneA, as JSON")
     parser.add_argument("--out", required=True, type=Path)
     given = parser.parse_args()
     train, test = photos(given.data / "train"), photos(given.data / "test")
     if given.validate:
-        train, test = at_random(train, given.seed)
+        train, test = (divided if given.validate == "alike" else at_random)(train, given.seed)
+    train = {name: files[: given.per_class] for name, files in train.items()}
     names = sorted(train)
     order = torch.randperm(len(names), generator=torch.Generator().manual_seed(given.seed)).tolist()
     known, others = ([names[row] for row in part] for part in (order[: given.classes], order[given.classes :]))
@@ -114,9 +124,9 @@ def main() -> None:
     right = found.scores.argmax(1) == torch.tensor([answers.classes.index(label) for label in labels])
     result: dict[str, Any] = {
         "data": given.data.name,
-        "looked_at": "a quarter of the training photos" if given.validate else "test photos",
+        "looked_at": LOOKED_AT[given.validate],
         "backbone": answers.state.backbone["name"],
-        **{name: getattr(given, name) for name in ("classes", "updates", "gamma", "seed", "params")},
+        **{name: getattr(given, name) for name in ("classes", "per_class", "updates", "gamma", "seed", "params")},
         "seconds": round(seconds, 1),
         "trained": [update["trained"] for update in model.history],
         "right": percent(float(right.double().mean())),

@@ -36,12 +36,14 @@ class StandIn:
 
 @pytest.mark.parametrize("store", ["device", "disk"])
 @pytest.mark.parametrize("blocks", [0, 1])
-def test_what_is_learned_does_not_depend_on_who_takes_the_steps(tiny_run, store, blocks, monkeypatch):
+@pytest.mark.parametrize("drop", [0.0, 0.5])
+def test_what_is_learned_does_not_depend_on_who_takes_the_steps(tiny_run, store, blocks, drop, monkeypatch):
     ready = prepare(make_config(tiny_run | {"store": store}), make_runtime("cpu", "fp32", 1))
     task, vit, runtime = ready.task(0), ready.method.vit, ready.method.runtime
     options = AdapterTraining(
-        rank=4, batch_size=4, epochs=3, min_epochs=3, max_epochs=3, adapter_blocks=blocks, cached_views=2
-    )
+        rank=4, batch_size=4, epochs=3, min_epochs=3, max_epochs=3, adapter_blocks=blocks, cached_views=2,
+        patch_drop_rate=drop,
+    )  # fmt: skip
     results = []
     StandIn.taken = 0
     for recorded in (False, True):

@@ -19,7 +19,8 @@ from onea.runtime import Runtime
 from onea.step_graph import StepGraph
 from onea.tasks import Task
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+Loss = Callable[..., Tensor]  # of images, their labels, and what else is drawn for them
+Draw = Callable[[int, torch.Generator], Tensor]
 Batches = Callable[[int, torch.Generator, Shard], Iterator[tuple[Tensor, Tensor]]]
 Schedule = Callable[[int, int], float]
 Optimiser = Literal["sgd", "adam", "adamw"]
@@ -65,6 +66,7 @@ def train(
     batches: Batches | None = None,
     ends: Callable[[], bool] | None = None,
     recordable: bool = False,
+    draw: Draw | None = None,
 ) -> list[float]:
     """Optimise every parameter that wants a gradient on a task, and return the mean loss of each epoch.
 
@@ -85,6 +87,8 @@ def train(
         ends: asked after each epoch whether to stop there.
         recordable: the loss does the same to tensors at every step and nothing else, so that a GPU may record a step
             and repeat it by itself.
+        draw: what else is drawn for every batch, on the device: given the number of its images and what draws, a row
+            for each. The losses get it after the labels.
 
     Raises:
         OneaError: a loss is not finite.
@@ -93,11 +97,21 @@ def train(
     records = recordable and len(losses) == 1 and not (before_step or after_step) and _can_record(recipe, runtime)
     optimiser = _optimiser(trained, recipe, runtime.device if records else None)
     order, crops = (seeds.generator(task.seed, task.index, name + purpose) for name in ("order", "crops"))
+    # On the device: an upload at every step would make it wait for the host.
+    more = torch.Generator(runtime.device).manual_seed(seeds.derive(task.seed, task.index, "patches" + purpose))
     shard = runtime.processes.shard if sharded else whole
     # Crops can be part of a recorded step where the images are on the device; elsewhere it gets them ready.
     in_step = records and batches is None and isinstance(task.images, PackedImages) and task.images.tier == "device"
 
+    def with_draws(found: Iterable[tuple[Tensor, ...]], draw: Draw) -> Iterator[tuple[Tensor, ...]]:
+        for *given, labels in found:
+            yield *given, shard(draw(len(labels), more)), labels
+
     def batches_of(epoch: int) -> Iterable[tuple[Tensor, ...]]:
+        found = images_of(epoch)
+        return with_draws(found, draw) if draw else found
+
+    def images_of(epoch: int) -> Iterable[tuple[Tensor, ...]]:
         if in_step:
             return task.drawn_batches(recipe.batch_size, recipe.crop_scale, order, crops)
         if batches:
@@ -105,12 +119,13 @@ def train(
         return task.augmented_batches(recipe.batch_size, recipe.crop_scale, order, crops, shard)
 
     def step(*inputs: Tensor, number: int = 0) -> Tensor:
-        *drawn, labels = inputs
-        images = task.images.cropped(drawn[0], drawn[1], recipe.crop_scale) if in_step else drawn[0]
+        *given, labels = inputs
+        drawn = [given.pop()] if draw else []
+        images = task.images.cropped(given[0], given[1], recipe.crop_scale) if in_step else given[0]
         # Before the pass: a recorded graph writes the next gradients where the last ones are.
         optimiser.zero_grad(set_to_none=True)
         with runtime.autocast():
-            value = losses[number](images, labels)
+            value = losses[number](images, labels, *drawn)
         value.backward()
         runtime.processes.average(item.module for item in trained)
         if before_step:

@@ -33,7 +33,9 @@ class Counted(StepGraph):
         Counted.last = self
 
 
-def learned(tiny_vit, *, recorded: bool, compiled: bool, tier: str = "device", precision="fp32", blocks=0, dropout=0.0):
+def learned(
+    tiny_vit, *, recorded: bool, compiled: bool, tier="device", precision="fp32", blocks=0, dropout=0.0, drop=0.0
+):
     """Losses and weights of a training, and the number of steps that were replayed."""
     torch.compiler.reset()
     runtime = make_runtime("cuda", precision)
@@ -44,7 +46,7 @@ def learned(tiny_vit, *, recorded: bool, compiled: bool, tier: str = "device", p
     task = Task(0, "task 1", range(4), images, torch.arange(IMAGES), torch.arange(IMAGES) % 4, seed=1)
     options = AdapterTraining(
         rank=4, batch_size=BATCH, epochs=EPOCHS, min_epochs=EPOCHS, max_epochs=EPOCHS, dropout=dropout,
-        learning_rate=0.1, adapter_blocks=blocks, cached_views=2,
+        learning_rate=0.1, adapter_blocks=blocks, cached_views=2, patch_drop_rate=drop,
     )  # fmt: skip
     adapters = blank_adapters(vit, options, seed=1)
     with pytest.MonkeyPatch.context() as patch:
@@ -63,12 +65,15 @@ class _AsTheyAre(StepGraph):
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize(("tier", "blocks"), [("device", 0), ("host", 0), ("device", 1)])
-def test_recorded_steps_learn_the_same(tiny_vit, compiled, tier, blocks):
+@pytest.mark.parametrize(
+    ("tier", "blocks", "drop"), [("device", 0, 0.0), ("host", 0, 0.0), ("device", 1, 0.0), ("device", 0, 0.5)]
+)
+def test_recorded_steps_learn_the_same(tiny_vit, compiled, tier, blocks, drop):
     if compiled and not can_compile(GPU):
         pytest.skip("needs Triton")
     mine, theirs = (
-        learned(tiny_vit, recorded=recorded, compiled=compiled, tier=tier, blocks=blocks) for recorded in (True, False)
+        learned(tiny_vit, recorded=recorded, compiled=compiled, tier=tier, blocks=blocks, drop=drop)
+        for recorded in (True, False)
     )
     # Six steps an epoch: two of the five whole ones and two of the rests run as they are.
     assert mine[2] == 6 * EPOCHS - 4

@@ -17,13 +17,14 @@ from onea.methods.early_stopping import Patience, share_right
 from onea.methods.fixed_views import FixedViews
 from onea.methods.local_head import Network, local_head, new_adapters, train_with_local_head
 from onea.methods.options import AdapterOptions
-from onea.options import Range
+from onea.options import BelowOne, Range
 from onea.runtime import Runtime
 from onea.tasks import StreamPlan, Task
 from onea.tensors import Tensors
-from onea.training import Batches
+from onea.training import Batches, Draw
 from onea.vit.adapter import Adapters
 from onea.vit.frozen import FrozenViT
+from onea.vit.patches import draw_patches, number_kept
 
 Start = Literal["auto", "fresh", "shared", "merged", "first", "previous"]
 
@@ -52,6 +53,8 @@ class AdapterTraining(AdapterOptions):
             0 draws new crops in every epoch (the paper).
         patience: the training of a task ends when its head has answered no more of the images held out of it (those of
             the guard) right for so many epochs; 0 never ends early (the paper).
+        patch_drop_rate: share of the patches of an image that a training step leaves out, drawn anew for each image;
+            class token and registers stay. Statistics and answers see all patches. 0 leaves out none (the paper).
     """
 
     batch_size: int = 128
@@ -69,6 +72,7 @@ class AdapterTraining(AdapterOptions):
     adapter_blocks: Annotated[int, Range(ge=0)] = 0
     cached_views: Annotated[int, Range(ge=0, le=100)] = 4
     patience: Annotated[int, Range(ge=0)] = 0
+    patch_drop_rate: BelowOne = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -112,6 +116,22 @@ class AdapterTraining(AdapterOptions):
             )
         return vit.depth - (self.adapter_blocks or vit.depth)
 
+    def patches(self, vit: FrozenViT) -> Draw | None:
+        """What draws the patches of a network that a step looks at; None where it looks at all.
+
+        Raises:
+            OneaError: the network cannot do without some.
+        """
+        if not self.patch_drop_rate:
+            return None
+        if vit.rotary:
+            raise OneaError(
+                f"patch_drop_rate is {self.patch_drop_rate}, and '{vit.name}' has rotary positions, "
+                "so its blocks need every patch in its place; give 0."
+            )
+        patches = vit.tokens - vit.vit.num_prefix_tokens
+        return partial(draw_patches, number_kept(patches, self.patch_drop_rate), patches)
+
 
 @dataclass(frozen=True)
 class TrainedAdapter:
@@ -130,6 +150,7 @@ class TrainedAdapter:
 
 def blank_adapters(vit: FrozenViT, options: AdapterTraining, seed: int, task: int = 0) -> Adapters:
     """A random adapter, which leaves the network's output as it is."""
+    options.patches(vit)  # refuses a network that cannot do without some now, not at the first step
     return new_adapters(vit, options, seeds.generator(seed, task, "adapter"), options.first_block(vit))
 
 
@@ -179,6 +200,7 @@ def train_adapter(
         margin=options.margin,
         batches=batches,
         ends=ends,
+        patches=options.patches(vit),
     )
     tensors = {name: value.detach().clone() for name, value in adapters.state_dict().items()}
     return TrainedAdapter(tensors, {"epochs": len(losses), "contrastive_share": share, "losses": losses}, head)

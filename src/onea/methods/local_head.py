@@ -14,7 +14,7 @@ from onea.losses import contrastive
 from onea.methods.options import AdapterOptions
 from onea.runtime import Runtime
 from onea.tasks import Task
-from onea.training import Batches, Recipe, Trained, train
+from onea.training import Batches, Draw, Recipe, Trained, train
 from onea.vit.adapter import Adapters
 from onea.vit.frozen import FrozenViT
 from onea.vit.heads import CosineHead, LinearHead
@@ -46,7 +46,7 @@ def new_head(width: int, classes: int, kind: str, scale: float, generator: torch
     return LinearHead(width, classes, generator)
 
 
-Network = Callable[[Tensor, BlockHooks], Tensor]  # FrozenViT, or its upper part
+Network = Callable[..., Tensor]  # FrozenViT, or its upper part: of input, hooks, and patches where these are not all
 
 
 def train_with_local_head(
@@ -62,21 +62,34 @@ def train_with_local_head(
     head_rate: float = 1.0,
     batches: Batches | None = None,
     ends: Callable[[], bool] | None = None,
+    patches: Draw | None = None,
 ) -> list[float]:
     """Train hooks that are a module together with a local head; returns the mean loss of each epoch.
 
     The loss is cross-entropy over the task's own classes, of which ``contrastive_share`` goes to the contrastive term.
     The head learns at ``head_rate`` times the rate of the hooks. ``batches`` are what the network gets, if not random
-    crops of the task's images, and ``ends`` is asked after each epoch whether to stop there.
+    crops of the task's images, and ``ends`` is asked after each epoch whether to stop there. ``patches`` draws those
+    that the network looks at, where these are not all.
     """
     assert isinstance(hooks, nn.Module)
     share = contrastive_share
 
-    def loss(images: Tensor, labels: Tensor) -> Tensor:
-        features = runtime.processes.gather(network(images, hooks), len(labels))
+    def loss(images: Tensor, labels: Tensor, *drawn: Tensor) -> Tensor:
+        features = runtime.processes.gather(network(images, hooks, *drawn), len(labels))
         total = (1 - share) * F.cross_entropy(head(features).float(), labels - task.classes.start)
         return total + share * contrastive(features, labels, margin) if share else total
 
     trained = [Trained(hooks.to(runtime.device)), Trained(head.to(runtime.device), rate=head_rate)]
     recordable = isinstance(hooks, Adapters)  # which draw nothing on the host, and keep no count of what they see
-    return train(trained, loss, task, recipe, runtime, sharded=True, batches=batches, ends=ends, recordable=recordable)
+    return train(
+        trained,
+        loss,
+        task,
+        recipe,
+        runtime,
+        sharded=True,
+        batches=batches,
+        ends=ends,
+        recordable=recordable,
+        draw=patches,
+    )

@@ -109,9 +109,18 @@ class Engine:
         return copy.deepcopy(self.vit).keep_matrices_in(runtime.dtype, runtime.fp8), runtime
 
     def features(
-        self, pixels: Pixels, hooks: BlockHooks, crops: Tensor | None = None, progress: Progress = NOBODY
+        self,
+        pixels: Pixels,
+        hooks: BlockHooks,
+        crops: Tensor | None = None,
+        progress: Progress = NOBODY,
+        by: tuple[FrozenViT, Runtime] | None = None,
     ) -> Tensor:
-        """Features of squares of pixels, ``[N, width]``, on the CPU: as they are, or of crops as ``draw`` gives."""
+        """Features of squares of pixels, ``[N, width]``, on the CPU: as they are, or of crops as ``draw`` gives.
+
+        ``by`` is the network and the runtime in another precision, as ``for_training`` gives them.
+        """
+        vit, runtime = by or (self.vit, self.runtime)
         parts = [torch.empty(0, self.vit.width)]
         progress.start_images("looking at images", len(pixels))
         with torch.no_grad():
@@ -122,7 +131,8 @@ class Engine:
                     images = self.preprocess.plain(images)
                 else:
                     images = self.preprocess.augmented(images, crops[part].to(self.runtime.device))
-                parts.append(self.vit(images, hooks).cpu())
+                with runtime.autocast():
+                    parts.append(vit(images, hooks).cpu())
                 progress.step(len(parts[-1]))
         return torch.cat(parts)
 

@@ -71,14 +71,18 @@ class CompiledViT:
             flat = flat.to(vit.matrix_dtype)  # all at once, instead of every matrix where it is used
             return FlatAdapters(flat, vit.depth, vit.width, rank, scale, dropout)
 
-        def whole(images: Tensor, flat: Tensor | None, rank: int, scale: float, dropout: float) -> Tensor:
-            return vit.forward_eager(images, adapted(flat, rank, scale, dropout))
+        def whole(
+            images: Tensor, patches: Tensor | None, flat: Tensor | None, rank: int, scale: float, dropout: float
+        ) -> Tensor:
+            return vit.forward_eager(images, adapted(flat, rank, scale, dropout), patches)
 
-        def below(images: Tensor, first_block: int) -> Tensor:
+        def below(images: Tensor, patches: None, first_block: int) -> Tensor:
             return vit.below_eager(images, first_block)
 
-        def above(tokens: Tensor, flat: Tensor | None, rank: int, scale: float, dropout: float) -> Tensor:
-            return vit.above_eager(tokens, adapted(flat, rank, scale, dropout))
+        def above(
+            tokens: Tensor, patches: Tensor | None, flat: Tensor | None, rank: int, scale: float, dropout: float
+        ) -> Tensor:
+            return vit.above_eager(tokens, adapted(flat, rank, scale, dropout), patches)
 
         options = _FP8_OPTIONS if vit.fp8 else {}
         self._whole, self._below, self._above = (_Pass(each, backend, options) for each in (whole, below, above))
@@ -87,17 +91,17 @@ class CompiledViT:
         """Whether this pass is one of those it is compiled for."""
         return (hooks is NO_HOOKS or isinstance(hooks, Adapters)) and len(batch) <= self.sizes[-1]
 
-    def __call__(self, images: Tensor, hooks: BlockHooks) -> Tensor:
+    def __call__(self, images: Tensor, hooks: BlockHooks, patches: Tensor | None = None) -> Tensor:
         """Features ``[B, width]``."""
-        return self._padded(self._whole, images, *self._arguments(hooks))
+        return self._padded(self._whole, images, patches, *self._arguments(hooks))
 
     def below(self, images: Tensor, hooks: BlockHooks) -> Tensor:
         """Tokens that enter the first block of the hooks."""
-        return self._padded(self._below, images, hooks.first_block)
+        return self._padded(self._below, images, None, hooks.first_block)
 
-    def above(self, tokens: Tensor, hooks: BlockHooks) -> Tensor:
+    def above(self, tokens: Tensor, hooks: BlockHooks, patches: Tensor | None = None) -> Tensor:
         """Features of such tokens."""
-        return self._padded(self._above, tokens, *self._arguments(hooks))
+        return self._padded(self._above, tokens, patches, *self._arguments(hooks))
 
     def _arguments(self, hooks: BlockHooks) -> tuple[Tensor | None, int, float, float]:
         if not isinstance(hooks, Adapters):
@@ -105,12 +109,13 @@ class CompiledViT:
         dropout = hooks.dropout if hooks.training else 0.0
         return hooks.flat(self._vit.matrix_dtype), hooks.rank, hooks.scale, dropout
 
-    def _padded(self, run: _Pass, batch: Tensor, *arguments: Any) -> Tensor:
+    def _padded(self, run: _Pass, batch: Tensor, patches: Tensor | None, *arguments: Any) -> Tensor:
         count = len(batch)
         missing = next(size for size in self.sizes if size >= count) - count
         if missing:
             batch = F.pad(batch, (0, 0) * (batch.dim() - 1) + (0, missing))
-        found = run(batch, *arguments)
+            patches = None if patches is None else F.pad(patches, (0, 0, 0, missing))
+        found = run(batch, patches, *arguments)
         return found[:count] if missing else found
 
 

@@ -72,13 +72,13 @@ class FrozenFeatures(FrozenViT):
         from_fp8(self.vit)
         return super().keep_matrices_in(dtype)
 
-    def embed(self, images: Tensor, hooks: BlockHooks = NO_HOOKS) -> Tensor:
+    def embed(self, images: Tensor, hooks: BlockHooks = NO_HOOKS, patches: Tensor | None = None) -> Tensor:
         """Tokens are nothing that such a network could show."""
         raise OneaError(f"Hooks cannot take part: {self._cannot()}.")
 
-    def forward_eager(self, images: Tensor, hooks: BlockHooks) -> Tensor:
+    def forward_eager(self, images: Tensor, hooks: BlockHooks, patches: Tensor | None = None) -> Tensor:
         """Features, operation by operation."""
-        if hooks is not NO_HOOKS and not (isinstance(hooks, Adapters) and hooks.empty):
+        if patches is not None or (hooks is not NO_HOOKS and not (isinstance(hooks, Adapters) and hooks.empty)):
             raise OneaError(f"Hooks cannot take part: {self._cannot()}.")
         features: Tensor = self.vit.forward_head(self.vit.forward_features(images), pre_logits=True)
         if features.dim() == 4:  # some keep the place of what they pooled

@@ -19,6 +19,7 @@ from onea.vit.families import pieces_of, rotations
 from onea.vit.fp8 import Fp8Linear, from_fp8, to_fp8
 from onea.vit.hooks import NO_HOOKS, BlockHooks
 from onea.vit.network_config import NetworkConfig
+from onea.vit.patches import keep_patches
 
 
 class FrozenViT(nn.Module, RenamedMethods, old_names={"eagerly": "forward_eager", "through": "forward_blocks"}):
@@ -34,11 +35,13 @@ class FrozenViT(nn.Module, RenamedMethods, old_names={"eagerly": "forward_eager"
         mean: pixel mean that the weights expect.
         std: pixel standard deviation that the weights expect.
         shares_keys: whether several heads share keys and values, so that projections differ in width.
+        rotary: whether blocks look up where each patch is, so that they must see all patches, in their places.
         matrix_dtype: the precision in which the frozen matrices are stored.
         fp8: whether the products with them are in eight bits all the same.
     """
 
     frozen_only = ""
+    rotary = False
 
     # timm's models are untyped to us, hence Any.
     def __init__(
@@ -68,6 +71,7 @@ class FrozenViT(nn.Module, RenamedMethods, old_names={"eagerly": "forward_eager"
         self.depth = len(vit.blocks)
         self.heads: int = vit.blocks[0].attn.num_heads
         self.shares_keys = any(getattr(block.attn, "num_kv_groups", 1) > 1 for block in vit.blocks)
+        self.rotary = getattr(vit, "rope", None) is not None
         self.matrix_dtype: torch.dtype = vit.blocks[0].attn.proj.weight.dtype
         self._tokens_read = _tokens_read(vit)
         self._cuts_patches = _cuts_patches(vit.patch_embed)
@@ -140,15 +144,20 @@ class FrozenViT(nn.Module, RenamedMethods, old_names={"eagerly": "forward_eager"
         finally:
             self._compiled = compiled
 
-    def forward(self, images: Tensor, hooks: BlockHooks = NO_HOOKS, replaced: bool = False) -> Tensor:
-        """Features ``[B, width]``: the class token (or the model's own pooling) after the final norm."""
+    def forward(
+        self, images: Tensor, hooks: BlockHooks = NO_HOOKS, patches: Tensor | None = None, replaced: bool = False
+    ) -> Tensor:
+        """Features ``[B, width]``: the class token (or the model's own pooling) after the final norm.
+
+        ``patches`` are those of each image that are looked at, ``int64 [B, kept]``; all, if they are not given.
+        """
         if not replaced and (weights := hooks.weights(self)):
             with self._weights_as_they_are():
-                called: Tensor = torch.func.functional_call(self, weights, (images, hooks, True))
+                called: Tensor = torch.func.functional_call(self, weights, (images, hooks, patches, True))
             return called
         if self._compiled and self._compiled.takes(images, hooks):
-            return self._compiled(images, hooks)
-        return self.forward_eager(images, hooks)
+            return self._compiled(images, hooks, patches)
+        return self.forward_eager(images, hooks, patches)
 
     @contextlib.contextmanager
     def _weights_as_they_are(self) -> Iterator[None]:
@@ -162,9 +171,9 @@ class FrozenViT(nn.Module, RenamedMethods, old_names={"eagerly": "forward_eager"
             for layer in layers:
                 layer.plain = False
 
-    def forward_eager(self, images: Tensor, hooks: BlockHooks) -> Tensor:
+    def forward_eager(self, images: Tensor, hooks: BlockHooks, patches: Tensor | None = None) -> Tensor:
         """Features, operation by operation."""
-        return self.features(self.forward_blocks(self.embed(images, hooks), hooks), hooks)
+        return self.features(self.forward_blocks(self.embed(images, hooks, patches), hooks), hooks)
 
     def forward_below(self, images: Tensor, hooks: BlockHooks = NO_HOOKS) -> Tensor:
         """Tokens that enter the first block that hooks take part in: the same whatever the hooks have learned."""
@@ -172,26 +181,33 @@ class FrozenViT(nn.Module, RenamedMethods, old_names={"eagerly": "forward_eager"
             return self._compiled.below(images, hooks)
         return self.below_eager(images, hooks.first_block, hooks)
 
-    def forward_above(self, tokens: Tensor, hooks: BlockHooks = NO_HOOKS) -> Tensor:
-        """Features of what ``forward_below`` gave, in whatever precision; gradients stay in these blocks."""
+    def forward_above(self, tokens: Tensor, hooks: BlockHooks = NO_HOOKS, patches: Tensor | None = None) -> Tensor:
+        """Features of what ``forward_below`` gave, in whatever precision; gradients stay in these blocks.
+
+        Of all tokens, or of the first ones and those of some ``patches``, as in ``forward``.
+        """
         if self._compiled and self._compiled.takes(tokens, hooks):
-            return self._compiled.above(tokens, hooks)
-        return self.above_eager(tokens, hooks)
+            return self._compiled.above(tokens, hooks, patches)
+        return self.above_eager(tokens, hooks, patches)
 
     def below_eager(self, images: Tensor, first_block: int, hooks: BlockHooks = NO_HOOKS) -> Tensor:
         """Tokens that enter a block, operation by operation; of hooks only what they do before it counts."""
         return self.forward_blocks(self.embed(images, hooks), hooks, stop=first_block)
 
-    def above_eager(self, tokens: Tensor, hooks: BlockHooks) -> Tensor:
+    def above_eager(self, tokens: Tensor, hooks: BlockHooks, patches: Tensor | None = None) -> Tensor:
         """Features of such tokens, operation by operation."""
+        if patches is not None:
+            tokens = keep_patches(tokens, patches, self.vit.num_prefix_tokens + hooks.extra_tokens)
         return self.features(self.forward_blocks(tokens.float(), hooks, hooks.first_block), hooks)
 
-    def embed(self, images: Tensor, hooks: BlockHooks = NO_HOOKS) -> Tensor:
+    def embed(self, images: Tensor, hooks: BlockHooks = NO_HOOKS, patches: Tensor | None = None) -> Tensor:
         """Tokens that enter the first block."""
         vit = self.vit
         tokens = vit._pos_embed(_patches(vit.patch_embed, images) if self._cuts_patches else vit.patch_embed(images))
         if isinstance(tokens, tuple):  # with rotary positions, which the blocks look up themselves
             tokens = tokens[0]
+        if patches is not None:
+            tokens = keep_patches(tokens, patches, vit.num_prefix_tokens)
         return vit.norm_pre(hooks.tokens(tokens, self))  # type: ignore[no-any-return]
 
     def forward_blocks(
