@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import charts
+import decisions
 import evidence
 import findings
 import reproduction
@@ -246,6 +247,12 @@ def committed_runs() -> str:
     )
 
 
+def answered(answer: decisions.Answer) -> str:
+    """What experiments came to, and below it their table, if there is something in it."""
+    shown = f"\n\n{table(answer.heads, answer.rows, words=1)}" if answer.rows else ""
+    return answer.words + shown
+
+
 TRIALS = {path.stem: path for path in sorted((ROOT / "benchmarks").glob("trials-*.csv"))}
 
 
@@ -280,6 +287,9 @@ GENERATED: dict[str, Callable[[], str]] = {
     "attribution": attribution,
     "expect": expect,
     "committed-runs": committed_runs,
+    "surprise-alignment": lambda: answered(decisions.alignment()),
+    "surprise-gating-records": lambda: answered(decisions.gating_in_records()),
+    "surprise-gating": lambda: answered(decisions.gating()),
     **{name: partial(trials, path) for name, path in TRIALS.items()},
     **{f"chart-{name}": draw for name, draw in charts.CHARTS.items()},
 }
