@@ -7,11 +7,12 @@ import csv
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import charts
+import decisions
 import evidence
 import findings
 import reproduction
@@ -62,9 +63,12 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Collectio
 def methods(data: str) -> str:
     """Every method on one of the two main streams: accuracy and forgetting with intervals, and an answer's cost."""
     heads = ("method", "A_T %", "mean A %", "F", "n", "GFLOP", "passes", "MB kept")
+    before, every = _earlier_rows()
+    mixed = 0 < before < every
     rows = (
         (
-            f"**{runs.title}**" if name in evidence.HIGHLIGHTED else runs.title,
+            (f"**{runs.title}**" if name in evidence.HIGHLIGHTED else runs.title)
+            + (" †" if mixed and runs.earlier else ""),
             runs.of("A_T").text(),
             f"{runs.of('mean_A').value:.1f}",
             runs.of("F").text(),
@@ -76,6 +80,25 @@ def methods(data: str) -> str:
         for name, runs in main_runs(data).items()
     )
     return table(heads, rows, words=1)
+
+
+def presets() -> str:
+    """Which runs are of an earlier preset, in words; nothing once there is none."""
+    before, rows = _earlier_rows()
+    if not before:
+        return ""
+    which = f"{before} of the {rows} rows below, marked †," if before < rows else "The runs of all methods"
+    return (
+        f"{which} are of an earlier preset, with rates tuned for each dataset, and had the network in half precision. "
+        "Those of the [present one](methods.md#hyper-parameters) take their place where all five seeds have been run."
+    )
+
+
+@cache
+def _earlier_rows() -> tuple[int, int]:
+    """How many rows of both tables are of an earlier preset, and how many there are."""
+    every = [runs.earlier for data in evidence.DATA for runs in main_runs(data).values()]
+    return sum(every), len(every)
 
 
 def claims() -> str:
@@ -246,6 +269,12 @@ def committed_runs() -> str:
     )
 
 
+def answered(answer: decisions.Answer) -> str:
+    """What experiments came to, and below it their table, if there is something in it."""
+    shown = f"\n\n{table(answer.heads, answer.rows, words=1)}" if answer.rows else ""
+    return answer.words + shown
+
+
 TRIALS = {path.stem: path for path in sorted((ROOT / "benchmarks").glob("trials-*.csv"))}
 
 
@@ -272,6 +301,7 @@ def _bold(cell: str) -> str:
 GENERATED: dict[str, Callable[[], str]] = {
     "results-cifar100": lambda: methods("cifar100"),
     "results-cub200": lambda: methods("cub200"),
+    "presets": presets,
     "claims": claims,
     "status": status,
     "paper-cost": cost,
@@ -280,6 +310,9 @@ GENERATED: dict[str, Callable[[], str]] = {
     "attribution": attribution,
     "expect": expect,
     "committed-runs": committed_runs,
+    "surprise-alignment": lambda: answered(decisions.alignment()),
+    "surprise-gating-records": lambda: answered(decisions.gating_in_records()),
+    "surprise-gating": lambda: answered(decisions.gating()),
     **{name: partial(trials, path) for name, path in TRIALS.items()},
     **{f"chart-{name}": draw for name, draw in charts.CHARTS.items()},
 }

@@ -281,9 +281,10 @@ def test_the_table_of_the_readme_is_that_of_the_records() -> None:
 
 
 def test_doctests_of_the_modules_behind_the_pages() -> None:
+    import decisions
     import svg
 
-    for module in (evidence, findings, result_tables, svg):
+    for module in (decisions, evidence, findings, result_tables, svg):
         assert doctest.testmod(module).failed == 0
 
 

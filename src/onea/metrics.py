@@ -120,6 +120,19 @@ def forgetting(matrix: npt.ArrayLike) -> float | None:
     return float(fallen.mean()) if len(fallen) else None
 
 
+def fall_per_step(matrix: npt.ArrayLike) -> Floats:
+    """How far each step but the first lowers the earlier tasks' accuracies, divided by all tasks but the last.
+
+    The sum is the mean fall from right after a task to the end: F, where no task has been better in between.
+
+    >>> fall_per_step([[80, 90, 60], [float("nan"), 75, 80], [float("nan"), float("nan"), 50]])
+    array([-5. , 12.5])
+    """
+    table = np.asarray(matrix, dtype=np.float64)
+    last = len(table) - 1
+    return np.array([(table[:k, k - 1] - table[:k, k]).sum() / last for k in range(1, last + 1)], dtype=np.float64)
+
+
 def class_balanced(correct_per_class: npt.ArrayLike, total_per_class: npt.ArrayLike) -> float:
     """The mean of the classes' own accuracies, in percent; classes without test images are left out.
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onea.merging.fusion import Fusion, left_singular, normalised
+from onea.merging.fusion import Fusion, left_singular, normalised, opening
 
 MOST_DIRECTIONS = 16  # points of a matrix's series; more directions are averaged in consecutive blocks
 MOST_BLOCKS = 16  # rows and columns of the overlap, which is averaged over layers
@@ -32,6 +32,33 @@ def basis_overlap(fusion: Fusion) -> Tensor:
     after, _ = left_singular(fusion.merged)
     overlap: Tensor = (fusion.left.mT @ after).abs()
     return overlap
+
+
+def share_inside(fusion: Fusion) -> Tensor:
+    """How much of the align side (of its squared norm) lies in the columns of the base, ``[matrices]``.
+
+    Alignment drops the rest. Where the base spans everything this is 1, and alignment is the weighted mean; a random
+    side has a share of directions / rows inside.
+    """
+    whole = fusion.align.flatten(1).norm(dim=1)
+    inside = (fusion.left.mT @ fusion.align).flatten(1).norm(dim=1)
+    return torch.where(whole > 0, inside / whole.where(whole > 0, torch.ones_like(whole)), torch.ones_like(whole)) ** 2
+
+
+def closeness(fusion: Fusion) -> Tensor:
+    """Mean squared cosine of the principal angles between the columns of base and align, ``[matrices]``.
+
+    1 is the same subspace; two random ones have directions / rows.
+    """
+    of_align, _ = left_singular(fusion.align)
+    smaller = torch.minimum(_rank(fusion.left), _rank(of_align)).clamp_min(1)
+    found: Tensor = (fusion.left.mT @ of_align).flatten(1).norm(dim=1) ** 2 / smaller
+    return found
+
+
+def _rank(left: Tensor) -> Tensor:
+    directions: Tensor = left.norm(dim=1) > 0.5  # those without anything are zero vectors
+    return directions.sum(1)
 
 
 def block_overlap(overlap: Tensor, blocks: int) -> Tensor:
@@ -65,7 +92,8 @@ def describe(fusions: list[tuple[list[str], Fusion]]) -> dict[str, Any]:
     """The analysis of every adapter matrix as JSON-able values, by kind (``down``, ``up``) and layer.
 
     Series run along the base's singular directions, strongest first, as numbers with blanks between them: as lists
-    they would take twice the room in a record. Names are ``blocks.LAYER.KIND.weight``; other tensors are left out.
+    they would take twice the room in a record. ``inside``, ``closeness`` and ``opening`` are means over the layers.
+    Names are ``blocks.LAYER.KIND.weight``; other tensors are left out.
     """
     found: dict[str, Any] = {}
     for names, fusion in fusions:
@@ -78,12 +106,18 @@ def describe(fusions: list[tuple[list[str], Fusion]]) -> dict[str, Any]:
             "value": block_means(normalised(fusion.spectrum), MOST_DIRECTIONS),
         }
         overlap = block_overlap(basis_overlap(fusion), MOST_BLOCKS)
+        means = {
+            "inside": share_inside(fusion),
+            "closeness": closeness(fusion),
+            "opening": opening(fusion.gates, fusion.left.mT @ (fusion.align - fusion.base)),
+        }
         for index, (layer, kind) in placed.items():
             entry = found.setdefault(kind, {"directions": fusion.spectrum.shape[1], "layers": []})
             entry["layers"].append({"layer": layer} | {name: _text(values[index]) for name, values in series.items()})
         for kind in {kind for _, kind in placed.values()}:
             mine = [index for index, (_, its) in placed.items() if its == kind]
             found[kind]["overlap"] = _text(overlap[mine].mean(0).flatten(), ".3f")
+            found[kind] |= {name: round(float(values[mine].mean()), 4) for name, values in means.items()}
     return found
 
 

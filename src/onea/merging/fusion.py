@@ -32,11 +32,13 @@ class Gate(Validated):
         gating: hold back the leading singular directions; off moves all of them alike.
         kappa: sharpness of the gate.
         quantile: share of directions, from the smallest up, whose gate exceeds one half.
+        even_gates: open all directions alike, so far that a matrix moves as far as with the gates (for an ablation).
     """
 
     gating: bool = True
     kappa: NotNegative = 2.0
     quantile: ZeroToOne = 0.3
+    even_gates: bool = False
 
     def gates_of(self, spectrum: Tensor) -> Tensor:
         """The gate of each direction, given the singular values."""
@@ -54,6 +56,7 @@ class Fusion:
         align_share: the align side's share of the information.
         base: the larger side.
         left: its left singular vectors, as columns.
+        align: the smaller side.
     """
 
     merged: Tensor
@@ -62,6 +65,7 @@ class Fusion:
     align_share: Tensor
     base: Tensor
     left: Tensor
+    align: Tensor
 
 
 def normalised(spectrum: Tensor) -> Tensor:
@@ -121,12 +125,30 @@ def fuse(
     left, spectrum = left_singular(base)
     opened = gate.gates_of(spectrum) if alignment else torch.ones_like(spectrum)
     if alignment:
+        towards = left.mT @ (align - base)
+        if gate.even_gates:
+            opened = opening(opened, towards)[:, None].expand_as(opened)
         step = opened * share[:, None] * (spectrum > _NULL * spectrum[:, :1])
-        merged = base + left @ (step[:, :, None] * (left.mT @ (align - base)))
+        merged = base + left @ (step[:, :, None] * towards)
     else:
         merged = base + share[:, None, None] * (align - base)
     empty = (base == 0).flatten(1).all(1)
-    return Fusion(torch.where(empty[:, None, None], align, merged), spectrum, opened, share, base, left)
+    return Fusion(torch.where(empty[:, None, None], align, merged), spectrum, opened, share, base, left, align)
+
+
+def opening(gates: Tensor, towards: Tensor) -> Tensor:
+    """How far gates let each matrix go, as a share of the way without them: the one gate that would do the same.
+
+    Args:
+        gates: of the directions, ``[matrices, directions]``.
+        towards: what lies between base and align along each of them, ``[matrices, directions, in]``.
+
+    >>> opening(torch.tensor([[0.5, 1.0]]), torch.tensor([[[4.0], [0.0]]]))
+    tensor([0.5000])
+    """
+    ways = towards.norm(dim=-1)
+    gated, whole = (gates * ways).norm(dim=-1), ways.norm(dim=-1)
+    return torch.where(whole > 0, gated / whole.where(whole > 0, torch.ones_like(whole)), torch.ones_like(whole))
 
 
 def unstack(like: Tensors, fusions: list[tuple[list[str], Fusion]]) -> Tensors:

@@ -29,12 +29,15 @@ class OneASwitches(Gate):
             per matrix) or ``spectrum`` (squared singular values, per matrix).
         base_by: what makes a side the larger one: ``samples`` (the paper) or ``classes`` (the official code).
         swapped_weights: reproduce the official code, which gives a *new* base the accumulated side's class share.
+        gated_base: which base has gates: ``any`` (the paper; where that is the new side, they hold back all that was
+            learned before) or only the ``accumulated`` one.
     """
 
     alignment: bool = True
     weights: Proxy = "classes"
     base_by: Literal["samples", "classes"] = "samples"
     swapped_weights: bool = False
+    gated_base: Literal["any", "accumulated"] = "any"
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,9 @@ class OneAMerge(OneASwitches, Traits):
         return [(names, self._fuse_group(stack(base, names), stack(align, names), sizes)) for names in groups.values()]
 
     def _fuse_group(self, base: Tensor, align: Tensor, sizes: Sizes) -> Fusion:
-        return fuse(base, align, self._align_share(base, align, sizes), self, alignment=self.alignment)
+        open_gates = self.gated_base == "accumulated" and self.new_is_base(sizes)
+        gate = Gate(gating=False) if open_gates else self
+        return fuse(base, align, self._align_share(base, align, sizes), gate, alignment=self.alignment)
 
     def _align_share(self, base: Tensor, align: Tensor, sizes: Sizes) -> Tensor | float:
         """The align side's share of the information (Eq. 8)."""

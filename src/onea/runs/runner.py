@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from contextlib import nullcontext, suppress
 from pathlib import Path
+from typing import Any
 
 from onea.errors import OneaError, is_out_of_memory, short
 from onea.files import check_writable
@@ -169,6 +170,19 @@ def _new_record(config: RunConfig, prepared: Prepared, runtime: Runtime) -> Reco
     }
 
 
+def shortened(value: Any) -> Any:
+    """A report with six digits of every number: losses with all of theirs would be half of a record.
+
+    >>> shortened({"epochs": 2, "losses": [3.9270573343549455, 0.00012345678]})
+    {'epochs': 2, 'losses': [3.92706, 0.000123457]}
+    """
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {key: shortened(inner) for key, inner in value.items()}
+    return [shortened(inner) for inner in value] if isinstance(value, list) else value
+
+
 def _learn_task(index: int, prepared: Prepared, runtime: Runtime, record: Record, known: FeatureCache) -> None:
     task, stream, method = prepared.task(index), prepared.stream, prepared.method
     runtime.progress.start_task(index, stream.tasks, task.name)
@@ -188,7 +202,8 @@ def _learn_task(index: int, prepared: Prepared, runtime: Runtime, record: Record
         later = prepared.later_class_ranges(index)
         to_come = answer_tasks(method, prepared.test, later, prepared.seed, known) if later else None
         record.setdefault("open_set", []).append(open_set_auroc(seen, to_come))
-    record["tasks"].append({"name": task.name, "classes": len(task.classes), "images": len(task), **report})
+    told = {"name": task.name, "classes": len(task.classes), "images": len(task), **report}
+    record["tasks"].append(shortened(told))
     record["metrics"] = summarise(record["correct"], record["total"], stream.sizes)
     record["timings"]["learn_s"].append(learned - started)
     record["timings"]["evaluate_s"].append(evaluated - learned)

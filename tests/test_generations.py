@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs of the present preset take the place of earlier ones, all at once, and a page says where both are shown."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from documented import ROOT
+
+sys.path.insert(0, str(ROOT / "docs"))
+import evidence
+import result_tables
+
+from onea.methods import method_class
+from onea.record import Record
+from onea.runs.config import make_config
+from onea.runs.options import options_of, shape_in
+
+METHOD, DATA = "acmap", "cub200"
+
+
+@pytest.fixture
+def old() -> list[Record]:
+    found = [record for record in evidence.records("methods/runs") if record["config"]["method"] == METHOD]
+    before = [record for record in found if record["data"]["name"] == DATA and not evidence.is_current(record)]
+    return before or pytest.skip("no run of an earlier preset is left")
+
+
+def of_today(record: Record, seed: int, **changed: Any) -> Record:
+    """The same run as the command of today would make it."""
+    config = record["config"] | {"backbone": evidence.NETWORK, "seed": seed}
+    values = {key: value for key, value in config.items() if key != "store"}
+    options = dataclasses.asdict(options_of(make_config(values), shape_in(record)))
+    return record | {"config": config, "options": options | changed}
+
+
+def test_five_seeds_of_today_replace_all_earlier_ones_and_four_none(old: list[Record]) -> None:
+    new = [of_today(old[0], seed) for seed in (1, 2, 3, 4)]
+    for among in (new + old, old + new):
+        assert evidence.select(among, METHOD, DATA, seeds=evidence.SEEDS).earlier
+    whole = [*new, of_today(old[0], 5)]
+    for among in (whole + old, old + whole):
+        chosen = evidence.select(among, METHOD, DATA, seeds=evidence.SEEDS)
+        assert not chosen.earlier
+        assert list(chosen.seeds) == [1, 2, 3, 4, 5]
+
+
+def test_elsewhere_they_must_have_the_seeds_of_those_they_replace(old: list[Record]) -> None:
+    two = [record for record in old if record["config"]["seed"] in (1, 2)]
+    assert evidence.select([*two, of_today(old[0], 1)], METHOD, DATA).earlier
+    assert not evidence.select([*two, of_today(old[0], 1), of_today(old[0], 2)], METHOD, DATA).earlier
+
+
+def test_runs_are_of_today_only_with_the_options_of_today(old: list[Record]) -> None:
+    assert evidence.is_current(of_today(old[0], 1))
+    rate = method_class(METHOD).base_rate
+    assert rate
+    assert not evidence.is_current(of_today(old[0], 1, learning_rate=2 * rate)), "a preset that has changed since"
+
+
+@pytest.fixture
+def _no_caches() -> Iterator[None]:
+    cached = (evidence.main_runs, result_tables._earlier_rows)
+    for each in cached:
+        each.cache_clear()
+    yield
+    for each in cached:
+        each.cache_clear()
+
+
+@pytest.mark.usefixtures("_no_caches")
+def test_a_table_of_both_says_which_are_which(old: list[Record], monkeypatch: pytest.MonkeyPatch) -> None:
+    real = {name: evidence.records(name) for name in ("methods/runs", "one-a-plus/runs")}
+    new = [of_today(old[0], seed) for seed in evidence.SEEDS]
+    monkeypatch.setattr(evidence, "records", lambda folder: (*real[folder], *(new if "methods" in folder else ())))
+    lines = {line.split(" | ")[0]: line for line in result_tables.methods(DATA).splitlines()}
+    assert "| ACMap" in lines
+    earlier = [name for name in lines if name.endswith("†")]
+    assert ("| **One-A** †" in earlier) == evidence.main_runs(DATA)["one-a"].earlier
+    assert f"{result_tables._earlier_rows()[0]} of the" in result_tables.presets() or not earlier
