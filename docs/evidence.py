@@ -32,7 +32,14 @@ IN_PAPER = {name: title for title, name in PAPER_NAMES.items()}
 # Student's t at 97.5 %, by degrees of freedom: no more seeds than this have been run.
 _T = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 # Where One-A's switches stand by default; the runs of the paper's ablations differ in these alone.
-USUAL = {"alignment": True, "weights": "classes", "gating": True, "kappa": 2.0, "quantile": 0.3, "rank": 64}
+USUAL: dict[str, Any] = {
+    "alignment": True,
+    "weights": "classes",
+    "gating": True,
+    "kappa": 2.0,
+    "quantile": 0.3,
+    "rank": 64,
+}
 _SHORT = {"joint": "joint training", "sequential": "sequential", "per-task": "per-task adapter"}
 
 

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every run of the results page on its two main streams, as commands; and their records, brought to docs/results.
+
+    python benchmarks/results_grid.py list --out made > jobs.txt
+    python benchmarks/results_grid.py collect made
+
+``list`` prints one command per line, the cheapest methods first, each with the seconds that earlier runs suggest. They
+are made to run in a folder in which ``cifar100`` and ``cub200`` are the images or links to them: a record repeats what
+it was asked for, and shall not name a path of some machine. What docs/results holds already is left out.
+``collect`` compresses finished records into docs/results and says what is missing. The page takes a method's runs of
+today when all five seeds are there; until then it shows the earlier ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import gzip
+import json
+import shlex
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from onea.files import write_atomically
+from onea.methods import METHODS
+from onea.record import Record, read_record_file, record_path, records_below
+from onea.runs.config import RunConfig, make_config
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "docs" / "results"
+NETWORK = "vit_small_patch14_112"
+STREAMS = {"cifar100": 10, "cub200": 20}
+SEEDS = (1, 2, 3, 4, 5)
+MOST = 15_000  # bytes of a compressed record without the analysis of its merges
+_USUAL = 200.0  # seconds of a run that nobody has made yet
+_COMPARED = {"classifier": "rgda", "compare_classifiers": "ncm,slda,whitened"}
+# Beside the plain runs of all methods: classifiers on frozen features and on three kinds of adapters.
+BESIDE: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("simplecil", _COMPARED),
+    ("first-task", _COMPARED),
+    ("one-a-plus", {"compare_classifiers": "ncm,slda,whitened"}),
+    ("one-a-plus", {"min_share": 1.0, "compare_classifiers": "ncm,ranpac"}),
+    ("one-a", _COMPARED),
+)
+_ELSEWHERE = ("one-a-plus", "first-task", "adapter")  # runs with several classifiers stand for the first two
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run, the folder of docs/results that it belongs to, and how long it should take."""
+
+    config: RunConfig
+    group: str
+    seconds: float
+
+    @property
+    def place(self) -> Path:
+        """The folder of the run below docs/results, or wherever runs are made."""
+        return Path(self.group) / "runs" / self.config.folder().name
+
+    def command(self, out: str) -> str:
+        """As a line of a shell."""
+        config, options = self.config, []
+        for name, value in config.options.items():
+            options += [f"--{name.replace('_', '-')}", str(value)]
+        words = ["onea", "run", config.method, "--data", config.data, "--tasks", str(config.tasks)]
+        words += ["--backbone", config.backbone, "--seed", str(config.seed), "--out", f"{out}/{self.place}", *options]
+        return f"{shlex.join(words)}  # ~{self.seconds:.0f} GPU s"
+
+
+def jobs() -> list[Job]:
+    """All runs, the cheapest methods first; the seeds of one stand together."""
+    wanted: list[tuple[str, dict[str, Any], str]] = []
+    wanted += ((name, {}, "methods") for name in METHODS.own if name not in _ELSEWHERE)
+    wanted += ((name, options, "one-a-plus") for name, options in BESIDE)
+    times = _earlier_seconds()
+    found = []
+    for method, options, group in wanted:
+        for data, tasks in STREAMS.items():
+            values = {"method": method, "data": f"folder:{data}", "tasks": tasks, "backbone": NETWORK, **options}
+            seconds = 10 + fmean(times.get((method, data)) or [_USUAL])
+            found += [Job(make_config(values | {"seed": seed}), group, seconds) for seed in SEEDS]
+    cost: dict[str, float] = defaultdict(float)
+    for job in found:
+        cost[_kind(job)] += job.seconds
+    return sorted(found, key=lambda job: (cost[_kind(job)], _kind(job)))
+
+
+def _kind(job: Job) -> str:
+    return f"{job.group} {job.config.method} {job.config.options}"
+
+
+def _earlier_seconds() -> dict[tuple[str, str], list[float]]:
+    """How long runs took that were made before, while others shared the GPU."""
+    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for folder in ("methods", "one-a-plus"):
+        for path in records_below(RESULTS / folder):
+            record = read_record_file(path)
+            took = sum(sum(record["timings"][part]) for part in ("learn_s", "evaluate_s"))
+            # The present preset trains about twice as long on CIFAR-100, and a third longer on CUB-200.
+            longer = {"cifar100": 2.0, "cub200": 1.35}[record["data"]["name"]]
+            current = record["config"]["backbone"] == NETWORK or "epochs" not in record["options"]
+            found[record["config"]["method"], record["data"]["name"]].append(took * (1 if current else longer))
+    return found
+
+
+def missing(among: list[Job]) -> Iterator[Job]:
+    """Runs whose records docs/results does not hold."""
+    return (job for job in among if not record_path(RESULTS / job.place).exists())
+
+
+def collect(made: Path, results: Path = RESULTS) -> list[str]:
+    """Compress finished records into docs/results; returns what is wrong with others, one line each."""
+    wrong = []
+    for path in records_below(made):
+        record, place = read_record_file(path), path.parent.relative_to(made)
+        text = path.read_bytes() if path.suffix != ".gz" else gzip.decompress(path.read_bytes())
+        if record["status"] != "finished":
+            wrong.append(f"{place}: not finished")
+        elif record["config"]["data"] not in {f"folder:{data}" for data in STREAMS}:
+            wrong.append(f"{place}: names the images {record['config']['data']}; run it beside cifar100 and cub200")
+        elif (size := len(packed(json.dumps(without_analysis(record)).encode()))) > MOST:
+            wrong.append(f"{place}: takes {size:,} bytes, more than {MOST:,}")
+        else:
+            (results / place).mkdir(parents=True, exist_ok=True)
+            write_atomically(results / place / "record.json.gz", packed(text))
+    return wrong
+
+
+def packed(text: bytes) -> bytes:
+    """As ``gzip -9n`` does it: the same bytes every time."""
+    return gzip.compress(text, 9, mtime=0)
+
+
+def without_analysis(record: Record) -> Record:
+    """A record less the analysis of its merges, which only some pages need."""
+    shorter = copy.deepcopy(record)
+    for task in shorter["tasks"]:
+        (task.get("merge") or {}).pop("analysis", None)
+    return shorter
+
+
+def main() -> None:
+    """List the runs that are missing, or collect what has been made."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ways = parser.add_subparsers(dest="way", required=True)
+    listing = ways.add_parser("list", help="the commands of all runs that docs/results lacks")
+    listing.add_argument("--out", default="made", help="where the runs go")
+    collecting = ways.add_parser("collect", help="finished records into docs/results")
+    collecting.add_argument("made", type=Path)
+    given = parser.parse_args()
+    if given.way == "list":
+        print("\n".join(job.command(given.out) for job in missing(jobs())))
+        return
+    for line in collect(given.made):
+        print(line)
+    print(f"{len(list(missing(jobs())))} of {len(jobs())} runs are missing")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The runs of the results page: every one is listed, is the run that its folder is named for, and is kept small."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import json
+import shlex
+import sys
+from collections import Counter
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import typer
+from documented import ROOT
+
+from onea.methods import METHODS
+from onea.options import from_arguments
+from onea.record import read_record_file, write_record
+from onea.runs.config import RunConfig, make_config
+from onea.runs.runner import run
+
+
+@pytest.fixture(scope="module")
+def grid() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("results_grid", ROOT / "benchmarks/results_grid.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # its dataclasses look for it
+    spec.loader.exec_module(module)
+    return module
+
+
+def asked_for(command: str) -> tuple[RunConfig, Path]:
+    """What the command line makes of a listed command: its configuration, and the folder it goes to."""
+    from onea.cli.app import app
+
+    group: Any = typer.main.get_command(app)
+    words = shlex.split(command, comments=True)
+    assert words[:2] == ["onea", "run"]
+    context = group.commands["run"].make_context("run", words[2:])
+    given = {name: value for name, value in context.params.items() if value is not None}
+    out = Path(given.pop("out"))
+    names = set(RunConfig.__dataclass_fields__)
+    config = make_config({name: value for name, value in given.items() if name in names} | from_arguments(context.args))
+    return config, out
+
+
+def test_every_method_is_listed_on_both_streams_with_five_seeds(grid: ModuleType) -> None:
+    count = Counter((job.config.method, job.config.data) for job in grid.jobs())
+    methods = {method for method, _ in count}
+    assert methods == set(METHODS.own) - {"adapter"}
+    assert len(methods) >= 20
+    assert {data for _, data in count} == {"folder:cifar100", "folder:cub200"}
+    assert all(runs % 5 == 0 for runs in count.values())
+    places = [job.place for job in grid.jobs()]
+    assert len(set(places)) == len(places)
+
+
+def test_a_listed_command_makes_the_run_that_its_folder_is_named_for(grid: ModuleType) -> None:
+    for job in grid.jobs()[::29]:
+        config, out = asked_for(job.command("made"))
+        assert config.key() == job.config.key()
+        assert out == Path("made") / job.place
+
+
+def test_records_are_collected_whole_and_those_that_are_not_are_named(
+    grid: ModuleType, tiny_run: dict[str, Any], tmp_path: Path
+) -> None:
+    made, results = tmp_path / "made", tmp_path / "results"
+    record = run(make_config(tiny_run), made / "methods/runs/elsewhere")
+    named = record | {"config": record["config"] | {"data": "folder:cub200"}}
+    write_record(made / "methods/runs/good", named)
+    write_record(made / "methods/runs/running", named | {"status": "running"})
+    write_record(made / "methods/runs/long", named | {"note": " ".join(map(str, range(10_000)))})
+    wrong = grid.collect(made, results)
+    assert [line.split(":")[0].rsplit("/")[-1] for line in wrong] == ["elsewhere", "long", "running"]
+    (kept,) = results.rglob("record.json.gz")
+    assert kept.parent.name == "good"
+    assert read_record_file(kept) == read_record_file(made / "methods/runs/good/record.json")
+    before = kept.read_bytes()
+    grid.collect(made, results)
+    assert kept.read_bytes() == before
+    merges = [task.get("merge") for task in json.loads(gzip.decompress(before))["tasks"]]
+    assert any(merge and "analysis" in merge for merge in merges), "only the limit leaves it out"
