@@ -6,7 +6,7 @@ NUMBERS := $(addprefix tests/,$(addsuffix .py,test_decompose test_training mergi
   data/test_transforms vit/test_vit)) tests/runs/test_runs.py::test_golden_record
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-browser test-settings lint types unit numbers slow format docs clean
+.PHONY: demo test test-gpu test-browser test-settings lint types unit numbers slow format docs clean
 
 demo: .venv/.core
 	$(BIN)/onea demo
@@ -37,6 +37,9 @@ test-settings: .venv/.dev
 
 slow: .venv/.dev
 	$(BIN)/python -m pytest -q --slow -m slow
+
+test-gpu: .venv/.dev
+	TEST_ON_GPU=1 $(BIN)/python -m pytest -q -rs tests/gpu
 
 test-browser: .venv/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -m browser tests/serve/test_browser.py

@@ -27,12 +27,13 @@ _CACHE = tempfile.TemporaryDirectory(prefix="onea-tests-")
 os.environ |= {
     "ONEA_CACHE": _CACHE.name,
     "COLUMNS": "80",
-    "CUDA_VISIBLE_DEVICES": "",  # tests compare numbers of one kind of device
     # Ray reads both once in a process, whoever imports it first: clusters of these tests speak only to this process and
     # what it starts, and no token is looked for or left in the home folder.
     "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN": secrets.token_hex(32),
 }
+if not os.environ.get("TEST_ON_GPU"):  # as `make test-gpu` sets it: all tests but those compare numbers of one device
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 # Tests in bf16 shall run everywhere, also where AMX is announced and does not work (onea.cpu).
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 

@@ -164,17 +164,20 @@ def speed() -> Iterator[str]:
 
 def turns() -> Iterator[str]:
     """What an old commit and today's code reached in turns, FP8 against bf16, and what the fast ways cost."""
-    found = {(row["what"], row["side"]): float(row["value"]) for row in median_turns()}
-    for what in ("training, later epochs", "inference"):
-        yield from shown(found[what, "new fp8"] / found[what, "new"], digits=(2,))
-    yield from shown(*(found["peak memory, reserved", side] / 1000 for side in ("old", "new")), digits=(1,))
+    for name in ("turns-nvidia-h200.csv", "turns-nvidia-h200-fp8.csv"):
+        found = {(row["what"], row["side"]): float(row["value"]) for row in median_turns(name)}
+        for what in ("training, later epochs", "inference"):
+            yield from shown(found[what, "new fp8"] / found[what, "new"], digits=(2,))
+        yield from shown(*(found["peak memory, reserved", side] / 1000 for side in ("old", "new")), digits=(1,))
+    ratios = [float(row["ratio"]) for row in lines("fp8-products-nvidia-h200.csv")]
+    yield from shown(min(ratios), max(ratios), digits=(1,))
     differences = [float(row["difference"]) for row in lines("quality-nvidia-h200.csv") if row["difference"]]
     yield from shown(*differences, digits=(1,))
 
 
-def median_turns() -> Iterator[dict[str, str]]:
+def median_turns(name: str) -> Iterator[dict[str, str]]:
     """Of the large network."""
-    for row in lines("turns-nvidia-h200.csv"):
+    for row in lines(name):
         if row["turn"] == "median" and row["section"] in ("train", "infer"):
             yield row
 
