@@ -36,6 +36,96 @@ def test_where_the_labels_say_nothing_the_temperature_stays():
     assert 0.01 < no_mistake < 0.2
 
 
+def images_far_and_near(count: int, seed: int, steep: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scores whose labels are drawn with a temperature that falls from 0.2 to 0.2 / e^2 where all scores are higher."""
+    generator = torch.Generator().manual_seed(seed)
+    nearness = torch.rand(count, 1, generator=generator, dtype=torch.float64) * 2
+    scores = 0.4 * torch.rand(count, 5, generator=generator, dtype=torch.float64) + nearness
+    made = torch.softmax(scores / (0.2 * torch.exp(-steep * nearness)), 1)
+    return scores, torch.multinomial(made, 1, generator=generator)[:, 0]
+
+
+def surprise(temperatures: calibration.Temperatures, scores: torch.Tensor, labels: torch.Tensor) -> float:
+    return float(F.nll_loss(temperatures.probabilities(scores).log(), labels))
+
+
+def test_images_far_from_every_class_get_a_higher_temperature():
+    scores, labels = images_far_and_near(4000, 0)
+    found = calibration.fit_temperatures(scores, labels)
+    assert found.slope == pytest.approx(1.0, abs=0.25)
+    largest = scores.amax(1)
+    assert found.middle == pytest.approx(float(largest.mean()))
+    assert float(found.of(scores)[largest.argmin()]) > 3 * float(found.of(scores)[largest.argmax()])
+    fresh = images_far_and_near(4000, 1)
+    flat = calibration.Temperatures(calibration.fit_temperature(scores, labels))
+    assert surprise(found, *fresh) < surprise(flat, *fresh) - 0.02
+
+
+def test_without_a_slope_in_the_labels_there_is_next_to_none():
+    scores, labels = images_far_and_near(4000, 0, steep=0.0)
+    found = calibration.fit_temperatures(scores, labels)
+    assert found.slope * float(scores.amax(1).std()) < 0.15
+    assert found.at_middle == pytest.approx(0.2, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("scores", "labels"),
+    [
+        (torch.rand(50, 1), torch.zeros(50, dtype=torch.int64)),  # one class
+        (torch.rand(1, 3), torch.tensor([2])),  # one image
+        (torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64)),
+        (torch.eye(3).repeat(9, 1), torch.arange(27) % 2),  # all fit equally well
+    ],
+)
+def test_where_nothing_tells_far_from_near_one_temperature_is_that_of_all(scores, labels):
+    found = calibration.fit_temperatures(scores, labels)
+    assert found.slope == 0
+    assert found.at_middle == calibration.fit_temperature(scores, labels)
+    wanted = torch.softmax(scores.double() / found.at_middle, 1)
+    assert torch.equal(found.probabilities(scores.double()), wanted)
+
+
+temperatures = st.builds(
+    calibration.Temperatures, at_middle=st.floats(0.02, 0.1), middle=st.floats(-0.1, 0.1), slope=st.floats(0.5, 5)
+)
+
+
+@given(old=temperatures, new=temperatures, counts=st.tuples(st.integers(1, 999), st.integers(1, 999)))
+def test_at_every_score_two_temperatures_become_their_mean(old, new, counts):
+    scores = torch.linspace(-0.2, 0.2, 9, dtype=torch.float64)[:, None]  # none so far away that it no longer counts
+    both = calibration.combined(old, counts[0], new, counts[1])
+    weighted = counts[0] * old.of(scores).log() + counts[1] * new.of(scores).log()
+    torch.testing.assert_close(both.of(scores).log(), weighted / sum(counts))
+    assert calibration.combined(old, counts[0], new, 0) == old
+    assert calibration.combined(old, 0, new, counts[1]) == new
+    assert calibration.combined(old, 0, new, 0) == old
+
+
+def test_a_model_of_an_earlier_version_has_no_usual_score_that_counts():
+    earlier, new = calibration.Temperatures(0.05), calibration.Temperatures(0.05, middle=7.0, slope=2.0)
+    both = calibration.combined(earlier, 300, new, 100)
+    assert (both.middle, both.slope) == (7.0, 0.5)
+    assert both.at_middle == pytest.approx(0.05)
+
+
+@given(temperatures=temperatures, seed=st.integers(0, 99))
+def test_no_image_gets_a_degenerate_temperature_and_the_order_of_classes_stays(temperatures, seed):
+    scores = 1e6 * torch.randn(20, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    found = temperatures.of(scores) / temperatures.at_middle
+    assert bool(((found > 0.13) & (found < 7.4)).all())
+    assert torch.equal(temperatures.probabilities(scores).argmax(1), scores.argmax(1))
+
+
+def test_a_model_of_one_class_says_nothing_of_probabilities(tiny_vit, tiny_images):
+    first, second = sorted((tiny_images / "train").iterdir())[:2]
+    model = tiny_model(tiny_vit)
+    model.learn(sorted(first.iterdir()), [first.name] * 6)
+    state = model.snapshot().state
+    assert (state.calibrated_on, state.temperature) == (0, calibration.PRIOR_TEMPERATURE)
+    model.learn(sorted(second.iterdir()), [second.name] * 6)
+    assert 1 <= model.snapshot().state.calibrated_on <= 6
+
+
 def drawn(counts: list[int], seed: int) -> tuple[torch.Tensor, list[str], torch.Tensor]:
     labels = torch.from_numpy(np.repeat(np.arange(len(counts)), counts))
     features = torch.randn(len(labels), 5, generator=torch.Generator().manual_seed(seed))
