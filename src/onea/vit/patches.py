@@ -29,5 +29,6 @@ def draw_patches(kept: int, patches: int, images: int, generator: torch.Generato
 
 def keep_patches(tokens: Tensor, patches: Tensor, prefix: int) -> Tensor:
     """Of tokens ``[B, N, width]``, the first ``prefix``, which are no patches, and the patches that were drawn."""
-    chosen = patches[:, :, None].expand(-1, -1, tokens.shape[2])
-    return torch.cat([tokens[:, :prefix], tokens[:, prefix:].gather(1, chosen)], dim=1)
+    first = torch.arange(prefix, device=patches.device).expand(len(patches), -1)
+    chosen = torch.cat([first, prefix + patches], dim=1)  # of places: autocast on a CPU does not join tokens in float16
+    return tokens.gather(1, chosen[:, :, None].expand(-1, -1, tokens.shape[2]))
