@@ -43,7 +43,7 @@ def frozen_features(folder: Path, threads: int) -> tuple[Tensor, Tensor, list[st
     batch = read_labelled(folder, None, engine.side)
     assert batch.labels is not None
     names = sorted(set(batch.labels))
-    adapters = engine.adapters(blank(engine, choose_options("auto", {}), "ncm"))
+    adapters = engine.adapters(blank(engine, choose_options("auto", {}, engine.vit), "ncm"))
     return engine.features(batch.pixels, adapters), torch.tensor([names.index(one) for one in batch.labels]), names
 
 

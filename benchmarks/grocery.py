@@ -49,7 +49,7 @@ def divided(train: Photos, split: int) -> tuple[Photos, Photos]:
     """
     files, labels = labelled(train, list(train))
     engine = Engine(FAST, "auto", "auto", 0, mirror=True)
-    frozen = engine.adapters(blank(engine, choose_options("auto", {}), "ncm"))
+    frozen = engine.adapters(blank(engine, choose_options("auto", {}, engine.vit), "ncm"))
     features = engine.features(read_labelled(files, labels, engine.side).pixels, frozen)
     names = list(train)
     rows = torch.tensor([names.index(label) for label in labels])

@@ -69,7 +69,7 @@ def detectors(model: Snapshot, features: Tensor) -> dict[str, Tensor]:
     signals = model.state.signals()
     near, _, likely, away, _ = signals(features, found.scores).unbind(1)
     logits = found.scores.double() / model.state.temperature
-    chances = model.probabilities(found.scores)
+    chances = logits.softmax(1)
     # The likelihood ratio with the covariance that all classes share in place of each one's own.
     likeliest = found.scores.double().amax(1) * features.shape[1]
     return {

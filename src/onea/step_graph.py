@@ -73,12 +73,17 @@ class StepGraph:
 
     def _record(self, inputs: tuple[Tensor, ...]) -> _Recorded | None:
         graph, own = torch.cuda.CUDAGraph(), tuple(given.clone() for given in inputs)
+        drawn = torch.cuda.get_rng_state(self._device)
         try:
             # Other threads may go on using the device: a service answers while it learns.
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 result = self._step(*own)
         except RuntimeError:
-            graph.reset()  # or random numbers would go on waiting for the end of the recording
+            # Or random numbers would go on waiting for the end of the recording: they go on from where they were.
+            anew = torch.Generator(self._device)
+            anew.set_state(drawn)
+            index = torch.cuda.current_device() if self._device.index is None else self._device.index
+            torch.cuda.default_generators[index].graphsafe_set_state(anew.graphsafe_get_state())
             self._refused = True
             return None
         return _Recorded(graph, own, result)

@@ -47,4 +47,5 @@ def test_features_and_tokens_are_the_cpus(backbone, place, monkeypatch):
     places = {"device": torch.device("cuda"), "host": torch.device("cpu"), "nowhere": None}
     monkeypatch.setattr(fixed_views, "_place_for", lambda *_: places[place])
     for mine, theirs in zip(looked_at(backbone, "cuda"), expected, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=5e-3, atol=5e-3)  # half precision has 11 bits
+        # Half precision has 11 bits; tokens that are kept nowhere are not in it.
+        torch.testing.assert_close(mine, theirs, rtol=5e-3, atol=5e-3, check_dtype=False)

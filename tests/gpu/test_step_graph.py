@@ -79,7 +79,7 @@ def test_recorded_steps_learn_the_same(tiny_vit, compiled, tier, blocks, drop):
     assert mine[2] == 6 * EPOCHS - 4
     torch.testing.assert_close(mine[0], theirs[0], rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(mine[1], theirs[1], rtol=1e-2, atol=1e-3)
-    assert mine[0][-1] < mine[0][0]
+    assert len(mine[0].unique()) == EPOCHS  # the labels are chance, so losses need not fall; but every step learns
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp8"])

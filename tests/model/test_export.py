@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import io
 import json
 from pathlib import Path
@@ -19,7 +18,6 @@ from PIL import Image
 
 from onea.errors import OneaError
 from onea.model import export as exporting
-from onea.model.answers import Snapshot
 from onea.model.export import Graph, export
 from onea.model.images import DecodedImages
 from onea.vit.onnx_files import OPSET
@@ -245,18 +243,6 @@ def test_torch_export_gives_the_same_answer(model, thousand, tmp_path):
     loaded = torch.export.load(done.path).module()
     images = torch.from_numpy(thousand.pixels[:100]).float() / 255
     np.testing.assert_allclose(loaded(images)[0].detach(), model.predict_proba(thousand)[:100], atol=1e-4)
-
-
-def test_the_temperature_of_each_image_is_in_the_file(model, thousand, tmp_path):
-    """Half of all images are nearer than usual and half farther away, so that some reach the bounds."""
-    largest = model.judge(thousand).scores.amax(1)
-    steep = {"temperature_middle": float(largest.median()), "temperature_slope": 3 / float(largest.std())}
-    sloped = Snapshot(model.engine, dataclasses.replace(model.state, **steep), 0.05)
-    assert np.abs(sloped.predict_proba(thousand) - model.predict_proba(thousand)).max() > 0.05
-    export(sloped, "torch", tmp_path / "shop.pt2")
-    loaded = torch.export.load(tmp_path / "shop.pt2").module()
-    found = loaded(torch.from_numpy(thousand.pixels).float() / 255)[0]
-    same(found.detach().numpy(), sloped.predict_proba(thousand))
 
 
 def test_a_file_that_differs_is_not_kept(model, tmp_path, monkeypatch):

@@ -141,7 +141,7 @@ def test_the_same_arrival_again_says_so_and_has_no_figure(before, model, files):
     old, new = before.snapshot().state, model.snapshot().state
     assert new.images == old.images == [6, 6, 6]
     torch.testing.assert_close(new.statistics.state_dict(), old.statistics.state_dict(), rtol=0, atol=0)
-    for name in ("margins", "hidden", "temperatures", "calibrated_on", "fingerprints", "fingerprint_rows"):
+    for name in ("margins", "hidden", "temperature", "calibrated_on", "fingerprints", "fingerprint_rows"):
         assert np.array_equal(getattr(new, name), getattr(old, name))
 
 

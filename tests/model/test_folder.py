@@ -13,13 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from model_tools import class_folders, resealed, tiny_model
+from model_tools import class_folders, tiny_model
 
 import onea
 from onea.errors import OneaError
 from onea.model import folder as folders
-from onea.model.calibration import Temperatures
 from onea.model.lock import locked
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "format-1.onea"
@@ -281,23 +279,6 @@ def test_a_folder_of_format_1_loads_for_ever(tiny_vit, photos):
     np.testing.assert_allclose(model.predict_proba(photos)[::6], expected["probabilities"], atol=1e-4)
     assert model.predict(photos)[::6].tolist() == expected["answers"]
     assert model.version == 3
-
-
-def test_how_the_temperature_depends_on_the_image_is_kept_and_was_not_always(original, saved, photos):
-    kept = onea.load(saved, threads=1).snapshot().state
-    assert kept.temperatures == original.snapshot().state.temperatures
-    place = saved / "states/000003/state.json"
-    content = json.loads(place.read_bytes())
-    place.write_bytes(resealed(content | {"temperature_middle": 0.25, "temperature_slope": 3.5}))
-    steep = onea.load(saved, threads=1)
-    assert steep.snapshot().state.temperatures == Temperatures(kept.temperature, 0.25, 3.5)
-    for name in ("temperature_middle", "temperature_slope"):  # as in folders of earlier versions
-        del content[name]
-    place.write_bytes(resealed(content))
-    earlier = onea.load(saved, threads=1)
-    scores = earlier.snapshot().similarities(photos).double()
-    assert np.array_equal(earlier.predict_proba(photos), torch.softmax(scores / kept.temperature, 1).numpy())
-    assert not np.allclose(earlier.predict_proba(photos), steep.predict_proba(photos))
 
 
 def test_to_the_hub_and_back(original, photos, tmp_path, monkeypatch, tiny_vit):

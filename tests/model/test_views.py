@@ -170,7 +170,7 @@ def test_statistics_are_made_of_an_exact_look_if_a_training_is_taken_back(tiny_v
 
 
 def test_the_quick_preset_does_little_more_than_look(tmp_path):
-    """Operations, which no load of a machine changes: 4.49 passes' worth for a network of the default one's shape."""
+    """Operations, which no load of a machine changes: 4.45 passes' worth for a network of the default one's shape."""
     write_tiny_vit(tmp_path / "vit.safetensors", depth=12, size=112)
     write_tiny_images(tmp_path / "images", classes=20, train=4, test=1, size=128)
     photos = tmp_path / "images" / "train"

@@ -67,7 +67,6 @@ def test_a_depth_that_is_no_number_of_blocks_is_refused(path, tiny_images, depth
 def test_only_the_smaller_embedded_network_is_cut_for_models():
     names = ("fast", "vit_small_patch14_112", "tiny.safetensors")
     assert [depth_for_models(name) for name in names] == [5, 0, 0]
-    assert [depth_for_models(name, quick=True) for name in names] == [5, 11, 0]
 
 
 def test_depth_makes_another_run_only_where_it_is_given():
@@ -78,14 +77,15 @@ def test_depth_makes_another_run_only_where_it_is_given():
         make_config({"method": "simplecil", "depth": -1})
 
 
-def test_a_quick_model_trains_its_last_blocks_only(tmp_path, tiny_images):
-    write_tiny_vit(tmp_path / "tiny.safetensors", depth=4)
-    model = tiny_model(str(tmp_path / "tiny.safetensors"), preset="quick", views=3, epochs=None, batch_size=None)
+def test_a_quick_model_trains_its_upper_blocks_only(tmp_path, tiny_images):
+    write_tiny_vit(tmp_path / "tiny.safetensors", depth=5)
+    model = tiny_model(str(tmp_path / "tiny.safetensors"), preset="quick", views=None, epochs=None, batch_size=None)
     model.learn(tiny_images / "train")
     state = model.snapshot().state
     assert model.history[-1]["trained"]
-    assert (state.options["adapter_blocks"], state.options["epochs"]) == (3, 4)
-    assert {int(name.split(".")[1]) for name in state.adapter} == {1, 2, 3}
+    chosen = {name: state.options[name] for name in ("adapter_blocks", "epochs", "views", "patch_drop_rate")}
+    assert chosen == {"adapter_blocks": 3, "epochs": 3, "views": 2, "patch_drop_rate": 0.5}
+    assert {int(name.split(".")[1]) for name in state.adapter} == {2, 3, 4}
     loaded = onea.load(model.save(tmp_path / "m.onea"), threads=1, precision="fp32")
     asked = tiny_images / "test"
     np.testing.assert_array_equal(loaded.predict_proba(asked), model.predict_proba(asked))

@@ -221,7 +221,7 @@ class Snapshot:
 
     def probabilities(self, scores: Tensor) -> Tensor:
         """The probability of each class, as if images showed one of them."""
-        return self.state.temperatures.probabilities(scores.double())
+        return torch.softmax(scores.double() / self.state.temperature, dim=1)
 
     def _chances_of_none(self, found: Judgement) -> list[float | None]:
         if self._odds is None:

@@ -59,19 +59,15 @@ def calibrated(
         scale = SignalScaler(usual if len(usual) >= ENOUGH else margins)
         hidden, hidden_rows = _newest(scale(strange), rows[out], hidden, hidden_rows)
     fair = honest if honest.any() else torch.ones_like(honest)
+    temperature = calibration.fit_temperature(scores[fair], rows[fair])
     told = int(fair.sum()) if len(state.classes) > 1 else 0  # of one class, all probabilities are one
-    temperatures = calibration.combined(
-        state.temperatures, state.calibrated_on, calibration.fit_temperatures(scores[fair], rows[fair]), told
-    )
     return dataclasses.replace(
         state,
         margins=margins,
         margin_rows=margin_rows,
         hidden=hidden,
         hidden_rows=hidden_rows,
-        temperature=temperatures.at_middle,
-        temperature_middle=temperatures.middle,
-        temperature_slope=temperatures.slope,
+        temperature=calibration.combined_temperature(state.temperature, state.calibrated_on, temperature, told),
         calibrated_on=state.calibrated_on + told,
     )
 

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How sure is sure: held-out images, temperatures of probabilities, and when an image is too far from everything."""
+"""How sure is sure: held-out images, the temperature of probabilities, and when an image is too far from everything."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -19,9 +17,6 @@ FEW = 4  # a class with fewer images holds none out
 PRIOR_TEMPERATURE = 0.05  # where a fit without evidence stays
 _TEMPERATURES = torch.logspace(-3, 0, 121, dtype=torch.float64)
 _PRIOR_STRENGTH = 0.1  # a tenth of what one image says when the temperature is off by a factor of e
-_STEEPNESSES = tuple(step / 10 for step in range(1, 9))  # by how much log T may fall over a deviation of largest scores
-_STEEPNESS_PENALTY = 4.0  # nats, for a steepness of one: a few images do not decide
-_FARTHEST = 2.0  # by how much log T differs from that of a usual image at most
 
 
 def held_out_rows(labels: Tensor, names: Sequence[str], groups: Tensor, share: float, seed: int, update: int) -> Tensor:
@@ -86,96 +81,15 @@ def fit_temperature(scores: Tensor, labels: Tensor) -> float:
     return float(_TEMPERATURES[losses.argmin()])
 
 
-@dataclass(frozen=True)
-class Temperatures:
-    """The temperature of each image's probabilities: the less an image fits even its nearest class, the higher.
+def combined_temperature(old: float, old_count: int, new: float, new_count: int) -> float:
+    """Two temperatures as one: the mean of their logarithms, weighted by the images that each was fitted on.
 
-    The tails of Gaussians are light. Under one temperature for all, images far from every class would be answered with
-    too much confidence, and near ones with too little.
-
-    Attributes:
-        at_middle: the temperature of an image whose largest score is ``middle``.
-        middle: the largest score of a usual image.
-        slope: by how much the logarithm of the temperature falls as the largest score grows by one; not negative.
-    """
-
-    at_middle: float
-    middle: float = 0.0
-    slope: float = 0.0
-
-    def of(self, scores: Tensor) -> Tensor:
-        """The temperature of each image, ``[N]``, from its scores ``[N, classes]``.
-
-        >>> Temperatures(0.1, middle=0.5, slope=10.0).of(torch.tensor([[0.5, 0.2], [0.6, 0.5], [0.0, -9.0]]))
-        tensor([0.1000, 0.0368, 0.7389])
-        """
-        nearer = self.slope * (scores.amax(1) - self.middle)
-        return self.at_middle * torch.exp(-nearer.clamp(-_FARTHEST, _FARTHEST))
-
-    def probabilities(self, scores: Tensor) -> Tensor:
-        """The probability of each class, as if images showed one of them; as precise as the scores are."""
-        return torch.softmax(scores / self.of(scores)[:, None], dim=1)
-
-
-def fit_temperatures(scores: Tensor, labels: Tensor) -> Temperatures:
-    """The temperatures under which the probabilities are most likely to give these labels; flat without evidence."""
-    flat, exact = fit_temperature(scores, labels), scores.double()
-    if min(exact.shape) < 2:
-        return Temperatures(flat)
-    largest = exact.amax(1)
-    middle, spread = float(largest.mean()), float(largest.std())
-    if spread < _TEMPERATURES[0]:  # differences that would make none at any temperature
-        return Temperatures(flat, middle)
-
-    def made(steepness: float, place: int) -> Temperatures:
-        return Temperatures(float(_TEMPERATURES[place]), middle, steepness / spread)
-
-    def loss(steepness: float, place: int) -> float:
-        tried = made(steepness, place)
-        wrong = F.cross_entropy(exact / tried.of(exact)[:, None], labels, reduction="sum")
-        prior = _PRIOR_STRENGTH * math.log(tried.at_middle / PRIOR_TEMPERATURE) ** 2
-        return float(wrong) + prior + _STEEPNESS_PENALTY * steepness**2
-
-    place = int(torch.searchsorted(_TEMPERATURES, flat))
-    found = [(loss(0.0, place), 0.0, place)]
-    for steepness in _STEEPNESSES:  # the best temperature of one is near that of the last
-        place = _downhill(partial(loss, steepness), place)
-        found.append((loss(steepness, place), steepness, place))
-    return made(*min(found)[1:])
-
-
-def _downhill(loss: Callable[[int], float], place: int) -> int:
-    """Where among the temperatures a loss no longer falls, from this place on.
-
-    >>> _downhill(lambda place: abs(place - 7), 3), _downhill(lambda place: place, 3)
-    (7, 0)
-    """
-    here = loss(place)
-    for step in (1, -1):
-        while 0 <= place + step < len(_TEMPERATURES) and (there := loss(place + step)) < here:
-            place, here = place + step, there
-    return place
-
-
-def combined(old: Temperatures, old_count: int, new: Temperatures, new_count: int) -> Temperatures:
-    """Two as one: the mean of the logarithms at each score, weighted by the images that each was fitted on.
-
-    >>> round(combined(Temperatures(0.1), 30, Temperatures(0.01), 10).at_middle, 4)
+    >>> round(combined_temperature(0.1, 30, 0.01, 10), 4)
     0.0562
     """
-    if not old_count or not new_count:
-        return new if new_count else old
-    share = new_count / (old_count + new_count)
-
-    def mean(before: float, now: float) -> float:
-        return before + share * (now - before)
-
-    # Without a slope any middle will do; that of earlier versions' models is unknown.
-    middle = mean(old.middle, new.middle) if old.slope else new.middle
-    slope = mean(old.slope, new.slope)
-    there = mean(*(math.log(each.at_middle) + each.slope * (each.middle - middle) for each in (old, new)))
-    lowest, highest = (math.log(float(_TEMPERATURES[end])) for end in (0, -1))
-    return Temperatures(math.exp(min(max(there, lowest), highest)), middle, slope)
+    if old_count + new_count == 0:
+        return new
+    return math.exp((old_count * math.log(old) + new_count * math.log(new)) / (old_count + new_count))
 
 
 def threshold(known: Tensor, false_alarms: float) -> float:

@@ -77,15 +77,14 @@ class OneA(Asking, Parameters):
         backbone: an embedded network (by default ``vit_small_patch14_112``; ``fast`` is half as deep, looks at smaller
             images and answers less well), a timm ``architecture.tag`` name or a ``.safetensors`` file.
         depth: the number of the network's blocks that are used; 0 is all. By default all are, but for the last one of
-            ``fast``, and of the other embedded network with ``preset="quick"``: it tells the classes that it was
-            trained on apart, and others less well unless all blocks are trained.
+            ``fast``, which tells the classes that it was trained on apart, and others less well.
         image_size: side in pixels of the images that the network looks at, if not what its weights were made for.
         unknown: share of images of known classes that may be answered ``unknown`` (-1 where classes are numbers); 0 or
             None never answers so.
         held_out: share of each new class's images that calibrates the answers instead of training.
         keep: earlier versions that ``undo`` can go back to.
-        preset: how the adapter is trained and merged: ``auto`` (One-A+), ``quick`` (the same in the last three blocks,
-            a quarter of the work or less, up to three points less accurate) or ``paper`` (One-A, as published).
+        preset: how the adapter is trained and merged: ``auto`` (One-A+), ``quick`` (a fifth of the work: the upper
+            blocks, on half of the patches, for three epochs) or ``paper`` (One-A, as published).
         epochs: over an update of ten classes; smaller ones get fewer, larger ones more. The preset's, if None.
         learning_rate: the preset's, if None.
         batch_size: images per training step; the preset's, if None.
@@ -95,8 +94,8 @@ class OneA(Asking, Parameters):
         readout: the classifier: ``rgda`` (the likelihood of a Gaussian per class), ``slda`` (of Gaussians with one
             covariance), ``whitened`` (cosine to the prototypes after dividing out how images spread around them),
             ``ncm`` (cosine to the prototypes, the paper) or another that ``onea methods --classifiers`` lists.
-        views: how often an image is looked at when its class is learned: as it is, then in random crops. 1 is the
-            paper.
+        views: how often an image is looked at when its class is learned: as it is, then in random crops. Three times,
+            or two with ``quick``, if None; 1 is the paper.
         follow_drift: whether what is known of old classes moves with the adapter, as the new images show (off: the
             paper).
         mirror: whether an image flipped left to right still shows its class.
@@ -258,7 +257,7 @@ class OneA(Asking, Parameters):
         with self._changing, self._listener(progress) as listener:
             check_params(self.get_params())
             engine = self._ready()
-            state = self._snapshot.state if self._snapshot else blank(engine, self._chosen(), self.readout)
+            state = self._snapshot.state if self._snapshot else blank(engine, self._chosen(engine), self.readout)
             listener.note("reading images")
             batch = read_labelled(images, labels, engine.side, on_bad)
             check_numbers([*state.classes, *(batch.labels or ())], given_as_numbers(state, batch), self.unknown)
@@ -356,9 +355,9 @@ class OneA(Asking, Parameters):
 
     # inside
 
-    def _chosen(self) -> MergingOptions:
+    def _chosen(self, engine: Engine) -> MergingOptions:
         given = {name: getattr(self, name) for name in _OPTIONS if getattr(self, name) is not None}
-        return choose_options(self.preset, given | dict(self.options or {}))
+        return choose_options(self.preset, given | dict(self.options or {}), engine.vit)
 
     def _listener(self, given: Progress | bool | None) -> contextlib.AbstractContextManager[Progress]:
         """Who hears what is going on: the caller's own listener, a bar, or nobody."""
@@ -382,7 +381,7 @@ class OneA(Asking, Parameters):
             if self._engine is None:
                 machine = self.device, self.precision, self.threads
                 depth = self.depth if self._depth is None else self._depth
-                depth = depth_for_models(self.backbone, self.preset == "quick") if depth is None else depth
+                depth = depth_for_models(self.backbone) if depth is None else depth
                 taught = self._preprocess, self.image_size, self._config
                 self._engine = Engine(self.backbone, *machine, self.mirror, *taught, depth=depth)
             return self._engine

@@ -54,7 +54,7 @@ class Graph(nn.Module):
         self.register_buffer("std", torch.tensor(engine.preprocess.std)[:, None, None])
         self.scorer = copy.deepcopy(model.scorer)
         self.familiarity = copy.deepcopy(model.familiarity)
-        self.temperatures, self.threshold = state.temperatures, max(model.threshold, -1e30)  # a graph has no infinity
+        self.temperature, self.threshold = state.temperature, max(model.threshold, -1e30)  # a graph has no infinity
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Probabilities ``[N, classes]`` and, for each image, whether it is familiar."""
@@ -64,7 +64,7 @@ class Graph(nn.Module):
         features = self.vit(inputs, self.adapters)
         scores = self.scorer.forward(features)
         familiar = self.familiarity.forward(features, scores) >= self.threshold
-        return self.temperatures.probabilities(scores), familiar
+        return torch.softmax(scores / self.temperature, dim=1), familiar
 
 
 @dataclass(frozen=True)

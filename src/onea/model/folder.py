@@ -47,7 +47,6 @@ _TENSORS = ("familiar", "margins", "margin_rows", "hidden", "hidden_rows", *_OPT
 _VALUES = (
     *("version", "id", "backbone", "preprocess", "options", "readout"),
     *("classes", "merged", "temperature", "calibrated_on", "updates", "numbers"),
-    *("temperature_middle", "temperature_slope"),
 )
 _REMEDY = "choose another folder"
 

@@ -36,9 +36,7 @@ def modern(written: Mapping[str, Any]) -> dict[str, Any]:
     merged = _merged(written["updates"]) if written["format"] < 2 else dict(written["merged"])
     if not all(isinstance(images, int) and images > 0 for images in merged.values()):
         raise ValueError("the images of a class are no number")
-    # Earlier folders of format 3 lack these; one temperature was that of all images.
-    later = {"numbers": False, "temperature_middle": 0.0, "temperature_slope": 0.0}
-    return {**later, **written, "merged": merged}
+    return {"numbers": False, **written, "merged": merged}
 
 
 def modern_tensors(written: Tensors) -> Tensors:

@@ -32,7 +32,7 @@ class Parameters:
     rank: int | None = None
     single_class: Literal["skip", "train"] = "skip"
     readout: str = "rgda"
-    views: int = 3
+    views: int | None = None
     follow_drift: bool = True
     mirror: bool = True
     options: Mapping[str, Any] | None = None

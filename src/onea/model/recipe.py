@@ -12,14 +12,17 @@ from onea.methods.one_a import OneAMethod
 from onea.methods.one_a_plus import OneAPlus
 from onea.methods.presets import preset_options
 from onea.options import build
+from onea.vit.frozen import FrozenViT
 
 PRESETS = ("auto", "quick", "paper")
 # What differs from One-A+ in research runs, because a person waits: fewer epochs, and an update trains the adapter only
 # if it brings as many classes as the adapter has seen, or more. Chosen on photos held out (docs/research.md).
-_MODEL = {"epochs": 8, "min_share": 0.5}
-# A quarter of that work or less: adapters in the last blocks, whose input is computed once for each of three views. On
-# photos of groceries as accurate, on birds and CIFAR-100 two to three points less (docs/research.md).
-_QUICK = _MODEL | {"epochs": 4, "batch_size": 32, "adapter_blocks": 3, "cached_views": 3}
+_VIEWS = {"views": 3}
+_MODEL = _VIEWS | {"epochs": 8, "min_share": 0.5}
+# A fifth of that work: adapters in the upper blocks, whose input is computed once for each of two views, and half of
+# the patches in a training step. Within half a point on photos of groceries and CIFAR-100 (docs/research.md).
+_QUICK = _MODEL | {"epochs": 3, "batch_size": 32, "views": 2, "cached_views": 2, "patch_drop_rate": 0.5}
+_UPPER = 0.6  # share of the blocks: 7 of 12
 _ELSEWHERE = {
     "carry": "follow_drift",
     "guard": "held_out",
@@ -27,16 +30,23 @@ _ELSEWHERE = {
 }
 
 
-def choose_options(preset: str, given: Mapping[str, Any]) -> MergingOptions:
-    """Options of the training and the merge: those of the preset, then what was given."""
+def choose_options(preset: str, given: Mapping[str, Any], vit: FrozenViT) -> MergingOptions:
+    """Options of the training and the merge: those of the preset for a network, then what was given."""
     for name, instead in _ELSEWHERE.items():
         if name in given:
             raise OneaError(f"options has '{name}', which research runs have; for a model, set {instead}.")
     check_preset(preset)
     if preset == "paper":
-        return build(OneAMethod.Options, preset_options("one-a", "paper") | _bounds(given.get("epochs")) | dict(given))
-    ours = _QUICK if preset == "quick" else _MODEL
+        ours = _VIEWS | _bounds(given.get("epochs"))
+        return build(OneAMethod.Options, preset_options("one-a", "paper") | ours | dict(given))
+    ours = _quick(vit) if preset == "quick" else _MODEL
     return build(OneAPlus.Options, preset_options("one-a-plus", "small") | ours | dict(given))
+
+
+def _quick(vit: FrozenViT) -> dict[str, Any]:
+    """The quick preset for a network: blocks that look up where each patch is must see all of them."""
+    drop = {"patch_drop_rate": 0.0} if vit.rotary else {}
+    return _QUICK | {"adapter_blocks": max(1, round(_UPPER * vit.depth))} | drop
 
 
 def check_preset(preset: str) -> None:

@@ -21,7 +21,6 @@ from onea.classifiers.familiarity import SIGNALS, Familiarity, Margin, Signals, 
 from onea.classifiers.gaussian import RegularisedGaussian
 from onea.classifiers.statistics import ClassStatistics
 from onea.errors import OneaError, nearest, short
-from onea.model.calibration import Temperatures
 from onea.model.fingerprints import NO_PRINTS, Repeats, find_repeats, same_photos
 from onea.model.names import as_numbers, check_names
 from onea.tensors import Tensors
@@ -86,12 +85,10 @@ class State:
         fingerprint_rows: the class that each of them was taught as, ``[P]``.
         held: features of images held out of training, newest first, ``[H, views, width]``; exact in bfloat16.
         held_rows: the class that each of them shows, ``[H]``.
-        temperature: of the probabilities of a usual image.
-        calibrated_on: images that it was fitted on.
+        temperature: of the probabilities.
+        calibrated_on: images that the temperature was fitted on.
         updates: what happened so far, oldest first, as JSON-able values.
         numbers: whether the first classes were given as whole numbers.
-        temperature_middle: the largest score of a usual image.
-        temperature_slope: how the temperature of others differs (``temperatures``).
     """
 
     version: int
@@ -117,19 +114,12 @@ class State:
     held: Tensor = NO_HELD
     held_rows: Tensor = NO_ROWS
     numbers: bool = False
-    temperature_middle: float = 0.0
-    temperature_slope: float = 0.0
     id: str = field(default_factory=new_id)
 
     @property
     def classifier(self) -> Classifier:
         """The rule that answers."""
         return classifier_for(self.readout)
-
-    @property
-    def temperatures(self) -> Temperatures:
-        """The temperature of each image's probabilities."""
-        return Temperatures(self.temperature, self.temperature_middle, self.temperature_slope)
 
     def signals(self) -> Signals:
         """What tells new images from known ones."""

@@ -53,8 +53,6 @@ _STATE = {
     "classes": list[str],
     "merged": dict[str, int],
     "temperature": float,
-    "temperature_middle": float,
-    "temperature_slope": float,
     "calibrated_on": int,
     "updates": list[dict[str, Any]],
     "numbers": bool,
@@ -104,7 +102,6 @@ _COUNTS = (
 )
 _SIDES = range(1, 8193)  # of images, in pixels
 _TEMPERATURES = (1e-6, 1e3)  # fitted ones lie in 0.001 .. 1
-_MOST_SCORE, _STEEPEST = 1e9, 1e6  # fitted slopes are at most 800
 _MOST_HEADER = 16 * 2**20  # bytes
 _WIDEST = 16_384  # features of a network
 _BLOCK = re.compile(r"adapter\.blocks\.([0-9]{1,4})\.")
@@ -162,8 +159,6 @@ def state_values(content: bytes, version: int) -> dict[str, Any]:
         raise Damage("its counts of merged images are impossible")
     if not _TEMPERATURES[0] <= found["temperature"] <= _TEMPERATURES[1]:
         raise Damage("its temperature is impossible")
-    if not abs(found["temperature_middle"]) <= _MOST_SCORE or not 0 <= found["temperature_slope"] <= _STEEPEST:
-        raise Damage("its temperatures are impossible")
     _check_fields(found["backbone"], _BACKBONE)
     if not all(1 <= len(found["backbone"][name]) <= _LONGEST_PATH for name in _BACKBONE):
         raise Damage("its backbone has no name")

@@ -13,7 +13,6 @@ FAST = "vit_small_d6_patch14_84"
 """Of the demo, research runs and the bench: 6 blocks, 37 tokens, a quarter of the work; also called ``fast``."""
 _ALIASES = {"fast": FAST}
 _DEPTHS = {FAST: 5}
-_QUICK_DEPTHS = {DEFAULT: 11, FAST: 5}
 
 
 class _Weights(NamedTuple):
@@ -42,17 +41,16 @@ def full_name(backbone: str) -> str:
     return _ALIASES.get(backbone, backbone)
 
 
-def depth_for_models(backbone: str, quick: bool = False) -> int:
+def depth_for_models(backbone: str) -> int:
     """The number of blocks that models use of a network; 0 is all.
 
-    The last block of the embedded networks was trained to tell 200 classes apart, and tells others apart less well than
-    the one before it: that of the smaller one by six points even after training; that of the other one only where few
-    blocks are trained, as a ``quick`` model's are (docs/research.md).
+    The last block of the smaller embedded network was trained to tell 200 classes apart, and tells others apart less
+    well than the one before it, by six points even after training (docs/research.md).
 
     >>> depth_for_models("fast"), depth_for_models("vit_base_patch16_224.augreg_in21k")
     (5, 0)
     """
-    return (_QUICK_DEPTHS if quick else _DEPTHS).get(full_name(backbone), 0)
+    return _DEPTHS.get(full_name(backbone), 0)
 
 
 def file_of(name: str) -> Path:
