@@ -36,7 +36,7 @@ def microseconds(run: Callable[[], Tensor]) -> float:
         with torch.cuda.graph(graph, stream=stream):
             for _ in range(REPEATS):
                 run()
-    found = []
+    found: list[float] = []
     for _ in range(REPLAYS):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()

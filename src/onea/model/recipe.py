@@ -37,8 +37,8 @@ def choose_options(preset: str, given: Mapping[str, Any], vit: FrozenViT) -> Mer
             raise OneaError(f"options has '{name}', which research runs have; for a model, set {instead}.")
     check_preset(preset)
     if preset == "paper":
-        ours = _VIEWS | _bounds(given.get("epochs"))
-        return build(OneAMethod.Options, preset_options("one-a", "paper") | ours | dict(given))
+        values = preset_options("one-a", "paper") | _VIEWS | _bounds(given.get("epochs"))
+        return build(OneAMethod.Options, values | dict(given))
     ours = _quick(vit) if preset == "quick" else _MODEL
     return build(OneAPlus.Options, preset_options("one-a-plus", "small") | ours | dict(given))
 
