@@ -24,9 +24,7 @@ from svg import PICTURE, Canvas, apart, linear
 
 from onea.metrics import wilson_interval
 from onea.record import Record, read_record
-from onea.report import style
 from onea.report.analysis_figures import analysed_merge, numbers
-from onea.report.curves import accuracy_curves
 
 HERE = Path(__file__).parent
 OUT = HERE / "pictures"
@@ -246,7 +244,6 @@ def main() -> None:
         path = OUT / f"{name}.svg"
         path.write_text(canvas.file(label), encoding="utf-8")
         print(path)
-    print(style.save(accuracy_curves(plus), OUT / "one-a-plus.png"))  # the README's, which not every host shows as SVG
 
 
 if __name__ == "__main__":
