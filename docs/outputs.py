@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run the commands of a page on the Grocery photos and put what they print below them.
 
+What the figures of grocery.md show is left in benchmarks/grocery-example.json, from which docs/pictures.py draws them.
+
     python docs/outputs.py FOLDER docs/index.md docs/grocery.md
 
 FOLDER holds ``train/CLASS/*`` and ``test/CLASS/*`` of the Grocery Store Dataset's 81 fine classes. Blocks of shell
@@ -10,6 +12,7 @@ follows one is replaced. Long tables are cut in the middle.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -17,10 +20,21 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 _BLOCK = re.compile(r"<!-- test: run -->\n```(sh|python)\n(.*?)```\n(\n```text\n(.*?)```\n)?", re.DOTALL)
 _HEAD, _TAIL, _LONG = 7, 3, 20  # lines of a table that are shown, and of one that is cut
-_PICTURES = {"confusion.png": "grocery-confusion.png", "history.png": "grocery-history.png"}
+_UPDATE = (
+    "version",
+    "name",
+    "new_classes",
+    "known",
+    "held_out",
+    "held_out_accuracy",
+    "overall_images",
+    "overall_accuracy",
+)
+_EXAMPLE = Path(__file__).parent.parent / "benchmarks/grocery-example.json"
 _MONDAY = ("Banana", "Kiwi", "Lemon", "Mango")
 _NEW = ("Banana", "Floury-Potato", "Leek", "Oatly-Oat-Milk", "Papaya", "Vine-Tomato")
 
@@ -74,33 +88,42 @@ def shortened(text: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def keep_pictures(place: Path) -> None:
-    """Copy the pictures that commands have made to those of the docs."""
-    for name, kept in _PICTURES.items():
-        for found in place.rglob(name):
-            shutil.copy(found, Path(__file__).parent / "pictures" / kept)
+def keep_example(place: Path) -> None:
+    """Keep what the figures show: the history of the model, and how it answers each class."""
+
+    def asked(*words: str) -> Any:
+        command = [sys.executable, "-m", "onea", *words, "--json"]
+        return json.loads(subprocess.run(command, cwd=place, check=True, capture_output=True, text=True).stdout)
+
+    found = asked("evaluate", "shop.onea", "asked")
+    drawn = {
+        "updates": [{name: each[name] for name in _UPDATE} for each in asked("history", "shop.onea")["updates"]],
+        "classes": found["classes"],
+        "confusions": found["confusions"],
+    }
+    _EXAMPLE.write_text(json.dumps(drawn, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
-def renewed(page: str, place: Path, pictures: bool) -> str:
-    """The page with what its commands print now, and its pictures as they were before anything was undone."""
+def renewed(page: str, place: Path, example: bool) -> str:
+    """The page with what its commands print now; an example is kept as it was before anything was undone."""
 
     def run(match: re.Match[str]) -> str:
         language, code, block, old = match.groups()
         found = printed(language, code, place)
-        if pictures and "onea undo" not in code:
-            keep_pictures(place)
+        if example and "onea evaluate" in code:
+            keep_example(place)
         return match[0] if block is None else match[0].replace(f"```text\n{old}```", f"```text\n{shortened(found)}```")
 
     return _BLOCK.sub(run, page)
 
 
 def main() -> None:
-    """Renew the pages that are named, and the pictures that their commands make."""
+    """Renew the pages that are named, and what their figures are drawn from."""
     photos, *pages = map(Path, sys.argv[1:])
     for page in pages:
         with tempfile.TemporaryDirectory() as folder:
             prepare(photos, Path(folder))
-            told = renewed(page.read_text("utf-8"), Path(folder), pictures=page.stem == "grocery")
+            told = renewed(page.read_text("utf-8"), Path(folder), example=page.stem == "grocery")
             page.write_text(told, "utf-8")
 
 

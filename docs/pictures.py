@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The figures of concepts.md and one-a-plus.md, from committed records and the program's own code; no training.
+"""The figures of concepts.md, one-a-plus.md and grocery.md, from committed files and the program's own code.
+
+Nothing is trained.
 
 python docs/pictures.py
 """
@@ -7,6 +9,7 @@ python docs/pictures.py
 from __future__ import annotations
 
 import csv
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,12 +18,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 import drawings
+from charts import ROW, DotRow, Panel, dots
+from evidence import Mean
 from svg import PICTURE, Canvas, apart, linear
 
+from onea.metrics import wilson_interval
 from onea.record import Record, read_record
-from onea.report import style
 from onea.report.analysis_figures import analysed_merge, numbers
-from onea.report.curves import accuracy_curves
 
 HERE = Path(__file__).parent
 OUT = HERE / "pictures"
@@ -36,6 +40,8 @@ RIVALS = tuple(
     for name in ("joint-cub200-seed1-8d233d6ff8db", "mos-cub200-seed1-a20c84f1ee27", "one-a-cub200-seed1-613b6bb31412")
 )
 CARRIED = HERE.parent / "benchmarks" / "carried-statistics.csv"
+GROCERY = HERE.parent / "benchmarks" / "grocery-example.json"
+WORST = 20  # products of the example that are shown
 BIG_TASK = 4  # the fifth task, 36 classes: larger than all before it together
 KINDS = {"down": "down-projection", "up": "up-projection"}
 
@@ -168,8 +174,50 @@ def carried() -> tuple[Canvas, str]:
     )
 
 
+def share(right: int, total: int) -> Mean:
+    """In per cent, with the interval that the program itself prints."""
+    low, high = wilson_interval(right, total)
+    return Mean(100 * right / total, 100 * low, 100 * high, total)
+
+
+def grocery_history(updates: Sequence[dict[str, Any]]) -> tuple[Canvas, str]:
+    """Held-out photos right: those of each update, and those of all classes known by then."""
+    canvas, top = Canvas(PICTURE), 0.0
+    for title, side, count in (
+        ("photos of the update", "held_out", "held_out"),
+        ("photos of all classes known by then", "overall", "overall_images"),
+    ):
+        canvas.text(0, top + 16, f"Held-out {title}: right, %", "head")
+        rows = []
+        for update in updates:
+            right = share(round(update[f"{side}_accuracy"] * update[count]), update[count])
+            words = f"+{update['new_classes']}" if side == "held_out" else f"{update['known']} classes"
+            rows.append(DotRow(f"{update['version']} {update['name']}, {words}", [(right, "hollow")]))
+        dots(canvas, rows, Panel(8, top + 24, PICTURE - 8), "", (0, 100))
+        top = canvas.height
+    return canvas, "Held-out accuracy after each update, of its own classes and of all."
+
+
+def grocery_classes(found: dict[str, Any]) -> tuple[Canvas, str]:
+    """The products with the lowest accuracy, and what each is mostly taken for."""
+    canvas, taken = Canvas(PICTURE), {}
+    for mistake in reversed(found["confusions"]):  # the most frequent come first
+        taken[mistake["class"]] = mistake
+    worst = found["classes"][:WORST]
+    canvas.text(0, 16, f"Test photos right, %: the {WORST} worst of {len(found['classes'])} products", "head")
+    canvas.text(PICTURE, 34, "mostly taken for", "soft", "end")
+    rows = [DotRow(each["class"], [(share(each["right"], each["images"]), "hollow")]) for each in worst]
+    dots(canvas, rows, Panel(0, 40, PICTURE - 184), "", (0, 100))
+    for number, each in enumerate(worst):
+        mistake = taken[each["class"]]
+        words = f"{mistake['taken_for']}, {mistake['images']} of {each['images']}"
+        canvas.text(PICTURE, 44 + ROW * (number + 0.6), words, "soft", "end")
+    return canvas, "Accuracy of the worst products, and the product that each is mostly taken for."
+
+
 def main() -> None:
     """Write all of them."""
+    example = json.loads(GROCERY.read_text("utf-8"))
     one_a = record(ONE_A)
     plus = [record(PLUS), *map(record, RIVALS)]
     figures = {
@@ -189,12 +237,13 @@ def main() -> None:
             plus, "CUB-200, 20 tasks, seed 1: right, %", "Accuracy over all classes seen after each of 20 tasks."
         ),
         "carried": carried(),
+        "grocery-history": grocery_history(example["updates"]),
+        "grocery-classes": grocery_classes(example),
     }
     for name, (canvas, label) in figures.items():
         path = OUT / f"{name}.svg"
         path.write_text(canvas.file(label), encoding="utf-8")
         print(path)
-    print(style.save(accuracy_curves(plus), OUT / "one-a-plus.png"))  # the README's, which not every host shows as SVG
 
 
 if __name__ == "__main__":

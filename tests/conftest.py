@@ -59,6 +59,12 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("onea")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """``-n auto``: one more than there are cores, because some tests wait for a clock, a disk or another process."""
+    return 1 + (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+
+
 def pytest_unconfigure() -> None:
     _CACHE.cleanup()
 

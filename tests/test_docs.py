@@ -279,7 +279,7 @@ def test_the_pictures_of_the_concepts_can_be_drawn(tmp_path: Path) -> None:
     pictures = script("pictures")
     pictures.OUT = tmp_path
     pictures.main()
-    others = {"grocery-confusion.png", "grocery-history.png", "architecture-calls.svg", "architecture-data.svg"}
+    others = {"architecture-calls.svg", "architecture-data.svg"}
     others.add("teach-predict-undo.svg")
     kept = {path.name for path in (ROOT / "docs/pictures").iterdir() if path.is_file()} - others
     assert {path.name for path in tmp_path.iterdir()} == kept
@@ -289,7 +289,7 @@ def test_outputs_are_put_below_their_commands(tmp_path: Path) -> None:
     outputs = script("outputs")
     run, table = "<!-- test: run -->\n", "\n".join(["a", "───", *["b"] * 30, "is", "c", "───", "d"])
     page = f"{run}```python\nprint(6 * 7)\n```\n\n```text\n41\n```\n\n{run}```sh\necho unseen\n```\nafter\n"
-    assert outputs.renewed(page, tmp_path, pictures=False) == page.replace("41", "42")
+    assert outputs.renewed(page, tmp_path, example=False) == page.replace("41", "42")
     short = outputs.shortened(table).splitlines()
     assert len(short) < 20
     assert (short[:2], short[-4:]) == (["a", "───"], ["is", "c", "───", "d"])

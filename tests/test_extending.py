@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -33,44 +32,68 @@ def third_party(tmp_path) -> Path:
     return tmp_path
 
 
-def onea(third_party: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    code = f"import sys; sys.path.insert(0, {str(third_party)!r}); from onea.cli import main; main()"
-    said = {"capture_output": True, "encoding": "utf-8", "env": os.environ | {"PYTHONIOENCODING": "utf-8"}}
-    return subprocess.run([sys.executable, "-c", code, *arguments], **said, timeout=120)
+# Commands one after the other in one process, which takes seconds to start; prints what each left, as JSON.
+COMMANDS = """
+import contextlib, io, json, sys
+sys.path.insert(0, sys.argv[1])
+from onea.cli import main
+said = []
+for words in json.loads(sys.argv[2]):
+    sys.argv, out, err = ["onea", *words], io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            code = main() or 0
+        except SystemExit as stop:
+            code = stop.code or 0
+    said.append((code, out.getvalue(), err.getvalue()))
+print(json.dumps(said))
+"""
+
+
+def onea(third_party: Path, *commands: list[str]) -> list[tuple[int, str, str]]:
+    """Exit code, standard output and error of each command."""
+    words = [sys.executable, "-c", COMMANDS, str(third_party), json.dumps(commands)]
+    done = subprocess.run(words, capture_output=True, encoding="utf-8", timeout=240)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 def test_the_documented_method_runs_and_takes_its_option(third_party, tiny_run):
     inputs = [f"--{name}={tiny_run[name]}" for name in ("data", "backbone", "sizes")]
-    done = onea(third_party, "run", "centred", *inputs, "--centring", "0.5", "--out", str(third_party / "out"))
-    assert done.returncode == 0, done.stderr
+    run = ["run", "centred", *inputs, "--centring", "0.5", "--out", str(third_party / "out")]
+    (code, _, err), (_, listed, _) = onea(third_party, run, ["methods"])
+    assert code == 0, err
     record = json.loads((third_party / "out/record.json").read_text())
     assert record["options"] == {"centring": 0.5}
     assert record["cost"][-1]["passes_per_image"] == 1
     assert record["metrics"]["A_T"] > 100 / 6
-    listed = onea(third_party, "methods")
-    assert "Centred" in listed.stdout
+    assert "Centred" in listed
 
 
 def test_the_documented_operator_merges_adapters(third_party, tiny_run):
     inputs = [f"--{name}={tiny_run[name]}" for name in ("data", "backbone", "sizes")]
     options = [f"--{name.replace('_', '-')}={value}" for name, value in tiny_run["options"].items()]
     out = str(third_party / "out")
-    done = onea(third_party, "run", "adapter", *inputs, *options, "--merge", "larger-wins", "--out", out)
-    assert done.returncode == 0, done.stderr
+    ((code, _, err),) = onea(third_party, ["run", "adapter", *inputs, *options, "--merge", "larger-wins", "--out", out])
+    assert code == 0, err
 
 
 def test_the_documented_classifier_answers_and_is_compared(third_party, tiny_run):
     inputs = [f"--{name}={tiny_run[name]}" for name in ("data", "backbone", "sizes")]
     options = [f"--{name.replace('_', '-')}={value}" for name, value in tiny_run["options"].items()]
     asked = ["--classifier", "diagonal", "--classifier-options", "floor=0.1", "--compare-classifiers", "slda"]
-    done = onea(third_party, "run", "one-a", *inputs, *options, *asked, "--out", str(third_party / "out"))
-    assert done.returncode == 0, done.stderr
+    (code, _, err), (_, listed, _), (reported, _, _) = onea(
+        third_party,
+        ["run", "one-a", *inputs, *options, *asked, "--out", str(third_party / "out")],
+        ["methods", "--classifiers"],
+        ["report", str(third_party / "out"), "--out", str(third_party / "report")],
+    )
+    assert (code, reported) == (0, 0), err
     record = json.loads((third_party / "out/record.json").read_text())
     assert record["options"]["classifier"] == "diagonal"
     assert record["metrics"]["A_T"] > 100 / 6
     assert list(record["classifiers"]) == ["slda"]
-    assert "Diagonal LDA" in onea(third_party, "methods", "--classifiers").stdout
-    assert onea(third_party, "report", str(third_party / "out"), "--out", str(third_party / "report")).returncode == 0
+    assert "Diagonal LDA" in listed
     table = (third_party / "report/table.md").read_text("utf-8")
     assert "One-A, diagonal" in table
     assert "One-A, slda" in table
@@ -80,27 +103,31 @@ def test_the_documented_metric_and_dataset_are_found_everywhere(third_party, tin
     """In the lists, the terminal, a tracker, reports, a comparison and the page of an experiment of the paper."""
     runs = third_party / "runs"
     common = ["--data=dots", f"--backbone={tiny_vit}", "--sizes=3,1,2", "--threads=1", "--precision=fp32"]
-    done = onea(third_party, "run", "centred", *common, "--out", str(runs / "a"), "--track=tensorboard")
-    assert done.returncode == 0, done.stderr
-    assert "worst task" in done.stdout
+    (code, out, err), (_, listed, _), (reported, _, _), (_, compared, _) = onea(
+        third_party,
+        ["run", "centred", *common, "--out", str(runs / "a"), "--track=tensorboard"],
+        ["methods", "--metrics", "--datasets"],
+        ["report", str(runs), "--out", str(third_party / "report")],
+        ["compare", str(runs / "a"), str(runs / "a")],
+    )
+    assert (code, reported) == (0, 0), err
+    assert "worst task" in out
     record = json.loads((runs / "a/record.json").read_text())
     assert (record["data"]["name"], record["options"]) == ("dots", {"centring": 0.9})  # of its preset
     worst = f"{min(row[-1] for row in record['metrics']['matrix']):.2f}"
-    assert f"worst task {worst}" in done.stdout
+    assert f"worst task {worst}" in out
     assert any(b"test/worst_task" in file.read_bytes() for file in (runs / "a/tracking").rglob("*tfevents*"))
-    listed = onea(third_party, "methods", "--metrics", "--datasets").stdout
     assert {"worst_task", "noise"} <= set(listed.split())
-    assert onea(third_party, "report", str(runs), "--out", str(third_party / "report")).returncode == 0
     for file in (third_party / "report").rglob("*"):
         if file.suffix in (".html", ".md", ".csv", ".tex"):
             assert re.search(r"worst\s+task", file.read_text("utf-8")), file
-    assert "worst task" in onea(third_party, "compare", str(runs / "a"), str(runs / "a")).stdout
+    assert "worst task" in compared
 
 
 def test_the_page_of_an_experiment_shows_the_documented_metric(third_party, tiny_vit):
     inputs = ["--data=dots", f"--backbone={tiny_vit}", "--tasks=3", "--seeds=1", "--scale=0.2", "--device=cpu"]
-    done = onea(third_party, "paper", "proxies", *inputs, "--out", str(third_party / "paper"))
-    assert done.returncode == 0, done.stderr
+    ((code, _, err),) = onea(third_party, ["paper", "proxies", *inputs, "--out", str(third_party / "paper")])
+    assert code == 0, err
     pages = list((third_party / "paper").rglob("*.html"))
     assert pages
     assert any(re.search(r"worst\s+task", page.read_text("utf-8")) for page in pages)
@@ -119,8 +146,8 @@ def test_broken_packages_of_others_do_not_break_ours(third_party, tiny_run):
     lines = "broken = my_package.broken:X\nodd = my_package.odd:NO_METRIC\nabsent = my_package.odd:ABSENT\n"
     points.write_text(points.read_text().replace("[onea.metrics]\n", f"[onea.metrics]\n{lines}"))
     inputs = [f"--{name}={tiny_run[name]}" for name in ("data", "backbone", "sizes")]
-    done = onea(third_party, "run", "simplecil", *inputs, "--out", str(third_party / "out"))
-    assert done.returncode == 0, done.stderr
-    assert "absent –" in done.stdout
-    assert "repair or uninstall its package" in done.stderr
-    assert "Traceback" not in done.stderr
+    ((code, out, err),) = onea(third_party, ["run", "simplecil", *inputs, "--out", str(third_party / "out")])
+    assert code == 0, err
+    assert "absent –" in out
+    assert "repair or uninstall its package" in err
+    assert "Traceback" not in err

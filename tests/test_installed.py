@@ -118,7 +118,7 @@ def served(line: str, place: Path, environment: dict[str, str]) -> None:
 def test_a_reader_stumbles_over_nothing(page: str, programs: Path, place: Path) -> None:
     for name in ("fastapi", "onnxruntime"):
         pytest.importorskip(name)
-    unset = {"PYTHONPATH", "VIRTUAL_ENV", "OMP_NUM_THREADS"}
+    unset = {"PYTHONPATH", "VIRTUAL_ENV"}
     environment = {name: value for name, value in os.environ.items() if name not in unset}
     environment["PATH"] = f"{programs}{os.pathsep}{environment['PATH']}"
     ran = []

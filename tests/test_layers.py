@@ -63,7 +63,7 @@ def floors() -> list[set[str]]:
 
 def test_the_architecture_page_names_the_floors_in_their_order():
     page = (ROOT / "docs/architecture.md").read_text("utf-8")
-    rows = re.findall(r"^\| (`.*?) \|", page.partition("## The floors")[2], re.M)
+    rows = re.findall(r"^\| (`.*?) \|", page.partition("## The layers")[2], re.M)
     assert [set(re.findall(r"`(\w+)`", row)) for row in rows] == floors()
 
 

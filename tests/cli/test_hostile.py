@@ -160,7 +160,8 @@ def test_texts_and_paths(command, option, onea, base, tmp_path):
     elif command not in ("bench", "demo") and option in ("--data", "--root", "--backbone", "--config", "--out"):
         values = PATHS + SOURCES if option in ("--data", "--backbone") else PATHS
     for value in values:
-        refused_or_done(onea, tmp_path, command, *base[command], f"{option}={value}")
+        if (command, value) != ("tour", "\udcff\udcfe"):  # a good folder: the whole tour would be given
+            refused_or_done(onea, tmp_path, command, *base[command], f"{option}={value}")
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS.keys() - ELSEWHERE - {"bench", "demo", "stream"}))

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
 
 from onea.merging import make_operator
@@ -35,10 +34,12 @@ def network() -> Network:
 
 
 def save_adapter(network: Network, folder: Path, seed: int, **config) -> Path:
+    import peft  # in functions: it takes seconds, which no process need spend that runs other tests
+
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         settings = {"r": 3, "lora_alpha": 6, "target_modules": ["query", "value"]} | config
-        model = get_peft_model(copy.deepcopy(network), LoraConfig(**settings))
+        model = peft.get_peft_model(copy.deepcopy(network), peft.LoraConfig(**settings))
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
                 nn.init.normal_(parameter)
@@ -51,8 +52,10 @@ def updates(network: Network, folder: Path) -> dict[str, Tensor]:
 
     In float64: the difference of two float32 weights has noise near the cut-offs below which operators see nothing.
     """
+    import peft
+
     plain = copy.deepcopy(network).double()
-    adapted = PeftModel.from_pretrained(copy.deepcopy(plain), str(folder)).merge_and_unload().state_dict()
+    adapted = peft.PeftModel.from_pretrained(copy.deepcopy(plain), str(folder)).merge_and_unload().state_dict()
     return {name: adapted[name] - value for name, value in plain.state_dict().items() if name.endswith("weight")}
 
 
@@ -75,9 +78,11 @@ def test_a_merged_folder_loads_in_peft_and_holds_the_merged_updates(operator, fi
 
 
 def test_an_asked_rank_loads_too_and_the_outputs_follow(network, tmp_path):
+    import peft
+
     folders = [save_adapter(network, tmp_path / "a", 1), save_adapter(network, tmp_path / "b", 2)]
     merge_files(folders, tmp_path / "out", operator="running-mean", classes=[1, 1], rank=6)
-    model = PeftModel.from_pretrained(copy.deepcopy(network), str(tmp_path / "out"))
+    model = peft.PeftModel.from_pretrained(copy.deepcopy(network), str(tmp_path / "out"))
     assert model.peft_config["default"].r == 6
     mean = copy.deepcopy(network)
     old, new = (updates(network, folder) for folder in folders)

@@ -83,12 +83,10 @@ class Heard(GridProgress):
         self.ends.append((config.seed, result))
 
 
-def slow_values(tiny_run, seed):
+def slow_values(tiny_run, seed, epochs=60):
     """A run whose tasks take long enough to be hit by a signal."""
-    return tiny_run | {
-        "seed": seed,
-        "options": tiny_run["options"] | {"epochs": 60, "min_epochs": 60, "max_epochs": 60},
-    }
+    same = dict.fromkeys(("epochs", "min_epochs", "max_epochs"), epochs)
+    return tiny_run | {"seed": seed, "options": tiny_run["options"] | same}
 
 
 def stamps(store):
@@ -226,7 +224,7 @@ def test_two_grids_at_once_share_the_work(quick, store):
 
 
 def test_a_killed_worker_is_retried(tiny_run, quick, store):
-    victim = make_config(slow_values(tiny_run, 1))
+    victim = make_config(slow_values(tiny_run, 1, epochs=20))
     killed = []
 
     class Killer(Heard):
@@ -287,8 +285,8 @@ def start_grid(values, root):
 
 def interrupted_grid(tiny_run, quick, store, number):
     """Send a signal to a grid when one run is finished and another has begun to learn; returns its process."""
-    values = [slow_values(tiny_run, 1), slow_values(tiny_run, 3)]
-    values.insert(0, {**slow_values(tiny_run, 2), "method": "simplecil", "options": {}})
+    fast = tiny_run | {"method": "simplecil", "options": {}}
+    values = [fast | {"seed": 2}, slow_values(tiny_run, 1), fast | {"seed": 3}]
     with start_grid(values, store.root) as grid:
         lines: list[str] = []
         while not {"end 2", "at 1 1"} <= set(lines):

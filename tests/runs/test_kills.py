@@ -12,7 +12,7 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="need
 CASES = ("first run", "resumed run", "first pack", "later pack", "copied pack")
 
 
-@pytest.mark.parametrize(("case", "step"), [("first run", 11)])
+@pytest.mark.parametrize(("case", "step"), [("first run", 17)])
 def test_a_kill_does_not_change_what_a_run_ends_with(case, step, tiny_vit, tiny_images, tmp_path):
     """A sample; --slow kills at every event."""
     found = kill_all(case, tiny_vit, tiny_images, tmp_path / "kills", step)

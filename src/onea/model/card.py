@@ -127,6 +127,8 @@ def history_picture(state: State) -> bytes:
     steps = range(len(updates))
     with style.themed():
         figure = style.blank(7.4, 4.2)
+        figure.set_layout_engine(None)  # it would draw everything twice, at every update
+        figure.subplots_adjust(left=0.1, right=0.98, top=0.97, bottom=0.115, hspace=0.13)
         above, below = figure.subplots(2, 1, sharex=True)
         above.bar(steps, [update.get("new_classes", 0) for update in updates], color=style.PALETTE[0], label="new")
         above.plot(steps, [update["known"] for update in updates], color=style.PALETTE[1], marker="o", label="known")
@@ -157,6 +159,8 @@ def history_picture(state: State) -> bytes:
         below.set_xlabel("version")
         shown = [step for step in steps if len(updates) <= 20 or step % 5 == 0]
         below.set_xticks(shown, [str(updates[step]["version"]) for step in shown])
+        below.set_xlim(-0.5, max(len(updates), 4) - 0.5)  # a single bar need not fill the picture
+        above.yaxis.get_major_locator().set_params(integer=True)
         for axes in (above, below):
             axes.grid(axis="y")
         return _png(figure)

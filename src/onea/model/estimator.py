@@ -43,12 +43,12 @@ _FIXED = (*_NETWORK, "readout", *_OPTIONS, "options", "preset")  # once a class 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class OneA(Asking, Parameters):
-    """Learns new classes in updates of any size and answers what an image shows.
+    """Learns new classes in updates of any size and says what an image shows.
 
     Follows scikit-learn's conventions, so its cross-validation, searches and pipelines take it. Labels are text or
-    whole numbers and come back as they were given; numbers turn into text once a class has a name that is none.
-    Learning builds the next version aside and swaps it in whole, so other threads may ask meanwhile; they get the old
-    version's answers.
+    whole numbers and come back as they were given; numbers turn into text once a class is named by text. Learning
+    prepares the next version separately and then replaces the old one at once, so other threads may ask meanwhile;
+    they get the old version's answers.
 
     >>> import numpy as np, onea
     >>> rng = np.random.default_rng(0)
@@ -74,13 +74,13 @@ class OneA(Asking, Parameters):
     (['light'], (6, 384))
 
     Args:
-        backbone: an embedded network (by default ``vit_small_patch14_112``; ``fast`` is half as deep, looks at smaller
-            images and answers less well), a timm ``architecture.tag`` name or a ``.safetensors`` file.
-        depth: the number of the network's blocks that are used; 0 is all. By default all are, but for the last one of
-            ``fast``, which tells the classes that it was trained on apart, and others less well.
-        image_size: side in pixels of the images that the network looks at, if not what its weights were made for.
-        unknown: share of images of known classes that may be answered ``unknown`` (-1 where classes are numbers); 0 or
-            None never answers so.
+        backbone: an embedded network (by default ``vit_small_patch14_112``; ``fast`` is half as deep, takes smaller
+            images and is less accurate), a timm ``architecture.tag`` name or a ``.safetensors`` file.
+        depth: how many of the network's blocks are used; 0 is all. By default all are, except the last block of
+            ``fast``: it is specialised in the classes that the network was made with, and is worse for others.
+        image_size: side in pixels of the images that the network takes, if not the side that its weights were made for.
+        unknown: share of images of known classes that may be answered ``unknown`` (-1 where classes are numbers); with
+            0 or None this answer is never given.
         held_out: share of each new class's images that calibrates the answers instead of training.
         keep: earlier versions that ``undo`` can go back to.
         preset: how the adapter is trained and merged: ``auto`` (One-A+), ``quick`` (a fifth of the work: the upper
@@ -92,12 +92,12 @@ class OneA(Asking, Parameters):
         single_class: what an update of one class does to the adapter: ``skip`` (only its prototype is learned, in
             seconds) or ``train``.
         readout: the classifier: ``rgda`` (the likelihood of a Gaussian per class), ``slda`` (of Gaussians with one
-            covariance), ``whitened`` (cosine to the prototypes after dividing out how images spread around them),
-            ``ncm`` (cosine to the prototypes, the paper) or another that ``onea methods --classifiers`` lists.
-        views: how often an image is looked at when its class is learned: as it is, then in random crops. Three times,
-            or two with ``quick``, if None; 1 is the paper.
-        follow_drift: whether what is known of old classes moves with the adapter, as the new images show (off: the
-            paper).
+            covariance), ``whitened`` (cosine to the prototypes, with features whitened by the pooled within-class
+            covariance), ``ncm`` (cosine to the prototypes, as in the paper) or another that
+            ``onea methods --classifiers`` lists.
+        views: how many versions of an image count when its class is learned: the image itself, then random crops. The
+            preset's (3, or 2 with ``quick``), if None; the paper has 1.
+        follow_drift: whether the statistics of old classes are carried along when the adapter changes (the paper: no).
         mirror: whether an image flipped left to right still shows its class.
         options: any further options of One-A+, as ``onea methods one-a-plus`` lists them (of One-A with the paper's
             preset). Models have ``min_share=0.5``: an update trains the adapter if it brings as many classes as the
@@ -105,8 +105,8 @@ class OneA(Asking, Parameters):
         device: ``auto``, ``cpu``, ``cuda``, ...
         precision: of the training: ``auto``, ``bf16``, ``fp32`` or ``fp8``. Answers are always computed in fp32.
         threads: CPU threads; 0 is all.
-        verbose: whether learning, and asking about many images, shows a bar, in a terminal or a notebook.
-        seed: decides every draw.
+        verbose: whether a terminal or a notebook shows a bar while the model learns or answers many images.
+        seed: of all random numbers.
     """
 
     def __post_init__(self) -> None:
