@@ -12,11 +12,13 @@ import doctest
 import json
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from decimal import ROUND_HALF_UP, Decimal
 from functools import cache
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
 import pytest
 from documented import ROOT
@@ -153,6 +155,24 @@ def one_a_plus() -> Iterator[str]:
 
 def research() -> Iterator[str]:
     yield from re.findall(r"\d+\.\d+", result_tables.TRIALS["trials-start-and-merge"].read_text("utf-8"))
+    for number in (1, 4):  # looks at test photos after many updates
+        for line in json_lines(f"unknown-nvidia-h200-{number}.jsonl"):
+            if line["updates"] > 1:
+                yield from shown(line["calibration_error"], digits=(1,))
+                yield from shown(line["right"], digits=(0,))
+    yield from quick_against_default()
+
+
+def quick_against_default() -> Iterator[str]:
+    """Test photos: what each draw gains, the mean, and the least that the default reached."""
+    right: dict[str, dict[int, dict[int | None, float]]] = defaultdict(lambda: defaultdict(dict))
+    for line in json_lines("fast-path-nvidia-h200.jsonl"):
+        if line["looked_at"] == "test photos":
+            blocks = line["params"].get("options", {}).get("adapter_blocks")
+            right[line["data"]][line["seed"]][blocks] = line["right"]
+    for by_seed in right.values():
+        gains = [found[7] - found[None] for found in by_seed.values()]
+        yield from shown(*gains, fmean(gains), min(found[None] for found in by_seed.values()), digits=(1,))
 
 
 def speed() -> Iterator[str]:
@@ -225,6 +245,11 @@ def records() -> Iterator[str]:
         runs = evidence.main_runs(data)
         shared, fresh = (runs[name].of("A_T").value for name in ("running-mean-shared", "running-mean"))
         yield from shown(shared - fresh, digits=(1,))
+
+
+def json_lines(name: str) -> list[dict[str, Any]]:
+    """What a benchmark appended, line by line."""
+    return [json.loads(line) for line in (ROOT / "benchmarks" / name).read_text("utf-8").splitlines()]
 
 
 def lines(name: str) -> list[dict[str, str]]:
