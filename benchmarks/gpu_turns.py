@@ -48,7 +48,7 @@ class Section(NamedTuple):
 
 def sections(given: argparse.Namespace) -> dict[str, Section]:
     """All sections by name; sides of the same name in ``train`` and ``infer`` are one process."""
-    last = ("--last", str(given.last), "--views", str(given.views))
+    last = ("--last", str(given.last), "--views", str(given.views), "--drop", str(given.drop))
     large = {"old": (), "new": (), "new fp8": FP8}
     trained = large | {f"new last {given.last}, cached": last, f"new last {given.last}, cached, fp8": (*last, *FP8)}
     many = {"old": (), "new": (), "new one parameter": ("--one-parameter",)}
@@ -222,6 +222,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=16, help="of an epoch of the large network")
     parser.add_argument("--last", type=int, default=3, help="blocks with an adapter, where not all have one")
     parser.add_argument("--views", type=int, default=4, help="fixed views of each image, where tokens are kept")
+    parser.add_argument("--drop", type=float, default=0.0, help="share of the patches that those leave out")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0, help="of a turn")
     parser.add_argument("--epochs", type=int, default=25, help="E0 of the stream; 25 is the paper's")

@@ -134,7 +134,9 @@ class Measured:
         )
         if given.last:
             method = workload.method
-            options = replace(method.options, adapter_blocks=given.last, cached_views=given.views)
+            options = replace(
+                method.options, adapter_blocks=given.last, cached_views=given.views, patch_drop_rate=given.drop
+            )
             method = OneAMethod(method.vit, options, runtime, method.plan)
             workload = replace(workload, method=method, prepared=replace(workload.prepared, method=method))
         return workload
@@ -321,6 +323,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", default=default)
     for name in ("rank", "batch", "answers", "steps", "epochs", "per-class", "last", "views"):
         parser.add_argument(f"--{name}", type=int, default=0)
+    parser.add_argument("--drop", type=float, default=0.0)
     for name in ("eager", "plain", "one-parameter"):
         parser.add_argument(f"--{name}", action="store_true")
     side = Measured(parser.parse_args())

@@ -41,11 +41,12 @@ class Lines(GridProgress):
 def configs(given: argparse.Namespace) -> dict[tuple[str, str, int], RunConfig]:
     """All runs by dataset, way and seed."""
     found: dict[tuple[str, str, int], RunConfig] = {}
-    last = {"adapter_blocks": given.last, "cached_views": given.views}
+    last = {"adapter_blocks": given.last, "cached_views": given.views, "patch_drop_rate": given.drop}
+    dropped = f", {given.drop:.0%} of the patches dropped" if given.drop else ""
     ways: dict[str, dict[str, Any]] = {
         given.precision: {"precision": given.precision},
         "fp8": {"precision": "fp8"},
-        f"last {given.last} blocks, {given.views} views": {"precision": given.precision, **last},
+        f"last {given.last} blocks, {given.views} views{dropped}": {"precision": given.precision, **last},
     }
     for entry in given.data:
         data, _, tasks = entry.rpartition(":")
@@ -74,6 +75,7 @@ def main() -> None:
     parser.add_argument("--precision", default="bf16", help="of all but fp8")
     parser.add_argument("--last", type=int, default=3)
     parser.add_argument("--views", type=int, default=4)
+    parser.add_argument("--drop", type=float, default=0.0, help="share of the patches that those leave out")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--workers", type=int, default=14)
     parser.add_argument("--runs", type=Path, default=Path("runs/precision-quality"))
