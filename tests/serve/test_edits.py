@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from model_tools import tiny_model
 from serving import TEACHER, checkerboard, class_zip, client_of, folder_hash, form, job_end, photos, png, zipped
 
 import onea
+from onea.serve.training_jobs import TrainingJob
 
 
 @pytest.fixture
@@ -147,6 +150,17 @@ def test_what_shows_none_of_the_classes_is_learned_as_from_python(client, shop, 
     assert found.background.equal(wanted.background)
     assert found.margins.equal(wanted.margins)
     assert client.post("/undo", headers=TEACHER).json()["version"] == 1
+
+
+def test_a_job_that_fails_before_anybody_looks_is_a_job_all_the_same(client, tiny_images, monkeypatch):
+    class Unwatched(TrainingJob):
+        def __init__(self, *given):
+            super().__init__(*given)
+            self.settled = SimpleNamespace(set=lambda: None, wait=self.ended.wait)
+
+    monkeypatch.setattr("onea.serve.service.TrainingJob", Unwatched)
+    taught = client.post("/background", files=form(photos(tiny_images, 0)), headers=TEACHER)
+    assert job_end(client, taught)["status"] == "failed"
 
 
 def test_a_background_that_is_none_is_refused(client, shop, tiny_images):

@@ -114,7 +114,7 @@ class Service:
             self._changing.release()
             raise
         job.settled.wait()
-        if job.error:  # before learning began: the client hears it at once
+        if job.error and not job.began:  # the client hears it at once; of whatever fails later, the job tells
             raise job.error
         return job
 

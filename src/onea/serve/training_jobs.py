@@ -25,6 +25,7 @@ class TrainingJob(Progress):
     Attributes:
         id: names it to clients; cannot be guessed.
         settled: set once the model folder is ours and learning begins, or once that failed.
+        began: whether learning did.
         ended: set once the training job is done or has failed.
         error: what went wrong.
     """
@@ -32,6 +33,7 @@ class TrainingJob(Progress):
     def __init__(self, classes: list[str], images: int, skipped: Sequence[str] = ()) -> None:
         self.id = secrets.token_urlsafe(12)
         self.settled, self.ended = threading.Event(), threading.Event()
+        self.began = False
         self.error: Problem | None = None
         self._lock, self._abandoned, self._started = threading.Lock(), False, time.monotonic()
         self._classes, self._images = classes, images
@@ -70,6 +72,7 @@ class TrainingJob(Progress):
     def start(self) -> None:
         """The model folder is ours."""
         self._set("learning", "reading the model")
+        self.began = True
         self.settled.set()
 
     def start_epoch(self, epoch: int, epochs: int, images: int) -> None:
