@@ -131,6 +131,7 @@ def models() -> Iterator[str]:
         for column in ("right_in_stream", "right_with_all_prototypes_anew"):
             if line[column]:
                 yield from shown(float(line[column]), digits=(1,))
+    yield from shown(*(float(line["ratio"]) for line in lines("teaching-amd-epyc-2.csv")), digits=(2,))
     yield from check_labels()
 
 
