@@ -162,6 +162,9 @@ def research() -> Iterator[str]:
                 yield from shown(line["calibration_error"], digits=(1,))
                 yield from shown(line["right"], digits=(0,))
     yield from quick_against_default()
+    on_cpu = json_lines("fast-path-amd-epyc-2.jsonl")
+    yield from shown(*(line["right"] for line in on_cpu), digits=(1,))
+    yield from shown(fmean(line["right"] for line in on_cpu if line["updates"] == 1), digits=(1,))
 
 
 def quick_against_default() -> Iterator[str]:
