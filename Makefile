@@ -57,15 +57,15 @@ docs: .venv/.dev
 clean:
 	rm -rf .venv build dist site
 
-.venv/bin/python:
+.venv/bin/pip:  # and not python, which a venv that failed for want of python3-venv leaves behind
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'onea needs Python 3.11 or newer; set PYTHON=...')"
 	$(PYTHON) -m venv .venv
 
-.venv/.core: pyproject.toml constraints.txt | .venv/bin/python
+.venv/.core: pyproject.toml constraints.txt | .venv/bin/pip
 	$(PIP) -e .
 	touch $@
 
 # Everything at once: installing the core first would resolve and build twice.
-.venv/.dev: pyproject.toml constraints.txt | .venv/bin/python
+.venv/.dev: pyproject.toml constraints.txt | .venv/bin/pip
 	$(PIP) -e '.[dev]'
 	touch .venv/.core $@

@@ -84,6 +84,7 @@ class StepGraph:
             anew.set_state(drawn)
             index = torch.cuda.current_device() if self._device.index is None else self._device.index
             torch.cuda.default_generators[index].graphsafe_set_state(anew.graphsafe_get_state())
+            self._recorded.clear()  # their numbers would be those that are drawn from now on
             self._refused = True
             return None
         return _Recorded(graph, own, result)

@@ -137,6 +137,7 @@ def test_several_processes_look_at_the_patches_of_their_own_images(tiny_run, mon
     training.train(
         [trained], loss, task, recipe, runtime, sharded=True, draw=lambda count, _: torch.arange(count)[:, None]
     )
+    assert seen
     assert all(rows[:, 0].tolist() == list(range(1, whole, 2)) and len(rows) == own for own, rows, whole in seen)
 
 

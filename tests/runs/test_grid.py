@@ -83,9 +83,9 @@ class Heard(GridProgress):
         self.ends.append((config.seed, result))
 
 
-def slow_values(tiny_run, seed, epochs=60):
+def slow_values(tiny_run, seed):
     """A run whose tasks take long enough to be hit by a signal."""
-    same = dict.fromkeys(("epochs", "min_epochs", "max_epochs"), epochs)
+    same = dict.fromkeys(("epochs", "min_epochs", "max_epochs"), 60)
     return tiny_run | {"seed": seed, "options": tiny_run["options"] | same}
 
 
@@ -224,7 +224,7 @@ def test_two_grids_at_once_share_the_work(quick, store):
 
 
 def test_a_killed_worker_is_retried(tiny_run, quick, store):
-    victim = make_config(slow_values(tiny_run, 1, epochs=20))
+    victim = make_config(slow_values(tiny_run, 1))
     killed = []
 
     class Killer(Heard):

@@ -8,9 +8,11 @@ import pytest
 import torch
 from model_tools import class_folders, tiny_model
 from tiny import write_tiny_vit
+from toys import toy
 
 import onea
 from onea.errors import OneaError
+from onea.model.recipe import choose_options
 from onea.runs.config import make_config
 from onea.vit.backbones import load_backbone
 from onea.vit.embedded import depth_for_models
@@ -89,3 +91,27 @@ def test_a_quick_model_trains_its_upper_blocks_only(tmp_path, tiny_images):
     loaded = onea.load(model.save(tmp_path / "m.onea"), threads=1, precision="fp32")
     asked = tiny_images / "test"
     np.testing.assert_array_equal(loaded.predict_proba(asked), model.predict_proba(asked))
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "expected"),
+    [
+        ("CLIP", {}, 0.5),
+        ("CLIP", {"adapter_blocks": 0}, 0.0),  # with adapters everywhere, missing patches ruin the features
+        ("CLIP", {"adapter_blocks": 0, "patch_drop_rate": 0.25}, 0.25),
+        ("DINOv3", {}, 0.0),
+    ],
+)
+def test_quick_models_leave_out_what_their_network_can_do_without(name, given, expected):
+    vit = toy(name)
+    assert vit.depth > 1
+    options = choose_options("quick", given, vit)
+    assert options.adapter_blocks == given.get("adapter_blocks", round(0.6 * vit.depth))
+    assert options.patch_drop_rate == expected
+
+
+def test_a_taught_model_may_be_set_to_what_it_has(tiny_vit, tiny_images):
+    model = tiny_model(tiny_vit, views=None).learn(tiny_images / "train")
+    model.set_params(views=3)
+    with pytest.raises(OneaError, match="views cannot change after the model was taught"):
+        model.set_params(views=2)

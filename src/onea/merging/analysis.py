@@ -42,7 +42,8 @@ def share_inside(fusion: Fusion) -> Tensor:
     """
     whole = fusion.align.flatten(1).norm(dim=1)
     inside = (fusion.left.mT @ fusion.align).flatten(1).norm(dim=1)
-    return torch.where(whole > 0, inside / whole.where(whole > 0, torch.ones_like(whole)), torch.ones_like(whole)) ** 2
+    dropped = (whole > 0) & (_rank(fusion.left) > 0)  # of nothing, or where there is no base, nothing is
+    return torch.where(dropped, inside / whole.where(whole > 0, torch.ones_like(whole)), torch.ones_like(whole)) ** 2
 
 
 def closeness(fusion: Fusion) -> Tensor:

@@ -103,7 +103,8 @@ class OneA(Asking, Parameters):
             preset). Models have ``min_share=0.5``: an update trains the adapter if it brings as many classes as the
             adapter was trained on before, or more; any other learns statistics only, in seconds.
         device: ``auto``, ``cpu``, ``cuda``, ...
-        precision: of the training: ``auto``, ``bf16``, ``fp32`` or ``fp8``. Answers are always computed in fp32.
+        precision: of the training and of random crops: ``auto``, ``bf16``, ``fp32`` or ``fp8`` (then crops are in
+            fp32). Answers are always computed in fp32.
         threads: CPU threads; 0 is all.
         verbose: whether a terminal or a notebook shows a bar while the model learns or answers many images.
         seed: of all random numbers.
@@ -128,7 +129,7 @@ class OneA(Asking, Parameters):
         for name, value in params.items():
             if name not in names:
                 raise OneaError(f"Unknown parameter '{name}'; {nearest(name, names)}")
-            if self._snapshot and name in _FIXED and value != getattr(self, name):
+            if self._snapshot and name in _FIXED and value not in self._taught_with(name):
                 raise OneaError(f"{name} cannot change after the model was taught; make a new OneA({name}=...).")
         if self._snapshot:  # before that, scikit-learn wants mistakes to be told when they matter
             check_params(self.get_params() | params)
@@ -354,6 +355,12 @@ class OneA(Asking, Parameters):
             return load(folder, **params)
 
     # inside
+
+    def _taught_with(self, name: str) -> list[Any]:
+        """What a parameter of a taught model may be set to: what it is, or what the preset chose for it."""
+        assert self._snapshot is not None
+        options = self._snapshot.state.options
+        return [getattr(self, name), *([options[name]] if name in _OPTIONS and name in options else [])]
 
     def _chosen(self, engine: Engine) -> MergingOptions:
         given = {name: getattr(self, name) for name in _OPTIONS if getattr(self, name) is not None}

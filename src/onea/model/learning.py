@@ -126,8 +126,7 @@ def learn(
     options = options_of(state.options)
     training = engine.for_training(progress)
     views = Views(engine, batch, options, adapters, seed, training)
-    rough = views.rough and options.trains(len(names), Sizes.of(state.merged, Counter(batch.labels)).new_share)
-    earlier = views.features(0, adapters, rough)
+    earlier = views.features(0, adapters)
     number = len(state.updates) + 1  # decides all draws, so that an update that is undone and taught again is the same
     alike = series(earlier, labels, state.statistics)
     held = calibration.held_out_rows(labels, names, alike, held_out, seed, number)
@@ -160,8 +159,6 @@ def learn(
         if report["trained"]:
             adapters, features, before, background = merged, moved, carried, behind
             rolling = rolling if by is None or not len(rolling) else compact(rolling @ by.float())
-    if rough and not report["trained"]:  # what statistics are made of is seen in full precision
-        features = views.features(0, adapters)
     further = (views.features(view, adapters) for view in range(1, options.views))
     by_view = torch.stack([features, *further])
     if report["trained"]:

@@ -39,14 +39,18 @@ def choose_options(preset: str, given: Mapping[str, Any], vit: FrozenViT) -> Mer
     if preset == "paper":
         values = preset_options("one-a", "paper") | _VIEWS | _bounds(given.get("epochs"))
         return build(OneAMethod.Options, values | dict(given))
-    ours = _quick(vit) if preset == "quick" else _MODEL
+    ours = _quick(vit, given.get("adapter_blocks")) if preset == "quick" else _MODEL
     return build(OneAPlus.Options, preset_options("one-a-plus", "small") | ours | dict(given))
 
 
-def _quick(vit: FrozenViT) -> dict[str, Any]:
-    """The quick preset for a network: blocks that look up where each patch is must see all of them."""
-    drop = {"patch_drop_rate": 0.0} if vit.rotary else {}
-    return _QUICK | {"adapter_blocks": max(1, round(_UPPER * vit.depth))} | drop
+def _quick(vit: FrozenViT, blocks: int | None) -> dict[str, Any]:
+    """The quick preset for a network, with so many blocks that have an adapter if that was asked for.
+
+    Where all have one, missing patches ruin the features; and blocks that look up where each patch is need all of them.
+    """
+    blocks = max(1, round(_UPPER * vit.depth)) if blocks is None else blocks
+    every = vit.rotary or blocks in (0, vit.depth)
+    return _QUICK | {"adapter_blocks": blocks} | ({"patch_drop_rate": 0.0} if every else {})
 
 
 def check_preset(preset: str) -> None:

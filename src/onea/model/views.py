@@ -20,12 +20,10 @@ class Views:
     """Each image of an update as it is (view 0), and in random crops.
 
     Crops are looked at in the precision of the training: what that rounds is far less than what cropping changes.
-    Images as they are, and answers later, are computed in full precision; but a look before a training may be
-    ``rough``, because no statistics are made of it.
+    Images as they are, and answers later, are computed in full precision.
 
     Attributes:
         fixed: the same for the training, where it looks at no others.
-        rough: whether there is a cheaper look at images as they are.
     """
 
     def __init__(
@@ -39,8 +37,8 @@ class Views:
     ):
         assert batch.labels is not None
         self._engine, self._pixels, self._labels, self._seed = engine, batch.pixels, batch.labels, seed
-        # Nobody trains the others, or knows how well they answer in less than full precision.
-        self._training = None if engine.vit.frozen_only else training
+        # Nobody trains the others, or knows how well they answer in less than full precision; or anything in fp8.
+        self._for_crops = None if engine.vit.frozen_only or training[1].fp8 else training
         self.fixed: FixedViews | None = None
         if options.fixed_views:
             runtime, count = engine.runtime, max(options.fixed_views, options.views)
@@ -49,14 +47,12 @@ class Views:
             crops = [engine.draw(batch.labels, seed, view, options.crop_scale) for view in range(1, count)]
             rows = torch.arange(len(batch))
             self.fixed = FixedViews(
-                engine.vit, runtime, images, rows, crops, options.crop_scale, adapters, for_crops=training
+                engine.vit, runtime, images, rows, crops, options.crop_scale, adapters, for_crops=self._for_crops
             )
 
-        self.rough = self.fixed is None and self._training is not None and training[0] is not engine.vit
-
-    def features(self, view: int, adapters: Adapters, rough: bool = False) -> Tensor:
+    def features(self, view: int, adapters: Adapters) -> Tensor:
         """Features of a view of all images, ``[N, width]``, on the CPU."""
         if self.fixed is not None:
             return self.fixed.features(view, adapters).cpu()
         crops = self._engine.draw(self._labels, self._seed, view) if view else None
-        return self._engine.features(self._pixels, adapters, crops, by=self._training if view or rough else None)
+        return self._engine.features(self._pixels, adapters, crops, by=self._for_crops if view else None)

@@ -39,6 +39,8 @@ RC: dict[str, Any] = {
     "axes.edgecolor": MUTED,
     "axes.linewidth": 0.8,
     "axes.spines.top": False,
+    "figure.constrained_layout.use": False,
+    "figure.autolayout": False,
     "axes.spines.right": False,
     "axes.axisbelow": True,
     "grid.color": GRID,
