@@ -20,7 +20,7 @@ PRESETS = ("auto", "quick", "paper")
 _VIEWS = {"views": 3}
 _MODEL = _VIEWS | {"epochs": 8, "min_share": 0.5}
 # A fifth of that work: adapters in the upper blocks, whose input is computed once for each of two views, and half of
-# the patches in a training step. Within half a point on photos of groceries and CIFAR-100 (docs/research.md).
+# the patches in a training step. About as accurate (docs/research.md).
 _QUICK = _MODEL | {"epochs": 3, "batch_size": 32, "views": 2, "cached_views": 2, "patch_drop_rate": 0.5}
 _UPPER = 0.6  # share of the blocks: 7 of 12
 _ELSEWHERE = {
