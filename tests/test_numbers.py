@@ -174,6 +174,9 @@ def quick_against_default() -> Iterator[str]:
         if line["looked_at"] == "test photos":
             blocks = line["params"].get("options", {}).get("adapter_blocks")
             right[line["data"]][line["seed"]][blocks] = line["right"]
+    for line in json_lines("fast-path-nvidia-h200.jsonl"):
+        if line["data"] == "grocery81" and "options" not in line["params"]:
+            yield from shown(line["right"], digits=(1,))
     for by_seed in right.values():
         gains = [found[7] - found[None] for found in by_seed.values()]
         yield from shown(*gains, fmean(gains), min(found[None] for found in by_seed.values()), digits=(1,))
