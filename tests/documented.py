@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import module_from_spec, spec_from_file_location
@@ -76,11 +77,12 @@ def blocks(page: Path) -> list[Block]:
     ]
 
 
-def script(name: str) -> ModuleType:
-    """A module of docs/."""
-    found = spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+def script(name: str, folder: str = "docs") -> ModuleType:
+    """A module of docs/ or of benchmarks/, which are no packages."""
+    found = spec_from_file_location(f"{folder}_{name}", ROOT / folder / f"{name}.py")
     assert found
     assert found.loader
     module = module_from_spec(found)
+    sys.modules[found.name] = module  # its dataclasses look for it
     found.loader.exec_module(module)
     return module

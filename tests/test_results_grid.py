@@ -4,10 +4,8 @@
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import json
 import shlex
-import sys
 from collections import Counter
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +13,7 @@ from typing import Any
 
 import pytest
 import typer
-from documented import ROOT
+from documented import script
 
 from onea.methods import METHODS
 from onea.options import from_arguments
@@ -26,13 +24,7 @@ from onea.runs.runner import run
 
 @pytest.fixture(scope="module")
 def grid() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("results_grid", ROOT / "benchmarks/results_grid.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its dataclasses look for it
-    spec.loader.exec_module(module)
-    return module
+    return script("results_grid", "benchmarks")
 
 
 def asked_for(command: str) -> tuple[RunConfig, Path]:

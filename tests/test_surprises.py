@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-from documented import ROOT
+from documented import ROOT, script
 
 sys.path.insert(0, str(ROOT / "docs"))
 import decisions
@@ -22,13 +21,7 @@ MERGES = ("mean", "aligned", "gated", "even", "old-gated")
 
 @pytest.fixture(scope="module")
 def runs() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("surprise_runs", ROOT / "benchmarks/surprises.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its dataclasses look for it
-    spec.loader.exec_module(module)
-    return module
+    return script("surprises", "benchmarks")
 
 
 def rows(setting: str, **by_merge: dict[str, float]) -> list[dict[str, str]]:

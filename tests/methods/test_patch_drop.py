@@ -93,6 +93,14 @@ def test_only_training_steps_leave_patches_out(tiny_run, options):
     assert seen == {True: {1 + 2}, False: {1 + 4}}
 
 
+def test_tokens_kept_in_half_precision_lose_patches_under_autocast(tiny_run):
+    """A CPU computes in bfloat16 and keeps tokens in float16, which autocast does not join there."""
+    ready = asked(tiny_run | {"precision": "bf16"}, **HALF, adapter_blocks=1, cached_views=2)
+    report = ready.method.learn(ready.task(0))
+    assert report["trained"]
+    assert torch.tensor(report["losses"]).isfinite().all()
+
+
 def test_every_batch_is_drawn_anew_and_a_seed_repeats_it(tiny_run, monkeypatch):
     drawn: list[torch.Tensor] = []
 

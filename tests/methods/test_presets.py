@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import shutil
 from pathlib import Path
 from typing import get_args
 
 import pytest
+from documented import ROOT, script
 from method_tools import prepared
 
 from onea.errors import OneaError
@@ -23,7 +23,6 @@ from onea.runs.options import options_of, shape_in
 from onea.runs.runner import run
 from onea.tasks import StreamPlan
 
-ROOT = Path(__file__).parents[2]
 TRAINED = [name for name in METHODS.names if issubclass(method_class(name).Options, TrainingOptions)]
 CIFAR, CUB = DataShape(50_000, 100, 10), DataShape(5_994, 200, 20)
 SHARED = ("batch_size", "epochs", "min_epochs", "max_epochs", "epoch_growth")
@@ -117,11 +116,7 @@ def test_a_record_tells_what_the_rule_looked_at(tiny_run, tmp_path: Path) -> Non
 
 @pytest.mark.skipif(not (ROOT / "benchmarks/preset-trials.csv").exists(), reason="no trials yet")
 def test_base_rates_are_those_that_the_trials_speak_for() -> None:
-    spec = importlib.util.spec_from_file_location("preset_choice", ROOT / "benchmarks/preset_choice.py")
-    assert spec is not None
-    assert spec.loader is not None
-    choice = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(choice)
+    choice = script("preset_choice", "benchmarks")
     rows = choice.read_rows(choice.TRIALS)
     for name in TRAINED:
         scores = choice.mean_scores(rows, name)
