@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Frozen linear layers in eight-bit floating point, forward and back; nothing else of a network changes.
 
-A product of two matrices in eight bits is about twice as fast on a chip that has it. Every row of tokens and every row
-of weights has a scale of its own, with which its largest value becomes the largest number of the format. The way back
-multiplies gradients, in eight bits by rows as well, with a second copy of the weights that is scaled by its columns.
+A product of two matrices in eight bits is about twice as fast on a chip that has it. Every row of weights has a scale
+of its own, with which its largest value becomes the largest number of the format. So has every row of tokens; but where
+the weights before a layer tell how large each channel of its tokens can become, the channels' limits are the scales, as
+part of the weights, and no row is searched. The way back multiplies gradients, in eight bits by rows as well, with a
+second copy of the weights that is scaled by its columns.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from onea.vit.limits import input_limits
 
 FORMAT = torch.float8_e4m3fn  # three bits of mantissa; by rows, its range is enough for gradients, too
 _LARGEST = torch.finfo(FORMAT).max
@@ -29,8 +33,25 @@ def quantised(rows: Tensor) -> tuple[Tensor, Tensor]:
     """
     rows = rows.float()
     most = rows.abs().amax(1, keepdim=True).clamp_min(_LEAST)
-    numbers = (rows * (_LARGEST / most)).to(FORMAT)
-    return numbers.flatten().view(rows.shape), most / _LARGEST  # row after row in memory, as products want them
+    return _converted(rows * (_LARGEST / most)), most / _LARGEST
+
+
+def stretched(rows: Tensor, factors: Tensor) -> Tensor:
+    """Rows ``[M, K]`` in eight bits, times one factor for each column that leaves none larger than the format has.
+
+    >>> stretched(torch.tensor([[1.0, -2.0], [0.0, 4.0]]), torch.tensor([100.0, 112.0])).tolist()
+    [[96.0, -224.0], [0.0, 448.0]]
+    """
+    return _converted(rows.float() * factors)
+
+
+def ones(rows: Tensor) -> Tensor:
+    """The scale ``[M, 1]`` of rows that are not scaled, or whose scale is part of what they are multiplied with."""
+    return rows.new_ones(len(rows), 1, dtype=torch.float32)
+
+
+def _converted(rows: Tensor) -> Tensor:
+    return rows.to(FORMAT).flatten().view(rows.shape)  # row after row in memory, as products want them
 
 
 def product(a: Tensor, scale: Tensor, b: Tensor, b_scale: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -49,25 +70,36 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        context: Any, x: Tensor, rows: Tensor, scale: Tensor, columns: Tensor, column_scale: Tensor, bias: Tensor | None
+        context: Any,
+        x: Tensor,
+        rows: Tensor,
+        scale: Tensor,
+        columns: Tensor,
+        column_scale: Tensor,
+        bias: Tensor | None,
+        stretch: Tensor | None,
     ) -> Tensor:
         context.save_for_backward(columns, column_scale)
         context.dtype = x.dtype
-        numbers, own = quantised(x)
+        numbers, own = quantised(x) if stretch is None else (stretched(x, stretch), ones(x))
         return product(numbers, own, rows, scale, bias)
 
     @staticmethod
-    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None, None]:
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         columns, column_scale = context.saved_tensors
         numbers, own = quantised(gradients[0])
         back = product(numbers, own, columns, column_scale).to(context.dtype)
-        return back, None, None, None, None, None
+        return back, None, None, None, None, None, None
 
 
 class Fp8Linear(nn.Linear):
     """A frozen linear layer whose products are in eight bits; answers are in bfloat16.
 
     The weights stay beside them as they were, for those who replace them by others (``plain`` is then set).
+
+    Args:
+        layer: with the weights.
+        limits: how large each channel of its inputs can be, ``[in_features]``; None where rows are to be searched.
 
     Attributes:
         plain: whether to compute with the weights as they are.
@@ -77,16 +109,19 @@ class Fp8Linear(nn.Linear):
     scale: Tensor
     columns: Tensor
     column_scale: Tensor
+    stretch: Tensor | None
 
-    def __init__(self, layer: nn.Linear):
+    def __init__(self, layer: nn.Linear, limits: Tensor | None = None):
         super().__init__(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
         self.weight, self.bias = layer.weight, layer.bias
         self.plain = False
         with torch.no_grad():
-            rows, scale = quantised(layer.weight)
+            stretch = None if limits is None else _LARGEST / limits.to(layer.weight.device).clamp_min(_LEAST)
+            rows, scale = quantised(layer.weight if stretch is None else layer.weight / stretch)
             columns, column_scale = quantised(layer.weight.t())
         for name, value in (("rows", rows), ("scale", scale), ("columns", columns), ("column_scale", column_scale)):
             self.register_buffer(name, value.contiguous(), persistent=False)
+        self.register_buffer("stretch", stretch, persistent=False)
 
     def keep_in(self, dtype: torch.dtype) -> None:
         """Store weights and bias in this precision; what is in eight bits stays so."""
@@ -99,15 +134,18 @@ class Fp8Linear(nn.Linear):
         if self.plain:
             return super().forward(input)
         flat = input.reshape(-1, self.in_features)
-        found: Tensor = _Product.apply(flat, self.rows, self.scale, self.columns, self.column_scale, self.bias)
+        found: Tensor = _Product.apply(
+            flat, self.rows, self.scale, self.columns, self.column_scale, self.bias, self.stretch
+        )
         return found.view(*input.shape[:-1], self.out_features)
 
 
 def to_fp8(blocks: nn.Module) -> None:
     """Let all linear layers in these blocks compute in eight bits, but for those of odd sizes."""
+    limits = {layer: each for block in blocks.children() for layer, each in input_limits(block).items()}
     for parent, name, layer in _layers(blocks):
         if layer.in_features % _MULTIPLE == 0 and layer.out_features % _MULTIPLE == 0:
-            setattr(parent, name, Fp8Linear(layer))
+            setattr(parent, name, Fp8Linear(layer, limits.get(layer)))
 
 
 def from_fp8(module: nn.Module) -> None:

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How large the inputs of frozen layers can become: never larger than the weights tell."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from timm.layers import GluMlp, LayerNorm, Mlp, SwiGLU
+from timm.models.eva import EvaBlock
+from timm.models.vision_transformer import Block, ResPostBlock
+from torch import nn
+from torch.nn import functional as F
+
+from onea.vit import fp8
+from onea.vit.backbones import load_backbone
+from onea.vit.fp8 import Fp8Linear, stretched, to_fp8
+from onea.vit.limits import hidden_limits, input_limits, norm_limits
+
+WIDTH, HIDDEN = 64, 96
+
+
+def drawn(*shape: int, seed: int = 1) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def norm_and_layer(seed: int, affine: bool = True, bias: bool = True) -> tuple[nn.LayerNorm, nn.Linear]:
+    """Gains of very different sizes, as trained networks have them."""
+    norm, layer = nn.LayerNorm(WIDTH, elementwise_affine=affine), nn.Linear(WIDTH, HIDDEN, bias)
+    with torch.no_grad():
+        if affine:
+            norm.weight.copy_(drawn(WIDTH, seed=seed).exp())
+            norm.bias.copy_(drawn(WIDTH, seed=seed + 1))
+        layer.weight.copy_(drawn(HIDDEN, WIDTH, seed=seed + 2) / WIDTH**0.5)
+        if bias:
+            layer.bias.copy_(drawn(HIDDEN, seed=seed + 3))
+    return norm.requires_grad_(False), layer.requires_grad_(False)
+
+
+def tokens_of_all_kinds(norm: nn.LayerNorm, layer: nn.Linear) -> torch.Tensor:
+    """Ordinary ones, one channel alone, and those that a row of weights answers to most; of any size."""
+    gain = torch.ones(WIDTH) if norm.weight is None else norm.weight
+    kinds = torch.cat([drawn(200, WIDTH), torch.eye(WIDTH), layer.weight * gain])
+    return torch.cat([kinds * size for size in (-1e4, -1.0, 1.0, 1e4)])
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("seed", [10, 20, 30])
+def test_no_input_is_larger_and_some_come_near(seed, bias, affine):
+    norm, layer = norm_and_layer(seed, affine, bias)
+    tokens = tokens_of_all_kinds(norm, layer)
+    normed, first, second = norm(tokens), norm_limits(norm), hidden_limits(norm, layer)
+    shares = normed.abs().amax(0) / first
+    assert shares.min() > 0.5
+    assert shares.max() <= 1 + 1e-5
+    hidden = layer(normed)
+    rounded = Fp8Linear(layer, first)(normed).float()
+    for activation in (nn.Identity(), nn.GELU(), nn.ReLU(), nn.SiLU()):
+        for found in (hidden, rounded):
+            shares = activation(found).abs().amax(0) / second
+            assert shares.min() > 0.2
+            assert shares.max() < 1
+    assert stretched(F.gelu(rounded), 448 / second).float().isfinite().all()
+
+
+def test_channels_that_are_small_or_dead_count_as_much_as_large_ones():
+    """With a scale per row, the largest gain would leave nothing of the others."""
+    norm, layer = norm_and_layer(10)
+    norm.bias.zero_()
+    norm.weight[0], norm.weight[1], layer.weight[:, 0] = 1e6, 0.0, 0.0
+    tokens = norm(drawn(50, WIDTH))
+    found = Fp8Linear(layer, norm_limits(norm))(tokens).float()
+    expected = layer(tokens)
+    assert 0 < (found - expected).norm() / expected.norm() < 0.06
+    assert (Fp8Linear(layer)(tokens).float() - expected).norm() / expected.norm() > 0.2
+
+
+def block_of(kind: type[nn.Module], **options: object) -> nn.Module:
+    torch.manual_seed(1)
+    return kind(WIDTH, 4, **options).requires_grad_(False).eval()
+
+
+@pytest.mark.parametrize(
+    ("block", "names"),
+    [
+        (block_of(Block), {"attn.qkv", "mlp.fc1", "mlp.fc2"}),
+        (block_of(Block, mlp_layer=SwiGLU), {"attn.qkv", "mlp.fc1_g", "mlp.fc1_x"}),
+        (block_of(Block, mlp_layer=GluMlp), {"attn.qkv", "mlp.fc1"}),
+        (block_of(Block, act_layer=nn.Softplus), {"attn.qkv", "mlp.fc1"}),
+        (block_of(EvaBlock, qkv_fused=False), {"attn.q_proj", "attn.k_proj", "attn.v_proj", "mlp.fc1", "mlp.fc2"}),
+        (block_of(EvaBlock, scale_mlp=True, norm_layer=LayerNorm), {"attn.qkv", "mlp.fc1"}),
+        (block_of(Block, norm_layer=nn.RMSNorm), set()),
+        (block_of(ResPostBlock), set()),
+        (Mlp(WIDTH), set()),
+    ],
+    ids=["plain", "gates", "packed gates", "growing", "apart", "inner norm", "other norm", "norm behind", "no block"],
+)
+def test_layers_have_a_limit_where_weights_alone_tell_it(block, names):
+    limits = input_limits(block)
+    assert {name for name, layer in block.named_modules() if layer in limits} == names
+    seen: dict[nn.Module, torch.Tensor] = {}
+    for layer in limits:
+        layer.register_forward_pre_hook(lambda module, given: seen.update({module: given[0].abs()}))
+    block(drawn(2, 9, WIDTH) * 100)
+    assert len(seen) >= len(limits) - 1  # timm reads the weights of one attention past its layer
+    assert all((sizes <= limits[layer] * (1 + 1e-5)).all() for layer, sizes in seen.items())
+
+
+def test_a_trained_network_is_as_near_as_with_a_scale_per_row(monkeypatch):
+    vit = load_backbone("vit_small_patch14_112").cut(4)
+    images = torch.cat([drawn(2, 3, vit.size, vit.size), torch.zeros(1, 3, vit.size, vit.size)])
+    images[0] = images[0].cumsum(1).cumsum(2) / 50  # smooth, as photographs are
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = vit(images)
+        limited = vit.keep_matrices_in(torch.bfloat16, fp8=True)(images)
+        layers = [layer for layer in vit.modules() if isinstance(layer, Fp8Linear)]
+        assert [layer.stretch is not None for layer in layers] == [True, False, True, True] * 3
+        monkeypatch.setattr(fp8, "input_limits", lambda block: {})
+        by_rows = vit.keep_matrices_in(torch.bfloat16, fp8=True)(images)
+    far, near = ((found - expected).norm() / expected.norm() for found in (limited, by_rows))
+    assert 0 < far < 1.5 * near < 0.2
+
+
+def test_only_layers_of_known_blocks_get_one():
+    blocks = nn.Sequential(block_of(Block), block_of(ResPostBlock))
+    to_fp8(blocks)
+    assert [layer.stretch is not None for layer in blocks.modules() if isinstance(layer, Fp8Linear)] == [
+        *(True, False, True, True),
+        *(False,) * 4,
+    ]
