@@ -42,7 +42,8 @@ def hidden_limits(norm: nn.LayerNorm, layer: nn.Linear) -> Tensor:
     fixed = weight @ shift if layer.bias is None else weight @ shift + layer.bias.detach().float()
     # Rounding adds a share of the sizes of all terms, even where they cancel each other.
     fixed = torch.maximum(fixed.abs(), weight.abs() @ shift.abs())
-    return _ROUNDED * ((weight * gain).norm(dim=1) * math.sqrt(len(gain)) + fixed)
+    lengths: Tensor = (weight * gain).norm(dim=1)
+    return _ROUNDED * (lengths * math.sqrt(len(gain)) + fixed)
 
 
 def input_limits(block: Any) -> dict[nn.Module, Tensor]:
