@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from onea.vit import fp8
 from onea.vit.backbones import load_backbone
-from onea.vit.fp8 import Fp8Linear, stretched, to_fp8
-from onea.vit.limits import hidden_limits, input_limits, norm_limits
+from onea.vit.fp8 import Fp8Linear, Fp8Mlp, from_fp8, stretched, to_fp8
+from onea.vit.limits import gradient_limits, hidden_limits, input_limits, norm_limits
 
 WIDTH, HIDDEN = 64, 96
 
@@ -75,6 +75,22 @@ def test_channels_that_are_small_or_dead_count_as_much_as_large_ones():
     assert (Fp8Linear(layer)(tokens).float() - expected).norm() / expected.norm() > 0.2
 
 
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_no_gradient_inside_is_larger_and_some_come_near(approximate):
+    second = nn.Linear(HIDDEN, WIDTH).requires_grad_(False)
+    second.weight.mul_(drawn(HIDDEN).exp())
+    upper = torch.cat([drawn(200, WIDTH), second.weight.T, torch.eye(WIDTH)])
+    upper = upper / upper.norm(dim=1, keepdim=True)
+    hidden = torch.full((len(upper), HIDDEN), 2**0.5, requires_grad=True)  # where GELU is steepest
+    for layer in (second, Fp8Linear(second)):
+        layer(F.gelu(hidden, approximate=approximate)).backward(upper.to(layer(hidden).dtype))
+        assert hidden.grad is not None
+        shares = hidden.grad.abs().amax(0) / gradient_limits(second)
+        assert shares.min() > 0.7
+        assert shares.max() < 1
+        hidden.grad = None
+
+
 def block_of(kind: type[nn.Module], **options: object) -> nn.Module:
     torch.manual_seed(1)
     return kind(WIDTH, 4, **options).requires_grad_(False).eval()
@@ -128,3 +144,46 @@ def test_only_layers_of_known_blocks_get_one():
         *(True, False, True, True),
         *(False,) * 4,
     ]
+
+
+@pytest.mark.parametrize("size", [1e-12, 1.0, 1e12])
+def test_an_mlp_and_its_gradient_are_near_those_of_full_precision(size):
+    block = block_of(Block, mlp_layer=Mlp)
+    names, tokens, upper = list(block.state_dict()), block.norm2(drawn(2, 9, WIDTH)), drawn(2, 9, WIDTH, seed=2) * size
+    upper[0, 0] = 0
+    upper[0, 1] *= 1e-4  # rows do not influence each other
+    found: list[torch.Tensor] = []
+    blocks = nn.Sequential(block)
+    for convert in (from_fp8, to_fp8):
+        convert(blocks)
+        x = tokens.clone().requires_grad_()
+        answer = block.mlp(x)
+        answer.backward(upper.to(answer.dtype))
+        assert x.grad is not None
+        found += answer.detach().float(), x.grad
+    assert isinstance(block.mlp, Fp8Mlp)
+    assert list(block.state_dict()) == names
+    answer, gradient, near_answer, near_gradient = found
+    assert 0 < (near_answer - answer).norm() / answer.norm() < 0.08
+    off, length = (near_gradient - gradient).norm(dim=2).flatten(), gradient.norm(dim=2).flatten()
+    assert off[0] == length[0] == 0
+    assert (off[1:] / length[1:]).max() < 0.12
+    from_fp8(blocks)
+    assert type(block.mlp) is Mlp
+    assert type(block.mlp.fc1) is nn.Linear
+
+
+def test_a_gradient_that_is_not_finite_stays_so():
+    blocks = nn.Sequential(block_of(Block))
+    to_fp8(blocks)
+    x, upper = drawn(4, WIDTH).requires_grad_(), torch.ones(4, WIDTH, dtype=torch.bfloat16)
+    upper[0, 0], upper[1, 1], upper[2] = float("inf"), float("nan"), 1e-30
+    blocks[0].mlp(x).backward(upper)
+    assert x.grad.isfinite().all(1).tolist() == [False, False, True, True]
+
+
+def test_other_activations_have_no_such_gradient():
+    blocks = nn.Sequential(block_of(Block, act_layer=nn.ReLU))
+    to_fp8(blocks)
+    assert type(blocks[0].mlp) is Mlp
+    assert blocks[0].mlp.fc2.stretch is not None

@@ -5,7 +5,8 @@ A product of two matrices in eight bits is about twice as fast on a chip that ha
 of its own, with which its largest value becomes the largest number of the format. So has every row of tokens; but where
 the weights before a layer tell how large each channel of its tokens can become, the channels' limits are the scales, as
 part of the weights, and no row is searched. The way back multiplies gradients, in eight bits by rows as well, with a
-second copy of the weights that is scaled by its columns.
+second copy of the weights that is scaled by its columns. Of the gradients inside an MLP, which are its widest rows, the
+lengths of the rows that enter it on the way back tell the limits.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from onea.vit.limits import input_limits
+from onea.vit.limits import gradient_limits, input_limits
 
 FORMAT = torch.float8_e4m3fn  # three bits of mantissa; by rows, its range is enough for gradients, too
 _LARGEST = torch.finfo(FORMAT).max
 _LEAST = 1e-30  # a row of zeros has a scale as well; its reciprocal must stay finite
+_SHORTEST = 1e-15  # length of a row whose squares are still numbers
 _MULTIPLE = 16  # of both sides of a matrix, or the chip does not take it
 
 
@@ -140,16 +142,91 @@ class Fp8Linear(nn.Linear):
         return found.view(*input.shape[:-1], self.out_features)
 
 
+class _Mlp(torch.autograd.Function):
+    """Two frozen layers with a GELU between them; gradients reach the tokens alone.
+
+    On the way back everything is linear in the gradient: each row that enters is made as long as the largest number of
+    eight bits, the limits of what is inside follow from the weights, and what leaves gets its row's length back.
+    """
+
+    @staticmethod
+    def forward(context: Any, x: Tensor, approximate: str, *weights: Any) -> Tensor:
+        rows, scale, bias, stretch, second_rows, second_scale, second_bias, second_stretch, *back = weights
+        hidden = product(stretched(x, stretch), ones(x), rows, scale, bias)
+        context.save_for_backward(hidden, *back)
+        context.dtype, context.approximate, context.others = x.dtype, approximate, len(weights) + 1
+        active = stretched(F.gelu(hidden, approximate=approximate), second_stretch)
+        return product(active, ones(x), second_rows, second_scale, second_bias)
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, columns, column_scale, stretch, first_columns, first_scale = context.saved_tensors
+        upper = gradients[0].float()
+        length = upper.norm(dim=1, keepdim=True).clamp_min(_SHORTEST)
+        inner = product(_converted(upper * (_LARGEST / length)), ones(upper), columns, column_scale)
+        inner = torch.ops.aten.gelu_backward(inner, hidden, approximate=context.approximate)
+        back = product(stretched(inner, stretch), length / _LARGEST, first_columns, first_scale)
+        return back.to(context.dtype), *(None,) * context.others
+
+
+class Fp8Mlp(nn.Module):
+    """Stands for an MLP of two ``Fp8Linear`` whose inputs have limits, with a GELU between them."""
+
+    stretch: Tensor
+    columns: Tensor
+    column_scale: Tensor
+
+    def __init__(self, mlp: Any):
+        super().__init__()
+        self.fc1, self.act, self.fc2 = mlp.fc1, mlp.act, mlp.fc2
+        self._mlp = (mlp,)  # no child of its own: layers have one name
+        limits = gradient_limits(mlp.fc2).clamp_min(_LEAST)
+        columns, column_scale = quantised(mlp.fc1.weight.detach().t() * limits)
+        for name, value in (("stretch", 1 / limits), ("columns", columns), ("column_scale", column_scale)):
+            self.register_buffer(name, value.contiguous(), persistent=False)
+
+    def original(self) -> nn.Module:
+        """The one it stands for."""
+        return self._mlp[0]  # type: ignore[no-any-return]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens ``[..., width]`` to what is added to them."""
+        first, second = self.fc1, self.fc2
+        if first.plain:
+            return second(self.act(first(x)))  # type: ignore[no-any-return]
+        there = (
+            *(first.rows, first.scale, first.bias, first.stretch),
+            *(second.rows, second.scale, second.bias, second.stretch),
+        )
+        back = second.columns, second.column_scale, self.stretch, self.columns, self.column_scale
+        flat = x.reshape(-1, first.in_features)
+        found: Tensor = _Mlp.apply(flat, self.act.approximate, *there, *back)
+        return found.view(*x.shape[:-1], second.out_features)
+
+    @staticmethod
+    def fits(mlp: Any) -> bool:
+        """Whether it can stand for this module."""
+        layers = [getattr(mlp, name, None) for name in ("fc1", "fc2")]
+        limited = all(isinstance(layer, Fp8Linear) and layer.stretch is not None for layer in layers)
+        return limited and type(mlp.act) is nn.GELU
+
+
 def to_fp8(blocks: nn.Module) -> None:
     """Let all linear layers in these blocks compute in eight bits, but for those of odd sizes."""
     limits = {layer: each for block in blocks.children() for layer, each in input_limits(block).items()}
     for parent, name, layer in _layers(blocks):
         if layer.in_features % _MULTIPLE == 0 and layer.out_features % _MULTIPLE == 0:
             setattr(parent, name, Fp8Linear(layer, limits.get(layer)))
+    for block in blocks.children():
+        if Fp8Mlp.fits(mlp := getattr(block, "mlp", None)):
+            block.mlp = Fp8Mlp(mlp)
 
 
 def from_fp8(module: nn.Module) -> None:
     """Let all linear layers compute with their weights as they are, and forget those in eight bits."""
+    for block in list(module.modules()):
+        if isinstance(mlp := getattr(block, "mlp", None), Fp8Mlp):
+            block.mlp = mlp.original()
     for parent, name, layer in _layers(module):
         if isinstance(layer, Fp8Linear):
             plain = nn.Linear(layer.in_features, layer.out_features, layer.bias is not None, device="meta")

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 # Both factors of a product in eight bits are off by 1/16 at most, and its result in bfloat16 by 1/256: 1.134 in all.
 # The rest is for factors below the smallest normal number.
 _ROUNDED = 1.25
+_STEEPEST = 1.13  # the slope of GELU at the root of 2, rounded up; that of its approximation is no larger
 
 
 def norm_limits(norm: nn.LayerNorm) -> Tensor:
@@ -44,6 +45,16 @@ def hidden_limits(norm: nn.LayerNorm, layer: nn.Linear) -> Tensor:
     fixed = torch.maximum(fixed.abs(), weight.abs() @ shift.abs())
     lengths: Tensor = (weight * gain).norm(dim=1)
     return _ROUNDED * (lengths * math.sqrt(len(gain)) + fixed)
+
+
+def gradient_limits(layer: nn.Linear) -> Tensor:
+    """Of gradients of length 1 that passed a linear layer, in eight bits or in more, and a GELU behind which it is.
+
+    >>> gradient_limits(nn.Linear(3, 3)).shape
+    torch.Size([3])
+    """
+    lengths: Tensor = layer.weight.detach().float().norm(dim=0)
+    return _ROUNDED * _STEEPEST * lengths
 
 
 def input_limits(block: Any) -> dict[nn.Module, Tensor]:
