@@ -52,28 +52,34 @@ def test_features_and_gradients_are_the_cpus(tiny_vit, compiled):
     torch.compiler.reset()
     counters.clear()
     runtime = make_runtime("cuda", "fp8")
+    exact = load_backbone(tiny_vit).keep_matrices_in(torch.bfloat16)
     plain = load_backbone(tiny_vit).keep_matrices_in(torch.bfloat16, fp8=True)
     ours = load_backbone(tiny_vit).keep_matrices_in(runtime.dtype, runtime.fp8).to(GPU)
     if compiled:
         ours.compile_for({4})
     for seed in (1, 2, 3, 4):
         images = drawn(4, 3, plain.size, plain.size, seed=seed)
-        mine, theirs = (
+        adapters = [
             Adapters(plain.depth, plain.width, 4, generator=torch.Generator().manual_seed(seed), dropout=0.0)
-            for _ in range(2)
-        )
-        for hooks in (mine, theirs):
+            for _ in range(3)
+        ]
+        for hooks in adapters:
             for adapter in hooks.each():
                 torch.nn.init.normal_(adapter.up.weight, generator=torch.Generator().manual_seed(seed))
-        mine.to(GPU)
+        mine, theirs, best = adapters[0].to(GPU), *adapters[1:]
         with runtime.autocast():
             found = ours(images.to(GPU), mine)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            expected = plain(images, theirs)
+            expected, unrounded = plain(images, theirs), exact(images, best)
         assert off(found, expected) < 0.05
-        gradients = [
+        gradients, theirs_too, right = (
             torch.cat([each.detach().cpu().flatten() for each in torch.autograd.grad(one.square().sum(), of)])
-            for one, of in ((found, list(mine.parameters())), (expected, list(theirs.parameters())))
-        ]
-        assert off(*gradients) < 0.1
+            for one, of in (
+                (found, [*mine.parameters()]),
+                (expected, [*theirs.parameters()]),
+                (unrounded, [*best.parameters()]),
+            )
+        )
+        # Rounded to eight bits, a number next to the middle of two may become either, and so may the side of a ReLU.
+        assert off(gradients, right) < 1.5 * off(theirs_too, right)
     assert not counters["inductor"]["cudagraph_skips"]

@@ -216,8 +216,18 @@ class FrozenViT(nn.Module, RenamedMethods, old_names={"eagerly": "forward_eager"
         """Tokens after blocks ``start`` up to, not including, ``stop``; after the last block those that are read."""
         hooks, turned = hooks.at_rest(self.matrix_dtype), rotations(self.vit, hooks.extra_tokens)
         for index in range(start, self.depth if stop is None else stop):
-            x = self._block(index, x, hooks, turned[index] if turned else None)
+            x = self._block(index, self._stream(x, index), hooks, turned[index] if turned else None)
         return x
+
+    def _stream(self, x: Tensor, index: int) -> Tensor:
+        """Tokens in the precision that a block adds to: bfloat16 where its products are in eight bits.
+
+        Adding takes as long as reading and writing, and products in eight bits round far more. The tokens that an
+        answer is read from are added up in full precision.
+        """
+        if not self.fp8 or not torch.is_autocast_enabled(x.device.type):
+            return x
+        return x.float() if self._tokens_read and index == self.depth - 1 else x.bfloat16()
 
     def features(self, x: Tensor, hooks: BlockHooks = NO_HOOKS) -> Tensor:
         """Features of tokens that left a block, in full precision."""
@@ -234,7 +244,7 @@ class FrozenViT(nn.Module, RenamedMethods, old_names={"eagerly": "forward_eager"
         shortcut = self._tokens_read and index == self.depth - 1 and not hooks.whole_sequence
         read = self._tokens_read if shortcut else x.shape[1]
         mixed = pieces.attend(block, h, hooks.qkv_update(index, h), hooks.prefix(index), read, rotation)
-        u = x[:, :read] + pieces.leave(block, mixed)
+        u = (x[:, :read] + pieces.leave(block, mixed)).to(x.dtype)  # layer scale would make it wider
         x = u + pieces.mlp(block, u)
         beside = hooks.mlp_update(index, u)
         if beside is not None:
