@@ -4,8 +4,10 @@ BIN := .venv/bin
 NUMBERS := $(addprefix tests/,$(addsuffix .py,test_decompose test_training merging/test_one_a merging/test_operators \
   merging/test_average merging/test_peft methods/test_dual_gpm classifiers/test_carrying classifiers/test_classifiers \
   data/test_transforms vit/test_vit)) tests/runs/test_runs.py::test_golden_record
-# pip compiles 23,000 files one after the other, of which a tenth is ever imported: Python does it when it imports them.
+# uv fetches and unpacks several packages at once; where it cannot, as with an index that only pip is told of, pip does it.
+# Neither compiles 23,000 files, of which a tenth is ever imported: Python does it when it imports them.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+UV := $(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-gpu test-browser test-settings lint types unit numbers slow format docs clean
@@ -62,10 +64,10 @@ clean:
 	$(PYTHON) -m venv .venv
 
 .venv/.core: pyproject.toml constraints.txt | .venv/bin/pip
-	$(PIP) -e .
+	$(PIP) uv && $(UV) -e . || $(PIP) -e .
 	touch $@
 
 # Everything at once: installing the core first would resolve and build twice.
 .venv/.dev: pyproject.toml constraints.txt | .venv/bin/pip
-	$(PIP) -e '.[dev]'
+	$(PIP) uv && $(UV) -e '.[dev]' || $(PIP) -e '.[dev]'
 	touch .venv/.core $@
