@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import os
 import random
 import secrets
@@ -15,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer.main
 from hypothesis import HealthCheck, settings
 from tiny import write_tiny_images, write_tiny_vit
 
@@ -80,6 +83,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(skip)
 
 
+def pytest_collection_finish() -> None:
+    """What has been imported and collected stays: garbage need not be looked for among a million objects again."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _same_start() -> Iterator[None]:
     """Whatever ran before, PyTorch draws the same numbers and has as many threads."""
@@ -119,11 +128,15 @@ def tiny_run(tiny_vit: str, tiny_images: Path):
     }
 
 
+_built = functools.cache(typer.main.get_command)  # typer would build all commands anew at every call
+
+
 @pytest.fixture
 def onea(monkeypatch, tmp_path, capsys):
     """Run the command in an empty folder; returns exit code, standard output and error."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(typer.main, "get_command", _built)
 
     from onea.cli import main
 
