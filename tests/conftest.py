@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
 import os
@@ -14,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -113,8 +115,14 @@ def tiny_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def tiny_run(tiny_vit: str, tiny_images: Path):
+def tiny_run(shared_tiny_run: dict[str, Any]) -> dict[str, Any]:
     """Values of a run that takes a second; tests change what they are about."""
+    return copy.deepcopy(shared_tiny_run)
+
+
+@pytest.fixture(scope="session")
+def shared_tiny_run(tiny_vit: str, tiny_images: Path) -> dict[str, Any]:
+    """The same for fixtures of a whole module, which change nothing of it."""
     options = {"rank": 4, "learning_rate": 0.05, "batch_size": 8, "epochs": 2, "min_epochs": 1, "max_epochs": 3}
     return {
         "method": "one-a",
