@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 NUMBERS := $(addprefix tests/,$(addsuffix .py,test_decompose test_training merging/test_one_a merging/test_operators \
-  merging/test_average merging/test_peft methods/test_dual_gpm classifiers/test_carrying classifiers/test_classifiers \
+  merging/test_average methods/test_dual_gpm classifiers/test_carrying classifiers/test_classifiers \
   data/test_transforms vit/test_vit)) tests/runs/test_runs.py::test_golden_record
 # uv fetches and unpacks several packages at once; where it cannot, as with an index that only pip is told of, pip does it.
 # Neither compiles 23,000 files, of which a tenth is ever imported: Python does it when it imports them.

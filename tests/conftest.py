@@ -72,6 +72,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 def pytest_unconfigure() -> None:
     _CACHE.cleanup()
+    gc.unfreeze()  # libraries tell at the end what is left of them
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

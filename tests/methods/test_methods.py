@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
 from dataclasses import fields
-from typing import Any
 
 import pytest
 import torch
 from method_tools import learn_all, prepared, shown_images
+from tiny import but_slow
 
 from onea.errors import OneaError
 from onea.methods import METHODS, method_class
@@ -41,11 +40,6 @@ def method(request) -> str:
 LIKE_ANOTHER = ("acmap", "adapter", "aper-adapter", "first-task", "joint", "per-task", "ranpac", "ranpac-first")
 LIKE_ANOTHER += ("running-mean", "running-mean-shared", "sequential", "slda")
 DROPS = [name for name in OWN if any(each.name == "dropout" for each in fields(method_class(name).Options))]
-
-
-def but_slow(names: Iterable[str], slow: Container[str]) -> list[Any]:
-    """Names to run with, some of them with --slow only."""
-    return [pytest.param(name, marks=pytest.mark.slow) if name in slow else name for name in names]
 
 
 def test_frozen_weights_never_change_and_evaluation_has_no_effect(method, tiny_run):
