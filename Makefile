@@ -10,13 +10,13 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 UV := $(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-gpu test-browser test-settings lint types unit numbers slow format docs clean
+.PHONY: demo test test-gpu test-browser test-settings lint types doctests unit numbers slow format docs clean
 
 demo: .venv/.core
 	$(BIN)/onea demo
 
 test: .venv/.dev
-	@$(MAKE) --no-print-directory -j2 lint types
+	@$(MAKE) --no-print-directory -j2 types doctests lint
 	@$(MAKE) --no-print-directory unit numbers
 
 lint: .venv/.dev
@@ -28,8 +28,12 @@ lint: .venv/.dev
 types: .venv/.dev
 	$(BIN)/mypy
 
+# In one process, which compiles the libraries that the workers of `unit` would each compile.
+doctests: .venv/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q src
+
 unit: .venv/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist worksteal tests
 
 # What rounds otherwise on an old processor, whose instructions are the only ones used here.
 numbers: .venv/.dev
