@@ -28,9 +28,9 @@ lint: .venv/.dev
 types: .venv/.dev
 	$(BIN)/mypy
 
-# In one process, which compiles the libraries that the workers of `unit` would each compile.
+# With the surroundings of conftest.py; in one process, which compiles the libraries that the workers of `unit` each would.
 doctests: .venv/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q src
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/conftest.py src
 
 unit: .venv/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist worksteal tests
