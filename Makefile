@@ -2,19 +2,21 @@
 PYTHON ?= python3
 BIN := .venv/bin
 NUMBERS := $(addprefix tests/,$(addsuffix .py,test_decompose test_training merging/test_one_a merging/test_operators \
-  merging/test_average merging/test_peft methods/test_dual_gpm classifiers/test_carrying classifiers/test_classifiers \
+  merging/test_average methods/test_dual_gpm classifiers/test_carrying classifiers/test_classifiers \
   data/test_transforms vit/test_vit)) tests/runs/test_runs.py::test_golden_record
-# pip compiles 23,000 files one after the other, of which a tenth is ever imported: Python does it when it imports them.
+# uv fetches and unpacks several packages at once; where it cannot, as with an index that only pip is told of, pip does it.
+# Neither compiles 23,000 files, of which a tenth is ever imported: Python does it when it imports them.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+UV := $(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-gpu test-browser test-settings lint types unit numbers slow format docs clean
+.PHONY: demo test test-gpu test-browser test-settings lint types doctests unit numbers slow format docs clean
 
 demo: .venv/.core
 	$(BIN)/onea demo
 
 test: .venv/.dev
-	@$(MAKE) --no-print-directory -j2 lint types
+	@$(MAKE) --no-print-directory -j2 types doctests lint
 	@$(MAKE) --no-print-directory unit numbers
 
 lint: .venv/.dev
@@ -26,8 +28,12 @@ lint: .venv/.dev
 types: .venv/.dev
 	$(BIN)/mypy
 
+# With the surroundings of conftest.py; in one process, which compiles the libraries that the workers of `unit` each would.
+doctests: .venv/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/conftest.py src
+
 unit: .venv/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist worksteal tests
 
 # What rounds otherwise on an old processor, whose instructions are the only ones used here.
 numbers: .venv/.dev
@@ -62,10 +68,10 @@ clean:
 	$(PYTHON) -m venv .venv
 
 .venv/.core: pyproject.toml constraints.txt | .venv/bin/pip
-	$(PIP) -e .
+	$(PIP) uv && $(UV) -e . || $(PIP) -e .
 	touch $@
 
 # Everything at once: installing the core first would resolve and build twice.
 .venv/.dev: pyproject.toml constraints.txt | .venv/bin/pip
-	$(PIP) -e '.[dev]'
+	$(PIP) uv && $(UV) -e '.[dev]' || $(PIP) -e '.[dev]'
 	touch .venv/.core $@

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import gc
 import os
 import random
 import secrets
@@ -12,9 +15,11 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import typer.main
 from hypothesis import HealthCheck, settings
 from tiny import write_tiny_images, write_tiny_vit
 
@@ -67,6 +72,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 def pytest_unconfigure() -> None:
     _CACHE.cleanup()
+    gc.unfreeze()  # libraries tell at the end what is left of them
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -78,6 +84,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if "slow" in item.keywords:
                 item.add_marker(skip)
+
+
+def pytest_collection_finish() -> None:
+    """What has been imported and collected stays: garbage need not be looked for among a million objects again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -104,8 +116,14 @@ def tiny_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def tiny_run(tiny_vit: str, tiny_images: Path):
+def tiny_run(shared_tiny_run: dict[str, Any]) -> dict[str, Any]:
     """Values of a run that takes a second; tests change what they are about."""
+    return copy.deepcopy(shared_tiny_run)
+
+
+@pytest.fixture(scope="session")
+def shared_tiny_run(tiny_vit: str, tiny_images: Path) -> dict[str, Any]:
+    """The same for fixtures of a whole module, which change nothing of it."""
     options = {"rank": 4, "learning_rate": 0.05, "batch_size": 8, "epochs": 2, "min_epochs": 1, "max_epochs": 3}
     return {
         "method": "one-a",
@@ -119,11 +137,15 @@ def tiny_run(tiny_vit: str, tiny_images: Path):
     }
 
 
+_built = functools.cache(typer.main.get_command)  # typer would build all commands anew at every call
+
+
 @pytest.fixture
 def onea(monkeypatch, tmp_path, capsys):
     """Run the command in an empty folder; returns exit code, standard output and error."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(typer.main, "get_command", _built)
 
     from onea.cli import main
 

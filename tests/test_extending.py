@@ -5,148 +5,123 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from command_tools import in_one_process
 
 PAGE = Path(__file__).parent.parent / "docs" / "extending.md"
 
 
-@pytest.fixture
-def third_party(tmp_path) -> Path:
-    """A folder with the page's modules and entry points, as pip would lay them out."""
+def installed(folder: Path) -> Path:
+    """The page's modules and entry points, as pip would lay them out."""
     page = PAGE.read_text("utf-8")
     for name, code in re.findall(r'```python title="(\S+)"\n(.*?)```', page, re.S):
         assert len(code.splitlines()) < 40
-        path = tmp_path / name
+        path = folder / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(code, "utf-8")
     points = re.findall(r'```toml\n\[project.entry-points."(\S+)"\]\n(.*?)```', page, re.S)
-    info = tmp_path / "my_package-1.0.dist-info"
+    info = folder / "my_package-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1.0\n")
     text = "".join(f"[{group}]\n{lines.replace(chr(34), '')}\n" for group, lines in points)
     (info / "entry_points.txt").write_text(text)
-    return tmp_path
+    return folder
 
 
-# Commands one after the other in one process, which takes seconds to start; prints what each left, as JSON.
-COMMANDS = """
-import contextlib, io, json, sys
-sys.path.insert(0, sys.argv[1])
-from onea.cli import main
-said = []
-for words in json.loads(sys.argv[2]):
-    sys.argv, out, err = ["onea", *words], io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            code = main() or 0
-        except SystemExit as stop:
-            code = stop.code or 0
-    said.append((code, out.getvalue(), err.getvalue()))
-print(json.dumps(said))
-"""
+@pytest.fixture(scope="module")
+def third_party(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return installed(tmp_path_factory.mktemp("third-party"))
 
 
-def onea(third_party: Path, *commands: list[str]) -> list[tuple[int, str, str]]:
-    """Exit code, standard output and error of each command."""
-    words = [sys.executable, "-c", COMMANDS, str(third_party), json.dumps(commands)]
-    done = subprocess.run(words, capture_output=True, encoding="utf-8", timeout=240)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+@pytest.fixture(scope="module")
+def said(third_party: Path, shared_tiny_run: dict[str, Any], tiny_vit: str) -> dict[str, str]:
+    """What commands printed that use the package, by what they are about; all have ended well."""
+    inputs = [f"--{name}={shared_tiny_run[name]}" for name in ("data", "backbone", "sizes")]
+    training = [f"--{name.replace('_', '-')}={value}" for name, value in shared_tiny_run["options"].items()]
+    dots = ["--data=dots", f"--backbone={tiny_vit}"]
+    alone = [*dots, "--sizes=3,1,2", "--threads=1", "--precision=fp32", "--track=tensorboard"]
+    classifiers = ["--classifier", "diagonal", "--classifier-options", "floor=0.1", "--compare-classifiers", "slda"]
+    few = ["--tasks=3", "--seeds=1", "--scale=0.2", "--device=cpu"]
+    commands = {
+        "method": ["run", "centred", *inputs, "--centring", "0.5", "--out", "method"],
+        "methods": ["methods"],
+        "operator": ["run", "adapter", *inputs, *training, "--merge", "larger-wins", "--out", "operator"],
+        "classifier": ["run", "one-a", *inputs, *training, *classifiers, "--out", "classifier"],
+        "classifiers": ["methods", "--classifiers"],
+        "compared classifiers": ["report", "classifier", "--out", "classifier-report"],
+        "metric": ["run", "centred", *alone, "--out", "metric/a"],
+        "metrics and datasets": ["methods", "--metrics", "--datasets"],
+        "report": ["report", "metric", "--out", "metric-report"],
+        "comparison": ["compare", "metric/a", "metric/a"],
+        "experiment": ["paper", "proxies", *dots, *few, "--out", "paper"],
+    }
+    done = in_one_process(list(commands.values()), third_party, cwd=third_party)
+    for name, (code, _, err) in zip(commands, done, strict=True):
+        assert code == 0, f"{name}: {err}"
+    return {name: out for name, (_, out, _) in zip(commands, done, strict=True)}
 
 
-def test_the_documented_method_runs_and_takes_its_option(third_party, tiny_run):
-    inputs = [f"--{name}={tiny_run[name]}" for name in ("data", "backbone", "sizes")]
-    run = ["run", "centred", *inputs, "--centring", "0.5", "--out", str(third_party / "out")]
-    (code, _, err), (_, listed, _) = onea(third_party, run, ["methods"])
-    assert code == 0, err
-    record = json.loads((third_party / "out/record.json").read_text())
+def record_of(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "record.json").read_text())
+
+
+def test_the_documented_method_runs_and_takes_its_option(third_party, said):
+    record = record_of(third_party / "method")
     assert record["options"] == {"centring": 0.5}
     assert record["cost"][-1]["passes_per_image"] == 1
     assert record["metrics"]["A_T"] > 100 / 6
-    assert "Centred" in listed
+    assert "Centred" in said["methods"]
 
 
-def test_the_documented_operator_merges_adapters(third_party, tiny_run):
-    inputs = [f"--{name}={tiny_run[name]}" for name in ("data", "backbone", "sizes")]
-    options = [f"--{name.replace('_', '-')}={value}" for name, value in tiny_run["options"].items()]
-    out = str(third_party / "out")
-    ((code, _, err),) = onea(third_party, ["run", "adapter", *inputs, *options, "--merge", "larger-wins", "--out", out])
-    assert code == 0, err
+def test_the_documented_operator_merges_adapters(third_party, said):
+    assert said["operator"]
+    assert record_of(third_party / "operator")["options"]["merge"] == "larger-wins"
 
 
-def test_the_documented_classifier_answers_and_is_compared(third_party, tiny_run):
-    inputs = [f"--{name}={tiny_run[name]}" for name in ("data", "backbone", "sizes")]
-    options = [f"--{name.replace('_', '-')}={value}" for name, value in tiny_run["options"].items()]
-    asked = ["--classifier", "diagonal", "--classifier-options", "floor=0.1", "--compare-classifiers", "slda"]
-    (code, _, err), (_, listed, _), (reported, _, _) = onea(
-        third_party,
-        ["run", "one-a", *inputs, *options, *asked, "--out", str(third_party / "out")],
-        ["methods", "--classifiers"],
-        ["report", str(third_party / "out"), "--out", str(third_party / "report")],
-    )
-    assert (code, reported) == (0, 0), err
-    record = json.loads((third_party / "out/record.json").read_text())
+def test_the_documented_classifier_answers_and_is_compared(third_party, said):
+    record = record_of(third_party / "classifier")
     assert record["options"]["classifier"] == "diagonal"
     assert record["metrics"]["A_T"] > 100 / 6
     assert list(record["classifiers"]) == ["slda"]
-    assert "Diagonal LDA" in listed
-    table = (third_party / "report/table.md").read_text("utf-8")
+    assert "Diagonal LDA" in said["classifiers"]
+    table = (third_party / "classifier-report/table.md").read_text("utf-8")
     assert "One-A, diagonal" in table
     assert "One-A, slda" in table
 
 
-def test_the_documented_metric_and_dataset_are_found_everywhere(third_party, tiny_vit):
+def test_the_documented_metric_and_dataset_are_found_everywhere(third_party, said):
     """In the lists, the terminal, a tracker, reports, a comparison and the page of an experiment of the paper."""
-    runs = third_party / "runs"
-    common = ["--data=dots", f"--backbone={tiny_vit}", "--sizes=3,1,2", "--threads=1", "--precision=fp32"]
-    (code, out, err), (_, listed, _), (reported, _, _), (_, compared, _) = onea(
-        third_party,
-        ["run", "centred", *common, "--out", str(runs / "a"), "--track=tensorboard"],
-        ["methods", "--metrics", "--datasets"],
-        ["report", str(runs), "--out", str(third_party / "report")],
-        ["compare", str(runs / "a"), str(runs / "a")],
-    )
-    assert (code, reported) == (0, 0), err
-    assert "worst task" in out
-    record = json.loads((runs / "a/record.json").read_text())
+    record = record_of(third_party / "metric/a")
     assert (record["data"]["name"], record["options"]) == ("dots", {"centring": 0.9})  # of its preset
     worst = f"{min(row[-1] for row in record['metrics']['matrix']):.2f}"
-    assert f"worst task {worst}" in out
-    assert any(b"test/worst_task" in file.read_bytes() for file in (runs / "a/tracking").rglob("*tfevents*"))
-    assert {"worst_task", "noise"} <= set(listed.split())
-    for file in (third_party / "report").rglob("*"):
+    assert f"worst task {worst}" in said["metric"]
+    assert any(b"test/worst_task" in file.read_bytes() for file in (third_party / "metric").rglob("*tfevents*"))
+    assert {"worst_task", "noise"} <= set(said["metrics and datasets"].split())
+    for file in (third_party / "metric-report").rglob("*"):
         if file.suffix in (".html", ".md", ".csv", ".tex"):
             assert re.search(r"worst\s+task", file.read_text("utf-8")), file
-    assert "worst task" in compared
-
-
-def test_the_page_of_an_experiment_shows_the_documented_metric(third_party, tiny_vit):
-    inputs = ["--data=dots", f"--backbone={tiny_vit}", "--tasks=3", "--seeds=1", "--scale=0.2", "--device=cpu"]
-    ((code, _, err),) = onea(third_party, ["paper", "proxies", *inputs, "--out", str(third_party / "paper")])
-    assert code == 0, err
+    assert "worst task" in said["comparison"]
     pages = list((third_party / "paper").rglob("*.html"))
-    assert pages
     assert any(re.search(r"worst\s+task", page.read_text("utf-8")) for page in pages)
 
 
-def test_broken_packages_of_others_do_not_break_ours(third_party, tiny_run):
+def test_broken_packages_of_others_do_not_break_ours(tmp_path, tiny_run):
     """One cannot be imported, one registers something else, and one reads what this record does not have."""
-    package = third_party / "my_package"
+    package = installed(tmp_path) / "my_package"
     (package / "broken.py").write_text("import nothing_of_this_name\n")
     (package / "odd.py").write_text(
         "from onea.record_metrics import Metric\n"
         "NO_METRIC = 3\n"
         "ABSENT = Metric('absent', 'of another version', lambda record: record['no such part'], headline=True)\n"
     )
-    points = third_party / "my_package-1.0.dist-info/entry_points.txt"
+    points = tmp_path / "my_package-1.0.dist-info/entry_points.txt"
     lines = "broken = my_package.broken:X\nodd = my_package.odd:NO_METRIC\nabsent = my_package.odd:ABSENT\n"
     points.write_text(points.read_text().replace("[onea.metrics]\n", f"[onea.metrics]\n{lines}"))
     inputs = [f"--{name}={tiny_run[name]}" for name in ("data", "backbone", "sizes")]
-    ((code, out, err),) = onea(third_party, ["run", "simplecil", *inputs, "--out", str(third_party / "out")])
+    ((code, out, err),) = in_one_process([["run", "simplecil", *inputs, "--out", "out"]], tmp_path, cwd=tmp_path)
     assert code == 0, err
     assert "absent –" in out
     assert "repair or uninstall its package" in err

@@ -12,9 +12,11 @@ import subprocess
 import sys
 import sysconfig
 import zipfile
+from itertools import chain
 from pathlib import Path
 
 import pytest
+from command_tools import in_one_process
 from documented import ROOT, Block, blocks
 from PIL import Image
 from tiny import write_tiny_images
@@ -101,10 +103,12 @@ def followed(page: str) -> list[Block]:
     return [block for block in found if block.line <= end and (block.language == "sh" or block.how == "run")]
 
 
-def served(line: str, place: Path, environment: dict[str, str]) -> None:
+def served(words: list[str], place: Path, environment: dict[str, str]) -> None:
     """The service starts, says where it is, and stops when it is asked to."""
+    found = shutil.which(words[0], path=environment["PATH"])
+    assert found
     with subprocess.Popen(
-        f"exec {line}", shell=True, cwd=place, env=environment, stdout=subprocess.PIPE, text=True
+        [found, *words[1:]], cwd=place, env=environment, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         try:
@@ -122,21 +126,32 @@ def test_a_reader_stumbles_over_nothing(page: str, programs: Path, place: Path) 
     environment = {name: value for name, value in os.environ.items() if name not in unset}
     environment["PATH"] = f"{programs}{os.pathsep}{environment['PATH']}"
     ran = []
+    waiting: list[list[str]] = []  # commands, which run in one process: each takes seconds to start
+
+    def catch_up() -> None:
+        done = in_one_process(waiting, python=programs / "python", cwd=place, env=environment) if waiting else []
+        for words, (code, out, err) in zip(waiting, done, strict=True):
+            assert code == 0, f"{page}: onea {' '.join(words)}\n{out}\n{err}"
+        waiting.clear()
+
     for block in followed(page):
         if block.language == "python":
+            catch_up()
             subprocess.run([programs / "python", "-c", block.text], cwd=place, env=environment, check=True)
             ran.append("python")
             continue
-        for line in block.text.splitlines():
-            words = line.split()
-            if not words or words[0] in NOT_FOLLOWED or words[:2] == ["onea", "demo"]:  # which has tests of its own
+        for program, *words in block.commands():
+            if program in NOT_FOLLOWED or words[:1] == ["demo"]:  # which has tests of its own
                 continue
-            if words[:2] == ["onea", "serve"]:
-                served(line.partition("#")[0].replace("serve", "serve --port 0"), place, environment)
+            if words[:1] == ["serve"]:
+                catch_up()
+                served([program, "serve", "--port", "0", *words[1:]], place, environment)
             else:
-                done = subprocess.run(line, shell=True, cwd=place, env=environment, capture_output=True, text=True)
-                assert done.returncode == 0, f"{block.where}: {line}\n{done.stdout}\n{done.stderr}"
-            ran.append(words[1])
+                assert program == "onea", f"{block.where}: {program}"
+                photos = ([str(file.relative_to(place)) for file in place.glob(word)] or [word] for word in words)
+                waiting.append([*chain.from_iterable(photos)])
+            ran.append(words[0])
+    catch_up()
     told = {
         "README.md": {"teach", "export", "serve", "--help"},
         "docs/index.md": {"tour", "evaluate", "python"},

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiny real things for tests: a two-block ViT on disk, folders of images it can tell apart, and a run cut short."""
+"""Tiny real things for tests: a two-block ViT on disk, images it can tell apart, a run cut short; slow tests."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Container, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +21,11 @@ from onea.vit.weight_files import METADATA
 
 # Some machines have a locale in which no file, variable or argument can hold such a character.
 needs_unicode = pytest.mark.skipif(sys.getfilesystemencoding().lower() != "utf-8", reason="the locale is not UTF-8")
+
+
+def but_slow(names: Iterable[str], slow: Container[str]) -> list[Any]:
+    """Names to run with, some of them with --slow only."""
+    return [pytest.param(name, marks=pytest.mark.slow) if name in slow else name for name in names]
 
 
 def write_tiny_vit(path: Path, width: int = 64, depth: int = 2, patch: int = 14, size: int = 28) -> None:

@@ -21,7 +21,8 @@ from PIL import Image
 from onea.data import pack as pack_module
 from onea.data.dataset import Split
 from onea.data.decode import read_image, to_square
-from onea.data.pack import OnBad, Packed, in_threads, pack, sha256_of_files, stored_shape
+from onea.data.many_files import in_threads, sha256_of_files
+from onea.data.pack import OnBad, Packed, pack, stored_shape
 from onea.errors import OneaError
 from onea.files import default_cache
 
@@ -294,7 +295,7 @@ def test_a_changed_pixel_is_noticed_and_an_untouched_pack_is_not_read(
     with monkeypatch.context() as patch:
         patch.setattr(pack_module, "read_image", lambda *_, **__: pytest.fail("decodes"))
         pack(split, 8, cache=cache, on_bad="fail")
-        patch.setattr(pack_module, "_sha256_of", lambda *_: pytest.fail("reads"))
+        patch.setattr(pack_module, "sha256_of", lambda *_: pytest.fail("reads"))
         assert np.array_equal(pack(split, 8, cache=cache, on_bad="fail").pixels, before)
 
 

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import fields
 
 import pytest
 import torch
 from method_tools import learn_all, prepared, shown_images
+from tiny import but_slow
 
 from onea.errors import OneaError
 from onea.methods import METHODS, method_class
@@ -27,20 +28,18 @@ def answered(ready):
     )
 
 
-@pytest.fixture(params=sorted(METHODS.own))
+OWN = sorted(METHODS.own)
+
+
+@pytest.fixture(params=OWN)
 def method(request) -> str:
     return request.param
 
 
-# They train the network that One-A trains, an adapter per task; compiling it for them is tried with --slow only.
-LIKE_ONE_A = ("acmap", "adapter", "aper-adapter", "per-task", "running-mean", "running-mean-shared", "sequential")
-
-
-@pytest.fixture(
-    params=[pytest.param(name, marks=pytest.mark.slow) if name in LIKE_ONE_A else name for name in sorted(METHODS.own)]
-)
-def compiled_method(request) -> str:
-    return request.param
+# They compile what another one does, a network whose adapter is trained or that has none: tried with --slow only.
+LIKE_ANOTHER = ("acmap", "adapter", "aper-adapter", "first-task", "joint", "per-task", "ranpac", "ranpac-first")
+LIKE_ANOTHER += ("running-mean", "running-mean-shared", "sequential", "slda")
+DROPS = [name for name in OWN if any(each.name == "dropout" for each in fields(method_class(name).Options))]
 
 
 def test_frozen_weights_never_change_and_evaluation_has_no_effect(method, tiny_run):
@@ -64,6 +63,7 @@ def test_tokens_that_nobody_reads_may_be_left_out(method, tiny_run, monkeypatch)
     torch.testing.assert_close(learned.scores(images), lean, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("compiled_method", but_slow(OWN, LIKE_ANOTHER))
 def test_compiled_networks_learn_the_same(compiled_method, tiny_run):
     """Traced, padded to full batches, adapters as one row: as on a GPU, but for its kernels."""
     torch.compiler.reset()
@@ -78,9 +78,8 @@ def test_compiled_networks_learn_the_same(compiled_method, tiny_run):
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("compiled_method", but_slow(DROPS, {*LIKE_ANOTHER, "one-a-plus"}))
 def test_compiled_networks_drop_nothing_when_they_answer(compiled_method, tiny_run):
-    if "dropout" not in {field.name for field in dataclasses.fields(method_class(compiled_method).Options)}:
-        pytest.skip("it drops nothing in training either")
     torch.compiler.reset()
     ready = prepared(tiny_run, compiled_method, options=tiny_run["options"] | {"learning_rate": 0.5, "dropout": 0.5})
     ready.method.vit.compile_for({8, EVALUATION_BATCH}, "eager")

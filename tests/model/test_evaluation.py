@@ -117,7 +117,9 @@ def test_the_picture_of_a_model_without_a_threshold_has_none():
 
 
 def test_images_that_are_all_alike_can_be_drawn():
-    drawn([1.0], [True], [1.0], 1.0)
+    for axes in drawn([1.0], [True], [1.0], 1.0).axes:
+        low, high = axes.get_xlim()
+        assert low < 1.0 < high
 
 
 def test_known_images_stay_visible_beside_unknown_ones_that_are_far_away():

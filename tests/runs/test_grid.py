@@ -223,7 +223,7 @@ def test_two_grids_at_once_share_the_work(quick, store):
     assert told == [], "the second learned nothing itself"
 
 
-def test_a_killed_worker_is_retried(tiny_run, quick, store):
+def test_a_killed_worker_is_retried(tiny_run, store):
     victim = make_config(slow_values(tiny_run, 1))
     killed = []
 
@@ -236,8 +236,8 @@ def test_a_killed_worker_is_retried(tiny_run, quick, store):
                 os.kill(child.pid, signal.SIGKILL)
 
     heard = Killer()
-    outcome = run_grid([victim, quick(2)], store, LocalProcesses(1), heard)
-    assert {config.seed for config in outcome.finished} == {1, 2}
+    outcome = run_grid([victim], store, LocalProcesses(1), heard)
+    assert outcome.finished == (victim,)
     assert killed
     record = store.find(victim)
     assert len(record["dates"]["resumed"]) == 1, "it went on where it was killed"

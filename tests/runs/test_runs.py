@@ -39,11 +39,17 @@ KILL_POINTS = {
 }
 
 DRIVER = """
-import importlib, json, os, pathlib, signal, sys
+import importlib, json, os, pathlib, signal, sys, timm
 from onea.runs.config import make_config
 from onea.runs.runner import run
 import onea.methods.adapter_merging
-values, folder, owner, name, count = json.loads(sys.argv[1])
+for job in sys.argv[1:]:  # several run one after the other in copies of this process, which takes seconds to start
+    if len(sys.argv) == 2 or not os.fork():
+        break
+    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+else:
+    sys.exit()
+values, folder, owner, name, count = json.loads(job)
 module, _, inner = owner.rpartition(".")
 try:
     target = importlib.import_module(owner)
@@ -77,17 +83,25 @@ def uninterrupted(tmp_path_factory, tiny_vit, tiny_images):
     return get
 
 
+@pytest.fixture(scope="module")
+def killed(uninterrupted, shared_tiny_run, tmp_path_factory) -> dict[str, Path]:
+    """What a run has left in its folder, by the point at which it was killed."""
+    uninterrupted(shared_tiny_run)  # first: it packs the images, whose files would count below
+    folders = {point: tmp_path_factory.mktemp("killed") for point in KILL_POINTS}
+    jobs = [json.dumps([shared_tiny_run, str(folders[point]), *where]) for point, where in KILL_POINTS.items()]
+    done = subprocess.run([sys.executable, "-c", DRIVER, *jobs], capture_output=True, text=True, timeout=240)
+    assert done.stdout.split() == ["-9"] * len(jobs), done.stderr
+    return folders
+
+
 @pytest.mark.parametrize("point", KILL_POINTS)
-def test_a_killed_run_resumes_to_the_same_record_bit_for_bit(point, tiny_run, uninterrupted, tmp_path):
-    expected = comparable_fields(uninterrupted(tiny_run))  # first: it packs the images, whose files would count below
-    arguments = json.dumps([tiny_run, str(tmp_path), *KILL_POINTS[point]])
-    killed = subprocess.run([sys.executable, "-c", DRIVER, arguments], capture_output=True, text=True, timeout=120)
-    assert killed.returncode == -9, killed.stderr
-    survived = json.loads((tmp_path / "record.json").read_text()) if (tmp_path / "record.json").exists() else None
+def test_a_killed_run_resumes_to_the_same_record_bit_for_bit(point, tiny_run, uninterrupted, killed):
+    expected, folder = comparable_fields(uninterrupted(tiny_run)), killed[point]
+    survived = json.loads((folder / "record.json").read_text()) if (folder / "record.json").exists() else None
     assert survived is None or survived["status"] == "running"
-    resumed = run(make_config(tiny_run), tmp_path)
+    resumed = run(make_config(tiny_run), folder)
     assert comparable_fields(resumed) == expected
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == [], "no partial files stay"
+    assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == [], "no partial files stay"
 
 
 @pytest.mark.slow

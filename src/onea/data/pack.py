@@ -8,34 +8,29 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, TypeVar
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
 from onea.data.dataset import Labels, Pixels, Split
 from onea.data.decode import BadImage, fit, image_size, read_image
+from onea.data.many_files import FEW_THREADS, in_threads, sha256_of, threads_for
 from onea.errors import OneaError
-from onea.files import CACHE_REMEDY, open_plain, read_plain, stamp_of, unwritable, write_atomically
+from onea.files import CACHE_REMEDY, read_plain, stamp_of, unwritable, write_atomically
 from onea.locks import file_lock
 from onea.sealed import Damage, seal, unseal
 
 OnBad = Literal["fail", "skip"]
 Progress = Callable[[int, int], None]
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 # Part of the key of every cached pack: raise it when decoding or resizing changes.
 _VERSION = 1
 _KEY = 24  # characters of each of its two digests
 _NAMED_BAD_FILES = 5
-_AT_ONCE = 16  # files that a thread takes
-_FEW_THREADS, _SMALL_BYTES, _SAMPLED = 4, 16_000, 64
 
 
 @dataclass(frozen=True)
@@ -106,7 +101,7 @@ def _common_shape(files: Sequence[Path], size: int) -> tuple[tuple[int, int], bo
     """The shape, and whether no file that could not be read might have had another say."""
     common: tuple[int, int] | None = None
     all_read = True
-    for found in in_threads(_size_or_none, files, _FEW_THREADS):
+    for found in in_threads(_size_or_none, files, FEW_THREADS):
         if found is None:
             all_read = False
             continue
@@ -215,7 +210,7 @@ def _mapped(target: Path, shape: tuple[int, int], total: int) -> Packed | None:
     try:
         found = _read_note(index)
         stamp = stamp_of(target)
-        if found["shape"][2:] != list(shape) or (stamp != found["stamp"] and _sha256_of(target) != found["sha256"]):
+        if found["shape"][2:] != list(shape) or (stamp != found["stamp"] and sha256_of(target) != found["sha256"]):
             return None
         rows, skipped = np.array(found["rows"], dtype=np.int64), tuple(map(str, found["skipped"]))
         if rows.ndim != 1 or not np.all(np.diff(rows, prepend=-1, append=total) > 0):
@@ -282,7 +277,7 @@ def _decode_into(
     rows: list[int] = []
     skipped: list[str] = []
     digest = hashlib.sha256()
-    for row, result in enumerate(in_threads(decode, files, _threads_for(files))):
+    for row, result in enumerate(in_threads(decode, files, threads_for(files))):
         if isinstance(result, str):
             skipped.append(result)
         elif not (skipped and on_bad == "fail"):
@@ -312,27 +307,6 @@ def _check_space(cache: Path, bytes_needed: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def sha256_of_files(files: Sequence[Path]) -> str:
-    """One digest of the contents of all these files, for images that are read anew whenever they are needed."""
-    digest = hashlib.sha256()
-    for own in in_threads(_digest_of, files, _FEW_THREADS):
-        digest.update(own)
-    return digest.hexdigest()
-
-
-def _digest_of(file: Path) -> bytes:
-    try:
-        return bytes.fromhex(_sha256_of(file))
-    except (OneaError, OSError):  # reported when it is to be decoded
-        return b"unreadable"
-
-
-def _sha256_of(file: Path) -> str:
-    stream, _ = open_plain(file, follow=True)
-    with stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
 def bad_files(skipped: Sequence[str], total: int) -> str:
     """What to tell a user whose images cannot be read, ``path: reason`` each."""
     named = "; ".join(skipped[:_NAMED_BAD_FILES])
@@ -358,38 +332,3 @@ def _size_or_none(file: Path) -> tuple[int, int] | None:
         return image_size(file)
     except BadImage:
         return None
-
-
-def _threads_for(files: Sequence[Path]) -> int:
-    """A small image takes longer to hand over than to decode: many threads would only queue for the interpreter."""
-    sizes = []
-    for file in files[:: max(1, len(files) // _SAMPLED)]:
-        with suppress(OSError):
-            sizes.append(file.stat().st_size)
-    small = sum(sizes) < _SMALL_BYTES * len(sizes)
-    return min(_FEW_THREADS, _cores()) if small else _cores()
-
-
-def in_threads(work: Callable[[Item], Result], files: Sequence[Item], threads: int | None = None) -> Iterator[Result]:
-    """The results in order, by default from a thread for each core (Pillow decodes without the interpreter's lock)."""
-    workers = min(threads or _cores(), _cores())
-    waiting: deque[Future[list[Result]]] = deque()
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="onea-decode")
-    some = max(1, min(_AT_ONCE, len(files) // (8 * workers)))
-    try:
-        for start in range(0, len(files), some):
-            # A bounded queue: when the disk is slower than the decoders, memory must not fill up with images.
-            if len(waiting) >= 2 * workers:
-                yield from waiting.popleft().result()
-            waiting.append(pool.submit(lambda part: [work(file) for file in part], files[start : start + some]))
-        while waiting:
-            yield from waiting.popleft().result()
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _cores() -> int:
-    """The cores this process may use, which in a container or a job are fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -23,7 +23,7 @@ from onea.classifiers.statistics import ClassStatistics
 from onea.errors import OneaError
 from onea.files import check_plain, open_plain, read_plain, sync_folder, unwritable, write_atomically
 from onea.methods.state import part_of, prefixed
-from onea.model import layout, validation
+from onea.model import layout, tensor_validation, validation
 from onea.model.card import card, history_picture, history_row
 from onea.model.formats import FORMAT
 from onea.model.layout import check_can_hold, holds_model, state_folder
@@ -153,7 +153,7 @@ def read_state(path: Path, version: int) -> State:
     values, folder = _described(path, version), state_folder(path, version)
     file, size = open_plain(folder / layout.TENSORS)
     with file, _told(path, folder):
-        return _state(values, validation.read_tensors(file, size, values))
+        return _state(values, tensor_validation.read_tensors(file, size, values))
 
 
 def _described(path: Path, version: int) -> dict[str, Any]:
@@ -250,8 +250,8 @@ def _write_state(path: Path, state: State) -> None:
 
     def check() -> None:
         found = validation.state_values(described, state.version)
-        validation.check_shapes(io.BytesIO(content), len(content), found)
-        validation.check_numbers(tensors)
+        tensor_validation.check_shapes(io.BytesIO(content), len(content), found)
+        tensor_validation.check_numbers(tensors)
 
     _check(check)
     target = state_folder(path, state.version)

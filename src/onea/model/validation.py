@@ -1,43 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model folder may say: checksums, versions, parameters, shapes, types and finite numbers.
+"""What the JSON files of a model folder may say: checksums, versions, parameters and history.
 
-The one place that judges it. A file may be damaged, or made by somebody who means harm; either way it ends here, with a
-reason that becomes one sentence. The same checks are made before a version is written, so that none is ever written
-that could not be read.
+With ``onea.model.tensor_validation`` the one place that judges it. A file may be damaged, or made by somebody who means
+harm; either way it ends here, with a reason that becomes one sentence. The same checks are made before a version is
+written, so that none is ever written that could not be read.
 """
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
-import math
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, BinaryIO, Literal, get_type_hints
-
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load
-from torch import Tensor
+from collections.abc import Mapping
+from typing import Any, Literal, get_type_hints
 
 from onea import sealed
-from onea.classifiers.familiarity import SIGNALS
 from onea.data.transforms import Preprocess
 from onea.errors import OneaError
-from onea.model.background import MOST_FEATURES
-from onea.model.calibrating import MOST_MARGINS
-from onea.model.fingerprints import WORDS
-from onea.model.formats import EARLIER_SIGNALS, FORMAT, modern, modern_params, modern_readout, modern_tensors
+from onea.model.formats import FORMAT, modern, modern_params, modern_readout
 from onea.model.json_types import MOST, fits, is_text
 from onea.model.layout import LAST_VERSION
 from onea.model.names import UNKNOWN
 from onea.model.params import MACHINE, Parameters, check_params
 from onea.model.recipe import options_of
-from onea.model.rolling import MOST_OF_CLASS
-from onea.model.state import background_images, classifier_for, statistics_for
+from onea.model.state import classifier_for
 from onea.sealed import Damage
-from onea.tensors import Tensors
 from onea.version import __version__
 
 _MOST_BLOCKS = 1000
@@ -102,12 +88,6 @@ _COUNTS = (
 )
 _SIDES = range(1, 8193)  # of images, in pixels
 _TEMPERATURES = (1e-6, 1e3)  # fitted ones lie in 0.001 .. 1
-_MOST_HEADER = 16 * 2**20  # bytes
-_WIDEST = 16_384  # features of a network
-_BLOCK = re.compile(r"adapter\.blocks\.([0-9]{1,4})\.")
-_TYPES = {"BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64, "I64": torch.int64}
-
-Shapes = dict[str, tuple[str, tuple[int, ...]]]
 
 
 class TooNew(Damage):
@@ -174,116 +154,6 @@ def state_values(content: bytes, version: int) -> dict[str, Any]:
     except OneaError as error:
         raise Damage(f"{str(error).rstrip('.'):.300}") from error
     return found
-
-
-def read_tensors(file: BinaryIO, size: int, state: Mapping[str, Any]) -> Tensors:
-    """The tensors of a state: read only if they are as large as the values in its ``state.json`` say."""
-    wanted = check_shapes(file, size, state)
-    file.seek(0)
-    content = file.read(size)
-    if hashlib.sha256(content).hexdigest() != state["sha256"]:
-        raise Damage("the tensors changed")
-    try:
-        tensors: Tensors = load(content)
-    except (SafetensorError, ValueError) as error:
-        raise Damage("the tensors are not safetensors") from error
-    declared = {name: (_TYPES[kind], shape) for name, (kind, shape) in wanted.items()}
-    if {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()} != declared:
-        raise Damage("the tensors are declared twice")
-    check_numbers(tensors)
-    return modern_tensors(tensors)
-
-
-def check_shapes(file: BinaryIO, size: int, state: Mapping[str, Any]) -> Shapes:
-    """Compare the header of a safetensors file with what the state says; nothing else of the file is read."""
-    found, data = _header(file, size)
-    try:
-        width, rows = found["prototypes"][1][1], found["margins"][1][0]
-        hidden = found["hidden"][1][0] if state["format"] > 2 else 0
-        # Familiarity may be measured as before format 3.
-        earlier = state["format"] < 3 or found["familiar"] != ("F32", (0,))
-    except (KeyError, IndexError):
-        raise Damage("tensors are missing") from None
-    told = found["hidden"][1][-1] if "hidden" in found and found["hidden"][1] else SIGNALS
-    signals = told if told in EARLIER_SIGNALS else SIGNALS
-    classes, options = len(state["classes"]), options_of(state["options"])
-    rank = options.rank
-    if not 1 <= width <= _WIDEST or max(rows, hidden) > MOST_MARGINS * classes:
-        raise Damage(f"tensors of width {width} with {max(rows, hidden)} margins are impossible")
-    wanted: Shapes = {
-        "prototypes": ("F32", (classes, width)),
-        "counts": ("I64", (classes,)),
-        "scatter": ("F64", (width, width)),
-        "familiar": ("F32", (classes if earlier else 0,)),
-        "margins": ("F32", (rows,) if earlier else (rows, signals)),
-        "margin_rows": ("I64", (rows,)),
-    }
-    if state["format"] > 2:
-        wanted |= {"hidden": ("F32", (hidden, signals)), "hidden_rows": ("I64", (hidden,))}
-    if photos := background_images(state["updates"]):
-        wanted |= {"background": ("BF16", (min(photos, MOST_FEATURES), width))}
-    if prints := _fingerprints(found, state["updates"]):
-        wanted |= {"fingerprints": ("I64", (prints, WORDS)), "fingerprint_rows": ("I64", (prints,))}
-    if rolling := found.get("held", ("", (0,)))[1][:1]:
-        if rolling[0] > MOST_OF_CLASS * classes:
-            raise Damage(f"{rolling[0]} features held out are more than are kept")
-        if rolling[0]:
-            views = (*rolling, options.views, width)
-            wanted |= {"held": ("BF16", views), "held_rows": ("I64", rolling)}
-    if (factors := statistics_for(state["readout"], width).factors) is not None:
-        wanted |= {"factors": ("BF16", (classes, *factors.shape[1:])), "cut": ("F64", (classes,))}
-    for block in _adapter_blocks(found, (len(found) - len(wanted)) // 4, options.adapter_blocks):
-        wanted |= {
-            f"adapter.blocks.{block}.down.weight": ("F32", (rank, width)),
-            f"adapter.blocks.{block}.down.bias": ("F32", (rank,)),
-            f"adapter.blocks.{block}.up.weight": ("F32", (width, rank)),
-            f"adapter.blocks.{block}.up.bias": ("F32", (width,)),
-        }
-    if odd := sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name)):
-        raise Damage(f"tensor {odd[0]!r:.80} is not what it should be")
-    if data != sum(_TYPES[kind].itemsize * math.prod(shape) for kind, shape in wanted.values()):
-        raise Damage("the tensors are cut short, or more follows")
-    return wanted
-
-
-def _fingerprints(found: Shapes, updates: Sequence[Mapping[str, Any]]) -> int:
-    """The number of fingerprints that a file declares; images that an earlier version taught have none."""
-    count = found["fingerprints"][1][0] if "fingerprints" in found and found["fingerprints"][1] else 0
-    if count > sum(update["images"] for update in updates if update["kind"] == "learn"):
-        raise Damage(f"{count} fingerprints are more than there were images")
-    return count
-
-
-def _adapter_blocks(found: Shapes, count: int, asked: int) -> range:
-    """The blocks of the network that an adapter for so many has tensors for: all of them or, where asked, the last."""
-    if not asked:
-        return range(count)
-    if count != asked:
-        raise Damage(f"its adapter is for {count} blocks instead of {asked}")
-    first = min((int(match[1]) for name in found if (match := _BLOCK.match(name))), default=0)
-    return range(first, first + count)
-
-
-def check_numbers(tensors: Mapping[str, Tensor]) -> None:
-    """Refuse numbers that no teaching could have given."""
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            raise Damage(f"{name} holds NaN or infinity")
-    counts = tensors["counts"]
-    if bool(((counts < 1) | (counts >= MOST)).any()):
-        raise Damage("its counts of images are impossible")
-    for name in ("margin_rows", "hidden_rows", "fingerprint_rows", "held_rows"):
-        rows = tensors.get(name, counts[:0])
-        if bool(((rows < 0) | (rows >= len(counts))).any()):
-            raise Damage(f"{name} are of no class")
-    # Of sums of squares none is larger than the largest on the diagonal, which is not negative but for rounding.
-    scatter = tensors["scatter"]
-    widest = float(scatter.diagonal().max())
-    possible = (scatter.abs() <= 1.001 * widest).all() & (scatter.diagonal() >= -1e-6 * widest).all()
-    if not 0 <= widest < 1e100 or not bool(possible):
-        raise Damage("its scatter is impossible")
-    if "cut" in tensors and bool((tensors["cut"] < 0).any()):
-        raise Damage("what was cut off its classes is negative")
 
 
 def _opened(content: bytes, before: set[str]) -> dict[str, Any]:
@@ -353,19 +223,3 @@ def _check_fields(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
             raise Damage(f"'{name}' is missing")
         if not fits(found[name], hint) or (name in _COUNTS and not 0 <= found[name] < MOST):
             raise Damage(f"'{name}' is {found[name]!r:.80}")
-
-
-def _header(file: BinaryIO, size: int) -> tuple[Shapes, int]:
-    """Types and shapes that a safetensors file declares, and the bytes that follow."""
-    length = int.from_bytes(file.read(8), "little")
-    if length > min(_MOST_HEADER, size - 8):
-        raise Damage("the tensors are not safetensors")
-    try:
-        found = json.loads(file.read(length))
-        found.pop("__metadata__", None)
-        shapes = {name: (each["dtype"], tuple(each["shape"])) for name, each in found.items()}
-    except (ValueError, RecursionError, AttributeError, KeyError, TypeError):
-        raise Damage("the tensors are not safetensors") from None
-    if not all(type(side) is int and side >= 0 for _, shape in shapes.values() for side in shape):
-        raise Damage("the tensors are not safetensors")
-    return shapes, size - 8 - length

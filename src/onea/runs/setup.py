@@ -18,7 +18,8 @@ from torch import Tensor
 from onea import seeds
 from onea.data.dataset import Dataset, Split
 from onea.data.image_storage import ExactImages, Images, PackedImages, choose_storage_tier
-from onea.data.pack import Packed, pack, sha256_of_files, stored_shape
+from onea.data.many_files import sha256_of_files
+from onea.data.pack import Packed, pack, stored_shape
 from onea.data.resample import Filter
 from onea.data.sources import load_dataset
 from onea.data.transforms import Geometry, Preprocess
