@@ -62,6 +62,11 @@ def sections(given: argparse.Namespace) -> dict[str, Section]:
     }
 
 
+def others(sides: dict[str, tuple[str, ...]], without: str) -> dict[str, tuple[str, ...]]:
+    """Sides but for those whose name starts so."""
+    return {name: extra for name, extra in sides.items() if not name.startswith(without)}
+
+
 class SideError(Exception):
     """A side did not do what it was asked for."""
 
@@ -213,6 +218,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--old", type=Path, required=True, help="checkout of the old commit")
     parser.add_argument("--only", default="train,infer,one,memory,small,stream", help="sections, in this order")
+    parser.add_argument("--without", default="", help="sides that start with this are left out")
     parser.add_argument("--out", type=Path, default=Path("gpu-turns.csv"), help="a log is written beside it")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--large", default="vit_base_patch16_224", help="timm architecture, random weights")
@@ -236,6 +242,8 @@ def main() -> None:
     chosen, known = given.only.split(","), sections(given)
     if wrong := set(chosen) - set(known):
         parser.error(f"no section {', '.join(wrong)}; there are {', '.join(known)}")
+    if given.without:
+        known = {name: plan._replace(sides=others(plan.sides, given.without)) for name, plan in known.items()}
     table, log = Table(given.out), given.out.with_suffix(".log")
     log.write_text("")
     with tempfile.TemporaryDirectory() as folder:

@@ -17,6 +17,9 @@ from onea.model.state import State
 
 ENOUGH = 20  # known images that say where 5 % lie; with fewer held out, training images have a say too
 _FOLDS = 10  # a tenth fewer images of a class than in the end; with a fifth fewer, they are noticeably less familiar
+# Photos taken in series are of one day, and questions are about other days: where most are, probabilities are fitted to
+# images that are judged without a quarter of their class.
+_FOLDS_OF_SERIES, _MOST = 4, 0.5
 # How many are kept of one class; so that many classes take little room, of all; and nevertheless of each.
 MOST_MARGINS, _ALL_MARGINS, _LEAST_MARGINS = 64, 2048, 8
 _MISSED = 0.25  # spreads by which known images look too familiar where all come in series
@@ -58,6 +61,9 @@ def calibrated(
         # Signals depend on the number of classes, so these are compared with those of images judged by the same ones.
         scale = SignalScaler(usual if len(usual) >= ENOUGH else margins)
         hidden, hidden_rows = _newest(scale(strange), rows[out], hidden, hidden_rows)
+    if _share_in_series(rows, groups) > _MOST:
+        for here, others in left_out(before, views, rows, groups, _FOLDS_OF_SERIES):
+            scores[here] = state.classifier.fit(others)(features[here])
     fair = honest if honest.any() else torch.ones_like(honest)
     temperature = calibration.fit_temperature(scores[fair], rows[fair])
     told = int(fair.sum()) if len(state.classes) > 1 else 0  # of one class, all probabilities are one
@@ -101,9 +107,17 @@ def _as_if_unseen(signals: Tensor, rows: Tensor, groups: Tensor, honest: Tensor)
         return signals
     shift = (signals[honest].mean(0) - signals[~honest].mean(0)).clamp_max(0)
     moved = torch.where(honest[:, None], signals, signals + shift)
+    return moved - _MISSED * _share_in_series(rows, groups) * moved.std(0)
+
+
+def _share_in_series(rows: Tensor, groups: Tensor) -> float:
+    """The share of images that have another one of their class in their series.
+
+    >>> _share_in_series(torch.tensor([0, 0, 0, 1]), torch.tensor([0, 0, 1, 0]))
+    0.5
+    """
     _, series, sizes = torch.stack([rows, groups], 1).unique(dim=0, return_inverse=True, return_counts=True)
-    in_series = float((sizes[series] > 1).double().mean())
-    return moved - _MISSED * in_series * moved.std(0)
+    return float((sizes[series] > 1).double().mean())
 
 
 def _as_of_now(margins: Tensor, then: Tensor, now: Tensor) -> Tensor:
