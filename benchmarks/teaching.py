@@ -7,7 +7,7 @@ FOLDER holds one folder of photos for each class. 20 classes x 50 JPEGs of 1920 
 temporary folder, if not given; found there, they are taken as they are); where a class has fewer photos, they are taken
 again in other crops. Prints a line of CSV for each ``--params`` of ``onea.OneA``: seconds to read the photos (decode),
 to load the network (start), for one pass of each photo (frozen) and for a new model to learn the folder (learn), all in
-one process; ``ratio`` is (learn - decode - start) / frozen.
+one process; ``ratio`` is (learn - decode - start) / frozen. In committed rows, ``quick`` is today's ``auto``.
 """
 
 from __future__ import annotations

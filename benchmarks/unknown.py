@@ -12,6 +12,7 @@ photos taken in series. ``--updates`` teaches the classes in so many parts, as u
 ``--per-class`` bounds the photos that a class is taught with.
 
 Two recipes are compared by runs that differ in ``--params`` alone: the seed draws the same classes, photos and order.
+``chosen`` is what their preset chose; in earlier lines, which lack it, no preset (or ``auto``) is today's ``thorough``.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from grocery import Photos, divided, labelled, photos
+from grocery import Photos, chosen, divided, labelled, photos
 from torch import Tensor
 
 from onea.model.answers import Snapshot
@@ -127,6 +128,7 @@ def main() -> None:
         "looked_at": LOOKED_AT[given.validate],
         "backbone": answers.state.backbone["name"],
         **{name: getattr(given, name) for name in ("classes", "per_class", "updates", "gamma", "seed", "params")},
+        "chosen": chosen(model),
         "seconds": round(seconds, 1),
         "trained": [update["trained"] for update in model.history],
         "right": percent(float(right.double().mean())),

@@ -33,10 +33,11 @@ TEACHER = {"Authorization": f"Bearer {TOKEN}"}
 ZIP = TEACHER | {"Content-Type": "application/zip"}
 
 
-def teach_first(path: Path, images: Path, backbone: str, epochs: int = 2) -> None:
-    """A model that knows class00 to class03; more epochs make its training jobs longer."""
+def teach_first(path: Path, images: Path, backbone: str, epochs: int = 2, preset: str = "auto") -> None:
+    """A model that knows class00 to class03; more epochs, or a thorough preset, make its training jobs longer."""
     trains = {"min_share": 0.25}  # two more classes, too
-    model = OneA(backbone=backbone, epochs=epochs, rank=4, batch_size=8, precision="fp32", threads=1, options=trains)
+    small = {"rank": 4, "batch_size": 8, "precision": "fp32", "threads": 1}
+    model = OneA(backbone=backbone, epochs=epochs, preset=preset, options=trains, **small)
     files = [(file, f"class{k:02d}") for k in range(4) for file in sorted((images / f"train/class{k:02d}").iterdir())]
     model.learn([file for file, _ in files], [label for _, label in files], name="first").save(path)
 

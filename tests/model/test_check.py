@@ -44,7 +44,7 @@ def photos(tmp_path: Path) -> Path:
 def model(tiny_vit, tiny_images) -> OneA:
     """Knows four classes, none of which is a colour."""
     files = [file for row in range(4) for file in sorted((tiny_images / f"train/class{row:02d}").iterdir())]
-    return tiny_model(tiny_vit, epochs=1).learn(files, [file.parent.name for file in files])
+    return tiny_model(tiny_vit, epochs=1, preset="thorough").learn(files, [file.parent.name for file in files])
 
 
 def checked(model: OneA, folder: Path, on_bad: str = "fail") -> Check:

@@ -54,7 +54,7 @@ def test_eight_bits_are_of_the_network_alone(model, tiny_images, tmp_path, monke
     tensors = {tensor.name: tensor for tensor in written.graph.initializer}
     kinds = {name: tensor.data_type for name, tensor in tensors.items()}
     eight = [name for name, kind in kinds.items() if kind == onnx.TensorProto.INT8 and len(tensors[name].dims) == 2]
-    assert len(eight) == 2 * 6 - 1, "four products and two of the adapter in each block, less one of the last"
+    assert len(eight) == 2 * 4 + 2 - 1, "four products in each block and two of the adapter in the last, less one of it"
     multiplied = {node.input[1] for node in written.graph.node if node.op_type == "MatMulInteger"}
     assert multiplied == set(eight), "as whole numbers: none is expanded to be multiplied"
     head = [name for name in tensors if name.startswith(("scorer.", "familiarity."))]

@@ -233,7 +233,7 @@ def test_a_manifest_that_cannot_be_true(trial, change, reason):
         ({"classes": ["a", "a", "b", "c", "d"]}, "names of their own"),
         ({"classes": ["a", "b", "c", "d", "\ud800"]}, "is no text"),
         ({"classes": ["a", "b"]}, "'counts' is not what it should be"),
-        ({"options": {"rank": 10**9}}, "'adapter.blocks.0.down.bias' is not what it should be"),
+        ({"options": {"rank": 10**9}}, "'adapter.blocks.1.down.bias' is not what it should be"),
         ({"options": {"colour": 1}}, "Unknown option 'colour'"),
         ({"preprocess": {"side": 10**9}}, "images is impossible"),
         ({"preprocess": {"std": [0.2, 0.2, 0.0]}}, "images is impossible"),

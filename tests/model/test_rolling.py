@@ -122,7 +122,7 @@ def test_pictures_have_dots_with_their_intervals_and_no_line(model, monkeypatch)
 def test_it_is_kept_forgotten_and_undone(model, tmp_path):
     loaded = onea.load(model.save(tmp_path / "m.onea"), threads=1, precision="fp32")
     before = loaded.snapshot().state
-    assert before.held.shape == (6, 3, 64)
+    assert before.held.shape == (6, 2, 64)
     assert torch.equal(before.held, model.snapshot().state.held)
     loaded.forget("class03", "class00")
     assert len(loaded.snapshot().state.held) == 4

@@ -186,7 +186,7 @@ def test_an_old_folder_counts_its_classes_once(tiny_vit, files, tmp_path):
     teach(model, files, A, B, C)
     assert new_share(model) == pytest.approx(3 * 0.5 / 6)
     model.save(path)
-    assert json.loads((path / "model.json").read_text())["format"] == 3
+    assert json.loads((path / "model.json").read_text())["format"] == 4
     assert merged(onea.load(path, backbone=tiny_vit)) == {A: 10, B: 10, C: 10, D: 5, E: 5, F: 5}
 
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from model_tools import class_folders, tiny_model
@@ -18,7 +20,8 @@ from onea.runs.evaluation import count_flops
 from onea.vit.frozen import FrozenViT
 from onea.vit.hooks import NO_HOOKS
 
-EPOCHS, VIEWS = 2, 3  # of tiny models
+thorough_model = partial(tiny_model, preset="thorough")  # in which nothing is kept unless a test asks for it
+EPOCHS, VIEWS = 2, 3  # of these models
 LAST = {"adapter_blocks": 1, "min_epochs": EPOCHS, "max_epochs": EPOCHS}
 
 
@@ -64,7 +67,7 @@ FIRST = [f"class{number:02d}" for number in range(4)]
 
 @pytest.mark.parametrize("views", [1, VIEWS])
 def test_an_update_that_trains_nothing_passes_each_view_of_a_photo_once(tiny_vit, files, count, views):
-    model = tiny_model(tiny_vit, views=views)
+    model = thorough_model(tiny_vit, views=views)
     count(model, files, FIRST)
     passed = count(model, files, ["class04"])
     assert not model.history[-1]["trained"]
@@ -72,7 +75,7 @@ def test_an_update_that_trains_nothing_passes_each_view_of_a_photo_once(tiny_vit
 
 
 def test_an_update_that_trains_nothing_does_the_same_with_views_that_are_kept(tiny_vit, files, count):
-    model = tiny_model(tiny_vit, options=LAST)
+    model = thorough_model(tiny_vit, options=LAST)
     count(model, files, FIRST)
     passed = count(model, files, ["class04"])
     assert not model.history[-1]["trained"]
@@ -80,7 +83,7 @@ def test_an_update_that_trains_nothing_does_the_same_with_views_that_are_kept(ti
 
 
 def test_an_update_that_trains_passes_each_view_through_the_lower_blocks_once(tiny_vit, files, count):
-    model = tiny_model(tiny_vit, options=LAST | {"cached_views": 4})
+    model = thorough_model(tiny_vit, options=LAST | {"cached_views": 4})
     passed = count(model, files, FIRST)
     update = model.history[-1]
     assert update["epochs"] == EPOCHS
@@ -97,7 +100,7 @@ def test_training_and_statistics_look_at_the_same_views(tiny_vit, files, monkeyp
         FixedViews, "__init__", lambda views, *given, **named: made.append(given) or start(views, *given, **named)
     )
     monkeypatch.setattr(Engine, "draw", lambda *given: drawn.append(draw(*given)) or drawn[-1])
-    model = tiny_model(tiny_vit, options=LAST | {"cached_views": cached})
+    model = thorough_model(tiny_vit, options=LAST | {"cached_views": cached})
     model.learn([file for name in FIRST for file in files[name]], [name for name in FIRST for _ in files[name]])
     (given,) = made
     assert len(drawn) == len(given[4]) == max(cached, VIEWS) - 1, "none is drawn twice, or for nobody"
@@ -106,7 +109,7 @@ def test_training_and_statistics_look_at_the_same_views(tiny_vit, files, monkeyp
 
 def test_memory_does_not_decide_what_is_learned(tiny_vit, files, monkeypatch):
     def taught():
-        model = tiny_model(tiny_vit, options=LAST, held_out=0.0)  # no guard, whose threshold rounding could decide
+        model = thorough_model(tiny_vit, options=LAST, held_out=0.0)  # no guard, whose threshold rounding could decide
         model.learn([file for name in FIRST for file in files[name]], [name for name in FIRST for _ in files[name]])
         return model.snapshot().state.adapter
 
@@ -123,7 +126,7 @@ def test_memory_does_not_decide_what_is_learned(tiny_vit, files, monkeypatch):
 def test_in_low_precision_images_as_they_are_pass_the_network_that_answers_and_crops_the_one_that_trains(
     tiny_vit, files, count, monkeypatch
 ):
-    model, precisions = tiny_model(tiny_vit, options=LAST | {"cached_views": VIEWS}, precision="bf16"), []
+    model, precisions = thorough_model(tiny_vit, options=LAST | {"cached_views": VIEWS}, precision="bf16"), []
     below = CountingViT.below_eager
 
     def noted(vit, *given):
@@ -140,7 +143,7 @@ def test_in_low_precision_images_as_they_are_pass_the_network_that_answers_and_c
 
 @pytest.mark.parametrize("new", [False, True])
 def test_crops_pass_the_network_that_trains(tiny_vit, files, monkeypatch, new):
-    model, precisions = tiny_model(tiny_vit, precision="bf16"), []
+    model, precisions = thorough_model(tiny_vit, precision="bf16"), []
     forward = FrozenViT.forward_eager
 
     def noted(vit, *given):
@@ -160,14 +163,13 @@ def test_crops_pass_the_network_that_trains(tiny_vit, files, monkeypatch, new):
     assert precisions == ([exact] if new else [exact, exact]) + [rough] * (VIEWS - 1)
 
 
-def test_the_quick_preset_does_little_more_than_look(tmp_path):
+def test_the_default_does_little_more_than_look(tmp_path):
     """Operations, which no load of a machine changes: 4.45 passes' worth for a network of the default one's shape."""
     write_tiny_vit(tmp_path / "vit.safetensors", depth=12, size=112)
     write_tiny_images(tmp_path / "images", classes=20, train=4, test=1, size=128)
     photos = tmp_path / "images" / "train"
-    model = OneA(  # the rank has the share of the width that it has in the default network
-        preset="quick", backbone=str(tmp_path / "vit.safetensors"), options={"rank": 11}, precision="fp32", threads=1
-    )
+    # the rank has the share of the width that it has in the default network
+    model = OneA(backbone=str(tmp_path / "vit.safetensors"), options={"rank": 11}, precision="fp32", threads=1)
     engine = model._ready()
     pixels = read_labelled(photos, None, engine.side).pixels
     look = count_flops(lambda: engine.features(pixels, NO_HOOKS))

@@ -79,9 +79,9 @@ def test_depth_makes_another_run_only_where_it_is_given():
         make_config({"method": "simplecil", "depth": -1})
 
 
-def test_a_quick_model_trains_its_upper_blocks_only(tmp_path, tiny_images):
+def test_a_model_trains_its_upper_blocks_only(tmp_path, tiny_images):
     write_tiny_vit(tmp_path / "tiny.safetensors", depth=5)
-    model = tiny_model(str(tmp_path / "tiny.safetensors"), preset="quick", views=None, epochs=None, batch_size=None)
+    model = tiny_model(str(tmp_path / "tiny.safetensors"), epochs=None, batch_size=None)
     model.learn(tiny_images / "train")
     state = model.snapshot().state
     assert model.history[-1]["trained"]
@@ -102,16 +102,16 @@ def test_a_quick_model_trains_its_upper_blocks_only(tmp_path, tiny_images):
         ("DINOv3", {}, 0.0),
     ],
 )
-def test_quick_models_leave_out_what_their_network_can_do_without(name, given, expected):
+def test_models_leave_out_what_their_network_can_do_without(name, given, expected):
     vit = toy(name)
     assert vit.depth > 1
-    options = choose_options("quick", given, vit)
+    options = choose_options("auto", given, vit)
     assert options.adapter_blocks == given.get("adapter_blocks", round(0.6 * vit.depth))
     assert options.patch_drop_rate == expected
 
 
 def test_a_taught_model_may_be_set_to_what_it_has(tiny_vit, tiny_images):
-    model = tiny_model(tiny_vit, views=None).learn(tiny_images / "train")
-    model.set_params(views=3)
+    model = tiny_model(tiny_vit).learn(tiny_images / "train")
+    model.set_params(views=2)
     with pytest.raises(OneaError, match="views cannot change after the model was taught"):
-        model.set_params(views=2)
+        model.set_params(views=3)

@@ -34,7 +34,7 @@ def teach(
     ] = None,
     preset: Annotated[
         str | None,
-        typer.Option(help="Of a new model: auto, quick (a fifth of the work, nearly as accurate) or paper. [auto]"),
+        typer.Option(help="Of a new model: auto, thorough (five times the work, all blocks) or paper. [auto]"),
     ] = None,
     image_size: Annotated[
         int | None, typer.Option(help="Of a new model: side in pixels of what the backbone looks at, if not its own.")

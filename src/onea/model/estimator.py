@@ -28,7 +28,7 @@ from onea.model.images import read_labelled, read_unlabelled
 from onea.model.learning import blank, given_as_numbers, learn, now
 from onea.model.names import check_numbers, name_of
 from onea.model.params import Parameters, check_params
-from onea.model.recipe import choose_options
+from onea.model.recipe import choose_options, options_of
 from onea.model.state import State
 from onea.model.versions import Versions
 from onea.runtime import NOBODY, Progress
@@ -83,8 +83,9 @@ class OneA(Asking, Parameters):
             0 or None this answer is never given.
         held_out: share of each new class's images that calibrates the answers instead of training.
         keep: earlier versions that ``undo`` can go back to.
-        preset: how the adapter is trained and merged: ``auto`` (One-A+), ``quick`` (a fifth of the work: the upper
-            blocks, on half of the patches, for three epochs) or ``paper`` (One-A, as published).
+        preset: how the adapter is trained and merged: ``auto`` (One-A+ in the upper blocks, on half of the patches,
+            for three epochs), ``thorough`` (in all blocks, on all patches, for eight epochs: five times the work) or
+            ``paper`` (One-A, as published).
         epochs: over an update of ten classes; smaller ones get fewer, larger ones more. The preset's, if None.
         learning_rate: the preset's, if None.
         batch_size: images per training step; the preset's, if None.
@@ -96,7 +97,7 @@ class OneA(Asking, Parameters):
             covariance), ``ncm`` (cosine to the prototypes, as in the paper) or another that
             ``onea methods --classifiers`` lists.
         views: how many versions of an image count when its class is learned: the image itself, then random crops. The
-            preset's (3, or 2 with ``quick``), if None; the paper has 1.
+            preset's (2 with ``auto``, else 3), if None; the paper has 1.
         follow_drift: whether the statistics of old classes are carried along when the adapter changes (the paper: no).
         mirror: whether an image flipped left to right still shows its class.
         options: any further options of One-A+, as ``onea methods one-a-plus`` lists them (of One-A with the paper's
@@ -112,8 +113,9 @@ class OneA(Asking, Parameters):
 
     def __post_init__(self) -> None:
         self._engine: Engine | None = None
-        self._preprocess: Mapping[str, Any] | None = None  # of a loaded model, as are the next two
+        self._preprocess: Mapping[str, Any] | None = None  # of a loaded model, as are the next three
         self._config: Mapping[str, Any] | None = None
+        self._loaded_options: Mapping[str, Any] | None = None
         self._depth: int | None = None
         self._snapshot: Snapshot | None = None
         self._versions = Versions()
@@ -214,7 +216,7 @@ class OneA(Asking, Parameters):
     # learning
 
     def fit(self, X: Any, y: Any = None) -> OneA:
-        """Forget everything and learn these classes."""
+        """Forget everything and learn these classes; a loaded model learns them as it was taught, whatever its age."""
         with self._changing:
             before = self._snapshot, self._versions
             self._snapshot, self._versions = None, Versions(counter=self._versions.counter)
@@ -363,8 +365,9 @@ class OneA(Asking, Parameters):
         return [getattr(self, name), *([options[name]] if name in _OPTIONS and name in options else [])]
 
     def _chosen(self, engine: Engine) -> MergingOptions:
-        given = {name: getattr(self, name) for name in _OPTIONS if getattr(self, name) is not None}
-        return choose_options(self.preset, given | dict(self.options or {}), engine.vit)
+        if self._loaded_options is not None:
+            return options_of(self._loaded_options)
+        return choose_options(self.preset, _options_among(self.get_params()), engine.vit)
 
     def _listener(self, given: Progress | bool | None) -> contextlib.AbstractContextManager[Progress]:
         """Who hears what is going on: the caller's own listener, a bar, or nobody."""
@@ -440,6 +443,8 @@ def load(path: str | Path, **params: Any) -> OneA:
     model = OneA(**(manifest.params | {"backbone": states[-1].backbone["source"]} | params))
     check_params(Parameters.defaults() | params)
     model.restore(states, manifest.versions)
+    if "preset" not in params:  # else fit() chooses by it
+        model._loaded_options = {**states[-1].options, **_options_among(params)}
     return model
 
 
@@ -449,6 +454,11 @@ def load_for(path: Path, **params: Any) -> OneA:
     if params.get("unknown"):
         model.snapshot().check_rate(params["unknown"])
     return model
+
+
+def _options_among(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of the training and the merge among parameters."""
+    return {name: params[name] for name in _OPTIONS if params.get(name) is not None} | dict(params.get("options") or {})
 
 
 def _not_taught() -> OneaError:

@@ -10,9 +10,10 @@ from onea.model.fingerprints import NO_PRINTS
 from onea.model.state import NO_HELD, NO_ROWS, NO_SIGNALS, Update, merged_under, merged_with
 from onea.tensors import Tensors
 
-FORMAT = 3
+FORMAT = 4
 EARLIER_SIGNALS = (3, 6)  # how many there were in earlier folders of format 3
 _READOUTS = {"cosine": "ncm", "whitened": "uncentred"}  # as formats 1 and 2 called them
+_PRESETS = {"auto": "thorough", "small": "thorough", "quick": "auto"}  # as formats 1 to 3 called them
 
 
 def modern_readout(name: str, number: int) -> str:
@@ -22,9 +23,13 @@ def modern_readout(name: str, number: int) -> str:
 
 def modern_params(written: Mapping[str, Any], number: int) -> dict[str, Any]:
     """Parameters in a file of this format as today's; before 3 an image was looked at once."""
-    if number >= 3:
+    if number >= FORMAT:
         return dict(written)
-    return {"views": 1, **written, "readout": modern_readout(str(written.get("readout", "whitened")), number)}
+    preset = written.get("preset", "auto")
+    found = {**written, "preset": _PRESETS.get(str(preset), preset)}
+    if number >= 3:
+        return found
+    return {"views": 1, **found, "readout": modern_readout(str(written.get("readout", "whitened")), number)}
 
 
 def modern(written: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,14 +14,15 @@ from onea.methods.presets import preset_options
 from onea.options import build
 from onea.vit.frozen import FrozenViT
 
-PRESETS = ("auto", "quick", "paper")
+PRESETS = ("auto", "thorough", "paper")
+_EARLIER = {"quick": "auto", "small": "auto"}  # names that presets had
 # What differs from One-A+ in research runs, because a person waits: fewer epochs, and an update trains the adapter only
 # if it brings as many classes as the adapter has seen, or more. Chosen on photos held out (docs/research.md).
 _VIEWS = {"views": 3}
-_MODEL = _VIEWS | {"epochs": 8, "min_share": 0.5}
+_THOROUGH = _VIEWS | {"epochs": 8, "min_share": 0.5}
 # A fifth of that work: adapters in the upper blocks, whose input is computed once for each of two views, and half of
 # the patches in a training step. About as accurate (docs/research.md).
-_QUICK = _MODEL | {"epochs": 3, "batch_size": 32, "views": 2, "cached_views": 2, "patch_drop_rate": 0.5}
+_AUTO = _THOROUGH | {"epochs": 3, "batch_size": 32, "views": 2, "cached_views": 2, "patch_drop_rate": 0.5}
 _UPPER = 0.6  # share of the blocks: 7 of 12
 _ELSEWHERE = {
     "carry": "follow_drift",
@@ -35,28 +36,34 @@ def choose_options(preset: str, given: Mapping[str, Any], vit: FrozenViT) -> Mer
     for name, instead in _ELSEWHERE.items():
         if name in given:
             raise OneaError(f"options has '{name}', which research runs have; for a model, set {instead}.")
-    check_preset(preset)
+    preset = preset_name(preset)
     if preset == "paper":
         values = preset_options("one-a", "paper") | _VIEWS | _bounds(given.get("epochs"))
         return build(OneAMethod.Options, values | dict(given))
-    ours = _quick(vit, given.get("adapter_blocks")) if preset == "quick" else _MODEL
+    ours = _THOROUGH if preset == "thorough" else _auto(vit, given.get("adapter_blocks"))
     return build(OneAPlus.Options, preset_options("one-a-plus", "small") | ours | dict(given))
 
 
-def _quick(vit: FrozenViT, blocks: int | None) -> dict[str, Any]:
-    """The quick preset for a network, with so many blocks that have an adapter if that was asked for.
+def _auto(vit: FrozenViT, blocks: int | None) -> dict[str, Any]:
+    """The default preset for a network, with so many blocks that have an adapter if that was asked for.
 
     Where all have one, missing patches ruin the features; and blocks that look up where each patch is need all of them.
     """
     blocks = max(1, round(_UPPER * vit.depth)) if blocks is None else blocks
     every = vit.rotary or blocks in (0, vit.depth)
-    return _QUICK | {"adapter_blocks": blocks} | ({"patch_drop_rate": 0.0} if every else {})
+    return _AUTO | {"adapter_blocks": blocks} | ({"patch_drop_rate": 0.0} if every else {})
 
 
-def check_preset(preset: str) -> None:
-    """Refuse a preset that models do not have; ``small`` is what ``auto`` was called."""
-    if preset not in (*PRESETS, "small"):
+def preset_name(preset: str) -> str:
+    """The present name of a preset; refuses one that models do not have.
+
+    >>> preset_name("quick"), preset_name("thorough")
+    ('auto', 'thorough')
+    """
+    name = _EARLIER.get(str(preset), preset)
+    if name not in PRESETS:
         raise OneaError(f"preset is '{preset}'; choose {', '.join(PRESETS[:-1])} or {PRESETS[-1]}.")
+    return name
 
 
 def method_of(options: Mapping[str, Any]) -> type[AdapterMerging]:

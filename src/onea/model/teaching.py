@@ -12,6 +12,7 @@ from onea.model.estimator import OneA, load_for
 from onea.model.folder import save
 from onea.model.layout import check_can_hold, holds_model
 from onea.model.lock import locked
+from onea.model.recipe import preset_name
 from onea.runtime import Progress
 
 _FOR_NEW = ("image_size", "preset", "epochs", "seed")
@@ -52,9 +53,9 @@ def _opened(path: Path, params: Mapping[str, Any], machine: Mapping[str, Any]) -
     if not holds_model(path):
         return OneA(**params, **machine)
     model = load_for(path, backbone=params.get("backbone"), **machine)
+    asked = {**params, "preset": preset_name(params.get("preset", model.preset))}
+    made = {**model.get_params(), "preset": preset_name(model.preset)}
     for name in _FOR_NEW:
-        if name in params and params[name] != getattr(model, name):
-            raise OneaError(
-                f"{path} was made with {name} {getattr(model, name)}; leave out {name}=, or teach a new model."
-            )
+        if asked.get(name, made[name]) != made[name]:
+            raise OneaError(f"{path} was made with {name} {made[name]}; leave out {name}=, or teach a new model.")
     return model.set_params(**{name: value for name, value in params.items() if name == "unknown"})

@@ -120,10 +120,10 @@ def _adapter_blocks(found: Shapes, count: int, asked: int) -> range:
     """The blocks of the network that an adapter for so many has tensors for: all of them or, where asked, the last."""
     if not asked:
         return range(count)
-    if count != asked:
-        raise Damage(f"its adapter is for {count} blocks instead of {asked}")
-    first = min((int(match[1]) for name in found if (match := _BLOCK.match(name))), default=0)
-    return range(first, first + count)
+    blocks = {int(match[1]) for name in found if (match := _BLOCK.match(name))}
+    if len(blocks) != asked:
+        raise Damage(f"its adapter is for {len(blocks)} blocks instead of {asked}")
+    return range(min(blocks), min(blocks) + asked)
 
 
 def check_numbers(tensors: Mapping[str, Tensor]) -> None:
