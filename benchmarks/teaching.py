@@ -7,7 +7,8 @@ FOLDER holds one folder of photos for each class. 20 classes x 50 JPEGs of 1920 
 temporary folder, if not given; found there, they are taken as they are); where a class has fewer photos, they are taken
 again in other crops. Prints a line of CSV for each ``--params`` of ``onea.OneA``: seconds to read the photos (decode),
 to load the network (start), for one pass of each photo (frozen) and for a new model to learn the folder (learn), all in
-one process; ``ratio`` is (learn - decode - start) / frozen. In committed rows, ``quick`` is today's ``auto``.
+one process; ``ratio`` is (learn - decode - start) / frozen. With ``--old``, a checkout of an earlier commit
+(``mkdir OLD && git archive 1a2ee9f src | tar x -C OLD``), its defaults learn the same folder, in turns with today's.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import os
 import random
+import subprocess
 import sys
 import tempfile
 import time
@@ -35,6 +38,16 @@ SIZE = (1920, 1440)
 SHOWN = 0.9  # share of a photo's sides that a crop of it shows
 WARM_UP = 32  # images, before anything is timed
 T = TypeVar("T")
+EARLIER = """
+import json, sys, time
+began = time.perf_counter()
+from onea import OneA
+model = OneA(threads=int(sys.argv[2]))
+start = time.perf_counter() - began
+model.learn(sys.argv[1])
+update = model.history[-1]
+print(json.dumps([update["images"], start, update.get("epochs"), update.get("held_out_accuracy")]))
+"""
 COLUMNS = ("photos", "threads", "decode_s", "start_s", "frozen_s", "learn_s", "ratio", "epochs", "held_out", "params")
 
 
@@ -83,6 +96,19 @@ def measured(photos: Path, params: dict[str, Any]) -> dict[str, Any]:
     return dict(zip(COLUMNS, values, strict=True))
 
 
+def measured_then(old: Path, photos: Path, threads: int) -> dict[str, Any]:
+    """A line of what an earlier commit did by default, in a process of its own."""
+    learn, answer = seconds(
+        lambda: subprocess.run(
+            [sys.executable, "-c", EARLIER, str(photos), str(threads)],
+            env=os.environ | {"PYTHONPATH": str(old / "src")}, capture_output=True, text=True, check=True,
+        )
+    )  # fmt: skip
+    count, start, epochs, held_out = json.loads(answer.stdout.splitlines()[-1])
+    values = (count, threads, "", f"{start:.2f}", "", f"{learn:.2f}", "", epochs, held_out, '"the old commit"')
+    return dict(zip(COLUMNS, values, strict=True))
+
+
 def main() -> None:
     """Make the photos and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -92,6 +118,8 @@ def main() -> None:
     parser.add_argument("--per-class", type=int, default=50)
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--params", type=json.loads, nargs="+", default=[{}], help="of onea.OneA, as JSON")
+    parser.add_argument("--old", type=Path, help="checkout of an earlier commit")
+    parser.add_argument("--turns", type=int, default=1)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         photos = given.photos or Path(temporary) / "photos"
@@ -99,9 +127,12 @@ def main() -> None:
             make_photos(given.data, photos, given.classes, given.per_class)
         table = csv.DictWriter(sys.stdout, COLUMNS, lineterminator="\n")
         table.writeheader()
-        for params in given.params:
-            table.writerow(measured(photos, {"threads": given.threads} | params))
-            sys.stdout.flush()
+        for _ in range(given.turns):
+            if given.old:
+                table.writerow(measured_then(given.old, photos, given.threads))
+            for params in given.params:
+                table.writerow(measured(photos, {"threads": given.threads} | params))
+                sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -161,6 +161,9 @@ def research() -> Iterator[str]:
             if line["updates"] > 1:
                 yield from shown(line["calibration_error"], digits=(1,))
                 yield from shown(line["right"], digits=(0,))
+    for name in ("unknown-nvidia-h200-3.jsonl", "unknown-nvidia-h200-5.jsonl"):
+        halves = [line for line in json_lines(name) if (line["data"], line["classes"]) == ("grocery81", 40)]
+        yield from shown(fmean(line["others_called_unknown"] for line in halves), digits=(1,))
     yield from quick_against_default()
     on_cpu = json_lines("fast-path-amd-epyc-2.jsonl")
     yield from shown(*(line["right"] for line in on_cpu), digits=(1,))
@@ -191,14 +194,17 @@ def speed() -> Iterator[str]:
 
 def turns() -> Iterator[str]:
     """What an old commit and today's code reached in turns, FP8 against bf16, and what the fast ways cost."""
-    for name in ("turns-nvidia-h200.csv", "turns-nvidia-h200-fp8.csv"):
-        found = {(row["what"], row["side"]): float(row["value"]) for row in median_turns(name)}
-        for what in ("training, later epochs", "inference"):
-            yield from shown(found[what, "new fp8"] / found[what, "new"], digits=(2,))
-        yield from shown(*(found["peak memory, reserved", side] / 1000 for side in ("old", "new")), digits=(1,))
+    found = {(row["what"], row["side"]): float(row["value"]) for row in median_turns("turns-nvidia-h200-fp8.csv")}
+    for what in ("training, later epochs", "inference"):
+        yield from shown(found[what, "new fp8"] / found[what, "new"], digits=(2,))
+    yield from shown(*(found["peak memory, reserved", side] / 1000 for side in ("old", "new")), digits=(1,))
     ratios = [float(row["ratio"]) for row in lines("fp8-products-nvidia-h200.csv")]
     yield from shown(min(ratios), max(ratios), digits=(1,))
-    differences = [float(row["difference"]) for row in lines("quality-nvidia-h200.csv") if row["difference"]]
+    differences = [
+        float(row["difference"])
+        for row in lines("quality-nvidia-h200.csv")
+        if row["difference"] and "bits" not in row["way"]
+    ]
     yield from shown(*differences, digits=(1,))
 
 
