@@ -6,8 +6,9 @@
 FOLDER holds one folder of photos for each class. 20 classes x 50 JPEGs of 1920 x 1440 are made of them in MADE (a
 temporary folder, if not given; found there, they are taken as they are); where a class has fewer photos, they are taken
 again in other crops. Prints a line of CSV for each ``--params`` of ``onea.OneA``: seconds to read the photos (decode),
-to load the network (start), for one pass of each photo (frozen) and for a new model to learn the folder (learn), all in
-one process; ``ratio`` is (learn - decode - start) / frozen. With ``--old``, a checkout of an earlier commit
+to load the network (start), for one pass of each photo in full precision (frozen) and in that of the training (in
+bf16, where the CPU has it), and for a new model to learn the folder (learn), all in one process; the ratios are
+(learn - decode - start) to each of the two. With ``--old``, a checkout of an earlier commit
 (``mkdir OLD && git archive 1a2ee9f src | tar x -C OLD``), its defaults learn the same folder, in turns with today's.
 """
 
@@ -48,7 +49,10 @@ model.learn(sys.argv[1])
 update = model.history[-1]
 print(json.dumps([update["images"], start, update.get("epochs"), update.get("held_out_accuracy")]))
 """
-COLUMNS = ("photos", "threads", "decode_s", "start_s", "frozen_s", "learn_s", "ratio", "epochs", "held_out", "params")
+COLUMNS = (
+    *("photos", "threads", "decode_s", "start_s", "frozen_s", "frozen_as_trained_s", "learn_s"),
+    *("ratio", "ratio_as_trained", "epochs", "held_out", "params"),
+)
 
 
 def make_photos(source: Path, made: Path, classes: int, per_class: int) -> None:
@@ -86,11 +90,15 @@ def measured(photos: Path, params: dict[str, Any]) -> dict[str, Any]:
     decode, batch = seconds(lambda: read_labelled(photos, None, engine.side))
     engine.features(batch.pixels[:WARM_UP], NO_HOOKS)
     frozen, _ = seconds(lambda: engine.features(batch.pixels, NO_HOOKS))
+    training = engine.for_training(None)
+    engine.features(batch.pixels[:WARM_UP], NO_HOOKS, by=training)
+    as_trained, _ = seconds(lambda: engine.features(batch.pixels, NO_HOOKS, by=training))
     learn, model = seconds(lambda: blank.learn(photos))
     update = model.history[-1]
     values = (
-        *(len(batch), engine.runtime.threads, *(f"{each:.2f}" for each in (decode, start, frozen, learn))),
-        *(f"{(learn - decode - start) / frozen:.2f}", update["epochs"], update["held_out_accuracy"]),
+        *(len(batch), engine.runtime.threads, *(f"{each:.2f}" for each in (decode, start, frozen, as_trained, learn))),
+        *(f"{(learn - decode - start) / each:.2f}" for each in (frozen, as_trained)),
+        *(update["epochs"], update["held_out_accuracy"]),
         json.dumps(params),
     )
     return dict(zip(COLUMNS, values, strict=True))
@@ -105,7 +113,7 @@ def measured_then(old: Path, photos: Path, threads: int) -> dict[str, Any]:
         )
     )  # fmt: skip
     count, start, epochs, held_out = json.loads(answer.stdout.splitlines()[-1])
-    values = (count, threads, "", f"{start:.2f}", "", f"{learn:.2f}", "", epochs, held_out, '"the old commit"')
+    values = (count, threads, "", f"{start:.2f}", "", "", f"{learn:.2f}", "", "", epochs, held_out, '"the old commit"')
     return dict(zip(COLUMNS, values, strict=True))
 
 

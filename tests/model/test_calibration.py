@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -15,9 +16,11 @@ from tiny import write_tiny_images
 from torch.nn import functional as F
 
 from onea.classifiers.statistics import ClassStatistics
+from onea.classifiers.validation import left_out
 from onea.model import calibration
-from onea.model.calibrating import ENOUGH, _as_if_unseen, _as_of_now
+from onea.model.calibrating import ENOUGH, _as_if_unseen, _as_of_now, calibrated
 from onea.model.groups import series
+from onea.model.state import statistics_for
 from onea.vit.heads import cosine_scores
 
 
@@ -180,6 +183,28 @@ def test_probabilities_are_calibrated(tiny_vit, many):
     fitted = F.nll_loss(probabilities.log(), labels)
     for other in (model.snapshot().state.temperature * 10, model.snapshot().state.temperature / 30):
         assert fitted < F.cross_entropy(raw / other, labels)
+
+
+def test_where_photos_come_in_series_a_quarter_of_the_class_is_missing(tiny_vit, many):
+    state = tiny_model(tiny_vit).learn(many / "train").snapshot().state
+    blank = dataclasses.replace(state, temperature=calibration.PRIOR_TEMPERATURE, calibrated_on=0)
+    rows = torch.arange(len(state.classes)).repeat_interleave(20)
+    noise = torch.randn(len(rows), state.statistics.width, generator=torch.Generator().manual_seed(3))
+    views = (state.statistics.means[rows] + state.statistics.means.std() * noise)[None]
+    nothing = statistics_for(state.readout, state.statistics.width).grown(len(state.classes))
+    honest = torch.zeros(len(rows), dtype=torch.bool)
+
+    def fitted(groups: torch.Tensor, folds: int) -> float:
+        scores = torch.empty(len(rows), len(state.classes))
+        for here, others in left_out(nothing, views, rows, groups, folds):
+            scores[here] = state.classifier.fit(others)(views[0, here])
+        return calibration.fit_temperature(scores, rows)
+
+    alone, pairs = torch.arange(len(rows)), torch.arange(len(rows)) // 2
+    assert fitted(pairs, 4) != fitted(pairs, 10)
+    for groups, folds in ((alone, 10), (pairs, 4)):
+        found = calibrated(blank, nothing, views, rows, groups, honest)
+        assert found.temperature == pytest.approx(fitted(groups, folds))
 
 
 def signals_at(middle: float, count: int, seed: int) -> torch.Tensor:

@@ -104,8 +104,8 @@ class OneA(Asking, Parameters):
             preset). Models have ``min_share=0.5``: an update trains the adapter if it brings as many classes as the
             adapter was trained on before, or more; any other learns statistics only, in seconds.
         device: ``auto``, ``cpu``, ``cuda``, ...
-        precision: of the training and of random crops: ``auto``, ``bf16``, ``fp32`` or ``fp8`` (then crops are in
-            fp32). Answers are always computed in fp32.
+        precision: of an update that trains, and of random crops: ``auto``, ``bf16``, ``fp32`` or ``fp8`` (only of the
+            training steps). Answers are always computed in fp32.
         threads: CPU threads; 0 is all.
         verbose: whether a terminal or a notebook shows a bar while the model learns or answers many images.
         seed: of all random numbers.

@@ -125,7 +125,8 @@ def learn(
     adapters = engine.adapters(state)
     options = options_of(state.options)
     training = engine.for_training(progress)
-    views = Views(engine, batch, options, adapters, seed, training)
+    trains = options.trains(len(names), Sizes.of(state.merged, Counter(batch.labels)).new_share)
+    views = Views(engine, batch, options, adapters, seed, training, exact=not trains)
     earlier = views.features(0, adapters)
     number = len(state.updates) + 1  # decides all draws, so that an update that is undone and taught again is the same
     alike = series(earlier, labels, state.statistics)

@@ -20,7 +20,8 @@ class Views:
     """Each image of an update as it is (view 0), and in random crops.
 
     Crops are looked at in the precision of the training: what that rounds is far less than what cropping changes.
-    Images as they are, and answers later, are computed in full precision.
+    Images as they are, too, before the training and after it, unless ``exact`` asks for full precision. Answers always
+    have that.
 
     Attributes:
         fixed: the same for the training, where it looks at no others.
@@ -34,20 +35,23 @@ class Views:
         adapters: Adapters,
         seed: int,
         training: tuple[FrozenViT, Runtime],
+        exact: bool = False,
     ):
         assert batch.labels is not None
         self._engine, self._pixels, self._labels, self._seed = engine, batch.pixels, batch.labels, seed
         # Nobody trains the others, or knows how well they answer in less than full precision; or anything in fp8.
-        self._for_crops = None if engine.vit.frozen_only or training[1].fp8 else training
+        full = engine.vit, engine.runtime
+        self._for_crops = full if engine.vit.frozen_only or training[1].fp8 else training
+        self._for_images = full if exact else self._for_crops
         self.fixed: FixedViews | None = None
         if options.fixed_views:
-            runtime, count = engine.runtime, max(options.fixed_views, options.views)
+            (vit, runtime), count = self._for_images, max(options.fixed_views, options.views)
             tier = choose_storage_tier(batch.pixels.nbytes, None, runtime.device)
             images = PackedImages(batch.pixels, engine.preprocess, runtime.device, tier)
             crops = [engine.draw(batch.labels, seed, view, options.crop_scale) for view in range(1, count)]
             rows = torch.arange(len(batch))
             self.fixed = FixedViews(
-                engine.vit, runtime, images, rows, crops, options.crop_scale, adapters, for_crops=self._for_crops
+                vit, runtime, images, rows, crops, options.crop_scale, adapters, for_crops=self._for_crops
             )
 
     def features(self, view: int, adapters: Adapters) -> Tensor:
@@ -55,4 +59,5 @@ class Views:
         if self.fixed is not None:
             return self.fixed.features(view, adapters).cpu()
         crops = self._engine.draw(self._labels, self._seed, view) if view else None
-        return self._engine.features(self._pixels, adapters, crops, by=self._for_crops if view else None)
+        by = self._for_crops if view else self._for_images
+        return self._engine.features(self._pixels, adapters, crops, by=by)
