@@ -4,9 +4,11 @@ BIN := .venv/bin
 NUMBERS := $(addprefix tests/,$(addsuffix .py,test_decompose test_training merging/test_one_a merging/test_operators \
   merging/test_average methods/test_dual_gpm classifiers/test_carrying classifiers/test_classifiers \
   data/test_transforms vit/test_vit)) tests/runs/test_runs.py::test_golden_record
-# uv fetches and unpacks several packages at once; where it cannot, as with an index that only pip is told of, pip does it.
+# uv fetches and unpacks several packages at once. It knows nothing of what pip is told: where that is another index, or
+# none, and where uv cannot, pip does it.
 # Neither compiles 23,000 files, of which a tenth is ever imported: Python does it when it imports them.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+OWN_INDEX := $(BIN)/python -m pip config list | grep -Eq '\.(no-index|index-url)='
 UV := $(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -68,10 +70,10 @@ clean:
 	$(PYTHON) -m venv .venv
 
 .venv/.core: pyproject.toml constraints.txt | .venv/bin/pip
-	$(PIP) uv && $(UV) -e . || $(PIP) -e .
+	! $(OWN_INDEX) && $(PIP) --only-binary uv uv && $(UV) -e . || $(PIP) -e .
 	touch $@
 
 # Everything at once: installing the core first would resolve and build twice.
 .venv/.dev: pyproject.toml constraints.txt | .venv/bin/pip
-	$(PIP) uv && $(UV) -e '.[dev]' || $(PIP) -e '.[dev]'
+	! $(OWN_INDEX) && $(PIP) --only-binary uv uv && $(UV) -e '.[dev]' || $(PIP) -e '.[dev]'
 	touch .venv/.core $@

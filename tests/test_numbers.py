@@ -164,6 +164,8 @@ def research() -> Iterator[str]:
     for name in ("unknown-nvidia-h200-3.jsonl", "unknown-nvidia-h200-5.jsonl"):
         halves = [line for line in json_lines(name) if (line["data"], line["classes"]) == ("grocery81", 40)]
         yield from shown(fmean(line["others_called_unknown"] for line in halves), digits=(1,))
+    told = [line for line in json_lines("calibration-folds-nvidia-h200.jsonl") if line["in_series"] > 0.5]
+    yield from shown(*(fmean(line["rules"][f"{folds} folds"][2] for line in told) for folds in (4, 10)), digits=(1,))
     yield from quick_against_default()
     on_cpu = json_lines("fast-path-amd-epyc-2.jsonl")
     yield from shown(*(line["right"] for line in on_cpu), digits=(1,))

@@ -167,7 +167,7 @@ def test_the_background_moves_with_the_adapter(follow_drift, tiny_vit, files, mo
 
     monkeypatch.setattr(learning, "feature_map", watched)
     monkeypatch.setattr(learning, "fallen", lambda *given: False)  # whether the adapter is good is another question
-    made = tiny_model(tiny_vit, follow_drift=follow_drift, preset="thorough")  # whose drift so few images tell
+    made = tiny_model(tiny_vit, follow_drift=follow_drift)
     model = teach(made, files, "class00", "class01")
     kept = model.learn_background(files["class04"]).snapshot().state.background
     teach(model, files, "class02", "class03")

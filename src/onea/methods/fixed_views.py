@@ -142,6 +142,8 @@ class FixedViews:
             if kept is not None:
                 most = torch.finfo(kept.dtype).max
                 kept[view, part] = tokens.clamp(-most, most).to(kept)
+                # Rounded like those of every later look: whoever compares two must not take the rounding for a change.
+                tokens = kept[view, part].to(self.runtime.device)
             yield part, tokens
         if kept is not None:
             self._filled.add(view)

@@ -21,8 +21,8 @@ _EARLIER = {"quick": "auto", "small": "auto"}  # names that presets had
 _VIEWS = {"views": 3}
 _THOROUGH = _VIEWS | {"epochs": 8, "min_share": 0.5}
 # A fifth of that work: adapters in the upper blocks, whose input is computed once for each of two views, and half of
-# the patches in a training step. It costs a point at most after many updates, and is better calibrated
-# (docs/research.md).
+# the patches in a training step. It costs a point at most after many updates, and up to two where all classes come at
+# once (docs/research.md).
 _AUTO = _THOROUGH | {"epochs": 3, "batch_size": 32, "views": 2, "cached_views": 2, "patch_drop_rate": 0.5}
 _UPPER = 0.6  # share of the blocks: 7 of 12
 _ELSEWHERE = {

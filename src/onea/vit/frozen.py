@@ -222,8 +222,8 @@ class FrozenViT(nn.Module, RenamedMethods, old_names={"eagerly": "forward_eager"
     def _stream(self, x: Tensor, index: int) -> Tensor:
         """Tokens in the precision that a block adds to: bfloat16 where its products are in eight bits.
 
-        Adding takes as long as reading and writing, and products in eight bits round far more. The tokens that an
-        answer is read from are added up in full precision.
+        Adding takes as long as reading and writing, and products in eight bits round far more. The class token of a
+        last block is added up in full precision.
         """
         if not self.fp8 or not torch.is_autocast_enabled(x.device.type):
             return x
