@@ -54,8 +54,8 @@ def _laid_over(
 ) -> MergingOptions:
     """Values, then what was given; what depends on that follows it, unless it was given, too.
 
-    Where all blocks have an adapter, missing patches ruin the features; and blocks that look up where each patch is need
-    all of them.
+    Where all blocks have an adapter, missing patches ruin the features; and blocks that look up where each patch is
+    need all of them.
     """
     given = upgraded(kind, given)
     for name, instead in _ELSEWHERE.items():
