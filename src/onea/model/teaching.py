@@ -58,8 +58,7 @@ def _opened(path: Path, params: Mapping[str, Any], machine: Mapping[str, Any]) -
     made = {**model.get_params(), "preset": preset_name(model.preset)}
     for name in _FOR_NEW:
         if asked.get(name, made[name]) != made[name]:
-            option = f"--{name.replace('_', '-')}"
-            with_it = f"without {option}" if made[name] is None else f"with {option} {made[name]}"
+            with_it = f"without {name}" if made[name] is None else f"with {name} {made[name]}"
             before = f" (called {params[name]} before)" if was_called(made[name], params[name]) else ""
-            raise OneaError(f"{path} was made {with_it}{before}; leave it out, or teach a new model.")
+            raise OneaError(f"{path} was made {with_it}{before}; leave out {name}=, or teach a new model.")
     return model.set_params(**{name: value for name, value in params.items() if name == "unknown"})
