@@ -16,6 +16,7 @@ from onea.cli.app import app
 
 COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
+_LONGEST = 240  # seconds that a command may take, its share of the start included
 _ONE_BY_ONE = """
 import contextlib, io, json, sys
 sys.path[:0] = sys.argv[2:]
@@ -45,6 +46,6 @@ def in_one_process(
         how: for ``subprocess.run``.
     """
     words = [python, "-c", _ONE_BY_ONE, json.dumps(commands), *packages]
-    done = subprocess.run(words, capture_output=True, encoding="utf-8", timeout=240, **how)
+    done = subprocess.run(words, capture_output=True, encoding="utf-8", timeout=_LONGEST * len(commands), **how)
     assert done.returncode == 0, done.stderr
     return [tuple(said) for said in json.loads(done.stdout)]

@@ -43,6 +43,17 @@ def test_the_help_of_a_command_is_plain_and_has_a_meaning_for_every_option(name,
     assert not [one.name for one in GROUP.commands[name].params if not one.help and one.name not in hidden]
 
 
+@pytest.mark.parametrize("name", GROUP.commands)
+def test_nothing_in_a_help_is_taken_for_markup(name, onea, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "2000")  # no line is broken
+    out = onea(name, "--help")[1]
+    for one in GROUP.commands[name].params:
+        if not getattr(one, "hidden", False):
+            assert one.help in out
+        if isinstance(default := getattr(one, "show_default", False), str):
+            assert f"default: {default}]" in out or f"default: ({default})]" in out
+
+
 @pytest.mark.parametrize("name", METHODS.own)
 def test_options_of_a_method_are_told_in_plain_words(name, onea):
     out = onea("methods", name)[1]

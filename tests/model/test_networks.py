@@ -73,12 +73,12 @@ def test_info(shop, onea):
     assert code == 0
     assert "knows 2 classes from 12 images, in 2 updates (version 2)" in out
     assert f"network: the first 5 blocks of {FAST}, 84 x 84 pixels, sha256 {EMBEDDED[FAST].sha256[:12]}" in out
-    assert "answers by rgda; 5 % of known images may be answered unknown" in out
+    assert "learns by the preset auto; answers by rgda; 5 % of known images may be answered unknown" in out
     assert BETTER in out
     assert STANDS_IN not in out
     code, out, _ = onea("info", str(taught_with(shop, sha256=EMBEDDED[FAST].before)), "--json")
     found = json.loads(out)
-    assert (code, found["version"], found["backbone"]["source"]) == (0, 2, FAST)
+    assert (code, found["version"], found["preset"], found["backbone"]["source"]) == (0, 2, "auto", FAST)
     assert STANDS_IN in found["remarks"][0]
     assert BETTER in found["remarks"][1]
     out = onea("info", str(taught_with(shop, source=DEFAULT, name=DEFAULT, sha256=EMBEDDED[DEFAULT].sha256)))[1]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -12,7 +13,7 @@ from toys import toy
 import onea
 from onea.errors import OneaError
 from onea.model.formats import modern_params
-from onea.model.recipe import choose_options
+from onea.model.recipe import change_options, choose_options
 from onea.model.teaching import teach_folder
 
 MACHINE = {"threads": 1, "precision": "fp32", "device": "cpu"}
@@ -100,6 +101,62 @@ def test_a_model_taught_anew_takes_what_is_asked_for(tiny_vit, files, tmp_path):
     assert (lighter.options["adapter_blocks"], lighter.options["views"]) == (1, 2)
 
 
+@pytest.mark.parametrize("preset", ["auto", "thorough", "paper"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"adapter_blocks": 0},
+        {"adapter-blocks": 1},
+        {"adapter_blocks": "0", "patch_drop_rate": 0.25},
+        {"epochs": 30},
+        {"epochs": 30, "max_epochs": 31},
+    ],
+    ids=str,
+)
+def test_options_given_later_do_what_they_would_have_done_at_first(preset, given):
+    vit = toy("CLIP")
+    made = dataclasses.asdict(choose_options(preset, {"epochs": 2}, vit))
+    later = {"epochs": 2} | given
+    assert change_options(made, given, vit) == choose_options(preset, later, vit)
+
+
+def test_options_that_depend_on_others_follow_only_those_that_are_given():
+    vit = toy("CLIP")
+    chosen = {"adapter_blocks": 0, "patch_drop_rate": 0.5, "epochs": 2, "max_epochs": 2}
+    made = choose_options("auto", chosen, vit)
+    assert change_options(dataclasses.asdict(made), {"rank": 2}, vit) == dataclasses.replace(made, rank=2)
+    longer = change_options(dataclasses.asdict(made), {"epochs": 30}, vit)
+    assert longer == dataclasses.replace(made, epochs=30, min_epochs=0, max_epochs=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"carry": True}, "set follow_drift"),
+        ({"compare-classifiers": "ncm"}, "set readout"),
+        (3, "options is 3; give a mapping"),
+        ({3: 4}, "give a mapping"),
+        ({"epochs": "many"}, "epochs is 'many'; it needs a whole number"),
+        ({"adapter_block": 1}, "adapter_blocks"),
+    ],
+    ids=str,
+)
+def test_options_that_make_no_sense_are_refused_at_first_and_later(tiny_vit, files, tmp_path, options, sentence):
+    for preset in ("auto", "paper"):
+        with pytest.raises(OneaError, match=sentence):
+            tiny_model(tiny_vit, preset=preset, options=options).learn(*lesson(files))
+    path = tiny_model(tiny_vit).learn(*lesson(files[:12])).save(tmp_path / "m.onea")
+    with pytest.raises(OneaError, match=sentence):
+        onea.load(path, options=options, **MACHINE)
+
+
+def test_a_loaded_model_with_adapters_in_all_blocks_trains_on_all_patches(tiny_vit, files, tmp_path):
+    path = tiny_model(tiny_vit, options={"patch_drop_rate": 0.5}).learn(*lesson(files)).save(tmp_path / "m.onea")
+    anew = onea.load(path, options={"adapter_blocks": 0}, **MACHINE).fit(*lesson(files)).snapshot().state.options
+    assert (anew["adapter_blocks"], anew["patch_drop_rate"]) == (0, 0.0)
+
+
 def test_an_earlier_name_is_the_preset_that_a_folder_was_made_with(tiny_vit, tiny_images, tmp_path):
     path, photos = tmp_path / "m.onea", tiny_images / "train"
     given = {"backbone": tiny_vit, "epochs": 1, "preset": "quick"}
@@ -109,3 +166,20 @@ def test_an_earlier_name_is_the_preset_that_a_folder_was_made_with(tiny_vit, tin
     assert taught.version == 3
     with pytest.raises(OneaError, match="was made with preset auto; leave out preset="):
         teach_folder(path, photos, None, {"preset": "thorough"}, MACHINE, "fail")
+
+
+@pytest.mark.parametrize("preset", ["auto", "small"])
+def test_whoever_uses_the_earlier_name_of_a_preset_is_told_the_present_one(
+    tiny_vit, files, tiny_images, tmp_path, onea, preset
+):
+    model = tiny_model(tiny_vit, preset="thorough").learn(*lesson(files))
+    path = earlier_folder(model, tmp_path / "m.onea", preset)
+    written = (path / "model.json").read_bytes()
+    code, _, err = onea("teach", str(path), str(tiny_images / "train"), "--preset", preset)
+    assert code == 2
+    assert f"was made with preset thorough (called {preset} before); leave out --preset, or teach a new model." in err
+    assert (path / "model.json").read_bytes() == written
+    assert "learns by the preset thorough; answers by" in onea("info", str(path))[1]
+    assert json.loads(onea("info", str(path), "--json")[1])["preset"] == "thorough"
+    err = onea("teach", str(path), str(tiny_images / "train"), "--image-size", "42")[2]
+    assert "was made without image_size; leave out --image-size, or teach a new model." in err

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from onea.vit import fp8
 from onea.vit.backbones import load_backbone
-from onea.vit.fp8 import Fp8Linear, Fp8Mlp, from_fp8, stretched, to_fp8
+from onea.vit.fp8 import Fp8Linear, Fp8Mlp, from_fp8, to_fp8
 from onea.vit.limits import gradient_limits, hidden_limits, input_limits, norm_limits
 
 WIDTH, HIDDEN = 64, 96
@@ -60,7 +60,6 @@ def test_no_input_is_larger_and_some_come_near(seed, bias, affine):
             shares = activation(found).abs().amax(0) / second
             assert shares.min() > 0.2
             assert shares.max() < 1
-    assert stretched(F.gelu(rounded), 448 / second).float().isfinite().all()
 
 
 def test_channels_that_are_small_or_dead_count_as_much_as_large_ones():

@@ -14,7 +14,8 @@ from typing import NoReturn
 from onea.errors import OneaError, is_out_of_memory
 from onea.text import sentence
 
-_FLAGS = ("backbone", "device", "epochs", "merge", "on_bad", "seed", "unknown")  # arguments that messages may name
+# Arguments that messages may name.
+_FLAGS = ("backbone", "device", "epochs", "image_size", "merge", "on_bad", "preset", "seed", "unknown")
 _OBJECTS = 50_000  # new ones until garbage is looked for; loading torch makes a million that stay
 
 

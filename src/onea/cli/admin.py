@@ -18,7 +18,7 @@ def info(
     model: Model,
     as_json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False,
 ) -> None:
-    """Say what a model knows, how it answers and on which network; nothing is loaded but the model folder."""
+    """Say what a model knows, how it learns and answers, and on which network; only the model folder is loaded."""
     import json
 
     from rich.console import Console
@@ -26,6 +26,7 @@ def info(
     from onea.cli.model_display import print_info
     from onea.model.folder import read_manifest, read_state
     from onea.model.network import advice, remarks
+    from onea.model.recipe import preset_name
 
     manifest = read_manifest(model)
     state = read_state(model, manifest.versions.present)
@@ -35,6 +36,7 @@ def info(
         "images": sum(state.images),
         "background_images": state.background_images,
         "updates": len(state.updates),
+        "preset": preset_name(manifest.params["preset"]),
         "readout": state.readout,
         "unknown": manifest.params["unknown"],
         "backbone": {**state.backbone, "input": state.preprocess["size"]},

@@ -34,7 +34,9 @@ def teach(
     ] = None,
     preset: Annotated[
         str | None,
-        typer.Option(help="Of a new model: auto, thorough (five times the work, all blocks) or paper. [auto]"),
+        typer.Option(
+            help="Of a new model: auto, thorough (five times the work, all blocks) or paper.", show_default="auto"
+        ),
     ] = None,
     image_size: Annotated[
         int | None, typer.Option(help="Of a new model: side in pixels of what the backbone looks at, if not its own.")
@@ -43,13 +45,16 @@ def teach(
         int | None, typer.Option(help="Of a new model: passes over ten classes' images; by default chosen for you.")
     ] = None,
     unknown: Annotated[
-        float | None, typer.Option(help="Share of known images that may be answered 'unknown'. [0.05]")
+        float | None,
+        typer.Option(
+            help="Share of known images that may be answered 'unknown'.", show_default="0.05, or as the model has it"
+        ),
     ] = None,
     on_bad: OnBad = RunConfig.on_bad,
     device: Device = RunConfig.device,
     precision: Precision = RunConfig.precision,
     threads: Threads = RunConfig.threads,
-    seed: Annotated[int | None, typer.Option(help="Of a new model: decides every draw. [0]")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of a new model: decides every draw.", show_default="0")] = None,
 ) -> None:
     """Teach a model the classes in a folder; it keeps all it knew before. A class it knows gets more evidence.
 

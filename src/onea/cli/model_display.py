@@ -66,7 +66,7 @@ def print_info(console: Console, path: Path, facts: Mapping[str, Any]) -> None:
         f"{count(facts['updates'], 'update', 'updates')} (version {facts['version']})",
         f"network: {used}{network['name']}, {network['input']} x {network['input']} pixels, sha256 "
         f"{shortened(network['sha256'])}",
-        f"answers by {facts['readout']}; {unknown}",
+        f"learns by the preset {facts['preset']}; answers by {facts['readout']}; {unknown}",
         *facts["remarks"],
     ]
     for line in lines:

@@ -28,7 +28,7 @@ from onea.model.images import read_labelled, read_unlabelled
 from onea.model.learning import blank, given_as_numbers, learn, now
 from onea.model.names import check_numbers, name_of
 from onea.model.params import Parameters, check_params
-from onea.model.recipe import choose_options, options_of
+from onea.model.recipe import change_options, choose_options
 from onea.model.state import State
 from onea.model.versions import Versions
 from onea.runtime import NOBODY, Progress
@@ -115,7 +115,7 @@ class OneA(Asking, Parameters):
         self._engine: Engine | None = None
         self._preprocess: Mapping[str, Any] | None = None  # of a loaded model, as are the next three
         self._config: Mapping[str, Any] | None = None
-        self._loaded_options: Mapping[str, Any] | None = None
+        self._loaded_options: MergingOptions | None = None
         self._depth: int | None = None
         self._snapshot: Snapshot | None = None
         self._versions = Versions()
@@ -366,7 +366,7 @@ class OneA(Asking, Parameters):
 
     def _chosen(self, engine: Engine) -> MergingOptions:
         if self._loaded_options is not None:
-            return options_of(self._loaded_options)
+            return self._loaded_options
         return choose_options(self.preset, _options_among(self.get_params()), engine.vit)
 
     def _listener(self, given: Progress | bool | None) -> contextlib.AbstractContextManager[Progress]:
@@ -444,7 +444,7 @@ def load(path: str | Path, **params: Any) -> OneA:
     check_params(Parameters.defaults() | params)
     model.restore(states, manifest.versions)
     if "preset" not in params:  # else fit() chooses by it
-        model._loaded_options = {**states[-1].options, **_options_among(params)}
+        model._loaded_options = change_options(states[-1].options, _options_among(params), model._ready().vit)
     return model
 
 

@@ -21,6 +21,15 @@ def modern_readout(name: str, number: int) -> str:
     return _READOUTS.get(name, name) if number < 3 else name
 
 
+def was_called(preset: str, name: object) -> bool:
+    """Whether earlier folders had this name for a preset that has another now.
+
+    >>> was_called("thorough", "auto"), was_called("auto", "auto")
+    (True, False)
+    """
+    return (name, preset) in _PRESETS.items()
+
+
 def modern_params(written: Mapping[str, Any], number: int) -> dict[str, Any]:
     """Parameters in a file of this format as today's; before 3 an image was looked at once."""
     if number >= FORMAT:

@@ -70,6 +70,9 @@ def check_params(params: Mapping[str, Any], highest_rate: float = 0.5) -> None:
         raise OneaError(f"depth is {params['depth']!r}; give the number of blocks to use, or 0 for all.")
     if params.get("image_size") is not None:
         check_image_size(params["image_size"])
+    options = params["options"]
+    if options is not None and not (isinstance(options, Mapping) and all(isinstance(name, str) for name in options)):
+        raise OneaError(f"options is {options!r:.80}; give a mapping of names to values, such as {{'min_share': 0.5}}.")
     classifier_for(params["readout"])
     if params["keep"] < 0:
         raise OneaError(f"keep is {params['keep']}; it must not be negative.")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ from onea.methods.adapter_merging import AdapterMerging, MergingOptions
 from onea.methods.one_a import OneAMethod
 from onea.methods.one_a_plus import OneAPlus
 from onea.methods.presets import preset_options
-from onea.options import build
+from onea.options import build, upgraded
 from onea.vit.frozen import FrozenViT
 
 PRESETS = ("auto", "thorough", "paper")
@@ -34,25 +35,37 @@ _ELSEWHERE = {
 
 def choose_options(preset: str, given: Mapping[str, Any], vit: FrozenViT) -> MergingOptions:
     """Options of the training and the merge: those of the preset for a network, then what was given."""
+    preset = preset_name(preset)
+    if preset == "paper":
+        return _laid_over(OneAMethod.Options, preset_options("one-a", "paper") | _VIEWS, given, vit)
+    ours = preset_options("one-a-plus", "small") | (_THOROUGH if preset == "thorough" else _AUTO)
+    blocks = {} if preset == "thorough" else {"adapter_blocks": max(1, round(_UPPER * vit.depth))}
+    return _laid_over(OneAPlus.Options, ours, blocks | upgraded(OneAPlus.Options, given), vit)
+
+
+def change_options(noted: Mapping[str, Any], given: Mapping[str, Any], vit: FrozenViT) -> MergingOptions:
+    """A model's options as it has noted them, then what was given."""
+    before = options_of(noted)
+    return _laid_over(type(before), dataclasses.asdict(before), given, vit)
+
+
+def _laid_over(
+    kind: type[MergingOptions], values: Mapping[str, Any], given: Mapping[str, Any], vit: FrozenViT
+) -> MergingOptions:
+    """Values, then what was given; what depends on that follows it, unless it was given, too.
+
+    Where all blocks have an adapter, missing patches ruin the features; and blocks that look up where each patch is
+    need all of them.
+    """
+    given = upgraded(kind, given)
     for name, instead in _ELSEWHERE.items():
         if name in given:
             raise OneaError(f"options has '{name}', which research runs have; for a model, set {instead}.")
-    preset = preset_name(preset)
-    if preset == "paper":
-        values = preset_options("one-a", "paper") | _VIEWS | _bounds(given.get("epochs"))
-        return build(OneAMethod.Options, values | dict(given))
-    ours = _THOROUGH if preset == "thorough" else _auto(vit, given.get("adapter_blocks"))
-    return build(OneAPlus.Options, preset_options("one-a-plus", "small") | ours | dict(given))
-
-
-def _auto(vit: FrozenViT, blocks: int | None) -> dict[str, Any]:
-    """The default preset for a network, with so many blocks that have an adapter if that was asked for.
-
-    Where all have one, missing patches ruin the features; and blocks that look up where each patch is need all of them.
-    """
-    blocks = max(1, round(_UPPER * vit.depth)) if blocks is None else blocks
-    every = vit.rotary or blocks in (0, vit.depth)
-    return _AUTO | {"adapter_blocks": blocks} | ({"patch_drop_rate": 0.0} if every else {})
+    options = build(kind, {**values, **_bounds(kind, given.get("epochs")), **given})
+    every = vit.rotary or options.adapter_blocks in (0, vit.depth)
+    if every and "adapter_blocks" in given and "patch_drop_rate" not in given:
+        return dataclasses.replace(options, patch_drop_rate=0.0)
+    return options
 
 
 def preset_name(preset: str) -> str:
@@ -80,6 +93,9 @@ def options_of(options: Mapping[str, Any]) -> MergingOptions:
     return build(method_of(options).Options, {name: value for name, value in options.items() if name not in _ELSEWHERE})
 
 
-def _bounds(epochs: int | None) -> dict[str, int]:
-    """Bounds of One-A's epoch schedule that leave room for what was asked: half and twice of it. One-A+ has its own."""
-    return {} if epochs is None else {"min_epochs": max(1, epochs // 2), "max_epochs": 2 * epochs}
+def _bounds(kind: type[MergingOptions], epochs: Any) -> dict[str, int]:
+    """Bounds of the epoch schedule that leave room for what was asked: half and twice of it. One-A+ finds its own."""
+    if not isinstance(epochs, int):
+        return {}
+    least, most = (0, 0) if issubclass(kind, OneAPlus.Options) else (max(1, epochs // 2), 2 * epochs)
+    return {"min_epochs": least, "max_epochs": most}

@@ -10,6 +10,7 @@ from typing import Any
 from onea.errors import OneaError
 from onea.model.estimator import OneA, load_for
 from onea.model.folder import save
+from onea.model.formats import was_called
 from onea.model.layout import check_can_hold, holds_model
 from onea.model.lock import locked
 from onea.model.recipe import preset_name
@@ -57,5 +58,7 @@ def _opened(path: Path, params: Mapping[str, Any], machine: Mapping[str, Any]) -
     made = {**model.get_params(), "preset": preset_name(model.preset)}
     for name in _FOR_NEW:
         if asked.get(name, made[name]) != made[name]:
-            raise OneaError(f"{path} was made with {name} {made[name]}; leave out {name}=, or teach a new model.")
+            with_it = f"without {name}" if made[name] is None else f"with {name} {made[name]}"
+            before = f" (called {params[name]} before)" if was_called(made[name], params[name]) else ""
+            raise OneaError(f"{path} was made {with_it}{before}; leave out {name}=, or teach a new model.")
     return model.set_params(**{name: value for name, value in params.items() if name == "unknown"})
