@@ -8,7 +8,7 @@ NUMBERS := $(addprefix tests/,$(addsuffix .py,test_decompose test_training mergi
 # none, and where uv cannot, pip does it.
 # Neither compiles 23,000 files, of which a tenth is ever imported: Python does it when it imports them.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
-OWN_INDEX := $(BIN)/python -m pip config list | grep -Eq '\.(no-index|index-url)='
+OWN_INDEX := $(BIN)/python -m pip config list | grep -E '\.(no-)?index' > /dev/null
 UV := $(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
 
