@@ -19,9 +19,8 @@ from onea.vit.frozen import FrozenViT
 class Views:
     """Each image of an update as it is (view 0), and in random crops.
 
-    Crops are looked at in the precision of the training: what that rounds is far less than what cropping changes.
-    Images as they are, too, before the training and after it, unless ``exact`` asks for full precision. Answers always
-    have that.
+    Crops are looked at in the precision of the training: what that rounds is far less than what cropping changes. The
+    images themselves are, too, unless ``exact`` asks for full precision, in which all answers are given.
 
     Attributes:
         fixed: the same for the training, where it looks at no others.
@@ -39,7 +38,8 @@ class Views:
     ):
         assert batch.labels is not None
         self._engine, self._pixels, self._labels, self._seed = engine, batch.pixels, batch.labels, seed
-        # Nobody trains the others, or knows how well they answer in less than full precision; or anything in fp8.
+        # A network that no adapter fits is never trained, and nobody knows how well it answers in less than full precision.
+        # Eight bits are for training steps alone.
         full = engine.vit, engine.runtime
         self._for_crops = full if engine.vit.frozen_only or training[1].fp8 else training
         self._for_images = full if exact else self._for_crops
