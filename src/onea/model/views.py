@@ -38,8 +38,8 @@ class Views:
     ):
         assert batch.labels is not None
         self._engine, self._pixels, self._labels, self._seed = engine, batch.pixels, batch.labels, seed
-        # A network that no adapter fits is never trained, and nobody knows how well it answers in less than full precision.
-        # Eight bits are for training steps alone.
+        # A network that no adapter fits is never trained, and nobody knows how well it answers in less precision. Eight
+        # bits are for training steps alone.
         full = engine.vit, engine.runtime
         self._for_crops = full if engine.vit.frozen_only or training[1].fp8 else training
         self._for_images = full if exact else self._for_crops
