@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,12 +12,12 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from onea import seeds
 from onea.classifiers.carrying import feature_map
 from onea.merging.operator import Operator, Sizes, merge
 from onea.methods.adapter_training import AdapterTraining, TrainedAdapter, blank_adapters, train_adapter
 from onea.methods.classification import ClassifierOptions, FeatureClassification
 from onea.methods.fixed_views import FixedViews
+from onea.methods.guard import fallen, held_out_accuracy, held_out_images
 from onea.methods.merge_statistics import diagonal_fisher, gram_matrices
 from onea.methods.options import tuned
 from onea.methods.state import part_of, prefixed
@@ -31,7 +30,6 @@ from onea.vit.adapter import Adapters
 from onea.vit.frozen import FrozenViT
 from onea.vit.hooks import BlockHooks
 
-_WATCHED = 200  # images tell whether a task's adapter does harm
 _KEPT, _MEMORY, _START, _ORIGIN = "adapter.", "operator.", "start.", "origin."
 _RANDOM = ("fresh", "shared")  # starts that do not depend on earlier tasks
 _COMMON = ("shared", "first", "previous")  # starts from which the deltas of all tasks can be measured
@@ -161,9 +159,11 @@ class AdapterMerging(FeatureClassification):
         after = before if before is not None and not report["trained"] else look()
         by = feature_map(before, after) if carries and before is not None and before is not after else None
         if guarded and report["trained"] and before is not None:
-            then = self._judge(before, task.labels, held_out, None)
-            now = self._judge(after, task.labels, held_out, by)
-            images = int(held_out.sum())
+            name, classifier = next(iter(self.classifiers.items()))
+            known, images = self.known(name), int(held_out.sum())
+            then = held_out_accuracy(classifier, known, before, task.labels, held_out)
+            known = known if by is None else known.carry(by)
+            now = held_out_accuracy(classifier, known, after, task.labels, held_out)
             report["guard"] = {"before": then, "after": now, "images": images}
             if fallen(then, now, images):
                 self.load_state_dict(earlier)
@@ -174,38 +174,20 @@ class AdapterMerging(FeatureClassification):
     def _fixed_views(self, task: Task) -> FixedViews | None:
         """Views that training takes in turn and statistics are made of, if the task is trained on and so asked."""
         options = self.options
-        if not options.fixed_views or not options.trains(len(task.classes), self._sizes(task).new_share):
+        if not options.fixed_views or not self._trains(task):
             return None
         count = max(options.fixed_views, options.views)
         return FixedViews.drawn(self.vit, self.runtime, task, count, options.crop_scale, self.kept)
 
     def _held_out(self, task: Task) -> Tensor:
-        """Which images of a task are held out of its training, ``bool [N]``.
+        """Which images of a task are held out of its training, ``bool [N]``."""
+        if not self.options.guard or not self._trains(task):
+            return torch.zeros(len(task), dtype=torch.bool)
+        return held_out_images(task, self.options.guard)
 
-        Of every class the same share, but never one of its last two; one of some classes where that would be none.
-        """
-        held_out = torch.zeros(len(task), dtype=torch.bool)
-        if not self.options.guard or not self.options.trains(len(task.classes), self._sizes(task).new_share):
-            return held_out
-        share = min(self.options.guard, _WATCHED / len(task))
-        order = torch.randperm(len(task), generator=seeds.generator(task.seed, task.index, "guard"))
-        spare = []  # an image of each class that can do without one more
-        for position in task.classes:
-            own = order[task.labels[order] == position]
-            count = max(0, min(round(share * len(own)), len(own) - 2))
-            held_out[own[:count]] = True
-            spare += own[count : count + 1].tolist() if len(own) > count + 2 else []
-        if not held_out.any():  # the share is less than half an image of a class
-            held_out[spare[: max(1, round(share * len(task)))]] = True
-        return held_out
-
-    def _judge(self, features: Tensor, labels: Tensor, held_out: Tensor, by: Tensor | None) -> float:
-        """The share of held-out images of a task that are answered right among all classes, by the others' features."""
-        name = next(iter(self.classifiers))
-        known = self.known(name)
-        known = (known if by is None else known.carry(by)).add(features[~held_out], labels[~held_out])
-        answers = self.classifiers[name].fit(known).to(features.device)(features[held_out]).argmax(1).cpu()
-        return float((answers == labels[held_out]).double().mean())
+    def _trains(self, task: Task) -> bool:
+        """Whether an adapter is trained on a task whose classes are all new."""
+        return self.options.trains(len(task.classes), self._sizes(task).new_share)
 
     @property
     def known_classes(self) -> int:
@@ -348,11 +330,6 @@ class AdapterMerging(FeatureClassification):
         self.merged_classes = round(sizes.accumulated_classes + sizes.new_classes)
         self.merged_samples = sizes.accumulated_samples + sizes.new_samples
         return report
-
-
-def fallen(before: float, after: float, images: int) -> bool:
-    """Whether a share of right answers has fallen by more than chance: by two deviations of the smaller share."""
-    return before - after > 2 * math.sqrt(max(after * (1 - after), 1 / images) / images)
 
 
 __getattr__ = renamed(__name__, {"AdapterMemo": "onea.methods.adapter_merging:AdapterCache"})

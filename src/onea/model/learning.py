@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from onea.classifiers.carrying import feature_map
-from onea.classifiers.contract import Classifier
 from onea.classifiers.statistics import ClassStatistics
 from onea.data.assemble import natural_key
 from onea.data.image_storage import Images, PackedImages, choose_storage_tier
 from onea.errors import OneaError
 from onea.merging.operator import Sizes
-from onea.methods.adapter_merging import MergingOptions, fallen
+from onea.methods.adapter_merging import MergingOptions
+from onea.methods.guard import fallen, held_out_accuracy
 from onea.model import calibration
 from onea.model.calibrating import ENOUGH, calibrated
 from onea.model.engine import Engine
@@ -154,9 +154,10 @@ def learn(
         if state.updates and follow_drift:
             by = feature_map(earlier, moved)
             carried, behind = before.carry(by), compact(background @ by.float())
-        then = _right(classifier, before, earlier, rows, trained)
+        then = held_out_accuracy(classifier, before, earlier, rows, ~trained)
+        after_it = held_out_accuracy(classifier, carried, moved, rows, ~trained)
         # An adapter that answers held-out images worse than the one before it is not kept.
-        report["trained"] = not fallen(then, _right(classifier, carried, moved, rows, trained), max(1, len(held)))
+        report["trained"] = not fallen(then, after_it, max(1, len(held)))
         if report["trained"]:
             adapters, features, before, background = merged, moved, carried, behind
             rolling = rolling if by is None or not len(rolling) else compact(rolling @ by.float())
@@ -264,14 +265,6 @@ def _adapt(
     held_out = dataclasses.replace(task, rows=held, labels=labels[held])
     report = method.adapt(task, sizes, views.fixed, held_out)
     return method.kept, report
-
-
-def _right(classifier: Classifier, known: ClassStatistics, features: Tensor, rows: Tensor, trained: Tensor) -> float:
-    """The share of held-out images that are answered right, by what is known and the features of the others."""
-    if bool(trained.all()):
-        return 0.0
-    answers = classifier.fit(known.add(features[trained], rows[trained]))(features[~trained]).argmax(1)
-    return float((answers == rows[~trained]).double().mean())
 
 
 def _on_cpu(tensors: Mapping[str, Tensor]) -> Tensors:
