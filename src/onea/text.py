@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text made fit to be shown, such as what came from somebody else."""
+"""Text made fit to be shown: what came from somebody else, numbers with their nouns, the time."""
 
 from __future__ import annotations
 
 import json
 import re
+from datetime import UTC, datetime
 
 _LONGEST_WORD, _KEPT = 300, 100  # characters
 
@@ -35,3 +36,12 @@ def count(number: int, one: str, many: str) -> str:
     ('1 class', '1,200 classes')
     """
     return f"{number:,} {one if number == 1 else many}"
+
+
+def now() -> str:
+    """The time, as records, histories and cards write it.
+
+    >>> now().endswith("+00:00")
+    True
+    """
+    return datetime.now(UTC).isoformat(timespec="seconds")

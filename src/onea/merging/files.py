@@ -10,7 +10,6 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from onea.merging.lora import CONFIG, WEIGHTS, Lora, check_alike, read_lora, wri
 from onea.merging.operator import Sizes, merge
 from onea.options import LARGEST
 from onea.tensors import Tensors
+from onea.text import now
 from onea.version import __version__
 
 _MOST = 2**53  # classes or samples
@@ -114,7 +114,7 @@ def merge_files(
         ],
         "samples_are": "given" if samples else "as in the files" if not classes else "taken equal to classes",
         "onea": __version__,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "date": now(),
     }
     return _write(out, first, merged, rank, card)
 

@@ -15,10 +15,9 @@ from onea.errors import OneaError
 from onea.model.answers import Snapshot
 from onea.model.fingerprints import fingerprints
 from onea.model.images import DecodedImages
-from onea.model.learning import now
 from onea.model.state import State, new_id, noted
 from onea.tensors import compact
-from onea.text import printable
+from onea.text import now, printable
 
 MOST_FEATURES = 128  # that are kept; each is compared with every image that is asked about
 _ENOUGH = 20  # known images held out, whose upper quartile says something

@@ -25,14 +25,14 @@ from onea.model.background import learn_background
 from onea.model.engine import Engine
 from onea.model.folder import read_manifest, read_state, save
 from onea.model.images import read_labelled, read_unlabelled
-from onea.model.learning import blank, given_as_numbers, learn, now
+from onea.model.learning import blank, given_as_numbers, learn
 from onea.model.names import check_numbers, name_of
 from onea.model.params import Parameters, check_params
 from onea.model.recipe import change_options, choose_options
 from onea.model.state import State
 from onea.model.versions import Versions
 from onea.runtime import NOBODY, Progress
-from onea.text import count
+from onea.text import count, now
 from onea.vit.embedded import depth_for_models
 from onea.vit.network_config import NetworkConfig
 

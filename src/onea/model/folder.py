@@ -27,7 +27,6 @@ from onea.model import layout, tensor_validation, validation
 from onea.model.card import card, history_picture, history_row
 from onea.model.formats import FORMAT
 from onea.model.layout import check_can_hold, holds_model, state_folder
-from onea.model.learning import now
 from onea.model.lock import locked
 from onea.model.params import MACHINE
 from onea.model.state import State, statistics_for
@@ -35,6 +34,7 @@ from onea.model.versions import Versions
 from onea.renamed import renamed
 from onea.sealed import Damage
 from onea.tensors import Tensors
+from onea.text import now
 from onea.version import __version__
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ import dataclasses
 import time
 from collections import Counter
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 import torch
@@ -36,16 +35,11 @@ from onea.model.views import Views
 from onea.runtime import Progress, Runtime
 from onea.tasks import Task
 from onea.tensors import Tensors, compact
-from onea.text import printable
+from onea.text import now, printable
 from onea.vit.adapter import Adapters
 from onea.vit.frozen import FrozenViT
 
 _GATE_SUMMARY = ("base", "align_share", "gate_min", "gate_max")
-
-
-def now() -> str:
-    """The time, as histories write it."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def blank(engine: Engine, options: MergingOptions, readout: str) -> State:

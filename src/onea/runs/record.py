@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -100,11 +99,6 @@ def load_checkpoint(folder: Path, record: Record) -> Tensors:
             raise OneaError(f"Checkpoint {path} is damaged (truncated or changed); delete {folder} to start over.")
         file.seek(0)
         return read_tensors(file.read(), f"Checkpoint {path}", f"delete {folder} to start over")
-
-
-def now() -> str:
-    """The time, as records write it."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def environment(device: torch.device) -> dict[str, Any]:

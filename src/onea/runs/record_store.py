@@ -13,6 +13,7 @@ from onea.files import read_json, write_json
 from onea.record import Record, read_record, record_path, records_below, write_record
 from onea.record_shape import can_be_shown
 from onea.runs.config import RunConfig
+from onea.text import now
 
 FAILURE = "failure.json"
 
@@ -98,8 +99,6 @@ class RecordStore:
 
     def note_failure(self, config: RunConfig, failure: Failure) -> None:
         """Keep the reason beside whatever the run has left; finished tasks stay and are not learned again."""
-        from onea.runs.record import now
-
         noted = asdict(failure) | {"date": failure.date or now(), "config": config.identity()}
         write_json(self.folder(config) / FAILURE, noted)
 

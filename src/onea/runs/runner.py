@@ -25,13 +25,13 @@ from onea.runs.record import (
     check_same_run,
     environment,
     load_checkpoint,
-    now,
     peak_memory,
     read_run,
     save_checkpoint,
 )
 from onea.runs.setup import Prepared, prepare
 from onea.runtime import Progress, Runtime, make_runtime
+from onea.text import now
 
 
 @renamed_arguments(memo="adapter_cache")
