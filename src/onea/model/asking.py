@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from onea.data.pack import OnBad
 from onea.model.answers import Snapshot
 from onea.model.evaluation import Evaluation, evaluate
 from onea.model.images import read_labelled
-from onea.runtime import Progress
+from onea.runtime import NOBODY, Progress
 
 
 class Asking(ABC):
@@ -23,13 +23,19 @@ class Asking(ABC):
     That is: a path, a folder (all images below it), or any number of paths, Pillow images, arrays or tensors.
     """
 
+    verbose: bool
+
     @abstractmethod
     def snapshot(self) -> Snapshot:
         """The version that answers."""
 
-    @abstractmethod
     def _asked(self) -> AbstractContextManager[Progress]:
-        """Who hears how far many images are."""
+        """Who hears how far many images are: a bar, or nobody."""
+        if not self.verbose:
+            return nullcontext(NOBODY)
+        from onea.model.progress_bar import AskingBar
+
+        return AskingBar()
 
     def predict(self, X: Any) -> npt.NDArray[Any]:
         """The class of each image, or ``unknown`` (-1 where classes are numbers) if it is too far from all of them."""

@@ -4,9 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import reprlib
-import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,30 +16,24 @@ import numpy.typing as npt
 from onea.data.pack import OnBad
 from onea.errors import OneaError, nearest
 from onea.methods.adapter_merging import MergingOptions
-from onea.model.answers import Snapshot
-from onea.model.asking import Asking
 from onea.model.background import learn_background
 from onea.model.engine import Engine
 from onea.model.folder import read_manifest, read_state, save
 from onea.model.images import read_labelled, read_unlabelled
 from onea.model.learning import blank, given_as_numbers, learn
-from onea.model.names import check_numbers, name_of
-from onea.model.params import Parameters, check_params
+from onea.model.names import check_numbers
+from onea.model.params import FIXED, NETWORK, OPTIONS, Parameters, check_params, options_among
 from onea.model.recipe import change_options, choose_options
 from onea.model.state import State
+from onea.model.versioned import Versioned
 from onea.model.versions import Versions
 from onea.runtime import NOBODY, Progress
-from onea.text import count, now
 from onea.vit.embedded import depth_for_models
 from onea.vit.network_config import NetworkConfig
 
-_OPTIONS = ("epochs", "learning_rate", "batch_size", "rank", "single_class", "views")
-_NETWORK = ("backbone", "depth", "image_size", "mirror")
-_FIXED = (*_NETWORK, "readout", *_OPTIONS, "options", "preset")  # once a class has been taught
-
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class OneA(Asking, Parameters):
+class OneA(Versioned, Parameters):
     """Learns new classes in updates of any size and says what an image shows.
 
     Follows scikit-learn's conventions, so its cross-validation, searches and pipelines take it. Labels are text or
@@ -112,16 +103,12 @@ class OneA(Asking, Parameters):
     """
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._engine: Engine | None = None
         self._preprocess: Mapping[str, Any] | None = None  # of a loaded model, as are the next three
         self._config: Mapping[str, Any] | None = None
         self._loaded_options: MergingOptions | None = None
         self._depth: int | None = None
-        self._snapshot: Snapshot | None = None
-        self._versions = Versions()
-        self._states: dict[int, State] = {}  # of the versions that are kept
-        self._ancestry: frozenset[str] = frozenset()
-        self._changing = threading.RLock()
 
     # scikit-learn's conventions
 
@@ -131,7 +118,7 @@ class OneA(Asking, Parameters):
         for name, value in params.items():
             if name not in names:
                 raise OneaError(f"Unknown parameter '{name}'; {nearest(name, names)}")
-            if self._snapshot and name in _FIXED and value not in self._taught_with(name):
+            if self._snapshot and name in FIXED and value not in self._taught_with(name):
                 raise OneaError(f"{name} cannot change after the model was taught; make a new OneA({name}=...).")
         if self._snapshot:  # before that, scikit-learn wants mistakes to be told when they matter
             check_params(self.get_params() | params)
@@ -139,23 +126,11 @@ class OneA(Asking, Parameters):
         with self._changing:
             for name, value in params.items():
                 setattr(self, name, value)
-            if params.keys() & {"device", "precision", "threads", *_NETWORK}:
+            if params.keys() & {"device", "precision", "threads", *NETWORK}:
                 self._engine = None
             if self._snapshot:
                 self._swap(self._snapshot.state)
         return self
-
-    def __repr__(self) -> str:
-        made = super().__repr__()
-        if self._snapshot is None:
-            return made
-        state = self._snapshot.state
-        names = reprlib.repr(list(state.classes))  # the first few
-        known = f"{count(len(state.classes), 'class', 'classes')} {names}"
-        return f"<{made} knows {known} from {count(sum(state.images), 'image', 'images')}, version {state.version}>"
-
-    def __sklearn_is_fitted__(self) -> bool:
-        return self._snapshot is not None
 
     def __sklearn_tags__(self) -> Any:
         from onea.model.conventions import tags
@@ -170,61 +145,12 @@ class OneA(Asking, Parameters):
     def __setstate__(self, params: dict[str, Any]) -> None:
         self.__init__(**params)  # type: ignore[misc]
 
-    # what it knows
-
-    @property
-    def classes_(self) -> npt.NDArray[Any]:
-        """The classes it knows, sorted: the columns of ``predict_proba``."""
-        current = self._snapshot
-        if current is None:  # scikit-learn takes a missing attribute for an estimator that is not fitted
-            raise AttributeError("classes_ is not there before a class was taught")
-        return np.sort(current.state.labels(current.classes))
-
-    @property
-    def version(self) -> int:
-        """Number of the update that made the present state; 0 before the first. Never used twice, even after undo."""
-        return self._versions.present
-
-    @property
-    def history(self) -> list[dict[str, Any]]:
-        """Every update that made the present state, oldest first."""
-        return [dict(update) for update in self._snapshot.state.updates] if self._snapshot else []
-
-    @property
-    def versions(self) -> Versions:
-        """The versions that are kept: those that ``undo`` can go back to, and the present one."""
-        return self._versions
-
-    @property
-    def ancestry(self) -> frozenset[str]:
-        """The ids of all states it has been in, so that no other model is overwritten."""
-        return self._ancestry
-
-    def states(self) -> tuple[State, ...]:
-        """The states that ``undo`` can go back to and the present one, oldest first."""
-        with self._changing:
-            self.snapshot()
-            return tuple(self._states[version] for version in self._versions.kept)
-
-    def snapshot(self) -> Snapshot:
-        """The present version as an object that answers and never changes, whatever is learned meanwhile."""
-        current = self._snapshot
-        if current is None:
-            raise _not_taught()
-        return current
-
     # learning
 
     def fit(self, X: Any, y: Any = None) -> OneA:
         """Forget everything and learn these classes; a loaded model learns them as it was taught, whatever its age."""
-        with self._changing:
-            before = self._snapshot, self._versions
-            self._snapshot, self._versions = None, Versions(counter=self._versions.counter)
-            try:
-                return self.learn(X, y)
-            except BaseException:
-                self._snapshot, self._versions = before
-                raise
+        with self._from_nothing():
+            return self.learn(X, y)
 
     def fit_transform(self, X: Any, y: Any = None) -> npt.NDArray[np.float32]:
         """``fit``, then the features of the same images."""
@@ -311,29 +237,6 @@ class OneA(Asking, Parameters):
         """``learn``, as scikit-learn calls it. ``classes`` need not be told in advance, so they are ignored."""
         return self.learn(X, y)
 
-    def forget(self, *classes: str | int) -> OneA:
-        """No longer answer these classes. What the adapter learned from their images stays in it."""
-        with self._changing:
-            names = [name_of(label) for label in classes]
-            self._commit(self.snapshot().state.without(names, self._versions.next, now()))
-        return self
-
-    def rename(self, old: str | int, new: str | int, *, merge: bool = False) -> OneA:
-        """Call a class by another name; with ``merge``, one that is known: the two become one class."""
-        with self._changing:
-            before, names = self.snapshot().state, (name_of(old), name_of(new))
-            state = (before.joined if merge else before.renamed)(*names, self._versions.next, now())
-            check_numbers(state.classes, state.numbers, self.unknown)
-            self._commit(state)
-        return self
-
-    def undo(self) -> OneA:
-        """Go back to before the last update."""
-        with self._changing:
-            self.snapshot()
-            self._turn_to(self._versions.undone())
-        return self
-
     # disk
 
     def save(self, path: str | Path) -> Path:
@@ -356,18 +259,29 @@ class OneA(Asking, Parameters):
         with fetched(name, revision=revision, token=token) as folder:
             return load(folder, **params)
 
+    def restore(self, states: Sequence[State], versions: Versions, **given: Any) -> None:
+        """Become what was saved: states from the oldest to the present one, with parameters given to be other."""
+        saved = states[-1]
+        self._preprocess, self._depth = saved.preprocess, saved.backbone.get("depth", 0)
+        self._config = saved.backbone.get("config") or NetworkConfig().to_json()  # earlier, every file was a plain ViT
+        engine = self._ready()
+        engine.check_is(saved.backbone)
+        super().restore(states, versions)
+        if "preset" not in given:  # else fit() chooses by it
+            self._loaded_options = change_options(saved.options, options_among(given), engine.vit)
+
     # inside
 
     def _taught_with(self, name: str) -> list[Any]:
         """What a parameter of a taught model may be set to: what it is, or what the preset chose for it."""
         assert self._snapshot is not None
         options = self._snapshot.state.options
-        return [getattr(self, name), *([options[name]] if name in _OPTIONS and name in options else [])]
+        return [getattr(self, name), *([options[name]] if name in OPTIONS and name in options else [])]
 
     def _chosen(self, engine: Engine) -> MergingOptions:
         if self._loaded_options is not None:
             return self._loaded_options
-        return choose_options(self.preset, _options_among(self.get_params()), engine.vit)
+        return choose_options(self.preset, options_among(self.get_params()), engine.vit)
 
     def _listener(self, given: Progress | bool | None) -> contextlib.AbstractContextManager[Progress]:
         """Who hears what is going on: the caller's own listener, a bar, or nobody."""
@@ -379,13 +293,6 @@ class OneA(Asking, Parameters):
 
         return LearningBar()
 
-    def _asked(self) -> contextlib.AbstractContextManager[Progress]:
-        if not self.verbose:
-            return contextlib.nullcontext(NOBODY)
-        from onea.model.progress_bar import AskingBar
-
-        return AskingBar()
-
     def _ready(self) -> Engine:
         with self._changing:
             if self._engine is None:
@@ -395,30 +302,6 @@ class OneA(Asking, Parameters):
                 taught = self._preprocess, self.image_size, self._config
                 self._engine = Engine(self.backbone, *machine, self.mirror, *taught, depth=depth)
             return self._engine
-
-    def _commit(self, state: State) -> None:
-        self._states[state.version] = state
-        self._turn_to(self._versions.committed(self.keep))
-
-    def _turn_to(self, versions: Versions) -> None:
-        """Make other versions the ones that are kept, the last of them the present."""
-        self._swap(self._states[versions.present])
-        self._versions = versions
-        self._states = {version: self._states[version] for version in versions.kept}
-
-    def _swap(self, state: State) -> None:
-        self._snapshot = Snapshot(self._ready(), state, self.unknown)
-        self._ancestry |= {state.id}
-
-    def restore(self, states: Sequence[State], versions: Versions) -> None:
-        """Become what was saved: states from the oldest to the present one."""
-        self._preprocess, self._depth = states[-1].preprocess, states[-1].backbone.get("depth", 0)
-        # Earlier versions took every file for a plain ViT.
-        self._config = states[-1].backbone.get("config") or NetworkConfig().to_json()
-        self._ready().check_is(states[-1].backbone)
-        self._states = {state.version: state for state in states}
-        self._turn_to(versions)
-        self._ancestry |= {state.id for state in states}
 
 
 def load(path: str | Path, **params: Any) -> OneA:
@@ -442,9 +325,7 @@ def load(path: str | Path, **params: Any) -> OneA:
     states = [read_state(folder, version) for version in manifest.versions.kept]
     model = OneA(**(manifest.params | {"backbone": states[-1].backbone["source"]} | params))
     check_params(Parameters.defaults() | params)
-    model.restore(states, manifest.versions)
-    if "preset" not in params:  # else fit() chooses by it
-        model._loaded_options = change_options(states[-1].options, _options_among(params), model._ready().vit)
+    model.restore(states, manifest.versions, **params)
     return model
 
 
@@ -454,17 +335,3 @@ def load_for(path: Path, **params: Any) -> OneA:
     if params.get("unknown"):
         model.snapshot().check_rate(params["unknown"])
     return model
-
-
-def _options_among(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of the training and the merge among parameters."""
-    return {name: params[name] for name in _OPTIONS if params.get(name) is not None} | dict(params.get("options") or {})
-
-
-def _not_taught() -> OneaError:
-    sentence = "The model knows no class yet; teach it some first."
-    if sys.modules.get("sklearn") is None:
-        return OneaError(sentence)
-    from onea.model.conventions import NotTaughtError
-
-    return NotTaughtError(sentence)

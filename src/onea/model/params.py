@@ -12,6 +12,9 @@ from onea.model.state import classifier_for
 from onea.vit.embedded import DEFAULT
 from onea.vit.network_config import check_image_size
 
+OPTIONS = ("epochs", "learning_rate", "batch_size", "rank", "single_class", "views")  # of the training and the merge
+NETWORK = ("backbone", "depth", "image_size", "mirror")
+FIXED = (*NETWORK, "readout", *OPTIONS, "options", "preset")  # once a class has been taught
 MACHINE = ("device", "precision", "threads", "verbose")  # belong to where a model runs, not to the model
 
 
@@ -76,3 +79,8 @@ def check_params(params: Mapping[str, Any], highest_rate: float = 0.5) -> None:
     classifier_for(params["readout"])
     if params["keep"] < 0:
         raise OneaError(f"keep is {params['keep']}; it must not be negative.")
+
+
+def options_among(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of the training and the merge among parameters."""
+    return {name: params[name] for name in OPTIONS if params.get(name) is not None} | dict(params.get("options") or {})

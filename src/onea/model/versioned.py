@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a model knows: its present version, which is replaced whole, and those that it can go back to."""
+
+from __future__ import annotations
+
+import reprlib
+import sys
+import threading
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from onea.errors import OneaError
+from onea.model.answers import Snapshot
+from onea.model.asking import Asking
+from onea.model.engine import Engine
+from onea.model.names import check_numbers, name_of
+from onea.model.state import State
+from onea.model.versions import Versions
+from onea.text import count, now
+
+
+class Versioned(Asking):
+    """A model in versions, one after each update; the present one answers, also while the next is prepared."""
+
+    unknown: float | None
+    keep: int
+
+    def __post_init__(self) -> None:
+        self._snapshot: Snapshot | None = None
+        self._versions = Versions()
+        self._states: dict[int, State] = {}  # of the versions that are kept
+        self._ancestry: frozenset[str] = frozenset()
+        self._changing = threading.RLock()
+
+    @abstractmethod
+    def _ready(self) -> Engine:
+        """What runs the network."""
+
+    @property
+    def classes_(self) -> npt.NDArray[Any]:
+        """The classes it knows, sorted: the columns of ``predict_proba``."""
+        current = self._snapshot
+        if current is None:  # scikit-learn takes a missing attribute for an estimator that is not fitted
+            raise AttributeError("classes_ is not there before a class was taught")
+        return np.sort(current.state.labels(current.classes))
+
+    @property
+    def version(self) -> int:
+        """Number of the update that made the present state; 0 before the first. Never used twice, even after undo."""
+        return self._versions.present
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """Every update that made the present state, oldest first."""
+        return [dict(update) for update in self._snapshot.state.updates] if self._snapshot else []
+
+    @property
+    def versions(self) -> Versions:
+        """The versions that are kept: those that ``undo`` can go back to, and the present one."""
+        return self._versions
+
+    @property
+    def ancestry(self) -> frozenset[str]:
+        """The ids of all states it has been in, so that no other model is overwritten."""
+        return self._ancestry
+
+    def states(self) -> tuple[State, ...]:
+        """The states that ``undo`` can go back to and the present one, oldest first."""
+        with self._changing:
+            self.snapshot()
+            return tuple(self._states[version] for version in self._versions.kept)
+
+    def snapshot(self) -> Snapshot:
+        """The present version as an object that answers and never changes, whatever is learned meanwhile."""
+        current = self._snapshot
+        if current is None:
+            raise _not_taught()
+        return current
+
+    def __repr__(self) -> str:
+        made = super().__repr__()
+        if self._snapshot is None:
+            return made
+        state = self._snapshot.state
+        names = reprlib.repr(list(state.classes))  # the first few
+        known = f"{count(len(state.classes), 'class', 'classes')} {names}"
+        return f"<{made} knows {known} from {count(sum(state.images), 'image', 'images')}, version {state.version}>"
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return self._snapshot is not None
+
+    # changes that need no images
+
+    def forget(self, *classes: str | int) -> Self:
+        """No longer answer these classes. What the adapter learned from their images stays in it."""
+        with self._changing:
+            names = [name_of(label) for label in classes]
+            self._commit(self.snapshot().state.without(names, self._versions.next, now()))
+        return self
+
+    def rename(self, old: str | int, new: str | int, *, merge: bool = False) -> Self:
+        """Call a class by another name; with ``merge``, one that is known: the two become one class."""
+        with self._changing:
+            before, names = self.snapshot().state, (name_of(old), name_of(new))
+            state = (before.joined if merge else before.renamed)(*names, self._versions.next, now())
+            check_numbers(state.classes, state.numbers, self.unknown)
+            self._commit(state)
+        return self
+
+    def undo(self) -> Self:
+        """Go back to before the last update."""
+        with self._changing:
+            self.snapshot()
+            self._turn_to(self._versions.undone())
+        return self
+
+    def restore(self, states: Sequence[State], versions: Versions) -> None:
+        """Become what was saved: states from the oldest to the present one."""
+        self._states = {state.version: state for state in states}
+        self._turn_to(versions)
+        self._ancestry |= {state.id for state in states}
+
+    # inside
+
+    @contextmanager
+    def _from_nothing(self) -> Iterator[None]:
+        """Know nothing, so that what is learned meanwhile is all; after an error, know again what was known."""
+        with self._changing:
+            before = self._snapshot, self._versions
+            self._snapshot, self._versions = None, Versions(counter=self._versions.counter)
+            try:
+                yield
+            except BaseException:
+                self._snapshot, self._versions = before
+                raise
+
+    def _commit(self, state: State) -> None:
+        self._states[state.version] = state
+        self._turn_to(self._versions.committed(self.keep))
+
+    def _turn_to(self, versions: Versions) -> None:
+        """Make other versions the ones that are kept, the last of them the present."""
+        self._swap(self._states[versions.present])
+        self._versions = versions
+        self._states = {version: self._states[version] for version in versions.kept}
+
+    def _swap(self, state: State) -> None:
+        self._snapshot = Snapshot(self._ready(), state, self.unknown)
+        self._ancestry |= {state.id}
+
+
+def _not_taught() -> OneaError:
+    sentence = "The model knows no class yet; teach it some first."
+    if sys.modules.get("sklearn") is None:
+        return OneaError(sentence)
+    from onea.model.conventions import NotTaughtError
+
+    return NotTaughtError(sentence)
