@@ -63,7 +63,7 @@ def learn_background(
             f"{len(like):,} of {len(batch):,} background images clearly show a known class "
             f"({_examples(batch, like, 'like')}); take them out, or teach them as a class."
         )
-    generator = seeds.generator(seed, len(state.updates) + 1, "background")
+    generator = seeds.generator(seed, state.next_update, "background")
     kept = kept_rows(len(state.background), len(batch), state.background_images, MOST_FEATURES, generator)
     update = noted("background", version, now(), [], len(state.classes)) | {
         "name": printable(name) if name else f"update {version}",

@@ -20,11 +20,12 @@ from onea.model.background import learn_background
 from onea.model.engine import Engine
 from onea.model.folder import read_manifest, read_state, save
 from onea.model.images import read_labelled, read_unlabelled
-from onea.model.learning import blank, given_as_numbers, learn
+from onea.model.learning import blank, learn
 from onea.model.names import check_numbers
 from onea.model.params import FIXED, NETWORK, OPTIONS, Parameters, check_params, options_among
 from onea.model.recipe import change_options, choose_options
 from onea.model.state import State
+from onea.model.update_images import given_as_numbers
 from onea.model.versioned import Versioned
 from onea.model.versions import Versions
 from onea.runtime import NOBODY, Progress

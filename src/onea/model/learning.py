@@ -13,24 +13,21 @@ import torch
 from torch import Tensor
 
 from onea.classifiers.carrying import feature_map
+from onea.classifiers.contract import Classifier
 from onea.classifiers.statistics import ClassStatistics
-from onea.data.assemble import natural_key
 from onea.data.image_storage import Images, PackedImages, choose_storage_tier
-from onea.errors import OneaError
 from onea.merging.operator import Sizes
 from onea.methods.adapter_merging import MergingOptions
 from onea.methods.guard import fallen, held_out_accuracy
 from onea.model import calibration
 from onea.model.calibrating import ENOUGH, calibrated
 from onea.model.engine import Engine
-from onea.model.fingerprints import Repeats, fingerprints
-from onea.model.groups import series
 from onea.model.images import DecodedImages
-from onea.model.names import check_names
 from onea.model.recipe import method_of, options_of
 from onea.model.rolling import measure, newest_held
 from onea.model.sentences import conflict_fields, left_out_fields, share_fields
 from onea.model.state import NO_ROWS, NO_SIGNALS, State, Update, merged_with, new_id, statistics_for
+from onea.model.update_images import UpdateImages, checked_classes, given_as_numbers
 from onea.model.views import Views
 from onea.runtime import Progress, Runtime
 from onea.tasks import Task
@@ -70,23 +67,6 @@ def blank(engine: Engine, options: MergingOptions, readout: str) -> State:
     )
 
 
-def checked_classes(batch: DecodedImages, state: State) -> list[str]:
-    """The classes of an update in natural order, or one sentence about what is wrong with them."""
-    assert batch.labels is not None
-    names = sorted(set(batch.labels), key=natural_key)
-    check_names(names, state.classes)
-    counts = Counter(batch.labels)
-    for name in names:
-        if counts[name] < 2 and name not in state.classes:
-            raise OneaError(f"Class '{name}' has one image; give at least two, better ten or more.")
-    return names
-
-
-def given_as_numbers(state: State, batch: DecodedImages) -> bool:
-    """Whether a model was given its classes as whole numbers; its first update decides."""
-    return state.numbers if state.classes else batch.numbers
-
-
 def learn(
     engine: Engine,
     state: State,
@@ -114,95 +94,67 @@ def learn(
     names = checked_classes(batch, state)
     assert batch.labels is not None
     started = time.perf_counter() if started is None else started
-    position = {label: index for index, label in enumerate(names)}
-    labels = torch.tensor([position[label] for label in batch.labels])
-    adapters = engine.adapters(state)
-    options = options_of(state.options)
+    called = printable(name) if name else f"update {version}"
+    adapters, options = engine.adapters(state), options_of(state.options)
     training = engine.for_training(progress)
     trains = options.trains(len(names), Sizes.of(state.merged, Counter(batch.labels)).new_share)
     views = Views(engine, batch, options, adapters, seed, training, exact=not trains)
-    earlier = views.features(0, adapters)
-    number = len(state.updates) + 1  # decides all draws, so that an update that is undone and taught again is the same
-    alike = series(earlier, labels, state.statistics)
-    held = calibration.held_out_rows(labels, names, alike, held_out, seed, number)
-    trained = torch.ones(len(labels), dtype=torch.bool).index_fill(0, held, False)
-    prints = fingerprints(batch.pixels)
-    repeats = state.repeats(prints, batch.labels)
-    new, measured = ~repeats.seen, repeats.unseen_by(trained)
+    features = views.features(0, adapters)
+    images = UpdateImages.of(batch, names, features, state, held_out, seed)
+    rows, new, measured, classifier = images.rows, images.new, images.measured, state.classifier
 
-    taught = Counter(batch.labels[row] for row in trained.nonzero()[:, 0].tolist())
-    sizes = Sizes.of(state.merged, taught)
-
-    called = printable(name) if name else f"update {version}"
-    merged, report = adapters, dict[str, Any](trained=False)
+    known = _Known(adapters, features, state.statistics.grown(len(images.classes)), state.background, state.held)
+    report: dict[str, Any] = {"trained": False}
     if not engine.vit.frozen_only:
-        merged, report = _adapt(engine, state, batch, labels, trained, sizes, number, called, seed, training, views)
-    (progress or Progress()).note("prototypes")
-    classes = state.classes + tuple(label for label in names if label not in state.classes)
-    rows = torch.tensor([classes.index(label) for label in names])[labels]
-    features, before, classifier = earlier, state.statistics.grown(len(classes)), state.classifier
-    background, rolling, by = state.background, state.held, None
+        adapters, report = _adapt(engine, state, batch, images, called, seed, training, views)
+    training[1].progress.note("prototypes")
     if report["trained"]:
-        moved = views.features(0, merged)
-        carried, behind = before, background
-        if state.updates and follow_drift:
-            by = feature_map(earlier, moved)
-            carried, behind = before.carry(by), compact(background @ by.float())
-        then = held_out_accuracy(classifier, before, earlier, rows, ~trained)
-        after_it = held_out_accuracy(classifier, carried, moved, rows, ~trained)
+        moved = known.through(adapters, views.features(0, adapters), carry=follow_drift and bool(state.updates))
         # An adapter that answers held-out images worse than the one before it is not kept.
-        report["trained"] = not fallen(then, after_it, max(1, len(held)))
-        if report["trained"]:
-            adapters, features, before, background = merged, moved, carried, behind
-            rolling = rolling if by is None or not len(rolling) else compact(rolling @ by.float())
-    further = (views.features(view, adapters) for view in range(1, options.views))
-    by_view = torch.stack([features, *further])
+        report["trained"] = not _worse(moved, known, images, classifier)
+        known = moved if report["trained"] else known
+
+    by_view = torch.stack([known.features, *(views.features(view, known.adapters) for view in range(1, options.views))])
+    before = known.statistics
     if report["trained"]:
-        again = _all_there(state, repeats)
-        before = _added(before.cleared(again), by_view, rows, torch.isin(rows, again) & repeats.before & ~repeats.twice)
-    after, seen = _added(before, by_view, rows, new).compact(), _added(before, by_view, rows, new & trained)
-    unseen = classifier.fit(seen)(features[measured])
-    right = int((unseen.argmax(1) == rows[measured]).sum())
+        before = _made_anew(before, by_view, images, state)
+    after = _added(before, by_view, rows, new).compact()
+
+    answers = classifier.fit(_added(before, by_view, rows, new & images.trained))(known.features[measured]).argmax(1)
+    right = int((answers == rows[measured]).sum())
     # What an adapter was trained on since says no more how new images are answered.
-    still = ~torch.isin(state.held_rows, rows[repeats.before & trained]) | (not report["trained"])
-    watched = newest_held(by_view[:, measured].transpose(0, 1), rows[measured], rolling[still], state.held_rows[still])
-    overall = measure(classifier, after, *watched)
+    still = ~torch.isin(state.held_rows, rows[images.repeats.before & images.trained]) | (not report["trained"])
+    newest = by_view[:, measured].transpose(0, 1), rows[measured]
+    held, held_rows = newest_held(*newest, known.held[still], state.held_rows[still])
+    overall = measure(classifier, after, held, held_rows)
 
     learned = dataclasses.replace(
         state,
         id=new_id(),
         version=version,
-        classes=classes,
-        adapter=_on_cpu(adapters.state_dict()),
+        classes=images.classes,
+        adapter=_on_cpu(known.adapters.state_dict()),
         statistics=after,
-        background=background,
-        fingerprints=torch.cat([state.fingerprints, prints[new]]),
+        background=known.background,
+        fingerprints=torch.cat([state.fingerprints, images.fingerprints[new]]),
         fingerprint_rows=torch.cat([state.fingerprint_rows, rows[new]]),
-        held=compact(watched[0]),
-        held_rows=watched[1],
-        merged=merged_with(state.merged, taught) if report["trained"] else state.merged,
+        held=compact(held),
+        held_rows=held_rows,
+        merged=merged_with(state.merged, images.taught) if report["trained"] else state.merged,
         numbers=given_as_numbers(state, batch),
     )
-    comparable: State | None = state
-    if len(state.familiar):  # an earlier version measured familiarity otherwise
-        learned = dataclasses.replace(learned, familiar=torch.empty(0), margins=NO_SIGNALS, margin_rows=NO_ROWS)
-        comparable = None
-    # Images that an adapter was trained on look more familiar than others; how much, only those held out can tell.
-    enough = report["trained"] and int(measured.sum()) + len(learned.margins) >= ENOUGH
-    if bool(new.any()):
-        images = by_view[:, new], rows[new], alike[new], measured[new] & enough
-        learned = calibrated(learned, before, *images, earlier=comparable)
+    learned = _calibrated(learned, state, before, by_view, images, trained=report["trained"])
     update: Update = {
         "version": version,
         "kind": "learn",
         "name": called,
         "date": now(),
         "classes": names,
-        "new_classes": len(classes) - len(state.classes),
-        "known": len(classes),
+        "new_classes": len(images.classes) - len(state.classes),
+        "known": len(images.classes),
         "images": len(batch),
-        "seen": int(repeats.seen.sum()),
-        **conflict_fields(batch.names, batch.labels, repeats.conflicts),
+        "seen": int(images.repeats.seen.sum()),
+        **conflict_fields(batch.names, batch.labels, images.repeats.conflicts),
         "held_out": int(measured.sum()),
         **share_fields("held_out", right, int(measured.sum())),
         **share_fields("overall", overall.right, overall.images),
@@ -223,20 +175,19 @@ def _added(known: ClassStatistics, views: Tensor, rows: Tensor, chosen: Tensor) 
     return known.add(views[:, chosen].flatten(0, 1), rows[chosen].repeat(len(views)))
 
 
-def _all_there(state: State, repeats: Repeats) -> Tensor:
-    """The rows of classes whose photos are all in an update again."""
+def _made_anew(known: ClassStatistics, views: Tensor, images: UpdateImages, state: State) -> ClassStatistics:
+    """Statistics in which classes whose photos are all there again have those as the new adapter sees them."""
+    repeats, rows = images.repeats, images.rows
     found = torch.bincount(state.fingerprint_rows[repeats.known], minlength=len(state.classes))
-    return ((found > 0) & (found >= torch.tensor(state.images, dtype=torch.int64))).nonzero()[:, 0]
+    again = ((found > 0) & (found >= torch.tensor(state.images, dtype=torch.int64))).nonzero()[:, 0]
+    return _added(known.cleared(again), views, rows, torch.isin(rows, again) & repeats.before & ~repeats.twice)
 
 
 def _adapt(
     engine: Engine,
     state: State,
     batch: DecodedImages,
-    labels: Tensor,
-    trained: Tensor,
-    sizes: Sizes,
-    number: int,
+    images: UpdateImages,
     name: str,
     seed: int,
     training: tuple[FrozenViT, Runtime],
@@ -244,21 +195,76 @@ def _adapt(
 ) -> tuple[Adapters, dict[str, Any]]:
     """Train on the update and merge: the new adapter, and what is to be told about it."""
     vit, runtime = training
+    sizes = Sizes.of(state.merged, images.taught)
     method = method_of(state.options)(vit, options_of(state.options), runtime)
     method.restore(state.adapter, len(state.merged), sizes.accumulated_samples)
     if views.fixed is not None:
-        images: Images = views.fixed.images
+        stored: Images = views.fixed.images
     else:
         tier = choose_storage_tier(batch.pixels.nbytes, None, runtime.device)
-        images = PackedImages(batch.pixels, engine.preprocess, runtime.device, tier, runtime.pixel_dtype)
-    chosen = trained.nonzero()[:, 0]
-    classes = range(int(labels.max()) + 1)
-    runtime.progress.start_task(len(state.updates), len(state.updates) + 1, name)
-    task = Task(number, name, classes, images, chosen, labels[chosen], seed)
-    held = (~trained).nonzero()[:, 0]
-    held_out = dataclasses.replace(task, rows=held, labels=labels[held])
+        stored = PackedImages(batch.pixels, engine.preprocess, runtime.device, tier, runtime.pixel_dtype)
+    runtime.progress.start_task(len(state.updates), state.next_update, name)
+    task, held_out = (
+        Task(state.next_update, name, range(len(images.names)), stored, rows, images.labels[rows], seed)
+        for rows in (images.trained.nonzero()[:, 0], (~images.trained).nonzero()[:, 0])
+    )
     report = method.adapt(task, sizes, views.fixed, held_out)
     return method.kept, report
+
+
+@dataclasses.dataclass(frozen=True)
+class _Known:
+    """What is known as an adapter sees it: the images of an update, and what is kept of earlier ones.
+
+    Attributes:
+        adapters: through which it is seen.
+        features: of the images of the update, ``[N, width]``.
+        statistics: of all images before it.
+        background: as in ``State``.
+        held: likewise.
+    """
+
+    adapters: Adapters
+    features: Tensor
+    statistics: ClassStatistics
+    background: Tensor
+    held: Tensor
+
+    def through(self, adapters: Adapters, features: Tensor, carry: bool) -> _Known:
+        """The same through another adapter, whose features these are; what is kept follows where it is carried."""
+        if not carry:
+            return dataclasses.replace(self, adapters=adapters, features=features)
+        by = feature_map(self.features, features)
+        background = compact(self.background @ by.float())
+        held = compact(self.held @ by.float()) if len(self.held) else self.held
+        return _Known(adapters, features, self.statistics.carry(by), background, held)
+
+
+def _worse(after: _Known, before: _Known, images: UpdateImages, classifier: Classifier) -> bool:
+    """Whether held-out images are answered worse through one adapter than through another, by more than chance."""
+    held_out = ~images.trained
+    now, then = (
+        held_out_accuracy(classifier, known.statistics, known.features, images.rows, held_out)
+        for known in (after, before)
+    )
+    return fallen(then, now, max(1, int(held_out.sum())))
+
+
+def _calibrated(
+    learned: State, earlier: State, before: ClassStatistics, views: Tensor, images: UpdateImages, trained: bool
+) -> State:
+    """What was learned, with probabilities and familiarity fitted to those images that are new."""
+    comparable: State | None = earlier
+    if len(earlier.familiar):  # an earlier version measured familiarity otherwise
+        learned = dataclasses.replace(learned, familiar=torch.empty(0), margins=NO_SIGNALS, margin_rows=NO_ROWS)
+        comparable = None
+    new, measured = images.new, images.measured
+    if not bool(new.any()):
+        return learned
+    # Images that an adapter was trained on look more familiar than others; how much, only those held out can tell.
+    enough = trained and int(measured.sum()) + len(learned.margins) >= ENOUGH
+    chosen = views[:, new], images.rows[new], images.series[new], measured[new] & enough
+    return calibrated(learned, before, *chosen, earlier=comparable)
 
 
 def _on_cpu(tensors: Mapping[str, Tensor]) -> Tensors:

@@ -142,6 +142,11 @@ class State:
         """The number of images of each class."""
         return (self.statistics.counts // int(self.options.get("views", 1))).tolist()
 
+    @property
+    def next_update(self) -> int:
+        """Which update the next one is; it decides all draws, so that one undone and taught again is the same."""
+        return len(self.updates) + 1
+
     def row(self, name: str) -> int:
         """The row of a class."""
         if name not in self.classes:

@@ -21,10 +21,11 @@ from onea.model.background import learn_background
 from onea.model.estimator import load_for
 from onea.model.folder import Manifest, Undone, change, read_id, read_manifest, read_state, undo
 from onea.model.images import DecodedImages
-from onea.model.learning import checked_classes, learn
+from onea.model.learning import learn
 from onea.model.network import advice
 from onea.model.sentences import told
 from onea.model.state import State
+from onea.model.update_images import checked_classes
 from onea.serve.problems import Problem, of_folder, unexpected
 from onea.serve.settings import Settings
 from onea.serve.training_jobs import Abandoned, TrainingJob

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The images of an update: what each of them shows, whether it was there before, and what it is for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from onea.data.assemble import natural_key
+from onea.errors import OneaError
+from onea.model.calibration import held_out_rows
+from onea.model.fingerprints import Repeats, fingerprints
+from onea.model.groups import series
+from onea.model.images import DecodedImages
+from onea.model.names import check_names
+from onea.model.state import State
+
+
+@dataclass(frozen=True)
+class UpdateImages:
+    """What is known of each image of an update before anything is learned from it.
+
+    Attributes:
+        names: their classes, in natural order.
+        labels: the position of each image's class among these, ``[N]``.
+        classes: all classes that the model knows after the update, new ones behind the others.
+        rows: the position of each image's class among those, ``[N]``.
+        series: the series of each image, numbered within its class, ``[N]``.
+        trained: images that the adapter may be trained on, ``bool [N]``; the others are held out.
+        fingerprints: of the images, ``[N, 3]``.
+        repeats: images that were there before, or come twice.
+    """
+
+    names: list[str]
+    labels: Tensor
+    classes: tuple[str, ...]
+    rows: Tensor
+    series: Tensor
+    trained: Tensor
+    fingerprints: Tensor
+    repeats: Repeats
+
+    @classmethod
+    def of(
+        cls, batch: DecodedImages, names: list[str], features: Tensor, state: State, held_out: float, seed: int
+    ) -> UpdateImages:
+        """Sort out images by their features and by what the model was taught; about the share ``held_out`` is."""
+        assert batch.labels is not None
+        position = {label: index for index, label in enumerate(names)}
+        labels = torch.tensor([position[label] for label in batch.labels])
+        classes = state.classes + tuple(label for label in names if label not in state.classes)
+        alike = series(features, labels, state.statistics)
+        held = held_out_rows(labels, names, alike, held_out, seed, state.next_update)
+        prints = fingerprints(batch.pixels)
+        return cls(
+            names=names,
+            labels=labels,
+            classes=classes,
+            rows=torch.tensor([classes.index(label) for label in names])[labels],
+            series=alike,
+            trained=torch.ones(len(labels), dtype=torch.bool).index_fill(0, held, False),
+            fingerprints=prints,
+            repeats=state.repeats(prints, batch.labels),
+        )
+
+    @property
+    def new(self) -> Tensor:
+        """Images that join the statistics, ``bool [N]``: those that were not there before as the same class."""
+        return ~self.repeats.seen
+
+    @property
+    def measured(self) -> Tensor:
+        """Images that say how well new ones are answered, ``bool [N]``."""
+        return self.repeats.unseen_by(self.trained)
+
+    @property
+    def taught(self) -> Counter[str]:
+        """The number of images of each class that the adapter may be trained on."""
+        return Counter(self.names[label] for label in self.labels[self.trained].tolist())
+
+
+def checked_classes(batch: DecodedImages, state: State) -> list[str]:
+    """The classes of an update in natural order, or one sentence about what is wrong with them."""
+    assert batch.labels is not None
+    names = sorted(set(batch.labels), key=natural_key)
+    check_names(names, state.classes)
+    counts = Counter(batch.labels)
+    for name in names:
+        if counts[name] < 2 and name not in state.classes:
+            raise OneaError(f"Class '{name}' has one image; give at least two, better ten or more.")
+    return names
+
+
+def given_as_numbers(state: State, batch: DecodedImages) -> bool:
+    """Whether a model was given its classes as whole numbers; its first update decides."""
+    return state.numbers if state.classes else batch.numbers
