@@ -31,6 +31,7 @@ OLD = {
     "onea.merging.one_a:gates": "onea.merging.fusion:gates",
     "onea.runs.engine:run": "onea.runs.runner:run",
     "onea.runs.record:essence": "onea.runs.record:comparable_fields",
+    "onea.runs.record:now": "onea.text:now",
     "onea.report.find:find_records": "onea.report.load:load_records",
 }
 

@@ -149,4 +149,4 @@ def _processor() -> str:
     return names[0] if names else platform.processor()
 
 
-__getattr__ = renamed(__name__, {"essence": "onea.runs.record:comparable_fields"})
+__getattr__ = renamed(__name__, {"essence": "onea.runs.record:comparable_fields", "now": "onea.text:now"})
