@@ -36,3 +36,14 @@ def test_views_differ_from_each_other_and_are_drawn_alike_every_time(tiny_run):
     one, two, three = (first.features_of(task, first.hooks(), view) for view in range(3))
     assert not torch.allclose(one, two)
     assert not torch.allclose(two, three)
+
+
+def test_images_of_classes_with_enough_of_them_count_in_place_of_their_crops(tiny_run):
+    images = int(learned(tiny_run)[1].labels.bincount().min())
+    (plain, _), (enough, _), (few, _) = (
+        learned(tiny_run, views=views, enough_images=bound) for views, bound in ((1, 0), (3, images), (3, images + 1))
+    )
+    once, thrice = plain.known("slda"), enough.known("slda")
+    assert thrice.counts.tolist() == (3 * once.counts).tolist() == few.known("slda").counts.tolist()
+    torch.testing.assert_close(thrice.means, once.means)
+    assert not torch.allclose(few.known("slda").means, once.means)

@@ -27,6 +27,14 @@ def test_the_thorough_preset_trains_all_blocks_on_all_patches():
     assert (thorough.adapter_blocks, thorough.epochs, thorough.views, thorough.patch_drop_rate) == (0, 8, 3, 0.0)
     assert (light.epochs, light.views, light.patch_drop_rate, light.cached_views) == (3, 2, 0.5, 2)
     assert light.min_share == thorough.min_share == 0.5
+    assert light.enough_images == thorough.enough_images == 50
+
+
+@pytest.mark.parametrize("given", [{"views": 3}, {"cached_views": 3}])
+def test_views_that_are_asked_for_are_looked_at_however_many_photos_there_are(given):
+    vit = toy("CLIP")
+    assert choose_options("auto", given, vit).enough_images == 0
+    assert choose_options("auto", {**given, "enough_images": 7}, vit).enough_images == 7
 
 
 @pytest.mark.parametrize("name", ["quick", "small"])

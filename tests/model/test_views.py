@@ -92,6 +92,25 @@ def test_an_update_that_trains_passes_each_view_through_the_lower_blocks_once(ti
     assert passed == [4 * padded(images), looks * images + EPOCHS * (images - update["held_out"])]
 
 
+@pytest.mark.parametrize("options", [{}, {"adapter_blocks": 1, "cached_views": 4}])
+def test_photos_of_classes_with_enough_of_them_are_looked_at_without_crops(tiny_vit, files, count, options):
+    images = len(files[FIRST[0]])
+    model = thorough_model(tiny_vit, options=LAST | {"adapter_blocks": 0, "enough_images": images} | options)
+    passed = count(model, files, FIRST)
+    update, total = model.history[-1], images * len(FIRST)
+    seen = 2 * total + EPOCHS * (total - update["held_out"])  # before and after, and in training
+    assert update["trained"]
+    assert passed == [padded(total) if options else seen, seen]
+
+    state = model.snapshot().state
+    assert state.images == [images] * len(FIRST)
+    assert state.statistics.counts.tolist() == [VIEWS * images] * len(FIRST), "a photo weighs as much as with crops"
+    assert state.held.shape[1] == VIEWS
+    passed = count(model, {"class04": files["class04"][: images - 1]}, ["class04"])
+    assert passed[1] == VIEWS * (images - 1), "one photo less, and crops are looked at"
+    assert model.snapshot().state.images == [images] * len(FIRST) + [images - 1]
+
+
 @pytest.mark.parametrize("cached", [2, 5])
 def test_training_and_statistics_look_at_the_same_views(tiny_vit, files, monkeypatch, cached):
     made, drawn = [], []

@@ -71,6 +71,10 @@ class MergingOptions(ClassifierOptions, AdapterTraining, ABC):
     def operator(self) -> Operator:
         """The operator that merges a new adapter into the kept one."""
 
+    def drawn_views(self, images: int, classes: int) -> int:
+        """How many views are fixed for a task, of training and statistics, where training takes fixed ones."""
+        return 1 if self.enough(images, classes) else max(self.fixed_views, self.views)
+
     def trains(self, classes: int, share: float) -> bool:
         """Whether a task of so many classes, which are this share of those in the merge, trains an adapter."""
         return not (self.single_class == "skip" and classes == 1) and share >= self.min_share
@@ -176,7 +180,7 @@ class AdapterMerging(FeatureClassification):
         options = self.options
         if not options.fixed_views or not self._trains(task):
             return None
-        count = max(options.fixed_views, options.views)
+        count = options.drawn_views(len(task), len(task.classes))
         return FixedViews.drawn(self.vit, self.runtime, task, count, options.crop_scale, self.kept)
 
     def _held_out(self, task: Task) -> Tensor:

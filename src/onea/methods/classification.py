@@ -42,16 +42,32 @@ class ClassifierOptions(Validated):
             keep less than 100 MB for 100 classes. The first one alone decides what the guard does.
         views: how often an image enters the statistics: as it is (1, the paper), then in random crops, mirrored half of
             the time, each counted as one more image.
+        enough_images: where the classes of a task have so many images on average, no crops are looked at, and each
+            image counts in their place: crops help classes of few images. 0 always looks at crops.
     """
 
     classifier: str = "ncm"
     classifier_options: str = ""
     compare_classifiers: str = ""
     views: Annotated[int, Range(ge=1, le=100)] = 1
+    enough_images: Annotated[int, Range(ge=0)] = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.classifiers()  # refuses what makes no sense now, not after the first task
+
+    def looks(self, images: int, classes: int) -> int:
+        """How many views of each image are looked at in a task of so many images and classes.
+
+        >>> options = ClassifierOptions(views=2, enough_images=50)
+        >>> options.looks(490, 10), options.looks(500, 10)
+        (2, 1)
+        """
+        return 1 if self.enough(images, classes) else self.views
+
+    def enough(self, images: int, classes: int) -> bool:
+        """Whether so many images of so many classes need no crops."""
+        return 0 < self.enough_images * classes <= images
 
     def classifiers(self) -> dict[str, Classifier]:
         """The classifier that answers, then those that are compared with it, by name."""
@@ -140,8 +156,9 @@ class FeatureClassification(Method):
 
         ``features`` are those of the images as they are; other views are looked at here.
         """
-        more = [self.features_of(task, self.hooks(), view, views) for view in range(1, self.options.views)]
-        features, labels = torch.cat([features, *more]), task.labels.repeat(1 + len(more))
+        looks, times = self.options.looks(len(task), len(task.classes)), self.options.views
+        more = [self.features_of(task, self.hooks(), view, views) for view in range(1, looks)]
+        features, labels = torch.cat([features, *more]).repeat(times // looks, 1), task.labels.repeat(times)
         for kind, known in self.statistics.items():
             carried = known if by is None else known.carry(by)
             self.statistics[kind] = carried.add(features, labels.to(features.device))

@@ -91,9 +91,9 @@ class FixedViews:
     def batches(self, task: Task, size: int, count: int) -> Batches:
         """Training batches of tokens, of some of these images: every epoch takes the next of so many views of each.
 
-        Neighbours are at different views, so that a batch holds all of them.
+        Of all there are, if these are fewer. Neighbours are at different views, so that a batch holds all of them.
         """
-        positions = self._positions(task.rows)
+        positions, count = self._positions(task.rows), min(count, 1 + len(self._crops))
 
         def batches(epoch: int, order: torch.Generator, shard: Shard) -> Iterator[tuple[Tensor, Tensor]]:
             chosen = torch.randperm(len(task), generator=order)

@@ -114,7 +114,8 @@ def learn(
         report["trained"] = not _worse(moved, known, images, classifier)
         known = moved if report["trained"] else known
 
-    by_view = torch.stack([known.features, *(views.features(view, known.adapters) for view in range(1, options.views))])
+    further = (views.features(view, known.adapters) for view in range(1, views.looks))
+    by_view = torch.stack([known.features, *further]).expand(options.views, -1, -1)
     before = known.statistics
     if report["trained"]:
         before = _made_anew(before, by_view, images, state)

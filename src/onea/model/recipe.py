@@ -20,7 +20,8 @@ _EARLIER = {"quick": "auto", "small": "auto"}  # names that presets had
 # What differs from One-A+ in research runs, because a person waits: fewer epochs, and an update trains the adapter only
 # if it brings as many classes as the adapter has seen, or more. Chosen on photos held out (docs/research.md).
 _VIEWS = {"views": 3}
-_THOROUGH = _VIEWS | {"epochs": 8, "min_share": 0.5}
+# Crops help classes of few photos; of 50 or more they only take time, and of 150 they cost accuracy.
+_THOROUGH = _VIEWS | {"epochs": 8, "min_share": 0.5, "enough_images": 50}
 # A fifth of that work: adapters in the upper blocks, whose input is computed once for each of two views, and half of
 # the patches in a training step. It costs a point at most after many updates, and up to two where all classes come at
 # once (docs/research.md).
@@ -62,9 +63,11 @@ def _laid_over(
         if name in given:
             raise OneaError(f"options has '{name}', which research runs have; for a model, set {instead}.")
     options = build(kind, {**values, **_bounds(kind, given.get("epochs")), **given})
+    if not {"views", "cached_views"}.isdisjoint(given) and "enough_images" not in given:
+        options = dataclasses.replace(options, enough_images=0)  # so many were asked for
     every = vit.rotary or options.adapter_blocks in (0, vit.depth)
     if every and "adapter_blocks" in given and "patch_drop_rate" not in given:
-        return dataclasses.replace(options, patch_drop_rate=0.0)
+        options = dataclasses.replace(options, patch_drop_rate=0.0)
     return options
 
 

@@ -23,6 +23,7 @@ class Views:
     images themselves are, too, unless ``exact`` asks for full precision, in which all answers are given.
 
     Attributes:
+        looks: how many views of each image are looked at; one stands for all others.
         fixed: the same for the training, where it looks at no others.
     """
 
@@ -43,12 +44,15 @@ class Views:
         full = engine.vit, engine.runtime
         self._for_crops = full if engine.vit.frozen_only or training[1].fp8 else training
         self._for_images = full if exact else self._for_crops
+        size = len(batch), len(set(batch.labels))
+        self.looks = options.looks(*size)
         self.fixed: FixedViews | None = None
         if options.fixed_views:
-            (vit, runtime), count = self._for_images, max(options.fixed_views, options.views)
+            vit, runtime = self._for_images
             tier = choose_storage_tier(batch.pixels.nbytes, None, runtime.device)
             images = PackedImages(batch.pixels, engine.preprocess, runtime.device, tier)
-            crops = [engine.draw(batch.labels, seed, view, options.crop_scale) for view in range(1, count)]
+            further = range(1, options.drawn_views(*size))
+            crops = [engine.draw(batch.labels, seed, view, options.crop_scale) for view in further]
             rows = torch.arange(len(batch))
             self.fixed = FixedViews(
                 vit, runtime, images, rows, crops, options.crop_scale, adapters, for_crops=self._for_crops

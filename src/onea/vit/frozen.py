@@ -17,6 +17,7 @@ from onea.vit.attention import Rotation
 from onea.vit.compiled import CompiledViT
 from onea.vit.families import pieces_of, rotations
 from onea.vit.fp8 import Fp8Linear, from_fp8, to_fp8
+from onea.vit.gelu import with_own_gelu
 from onea.vit.hooks import NO_HOOKS, BlockHooks
 from onea.vit.network_config import NetworkConfig
 from onea.vit.patches import keep_patches
@@ -67,6 +68,7 @@ class FrozenViT(nn.Module, RenamedMethods, old_names={"eagerly": "forward_eager"
         if isinstance(pieces, str):
             raise OneaError(f"Backbone '{self.name}' is not a plain vision transformer: {pieces}.")
         self._pieces = pieces
+        with_own_gelu(vit.blocks)
         self.width: int = vit.embed_dim
         self.depth = len(vit.blocks)
         self.heads: int = vit.blocks[0].attn.num_heads
@@ -220,12 +222,15 @@ class FrozenViT(nn.Module, RenamedMethods, old_names={"eagerly": "forward_eager"
         return x
 
     def _stream(self, x: Tensor, index: int) -> Tensor:
-        """Tokens in the precision that a block adds to: bfloat16 where its products are in eight bits.
+        """Tokens in the precision that a block adds to: bfloat16 in training, and where products are in eight bits.
 
-        Adding takes as long as reading and writing, and products in eight bits round far more. The class token of a
-        last block is added up in full precision.
+        Adding takes as long as reading and writing, and products round far more. Only on a GPU: elsewhere conversions
+        take the time that is saved. The class token of a last block is added up in full precision.
         """
-        if not self.fp8 or not torch.is_autocast_enabled(x.device.type):
+        kind = x.device.type
+        if not torch.is_autocast_enabled(kind) or torch.get_autocast_dtype(kind) != torch.bfloat16:
+            return x
+        if not self.fp8 and not (kind == "cuda" and torch.is_grad_enabled()):
             return x
         return x.float() if self._tokens_read and index == self.depth - 1 else x.bfloat16()
 
