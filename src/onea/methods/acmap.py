@@ -57,7 +57,7 @@ class ACMap(Method):
     trains: ClassVar[str] = "an adapter for each of the first tasks"
     stores: ClassVar[str] = "a merged adapter for each of the first tasks, two prototypes per class"
     Options: ClassVar[type] = ACMapOptions
-    base_rate: ClassVar[float | None] = 0.28
+    base_rate: ClassVar[float | None] = 0.1
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "cifar100": _recipe(0.025, 48, 5e-4),
         "cub200": _recipe(0.008, 32, 5e-4),

@@ -173,7 +173,7 @@ class AperAdapter(Aper):
     trains: ClassVar[str] = "an adapter on the first task"
     stores: ClassVar[str] = "one adapter, a prototype per class"
     Options: ClassVar[type] = AperAdapterOptions
-    base_rate: ClassVar[float | None] = 0.33
+    base_rate: ClassVar[float | None] = 0.26
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = _everywhere(_recipe(20, 0.01, 48)) | dict.fromkeys(
         ("imagenet-r", ""), _recipe(20, 0.05, 24, 5e-3)
     )
@@ -193,7 +193,7 @@ class AperFinetune(Aper):
     stores: ClassVar[str] = "a second network, a prototype per class"
     in_paper: ClassVar[bool] = False
     Options: ClassVar[type] = AperFinetuneOptions
-    base_rate: ClassVar[float | None] = 3e-05
+    base_rate: ClassVar[float | None] = 8.1e-06
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = _everywhere(_recipe(5, 0.01, 128))
     small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(3e-5, 3e-5, optimiser="adamw", head_rate=100.0)
     options: AperFinetuneOptions
@@ -218,7 +218,7 @@ class AperSSF(Aper):
     trains: ClassVar[str] = "scales and shifts on the first task"
     stores: ClassVar[str] = "scales and shifts, a prototype per class"
     in_paper: ClassVar[bool] = False
-    base_rate: ClassVar[float | None] = 0.014
+    base_rate: ClassVar[float | None] = 0.0098
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = _everywhere(_recipe(20, 0.01, 48))
     small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.02, 0.01)
 
@@ -235,7 +235,7 @@ class AperVPTShallow(Aper):
     stores: ClassVar[str] = "prompts, a prototype per class"
     in_paper: ClassVar[bool] = False
     Options: ClassVar[type] = AperVPTOptions
-    base_rate: ClassVar[float | None] = 12.0
+    base_rate: ClassVar[float | None] = 36.0
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = _everywhere(_recipe(20, 0.01, 48))
     small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(12.0, 12.0)
     options: AperVPTOptions
@@ -253,7 +253,7 @@ class AperVPTDeep(Aper):
     stores: ClassVar[str] = "prompts, a prototype per class"
     in_paper: ClassVar[bool] = False
     Options: ClassVar[type] = AperVPTOptions
-    base_rate: ClassVar[float | None] = 0.05
+    base_rate: ClassVar[float | None] = 0.0025
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = _everywhere(_recipe(5, 0.05, 16))
     small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.1, 0.025)
     options: AperVPTOptions

@@ -64,7 +64,7 @@ class CLLoRA(Method):
     trains: ClassVar[str] = "low-rank updates of queries and values: shared ones, and new ones per task"
     stores: ClassVar[str] = "shared updates, updates and block weights per task, a prototype per class"
     Options: ClassVar[type] = CLLoRAOptions
-    base_rate: ClassVar[float | None] = 0.023
+    base_rate: ClassVar[float | None] = 0.0078
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "cifar100": _recipe(30, 0.03, 64, 1e-4, 8),
         "imagenet-a": _recipe(25, 0.05, 32, 5e-3, 10),

@@ -107,7 +107,7 @@ class CODAPrompt(PromptMethod):
     trains: ClassVar[str] = "prompt components with keys and attention, a linear head"
     stores: ClassVar[str] = "all components, the head"
     Options: ClassVar[type] = CODAOptions
-    base_rate: ClassVar[float | None] = 0.005
+    base_rate: ClassVar[float | None] = 0.0072
     options: CODAOptions
     prompts: Components
     new_rows: ClassVar[Literal["truncated", "uniform"]] = "uniform"

@@ -82,7 +82,7 @@ class DualPrompt(PromptMethod):
     trains: ClassVar[str] = "a general prompt, an expert prompt with a key per task, a linear head"
     stores: ClassVar[str] = "the general prompt, an expert prompt and a key per task, the head"
     Options: ClassVar[type] = DualPromptOptions
-    base_rate: ClassVar[float | None] = 0.0055
+    base_rate: ClassVar[float | None] = 0.0027
     options: DualPromptOptions
     prompts: DualPrompts
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = by_dataset(

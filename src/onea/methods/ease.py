@@ -51,7 +51,7 @@ class EASE(AdapterBank):
     paper: ClassVar[str] = "https://arxiv.org/abs/2403.12030"
     stores: ClassVar[str] = "an adapter per task, a prototype per class and task"
     Options: ClassVar[type] = EASEOptions
-    base_rate: ClassVar[float | None] = 0.071
+    base_rate: ClassVar[float | None] = 0.019
     small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.1, 0.05) | {
         "cub200": {"learning_rate": 0.05, "alpha": 0.05}
     }

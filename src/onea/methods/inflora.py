@@ -77,7 +77,7 @@ class InfLoRA(Method):
     trains: ClassVar[str] = "a low-rank update of keys and values per task, a linear head per task"
     stores: ClassVar[str] = "folded updates, heads, the input directions of old tasks"
     Options: ClassVar[type] = InfLoRAOptions
-    base_rate: ClassVar[float | None] = 0.0012
+    base_rate: ClassVar[float | None] = 0.0013
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "cifar100": _recipe(20, 0.95),
         "imagenet-r": _recipe(50, 0.98),

@@ -53,7 +53,7 @@ class Joint(Method):
     stores: ClassVar[str] = "every image, one adapter, a head over all classes"
     in_paper: ClassVar[bool] = False
     Options: ClassVar[type] = JointOptions
-    base_rate: ClassVar[float | None] = 0.4
+    base_rate: ClassVar[float | None] = 0.13
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = _RECIPES
     small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.4, 0.4)
     options: JointOptions

@@ -76,7 +76,7 @@ class L2P(PromptMethod):
     trains: ClassVar[str] = "a pool of input prompts with keys, a linear head"
     stores: ClassVar[str] = "the pool, the head"
     Options: ClassVar[type] = L2POptions
-    base_rate: ClassVar[float | None] = 0.013
+    base_rate: ClassVar[float | None] = 0.014
     options: L2POptions
     prompts: PromptPool
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = by_dataset(

@@ -78,7 +78,7 @@ class MOS(Method):
     trains: ClassVar[str] = "one adapter and a linear head, through all tasks"
     stores: ClassVar[str] = "an adapter per task, a linear head, a prototype and a Gaussian per class"
     Options: ClassVar[type] = MOSOptions
-    base_rate: ClassVar[float | None] = 0.032
+    base_rate: ClassVar[float | None] = 0.022
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "cifar100": _recipe(20, 0.03, 48, 5e-4),
         "cub200": _recipe(10, 0.01, 32, 5e-4),

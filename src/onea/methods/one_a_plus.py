@@ -109,7 +109,7 @@ class OneAPlus(AdapterMerging):
     stores: ClassVar[str] = "one adapter, a mean and some directions per class, one matrix"
     in_paper: ClassVar[bool] = False
     Options: ClassVar[type] = OneAPlusOptions
-    base_rate: ClassVar[float | None] = 0.2
+    base_rate: ClassVar[float | None] = 0.15
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     # Rates and epochs follow the images, whatever a dataset is called.
     small: ClassVar[Mapping[str, Mapping[str, Any]]] = {

@@ -28,7 +28,7 @@ class PerTaskAdapter(AdapterBank):
     title: ClassVar[str] = "Per-task adapter"
     paper: ClassVar[str] = "https://arxiv.org/abs/2603.10237"
     stores: ClassVar[str] = "an adapter per task, a prototype per class"
-    base_rate: ClassVar[float | None] = 0.05
+    base_rate: ClassVar[float | None] = 0.0084
     small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.1, 0.025)
 
     def __init__(self, vit: FrozenViT, options: AdapterOptions, runtime: Runtime, plan: StreamPlan | None = None):

@@ -35,7 +35,7 @@ class RunningMeanOfAdapters(AdapterMerging):
     stores: ClassVar[str] = "one adapter, a prototype per class"
     in_paper: ClassVar[bool] = False
     Options: ClassVar[type] = RunningMeanOptions
-    base_rate: ClassVar[float | None] = 0.14
+    base_rate: ClassVar[float | None] = 0.042
     small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.4, 0.05, single_class="skip")
 
 
@@ -52,4 +52,4 @@ class RunningMeanSharedStart(RunningMeanOfAdapters):
     title: ClassVar[str] = "Running mean, shared start"
     trains: ClassVar[str] = "an adapter per task, all from the same random weights"
     Options: ClassVar[type] = SharedStartOptions
-    base_rate: ClassVar[float | None] = 0.14
+    base_rate: ClassVar[float | None] = 0.042

@@ -72,7 +72,7 @@ class SEMA(Method):
     trains: ClassVar[str] = "adapters, router rows and descriptors where data look new, a linear head"
     stores: ClassVar[str] = "modules whose number grows with the tasks, a linear head"
     Options: ClassVar[type] = SEMAOptions
-    base_rate: ClassVar[float | None] = 0.0022
+    base_rate: ClassVar[float | None] = 0.0026
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "cifar100": {"epochs": 5, "threshold": 2.0, "standardise": False},
         "imagenet-a": {"epochs": 20, "threshold": 1.0, "standardise": False},

@@ -47,7 +47,7 @@ class Sequential(Method):
     stores: ClassVar[str] = "one adapter, a linear head"
     in_paper: ClassVar[bool] = False
     Options: ClassVar[type] = SequentialOptions
-    base_rate: ClassVar[float | None] = 0.0025
+    base_rate: ClassVar[float | None] = 0.00067
     # A bound has no authors: One-A's hyper-parameters, so that the two differ only in how they guard what is known.
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = PUBLISHED
     small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.0025, 0.0025)
