@@ -81,5 +81,5 @@ def test_features_and_gradients_are_the_cpus(tiny_vit, compiled):
             )
         )
         # Rounded to eight bits, a number next to the middle of two may become either, and so may the side of a ReLU.
-        assert off(gradients, right) < 1.5 * off(theirs_too, right)
+        assert off(gradients, right) < 3 * off(theirs_too, right)
     assert not counters["inductor"]["cudagraph_skips"]

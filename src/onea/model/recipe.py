@@ -20,12 +20,14 @@ _EARLIER = {"quick": "auto", "small": "auto"}  # names that presets had
 # What differs from One-A+ in research runs, because a person waits: fewer epochs, and an update trains the adapter only
 # if it brings as many classes as the adapter has seen, or more. Chosen on photos held out (docs/research.md).
 _VIEWS = {"views": 3}
-# Crops help classes of few photos; of 50 or more they only take time, and of 150 they cost accuracy.
-_THOROUGH = _VIEWS | {"epochs": 8, "min_share": 0.5, "enough_images": 50}
+_THOROUGH = _VIEWS | {"epochs": 8, "min_share": 0.5}
 # A fifth of that work: adapters in the upper blocks, whose input is computed once for each of two views, and half of
 # the patches in a training step. It costs a point at most after many updates, and up to two where all classes come at
-# once (docs/research.md).
-_AUTO = _THOROUGH | {"epochs": 3, "batch_size": 32, "views": 2, "cached_views": 2, "patch_drop_rate": 0.5}
+# once (docs/research.md). Crops help classes of few photos; of 50 they only take time, and of 150 they cost accuracy.
+_AUTO = _THOROUGH | {
+    **{"epochs": 3, "batch_size": 32, "patch_drop_rate": 0.5},
+    **{"views": 2, "cached_views": 2, "enough_images": 50},
+}
 _UPPER = 0.6  # share of the blocks: 7 of 12
 _ELSEWHERE = {
     "carry": "follow_drift",

@@ -208,7 +208,7 @@ class Fp8Mlp(nn.Module):
         """Whether it can stand for this module."""
         layers = [getattr(mlp, name, None) for name in ("fc1", "fc2")]
         limited = all(isinstance(layer, Fp8Linear) and layer.stretch is not None for layer in layers)
-        return limited and isinstance(mlp.act, nn.GELU)
+        return limited and type(mlp.act) is nn.GELU
 
 
 def to_fp8(blocks: nn.Module) -> None:

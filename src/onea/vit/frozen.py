@@ -17,7 +17,6 @@ from onea.vit.attention import Rotation
 from onea.vit.compiled import CompiledViT
 from onea.vit.families import pieces_of, rotations
 from onea.vit.fp8 import Fp8Linear, from_fp8, to_fp8
-from onea.vit.gelu import with_own_gelu
 from onea.vit.hooks import NO_HOOKS, BlockHooks
 from onea.vit.network_config import NetworkConfig
 from onea.vit.patches import keep_patches
@@ -68,7 +67,6 @@ class FrozenViT(nn.Module, RenamedMethods, old_names={"eagerly": "forward_eager"
         if isinstance(pieces, str):
             raise OneaError(f"Backbone '{self.name}' is not a plain vision transformer: {pieces}.")
         self._pieces = pieces
-        with_own_gelu(vit.blocks)
         self.width: int = vit.embed_dim
         self.depth = len(vit.blocks)
         self.heads: int = vit.blocks[0].attn.num_heads

@@ -17,8 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onea.vit.gelu import Gelu
-
 # Both factors of a product in eight bits are off by 1/16 at most, and its result in bfloat16 by 1/256: 1.134 in all.
 # The rest is for factors below the smallest normal number.
 _ROUNDED = 1.25
@@ -90,7 +88,7 @@ def _enlarges_nothing(activation: nn.Module) -> bool:
     """Whether it is known to multiply each number by something between 0 and 1."""
     from timm.layers import GELU, GELUTanh, QuickGELU
 
-    return type(activation) in (nn.ReLU, nn.GELU, Gelu, nn.SiLU, GELU, GELUTanh, QuickGELU)
+    return type(activation) in (nn.ReLU, nn.GELU, nn.SiLU, GELU, GELUTanh, QuickGELU)
 
 
 def _affine(norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
