@@ -12,7 +12,7 @@ OWN_INDEX := $(BIN)/python -m pip config list | grep -E '\.(no-)?index' > /dev/n
 UV := $(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-gpu test-browser test-settings lint types doctests unit numbers slow format docs clean
+.PHONY: demo test test-gpu test-browser test-settings lint types doctests unit numbers slow format results docs clean
 
 demo: .venv/.core
 	$(BIN)/onea demo
@@ -57,6 +57,11 @@ test-browser: .venv/.dev
 format: .venv/.dev
 	$(BIN)/ruff check --fix src tests docs
 	$(BIN)/ruff format src tests docs
+
+# Everything that the committed records say, wherever it is printed; MADE=folder brings the records of finished runs first.
+results: .venv/.dev
+	$(BIN)/python docs/written.py $(if $(MADE),--made $(MADE))
+	@$(MAKE) --no-print-directory docs
 
 docs: .venv/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

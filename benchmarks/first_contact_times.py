@@ -4,8 +4,8 @@
     python benchmarks/first_contact_times.py [demo] [test] [--out benchmarks/first-contact-times.csv]
 
 Run it with the Python of ``.venv`` while nothing else runs. A processor with bf16 runs both twice, the second time with
-the instructions of one without AVX-512, which has no bf16. Each run is a line of the CSV; the last line printed is the
-sentence of README, from all lines of this machine.
+the instructions of one without AVX-512, which has no bf16. Each run is a line of the CSV, of which ``make results``
+makes the sentence of README; the latest line of each run counts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WITHOUT = {cpu.ISA_VARIABLE: "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_
 
 
 def main() -> None:
-    """Time what was asked for, note it, and say it."""
+    """Time what was asked for, and note it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="*", default=["demo", "test"], choices=["demo", "test"])
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/first-contact-times.csv")
@@ -45,7 +45,6 @@ def main() -> None:
             row = (f"make {what}", "yes" if bf16 else "no", f"{seconds:.0f}", hardware, f"{load:.2f}", about["torch"])
             _note(arguments.out, row)
             print(*row, sep=", ", flush=True)
-    print(sentence(arguments.out, hardware))
 
 
 def timed(what: str, surroundings: dict[str, str]) -> float:
@@ -55,19 +54,6 @@ def timed(what: str, surroundings: dict[str, str]) -> float:
         started = time.perf_counter()
         subprocess.run(demo if what == "demo" else ["make", what], cwd=ROOT, env=surroundings, check=True)
         return time.perf_counter() - started
-
-
-def sentence(path: Path, hardware: str) -> str:
-    """What README says of this machine; the latest line of each run counts."""
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["hardware"] == hardware]
-    latest = {(row["command"], row["bf16"]): f"{float(row['seconds']) / 60:.1f}" for row in rows}
-    parts = []
-    for command in ("make demo", "make test"):
-        times = {"yes": "with bf16 instructions", "no": "without"}
-        told = [f"{latest[command, key]} minutes {words}" for key, words in times.items() if (command, key) in latest]
-        parts += [f"`{command}` takes {' and '.join(told)}"] if told else []
-    return f"Once installed, on {hardware}, {', '.join(parts)} ([measured](benchmarks/{path.name}))."
 
 
 def _note(path: Path, row: tuple[str, ...]) -> None:

@@ -2,12 +2,14 @@
 """Every run of the results page on its two main streams, as commands; and their records, brought to docs/results.
 
     python benchmarks/results_grid.py list --out made > jobs.txt
-    python benchmarks/results_grid.py collect made
+    MADE=made make results
 
 ``list`` prints one command per line, the cheapest methods first, each with the seconds that earlier runs suggest. They
 are made to run in a folder in which ``cifar100`` and ``cub200`` are the images or links to them: a record repeats what
 it was asked for, and shall not name a path of some machine. What docs/results holds already is left out.
-``collect`` compresses finished records into docs/results and says what is missing. The page takes a method's runs of
+``make results`` begins with ``collect made``, which compresses finished records into docs/results and says what is
+missing. Where a method has been run again with all five seeds, its earlier runs are removed (seed 1 stays, and git has
+the others). Then tables, README, pages and the site are renewed (docs/written.py). The page takes a method's runs of
 today when all five seeds are there; until then it shows the earlier ones.
 """
 
@@ -18,6 +20,7 @@ import copy
 import gzip
 import json
 import shlex
+import shutil
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,6 +32,7 @@ from onea.files import write_atomically
 from onea.methods import METHODS
 from onea.record import Record, read_record_file, record_path, records_below
 from onea.runs.config import RunConfig, make_config
+from onea.sealed import seal
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"
@@ -126,9 +130,27 @@ def collect(made: Path, results: Path = RESULTS) -> list[str]:
         elif (size := len(packed(json.dumps(without_analysis(record)).encode()))) > MOST:
             wrong.append(f"{place}: takes {size:,} bytes, more than {MOST:,}")
         else:
+            if record["config"]["seed"] != SEEDS[0]:
+                shorter = without_analysis(record)
+                text = text if shorter == record else seal(shorter)
             (results / place).mkdir(parents=True, exist_ok=True)
             write_atomically(results / place / "record.json.gz", packed(text))
     return wrong
+
+
+def superseded(among: list[Job], results: Path = RESULTS) -> Iterator[Path]:
+    """Folders of earlier runs of methods all of whose seeds have been run again; seed 1 stays, for comparison."""
+    again: dict[tuple[str, str], list[Path]] = defaultdict(list)
+    for job in among:
+        if job.group == "methods":
+            again[job.config.method, job.config.data].append(results / job.place)
+    whole = {kind for kind, places in again.items() if all(record_path(place).exists() for place in places)}
+    present = {place for places in again.values() for place in places}
+    for path in records_below(results / "methods"):
+        record = read_record_file(path)
+        kind = record["config"]["method"], f"folder:{record['data']['name']}"
+        if kind in whole and path.parent not in present and record["config"]["seed"] != SEEDS[0]:
+            yield path.parent
 
 
 def packed(text: bytes) -> bytes:
@@ -137,7 +159,7 @@ def packed(text: bytes) -> bytes:
 
 
 def without_analysis(record: Record) -> Record:
-    """A record less the analysis of its merges, which only some pages need."""
+    """A record less the analysis of its merges, which takes most of the space and is kept for the first seed."""
     shorter = copy.deepcopy(record)
     for task in shorter["tasks"]:
         (task.get("merge") or {}).pop("analysis", None)
@@ -158,6 +180,9 @@ def main() -> None:
         return
     for line in collect(given.made):
         print(line)
+    for folder in list(superseded(jobs())):
+        shutil.rmtree(folder)
+        print(f"{folder.name}: run again, removed")
     print(f"{len(list(missing(jobs())))} of {len(jobs())} runs are missing")
 
 

@@ -39,6 +39,7 @@ SAID = (
 )
 MONDAY = ("spade", "heart", "diamond", "club", "sun", "cloud", "umbrella", "lightning")
 SCENE, WIDTH, HEIGHT, EDGE, SIDE = 3.6, 440, 196, 18, 44  # seconds; pixels
+STILL = 1  # the scene that is seen where nothing moves
 _ROW = re.compile(r"^new/(\S+)\.png +(\S+)", re.M)
 _STYLE = """
 svg { --paper: #f6f8fa; --line: #d0d7de; --ink: #1f2328; --soft: #59636e; --good: #0a6640; --odd: #9a3412; }
@@ -101,16 +102,13 @@ def draw(told: Sequence[Exchange], pictures: Mapping[str, str]) -> str:
                 end = min(end, 99.2)
             style.append(
                 f"@keyframes {kind}{number} {{ {frames} {begin + 0.8:.2f}%, {end:.2f}% {{ opacity: 1; }} }}\n"
-                f".{kind}{number} {{ opacity: 0; animation: {kind}{number} {total:g}s infinite; }}"
+                f".{kind}{number} {{ opacity: {int(number == STILL)}; animation: {kind}{number} {total:g}s infinite; }}"
             )
             body.append(f'<g class="{kind}{number}">{content}</g>')
         place = WIDTH / 2 + 16 * (number - (len(scenes) - 1) / 2)
         body.append(f'<circle class="dot" cx="{place:g}" cy="{HEIGHT - 14}" r="3.5"/>')
         body.append(f'<circle class="now asks{number}" cx="{place:g}" cy="{HEIGHT - 14}" r="3.5"/>')
-    still = ", ".join(f".asks{number}, .says{number}" for number in range(len(scenes)))
-    style.append(
-        f"@media (prefers-reduced-motion: reduce) {{ {still} {{ animation: none; }} .asks1, .says1 {{ opacity: 1; }} }}"
-    )
+    style.append("@media (prefers-reduced-motion: reduce) { g, circle { animation: none !important; } }")
     words = html.escape("\n".join(f"$ {each.command}\n{each.printed}" for each in told), quote=False)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">\n'

@@ -80,9 +80,9 @@ def merge_steps() -> tuple[Canvas, str]:
                 x, y = at(before)
                 canvas.dot(x, y, "b", 3)
     canvas.text(120, 60, "kept (base)", "a")
-    canvas.text(0, 38, "new (align)", "b")
+    canvas.text(24, 162, "new (align)", "b")
     canvas.text(0, 182, "grey: the base's subspace", "soft")
-    canvas.text(half, 38, "into the subspace", "b")
+    canvas.text(half, 162, "into the subspace", "b")
     canvas.text(96, 148 + 190, "merged", "c")
     spectrum = torch.tensor([1.0, 0.7, 0.5, 0.3, 0.2, 0.1], dtype=torch.float64)
     opened = gates(spectrum[None], Gate().kappa, Gate().quantile)[0]

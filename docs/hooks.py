@@ -161,7 +161,7 @@ def _outside(name: str) -> str:
     found = ROOT / (name if name == "NOTICE" else f"{name}.md")
     text = found.read_text("utf-8")
     if name == "NOTICE":
-        return f"# Notice\n\n```text\n{text}\n```\n"
+        return f"---\nsearch: {{exclude: true}}\n---\n# Notice\n\n```text\n{text}\n```\n"
     return re.sub(r"\]\((?:docs/|\./)", "](", text)
 
 
@@ -203,6 +203,8 @@ def on_files(files: Any, config: Any) -> Any:
         files.append(File.generated(config, f"notebooks/{name}", content=content))
     for path in rendered.rendered(built / "results"):
         name = f"results/{path.parent.name}/{path.name}"
+        if path.suffix == ".html" and files.get_file_from_path(str(Path(name).with_suffix(".md"))):
+            name = f"results/{path.parent.name}/report.html"  # its own name is that of the table as a page
         if made_before := files.get_file_from_path(name):  # by the same commands, run by hand
             files.remove(made_before)
         files.append(File.generated(config, name, abs_src_path=str(path)))

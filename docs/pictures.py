@@ -12,6 +12,7 @@ import csv
 import json
 import sys
 from collections.abc import Sequence
+from math import ceil
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -19,26 +20,15 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 import drawings
 from charts import ROW, DotRow, Panel, dots
-from evidence import Mean
+from evidence import JOINT, MOS, ONE_A, PLUS, Mean, main_runs
 from svg import PICTURE, Canvas, apart, linear
 
 from onea.metrics import wilson_interval
-from onea.record import Record, read_record
+from onea.record import Record
 from onea.report.analysis_figures import analysed_merge, numbers
 
 HERE = Path(__file__).parent
 OUT = HERE / "pictures"
-RUNS = HERE / "results" / "methods" / "runs"
-ONE_A = RUNS / "one-a-cifar100-seed1-66c1552aa68b"
-OTHERS = (
-    RUNS / "running-mean-cifar100-seed1-1713c7f58a62",
-    RUNS / "simplecil-cifar100-seed1-b30958b8a9df",
-)
-PLUS = HERE / "results" / "one-a-plus" / "runs" / "one-a-plus-cub200-seed1-19fa46c61172"
-RIVALS = tuple(
-    RUNS / name
-    for name in ("joint-cub200-seed1-8d233d6ff8db", "mos-cub200-seed1-a20c84f1ee27", "one-a-cub200-seed1-613b6bb31412")
-)
 CARRIED = HERE.parent / "benchmarks" / "carried-statistics.csv"
 GROCERY = HERE.parent / "benchmarks" / "grocery-example.json"
 WORST = 20  # products of the example that are shown
@@ -46,13 +36,11 @@ BIG_TASK = 4  # the fifth task, 36 classes: larger than all before it together
 KINDS = {"down": "down-projection", "up": "up-projection"}
 
 
-def record(folder: Path) -> Record:
-    """The record of a run with its method's name as papers write it."""
+def records(data: str, *methods: str) -> list[Record]:
+    """Seed 1 of methods on one of the main streams, as the results show it, with their names as papers write them."""
     from onea.methods import method_class
 
-    found = read_record(folder)
-    assert found, folder
-    return found | {"title": method_class(found["config"]["method"]).title}
+    return [main_runs(data)[name].seeds[1] | {"title": method_class(name).title} for name in methods]
 
 
 def frame(canvas: Canvas, place: tuple[float, float, float, float], ticks: Sequence[float], unit: str = "") -> Any:
@@ -104,13 +92,16 @@ def weights(run: Record) -> tuple[Canvas, str]:
     return canvas, "The smaller side's share in each merge of One-A on CIFAR-100."
 
 
-def layers(run: Record, what: str, title: str, ticks: Sequence[float], label: str) -> tuple[Canvas, str]:
+def layers(run: Record, what: str, title: str, label: str) -> tuple[Canvas, str]:
     """A number for each direction of the base in the merge of the big task: layers thin, their mean thick."""
     _, analysis = analysed_merge(run, BIG_TASK)
     canvas, half = Canvas(PICTURE), PICTURE / 2
     canvas.text(0, 16, title, "head")
-    for number, kind in enumerate(analysis):
-        lines = [numbers(layer[what]) for layer in analysis[kind]["layers"]]
+    found = {kind: [numbers(layer[what]) for layer in analysis[kind]["layers"]] for kind in analysis}
+    most = max(value for lines in found.values() for line in lines for value in line)
+    step = next(step for step in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5) if most / step <= 4)
+    ticks = [round(step * count, 2) for count in range(ceil(most / step) + 1)]
+    for number, (kind, lines) in enumerate(found.items()):
         left = number * half + 38
         y = frame(canvas, (left, 52, left + half - 48, 190), ticks)
         x = linear(0, len(lines[0]) - 1, left + 2, left + half - 50)
@@ -218,8 +209,9 @@ def grocery_classes(found: dict[str, Any]) -> tuple[Canvas, str]:
 def main() -> None:
     """Write all of them."""
     example = json.loads(GROCERY.read_text("utf-8"))
-    one_a = record(ONE_A)
-    plus = [record(PLUS), *map(record, RIVALS)]
+    three = records("cifar100", ONE_A, "running-mean", "simplecil")
+    plus = records("cub200", PLUS, JOINT, MOS, ONE_A)
+    one_a = three[0]
     figures = {
         "streams": drawings.streams(),
         "sizes": drawings.sizes(),
@@ -227,12 +219,10 @@ def main() -> None:
         "merge-steps": drawings.merge_steps(),
         "prototypes": drawings.prototypes(),
         "weights": weights(one_a),
-        "gates": layers(one_a, "gate", "Gates: share of the step", (0, 0.2, 0.4, 0.6), "Gates of each direction."),
-        "updates": layers(one_a, "update", "How far directions moved", (0, 0.05, 0.1), "Update of each direction."),
+        "gates": layers(one_a, "gate", "Gates: share of the step", "Gates of each direction."),
+        "updates": layers(one_a, "update", "How far directions moved", "Update of each direction."),
         "matrix": matrix(one_a),
-        "curves": curves(
-            [one_a, *map(record, OTHERS)], "CIFAR-100, ten tasks, seed 1: right, %", "Accuracy after each task."
-        ),
+        "curves": curves(three, "CIFAR-100, ten tasks, seed 1: right, %", "Accuracy after each task."),
         "one-a-plus": curves(
             plus, "CUB-200, 20 tasks, seed 1: right, %", "Accuracy over all classes seen after each of 20 tasks."
         ),

@@ -22,6 +22,7 @@ from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path("docs/results")
+CACHE = ROOT / "build" / "results"
 KEPT = (".csv", ".gz", ".md")  # what the repository holds
 
 
@@ -54,8 +55,13 @@ def render(folder: Path, chosen: Sequence[Sequence[str]]) -> Path:
     return folder / RESULTS
 
 
-def rendered(cache: Path) -> list[Path]:
-    """What the commands make and the repository does not hold, from ``cache`` if nothing has changed since."""
+def rendered(cache: Path = CACHE) -> list[Path]:
+    """What the commands make and the repository does not hold."""
+    return sorted(path for path in made(cache).rglob("*.*") if path.suffix not in KEPT)
+
+
+def made(cache: Path = CACHE) -> Path:
+    """A folder like docs/results with all that the commands make, from ``cache`` if nothing has changed since."""
     chosen = commands(os.environ.get("RESULTS", ""))
     folder = cache / _digest(chosen)
     if chosen and not folder.exists():
@@ -64,7 +70,7 @@ def rendered(cache: Path) -> list[Path]:
         with TemporaryDirectory(dir=cache) as fresh:
             render(Path(fresh) / "whole", chosen)
             (Path(fresh) / "whole").rename(folder)
-    return sorted(path for path in (folder / RESULTS).rglob("*.*") if path.suffix not in KEPT)
+    return folder / RESULTS
 
 
 def _digest(chosen: Sequence[Sequence[str]]) -> str:

@@ -45,7 +45,7 @@ class Status:
         if not self.done:
             return "on other data" if self.verdict != NO_CLAIM else "not run"
         whole = len(self.experiment.cells)
-        return f"{self.done} of {whole} places, n = {self.seeds}" if self.done < whole else f"run, n = {self.seeds}"
+        return f"{self.done} of {whole} cells, n = {self.seeds}" if self.done < whole else f"run, n = {self.seeds}"
 
     @property
     def verdict(self) -> str:

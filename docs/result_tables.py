@@ -7,7 +7,7 @@ import csv
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import charts
 import decisions
 import evidence
 import findings
+import remarks
 import reproduction
 from evidence import ONE_A, PLUS, ROOT, Runs, difference, main_runs, select
 
@@ -63,12 +64,9 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Collectio
 def methods(data: str) -> str:
     """Every method on one of the two main streams: accuracy and forgetting with intervals, and an answer's cost."""
     heads = ("method", "A_T %", "mean A %", "F", "n", "GFLOP", "passes", "MB kept")
-    before, every = _earlier_rows()
-    mixed = 0 < before < every
     rows = (
         (
-            (f"**{runs.title}**" if name in evidence.HIGHLIGHTED else runs.title)
-            + (" †" if mixed and runs.earlier else ""),
+            (f"**{runs.title}**" if name in evidence.HIGHLIGHTED else runs.title) + remarks.marked(runs),
             runs.of("A_T").text(),
             f"{runs.of('mean_A').value:.1f}",
             runs.of("F").text(),
@@ -82,39 +80,20 @@ def methods(data: str) -> str:
     return table(heads, rows, words=1)
 
 
-def presets() -> str:
-    """Which runs are of an earlier preset, in words; nothing once there is none."""
-    before, rows = _earlier_rows()
-    if not before:
-        return ""
-    which = f"{before} of the {rows} rows below, marked †," if before < rows else "The runs of all methods"
-    return (
-        f"{which} are of an earlier preset, with rates tuned for each dataset, and had the network in half precision. "
-        "Those of the [present one](methods.md#hyper-parameters) take their place where all five seeds have been run."
-    )
-
-
-@cache
-def _earlier_rows() -> tuple[int, int]:
-    """How many rows of both tables are of an earlier preset, and how many there are."""
-    every = [runs.earlier for data in evidence.DATA for runs in main_runs(data).values()]
-    return sum(every), len(every)
-
-
 def claims() -> str:
-    """What holds of the paper, claim by claim."""
+    """What holds of the paper, claim by claim; the verdict beside the claim, where a phone shows it too."""
     rows = (
         (
-            f"[{_where(claim.source)}](paper.md#status)",
             claim.words,
+            f"**{claim.verdict}**" if claim.verdict == "does not hold" else claim.verdict,
             claim.paper,
             claim.here,
             str(claim.count),
-            f"**{claim.verdict}**" if claim.verdict == "does not hold" else claim.verdict,
+            f"[{_where(claim.source)}](paper.md#status)",
         )
         for claim in findings.claims()
     )
-    return table(("shown in", "claim", "paper", "here", "n", "verdict"), rows)
+    return _table(("claim", "verdict", "paper", "here", "n", "shown in"), list(rows), right={2, 3, 4})
 
 
 def status() -> str:
@@ -153,16 +132,22 @@ def _where(name: str) -> str:
 
 def rivals() -> str:
     """One-A+ against methods with five seeds."""
+    found = {data: rival_runs(data) for data in evidence.DATA}
     rows = []
-    for title, pick in _RIVALS.items():
-        cells = [title]
-        for data in evidence.DATA:
-            runs, own = pick(data), main_runs(data)[PLUS]
+    for title in _RIVALS:
+        cells = [title + remarks.marked(*(found[data][title] for data in found))]
+        for data in found:
+            runs, own = found[data][title], main_runs(data)[PLUS]
             better = "" if runs.records == own.records else difference(runs, own).text()
             cells += [f"{runs.of('A_T').value:.2f}", better]
         rows.append([f"**{cell}**" if title == "One-A+" and cell else cell for cell in cells])
     heads = ("", "CIFAR-100", "One-A+ is better by", "CUB-200", "One-A+ is better by")
     return table(heads, rows, words=1)
+
+
+def rival_runs(data: str) -> dict[str, Runs]:
+    """One-A+, its variants and others with five seeds, by what the table calls them."""
+    return {title: pick(data) for title, pick in _RIVALS.items()}
 
 
 def _beside(method: str, **options: Any) -> Callable[[str], Runs]:
@@ -230,9 +215,11 @@ def attribution() -> str:
 
 
 def attributed(data: str, start: str, merge: str, classifier: str) -> Runs:
-    """One of those, seeds 1 to 3; One-A+ itself has five, of which these three count."""
-    both = [*evidence.records("attribution/runs"), *evidence.records("one-a-plus/runs")]
-    among = [record for record in both if record["config"]["seed"] <= 3]
+    """One of those, seeds 1 to 3; One-A+ itself has five, of which three count, of the network that the others had."""
+    others = evidence.records("attribution/runs")
+    networks = {record["config"]["backbone"] for record in others}
+    both = [*others, *evidence.records("one-a-plus/runs")]
+    among = [record for record in both if record["config"]["seed"] <= 3 and record["config"]["backbone"] in networks]
     return select(among, PLUS, data, start=start, merge=merge, classifier=classifier, min_share=0.25)
 
 
@@ -301,7 +288,9 @@ def _bold(cell: str) -> str:
 GENERATED: dict[str, Callable[[], str]] = {
     "results-cifar100": lambda: methods("cifar100"),
     "results-cub200": lambda: methods("cub200"),
-    "presets": presets,
+    "presets": remarks.presets,
+    "single-seeds": remarks.single_seeds,
+    "most-accurate": remarks.most_accurate,
     "claims": claims,
     "status": status,
     "paper-cost": cost,

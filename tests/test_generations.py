@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -13,7 +13,11 @@ from documented import ROOT
 
 sys.path.insert(0, str(ROOT / "docs"))
 import evidence
+import findings
+import remarks
+import reproduction
 import result_tables
+import written
 
 from onea.methods import method_class
 from onea.record import Record
@@ -50,7 +54,7 @@ def test_five_seeds_of_today_replace_all_earlier_ones_and_four_none(old: list[Re
 
 
 def test_elsewhere_they_must_have_the_seeds_of_those_they_replace(old: list[Record]) -> None:
-    two = [record for record in old if record["config"]["seed"] in (1, 2)]
+    two = [old[0] | {"config": old[0]["config"] | {"seed": seed}} for seed in (1, 2)]
     assert evidence.select([*two, of_today(old[0], 1)], METHOD, DATA).earlier
     assert not evidence.select([*two, of_today(old[0], 1), of_today(old[0], 2)], METHOD, DATA).earlier
 
@@ -64,7 +68,7 @@ def test_runs_are_of_today_only_with_the_options_of_today(old: list[Record]) -> 
 
 @pytest.fixture
 def _no_caches() -> Iterator[None]:
-    cached = (evidence.main_runs, result_tables._earlier_rows)
+    cached = (evidence.main_runs, remarks._earlier_rows, findings.claims, reproduction.statuses)
     for each in cached:
         each.cache_clear()
     yield
@@ -72,13 +76,45 @@ def _no_caches() -> Iterator[None]:
         each.cache_clear()
 
 
+def add_runs(new: Mapping[str, Sequence[Record]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """More records below docs/results, by folder."""
+    real = evidence.records
+    monkeypatch.setattr(evidence, "records", lambda folder: (*real(folder), *new.get(folder, ())))
+
+
 @pytest.mark.usefixtures("_no_caches")
 def test_a_table_of_both_says_which_are_which(old: list[Record], monkeypatch: pytest.MonkeyPatch) -> None:
-    real = {name: evidence.records(name) for name in ("methods/runs", "one-a-plus/runs")}
-    new = [of_today(old[0], seed) for seed in evidence.SEEDS]
-    monkeypatch.setattr(evidence, "records", lambda folder: (*real[folder], *(new if "methods" in folder else ())))
+    add_runs({"methods/runs": [of_today(old[0], seed) for seed in evidence.SEEDS]}, monkeypatch)
     lines = {line.split(" | ")[0]: line for line in result_tables.methods(DATA).splitlines()}
     assert "| ACMap" in lines
     earlier = [name for name in lines if name.endswith("†")]
     assert ("| **One-A** †" in earlier) == evidence.main_runs(DATA)["one-a"].earlier
-    assert f"{result_tables._earlier_rows()[0]} of the" in result_tables.presets() or not earlier
+    assert f"{remarks._earlier_rows()[0]} of the" in remarks.presets() or not earlier
+    assert ("One-A †" in result_tables.rivals()) == ("| One-A †" in written.methods().replace("**", ""))
+
+
+@pytest.mark.usefixtures("_no_caches")
+def test_the_whole_grid_of_today_takes_over_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """README, pages and charts, on the day when its last record comes: no gap, no earlier run, no word of them."""
+    new: dict[str, list[Record]] = {}
+    for folder in ("methods/runs", "one-a-plus/runs"):
+        for record in evidence.records(folder):
+            if record["config"]["seed"] == 1 and not evidence.is_current(record):
+                fresh = of_today(record, 1)
+                moved = fresh["metrics"] | {"A_T": fresh["metrics"]["A_T"] / 2}
+                same = (fresh | {"config": fresh["config"] | {"seed": seed}} for seed in evidence.SEEDS)
+                new.setdefault(folder, []).extend(each | {"metrics": moved} for each in same)
+    before = written.methods()
+    add_runs(new, monkeypatch)
+    evidence.main_runs.cache_clear()
+    remarks._earlier_rows.cache_clear()
+    found = {data: evidence.main_runs(data) for data in evidence.DATA}
+    assert all(len(runs.records) == 5 and not runs.earlier for each in found.values() for runs in each.values())
+    assert remarks.presets() == remarks.single_seeds() == ""
+    readme = written.renewed((ROOT / "README.md").read_text("utf-8"))
+    assert written.methods() in readme != before
+    assert "†" not in readme
+    assert "one seed" not in written.plus_and_one_a()
+    for name, make in {**result_tables.GENERATED, **written.WRITTEN}.items():
+        if not name.startswith("trials-"):
+            assert "nan" not in make()

@@ -78,4 +78,33 @@ def test_records_are_collected_whole_and_those_that_are_not_are_named(
     grid.collect(made, results)
     assert kept.read_bytes() == before
     merges = [task.get("merge") for task in json.loads(gzip.decompress(before))["tasks"]]
-    assert any(merge and "analysis" in merge for merge in merges), "only the limit leaves it out"
+    assert any(merge and "analysis" in merge for merge in merges), "the first seed keeps it"
+
+
+def test_further_seeds_leave_out_the_analysis_of_merges(
+    grid: ModuleType, tiny_run: dict[str, Any], tmp_path: Path
+) -> None:
+    made, results = tmp_path / "made", tmp_path / "results"
+    record = run(make_config(tiny_run | {"seed": 2}), made / "methods/runs/second")
+    write_record(made / "methods/runs/second", record | {"config": record["config"] | {"data": "folder:cub200"}})
+    assert not grid.collect(made, results)
+    (kept,) = map(read_record_file, results.rglob("record.json.gz"))
+    assert "analysis" not in json.dumps(kept["tasks"])
+    assert kept["metrics"] == record["metrics"]
+    assert [task["merge"]["base"] for task in kept["tasks"][1:]] == [t["merge"]["base"] for t in record["tasks"][1:]]
+
+
+def test_earlier_runs_are_removed_when_all_seeds_have_been_run_again(
+    grid: ModuleType, tiny_run: dict[str, Any], tmp_path: Path
+) -> None:
+    jobs = [job for job in grid.jobs() if (job.config.method, job.config.data) == ("one-a", "folder:cub200")]
+    jobs = [job for job in jobs if job.group == "methods"]
+    record = run(make_config(tiny_run), tmp_path / "run")
+    for seed in (1, 2, 3):
+        config = record["config"] | {"method": "one-a", "seed": seed}
+        write_record(tmp_path / f"methods/runs/old-{seed}", record | {"config": config, "data": {"name": "cub200"}})
+    for job in jobs[1:]:
+        write_record(tmp_path / job.place, record)
+    assert not list(grid.superseded(jobs, tmp_path))
+    write_record(tmp_path / jobs[0].place, record)
+    assert [folder.name for folder in grid.superseded(jobs, tmp_path)] == ["old-2", "old-3"]

@@ -97,8 +97,10 @@ def test_the_site_is_built_strictly_and_offline(tmp_path: Path) -> None:
         assert not fetched, page
     (cache,) = (tmp_path / "build/results").iterdir()
     assert_same_tables(cache / "docs/results", "figure11")
-    assert 'href="figure11/figure11.html"' in (site / "results/index.html").read_text("utf-8")
-    assert "not run" not in (site / "results/figure11/figure11.html").read_text("utf-8"), "a record was not found"
+    assert 'href="figure11/report.html"' in (site / "results/index.html").read_text("utf-8")
+    report = (site / "results/figure11/report.html").read_text("utf-8")
+    assert "<figure>" in report
+    assert "not run" not in report, "a record was not found"
     assert (site / "results/figure11/rank.png").is_file()
     methods = (site / "methods.html").read_text("utf-8")
     from onea.merging import OPERATORS

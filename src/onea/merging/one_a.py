@@ -28,7 +28,7 @@ class OneASwitches(Gate):
         weights: information proxy: ``classes`` (the paper), ``uniform`` (one half each), ``norm`` (Frobenius norm,
             per matrix) or ``spectrum`` (squared singular values, per matrix).
         base_by: what makes a side the larger one: ``samples`` (the paper) or ``classes`` (the official code).
-        swapped_weights: reproduce the official code, which gives a *new* base the accumulated side's class share.
+        swapped_weights: reproduce the official code, which gives a new base the accumulated side's class share.
         gated_base: which base has gates: ``any`` (the paper; where that is the new side, they hold back all that was
             learned before) or only the ``accumulated`` one.
     """

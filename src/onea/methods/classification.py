@@ -35,8 +35,8 @@ class ClassifierOptions(Validated):
     """How images are answered from their features.
 
     Attributes:
-        classifier: ncm (nearest class mean by cosine, the paper), slda, whitened, rgda, rgda-full, ranpac, fecam, or
-            one that an installed package adds.
+        classifier: ``ncm`` (nearest class mean by cosine, the paper), slda, whitened, rgda, rgda-full, ranpac, fecam,
+            or one that an installed package adds.
         classifier_options: options of the classifier, such as directions=16,prior_images=400.
         compare_classifiers: further classifiers that are scored in the same run, such as slda,rgda; ``all`` is all that
             keep less than 100 MB for 100 classes. The first one alone decides what the guard does.

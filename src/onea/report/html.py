@@ -33,12 +33,14 @@ body { margin: 0; background: var(--page); color: var(--ink);
 main { max-width: 60rem; margin: 0 auto; padding: 2.5rem 1rem 4rem; }
 h1 { font-size: 1.9rem; line-height: 1.2; margin: 0 0 .6rem; }
 h2 { font-size: 1.2rem; line-height: 1.3; margin: 2.8rem 0 .7rem; }
+h1, h2, h3, p, li { overflow-wrap: anywhere; }
 p { margin: .6rem 0; max-width: 46rem; }
 .lead { font-size: 1.1rem; }
 .soft, caption, summary, figcaption { color: var(--soft); font-size: .9rem; }
 a { color: var(--mark); }
 figure { margin: .8rem 0; background: #fff; border: 1px solid var(--line); border-radius: 12px; padding: .8rem; }
 figure img { display: block; width: 100%; height: auto; }
+@media (prefers-color-scheme: dark) { figure { filter: invert(.9) hue-rotate(180deg); border-color: #cfcfcf; } }
 .scroll { overflow-x: auto; background: var(--card); border: 1px solid var(--line); border-radius: 12px;
   margin: .8rem 0; }
 .scroll:focus-visible, summary:focus-visible, a:focus-visible { outline: 2px solid var(--mark); outline-offset: 2px; }
@@ -106,7 +108,7 @@ def block(part: Block) -> str:
 
 
 def picture(picture: Picture) -> str:
-    """A figure on a white card, drawn twice: shrunk to a phone, the wide one could not be read."""
+    """A figure on a card of its own, drawn twice: shrunk to a phone, the wide one could not be read."""
     wide, narrow = svg(picture.draw()), svg(picture.draw(width=PHONE))
     caption = block(Text(picture.caption)) if picture.caption else ""
     return (

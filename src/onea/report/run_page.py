@@ -50,7 +50,7 @@ def _lead(records: Sequence[Record]) -> Text:
     who = f"{len(records)} methods learn" if len(records) > 1 else f"{labels(records)[0]} learns"
     return Text(
         f"{who} {count(sum(sizes), 'class', 'classes')} of {_data(first)} that arrive in "
-        f"{count(len(sizes), 'batch', 'batches')} of {spread}; after every batch, accuracy is measured over all "
+        f"{count(len(sizes), 'task', 'tasks')} of {spread}; after every task, accuracy is measured over all "
         "classes seen so far.",
         "lead",
     )

@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What README and pages say of the records in sentences and tables that are kept in the repository.
+
+    python docs/written.py [--made FOLDER]
+
+is what ``make results`` runs before it builds the site. It renews, from the committed records: the tables below
+docs/results, the pictures, and whatever stands between ``<!-- written: NAME -->`` and ``<!-- end -->`` in README and
+docs. With ``--made``, finished records of benchmarks/results_grid.py are brought into docs/results first. What can wait
+for the site is not written but generated when it is built (``<!-- generated: NAME -->``, docs/hooks.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+from statistics import stdev
+from tempfile import TemporaryDirectory
+
+sys.path.insert(0, str(Path(__file__).parent))
+import evidence
+import findings
+import measured
+import remarks
+import rendered
+import result_tables
+from evidence import DATA, JOINT, MOS, ONE_A, PLUS, ROOT, difference, main_runs
+
+from onea.record import write_record
+
+WIDTH = 130
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "docs/results/README.md")
+MARK = re.compile(r"<!-- written: (\S+) -->(\n?)(.*?)(\n?)<!-- end -->", re.S)
+_COUNTS = ("no", "one", "two", "three", "four", "five")
+_PLAIN = {JOINT: "joint training (upper bound)", "sequential": "sequential (lower bound)"}
+
+
+def counted(number: int) -> str:
+    """
+    >>> counted(1), counted(5)
+    ('one seed', 'five seeds')
+    """
+    return f"{_COUNTS[number]} seed{'s' if number > 1 else ''}"
+
+
+def a_t(method: str, digits: int = 1) -> list[str]:
+    """A_T of a method on the two main streams."""
+    return [f"{main_runs(data)[method].of('A_T').value:.{digits}f}" for data in DATA]
+
+
+def seeds(method: str) -> str:
+    """How many seeds a method has, the fewer of the two streams."""
+    return counted(min(len(main_runs(data)[method].records) for data in DATA))
+
+
+# of the README
+
+
+def plus_and_one_a() -> str:
+    """What One-A+ gains over One-A, and what is still missing."""
+    plus, one_a, joint = a_t(PLUS), a_t(ONE_A), a_t(JOINT)
+    same = seeds(JOINT) == seeds(PLUS)
+    return (
+        f"After the last task, One-A+ answers {plus[0]} % of CIFAR-100 right where One-A answers {one_a[0]} %, and "
+        f"{plus[1]} % of CUB-200 where One-A answers {one_a[1]} % ({seeds(PLUS)}). Joint training, which sees all "
+        f"images at once, reaches {joint[0]} and {joint[1]} %{'' if same else f' ({seeds(JOINT)})'}."
+    )
+
+
+def methods() -> str:
+    """Every method: accuracy on both streams, seeds and passes."""
+    rows = []
+    for name in main_runs("cifar100"):
+        both = [main_runs(data)[name] for data in DATA]
+        title = _PLAIN.get(name, both[0].title)
+        title = f"**{title}**" if name in (PLUS, ONE_A) else title
+        rows.append(
+            (
+                title + remarks.marked(*both),
+                *(f"{runs.of('A_T').value:.2f}" for runs in both),
+                _either([str(len(runs.records)) for runs in both]),
+                ("up to " if name == MOS else "") + _either([f"{runs.cost('passes'):g}" for runs in both]),
+            )
+        )
+    return result_tables.table(("", *DATA.values(), "n", "passes"), rows, words=1)
+
+
+def _either(texts: Sequence[str]) -> str:
+    return " / ".join(dict.fromkeys(texts))
+
+
+def nearest() -> str:
+    """One-A+ against the nearest rival of one pass, and against MOS."""
+    told, gaps = [], []
+    for data in DATA:
+        own = main_runs(data)[PLUS]
+        told.append(f"{own.of('A_T').value:.2f} ± {stdev(record['metrics']['A_T'] for record in own.records):.2f}")
+        rivals = [runs for runs in result_tables.rival_runs(data).values() if runs.records != own.records]
+        best = max((runs for runs in rivals if runs.cost("passes") == 1), key=lambda runs: runs.of("A_T").value)
+        gaps.append(difference(best, own).value)
+    mos = a_t(MOS, 2)
+    return (
+        f"One-A+ over {seeds(PLUS)}: {told[0]} and {told[1]} (mean and deviation), {gaps[0]:.1f} and {gaps[1]:.1f} "
+        "points above the best rival of one pass, counting its own variants ([table, other streams, and "
+        f"how](docs/one-a-plus.md)). MOS over the same seeds: {mos[0]} and {mos[1]}, with several passes per image and "
+        "an adapter kept for every task."
+    )
+
+
+def parts() -> str:
+    """What each part of One-A adds."""
+    runs = [evidence.parts(10, row) for row in ("none", "GW", "ASA + GW", "ASA + GW + DG")]
+    right = [each.of("A_T").value for each in runs]
+    deviation = stdev(record["metrics"]["A_T"] for record in runs[-1].records)
+    before, after = (each.of("F").value for each in runs[2:])
+    most = " On this backbone most of the gain comes from the weights."
+    return (
+        f"One-A's parts, CIFAR-100, T=10, {counted(runs[0].of('A_T').count)}: {right[0]:.2f} if both sides weigh the "
+        "same at every merge (the paper's baseline; the running mean above weighs all adapters alike), "
+        f"{right[1]:.2f} with weights by classes, {right[2]:.2f} with alignment as well, and {right[3]:.2f} ± "
+        f"{deviation:.2f} with gating, which also {'raises' if after > before else 'lowers'} forgetting from "
+        f"{before:.1f} to {after:.1f} points." + (most if right[1] - right[0] > right[3] - right[1] else "")
+    )
+
+
+def demo() -> str:
+    """What `onea demo` printed at its end, on two cores."""
+    return f"```text\n{(ROOT / 'benchmarks/demo-amd-epyc-2.txt').read_text('utf-8')}```"
+
+
+# of the pages
+
+
+def summary() -> str:
+    """What One-A+ reaches, and joint training."""
+    plus, joint = a_t(PLUS), a_t(JOINT)
+    return (
+        f"After the last task it reaches **{plus[0]} %** on CIFAR-100 in ten uneven tasks and **{plus[1]} %** on "
+        f"CUB-200 in twenty ({seeds(PLUS)}, `{evidence.NETWORK}`; [table and records](results/one-a-plus/table.md)). "
+        f"Joint training, which sees all images at once, reaches {joint[0]} and {joint[1]} % ({seeds(JOINT)})."
+    )
+
+
+def kept() -> str:
+    """What One-A+ and One-A keep."""
+    megabytes = {name: [f"{main_runs(data)[name].cost('state_mb'):.1f}" for data in DATA] for name in (PLUS, ONE_A)}
+    plus, one_a = megabytes[PLUS], megabytes[ONE_A]
+    return f"{plus[0]} MB for 100 classes of a ViT-S, {plus[1]} MB for 200 (One-A: {one_a[0]} and {one_a[1]} MB)"
+
+
+def ranged(values: Iterable[float], digits: int = 0) -> str:
+    """
+    >>> ranged([3.2, 1.4, 2.0]), ranged([0.21, 0.98], digits=1)
+    ('1 to 3', '0.2 to 1.0')
+    """
+    found = sorted(values)
+    return f"{found[0]:.{digits}f} to {found[-1]:.{digits}f}"
+
+
+def answering() -> str:
+    """How much longer an answer takes than One-A's, in percent."""
+    with (ROOT / "benchmarks/answering-nvidia-h200.csv").open(encoding="utf-8") as file:
+        return ranged((100 * (float(line["ratio"]) - 1) for line in csv.DictReader(file)), digits=1)
+
+
+def attribution() -> str:
+    """What each change gives, in words."""
+
+    def of(data: str, start: str, merge: str, classifier: str = "rgda") -> float:
+        return result_tables.attributed(data, start, merge, classifier).of("A_T").value
+
+    starts, merges = ("fresh", "merged"), ("one-a", "weighted-mean")
+    every = [(data, start, merge) for data in DATA for start in starts for merge in (*merges, "newest")]
+    classifier = [of(*each) - of(*each, "ncm") for each in every]
+    start = {
+        data: [of(data, "merged", merge) - of(data, "fresh", merge) for merge in (*merges, "newest")] for data in DATA
+    }
+    merged = [of("cifar100", begin, merge) - of("cifar100", begin, "newest") for begin in starts for merge in merges]
+    gains = {(d, s): of(d, s, "weighted-mean") - of(d, s, "one-a") for d in DATA for s in starts}
+    best = gains.pop(("cub200", "merged"))
+    return (
+        f"The classifier contributes most ({ranged(classifier)} points). Starting from the merged adapter adds "
+        f"{ranged(start['cub200'])} points on CUB-200 and {ranged(start['cifar100'])} on CIFAR-100; there it matters "
+        f"that adapters are merged at all ({ranged(merged)} points). **One-A's merge is not better than a weighted "
+        f"mean**: they differ by at most {max(map(abs, gains.values())):.1f} points, except on CUB-200 from the merged "
+        f"adapter, where the weighted mean is {best:.1f} points better."
+    )
+
+
+def comparison() -> str:
+    """What `onea compare` prints about One-A without gates and with them."""
+    from onea.cli.report import compare
+
+    before = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = "100"
+    with TemporaryDirectory() as folder, redirect_stdout(StringIO()) as printed:
+        for side, row in (("first", "ASA + GW"), ("second", "ASA + GW + DG")):
+            for seed, record in evidence.parts(10, row).seeds.items():
+                write_record(Path(folder) / side / str(seed), record)
+        compare(f"{folder}/first", f"{folder}/second")
+    os.environ.pop("COLUMNS")
+    os.environ |= {"COLUMNS": before} if before else {}
+    return "```text\n" + "".join(f"{line.rstrip()}\n" for line in printed.getvalue().splitlines()) + "```"
+
+
+def gap() -> str:
+    """How many points of accuracy updates cost against all images at once, from the least to the most measured."""
+    runs = [main_runs(data) for data in DATA]
+    gaps = [each[JOINT].of("A_T").value - each[PLUS].of("A_T").value for each in runs]
+    updates, at_once = map(float, result_tables.grocery())
+    gaps.append(at_once - updates)
+    return ranged(gaps) if min(gaps) >= 0.5 else f"up to {max(gaps):.0f}"
+
+
+def verdicts() -> str:
+    """How many of the paper's claims hold here."""
+    found = Counter(claim.verdict for claim in findings.claims())
+    return (
+        f"of {found.total()} claims that we checked on a small network, {found['holds']} hold, "
+        f"{found['does not hold']} do not, {found['not seen']} effects are not seen, and the rest is undecided"
+    )
+
+
+def expected_seeds() -> str:
+    """Behind the table of what to expect."""
+    return seeds(PLUS) if seeds(PLUS) == seeds(JOINT) else f"{seeds(PLUS)} (all images at once: {seeds(JOINT)})"
+
+
+def methods_seeds() -> str:
+    """How many seeds stand behind the methods, in words."""
+    found: dict[int, list[str]] = {}
+    for name, runs in main_runs("cifar100").items():
+        if name != PLUS:
+            found.setdefault(min(len(runs.records), len(main_runs("cub200")[name].records)), []).append(runs.title)
+    most, *fewer = sorted(found, reverse=True)
+    if not fewer:
+        return f"{counted(most)} each"
+    return f"{counted(most)} of {', '.join(found[most])}; {' or '.join(map(counted, fewer))} of the others"
+
+
+WRITTEN: dict[str, Callable[[], str]] = {
+    "plus-and-one-a": plus_and_one_a,
+    "presets-of-readme": lambda: remarks.presets("docs/"),
+    "presets": remarks.presets,
+    "single-seeds": remarks.single_seeds,
+    "methods": methods,
+    "nearest": nearest,
+    "parts": parts,
+    "demo": demo,
+    "summary": summary,
+    "kept": kept,
+    "comparison": comparison,
+    "gap": gap,
+    "answering": answering,
+    "attribution": attribution,
+    "verdicts": verdicts,
+    "expected-seeds": expected_seeds,
+    "methods-seeds": methods_seeds,
+} | measured.WRITTEN
+
+
+def renewed(text: str) -> str:
+    """A page with all that is written in it made again; paragraphs and tables stand on lines of their own."""
+
+    def write(found: re.Match[str]) -> str:
+        name, block = found[1], found[2]
+        content = WRITTEN[name]()
+        if block and not content.startswith(("|", "```")):
+            content = textwrap.fill(content, WIDTH, break_long_words=False, break_on_hyphens=False)
+        return f"<!-- written: {name} -->{block}{content}{block and content and block}<!-- end -->"
+
+    return MARK.sub(write, text)
+
+
+def main() -> None:
+    """Renew tables, pictures and pages."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--made", type=Path, help="a folder of finished runs, to be brought into docs/results first")
+    given = parser.parse_args()
+    if given.made:
+        grid = ROOT / "benchmarks" / "results_grid.py"
+        subprocess.run([sys.executable, str(grid), "collect", str(given.made)], check=True)
+    made = rendered.made()
+    for path in sorted(made.rglob("*")):
+        if path.suffix in (".csv", ".md"):
+            shutil.copy(path, evidence.RESULTS / path.relative_to(made))
+    subprocess.run([sys.executable, str(ROOT / "docs" / "pictures.py")], check=True, stdout=subprocess.DEVNULL)
+    for page in PAGES:
+        text = page.read_text("utf-8")
+        if (new := renewed(text)) != text:
+            page.write_text(new, "utf-8")
+            print(page.relative_to(ROOT))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the examples of the pages print agrees with what was measured, and with itself: an edited number is noticed."""
+
+from __future__ import annotations
+
+import json
+import re
+from statistics import fmean
+
+import pytest
+from documented import ROOT
+
+from onea.metrics import wilson_interval
+
+EXAMPLE = json.loads((ROOT / "benchmarks/grocery-example.json").read_text("utf-8"))
+_ROW = re.compile(r"^(\S+) +(\d+) +(\d+\.\d)(?: +(\d+))?$", re.M)
+_MISTAKE = re.compile(r"^(\S+) +(\S+) +(\d+)$", re.M)
+_TOTAL = re.compile(
+    r"^(\d+\.\d+) % of ([\d,]+) images right \((\d+) to (\d+) %, 19 times out of 20\), (\d+\.\d+) % with every class"
+    r"\s+weighing\s+the\s+same; (\d+\.\d) % of known classes' images answered unknown",
+    re.M,
+)
+_UPDATE = re.compile(
+    r"^(\d+)  \S+  (.+)\n +classes \+(\d+), images \d+, known (\d+), seconds \S+\n"
+    r" +held-out right (\d+\.\d) % of (\d+) \((\d+) to (\d+)\)$",
+    re.M,
+)
+
+
+def page(name: str) -> str:
+    return (ROOT / "docs" / name).read_text("utf-8")
+
+
+def percent(right: int, total: int) -> tuple[str, str, str]:
+    """As the program prints it: the share, and the ends of its interval."""
+    low, high = wilson_interval(right, total)
+    return f"{100 * right / total:.2f}", f"{100 * low:.0f}", f"{100 * high:.0f}"
+
+
+def assert_total(text: str, classes: list[tuple[int, int, int]]) -> None:
+    """The last line of an evaluation is that of its classes: images, right, unknown."""
+    found = _TOTAL.search(text)
+    assert found
+    total, right = sum(images for images, _, _ in classes), sum(right for _, right, _ in classes)
+    share, low, high = percent(right, total)
+    assert found.groups() == (
+        share,
+        f"{total:,}",
+        low,
+        high,
+        f"{100 * fmean(right / images for images, right, _ in classes):.2f}",
+        f"{100 * sum(unknown for _, _, unknown in classes) / total:.1f}",
+    )
+
+
+def test_the_quick_start_adds_up() -> None:
+    rows = _ROW.findall(page("index.md"))
+    assert len(rows) == 5
+    classes = [(int(n), round(float(share) * int(n) / 100), int(unknown or 0)) for _, n, share, unknown in rows]
+    for (_, images, share, _), (_, right, _) in zip(rows, classes, strict=True):
+        assert share == f"{100 * right / int(images):.1f}"
+    assert_total(page("index.md"), classes)
+    wrong = sum(int(images) for *_, images in _MISTAKE.findall(page("index.md").partition("taken for  images")[2]))
+    assert wrong == sum(images - right for images, right, _ in classes), "all mistakes are shown"
+
+
+def test_the_grocery_shop_is_the_one_of_the_file() -> None:
+    text = page("grocery.md")
+    known = {each["class"]: each for each in EXAMPLE["classes"]}
+    rows = _ROW.findall(text)
+    assert len(rows) > 5
+    for name, images, share, unknown in rows:
+        each = known[name]
+        assert (int(images), int(unknown or 0)) == (each["images"], each["unknown"])
+        assert share == f"{100 * each['right'] / each['images']:.1f}"
+    mistakes = [(a, b, int(n)) for a, b, n in _MISTAKE.findall(text.partition("is                taken for")[2])]
+    assert mistakes == [(one["class"], one["taken_for"], one["images"]) for one in EXAMPLE["confusions"][:10]]
+    assert_total(text, [(each["images"], each["right"], each["unknown"]) for each in known.values()])
+
+
+def test_the_history_is_the_one_of_the_file() -> None:
+    found = _UPDATE.findall(page("grocery.md"))
+    assert len(found) == 9, "five updates, and four after undo"
+    for version, name, new, known, share, total, low, high in found:
+        update = EXAMPLE["updates"][int(version) - 1]
+        assert (name, int(new), int(known)) == (update["name"], update["new_classes"], update["known"])
+        right, images = round(update["held_out_accuracy"] * update["held_out"]), update["held_out"]
+        assert (int(total), low, high) == (images, *percent(right, images)[1:])
+        assert share == f"{100 * right / images:.1f}"
+
+
+@pytest.mark.parametrize("name", ["index.md", "grocery.md"])
+def test_held_out_figures_have_their_intervals(name: str) -> None:
+    found = re.findall(r"(\d+\.\d) % of (\d+) held-out images \((\d+) to (\d+) %, 19 times out of 20\)", page(name))
+    assert found
+    for share, images, low, high in found:
+        right = round(float(share) * int(images) / 100)
+        assert (share, low, high) == (f"{100 * right / int(images):.1f}", *percent(right, int(images))[1:])
