@@ -24,10 +24,8 @@ _THOROUGH = _VIEWS | {"epochs": 8, "min_share": 0.5}
 # A fifth of that work: adapters in the upper blocks, whose input is computed once for each of two views, and half of
 # the patches in a training step. It costs a point at most after many updates, and up to two where all classes come at
 # once (docs/research.md). Crops help classes of few photos; of 50 they only take time, and of 150 they cost accuracy.
-_AUTO = _THOROUGH | {
-    **{"epochs": 3, "batch_size": 32, "patch_drop_rate": 0.5},
-    **{"views": 2, "cached_views": 2, "enough_images": 50},
-}
+_AUTO = _THOROUGH | {"epochs": 3, "batch_size": 32, "patch_drop_rate": 0.5}
+_AUTO |= {"views": 2, "cached_views": 2, "enough_images": 50}
 _UPPER = 0.6  # share of the blocks: 7 of 12
 _ELSEWHERE = {
     "carry": "follow_drift",
