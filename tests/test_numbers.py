@@ -141,6 +141,12 @@ def research() -> Iterator[str]:
     told = [line for line in json_lines("calibration-folds-nvidia-h200.jsonl") if line["in_series"] > 0.5]
     yield from shown(*(fmean(line["rules"][f"{folds} folds"][2] for line in told) for folds in (4, 10)), digits=(1,))
     yield from quick_against_default()
+    for name, preset in (("default-nvidia-h200.jsonl", "quick"), ("crops-test-nvidia-h200.jsonl", None)):
+        told = [line for line in json_lines(name) if (line["updates"], line["params"].get("preset")) == (10, preset)]
+        errors = [line["calibration_error"] for line in told]
+        yield from shown(min(errors), max(errors), digits=(1,))
+    told = [line for line in json_lines("crops-test-nvidia-h200.jsonl") if line["params"].get("preset") == "thorough"]
+    yield from shown(*(line["right"] for line in told), digits=(1,))
     on_cpu = json_lines("fast-path-amd-epyc-2.jsonl")
     yield from shown(*(line["right"] for line in on_cpu), digits=(1,))
     yield from shown(fmean(line["right"] for line in on_cpu if line["updates"] == 1), digits=(1,))
