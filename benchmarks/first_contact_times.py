@@ -33,12 +33,14 @@ WITHOUT = {cpu.ISA_VARIABLE: "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_
 def main() -> None:
     """Time what was asked for, and note it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="*", default=["demo", "test"], choices=["demo", "test"])
+    parser.add_argument("what", nargs="*", help="demo, test; both, if none is named")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/first-contact-times.csv")
     arguments = parser.parse_args()
+    if wrong := set(arguments.what) - {"demo", "test"}:
+        parser.error(f"{', '.join(sorted(wrong))}: choose demo or test")
     about = environment(torch.device("cpu"))
     hardware = hardware_of(about, about["cores"])
-    for what in arguments.what:
+    for what in arguments.what or ("demo", "test"):
         for bf16 in (True, False) if cpu.has_bf16() else (False,):
             limits = WITHOUT if cpu.has_bf16() and not bf16 else {}
             load, seconds = os.getloadavg()[0], timed(what, os.environ | limits)

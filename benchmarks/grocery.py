@@ -35,7 +35,8 @@ from onea.model.recipe import choose_options
 from onea.vit.embedded import FAST
 
 UPDATES = Path(__file__).with_name("grocery-arrivals.json")
-CHOSEN = ("adapter_blocks", "epochs", "views", "patch_drop_rate")  # by a preset; its name may mean another one later
+# By a preset; its name may mean another one later.
+CHOSEN = ("adapter_blocks", "epochs", "views", "enough_images", "patch_drop_rate")
 Photos = dict[str, list[Path]]
 
 

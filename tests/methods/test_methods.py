@@ -214,6 +214,16 @@ def test_methods_that_differ_only_in_the_merge_can_share_trained_adapters(tiny_r
     assert all(torch.equal(value, alone.state_dict()[name]) for name, value in shared.state_dict().items())
 
 
+def test_those_trained_on_other_views_are_not_shared(tiny_run):
+    adapter_cache, last = AdapterCache(), tiny_run["options"] | {"adapter_blocks": 1, "cached_views": 3}
+    learn_all(prepared(tiny_run, "one-a", adapter_cache, options=last))
+    plain = last | {"enough_images": 1}
+    shared = learn_all(prepared(tiny_run, "one-a", adapter_cache, options=plain))
+    alone = learn_all(prepared(tiny_run, "one-a", options=plain))
+    assert len(adapter_cache) == 6
+    assert all(torch.equal(value, alone.state_dict()[name]) for name, value in shared.state_dict().items())
+
+
 @pytest.mark.parametrize("start", ["merged", "first", "previous"])
 def test_an_adapter_that_starts_from_an_earlier_one_is_trained_from_it_and_never_shared(start, tiny_run):
     adapter_cache, options = (

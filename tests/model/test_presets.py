@@ -37,6 +37,13 @@ def test_views_that_are_asked_for_are_looked_at_however_many_photos_there_are(gi
     assert choose_options("auto", {**given, "enough_images": 7}, vit).enough_images == 7
 
 
+def test_an_option_that_a_model_has_anyway_changes_nothing_when_it_is_given():
+    vit = toy("CLIP")
+    noted = dataclasses.asdict(choose_options("auto", {}, vit))
+    assert dataclasses.asdict(change_options(noted, {"views": 2, "cached_views": 2}, vit)) == noted
+    assert change_options(noted, {"views": 3}, vit).enough_images == 0
+
+
 @pytest.mark.parametrize("name", ["quick", "small"])
 def test_earlier_names_mean_the_default(name):
     vit = toy("CLIP")

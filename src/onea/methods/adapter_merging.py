@@ -72,7 +72,7 @@ class MergingOptions(ClassifierOptions, AdapterTraining, ABC):
         """The operator that merges a new adapter into the kept one."""
 
     def drawn_views(self, images: int, classes: int) -> int:
-        """How many views are fixed for a task, of training and statistics, where training takes fixed ones."""
+        """How many views of each image are fixed for a task, where training takes fixed ones; statistics share them."""
         return 1 if self.enough(images, classes) else max(self.fixed_views, self.views)
 
     def trains(self, classes: int, share: float) -> bool:
@@ -258,7 +258,8 @@ class AdapterMerging(FeatureClassification):
         names = AdapterTraining.__dataclass_fields__.keys() - {"start"}  # the rule it stands for counts
         options = self.training_options(task)
         training = tuple(getattr(options, name) for name in sorted(names))
-        key = (task.seed, task.index, task.classes, len(task), training, self.start_rule, self.plan)
+        fixed = views and views.count  # with enough images there are fewer views than the options of training say
+        key = (task.seed, task.index, task.classes, len(task), training, fixed, self.start_rule, self.plan)
         # An adapter that starts from an earlier task's depends on how that one was merged, and is nobody else's; and
         # Fisher information needs the head, which is not kept.
         adapter_cache = self.adapter_cache if self.start_rule in _RANDOM and self._needs != "fisher" else None

@@ -110,8 +110,8 @@ class CLLoRA(Method):
             # the head learns from both sides, the shared updates from the student's only.
             assert teacher is not None
             student_logits = head(self.early_features(images, shared))
-            with torch.no_grad():
-                before = self.early_features(images, teacher)
+            # Nothing of it wants a gradient. Without gradients, a GPU would add its tokens up in another precision.
+            before = self.early_features(images, teacher).detach()
             return self.options.distillation * distillation(student_logits, head(before), self.options.temperature)
 
         def ce(images: Tensor, labels: Tensor) -> Tensor:

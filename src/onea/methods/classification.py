@@ -43,7 +43,8 @@ class ClassifierOptions(Validated):
         views: how often an image enters the statistics: as it is (1, the paper), then in random crops, mirrored half of
             the time, each counted as one more image.
         enough_images: where the classes of a task have so many images on average, no crops are looked at, and each
-            image counts in their place: crops help classes of few images. 0 always looks at crops.
+            image counts in their place: crops help classes of few images. Nor does training look at any then, where it
+            takes fixed views. 0 always looks at crops.
     """
 
     classifier: str = "ncm"

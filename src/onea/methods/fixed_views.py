@@ -38,6 +38,9 @@ class FixedViews:
         dtype: of what is kept. Half precision has three more bits than bfloat16, and tokens of a ViT are far smaller
             than its largest number.
         for_crops: the same network and runtime in another precision, for all views but the first, if there is one.
+
+    Attributes:
+        count: the number of views of each image.
     """
 
     def __init__(
@@ -55,7 +58,8 @@ class FixedViews:
         self.vit, self.runtime, self.images, self.rows = vit, runtime, images, rows
         self._for_crops = for_crops or (vit, runtime)
         self._crops, self._crop_scale, self._hooks = crops, crop_scale, hooks
-        shape = torch.Size((1 + len(crops), len(rows), vit.tokens, vit.width))
+        self.count = 1 + len(crops)
+        shape = torch.Size((self.count, len(rows), vit.tokens, vit.width))
         place = _place_for(shape.numel() * dtype.itemsize, runtime.device)
         self._kept = None if place is None else torch.empty(shape, dtype=dtype, device=place)
         self._filled: set[int] = set()  # views whose tokens are kept by now
@@ -91,9 +95,9 @@ class FixedViews:
     def batches(self, task: Task, size: int, count: int) -> Batches:
         """Training batches of tokens, of some of these images: every epoch takes the next of so many views of each.
 
-        Of all there are, if these are fewer. Neighbours are at different views, so that a batch holds all of them.
+        These are at most as many as there are. Neighbours are at different views, so that a batch holds all of them.
         """
-        positions, count = self._positions(task.rows), min(count, 1 + len(self._crops))
+        positions, count = self._positions(task.rows), min(count, self.count)
 
         def batches(epoch: int, order: torch.Generator, shard: Shard) -> Iterator[tuple[Tensor, Tensor]]:
             chosen = torch.randperm(len(task), generator=order)

@@ -89,8 +89,8 @@ class OneA(Versioned, Parameters):
             covariance), ``ncm`` (cosine to the prototypes, as in the paper) or another that
             ``onea methods --classifiers`` lists.
         views: how many versions of an image count when its class is learned: the image itself, then random crops. The
-            preset's, if None: 3 with ``thorough``; with ``auto`` 2, or the photo alone where classes have 50 or more.
-            The paper has 1.
+            preset's, if None: 3 with ``thorough``; with ``auto`` 2, or the photo alone where the classes of an update
+            have 50 or more on average. A number that is given holds for every update. The paper has 1.
         follow_drift: whether the statistics of old classes are carried along when the adapter changes (the paper: no).
         mirror: whether an image flipped left to right still shows its class.
         options: any further options of One-A+, as ``onea methods one-a-plus`` lists them (of One-A with the paper's

@@ -21,9 +21,10 @@ _EARLIER = {"quick": "auto", "small": "auto"}  # names that presets had
 # if it brings as many classes as the adapter has seen, or more. Chosen on photos held out (docs/research.md).
 _VIEWS = {"views": 3}
 _THOROUGH = _VIEWS | {"epochs": 8, "min_share": 0.5}
-# A fifth of that work: adapters in the upper blocks, whose input is computed once for each of two views, and half of
+# A fifth of that work: adapters in the upper blocks, whose input is computed once for each view, and half of
 # the patches in a training step. It costs a point at most after many updates, and up to two where all classes come at
-# once (docs/research.md). Crops help classes of few photos; of 50 they only take time, and of 150 they cost accuracy.
+# once (docs/research.md). Crops help classes of few photos; with 50 each they only take time, with 150 they
+# cost accuracy.
 _AUTO = _THOROUGH | {"epochs": 3, "batch_size": 32, "patch_drop_rate": 0.5}
 _AUTO |= {"views": 2, "cached_views": 2, "enough_images": 50}
 _UPPER = 0.6  # share of the blocks: 7 of 12
@@ -47,7 +48,10 @@ def choose_options(preset: str, given: Mapping[str, Any], vit: FrozenViT) -> Mer
 def change_options(noted: Mapping[str, Any], given: Mapping[str, Any], vit: FrozenViT) -> MergingOptions:
     """A model's options as it has noted them, then what was given."""
     before = options_of(noted)
-    return _laid_over(type(before), dataclasses.asdict(before), given, vit)
+    values = dataclasses.asdict(before)
+    given = upgraded(type(before), given)
+    changed = {name: given[name] for name in given if name in _ELSEWHERE or values.get(name) != given[name]}
+    return _laid_over(type(before), values, changed, vit)
 
 
 def _laid_over(

@@ -23,7 +23,7 @@ class Views:
     images themselves are, too, unless ``exact`` asks for full precision, in which all answers are given.
 
     Attributes:
-        looks: how many views of each image are looked at; one stands for all others.
+        looks: how many views of each image are looked at; if 1, the image itself counts in place of the others.
         fixed: the same for the training, where it looks at no others.
     """
 

@@ -226,9 +226,9 @@ class FrozenViT(nn.Module, RenamedMethods, old_names={"eagerly": "forward_eager"
         take the time that is saved. The class token of a last block is added up in full precision.
         """
         kind = x.device.type
-        if not torch.is_autocast_enabled(kind) or torch.get_autocast_dtype(kind) != torch.bfloat16:
-            return x
         if not self.fp8 and not (kind == "cuda" and torch.is_grad_enabled()):
+            return x
+        if not torch.is_autocast_enabled(kind) or torch.get_autocast_dtype(kind) != torch.bfloat16:
             return x
         return x.float() if self._tokens_read and index == self.depth - 1 else x.bfloat16()
 
