@@ -80,7 +80,6 @@ def test_features_and_gradients_are_the_cpus(tiny_vit, compiled):
                 (unrounded, [*best.parameters()]),
             )
         )
-        # Rounded to eight bits, a number next to the middle of two may become either, and so may the side of a ReLU: on
-        # an H200 errors are up to twice the CPU's. With a wrong scale or layer, gradients would have nothing in common.
-        assert off(gradients, right) < 3 * off(theirs_too, right)
+        # Rounded to eight bits, a number next to the middle of two may become either, and so may the side of a ReLU.
+        assert off(gradients, right) < 1.5 * off(theirs_too, right)
     assert not counters["inductor"]["cudagraph_skips"]
