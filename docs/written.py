@@ -36,6 +36,7 @@ import rendered
 import result_tables
 from evidence import DATA, JOINT, MOS, ONE_A, PLUS, ROOT, difference, main_runs
 
+from onea.methods.one_a_plus import OneAPlus
 from onea.record import write_record
 
 WIDTH = 130
@@ -228,6 +229,11 @@ def gap() -> str:
     return ranged(gaps) if min(gaps) >= 0.5 else f"up to {max(gaps):.0f}"
 
 
+def plus_rates() -> str:
+    """The learning rate of One-A+ in research runs, and in models."""
+    return f"{OneAPlus.base_rate:g} in research runs and {OneAPlus.small['']['learning_rate']:g} in models"
+
+
 def verdicts() -> str:
     """How many of the paper's claims hold here."""
     found = Counter(claim.verdict for claim in findings.claims())
@@ -270,6 +276,7 @@ WRITTEN: dict[str, Callable[[], str]] = {
     "gap": gap,
     "answering": answering,
     "attribution": attribution,
+    "plus-rates": plus_rates,
     "verdicts": verdicts,
     "expected-seeds": expected_seeds,
     "methods-seeds": methods_seeds,
