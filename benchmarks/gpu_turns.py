@@ -48,9 +48,10 @@ class Section(NamedTuple):
 
 def sections(given: argparse.Namespace) -> dict[str, Section]:
     """All sections by name; sides of the same name in ``train`` and ``infer`` are one process."""
-    last = ("--last", str(given.last), "--views", str(given.views), "--drop", str(given.drop))
+    last = tuple(f"--{name}={getattr(given, name)}" for name in ("last", "views", "drop", "freeze"))
+    name = f"new last {given.last}" + (f" after {given.freeze:.0%}" if given.freeze else "") + ", cached"
     large = {"old": (), "new": (), "new fp8": FP8}
-    trained = large | {f"new last {given.last}, cached": last, f"new last {given.last}, cached, fp8": (*last, *FP8)}
+    trained = large | {name: last, f"{name}, fp8": (*last, *FP8)}
     many = {"old": (), "new": (), "new one parameter": ("--one-parameter",)}
     return {
         "train": Section(trained, given.turns, given.seconds, 240),
@@ -229,6 +230,7 @@ def main() -> None:
     parser.add_argument("--last", type=int, default=3, help="blocks with an adapter, where not all have one")
     parser.add_argument("--views", type=int, default=4, help="fixed views of each image, where tokens are kept")
     parser.add_argument("--drop", type=float, default=0.0, help="share of the patches that those leave out")
+    parser.add_argument("--freeze", type=float, default=0.0, help="share of the epochs in which all blocks learn")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0, help="of a turn")
     parser.add_argument("--epochs", type=int, default=25, help="E0 of the stream; 25 is the paper's")

@@ -84,11 +84,13 @@ class Measured:
         device = workload.runtime.device
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        first, *later = column._epochs(max(epochs, 3) + 1)
+        # Where lower blocks learn for some epochs only, these are a share of a whole training.
+        first, *later = column._epochs(WHOLE if self.given.freeze else max(epochs, 3) + 1)
         images, middle = len(workload.prepared.task(0)), statistics.median(later)
+        whole = first + (sum(later) if self.given.freeze else (WHOLE - 1) * middle)
         found = [
             ("training, later epochs", images / middle, "images/s"),
-            (f"training, {WHOLE} epochs with the first", WHOLE * images / (first + (WHOLE - 1) * middle), "images/s"),
+            (f"training, {WHOLE} epochs with the first", WHOLE * images / whole, "images/s"),
         ]
         if self.replayed:
             found.append(("steps replayed", self.replayed() - before, "steps"))
@@ -135,8 +137,9 @@ class Measured:
         if given.last:
             method = workload.method
             options = replace(
-                method.options, adapter_blocks=given.last, cached_views=given.views, patch_drop_rate=given.drop
-            )
+                method.options, adapter_blocks=given.last, cached_views=given.views, patch_drop_rate=given.drop,
+                freeze_at=given.freeze,
+            )  # fmt: skip
             method = OneAMethod(method.vit, options, runtime, method.plan)
             workload = replace(workload, method=method, prepared=replace(workload.prepared, method=method))
         return workload
@@ -323,7 +326,8 @@ def main() -> None:
         parser.add_argument(f"--{name}", default=default)
     for name in ("rank", "batch", "answers", "steps", "epochs", "per-class", "last", "views"):
         parser.add_argument(f"--{name}", type=int, default=0)
-    parser.add_argument("--drop", type=float, default=0.0)
+    for name in ("drop", "freeze"):
+        parser.add_argument(f"--{name}", type=float, default=0.0)
     for name in ("eager", "plain", "one-parameter"):
         parser.add_argument(f"--{name}", action="store_true")
     side = Measured(parser.parse_args())

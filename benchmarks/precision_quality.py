@@ -42,17 +42,22 @@ def configs(given: argparse.Namespace) -> dict[tuple[str, str, int], RunConfig]:
     """All runs by dataset, way and seed."""
     found: dict[tuple[str, str, int], RunConfig] = {}
     last = {"adapter_blocks": given.last, "cached_views": given.views, "patch_drop_rate": given.drop}
+    last["freeze_at"] = given.freeze
     dropped = f", {given.drop:.0%} of the patches dropped" if given.drop else ""
+    name = (
+        f"last {given.last} blocks{f' after {given.freeze:.0%}' if given.freeze else ''}, {given.views} views{dropped}"
+    )
     ways: dict[str, dict[str, Any]] = {
         given.precision: {"precision": given.precision},
         "fp8": {"precision": "fp8"},
-        f"last {given.last} blocks, {given.views} views{dropped}": {"precision": given.precision, **last},
+        name: {"precision": given.precision, **last},
+        f"{name}, fp8": {"precision": "fp8", **last},
     }
     for entry in given.data:
         data, _, tasks = entry.rpartition(":")
         stream = {"data": data, "tasks": int(tasks), "device": given.device, "compile": "no"}
         for way in given.ways.split(",") if given.ways else ():
-            name = list(ways)[("base", "fp8", "last").index(way)]
+            name = list(ways)[("base", "fp8", "last", "last-fp8").index(way)]
             for seed in given.seeds:
                 run = {"method": "one-a-plus", "backbone": given.backbone, "seed": seed, **stream, **ways[name]}
                 found[data_name(data), name, seed] = make_config(run)
@@ -76,6 +81,7 @@ def main() -> None:
     parser.add_argument("--last", type=int, default=3)
     parser.add_argument("--views", type=int, default=4)
     parser.add_argument("--drop", type=float, default=0.0, help="share of the patches that those leave out")
+    parser.add_argument("--freeze", type=float, default=0.0, help="share of the epochs in which all blocks learn")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--workers", type=int, default=14)
     parser.add_argument("--runs", type=Path, default=Path("runs/precision-quality"))

@@ -197,6 +197,13 @@ def explained(among: Sequence[Row]) -> str:
     }
     told.append(f"{words[cause(total, even, against)]} (gates minus even step: {against.text(sign=True)}).")
     told.append(f"With gates only where the base is what was learned before, F changes by {careful.text(sign=True)}.")
+    gain, modest = (paired(among, LATE, "aligned", merge, "A_T") for merge in ("gated", "old-gated"))
+    less = paired(among, LATE, "gated", "old-gated", "A_T")
+    if gain and modest and less and less.decided and gain.decided and gain.value > 0 > less.value:
+        told.append(
+            f"It is the price of accuracy on the large task: A_T changes by {gain.text(sign=True)} with gates, and by "
+            f"{modest.text(sign=True)} with gates on an old base only."
+        )
     return " ".join(told)
 
 

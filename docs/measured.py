@@ -7,6 +7,7 @@ import csv
 from collections.abc import Callable, Sequence
 from functools import cache
 
+import turns
 from evidence import ROOT
 from result_tables import table
 
@@ -192,13 +193,59 @@ _PEAKS = ("data sheet", "measured")
 
 def fp8() -> str:
     """How much faster than bf16, in turns."""
-    found = {}
-    with (ROOT / "benchmarks/turns-nvidia-h200-fp8.csv").open(encoding="utf-8") as lines:
-        for line in csv.DictReader(lines):
-            if line["turn"] == "median" and line["section"] in ("train", "infer"):
-                found[line["what"], line["side"]] = float(line["value"])
-    train, answer = (found[what, "new fp8"] / found[what, "new"] for what in ("training, later epochs", "inference"))
+    train, answer = (
+        ratio("-fp8", section, what, "new fp8", "new")
+        for section, what in (("train", "training, later epochs"), ("infer", "inference"))
+    )
     return f"trains {train:.2f} and answers {answer:.2f} times as fast as bf16"
+
+
+def fp8_later() -> str:
+    """The same after bf16 had become faster."""
+    plain, eight = (ratio("-frozen", "train", "training, later epochs", side) for side in ("new", "new fp8"))
+    return f"bf16 trains {plain:.2f} and FP8 {eight:.2f} times as fast as the old commit"
+
+
+def frozen() -> str:
+    """Blocks that stop learning: what is gained, and what it costs."""
+    ratios = (
+        ratio("-frozen", "train", "training, 20 epochs with the first", f"new last 5 after 20%, cached{more}")
+        for more in ("", ", fp8")
+    )
+    fast, faster = ratios
+    with (ROOT / "benchmarks/quality-nvidia-h200.csv").open(encoding="utf-8") as lines:
+        costs = {
+            (line["way"].split(" - ")[0].endswith("fp8"), line["seed"]): -float(line["difference"])
+            for line in csv.DictReader(lines)
+            if line["way"].startswith("last 5 blocks after") and line["difference"]
+        }
+    return (
+        f"20 epochs are {fast:.1f} times as fast, {faster:.1f} with FP8, and One-A+ loses "
+        f"{costs[False, '6 seeds']:.1f} points of A_T on CUB-200 ({costs[True, '6 seeds']:.1f} with FP8; six seeds)"
+    )
+
+
+def step_memory() -> str:
+    """What recorded steps of the large network reserve."""
+    new, old = (turns.median("-frozen", "train", "peak memory, reserved", side) / 1000 for side in ("new", "old"))
+    return f"{new:.1f} GB instead of {old:.1f}"
+
+
+def short_attention() -> str:
+    """Of 65 tokens, forward and back."""
+    with (ROOT / "benchmarks/short-attention-nvidia-h200.csv").open(encoding="utf-8") as lines:
+        took = {
+            line["kernel"]: float(line["both_us"])
+            for line in csv.DictReader(lines)
+            if (line["images"], line["tokens"]) == ("128", "65")
+        }
+    ours, theirs = took["ours 64x4"], min(took[name] for name in ("cudnn", "flash", "efficient"))
+    return f"{ours:.0f} µs, where PyTorch's fastest takes {theirs:.0f}"
+
+
+def ratio(file: str, section: str, what: str, side: str, against: str = "old") -> float:
+    """A figure of one side, in figures of another."""
+    return turns.median(file, section, what, side) / turns.median(file, section, what, against)
 
 
 def fp8_products() -> str:
@@ -257,5 +304,9 @@ WRITTEN: dict[str, Callable[[], str]] = {
     "timm-cpu": timm_on_cpu,
     "utilisation": utilisation,
     "fp8": fp8,
+    "fp8-later": fp8_later,
+    "frozen": frozen,
+    "step-memory": step_memory,
+    "short-attention": short_attention,
     "fp8-products": fp8_products,
 }

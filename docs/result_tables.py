@@ -17,6 +17,7 @@ import evidence
 import findings
 import remarks
 import reproduction
+import turns
 from evidence import ONE_A, PLUS, ROOT, Runs, difference, main_runs, select
 
 from onea.record import Record
@@ -302,6 +303,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "surprise-alignment": lambda: answered(decisions.alignment()),
     "surprise-gating-records": lambda: answered(decisions.gating_in_records()),
     "surprise-gating": lambda: answered(decisions.gating()),
+    "gpu-turns": lambda: table(*turns.cells(), words=2),
     **{name: partial(trials, path) for name, path in TRIALS.items()},
     **{f"chart-{name}": draw for name, draw in charts.CHARTS.items()},
 }

@@ -181,7 +181,6 @@ def turns() -> Iterator[str]:
     found = {(row["what"], row["side"]): float(row["value"]) for row in median_turns("turns-nvidia-h200-fp8.csv")}
     for what in ("training, later epochs", "inference"):
         yield from shown(found[what, "new fp8"] / found[what, "new"], digits=(2,))
-    yield from shown(*(found["peak memory, reserved", side] / 1000 for side in ("old", "new")), digits=(1,))
     ratios = [float(row["ratio"]) for row in lines("fp8-products-nvidia-h200.csv")]
     yield from shown(min(ratios), max(ratios), digits=(1,))
     differences = [
@@ -298,8 +297,9 @@ def test_an_edited_number_is_noticed(page: Path) -> None:
 def test_doctests_of_the_modules_behind_the_pages() -> None:
     import decisions
     import svg
+    import turns
 
-    for module in (decisions, evidence, findings, measured, remarks, result_tables, svg, written):
+    for module in (decisions, evidence, findings, measured, remarks, result_tables, svg, turns, written):
         assert doctest.testmod(module).failed == 0
 
 

@@ -60,6 +60,9 @@ def test_gates_that_only_shorten_the_step_are_told_from_gates_whose_directions_m
     assert "Directions matter" in direction
     old_base = decisions.explained(rows(decisions.LATE, gated={"F": 13.0, "fall_old": 9.0}))
     assert "raise forgetting in merges onto what was learned before" in old_base
+    price = decisions.explained(rows(decisions.LATE, gated=new_base | {"A_T": 56.0}, old_gated={"A_T": 54.0}))
+    assert "the price of accuracy on the large task: A_T changes by +6.0" in price
+    assert "price" not in direction
     nothing = decisions.explained(rows(decisions.LATE))
     assert "in neither kind of merge is the change decided" in nothing
     assert "undecided" in nothing

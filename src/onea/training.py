@@ -67,6 +67,7 @@ def train(
     ends: Callable[[], bool] | None = None,
     recordable: bool = False,
     draw: Draw | None = None,
+    epochs: range | None = None,
 ) -> list[float]:
     """Optimise every parameter that wants a gradient on a task, and return the mean loss of each epoch.
 
@@ -89,6 +90,7 @@ def train(
             and repeat it by itself.
         draw: what else is drawn for every batch, on the device: given the number of its images and what draws, a row
             for each. The losses get it after the labels.
+        epochs: those of the recipe that are trained here; by default all.
 
     Raises:
         OneaError: a loss is not finite.
@@ -135,14 +137,15 @@ def train(
             after_step()
         return value.detach()  # stays on the device: reading it here would stall the pipeline
 
+    epochs = range(recipe.epochs) if epochs is None else epochs
     graph = StepGraph(step, runtime.device) if records else None
     devices = [runtime.device] if runtime.device.type == "cuda" else []
     means = []
     with torch.random.fork_rng(devices):
         torch.manual_seed(seeds.derive(task.seed, task.index, "dropout" + purpose))
         _set_training(trained, True)
-        upcoming = batches_of(0)
-        for epoch in range(recipe.epochs):
+        upcoming = batches_of(epochs.start)
+        for epoch in epochs:
             runtime.progress.start_epoch(epoch, recipe.epochs, len(task))
             _set_rates(optimiser, recipe.schedule(epoch, recipe.epochs))
             values = []
@@ -150,7 +153,7 @@ def train(
                 for inputs in upcoming:
                     values += [graph(*inputs)] if graph else [step(*inputs, number=n) for n in range(len(losses))]
                     runtime.progress.step(len(inputs[-1]))
-                if epoch + 1 < recipe.epochs:  # crops are drawn while the device is busy, before the host waits for it
+                if epoch + 1 < epochs.stop:  # crops are drawn while the device is busy, before the host waits for it
                     upcoming = batches_of(epoch + 1)
                 means.append(_checked_mean(torch.stack(values), len(losses), task, epoch))
             runtime.progress.end_epoch(epoch, means[-1])

@@ -56,9 +56,9 @@ def test_features_and_gradients_are_the_cpus(tiny_vit, compiled):
     plain = load_backbone(tiny_vit).keep_matrices_in(torch.bfloat16, fp8=True)
     ours = load_backbone(tiny_vit).keep_matrices_in(runtime.dtype, runtime.fp8).to(GPU)
     if compiled:
-        ours.compile_for({4})
+        ours.compile_for({64})
     for seed in (1, 2, 3, 4):
-        images = drawn(4, 3, plain.size, plain.size, seed=seed)
+        images = drawn(64, 3, plain.size, plain.size, seed=seed)
         adapters = [
             Adapters(plain.depth, plain.width, 4, generator=torch.Generator().manual_seed(seed), dropout=0.0)
             for _ in range(3)
@@ -80,6 +80,7 @@ def test_features_and_gradients_are_the_cpus(tiny_vit, compiled):
                 (unrounded, [*best.parameters()]),
             )
         )
-        # Rounded to eight bits, a number next to the middle of two may become either, and so may the side of a ReLU.
+        # Rounded to eight bits, a number next to the middle of two may become either, and so may the side of a ReLU:
+        # of four images, one such ReLU would double the error, so there are more.
         assert off(gradients, right) < 1.5 * off(theirs_too, right)
     assert not counters["inductor"]["cudagraph_skips"]

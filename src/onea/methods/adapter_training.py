@@ -55,6 +55,9 @@ class AdapterTraining(AdapterOptions):
             the guard) right for so many epochs; 0 never ends early (the paper).
         patch_drop_rate: share of the patches of an image that a training step leaves out, drawn anew for each image;
             class token and registers stay. Statistics and answers see all patches. 0 leaves out none (the paper).
+        freeze_at: where it is not 0, all blocks have an adapter; and after this share of a task's epochs only those of
+            the last ``adapter_blocks`` go on learning, on ``cached_views`` and with ``patch_drop_rate``. Before, all
+            learn, on new crops with all patches.
     """
 
     batch_size: int = 128
@@ -73,10 +76,16 @@ class AdapterTraining(AdapterOptions):
     cached_views: Annotated[int, Range(ge=0, le=100)] = 4
     patience: Annotated[int, Range(ge=0)] = 0
     patch_drop_rate: BelowOne = 0.0
+    freeze_at: BelowOne = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_epochs()
+        if self.freeze_at and not (self.adapter_blocks and self.cached_views):
+            raise OneaError(
+                f"freeze_at is {self.freeze_at}: adapter_blocks must say how many blocks go on learning, "
+                "and cached_views on how many views of each image."
+            )
 
     def check_epochs(self) -> None:
         """Refuse bounds that leave no number of epochs."""
@@ -101,7 +110,16 @@ class AdapterTraining(AdapterOptions):
     @property
     def fixed_views(self) -> int:
         """The number of views that training takes in turn; 0 where it draws new crops."""
-        return self.cached_views if self.adapter_blocks else 0
+        return self.cached_views if self.adapted_blocks else 0
+
+    @property
+    def adapted_blocks(self) -> int:
+        """The number of blocks, counted from the last, that have an adapter; 0 is all."""
+        return 0 if self.freeze_at else self.adapter_blocks
+
+    def frozen_epoch(self, epochs: int) -> int:
+        """The first of a task's epochs in which only the last blocks learn; 0 where that does not change."""
+        return min(max(round(self.freeze_at * epochs), 1), epochs) if self.freeze_at else 0
 
     def first_block(self, vit: FrozenViT) -> int:
         """The first block of a network that has an adapter.
@@ -114,7 +132,7 @@ class AdapterTraining(AdapterOptions):
                 f"adapter_blocks is {self.adapter_blocks}, and '{vit.name}' has {vit.depth} blocks; "
                 f"give {vit.depth} or less, or 0 for all."
             )
-        return vit.depth - (self.adapter_blocks or vit.depth)
+        return vit.depth - (self.adapted_blocks or vit.depth)
 
     def patches(self, vit: FrozenViT) -> Draw | None:
         """What draws the patches of a network that a step looks at; None where it looks at all.
@@ -183,24 +201,32 @@ def train_adapter(
     network: Network = vit
     batches: Batches | None = None
     inputs = task.images.plain
-    if count := options.fixed_views:
+    count = options.fixed_views
+    if count:
         views = views or FixedViews.drawn(vit, runtime, task, count, options.crop_scale, adapters)
         network, batches, inputs = vit.forward_above, views.batches(task, recipe.batch_size, count), views.plain
     ends = None
     if options.patience and held_out is not None and len(held_out):
         ends = Patience(options.patience, partial(share_right, network, adapters, head, held_out, inputs, runtime))
-    losses = train_with_local_head(
-        network,
-        adapters,
-        head,
-        task,
-        recipe,
-        runtime,
+    fit = partial(
+        train_with_local_head,
+        head=head,
+        task=task,
+        recipe=recipe,
+        runtime=runtime,
         contrastive_share=share,
         margin=options.margin,
-        batches=batches,
-        ends=ends,
-        patches=options.patches(vit),
     )
+    losses, learning, epochs, purpose = [], adapters, range(recipe.epochs), ""
+    if frozen := options.frozen_epoch(recipe.epochs):
+        losses = fit(vit, adapters, epochs=epochs[:frozen])
+        block, count = vit.depth - options.adapter_blocks, options.cached_views
+        views = FixedViews.drawn(
+            vit, runtime, task, count, options.crop_scale, adapters.frozen_copy().to(runtime.device), block
+        )
+        network, batches = vit.forward_above, views.batches(task, recipe.batch_size, count)
+        learning, epochs, purpose = adapters.above(block), epochs[frozen:], "last blocks"
+    patches = options.patches(vit)
+    losses += fit(network, learning, batches=batches, ends=ends, patches=patches, epochs=epochs, purpose=purpose)
     tensors = {name: value.detach().clone() for name, value in adapters.state_dict().items()}
     return TrainedAdapter(tensors, {"epochs": len(losses), "contrastive_share": share, "losses": losses}, head)

@@ -34,10 +34,11 @@ class FixedViews:
         rows: which of them, ``int64 [N]``.
         crops: of each view after the first, as ``images.draw`` gives them for the rows.
         crop_scale: with which they were drawn.
-        hooks: their first block says which tokens.
+        hooks: take part in the passes below.
         dtype: of what is kept. Half precision has three more bits than bfloat16, and tokens of a ViT are far smaller
             than its largest number.
         for_crops: the same network and runtime in another precision, for all views but the first, if there is one.
+        block: the tokens are those that enter it; by default the first that hooks take part in.
 
     Attributes:
         count: the number of views of each image.
@@ -54,10 +55,11 @@ class FixedViews:
         hooks: BlockHooks,
         dtype: torch.dtype = torch.float16,
         for_crops: tuple[FrozenViT, Runtime] | None = None,
+        block: int | None = None,
     ):
         self.vit, self.runtime, self.images, self.rows = vit, runtime, images, rows
         self._for_crops = for_crops or (vit, runtime)
-        self._crops, self._crop_scale, self._hooks = crops, crop_scale, hooks
+        self._crops, self._crop_scale, self._hooks, self._block = crops, crop_scale, hooks, block
         self.count = 1 + len(crops)
         shape = torch.Size((self.count, len(rows), vit.tokens, vit.width))
         place = _place_for(shape.numel() * dtype.itemsize, runtime.device)
@@ -66,12 +68,19 @@ class FixedViews:
 
     @classmethod
     def drawn(
-        cls, vit: FrozenViT, runtime: Runtime, task: Task, count: int, crop_scale: float, hooks: BlockHooks
+        cls,
+        vit: FrozenViT,
+        runtime: Runtime,
+        task: Task,
+        count: int,
+        crop_scale: float,
+        hooks: BlockHooks,
+        block: int | None = None,
     ) -> FixedViews:
         """So many views of the images of a task, decided by its seed."""
         generators = (seeds.generator(task.seed, task.index, f"fixed view {view}") for view in range(1, count))
         crops = [task.images.draw(len(task), crop_scale, generator) for generator in generators]
-        return cls(vit, runtime, task.images, task.rows, crops, crop_scale, hooks)
+        return cls(vit, runtime, task.images, task.rows, crops, crop_scale, hooks, block=block)
 
     def features(self, view: int, hooks: BlockHooks) -> Tensor:
         """Features of a view of all images, ``[N, width]`` float32 on the device, for inference."""
@@ -161,7 +170,7 @@ class FixedViews:
             images = self.images.plain(rows)
         vit, runtime = self._looks_at(view)
         with torch.no_grad(), runtime.autocast():
-            return vit.forward_below(images, self._hooks)[: len(positions)].float()
+            return vit.forward_below(images, self._hooks, self._block)[: len(positions)].float()
 
     def _looks_at(self, view: int) -> tuple[FrozenViT, Runtime]:
         """The network that a view is computed with, and where."""

@@ -63,13 +63,15 @@ def train_with_local_head(
     batches: Batches | None = None,
     ends: Callable[[], bool] | None = None,
     patches: Draw | None = None,
+    epochs: range | None = None,
+    purpose: str = "",
 ) -> list[float]:
     """Train hooks that are a module together with a local head; returns the mean loss of each epoch.
 
     The loss is cross-entropy over the task's own classes, of which ``contrastive_share`` goes to the contrastive term.
     The head learns at ``head_rate`` times the rate of the hooks. ``batches`` are what the network gets, if not random
     crops of the task's images, and ``ends`` is asked after each epoch whether to stop there. ``patches`` draws those
-    that the network looks at, where these are not all.
+    that the network looks at, where these are not all. ``epochs`` and ``purpose`` are those of ``train``.
     """
     assert isinstance(hooks, nn.Module)
     share = contrastive_share
@@ -92,4 +94,6 @@ def train_with_local_head(
         ends=ends,
         recordable=recordable,
         draw=patches,
+        epochs=epochs,
+        purpose=purpose,
     )

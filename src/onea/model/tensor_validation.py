@@ -94,7 +94,7 @@ def check_shapes(file: BinaryIO, size: int, state: Mapping[str, Any]) -> Shapes:
             wanted |= {"held": ("BF16", views), "held_rows": ("I64", rolling)}
     if (factors := statistics_for(state["readout"], width).factors) is not None:
         wanted |= {"factors": ("BF16", (classes, *factors.shape[1:])), "cut": ("F64", (classes,))}
-    for block in _adapter_blocks(found, (len(found) - len(wanted)) // 4, options.adapter_blocks):
+    for block in _adapter_blocks(found, (len(found) - len(wanted)) // 4, options.adapted_blocks):
         wanted |= {
             f"adapter.blocks.{block}.down.weight": ("F32", (rank, width)),
             f"adapter.blocks.{block}.down.bias": ("F32", (rank,)),

@@ -134,6 +134,20 @@ class Adapters(nn.Module, BlockHooks):
             assert isinstance(adapter, Adapter)
             yield adapter
 
+    def above(self, block: int) -> Adapters:
+        """Those of a block and of all after it, as adapters that share their weights."""
+        depth, width = self.shape
+        made = Adapters(
+            depth, width, self.rank, generator=torch.Generator(), scale=self.scale, dropout=self.dropout,
+            first_block=block,
+        )  # fmt: skip
+        made.blocks = nn.ModuleList([*(nn.Identity() for _ in range(block)), *self.blocks[block:]])
+        return made
+
+    def frozen_copy(self) -> Adapters:
+        """The same weights as they are now, for inference."""
+        return Adapters.from_tensors({name: value.clone() for name, value in self.state_dict().items()}, self.scale)
+
     def flat(self, dtype: torch.dtype) -> Tensor:
         """All weights as one row, which ``FlatAdapters`` takes; of a frozen adapter in ``dtype`` and made only once.
 

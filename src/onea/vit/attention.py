@@ -6,8 +6,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
+
+from onea.vit.short_attention import short_attention, takes
 
 _FEW_QUERIES = 1024  # images x heads x tokens; measured on two cores
 
@@ -41,6 +43,9 @@ def attention(
     width = attn.num_heads * attn.head_dim
     if queries == h.shape[1]:  # all three at once: one image waits for each step that the host takes
         qkv = attn.qkv(h) if update is None else attn.qkv(h) + update
+        plain = prefix is None and isinstance(attn.q_norm, nn.Identity) and isinstance(attn.k_norm, nn.Identity)
+        if plain and takes(qkv, attn.num_heads):
+            return attn.proj(attn.norm(short_attention(qkv, attn.num_heads)))  # type: ignore[no-any-return]
         q, k, v = qkv.unflatten(2, (3, attn.num_heads, attn.head_dim)).permute(2, 0, 3, 1, 4).unbind()
     else:
         q, k, v = (_in_heads(part, attn.head_dim) for part in _project(attn, h, update, queries, width))

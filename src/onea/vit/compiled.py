@@ -76,8 +76,10 @@ class CompiledViT:
         ) -> Tensor:
             return vit.forward_eager(images, adapted(flat, rank, scale, dropout), patches)
 
-        def below(images: Tensor, patches: None, first_block: int) -> Tensor:
-            return vit.below_eager(images, first_block)
+        def below(
+            images: Tensor, patches: None, flat: Tensor | None, rank: int, scale: float, dropout: float, block: int
+        ) -> Tensor:
+            return vit.below_eager(images, block, adapted(flat, rank, scale, dropout))
 
         def above(
             tokens: Tensor, patches: Tensor | None, flat: Tensor | None, rank: int, scale: float, dropout: float
@@ -95,9 +97,10 @@ class CompiledViT:
         """Features ``[B, width]``."""
         return self._padded(self._whole, images, patches, *self._arguments(hooks))
 
-    def below(self, images: Tensor, hooks: BlockHooks) -> Tensor:
-        """Tokens that enter the first block of the hooks."""
-        return self._padded(self._below, images, None, hooks.first_block)
+    def below(self, images: Tensor, hooks: BlockHooks, block: int) -> Tensor:
+        """Tokens that enter a block."""
+        before = hooks if hooks.first_block < block else NO_HOOKS
+        return self._padded(self._below, images, None, *self._arguments(before), block)
 
     def above(self, tokens: Tensor, hooks: BlockHooks, patches: Tensor | None = None) -> Tensor:
         """Features of such tokens."""

@@ -175,11 +175,12 @@ class FrozenViT(nn.Module, RenamedMethods, old_names={"eagerly": "forward_eager"
         """Features, operation by operation."""
         return self.features(self.forward_blocks(self.embed(images, hooks, patches), hooks), hooks)
 
-    def forward_below(self, images: Tensor, hooks: BlockHooks = NO_HOOKS) -> Tensor:
-        """Tokens that enter the first block that hooks take part in: the same whatever the hooks have learned."""
+    def forward_below(self, images: Tensor, hooks: BlockHooks = NO_HOOKS, block: int | None = None) -> Tensor:
+        """Tokens that enter a block: by default the first that hooks take part in, whatever these have learned."""
+        block = hooks.first_block if block is None else block
         if self._compiled and self._compiled.takes(images, hooks):
-            return self._compiled.below(images, hooks)
-        return self.below_eager(images, hooks.first_block, hooks)
+            return self._compiled.below(images, hooks, block)
+        return self.below_eager(images, block, hooks)
 
     def forward_above(self, tokens: Tensor, hooks: BlockHooks = NO_HOOKS, patches: Tensor | None = None) -> Tensor:
         """Features of what ``forward_below`` gave, in whatever precision; gradients stay in these blocks.
@@ -190,9 +191,9 @@ class FrozenViT(nn.Module, RenamedMethods, old_names={"eagerly": "forward_eager"
             return self._compiled.above(tokens, hooks, patches)
         return self.above_eager(tokens, hooks, patches)
 
-    def below_eager(self, images: Tensor, first_block: int, hooks: BlockHooks = NO_HOOKS) -> Tensor:
+    def below_eager(self, images: Tensor, block: int, hooks: BlockHooks = NO_HOOKS) -> Tensor:
         """Tokens that enter a block, operation by operation; of hooks only what they do before it counts."""
-        return self.forward_blocks(self.embed(images, hooks), hooks, stop=first_block)
+        return self.forward_blocks(self.embed(images, hooks), hooks, stop=block)
 
     def above_eager(self, tokens: Tensor, hooks: BlockHooks, patches: Tensor | None = None) -> Tensor:
         """Features of such tokens, operation by operation."""

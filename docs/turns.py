@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An old commit and today's code, taking turns on one GPU: the table of speed.md, from what gpu_turns.py wrote."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import NamedTuple
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+_LATER, _WHOLE = "training, later epochs", "training, 20 epochs with the first"
+_TIMM = "one image, {}, ours / timm"
+_LAST = "today's, adapters in the last 7 blocks, tokens kept, half of the patches"
+_FROZEN = "today's, all blocks for a fifth of the epochs, then the last 5, tokens kept, two thirds of the patches"
+
+
+class Row(NamedTuple):
+    """A line of the table, and where its figures are: file (after ``turns-nvidia-h200``), section, figure, side."""
+
+    words: str
+    way: str
+    file: str
+    section: str
+    what: str
+    side: str = "new"
+    unit: float = 1.0
+
+
+ROWS = (
+    Row("training, ViT-B/16, later epochs, images/s", "today's", "-frozen", "train", _LATER),
+    Row("training, ViT-B/16, later epochs, images/s", "today's, FP8", "-fp8", "train", _LATER, "new fp8"),
+    Row("training, ViT-B/16, later epochs, images/s", _LAST, "-last-7", "train", _LATER, "new last 7, cached"),
+    Row("the same, 20 epochs with the first", "today's", "-frozen", "train", _WHOLE),
+    Row("the same, 20 epochs with the first", "today's, FP8", "-fp8", "train", _WHOLE, "new fp8"),
+    Row("the same, 20 epochs with the first", _LAST, "-last-7", "train", _WHOLE, "new last 7, cached"),
+    Row("the same, 20 epochs with the first", _FROZEN, "-frozen", "train", _WHOLE, "new last 5 after 20%, cached"),
+    Row(
+        "the same, 20 epochs with the first",
+        f"{_FROZEN}, FP8",
+        "-frozen",
+        "train",
+        _WHOLE,
+        "new last 5 after 20%, cached, fp8",
+    ),
+    Row("inference, ViT-B/16, batch 256, images/s", "today's", "-fp8", "infer", "inference"),
+    Row("inference, ViT-B/16, batch 256, images/s", "today's, FP8", "-fp8", "infer", "inference", "new fp8"),
+    Row("training, small network, images/s", "today's", "", "small", _LATER),
+    Row("training, small network, images/s", "adapter as one parameter", "", "small", _LATER, "new one parameter"),
+    Row(
+        "CIFAR-100's stream, small network, 16 epochs (E0), s",
+        "today's",
+        "-stream",
+        "stream",
+        "stream, learned and evaluated",
+    ),
+    Row("one image, bf16, not compiled, against timm", "today's", "", "one", _TIMM.format("bf16")),
+    Row("the same in fp32", "today's", "", "one", _TIMM.format("fp32")),
+    Row("memory of fp32 training, GB", "today's", "", "memory", "peak memory, reserved", unit=1000),
+    Row("memory of fp32 training, GB", "plain loop", "", "memory", "peak memory, reserved", "plain", 1000),
+)
+
+
+def median(file: str, section: str, what: str, side: str) -> float:
+    """A figure of one side."""
+    with (BENCHMARKS / f"turns-nvidia-h200{file}.csv").open(encoding="utf-8") as lines:
+        (found,) = (
+            float(line["value"])
+            for line in csv.DictReader(lines)
+            if (line["section"], line["what"], line["side"], line["turn"]) == (section, what, side, "median")
+        )
+    return found
+
+
+def cells() -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Heads and rows."""
+    rows: list[tuple[str, ...]] = []
+    for row in ROWS:
+        old, new = (median(row.file, row.section, row.what, side) / row.unit for side in ("old", row.side))
+        rows.append((row.words, row.way, _shown(old), _shown(new), f"{new / old:.2f}"))
+    return ("what", "way", "old commit", "this way", "ratio"), rows
+
+
+def _shown(value: float) -> str:
+    """Three digits, or thousands.
+
+    >>> _shown(4972.97), _shown(64.182), _shown(1.487)
+    ('4,973', '64.2', '1.49')
+    """
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 5 else f"{value:.2f}"

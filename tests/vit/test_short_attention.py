@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention among few tokens: its Triton kernels, interpreted on the CPU, against PyTorch's attention."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny import write_tiny_vit
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional as F
+
+from onea.vit.adapter import Adapters
+from onea.vit.backbones import load_backbone
+from onea.vit.short_attention import short_attention, takes
+
+HEADS = 2
+# The interpreter multiplies bfloat16 wrongly; float16 is rounded at the same places. Of each result, probabilities (or
+# their gradients) and what is written are rounded, by half of eps; in float32, the order of sums counts.
+BOUNDS = {torch.float32: 1e-5, torch.float16: 2 * torch.finfo(torch.float16).eps}
+CASES = [
+    *(
+        (torch.float32, *shape)
+        for shape in ((1, 64), (16, 32), (33, 64), (64, 64), (65, 64), (65, 32), (80, 64), (128, 32))
+    ),
+    *((torch.float16, tokens, 64) for tokens in (33, 65, 80)),
+]
+INPUTS, OUTPUTS = "inputs.safetensors", "outputs.safetensors"
+
+
+def interpret(folder: Path) -> None:
+    """What the other process does, in which nothing has imported Triton before."""
+    found = {}
+    for name, value in load_file(folder / INPUTS).items():
+        kind, case = name.split(" ", 1)
+        if kind == "qkv":
+            qkv, upper = value.requires_grad_(), load_file(folder / INPUTS)[f"upper {case}"]
+            out = short_attention(qkv, HEADS)
+            found[f"out {case}"] = out.detach()
+            (found[f"grad {case}"],) = torch.autograd.grad(out, qkv, upper)
+    pytest.MonkeyPatch().setattr("onea.vit.attention.takes", lambda *_: True)
+    save_file({**found, **trained(folder)}, folder / OUTPUTS)
+
+
+def trained(folder: Path) -> dict[str, torch.Tensor]:
+    """Features of a network, and the gradient of its adapters."""
+    vit = load_backbone(str(folder / "vit.safetensors"))
+    images = torch.randn(2, 3, vit.size, vit.size, generator=torch.Generator().manual_seed(1))
+    hooks = Adapters(vit.depth, vit.width, 4, generator=torch.Generator().manual_seed(1), dropout=0.0)
+    for adapter in hooks.each():
+        torch.nn.init.normal_(adapter.up.weight, generator=torch.Generator().manual_seed(2))
+    features = vit(images, hooks)
+    gradients = torch.autograd.grad(features.square().sum(), list(hooks.parameters()))
+    return {"features": features.detach(), "gradient": torch.cat([each.flatten() for each in gradients])}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("needs Triton")
+    folder = tmp_path_factory.mktemp("short-attention")
+    write_tiny_vit(folder / "vit.safetensors", depth=3, width=128)
+    inputs, generator = {}, torch.Generator().manual_seed(1)
+    for dtype, tokens, width in CASES:
+        for kind, parts in (("qkv", 3), ("upper", 1)):
+            value = torch.randn(2, tokens, parts * HEADS * width, generator=generator)
+            inputs[f"{kind} {dtype} {tokens} {width}"] = value.to(dtype)
+    save_file(inputs, folder / INPUTS)
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, __file__, str(folder)], check=True, env=environment, timeout=300)
+    return folder
+
+
+@pytest.mark.parametrize(("dtype", "tokens", "width"), CASES)
+def test_values_and_gradients_are_those_of_pytorch(folder, dtype, tokens, width):
+    inputs, outputs = load_file(folder / INPUTS), load_file(folder / OUTPUTS)
+    case = f"{dtype} {tokens} {width}"
+    qkv = inputs[f"qkv {case}"].double().requires_grad_()
+    q, k, v = qkv.unflatten(2, (3, HEADS, width)).permute(2, 0, 3, 1, 4).unbind()
+    expected = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+    (gradient,) = torch.autograd.grad(expected, qkv, inputs[f"upper {case}"].double())
+    parts = [(outputs[f"out {case}"], expected.detach())]
+    parts += zip(outputs[f"grad {case}"].chunk(3, 2), gradient.chunk(3, 2), strict=True)
+    for found, right in parts:
+        assert found.dtype == dtype
+        assert float((found.double() - right).norm()) <= BOUNDS[dtype] * float(right.norm()) + 1e-6
+
+
+def test_a_network_learns_with_it_as_without(folder):
+    outputs = load_file(folder / OUTPUTS)
+    for name, expected in trained(folder).items():
+        torch.testing.assert_close(outputs[name], expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+        assert not torch.equal(outputs[name], expected), "the kernels were not asked"
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, True),
+        ({"tokens": 33}, True),
+        ({"tokens": 128}, True),
+        ({"tokens": 197}, False),
+        ({"width": 48}, False),
+        ({"dtype": torch.float32}, False),
+        ({"device": "cpu"}, False),
+        ({"requires_grad": False}, False),
+    ],
+)
+def test_what_it_takes_in_a_compiled_pass(change, expected):
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("needs Triton")
+    torch.compiler.reset()
+    given = {"tokens": 65, "width": 64, "dtype": torch.bfloat16, "device": "cuda", "requires_grad": True} | change
+    shape = 2, given.pop("tokens"), 3 * HEADS * given.pop("width")
+    answers = []
+
+    def ask(qkv: torch.Tensor) -> torch.Tensor:
+        answers.append(takes(qkv, HEADS))
+        return qkv + 1
+
+    with FakeTensorMode():
+        qkv = torch.empty(shape, **given)
+        torch.compile(ask, backend="eager", fullgraph=True)(qkv)
+        ask(qkv)
+    assert answers == [expected, False], "launching it uncompiled takes longer than it saves"
+
+
+if __name__ == "__main__":
+    interpret(Path(sys.argv[1]))
