@@ -161,9 +161,10 @@ def unstack(like: Tensors, fusions: list[tuple[list[str], Fusion]]) -> Tensors:
 
 
 def stack(side: Tensors, names: list[str]) -> Tensor:
-    """Tensors of one shape as float64 matrices ``[n, out, in]``; a vector is a matrix of one row."""
-    stacked = torch.stack([side[name] for name in names])
-    if stacked.device.type == "mps":  # has no float64
-        stacked = stacked.cpu()
+    """Tensors of one shape as float64 matrices ``[n, out, in]`` on the CPU; a vector is a matrix of one row.
+
+    A GPU takes longer to decompose small matrices, or has no float64; and so all machines round alike.
+    """
+    stacked = torch.stack([side[name] for name in names]).cpu()
     rows = stacked.shape[1] if stacked.dim() > 2 else 1
     return stacked.double().reshape(len(names), rows, -1)
