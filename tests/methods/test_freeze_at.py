@@ -6,13 +6,17 @@ from __future__ import annotations
 import pytest
 import torch
 from method_tools import learn_all, prepared
+from model_tools import tiny_model
 
+import onea
+from onea import schedules, training
 from onea.errors import OneaError
 from onea.methods import adapter_training
 from onea.methods.adapter_training import AdapterTraining
 from onea.methods.fixed_views import FixedViews
 from onea.methods.one_a import OneAOptions
 from onea.vit.adapter import Adapters
+from onea.vit.hooks import NO_HOOKS
 
 FROZEN = {"adapter_blocks": 1, "cached_views": 2, "freeze_at": 0.5, "epochs": 4, "min_epochs": 4, "max_epochs": 4}
 
@@ -38,8 +42,8 @@ def test_lower_blocks_stay_as_they_were_and_the_last_one_learns_on(tiny_run, mon
         assert not torch.equal(value, fresh[name]), "all of them learn at first"
 
 
-def test_the_first_part_is_that_of_a_training_of_all_blocks(tiny_run):
-    """Epochs, rates and crops are those of the whole training, up to where it freezes."""
+def test_without_a_second_part_it_is_the_training_of_all_blocks(tiny_run, monkeypatch):
+    monkeypatch.setattr(FixedViews, "drawn", lambda *given: pytest.fail("nobody needs views"))
     part = asked(tiny_run, cached_views=1, freeze_at=0.99)
     whole = prepared(tiny_run, "one-a", options=tiny_run["options"] | {"epochs": 4, "min_epochs": 4, "max_epochs": 4})
     reports = []
@@ -49,11 +53,44 @@ def test_the_first_part_is_that_of_a_training_of_all_blocks(tiny_run):
             method.vit, method.new_adapter(task), task, method.options, method.runtime, None
         )
         reports.append(found)
-    assert reports[0].report == reports[1].report, "nothing is left for the second part"
+    assert reports[0].report == reports[1].report
     assert all(torch.equal(reports[0].tensors[name], value) for name, value in reports[1].tensors.items())
 
 
-def test_the_second_part_learns_what_lies_above_the_frozen_ones(tiny_run):
+def test_the_second_part_goes_on_where_the_first_one_ended(tiny_run, monkeypatch):
+    """Rates are those of the whole training; draws are new, patches are dropped, and held-out images may end it."""
+    ready = asked(tiny_run, patch_drop_rate=0.5, patience=9)
+    parts, shares, fit, set_rates = [], [], adapter_training.train_with_local_head, training._set_rates
+    monkeypatch.setattr(
+        adapter_training, "train_with_local_head", lambda *given, **how: parts.append(how) or fit(*given, **how)
+    )
+    monkeypatch.setattr(training, "_set_rates", lambda *given: shares.append(given[1]) or set_rates(*given))
+    task, method = ready.task(0), ready.method
+    adapter_training.train_adapter(
+        method.vit, method.new_adapter(task), task, method.options, method.runtime, None, held_out=task
+    )
+    assert shares == [schedules.cosine(epoch, 4) for epoch in range(4)]
+    first, second = parts
+    assert (first["epochs"], second["epochs"]) == (range(2), range(2, 4))
+    assert (first.get("patches"), first.get("ends"), first.get("purpose", "")) == (None, None, "")
+    assert second["patches"]
+    assert second["ends"]
+    assert second["purpose"]
+
+
+def test_it_learns_on_tokens_that_the_frozen_ones_have_changed(tiny_run, monkeypatch):
+    ready, made, draw = asked(tiny_run, learning_rate=0.5), [], FixedViews.drawn
+    monkeypatch.setattr(FixedViews, "drawn", lambda *given: made.append((draw(*given), given[5])) or made[-1][0])
+    task, method = ready.task(0), ready.method
+    adapter_training.train_adapter(method.vit, method.new_adapter(task), task, method.options, method.runtime, None)
+    ((views, below),) = made
+    found, images = views.plain(task.rows), task.images.plain(task.rows)
+    with torch.no_grad():
+        expected, blank = (method.vit.forward_below(images, hooks, 1) for hooks in (below, NO_HOOKS))
+    assert float((found - expected).norm()) < 0.1 * float((blank - expected).norm())
+
+
+def test_above_and_below_are_the_whole(tiny_run):
     """Split where the last adapter begins, the pass with frozen ones below is the whole pass."""
     ready = asked(tiny_run)
     vit, images = ready.method.vit, ready.task(0).images.plain(ready.task(0).rows[:4])
@@ -66,13 +103,33 @@ def test_the_second_part_learns_what_lies_above_the_frozen_ones(tiny_run):
     assert not below.requires_grad
     torch.testing.assert_close(vit.forward_above(below, above), vit(images, adapters))
     assert [name.split(".")[1] for name, _ in above.named_parameters()] == ["1"] * 4
-    assert not torch.equal(below, vit.forward_below(images, above)), "the frozen ones take part"
+    assert above.scale == adapters.scale
 
 
 def test_a_stream_is_learned_and_continued(tiny_run):
-    method = learn_all(asked(tiny_run, patch_drop_rate=0.5))
-    assert method.kept.first_block == 0
-    assert all(bool(adapter.up.weight.any()) for adapter in method.kept.each())
+    whole = learn_all(asked(tiny_run, patch_drop_rate=0.5))
+    assert whole.kept.first_block == 0
+    assert all(bool(adapter.up.weight.any()) for adapter in whole.kept.each())
+    first, second = (asked(tiny_run, patch_drop_rate=0.5) for _ in range(2))
+    learn_all(first, [0, 1])
+    second.method.load_state_dict({name: value.clone() for name, value in first.method.state_dict().items()})
+    learn_all(second, [2])
+    found = second.method.state_dict()
+    assert all(torch.equal(value, found[name]) for name, value in whole.state_dict().items())
+
+
+def test_a_model_that_was_taught_so_is_saved_and_taught_on(tiny_vit, tiny_images, tmp_path):
+    options = {"adapter_blocks": 1, "freeze_at": 0.5}
+    model = tiny_model(tiny_vit, options=options, epochs=2).learn(tiny_images / "train")
+    model.save(tmp_path / "shop.onea")
+    loaded = onea.load(tmp_path / "shop.onea", device="cpu", threads=1)
+    assert all(torch.equal(value, loaded.snapshot().state.adapter[name]) for name, value in adapter_of(model).items())
+    assert {name.split(".")[1] for name in adapter_of(model)} == {"0", "1"}
+    assert loaded.learn(tiny_images / "test").version == 2
+
+
+def adapter_of(model) -> dict[str, torch.Tensor]:
+    return dict(model.snapshot().state.adapter)
 
 
 @pytest.mark.parametrize(("share", "epochs", "expected"), [(0.0, 20, 0), (0.2, 20, 4), (0.01, 20, 1), (0.9, 1, 1)])

@@ -101,6 +101,8 @@ def test_frozen_methods_run_on_any_network(convnext, tiny_run, tmp_path):
 
 
 def test_a_model_on_any_network_has_no_adapter(convnext, tiny_images, tmp_path):
+    for given in ({"freeze_at": 0.2}, {"patch_drop_rate": 0.3}):  # which are for adapters
+        assert not tiny_model(convnext, options=given).learn(tiny_images / "train").snapshot().state.adapter
     model = tiny_model(convnext).learn(tiny_images / "train")
     state = model.snapshot().state
     assert not state.adapter

@@ -109,5 +109,10 @@ def test_a_compiled_network_takes_them_as_one_row(vit, images):
             mine, plain = compiled(images, adapters), vit.forward_eager(images, adapters)
             torch.testing.assert_close(mine, plain, rtol=1e-5, atol=1e-5)
             torch.testing.assert_close(gradients(mine, adapters), gradients(plain, adapters), rtol=1e-4, atol=1e-4)
+            below = compiled.forward_below(images, adapters, 2)
+            expected = vit.forward_blocks(vit.embed(images), adapters, stop=2)
+            torch.testing.assert_close(below, expected, rtol=1e-5, atol=1e-5)
+            blank = vit.forward_blocks(vit.embed(images), stop=2)
+            assert torch.allclose(below, blank, atol=1e-5) == (first > 2), "adapters below take part"
     finally:
         vit.compile_for(())

@@ -56,8 +56,8 @@ class AdapterTraining(AdapterOptions):
         patch_drop_rate: share of the patches of an image that a training step leaves out, drawn anew for each image;
             class token and registers stay. Statistics and answers see all patches. 0 leaves out none (the paper).
         freeze_at: where it is not 0, all blocks have an adapter; and after this share of a task's epochs only those of
-            the last ``adapter_blocks`` go on learning, on ``cached_views`` and with ``patch_drop_rate``. Before, all
-            learn, on new crops with all patches.
+            the last ``adapter_blocks`` go on learning, on ``cached_views`` (however many images there are) and with
+            ``patch_drop_rate``. Before, all learn, on new crops with all patches, and ``patience`` is not asked.
     """
 
     batch_size: int = 128
@@ -217,16 +217,24 @@ def train_adapter(
         contrastive_share=share,
         margin=options.margin,
     )
-    losses, learning, epochs, purpose = [], adapters, range(recipe.epochs), ""
-    if frozen := options.frozen_epoch(recipe.epochs):
-        losses = fit(vit, adapters, epochs=epochs[:frozen])
+    whole, frozen = range(recipe.epochs), options.frozen_epoch(recipe.epochs)
+    losses = fit(vit, adapters, epochs=whole[:frozen]) if frozen else []
+    learning = adapters
+    if frozen and whole[frozen:]:
         block, count = vit.depth - options.adapter_blocks, options.cached_views
-        views = FixedViews.drawn(
-            vit, runtime, task, count, options.crop_scale, adapters.frozen_copy().to(runtime.device), block
-        )
+        below = adapters.frozen_copy().to(runtime.device)
+        views = FixedViews.drawn(vit, runtime, task, count, options.crop_scale, below, block)
         network, batches = vit.forward_above, views.batches(task, recipe.batch_size, count)
-        learning, epochs, purpose = adapters.above(block), epochs[frozen:], "last blocks"
-    patches = options.patches(vit)
-    losses += fit(network, learning, batches=batches, ends=ends, patches=patches, epochs=epochs, purpose=purpose)
+        learning = adapters.above(block)
+    if whole[frozen:]:
+        losses += fit(
+            network,
+            learning,
+            batches=batches,
+            ends=ends,
+            patches=options.patches(vit),
+            epochs=whole[frozen:],
+            purpose="last blocks" if frozen else "",
+        )
     tensors = {name: value.detach().clone() for name, value in adapters.state_dict().items()}
     return TrainedAdapter(tensors, {"epochs": len(losses), "contrastive_share": share, "losses": losses}, head)

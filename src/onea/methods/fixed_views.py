@@ -23,8 +23,8 @@ MOST_ON_HOST = 2**30  # bytes of tokens in the host's memory, and never more tha
 class FixedViews:
     """A few views of each image: the first is the image as it is, the others are random crops.
 
-    The tokens that enter the first block of the hooks do not depend on what the hooks learn. They are computed when a
-    view is first needed and kept for every later look at it, where those of all views have room. Where they have not,
+    The tokens that enter a block do not depend on what is learned in it and above. They are computed when a view is
+    first needed and kept for every later look at it, where those of all views have room. Where they have not,
     they are computed each time: that takes longer, but memory does not decide what is learned.
 
     Args:
@@ -83,7 +83,11 @@ class FixedViews:
         return cls(vit, runtime, task.images, task.rows, crops, crop_scale, hooks, block=block)
 
     def features(self, view: int, hooks: BlockHooks) -> Tensor:
-        """Features of a view of all images, ``[N, width]`` float32 on the device, for inference."""
+        """Features of a view of all images, ``[N, width]`` float32 on the device, for inference.
+
+        ``hooks`` begin where the tokens enter.
+        """
+        assert self._block in (None, hooks.first_block)
         found = torch.empty(len(self.rows), self.vit.width, device=self.runtime.device)
         vit, runtime = self._looks_at(view)
         for part, tokens in self._parts(view):
@@ -92,7 +96,7 @@ class FixedViews:
         return found
 
     def tokens(self, positions: Tensor, views: Tensor) -> Tensor:
-        """What enters the first block of the hooks: one view of each of these images, by its place in ``rows``."""
+        """What enters the block: one view of each of these images, by its place in ``rows``."""
         asked = views.unique().tolist()
         if self._kept is None:
             parts = [self._compute(positions[views == view], view) for view in asked]

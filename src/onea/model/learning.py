@@ -44,7 +44,7 @@ def blank(engine: Engine, options: MergingOptions, readout: str) -> State:
     from onea.methods.adapter_training import blank_adapters
 
     if engine.vit.frozen_only:  # no block has an adapter, and none is ever trained
-        options = dataclasses.replace(options, adapter_blocks=0, patch_drop_rate=0.0)
+        options = dataclasses.replace(options, adapter_blocks=0, patch_drop_rate=0.0, freeze_at=0.0)
     return State(
         version=0,
         backbone=engine.backbone,

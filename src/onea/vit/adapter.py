@@ -136,12 +136,9 @@ class Adapters(nn.Module, BlockHooks):
 
     def above(self, block: int) -> Adapters:
         """Those of a block and of all after it, as adapters that share their weights."""
-        depth, width = self.shape
-        made = Adapters(
-            depth, width, self.rank, generator=torch.Generator(), scale=self.scale, dropout=self.dropout,
-            first_block=block,
-        )  # fmt: skip
-        made.blocks = nn.ModuleList([*(nn.Identity() for _ in range(block)), *self.blocks[block:]])
+        width, ours = self.shape[1], {"scale": self.scale, "dropout": self.dropout}
+        made = Adapters(block, width, self.rank, generator=torch.Generator(), first_block=block, **ours)
+        made.blocks.extend(self.blocks[block:])
         return made
 
     def frozen_copy(self) -> Adapters:
