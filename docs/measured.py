@@ -221,7 +221,8 @@ def frozen() -> str:
     return (
         f"20 epochs of ViT-B/16 are {fast:.1f} times as fast as those of all blocks in bf16, and {faster:.1f} times "
         f"with FP8 ({once:.1f} and {ever:.1f} times as fast as the old commit); with `vit_small_patch14_112`, One-A+ "
-        f"loses {costs[False, '6 seeds']:.1f} points of A_T on CUB-200 ({costs[True, '6 seeds']:.1f} with FP8; six seeds)"
+        f"loses {costs[False, '6 seeds']:.1f} points of A_T on CUB-200 "
+        f"({costs[True, '6 seeds']:.1f} with FP8; six seeds)"
     )
 
 
