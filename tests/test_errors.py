@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 import onea
-from onea.errors import to_install
+from onea.errors import OneaError, nearest, to_install
+from onea.vit.timm_names import check_name
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted(Path(onea.__file__).parent.rglob("*.py"))
@@ -55,3 +56,11 @@ def test_nothing_tells_people_to_get_onea_from_a_registry():
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *FILES]
     wrong = re.compile(r"pip install '?onea")
     assert not [page for page in pages if wrong.search(page.read_text("utf-8"))]
+
+
+def test_hints_are_sentences():
+    assert nearest("zzz", ["gamma", "tasks"]).endswith(".")
+    assert nearest("gama", ["gamma", "tasks"]).endswith("?")
+    with pytest.raises(OneaError, match=r"^Unknown backbone 'zzz'; choose .* or one of timm's such as .*\.$") as error:
+        check_name("zzz")
+    assert len(str(error.value)) < 200

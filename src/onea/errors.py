@@ -42,14 +42,14 @@ def nearest(word: str, known: Iterable[str]) -> str:
     >>> nearest("gama", ["gamma", "tasks"])
     "did you mean 'gamma'?"
     >>> nearest("zzz", ["gamma", "tasks"])
-    'known: gamma, tasks'
+    'known: gamma, tasks.'
     """
     names = sorted(known)
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
     if close:
         return f"did you mean '{close[0]}'?"
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return f"known: {', '.join(names[:_LISTED])}{more}"
+    return f"known: {', '.join(names[:_LISTED])}{more}."
 
 
 def to_install(extra: str) -> str:

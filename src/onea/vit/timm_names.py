@@ -38,7 +38,10 @@ def check_name(name: str) -> NetworkConfig:
                 f"timm has no weights for '{architecture}'; give a file of them, "
                 f'backbone="{architecture}:FILE.safetensors", or choose another such as {EXAMPLE}.'
             )
-        raise OneaError(f"Unknown backbone '{name}'; {nearest(name, [*EMBEDDED, *(tagged or known)])}")
+        hint = nearest(name, [*EMBEDDED, *(tagged or known)])
+        if not hint.startswith("did you mean"):  # there are more than a thousand
+            hint = f"choose {' or '.join(EMBEDDED)}, or one of timm's such as {EXAMPLE}."
+        raise OneaError(f"Unknown backbone '{name}'; {hint}")
     try:
         return NetworkConfig.of_timm(name)
     except ValueError as error:
