@@ -79,6 +79,16 @@ def test_options_of_a_method_are_told_in_plain_words(name, onea):
     assert "┃" not in out
 
 
+@pytest.mark.parametrize(
+    "words", [(), ("--operators",), ("--classifiers",), ("--datasets",), ("--metrics",), ("--backbones",)], ids=str
+)
+def test_every_list_has_heads_and_a_rule(words, onea):
+    heads, rule, *lines = onea("methods", *words)[1].splitlines()
+    assert heads.strip()
+    assert set(rule.strip()) == {"─"}
+    assert len(lines) > 3
+
+
 def test_tables_have_one_look():
     """No command chooses a box of its own; numbers stand on the right, as ``Table.of_texts`` puts them."""
     for path in SOURCES:
