@@ -13,7 +13,7 @@ import typer
 from test_docs import check_command
 
 from onea.cli.app import app
-from onea.cli.examples import EXAMPLES
+from onea.cli.examples import EXAMPLES, START
 from onea.methods import METHODS
 
 GROUP: Any = typer.main.get_command(app)
@@ -34,6 +34,24 @@ def test_the_help_of_a_command_ends_with_examples_that_it_accepts(name, onea):
         words = shlex.split(line)
         assert words[:2] == ["onea", name]
         check_command(words)
+
+
+def test_the_help_of_onea_itself_ends_with_the_first_commands_to_type(onea):
+    told = " ".join(onea("--help")[1].partition("Examples:")[2].split())
+    assert told.split("$ ")[1:] == [f"{line} " for line in START[:-1]] + [START[-1]]
+
+
+@pytest.mark.parametrize("name", ["", *GROUP.commands])
+def test_a_flag_does_not_look_as_if_it_took_a_value(name, onea, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "2000")  # no line is broken
+    out = onea(*name.split(), "--help")[1]
+    command = GROUP.commands[name] if name else GROUP
+    flags = [one for one in command.params if getattr(one, "is_flag", False) and not one.hidden]
+    told = {one.opts[0]: one.help for one in flags} | {"--help": "Show this message and exit."}
+    for flag, meaning in told.items():
+        (line,) = re.findall(rf"^│ +{flag} (.*)│$", out, re.M)
+        written = re.sub(r"--\S+|-\w\b", "", line.partition(meaning)[0])  # but for its other names
+        assert not written.strip(), line
 
 
 @pytest.mark.parametrize("name", GROUP.commands)
@@ -59,6 +77,16 @@ def test_options_of_a_method_are_told_in_plain_words(name, onea):
     out = onea("methods", name)[1]
     assert "``" not in out
     assert "┃" not in out
+
+
+@pytest.mark.parametrize(
+    "words", [(), ("--operators",), ("--classifiers",), ("--datasets",), ("--metrics",), ("--backbones",)], ids=str
+)
+def test_every_list_has_heads_and_a_rule(words, onea):
+    heads, rule, *lines = onea("methods", *words)[1].splitlines()
+    assert heads.strip()
+    assert set(rule.strip()) == {"─"}
+    assert len(lines) > 3
 
 
 def test_tables_have_one_look():

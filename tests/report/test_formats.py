@@ -153,9 +153,19 @@ def test_a_terminal_shows_marks_gaps_and_the_papers_numbers_and_obeys_nothing() 
     text = printed(formats.terminal(shown))
     for told in ("A title", "CIFAR & co", "90.00 ± 0.50", "paper 88.2", "not run", "–", "[red]\\u001b[2J"):
         assert told in text
-    assert "90.00 ± 0.50*" in printed(formats.terminal(shown, star=True))
-    assert "80.00 ± 0.50*" not in printed(formats.terminal(shown, star=True)), "the second best is no best"
     assert "\x1b[1;32m90.00 ± 0.50" in printed(formats.terminal(shown), colour=True)
+
+
+def test_without_colour_a_star_marks_the_best_is_explained_and_shifts_no_number() -> None:
+    values = {("a", 0): full(90.0), ("b", 0): full(8.0), ("a", 1): full(70.0), ("b", 1): full(71.5)}
+    text = printed(formats.terminal(table(values, ("a", "b")), star=True))
+    first, second = (line for line in text.splitlines() if line.startswith(("a ", "b ")))
+    assert re.findall(r"[\d.]+ ± [\d.]+\*?", first) == ["90.00 ± 0.50*", "70.00 ± 0.50"]
+    assert re.findall(r"[\d.]+ ± [\d.]+\*?", second) == ["8.00 ± 0.50", "71.50 ± 0.50*"]
+    assert [sign.start() for sign in re.finditer("±", first)] == [sign.start() for sign in re.finditer("±", second)]
+    assert [line.rstrip() for line in text.splitlines() if "best" in line] == ["*: best of the column"]
+    for plain in (formats.terminal(table(values)), formats.terminal(table({}), star=True)):
+        assert "*" not in printed(plain)
 
 
 def test_words_stand_on_the_left_and_a_single_cell_holds_for_all_columns() -> None:

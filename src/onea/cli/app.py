@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from onea.cli.admin import classes, forget, history, info, rename, undo
 from onea.cli.bench import bench
 from onea.cli.check import check
 from onea.cli.demo import demo
-from onea.cli.examples import epilog
+from onea.cli.examples import EXAMPLES, START, epilog
 from onea.cli.merge import merge
 from onea.cli.methods import methods
 from onea.cli.model import evaluate, export, predict, teach
@@ -26,7 +27,28 @@ from onea.cli.stream import stream
 from onea.cli.tour import tour
 from onea.files import check_path
 
+
+def _flags_alone(parameters: list[Any]) -> list[Any]:
+    """Parameters of which flags do not look as if they took a value: some versions of Typer write ``--json <bool>``."""
+    for one in parameters:
+        if getattr(one, "is_flag", False):
+            one.metavar = ""
+    return parameters
+
+
+class _Command(TyperCommand):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _flags_alone(super().get_params(ctx))
+
+
+class _Group(TyperGroup):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _flags_alone(super().get_params(ctx))
+
+
 app = typer.Typer(
+    cls=_Group,
+    epilog=epilog(START),
     help="Teach a model your photos, a few classes at a time, and ask it what a new photo shows.",
     no_args_is_help=True,
     add_completion=False,
@@ -69,7 +91,8 @@ for person, kept, commands in (
 ):
     for each in commands:
         settings = _LOOSE if each in (run, merge) else {}
-        named = app.command(rich_help_panel=person, context_settings=settings, epilog=epilog(each.__name__))
+        told = epilog(EXAMPLES[each.__name__])
+        named = app.command(cls=_Command, rich_help_panel=person, context_settings=settings, epilog=told)
         named(_guarded(each, kept))
 
 

@@ -39,7 +39,7 @@ def bench(
 ) -> None:
     """Measure training, inference, merge, memory and growth, next to plain baselines in the same run.
 
-    Leaves a CSV whose name carries the hardware. See docs/speed.md for how to read it.
+    Leaves a CSV whose name carries the hardware.
     """
     from rich.console import Console
 

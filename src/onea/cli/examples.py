@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "teach": (
         "onea teach shop.onea photos/monday",
@@ -48,6 +50,9 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
 }
 
 
-def epilog(name: str) -> str:
-    """The examples as the last lines of a command's help, each on a line of its own."""
-    return "\n\n".join(["Examples:", *(f"  $ {line}" for line in EXAMPLES[name])])
+START = tuple(EXAMPLES[name][0] for name in ("teach", "predict", "tour"))  # of ``onea`` itself
+
+
+def epilog(examples: Iterable[str]) -> str:
+    """Examples as the last lines of a help, each on a line of its own."""
+    return "\n\n".join(["Examples:", *(f"  $ {line}" for line in examples)])

@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from onea.runs.config import RunConfig, make_config
+
+if TYPE_CHECKING:
+    from onea.report.table import Table
 
 
 def methods(
@@ -27,103 +30,100 @@ def methods(
     """List the methods, the options of one, or what else has a name."""
     from rich.console import Console
 
+    from onea.report.formats import terminal
+
     tables = ((operators, _operators), (classifiers, _classifiers), (datasets, _datasets), (metrics, _metrics))
     asked = [table for wanted, table in (*tables, (backbones, lambda: _backbones(name))) if wanted]
-    for table in asked or [lambda: _options(name, preset, data) if name else _methods()]:
-        Console().print(table())
+    for number, make in enumerate(asked or [lambda: _options(name, preset, data) if name else _methods()]):
+        table = make()
+        console = Console(highlight=False)
+        console.print(*[""] * (number > 0), terminal(table), *table.notes, sep="\n", markup=False)
 
 
-def _methods() -> Any:
+def _methods() -> Table:
     from onea.methods import METHODS
 
-    table = _grid()
-    table.add_row("", "passes per image are after 1, 10 and 40 tasks; *: in the One-A paper's tables")
+    lines = []
     for known, kind in METHODS.load_all().items():
         passes = ", ".join(f"{kind.passes(kind.Options(), tasks):g}" for tasks in (1, 10, 40))
-        about = f"{kind.title}{'*' if kind.in_paper else ''}: {passes} passes{_link(kind.paper)}"
-        table.add_row(f"[bold]{known}", f"{about}\n[dim]trains {kind.trains}\nkeeps {kind.stores}")
-    return table
+        title = f"{kind.title}{'*' if kind.in_paper else ''}{_link(kind.paper)}"
+        lines.append((known, f"{title}\ntrains {kind.trains}\nkeeps {kind.stores}", passes))
+    notes = ("passes: per image, after 1, 10 and 40 tasks", "*: in the One-A paper's tables")
+    return replace(_of_texts(("method", "what it is", "passes"), lines, left=2), notes=notes)
 
 
-def _options(name: str, preset: str, data: str) -> Any:
+def _options(name: str, preset: str, data: str) -> Table:
     """The options of a method with the values that a run with such a preset and dataset would have."""
     from onea.cli.options import meaning
     from onea.methods import method_class
     from onea.options import describe
     from onea.paper.facts import data_facts
     from onea.paper.scale import preset_values
-    from onea.report.formats import terminal
-    from onea.report.table import Table
     from onea.runs.setup import DEFAULT_TASKS
 
     method_class(name)  # says what is wrong with the name
     config = make_config({"method": name, "preset": preset, "data": data})
     facts = data_facts(data, None)
     values = preset_values(replace(config, tasks=facts.groups or min(DEFAULT_TASKS, facts.classes)), facts)
-    title = f"options of {name}, preset {preset}, for {data}"
-    heads = ("option", "default", "meaning")
     kind = method_class(name).Options
     names = [option for option, *_ in describe(kind)]
     lines = ((f"--{one.replace('_', '-')}", str(values[one]), meaning(kind, one)) for one in names)
-    return terminal(Table.of_texts(title, heads, lines, left=3))
+    return _of_texts(("option", "default", "meaning"), lines, f"options of {name}, preset {preset}, for {data}")
 
 
-def _operators() -> Any:
+def _operators() -> Table:
     from onea.merging import OPERATORS
 
-    return _with_options(OPERATORS.load_all())
+    return _with_options("operator", OPERATORS.load_all())
 
 
-def _classifiers() -> Any:
+def _classifiers() -> Table:
     from onea.classifiers import CLASSIFIERS
 
-    return _with_options(CLASSIFIERS.load_all())
+    return _with_options("classifier", CLASSIFIERS.load_all())
 
 
-def _with_options(kinds: Mapping[str, Any]) -> Any:
+def _with_options(what: str, kinds: Mapping[str, Any]) -> Table:
     from dataclasses import fields
 
-    table = _grid()
+    lines = []
     for known, kind in kinds.items():
         options = ", ".join(f"{field.name}={field.default}" for field in fields(kind))
-        table.add_row(f"[bold]{known}", f"{kind.title}{_link(kind.paper)}" + (f"\n[dim]{options}" if options else ""))
-    return table
+        lines.append((known, f"{kind.title}{_link(kind.paper)}" + (f"\n{options}" if options else "")))
+    return _of_texts((what, "what it is, and its options"), lines)
 
 
-def _datasets() -> Any:
+def _datasets() -> Table:
     from onea.data.sources import DATASETS
 
-    table = _grid()
-    for info in DATASETS.load_all().values():
-        table.add_row(f"[bold]{info.usage}", info.description)
-    return table
+    return _of_texts(
+        ("--data", "what it is"), ((info.usage, info.description) for info in DATASETS.load_all().values())
+    )
 
 
-def _backbones(name: str | None) -> Any:
+def _backbones(name: str | None) -> Table:
     from onea.vit.catalogue import describe, matching
 
-    table = _grid()
-    for known, about in describe(name) if name and "*" not in name else matching(name or ""):
-        table.add_row(f"[bold]{known}", about)
-    return table
+    if name and "*" not in name:
+        head, *lines = describe(name)
+        return _of_texts(head, lines)
+    return _of_texts(("backbone", "what it is" if not name else "licence"), matching(name or ""))
 
 
-def _metrics() -> Any:
+def _metrics() -> Table:
     from onea.record_metrics import all_metrics
 
-    table = _grid()
+    lines = []
     for known, metric in all_metrics().items():
-        better = (
-            "" if "is better" in metric.meaning else f"; {'higher' if metric.higher_is_better else 'lower'} is better"
-        )
-        table.add_row(f"[bold]{known}", f"{metric.heading}: {metric.meaning}{better}")
-    return table
+        better = "higher" if metric.higher_is_better else "lower"
+        lines.append((known, metric.heading, metric.meaning.removesuffix(f"; {better} is better"), better))
+    return _of_texts(("metric", "in tables", "meaning", "better"), lines)
 
 
-def _grid() -> Any:
-    from rich.table import Table
+def _of_texts(heads: Sequence[str], lines: Iterable[Sequence[str]], title: str = "", left: int = 4) -> Table:
+    from onea.report.table import Table
 
-    return Table.grid(padding=(0, 2))
+    return Table.of_texts(title, heads, lines, left)
 
 
 def _link(paper: str) -> str:

@@ -84,7 +84,13 @@ def terminal_look() -> dict[str, Any]:
     """How tables look in a terminal, all alike: what ``rich.table.Table`` takes."""
     from rich.box import SIMPLE_HEAD
 
-    return {"box": SIMPLE_HEAD, "padding": (0, 1, 0, 0), "show_edge": False, "title_justify": "left"}
+    return {
+        "box": SIMPLE_HEAD,
+        "padding": (0, 1, 0, 0),
+        "show_edge": False,
+        "title_justify": "left",
+        "caption_justify": "left",
+    }
 
 
 def terminal(table: Table, *, star: bool = False, no_wrap: bool = False) -> TerminalTable:
@@ -92,9 +98,10 @@ def terminal(table: Table, *, star: bool = False, no_wrap: bool = False) -> Term
 
     Args:
         table: shown without its notes.
-        star: whether the best are also marked by a star, where there is no colour.
+        star: whether the best are also marked by a star, where there is no colour, and a line below says so.
         no_wrap: whether numbers stay on one line.
     """
+    from rich.padding import Padding
     from rich.table import Table as TerminalTable
 
     shown = TerminalTable(title=_words(table.title, "table.title") if table.title else None, **terminal_look())
@@ -103,13 +110,18 @@ def terminal(table: Table, *, star: bool = False, no_wrap: bool = False) -> Term
         heading = _words(f"{column.group}\n{column.name}".strip())
         number = column.align == "right"
         shown.add_column(heading, justify=column.align, no_wrap=no_wrap and number, overflow="fold")
-    marks = table.marks()
+    bests = {place for place, mark in table.marks().items() if mark == "best"}
+    starred = {index for _, index in bests} if star else set()
     for row in table.rows:
-        cells = [_words(row.name)]
+        cells: list[Text | Padding] = [_words(row.name)]
         for index, column, cell in table.cells(row):
-            best = marks.get((row.name, index)) == "best"
-            cells.append(_words(_terminal_cell(cell, column.digits, star and best), "bold green" if best else ""))
+            best = (row.name, index) in bests
+            words = _words(_terminal_cell(cell, column.digits, star and best), "bold green" if best else "")
+            # Room for the star that a cell does not have keeps decimal points below each other.
+            cells.append(Padding(words, (0, 1, 0, 0)) if index in starred and not best else words)
         shown.add_row(*cells)
+    if starred:
+        shown.caption = "*: best of the column"
     return shown
 
 
