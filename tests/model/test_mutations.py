@@ -252,6 +252,18 @@ def test_a_description_that_cannot_be_true(trial, change, reason):
     trial.check(str(change))
 
 
+@pytest.mark.parametrize("name", ["held_out_accuracy", "overall_accuracy"])
+def test_a_history_that_cannot_be_true(trial, name):
+    file = trial.fresh() / "states/000003/state.json"
+    whole = json.loads(file.read_bytes())
+    last = whole["updates"][-1]
+    assert name in last
+    file.write_bytes(resealed(whole | {"updates": [*whole["updates"][:-1], last | {name: 1.5}]}))
+    with pytest.raises(OneaError, match="its history is impossible"):
+        onea.load(trial.path)
+    trial.check(name)
+
+
 def test_parameters_that_python_takes_for_others_are_taken_so(trial):
     file = trial.fresh() / "model.json"
     whole = json.loads(file.read_bytes())

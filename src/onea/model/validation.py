@@ -208,7 +208,8 @@ def _check_update(update: dict[str, Any]) -> None:
     if update["kind"] == "learn":
         _check_fields(update, _LEARN)
         _check_fields(update, {name: hint for name, hint in _LATER.items() if name in update})
-        if not 0 <= (update["held_out_accuracy"] or 0) <= 1 or update["held_out"] > update["images"]:
+        shares = [update.get(f"{name}_accuracy") or 0 for name in ("held_out", "overall")]
+        if not all(0 <= share <= 1 for share in shares) or update["held_out"] > update["images"]:
             raise Damage("its history is impossible")
     if update["kind"] == "background":
         _check_fields(update, _BACKGROUND)
