@@ -83,7 +83,7 @@ def alignment(among: Sequence[Row] | None = None) -> Answer:
     for tasks in (10, 20):
         first, second = parts(tasks, "GW"), parts(tasks, "ASA + GW")
         gain = difference(first, second)
-        told = _texts(gain, difference(first, second, _forgotten))
+        told = _texts(gain, difference(first, second, forgotten))
         lines.append((f"CIFAR-100, {tasks} tasks, shuffled", *told, "", "", str(gain.count)))
     for setting in settings(among):
         if change := paired(among, setting, "mean", "aligned", "A_T"):
@@ -165,7 +165,7 @@ def gating_in_records() -> Answer:
     lines, told = [], []
     for tasks in (10, 20):
         first, second = parts(tasks, "ASA + GW"), parts(tasks, "ASA + GW + DG")
-        total = difference(first, second, _forgotten)
+        total = difference(first, second, forgotten)
         new, old = (difference(first, second, _falls(base)) for base in ("new", "accumulated"))
         count = sum(_bases(record).count("new") for record in second.records)
         lines.append((f"{tasks} tasks", str(count), *_texts(total, new, old), str(total.count)))
@@ -208,11 +208,11 @@ def gating(among: Sequence[Row] | None = None) -> Answer:
     )
     lines = []
     for setting in settings(among):
-        forgotten = [paired(among, setting, "aligned", merge, "F") for merge in ("gated", "even", "old-gated")]
+        shown = [paired(among, setting, "aligned", merge, "F") for merge in ("gated", "even", "old-gated")]
         gain = paired(among, setting, "aligned", "gated", "A_T")
-        if forgotten[0] and gain:
+        if shown[0] and gain:
             count = average(among, setting, "gated", "merges_new") or 0.0
-            lines.append((setting, f"{count:g}", *_texts(*forgotten, gain), str(gain.count)))
+            lines.append((setting, f"{count:g}", *_texts(*shown, gain), str(gain.count)))
     return Answer(heads, lines, explained(among))
 
 
@@ -295,7 +295,8 @@ def _texts(*found: Mean | None) -> tuple[str, ...]:
     return tuple(each.text(sign=True) if each else "" for each in found)
 
 
-def _forgotten(record: Record) -> float:
+def forgotten(record: Record) -> float:
+    """F of a run."""
     return float(record["metrics"]["F"])
 
 

@@ -53,7 +53,7 @@ def forgets() -> str:
     """Who forgets more than One-A, and who less."""
     lines = ["By paired differences of F:\n"]
     for data, name in evidence.DATA.items():
-        gaps = _against(data, ONE_A, lambda record: float(record["metrics"]["F"]))
+        gaps = _against(data, ONE_A, decisions.forgotten)
         lines.append(f"- **{name}.** {sides(gaps, 'Forget more than One-A', 'forget less')}")
     return "\n".join(lines)
 

@@ -15,6 +15,7 @@ import charts
 import decisions
 import evidence
 import findings
+import frontier
 import remarks
 import reproduction
 import turns
@@ -316,5 +317,6 @@ GENERATED: dict[str, Callable[[], str]] = {
     "surprise-gating": lambda: answered(decisions.gating()),
     "gpu-turns": lambda: table(*turns.cells(), words=2),
     **{name: partial(trials, path) for name, path in TRIALS.items()},
+    "chart-frontier": frontier.frontier,
     **{f"chart-{name}": draw for name, draw in charts.CHARTS.items()},
 }

@@ -296,10 +296,11 @@ def test_an_edited_number_is_noticed(page: Path) -> None:
 
 def test_doctests_of_the_modules_behind_the_pages() -> None:
     import decisions
+    import frontier
     import svg
     import turns
 
-    for module in (decisions, evidence, findings, measured, remarks, result_tables, svg, turns, written):
+    for module in (decisions, evidence, findings, frontier, measured, remarks, result_tables, svg, turns, written):
         assert doctest.testmod(module).failed == 0
 
 
