@@ -54,7 +54,7 @@ def forgets() -> str:
     lines = ["By paired differences of F:\n"]
     for data, name in evidence.DATA.items():
         gaps = _against(data, ONE_A, decisions.forgotten)
-        lines.append(f"- **{name}.** {sides(gaps, 'Forget more than One-A', 'forget less')}")
+        lines.append(f"- **{name}.** {sides(gaps, 'Forget more than One-A', 'forget less', 'Forget more')}")
     return "\n".join(lines)
 
 
@@ -67,8 +67,14 @@ def _against(data: str, own: str, read: Callable[[Record], float]) -> dict[str, 
     return {title: difference(runs[own], runs[name], read) for name, title in titles.items()}
 
 
-def sides(gaps: Mapping[str, Mean], more: str, less: str) -> str:
+def sides(gaps: Mapping[str, Mean], more: str, less: str, alone: str = "Higher") -> str:
     """Which differences are decided, and on which side, in words.
+
+    Args:
+        gaps: the differences, by name.
+        more: what those above zero do.
+        less: what those below zero do.
+        alone: what those above zero do that have one seed.
 
     >>> found = {"A": Mean(2.0, 1.0, 3.0, 5), "B": Mean(9.0, None, None, 1), "C": Mean(0.5, -1.0, 2.0, 5)}
     >>> sides(found, "Above it", "below")
@@ -80,7 +86,7 @@ def sides(gaps: Mapping[str, Mean], more: str, less: str) -> str:
     told = "; ".join(f"{words}: {listed(names)}" for words, names in groups.items()) + "."
     if any(gap.count < 2 for gap in gaps.values()):
         higher = [name for name, gap in gaps.items() if gap.count < 2 and gap.value > 0]
-        told += f" Higher with one seed, which decides nothing: {listed(higher)}."
+        told += f" {alone} with one seed, which decides nothing: {listed(higher)}."
     return told
 
 

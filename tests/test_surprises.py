@@ -15,6 +15,7 @@ from documented import ROOT, script
 sys.path.insert(0, str(ROOT / "docs"))
 import decisions
 import remarks
+import reproduction
 import result_tables
 
 MERGES = ("mean", "aligned", "gated", "even", "old-gated")
@@ -100,6 +101,8 @@ def test_gates_that_only_shorten_the_step_are_told_from_gates_whose_directions_m
 
 
 def test_the_page_says_what_has_not_been_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert reproduction._alone("table8").startswith("One-A alone on CUB-200, n = ")
+    assert reproduction._alone("table10") == ""
     monkeypatch.setattr(decisions, "FILE", tmp_path / "none.csv")
     decisions.rows.cache_clear()
     try:
@@ -107,6 +110,7 @@ def test_the_page_says_what_has_not_been_run(monkeypatch: pytest.MonkeyPatch, tm
         assert result_tables.GENERATED["surprise-gating-answer"]().startswith("Not run yet")
         shown = result_tables.GENERATED["surprise-alignment"]()
         assert "Not run yet: other streams" in shown
+        assert reproduction._alone("table8") == ""
         assert "CIFAR-100, 10 tasks, shuffled" in shown, "what the committed records say is there"
         assert "CUB-200, " not in shown.partition("|")[2]
     finally:
