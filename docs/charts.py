@@ -136,11 +136,12 @@ def forgetting() -> str:
             dots(canvas, rows, Panel(0, top + 24, canvas.width), "points forgotten (F), fewer are better")
             top = canvas.height + 18
 
+    lost = " and ".join(f"{main_runs(data)[SEQUENTIAL].of('F').value:.0f}" for data in DATA)
     label = "Forgetting of each method on two datasets."
     caption = (
         "Forgetting F: how many points a task has lost since its best, mean over tasks. In brackets the number of "
         "seeds; bars are 95 % intervals. F rewards what never learned much: methods that train once and then stand "
-        "still have little to lose. Sequential fine-tuning (about 80) is left out."
+        f"still have little to lose. Sequential fine-tuning ({lost}) is left out."
     )
     return figure(draw, label, caption)
 
