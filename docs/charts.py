@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import evidence
 from evidence import DATA, HIGHLIGHTED, JOINT, ONE_A, SEQUENTIAL, Mean, Runs, main_runs
-from svg import LINE, Canvas, apart, figure, linear, logarithmic
+from svg import Canvas, figure, linear
 
 _LOOK = dict(zip(HIGHLIGHTED, ("a", "b", "c"), strict=True))
 ROW = 18.2  # of dots
@@ -21,62 +21,10 @@ def look(method: str) -> str:
     return _LOOK.get(method, "rest")
 
 
-def frontier() -> str:
-    """Accuracy against operations per image."""
-
-    def draw(canvas: Canvas) -> None:
-        top = 0.0
-        for data in DATA:
-            _frontier(canvas, data, top)
-            top = canvas.height + 18
-
-    label = "Accuracy after the last task against operations per image, for every method on two datasets."
-    caption = (
-        "Accuracy after the last task (A_T) against operations for one answer, after the last task. Up and left is "
-        "better. Bars: 95 % intervals of the three highlighted methods, five seeds; the table below has all. Dashed: "
-        "joint training, which sees all images at once. Sequential fine-tuning lies far below and is left out."
-    )
-    return figure(draw, label, caption)
-
-
-def _frontier(canvas: Canvas, data: str, top: float) -> None:
-    runs = {name: each for name, each in main_runs(data).items() if name not in (JOINT, SEQUENTIAL)}
-    joint = main_runs(data)[JOINT].of("A_T").value
-    points = {name: (each.cost("gflops"), each.of("A_T")) for name, each in runs.items()}
-    cheap = [name for name, (cost, _) in points.items() if cost < 3.5]
-    costly = [name for name in points if name not in cheap]
-    low = min(mean.value for _, mean in points.values()) - 3
-    high = max(joint, *(mean.high or mean.value for _, mean in points.values()))
-    left, end, column = (136.0, 236.0, 246.0) if canvas.narrow else (200.0, 490.0, 520.0)
-    start, stop = top + 40, top + 40 + (300 if canvas.narrow else 330)
-    x = logarithmic(2.4, 60, left, end)
-    y = linear(low, high + 2, stop, start)
-    canvas.text(0, top + 14, DATA[data], "head")
-    canvas.text(0, top + 30, "A_T, %", "soft")
-    for value in range(10 * (int(low) // 10 + 1), int(high) + 1, 10):
-        canvas.line([(22, y(value)), (canvas.width, y(value))], "grid")
-        canvas.text(0, y(value) + 4, str(value), "soft")
-    canvas.line([(22, y(joint)), (canvas.width, y(joint))], "bound")
-    canvas.text(canvas.width, y(joint) - 5, f"joint training {joint:.1f}", "soft", "end")
-    for value in (3, 5, 10, 20, 50):
-        canvas.line([(x(value), stop), (x(value), stop + 4)])
-        canvas.text(x(value), stop + 17, str(value), "soft", "middle")
-    canvas.line([(x(2.4), stop), (x(60), stop)])
-    canvas.text(x(60) + 8, stop + 17, "GFLOP per image", "soft")
-    for names, side in ((cheap, "end"), (costly, "start")):
-        places = apart([y(points[name][1].value) for name in names], LINE - 1, start + 6, stop - 4)
-        for name, place in sorted(zip(names, places, strict=True), key=lambda item: item[0] in HIGHLIGHTED):
-            cost, mean = points[name]
-            kind, here = look(name), y(mean.value)
-            beside = x(2.4) - 4 if side == "end" else column
-            canvas.line([(x(cost), here), (beside, place)], "leader")
-            if mean.low is not None and mean.high is not None and kind != "rest":
-                canvas.line([(x(cost), y(mean.low)), (x(cost), y(mean.high))], f"bar {kind}")
-            note = f"{runs[name].title}: {mean.text()} %, {cost:.2f} GFLOP, n = {mean.count}"
-            canvas.dot(x(cost), here, kind, note=note)
-            words = runs[name].title.replace("Running mean, shared start", "Mean, shared start")
-            words += f" {mean.value:.1f}" if kind != "rest" else ""
-            canvas.text(beside + (-3 if side == "end" else 3), place + 4, words, kind, side)
+def joint_seeds() -> str:
+    """How many seeds joint training has, the fewer of the two streams."""
+    count = min(len(main_runs(data)[JOINT].records) for data in DATA)
+    return f"{count} seed{'s' if count > 1 else ''}"
 
 
 def curves() -> str:
@@ -89,12 +37,20 @@ def curves() -> str:
             _curves(canvas, data, top + 24)
             top = canvas.height + 18
 
+    floors = " and ".join(f"{_floor(data):.0f} % ({name})" for data, name in DATA.items())
     label = "Accuracy over all classes seen after each task, a panel for each method, on two datasets."
     caption = (
         "Accuracy over all classes seen so far, after each task: one method a panel, all others in grey, joint "
-        "training dashed. Mean over n seeds; the number is A_T. The twelve most accurate methods are shown."
+        f"training dashed. Mean over n seeds; the number is A_T. All panels of a dataset reach from {floors} to 100 %. "
+        f"Joint training is of {joint_seeds()}, so early tasks may lie above it. The twelve most accurate methods are "
+        "shown."
     )
     return figure(draw, label, caption)
+
+
+def _floor(data: str) -> float:
+    """Where the axis of the curves begins."""
+    return min(min(runs.curve()) for name, runs in main_runs(data).items() if name != SEQUENTIAL)
 
 
 def _curves(canvas: Canvas, data: str, top: float) -> None:
@@ -103,7 +59,7 @@ def _curves(canvas: Canvas, data: str, top: float) -> None:
     columns = 2 if canvas.narrow else 4
     width, height = (canvas.width - 14 * (columns - 1)) / columns, 92.0
     lines = {name: each.curve() for name, each in runs.items() if name != SEQUENTIAL}
-    floor = min(map(min, lines.values()))
+    floor = _floor(data)
     for number, name in enumerate(shown):
         left = (number % columns) * (width + 14)
         start = top + (number // columns) * (height + 34) + 16
@@ -180,11 +136,12 @@ def forgetting() -> str:
             dots(canvas, rows, Panel(0, top + 24, canvas.width), "points forgotten (F), fewer are better")
             top = canvas.height + 18
 
+    lost = " and ".join(f"{main_runs(data)[SEQUENTIAL].of('F').value:.0f}" for data in DATA)
     label = "Forgetting of each method on two datasets."
     caption = (
         "Forgetting F: how many points a task has lost since its best, mean over tasks. In brackets the number of "
         "seeds; bars are 95 % intervals. F rewards what never learned much: methods that train once and then stand "
-        "still have little to lose. Sequential fine-tuning (about 80) is left out."
+        f"still have little to lose. Sequential fine-tuning ({lost}) is left out."
     )
     return figure(draw, label, caption)
 
@@ -237,13 +194,14 @@ def by_size() -> str:
 
 def components() -> str:
     """One-A's parts, switched on one after the other: here and in the paper, as gains."""
-    return figure(_components, "What each part of One-A adds, in the paper and here.", _COMPONENTS)
+    counts = {evidence.difference(*_step(tasks, name)).count for tasks in (10, 20) for name in STEPS}
+    caption = (
+        f"What each part adds to A_T, here (filled, {' to '.join(map(str, sorted(counts)))} seeds, bars: 95 % "
+        "intervals of the paired difference) and in the paper (hollow, another network, no deviation printed)."
+    )
+    return figure(_components, "What each part of One-A adds, in the paper and here.", caption)
 
 
-_COMPONENTS = (
-    "What each part adds to A_T on CIFAR-100, here (filled, three seeds, bars: 95 % intervals of the paired "
-    "difference) and in the paper (hollow, another network, no deviation printed)."
-)
 STEPS: dict[str, tuple[str, str]] = {
     "alignment (equal weights)": ("none", "ASA"),
     "weighing by classes": ("none", "GW"),
@@ -260,13 +218,19 @@ def paper_gain(first: str, second: str, tasks: int) -> float:
     return b - a
 
 
+def _step(tasks: int, name: str) -> tuple[Runs, Runs]:
+    """One-A without a part and with it."""
+    first, second = STEPS[name]
+    return evidence.parts(tasks, first), evidence.parts(tasks, second)
+
+
 def _components(canvas: Canvas) -> None:
     top = 0.0
     for tasks in (10, 20):
-        canvas.text(0, top + 14, f"{tasks} tasks", "head")
+        canvas.text(0, top + 14, f"CIFAR-100, {tasks} tasks", "head")
         rows = []
         for name, (first, second) in STEPS.items():
-            ours = evidence.difference(evidence.parts(tasks, first), evidence.parts(tasks, second))
+            ours = evidence.difference(*_step(tasks, name))
             theirs = Mean(paper_gain(first, second, tasks), None, None, 1)
             rows.append(DotRow(name, [(ours, "b"), (theirs, "hollow")]))
         dots(canvas, rows, Panel(0, top + 24, canvas.width), "points of A_T added")
@@ -314,7 +278,6 @@ def distances(data: str, column: str) -> list[tuple[str, Mean, float]]:
 
 
 CHARTS: dict[str, Callable[[], str]] = {
-    "frontier": frontier,
     "curves": curves,
     "by-size": by_size,
     "forgetting": forgetting,

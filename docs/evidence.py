@@ -58,17 +58,28 @@ class Mean:
         """Whether the interval leaves out zero."""
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
-    def text(self, sign: bool = False, digits: int = 1) -> str:
-        """As pages print it, on one line.
+    @property
+    def negative(self) -> Mean:
+        """The same difference the other way round."""
+        low, high = (None if end is None else -end for end in (self.high, self.low))
+        return Mean(-self.value, low, high, self.count)
 
-        >>> Mean(5.19, 4.02, 6.36, 3).text(sign=True)
-        '+5.2\xa0(+4.0\xa0to\xa0+6.4)'
+    def text(self, sign: bool = False, digits: int = 1) -> str:
+        """As pages print it, on one line; what would look like zero though zero is left out has more digits.
+
+        >>> Mean(5.19, 4.02, 6.36, 3).text(sign=True), Mean(1.14, 0.02, 2.26, 5).text()
+        ('+5.2\xa0(+4.0\xa0to\xa0+6.4)', '1.1\xa0(0.02\xa0to\xa02.3)')
         """
-        shown = _text(self.value, sign, digits)
+        shown = self._shown(self.value, sign, digits)
         if self.low is None or self.high is None:
             return shown
-        told = f"{shown} ({_text(self.low, sign, digits)} to {_text(self.high, sign, digits)})"
+        told = f"{shown} ({self._shown(self.low, sign, digits)} to {self._shown(self.high, sign, digits)})"
         return told.replace(" ", "\N{NO-BREAK SPACE}")
+
+    def _shown(self, value: float, sign: bool, digits: int) -> str:
+        while self.decided and value and not round(value, digits):
+            digits += 1
+        return _text(value, sign, digits)
 
 
 def _text(value: float, sign: bool, digits: int) -> str:

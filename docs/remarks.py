@@ -3,11 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
+import charts
+import decisions
 import evidence
-from evidence import ONE_A, PLUS, Runs, main_runs
+import findings
+from evidence import JOINT, ONE_A, PLUS, SEQUENTIAL, Mean, Runs, difference, main_runs, parts
+from findings import Verdict
+
+from onea.record import Record
 
 
 def presets(docs: str = "") -> str:
@@ -29,25 +35,117 @@ def presets(docs: str = "") -> str:
 
 
 def most_accurate() -> str:
-    """Who is above whom, in words that follow the records."""
-    told = ["[One-A+](one-a-plus.md) takes one pass and sees no old image."]
+    """Who is above whom, by paired differences: means whose interval contains zero rank nobody."""
+    lines = ["[One-A+](one-a-plus.md) takes one pass and sees no old image. By paired differences of A_T:\n"]
     for data, name in evidence.DATA.items():
-        runs = main_runs(data)
-        right = {each: found.of("A_T").value for each, found in runs.items()}
-        first = [runs[each].title for each in runs if right[each] > right[PLUS]]
-        then = [runs[each].title for each in runs if right[ONE_A] < right[each] < right[PLUS]]
-        told.append(f"On {name}, {listed(first)} above One-A+; {listed(then)} between it and the paper's One-A.")
-    return " ".join(told)
+        gaps = {own: _against(data, own, lambda record: float(record["metrics"]["A_T"])) for own in (PLUS, ONE_A)}
+        known = {title: gap for title, gap in gaps[PLUS].items() if gap.count > 1}
+        if len(decisions.lowered(known)) == len(known):
+            first = f"One-A+ is above all {len(known)} other methods with more than one seed."
+        else:
+            first = sides(gaps[PLUS], "Above One-A+", "below it")
+        then = sides(gaps[ONE_A], "Above the paper's One-A", "below it")
+        lines.append(f"- **{name}.** {first} {then}")
+    return "\n".join(lines)
+
+
+def forgets() -> str:
+    """Who forgets more than One-A, and who less."""
+    lines = ["By paired differences of F:\n"]
+    for data, name in evidence.DATA.items():
+        gaps = _against(data, ONE_A, decisions.forgotten)
+        lines.append(f"- **{name}.** {sides(gaps, 'Forget more than One-A', 'forget less', 'Forget more')}")
+    return "\n".join(lines)
+
+
+def _against(data: str, own: str, read: Callable[[Record], float]) -> dict[str, Mean]:
+    """Every method minus one of them, by title; the bounds are no rivals."""
+    runs = main_runs(data)
+    rivals = [name for name in runs if name not in (own, JOINT, SEQUENTIAL)]
+    # Titles stand in lists here, between commas.
+    titles = {name: runs[name].title.replace(", ", " with ") for name in rivals}
+    return {title: difference(runs[own], runs[name], read) for name, title in titles.items()}
+
+
+def sides(gaps: Mapping[str, Mean], more: str, less: str, alone: str = "Higher") -> str:
+    """Which differences are decided, and on which side, in words.
+
+    Args:
+        gaps: the differences, by name.
+        more: what those above zero do.
+        less: what those below zero do.
+        alone: what those above zero do that have one seed.
+
+    >>> found = {"A": Mean(2.0, 1.0, 3.0, 5), "B": Mean(9.0, None, None, 1), "C": Mean(0.5, -1.0, 2.0, 5)}
+    >>> sides(found, "Above it", "below")
+    'Above it: A; below: none; undecided: C. Higher with one seed, which decides nothing: B.'
+    """
+    groups = {more: list(decisions.raised(gaps)), less: list(decisions.lowered(gaps))}
+    if unclear := [name for name, gap in gaps.items() if gap.count > 1 and not gap.decided]:
+        groups["undecided"] = unclear
+    told = "; ".join(f"{words}: {listed(names)}" for words, names in groups.items()) + "."
+    if any(gap.count < 2 for gap in gaps.values()):
+        higher = [name for name, gap in gaps.items() if gap.count < 2 and gap.value > 0]
+        told += f" {alone} with one seed, which decides nothing: {listed(higher)}."
+    return told
+
+
+def in_short() -> str:
+    """What holds of the paper, in a few sentences: what each part adds, on either dataset."""
+    steps = {name.partition(" (")[0]: step for name, step in charts.STEPS.items()}  # alignment: with weights
+    gains = {name: difference(parts(10, first), parts(10, second)) for name, (first, second) in steps.items()}
+    helps = sorted(decisions.raised(gains).items(), key=lambda item: -item[1].value)
+    told = [f"{name} adds {gain.value:.1f} points" for name, gain in helps]
+    told += [f"{name} costs {-gain.value:.1f} points" for name, gain in decisions.lowered(gains).items()]
+    told += [f"{name} adds nothing that {gain.count} seeds show" for name, gain in gains.items() if not gain.decided]
+    sentences = [f"In short: on CIFAR-100 in 10 tasks, {listed(told)}."]
+    if {*_verdicts("table5").values()} == {"holds"}:
+        sentences.append("Counting classes is the best of the three ways to weigh.")
+    sentences += _on_cub()
+    moves = {verdict: words.partition(":")[0] for words, verdict in _verdicts("figure6a").items()}
+    if moves.keys() == {"holds", "does not hold"}:
+        sentences.append(
+            "That weak directions of the base move more than strong ones holds in the "
+            f"{moves['holds']} and is reversed in the {moves['does not hold']}."
+        )
+    return " ".join(sentences)
+
+
+def _on_cub() -> list[str]:
+    """What gates add there, and alignment."""
+    gates = {name: gain.value for name, gain in decisions.changes(decisions.rows(), "aligned", "gated", "A_T").items()}
+    if not gates:
+        return []
+    low, high = (f"{end:.1f}".replace("-", "−") for end in (min(gates.values()), max(gates.values())))
+    told = f"On CUB-200 gates add between {low} and {high} points"
+    most, least = ({name: gates[name] for name in names if name in gates} for names in _KINDS)
+    others = [gain for name, gain in gates.items() if name not in (*most, *least)]
+    if most and least and min(most.values()) > max(others) and max(least.values()) < min(others):
+        many, few = (", ".join(f"{name} {gain:.1f}" for name, gain in kind.items()) for kind in (most, least))
+        told += f": most where a large task meets many small ones ({many}), least where all tasks are alike ({few})"
+    aligned = decisions.aligned(decisions.rows())
+    better, worse = decisions.raised(aligned), decisions.lowered(aligned)
+    where = f"{len(better)} of {len(aligned)}" if better else f"none of {len(aligned)}"
+    words = f"Alignment helps in {where} settings on both datasets"
+    words += f" and costs {decisions.between(worse)} points in {len(worse)} of them" if worse else ""
+    return [f"{told}.", f"{words}."]
+
+
+_KINDS = decisions.LARGE_THEN_SMALL, decisions.EVEN
+
+
+def _verdicts(source: str) -> dict[str, Verdict]:
+    return {claim.words: claim.verdict for claim in findings.claims() if claim.source == source}
 
 
 def listed(names: Sequence[str]) -> str:
     """
     >>> listed([]), listed(["A"]), listed(["A", "B", "C"])
-    ('nothing is', 'only A is', 'A, B and C are')
+    ('none', 'A', 'A, B and C')
     """
     if len(names) < 2:
-        return f"only {names[0]} is" if names else "nothing is"
-    return f"{', '.join(names[:-1])} and {names[-1]} are"
+        return names[0] if names else "none"
+    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def single_seeds() -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import decisions
 import evidence
 from evidence import ONE_A, ROOT, USUAL
 from findings import Verdict, claims
@@ -43,7 +44,7 @@ class Status:
         if not self.experiment.cells:
             return "made by the program; nothing to run"
         if not self.done:
-            return "on other data" if self.verdict != NO_CLAIM else "not run"
+            return _alone(self.experiment.name) or ("on other data" if self.verdict != NO_CLAIM else "not run")
         whole = len(self.experiment.cells)
         return f"{self.done} of {whole} cells, n = {self.seeds}" if self.done < whole else f"run, n = {self.seeds}"
 
@@ -58,7 +59,7 @@ class Status:
             "does not hold": "disagree",
             "not seen": "not seen here",
             "undecided": "undecided",
-            "one run": "only one run",
+            "one run": "with one run only",
         }
         return ", ".join(f"{found.count(key)} {word}" for key, word in words.items() if key in found) or NO_CLAIM
 
@@ -97,9 +98,17 @@ def _status(experiment: Experiment, known: list[Record]) -> Status:
     for cell in experiment.cells:
         if found := {record["config"]["seed"] for record in known if matches(record, cell)}:
             done += 1
-            seeds.add(1 if experiment.per_task else len(found))
+            seeds.add(len(found))
     count = str(max(seeds, default=0)) if len(seeds) < 2 else f"{min(seeds)} to {max(seeds)}"
     return Status(experiment, done, count, sum(_hours(config) for config in _configs(experiment.name)))
+
+
+def _alone(name: str) -> str:
+    """Where a cell of One-A was run for the two surprises, which left no records; nothing where none was."""
+    setting = {"table8": "descending", "table9": "balanced"}.get(name)
+    count = sum((row["setting"], row["merge"]) == (setting, "gated") for row in decisions.rows())
+    link = f"[{decisions.FILE.name}](benchmarks/{decisions.FILE.name})"
+    return f"One-A alone on CUB-200, n = {count}, in {link}" if count else ""
 
 
 @cache

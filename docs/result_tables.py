@@ -15,10 +15,11 @@ import charts
 import decisions
 import evidence
 import findings
+import frontier
 import remarks
 import reproduction
 import turns
-from evidence import ONE_A, PLUS, ROOT, Runs, difference, main_runs, select
+from evidence import MOS, ONE_A, PLUS, ROOT, Runs, difference, main_runs, select
 
 from onea.record import Record
 
@@ -73,12 +74,18 @@ def methods(data: str) -> str:
             runs.of("F").text(),
             str(len(runs.records)),
             f"{runs.cost('gflops'):.1f}",
-            f"{runs.cost('passes'):g}",
+            passes(runs),
             f"{runs.cost('state_mb'):.1f}",
         )
         for name, runs in main_runs(data).items()
     )
     return table(heads, rows, words=1)
+
+
+def passes(*runs: Runs) -> str:
+    """Through the network for one answer after the last task; MOS stops as soon as its answer is stable."""
+    counts = " / ".join(dict.fromkeys(f"{each.cost('passes'):g}" for each in runs))
+    return f"up to {counts}" if runs[0].method == MOS else counts
 
 
 def claims() -> str:
@@ -253,7 +260,8 @@ def committed_runs() -> str:
     """How much was run, in a sentence."""
     count, hours = reproduction.committed_runs()
     return (
-        f"The {count} committed runs took {hours:.1f} hours, added up run by run; up to sixteen of them shared the GPU."
+        f"The {count} committed runs took {hours:.1f} hours, added up run by run; up to sixteen shared the GPU, so the "
+        "GPU itself was busy for less. Tuning and the surprises are not counted."
     )
 
 
@@ -292,6 +300,9 @@ GENERATED: dict[str, Callable[[], str]] = {
     "presets": remarks.presets,
     "single-seeds": remarks.single_seeds,
     "most-accurate": remarks.most_accurate,
+    "forgets": remarks.forgets,
+    "in-short": remarks.in_short,
+    "rules": findings.rules,
     "claims": claims,
     "status": status,
     "paper-cost": cost,
@@ -301,9 +312,11 @@ GENERATED: dict[str, Callable[[], str]] = {
     "expect": expect,
     "committed-runs": committed_runs,
     "surprise-alignment": lambda: answered(decisions.alignment()),
+    "surprise-gating-answer": decisions.gates_forget,
     "surprise-gating-records": lambda: answered(decisions.gating_in_records()),
     "surprise-gating": lambda: answered(decisions.gating()),
     "gpu-turns": lambda: table(*turns.cells(), words=2),
     **{name: partial(trials, path) for name, path in TRIALS.items()},
+    "chart-frontier": frontier.frontier,
     **{f"chart-{name}": draw for name, draw in charts.CHARTS.items()},
 }

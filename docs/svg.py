@@ -50,6 +50,8 @@ _SITE = """
 .md-typeset figure.chart figcaption { max-width: none; font-style: normal; text-align: left; }
 .md-typeset figure.chart svg { max-width: 100%; height: auto; font-size: 12px; overflow: visible; }
 .md-typeset figure.chart svg.narrow { display: none; }
+.md-typeset figure.chart .thin { stroke: var(--rest); stroke-opacity: 0.7; }
+.md-typeset figure.chart .dot.hollow.rest { stroke: var(--rest); }
 @media (max-width: 38em) {
   .md-typeset figure.chart svg.wide { display: none; }
   .md-typeset figure.chart svg.narrow { display: inline; }

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -28,12 +28,14 @@ from statistics import fmean, stdev
 from tempfile import TemporaryDirectory
 
 sys.path.insert(0, str(Path(__file__).parent))
+import decisions
 import evidence
 import findings
 import measured
 import remarks
 import rendered
 import result_tables
+from decisions import forgotten
 from evidence import DATA, JOINT, MOS, ONE_A, PLUS, ROOT, difference, main_runs
 
 from onea.methods.one_a_plus import OneAPlus
@@ -90,15 +92,11 @@ def methods() -> str:
             (
                 title + remarks.marked(*both),
                 *(f"{runs.of('A_T').value:.2f}" for runs in both),
-                _either([str(len(runs.records)) for runs in both]),
-                ("up to " if name == MOS else "") + _either([f"{runs.cost('passes'):g}" for runs in both]),
+                " / ".join(dict.fromkeys(str(len(runs.records)) for runs in both)),
+                result_tables.passes(*both),
             )
         )
     return result_tables.table(("", *DATA.values(), "n", "passes"), rows, words=1)
-
-
-def _either(texts: Sequence[str]) -> str:
-    return " / ".join(dict.fromkeys(texts))
 
 
 def nearest() -> str:
@@ -126,13 +124,17 @@ def parts() -> str:
     right = [each.of("A_T").value for each in runs]
     deviation = stdev(record["metrics"]["A_T"] for record in runs[-1].records)
     before, after = (each.of("F").value for each in runs[2:])
-    most = " On this backbone most of the gain comes from the weights."
+    change = difference(runs[2], runs[3], forgotten)
+    chance = "that is" if change.decided else f"{counted(change.count)} do not decide whether that is"
+    most = " On CIFAR-100 most of the gain comes from the weights."
     return (
         f"One-A's parts, CIFAR-100, T=10, {counted(runs[0].of('A_T').count)}: {right[0]:.2f} if both sides weigh the "
         "same at every merge (the paper's baseline; the running mean above weighs all adapters alike), "
         f"{right[1]:.2f} with weights by classes, {right[2]:.2f} with alignment as well, and {right[3]:.2f} ± "
-        f"{deviation:.2f} with gating, which also {'raises' if after > before else 'lowers'} forgetting from "
-        f"{before:.1f} to {after:.1f} points." + (most if right[1] - right[0] > right[3] - right[1] else "")
+        f"{deviation:.2f} with gating."
+        + (most if right[1] - right[0] > right[3] - right[1] else "")
+        + f" With gating, forgetting is {after:.1f} instead of {before:.1f} points; {chance} more than chance "
+        f"({decisions.inside(change)})."
     )
 
 
@@ -220,6 +222,21 @@ def comparison() -> str:
     return "```text\n" + "".join(f"{line.rstrip()}\n" for line in printed.getvalue().splitlines()) + "```"
 
 
+def by_student() -> str:
+    """What Student's t says of that comparison, whose seeds are too few to resample."""
+    change = difference(evidence.parts(10, "ASA + GW"), evidence.parts(10, "ASA + GW + DG"), forgotten)
+    return (
+        f"Resampling {counted(change.count)} gives too narrow an interval. By Student's t, as on the page of "
+        f"[results](results.md#does-the-paper-hold), F changes by {change.text(sign=True, digits=2)} here: "
+        + ("decided." if change.decided else "undecided.")
+    )
+
+
+def largest_record() -> str:
+    """The size of the largest committed record."""
+    return f"{max(path.stat().st_size for path in evidence.RESULTS.rglob('record.json.gz')) / 1000:.0f} KB"
+
+
 def gap() -> str:
     """How many points of accuracy updates cost against all images at once, from the least to the most measured."""
     runs = [main_runs(data) for data in DATA]
@@ -273,6 +290,8 @@ WRITTEN: dict[str, Callable[[], str]] = {
     "summary": summary,
     "kept": kept,
     "comparison": comparison,
+    "by-student": by_student,
+    "largest-record": largest_record,
     "gap": gap,
     "answering": answering,
     "attribution": attribution,

@@ -296,11 +296,28 @@ def test_an_edited_number_is_noticed(page: Path) -> None:
 
 def test_doctests_of_the_modules_behind_the_pages() -> None:
     import decisions
+    import frontier
     import svg
     import turns
 
-    for module in (decisions, evidence, findings, measured, remarks, result_tables, svg, turns, written):
+    for module in (decisions, evidence, findings, frontier, measured, remarks, result_tables, svg, turns, written):
         assert doctest.testmod(module).failed == 0
+
+
+def test_one_run_decides_nothing_but_operations() -> None:
+    single = [claim for claim in findings.claims() if claim.count == 1 and "×" not in claim.here]
+    assert {claim.verdict for claim in findings.claims() if claim not in single} > {"holds", "does not hold"}
+    assert all(claim.verdict == "one run" for claim in single)
+
+
+def test_the_frontier_shows_which_methods_have_one_seed() -> None:
+    import frontier
+
+    bounds = (evidence.JOINT, evidence.SEQUENTIAL)
+    shown = [runs for data in evidence.DATA for name, runs in evidence.main_runs(data).items() if name not in bounds]
+    drawn = frontier.frontier()
+    assert drawn.count("dot hollow") == 2 * sum(len(runs.records) == 1 for runs in shown), "for a desk and a phone"
+    assert drawn.count("n = 1<") == drawn.count("dot hollow")
 
 
 def test_every_committed_run_is_counted() -> None:
