@@ -8,7 +8,7 @@ site, and so does what is rendered from the committed records.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ ROOT = Path(__file__).parent.parent
 MARK = re.compile(r"^<!-- generated: (\S+) -->$", re.M)
 MAP = re.compile(r"^!\[[^\]]*\]\((\S+\.svg)\)$", re.M)
 BENCHMARKS = "benchmarks"
+OPTIONS_FOR = "cifar100"  # epochs and batch size follow from the data
 
 
 def methods_table() -> str:
@@ -47,12 +48,16 @@ def base_rates() -> str:
 
 
 def method_options() -> str:
-    """The options of every method, each below its name."""
+    """The options of every method, each below its name, with the values that a run has by default."""
+    from onea.cli.methods import option_values
     from onea.methods import METHODS, method_class
+    from onea.runs.config import RunConfig
 
-    return "\n\n".join(
-        _folded(f"`{name}`: {method_class(name).title}", _options(method_class(name).Options)) for name in METHODS.own
-    )
+    def options(kind: Any, name: str) -> str:
+        return _options(kind.Options, option_values(name, RunConfig.preset, OPTIONS_FOR), f"default for {OPTIONS_FOR}")
+
+    kinds = {name: method_class(name) for name in METHODS.own}
+    return "\n\n".join(_folded(f"`{name}`: {kind.title}", options(kind, name)) for name, kind in kinds.items())
 
 
 def operators_table() -> str:
@@ -137,11 +142,15 @@ def _default(parameter: Any) -> str:
     return "" if parameter.required or value is None or value is False or callable(value) else f"`{value}`"
 
 
-def _options(kind: type) -> str:
+def _options(kind: type, values: Mapping[str, Any] | None = None, head: str = "default") -> str:
     from onea.options import describe
 
-    rows = ((f"`--{name.replace('_', '-')}`", f"`{default}`", meaning) for name, default, meaning in describe(kind))
-    return table(("option", "default", "meaning"), rows)
+    rows = []
+    for name, default, meaning in describe(kind):
+        value = str(values[name] if values else default)
+        words = (meaning[:1].upper() + meaning[1:]).replace("``", "`")
+        rows.append((f"`--{name.replace('_', '-')}`", value and f"`{value}`", words))
+    return table(("option", head, "meaning"), rows)
 
 
 def _folded(title: str, content: str) -> str:
