@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import expected
 import notebooks
 import rendered
 import result_tables
@@ -179,16 +180,20 @@ def _drawn(path: Path) -> str:
     return f'<figure class="drawing">{path.read_text("utf-8")}</figure>'
 
 
-GENERATED: dict[str, Callable[[], str]] = {
-    "methods": methods_table,
-    "base-rates": base_rates,
-    "method-options": method_options,
-    "operators": operators_table,
-    "classifiers": classifiers_table,
-    "operator-options": operator_options,
-    "datasets": datasets_table,
-    "commands": commands_reference,
-} | result_tables.GENERATED
+GENERATED: dict[str, Callable[[], str]] = (
+    {
+        "methods": methods_table,
+        "base-rates": base_rates,
+        "method-options": method_options,
+        "operators": operators_table,
+        "classifiers": classifiers_table,
+        "operator-options": operator_options,
+        "datasets": datasets_table,
+        "commands": commands_reference,
+    }
+    | expected.GENERATED
+    | result_tables.GENERATED
+)
 
 
 # mkdocs calls these by name
