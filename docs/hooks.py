@@ -23,6 +23,7 @@ ROOT = Path(__file__).parent.parent
 MARK = re.compile(r"^<!-- generated: (\S+) -->$", re.M)
 MAP = re.compile(r"^!\[[^\]]*\]\((\S+\.svg)\)$", re.M)
 BENCHMARKS = "benchmarks"
+BESIDE = ("CHANGELOG", "NOTICE", "SECURITY")  # files beside docs/ that become pages
 OPTIONS_FOR = "cifar100"  # epochs and batch size follow from the data
 
 
@@ -210,7 +211,7 @@ def on_files(files: Any, config: Any) -> Any:
     text = f"# Measured files\n\nWhat benchmarks left behind; the name says on which hardware.\n\n{listed}\n"
     files.append(File.generated(config, f"{BENCHMARKS}/index.md", content=text))
     files.append(File.generated(config, "drawn.css", content=svg.stylesheet()))
-    for name in ("CHANGELOG", "NOTICE"):
+    for name in BESIDE:
         files.append(File.generated(config, f"{name.lower()}.md", content=_outside(name)))
     built = Path(config.site_dir).parent / "build"
     for name, content in notebooks.pages(built / "notebooks").items():
@@ -229,7 +230,7 @@ def on_page_markdown(markdown: str, page: Any, files: Any, **_: Any) -> str:
     """Fill in what is generated, and turn links out of docs/ to where those files are on the site."""
     markdown = re.sub(rf"\]\(\.\./{BENCHMARKS}/?\)", f"]({BENCHMARKS}/index.md)", markdown)
     markdown = markdown.replace(f"](../{BENCHMARKS}/", f"]({BENCHMARKS}/")
-    markdown = re.sub(r"\]\(\.\./(CHANGELOG|NOTICE)(\.md)?\)", lambda found: f"]({found[1].lower()}.md)", markdown)
+    markdown = re.sub(rf"\]\(\.\./({'|'.join(BESIDE)})(\.md)?\)", lambda found: f"]({found[1].lower()}.md)", markdown)
     markdown = MAP.sub(lambda found: _drawn(Path(page.file.abs_src_path).parent / found[1]), markdown)
     markdown = re.sub(r"\]\((notebooks/[\w-]+)\.ipynb\)", r"](\1.md)", markdown)
     generated = GENERATED | {"result-pages": lambda: result_pages(files)}
