@@ -82,7 +82,7 @@ def models() -> str:
         right = each.right()
         shown = f"{min(right):.1f} to {max(right):.1f}"
         rows.append((f"[{each.words}](benchmarks/{each.file})", f"{fmean(right):.1f}", shown, str(len(right))))
-    return table(("`onea teach`, right, %", "mean", "draws", "n"), rows, words=1)
+    return table(("`onea teach`, right, %", "mean", "lowest to highest", "n"), rows, words=1)
 
 
 def gap() -> str:

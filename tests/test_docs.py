@@ -312,6 +312,12 @@ def test_every_link_leads_to_a_file() -> None:
     assert not [f"{named(page)}: {target}" for page, target in links if not (page.parent / target).exists()]
 
 
+def test_what_is_written_into_a_sentence_begins_no_line() -> None:
+    """There a comment ends the paragraph or the list around it."""
+    lines = [(page, line) for page in PAGES for line in page.read_text("utf-8").splitlines()]
+    assert not [f"{named(page)}: {line}" for page, line in lines if re.match(r"\s*<!-- written: \S+ -->.", line)]
+
+
 def anchors(page: Path) -> set[str]:
     """What a code host lets links of a page lead to: its headings, and places that are named."""
     text = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.M | re.S)
