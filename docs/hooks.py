@@ -51,8 +51,8 @@ def base_rates() -> str:
 
 def method_options() -> str:
     """The options of every method, each below its name, with the values that a run has by default."""
-    from onea.cli.methods import option_values
     from onea.methods import METHODS, method_class
+    from onea.paper.scale import option_values
     from onea.runs.config import RunConfig
 
     def options(kind: Any, name: str) -> str:

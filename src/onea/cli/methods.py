@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
 
-from onea.runs.config import RunConfig, make_config
+from onea.runs.config import RunConfig
 
 
 def methods(
@@ -45,26 +44,16 @@ def _methods() -> Any:
     return table
 
 
-def option_values(name: str, preset: str, data: str) -> dict[str, Any]:
-    """The values that the options of a method have in a run with such a preset and dataset."""
-    from onea.methods import method_class
-    from onea.paper.facts import data_facts
-    from onea.paper.scale import preset_values
-    from onea.runs.setup import DEFAULT_TASKS
-
-    method_class(name)  # says what is wrong with the name
-    config = make_config({"method": name, "preset": preset, "data": data})
-    facts = data_facts(data, None)
-    return preset_values(replace(config, tasks=facts.groups or min(DEFAULT_TASKS, facts.classes)), facts)
-
-
 def _options(name: str, preset: str, data: str) -> Any:
+    """The options of a method with the values that a run with such a preset and dataset would have."""
     from onea.cli.options import meaning
     from onea.methods import method_class
     from onea.options import describe
+    from onea.paper.scale import option_values
     from onea.report.formats import terminal
     from onea.report.table import Table
 
+    method_class(name)  # says what is wrong with the name
     values = option_values(name, preset, data)
     title = f"options of {name}, preset {preset}, for {data}"
     heads = ("option", "default", "meaning")
