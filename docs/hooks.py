@@ -8,10 +8,11 @@ site, and so does what is rendered from the committed records.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import expected
 import notebooks
 import rendered
 import result_tables
@@ -22,6 +23,8 @@ ROOT = Path(__file__).parent.parent
 MARK = re.compile(r"^<!-- generated: (\S+) -->$", re.M)
 MAP = re.compile(r"^!\[[^\]]*\]\((\S+\.svg)\)$", re.M)
 BENCHMARKS = "benchmarks"
+BESIDE = ("CHANGELOG", "NOTICE", "SECURITY")  # files beside docs/ that become pages
+OPTIONS_FOR = "cifar100"  # epochs and batch size follow from the data
 
 
 def methods_table() -> str:
@@ -47,12 +50,16 @@ def base_rates() -> str:
 
 
 def method_options() -> str:
-    """The options of every method, each below its name."""
+    """The options of every method, each below its name, with the values that a run has by default."""
     from onea.methods import METHODS, method_class
+    from onea.paper.scale import option_values
+    from onea.runs.config import RunConfig
 
-    return "\n\n".join(
-        _folded(f"`{name}`: {method_class(name).title}", _options(method_class(name).Options)) for name in METHODS.own
-    )
+    def options(kind: Any, name: str) -> str:
+        return _options(kind.Options, option_values(name, RunConfig.preset, OPTIONS_FOR), f"default for {OPTIONS_FOR}")
+
+    kinds = {name: method_class(name) for name in METHODS.own}
+    return "\n\n".join(_folded(f"`{name}`: {kind.title}", options(kind, name)) for name, kind in kinds.items())
 
 
 def operators_table() -> str:
@@ -137,11 +144,15 @@ def _default(parameter: Any) -> str:
     return "" if parameter.required or value is None or value is False or callable(value) else f"`{value}`"
 
 
-def _options(kind: type) -> str:
+def _options(kind: type, values: Mapping[str, Any] | None = None, head: str = "default") -> str:
     from onea.options import describe
 
-    rows = ((f"`--{name.replace('_', '-')}`", f"`{default}`", meaning) for name, default, meaning in describe(kind))
-    return table(("option", "default", "meaning"), rows)
+    rows = []
+    for name, default, meaning in describe(kind):
+        value = str(values[name] if values else default)
+        words = (meaning[:1].upper() + meaning[1:]).replace("``", "`")
+        rows.append((f"`--{name.replace('_', '-')}`", value and f"`{value}`", words))
+    return table(("option", head, "meaning"), rows)
 
 
 def _folded(title: str, content: str) -> str:
@@ -170,16 +181,20 @@ def _drawn(path: Path) -> str:
     return f'<figure class="drawing">{path.read_text("utf-8")}</figure>'
 
 
-GENERATED: dict[str, Callable[[], str]] = {
-    "methods": methods_table,
-    "base-rates": base_rates,
-    "method-options": method_options,
-    "operators": operators_table,
-    "classifiers": classifiers_table,
-    "operator-options": operator_options,
-    "datasets": datasets_table,
-    "commands": commands_reference,
-} | result_tables.GENERATED
+GENERATED: dict[str, Callable[[], str]] = (
+    {
+        "methods": methods_table,
+        "base-rates": base_rates,
+        "method-options": method_options,
+        "operators": operators_table,
+        "classifiers": classifiers_table,
+        "operator-options": operator_options,
+        "datasets": datasets_table,
+        "commands": commands_reference,
+    }
+    | expected.GENERATED
+    | result_tables.GENERATED
+)
 
 
 # mkdocs calls these by name
@@ -196,7 +211,7 @@ def on_files(files: Any, config: Any) -> Any:
     text = f"# Measured files\n\nWhat benchmarks left behind; the name says on which hardware.\n\n{listed}\n"
     files.append(File.generated(config, f"{BENCHMARKS}/index.md", content=text))
     files.append(File.generated(config, "drawn.css", content=svg.stylesheet()))
-    for name in ("CHANGELOG", "NOTICE"):
+    for name in BESIDE:
         files.append(File.generated(config, f"{name.lower()}.md", content=_outside(name)))
     built = Path(config.site_dir).parent / "build"
     for name, content in notebooks.pages(built / "notebooks").items():
@@ -215,7 +230,7 @@ def on_page_markdown(markdown: str, page: Any, files: Any, **_: Any) -> str:
     """Fill in what is generated, and turn links out of docs/ to where those files are on the site."""
     markdown = re.sub(rf"\]\(\.\./{BENCHMARKS}/?\)", f"]({BENCHMARKS}/index.md)", markdown)
     markdown = markdown.replace(f"](../{BENCHMARKS}/", f"]({BENCHMARKS}/")
-    markdown = re.sub(r"\]\(\.\./(CHANGELOG|NOTICE)(\.md)?\)", lambda found: f"]({found[1].lower()}.md)", markdown)
+    markdown = re.sub(rf"\]\(\.\./({'|'.join(BESIDE)})(\.md)?\)", lambda found: f"]({found[1].lower()}.md)", markdown)
     markdown = MAP.sub(lambda found: _drawn(Path(page.file.abs_src_path).parent / found[1]), markdown)
     markdown = re.sub(r"\]\((notebooks/[\w-]+)\.ipynb\)", r"](\1.md)", markdown)
     generated = GENERATED | {"result-pages": lambda: result_pages(files)}

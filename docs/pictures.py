@@ -110,8 +110,8 @@ def layers(run: Record, what: str, title: str, label: str) -> tuple[Canvas, str]
         mean = [fmean(step) for step in zip(*lines, strict=True)]
         canvas.line([(x(place), y(value)) for place, value in enumerate(mean)], "curve b")
         canvas.text(left - 32, 40, KINDS.get(kind, kind), "strong")
-    canvas.text(38, 210, "directions of the base, strong to weak;", "soft")
-    canvas.text(38, 227, "thick: mean over layers", "b")
+    canvas.text(38, 210, "directions of the base, strong to weak", "soft")
+    canvas.text(38, 227, "thin: one layer each, thick: their mean", "b")
     return canvas, label
 
 
@@ -166,7 +166,7 @@ def carried() -> tuple[Canvas, str]:
 
 
 def share(right: int, total: int) -> Mean:
-    """In per cent, with the interval that the program itself prints."""
+    """In percent, with the interval that the program itself prints."""
     low, high = wilson_interval(right, total)
     return Mean(100 * right / total, 100 * low, 100 * high, total)
 

@@ -231,24 +231,6 @@ def attributed(data: str, start: str, merge: str, classifier: str) -> Runs:
     return select(among, PLUS, data, start=start, merge=merge, classifier=classifier, min_share=0.25)
 
 
-def expect() -> str:
-    """Nothing trained, arrivals, all at once."""
-    runs = {data: main_runs(data) for data in evidence.DATA}
-    frozen = {data: _beside("simplecil", **_CHOSEN)(data).of("A_T").value for data in evidence.DATA}
-    updates, at_once = grocery()
-    rows = [
-        ("nothing trained, nearest class mean", *(f"{runs[d]['simplecil'].of('A_T').value:.1f}" for d in runs), ""),
-        ("nothing trained, the default classifier", *(f"{frozen[d]:.1f}" for d in runs), ""),
-        (
-            "**taught in updates** (One-A+)",
-            *(f"**{runs[d][PLUS].of('A_T').value:.1f}**" for d in runs),
-            f"**{updates}**",
-        ),
-        ("all images at once", *(f"{runs[d]['joint'].of('A_T').value:.1f}" for d in runs), at_once),
-    ]
-    return table(("right, %", *evidence.DATA.values(), "Grocery, 15 updates"), rows, words=1)
-
-
 def grocery() -> tuple[str, str]:
     """Test photos of Grocery that are answered right: taught in updates, and all at once."""
     told = json.loads(GROCERY.read_text("utf-8"))
@@ -309,7 +291,6 @@ GENERATED: dict[str, Callable[[], str]] = {
     "rivals": rivals,
     "other-streams": streams,
     "attribution": attribution,
-    "expect": expect,
     "committed-runs": committed_runs,
     "surprise-alignment": lambda: answered(decisions.alignment()),
     "surprise-gating-answer": decisions.gates_forget,

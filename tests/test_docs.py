@@ -312,6 +312,37 @@ def test_every_link_leads_to_a_file() -> None:
     assert not [f"{named(page)}: {target}" for page, target in links if not (page.parent / target).exists()]
 
 
+def test_what_is_written_into_a_sentence_begins_no_line() -> None:
+    """There a comment ends the paragraph or the list around it."""
+    lines = [(page, line) for page in PAGES for line in page.read_text("utf-8").splitlines()]
+    assert not [f"{named(page)}: {line}" for page, line in lines if re.match(r"\s*<!-- written: \S+ -->.", line)]
+
+
+def anchors(page: Path) -> set[str]:
+    """What a code host lets links of a page lead to: its headings, and places that are named."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.M | re.S)
+    heads = (re.sub(r"<[^>]*>|\]\([^)]*\)", "", head).lower() for head in re.findall(r"^#+ (.+)$", text, re.M))
+    named_places = re.findall(r'<a id="([\w-]+)">', text)
+    return {re.sub(r"[^\w\- ]", "", head).strip().replace(" ", "-") for head in heads}.union(named_places)
+
+
+def test_every_link_into_a_page_leads_to_a_heading_or_a_named_place() -> None:
+    """On a code host too; headings that are generated with the site are not there."""
+    generated = ("commands.md", "api.md")
+    links = [
+        (page, page.parent / target if target else page, anchor)
+        for page in PAGES
+        for target, anchor in re.findall(r"\]\(([^)\s#:]*)#([^)\s]+)\)", page.read_text("utf-8"))
+    ]
+    assert len(links) > 50
+    missing = [
+        f"{named(page)}: {target.name}#{anchor}"
+        for page, target, anchor in links
+        if target.suffix == ".md" and target.name not in generated and anchor not in anchors(target)
+    ]
+    assert not missing
+
+
 def test_the_files_of_a_typical_change_are_there() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
     rows = re.findall(r"^\| ([^|`]+) \| (\d) \| (.+) \|$", text, re.M)

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -73,16 +74,50 @@ def assert_answers_the_first_questions(site: Path) -> None:
         assert f'id="{found[2]}"' in (site / found[1]).read_text("utf-8")
 
 
+SEARCHED = {
+    "using it": "license cite windows partial_fit roadmap changelog macos seeds forget troubleshooting",
+    "research": "arxiv bibtex continual lifelong catastrophic replay rehearsal exemplar ood lesson backbone gamma",
+    "trust": "privacy gdpr security",
+    "limits": "detection segmentation video",
+    "installing": "conda colab uninstall",
+}
+
+
 def assert_search_finds_what_people_type(site: Path) -> None:
     """From files as well, where the index is a script; charts, whose words are labels, stay out of it."""
     text = (site / "search/search_index.js").read_text("utf-8")
-    pages = json.loads(text.partition("=")[2])["docs"]
-    for word in ("license", "cite", "windows", "partial_fit", "roadmap", "changelog", "macos", "seeds", "forget"):
-        assert any(word in (page["title"] + page["text"]).lower() for page in pages), word
+    index = json.loads(text.partition("=")[2])
+    told = re.sub(r"<[^>]*>", " ", " ".join(f"{page['title']} {page['text']}" for page in index["docs"])).lower()
+    found = set(re.split(index["config"]["separator"], told))  # the words that a search knows
+    for words in SEARCHED.values():
+        assert not [word for word in words.split() if not any(each.startswith(word) for each in found)]
     assert "GFLOP per image" not in text
 
 
-def test_the_site_is_built_strictly_and_offline(tmp_path: Path) -> None:
+def assert_options_are_those_of_the_terminal(site: Path, onea: Callable[..., tuple[int, str, str]]) -> None:
+    """Of every method: no cell lost to stray ticks, and the values that `onea methods NAME` prints."""
+    page = (site / "methods.html").read_text("utf-8")
+    section = re.search(r'<h3 id="their-options">.*?<h2', page, re.S)
+    assert section
+    assert "``" not in section[0]
+    tables = re.findall(r"<summary><code>([\w-]+)</code>.*?<table>(.*?)</table>", section[0], re.S)
+    shown = {
+        method: {
+            option: re.sub("<.*?>", "", value)
+            for option, value in re.findall(r"<td><code>(--[\w-]+)</code></td>\s*<td>(.*?)</td>\s*<td>.+?</td>", rows)
+        }
+        for method, rows in tables
+    }
+    assert len(shown) > 20
+    assert all(rows.count("<tr>") == len(shown[method]) + 1 for method, rows in tables)
+    code, printed, _ = onea("methods", "one-a", "--data", "cifar100")
+    assert code == 0
+    terminal = dict(re.findall(r"^(--[\w-]+) +(\S+)  +\S", printed, re.M))
+    assert terminal.keys() >= {"--learning-rate", "--head", "--batch-size", "--epochs"}
+    assert terminal.items() <= shown["one-a"].items()
+
+
+def test_the_site_is_built_strictly_and_offline(tmp_path: Path, onea: Callable[..., tuple[int, str, str]]) -> None:
     pytest.importorskip("mkdocs")
     site = tmp_path / "site"
     fewer = {"RESULTS": "figure11", "NOTEBOOKS": "none"}  # all take minutes
@@ -113,5 +148,6 @@ def test_the_site_is_built_strictly_and_offline(tmp_path: Path) -> None:
     assert_results_are_complete(site)
     assert_answers_the_first_questions(site)
     assert_search_finds_what_people_type(site)
+    assert_options_are_those_of_the_terminal(site, onea)
     commands = (site / "commands.html").read_text("utf-8")
     assert all(word in commands for word in ("onea-teach", "onea-paper", "--share-training", "--on-bad"))

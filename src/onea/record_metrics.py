@@ -115,7 +115,7 @@ _OWN = {
     "mean_A": Metric("mean A", "mean of that accuracy over all tasks", _stored("mean_A"), "%", headline=True),
     "weighted_mean_A": Metric(
         "weighted mean A",
-        "the same mean, a step counting more the further its classes are ahead of an even stream",
+        "the same mean, but a step weighs more if more classes have been seen by then than in a balanced stream",
         _stored("weighted_mean_A"),
         "%",
         headline=True,

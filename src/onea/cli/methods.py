@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from onea.runs.config import RunConfig, make_config
+from onea.runs.config import RunConfig
 
 if TYPE_CHECKING:
     from onea.report.table import Table
@@ -57,14 +57,10 @@ def _options(name: str, preset: str, data: str) -> Table:
     from onea.cli.options import meaning
     from onea.methods import method_class
     from onea.options import describe
-    from onea.paper.facts import data_facts
-    from onea.paper.scale import preset_values
-    from onea.runs.setup import DEFAULT_TASKS
+    from onea.paper.scale import option_values
 
     method_class(name)  # says what is wrong with the name
-    config = make_config({"method": name, "preset": preset, "data": data})
-    facts = data_facts(data, None)
-    values = preset_values(replace(config, tasks=facts.groups or min(DEFAULT_TASKS, facts.classes)), facts)
+    values = option_values(name, preset, data)
     kind = method_class(name).Options
     names = [option for option, *_ in describe(kind)]
     lines = ((f"--{one.replace('_', '-')}", str(values[one]), meaning(kind, one)) for one in names)

@@ -56,7 +56,7 @@ def teach(
     threads: Threads = RunConfig.threads,
     seed: Annotated[int | None, typer.Option(help="Of a new model: decides every draw.", show_default="0")] = None,
 ) -> None:
-    """Teach a model the classes in a folder; it keeps all it knew before. A class it knows gets more evidence.
+    """Teach a model the classes in a folder: add to what it knows. A class it knows gets more evidence.
 
     Interrupted at any moment, the model is as it was before.
     """

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _WIDTH, _HEIGHT = 4.6, 7.2  # inches; narrow, so that its letters can be read on a phone and in a column of print
 _KNOWN, _UNKNOWN = style.PALETTE[0], style.PALETTE[1]
 _MOST_BINS = 30
-_TAIL = 0.5  # per cent of the images at either end, which share the outermost bins
+_TAIL = 0.5  # percent of the images at either end, which share the outermost bins
 _REACH = 2  # times the width of the known images: unknown ones that lie farther off share the outermost bin too
 _HEADROOM = 1.45  # of the highest bar: room for the legend
 

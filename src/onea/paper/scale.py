@@ -132,6 +132,16 @@ def preset_values(config: RunConfig, facts: DataFacts) -> dict[str, Any]:
     return {item.name: item.default for item in dataclasses.fields(kind)} | chosen
 
 
+def option_values(method: str, preset: str, data: str) -> dict[str, Any]:
+    """All options that a method has in a run that names a preset and a dataset and nothing else."""
+    from onea.paper.facts import data_facts
+    from onea.runs.config import make_config
+    from onea.runs.setup import DEFAULT_TASKS
+
+    config, facts = make_config({"method": method, "preset": preset, "data": data}), data_facts(data, None)
+    return preset_values(dataclasses.replace(config, tasks=facts.groups or min(DEFAULT_TASKS, facts.classes)), facts)
+
+
 def scaled_options(config: RunConfig, scale: float, facts: DataFacts) -> dict[str, Any]:
     """A run's options with every number of epochs at a smaller scale, at least one each.
 

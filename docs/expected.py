@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What accuracy to expect and what updates cost: the tables of expect.md, from records and measured files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import fmean
+
+import evidence
+from evidence import DATA, JOINT, PLUS, ROOT, main_runs
+from result_tables import table
+
+BENCHMARKS = ROOT / "benchmarks"
+_ALIKE = "a quarter of the training photos, in groups that look alike"
+
+
+@dataclass(frozen=True)
+class Taught:
+    """Models taught with the default network and preset.
+
+    Attributes:
+        words: the row of the table.
+        data: what the file calls the photos.
+        updates: in how many parts they were taught.
+        preset: what the file calls today's default; None where it was the default by then.
+        file: below benchmarks/.
+        looked_at: which photos were asked about.
+    """
+
+    words: str
+    data: str
+    updates: int
+    preset: str | None
+    file: str
+    looked_at: str = "test photos"
+
+    def right(self) -> list[float]:
+        """The share of those photos that was answered right, in percent, by draw."""
+        lines = map(json.loads, (BENCHMARKS / self.file).read_text("utf-8").splitlines())
+        found = [
+            float(line["right"])
+            for line in lines
+            if (line["data"], line["updates"], line["looked_at"]) == (self.data, self.updates, self.looked_at)
+            and (line["backbone"], line["params"].get("preset")) == (evidence.NETWORK, self.preset)
+            and set(line["params"]) <= {"preset", "threads", "verbose"}
+        ]
+        assert found, f"{self.file} has no such runs"
+        return found
+
+
+MODELS = (
+    Taught("81 groceries, 15 updates", "grocery81", 15, None, "crops-test-nvidia-h200.jsonl"),
+    Taught("CIFAR-100, 150 images of a class, 10 updates", "cifar100", 10, None, "crops-test-nvidia-h200.jsonl"),
+    Taught("CUB-200, 20 updates", "cub200", 20, "quick", "default-nvidia-h200.jsonl"),  # auto does the same there
+)
+# The same recipe both ways has been run on held-out training photos only.
+IN_UPDATES = Taught("", "grocery81", 15, "quick", "fast-path-nvidia-h200-2.jsonl", _ALIKE)
+AT_ONCE = Taught("", "grocery81", 1, "quick", "fast-path-amd-epyc-2.jsonl", _ALIKE)
+
+
+def runs() -> str:
+    """Research runs: nothing trained, taught in tasks, all at once."""
+    found = {data: main_runs(data) for data in DATA}
+    beside = evidence.records("one-a-plus/runs")
+    frozen = {data: evidence.select(beside, "simplecil", data, classifier="rgda").of("A_T").value for data in DATA}
+    for data, known in frozen.items():
+        plus, joint = (found[data][name].of("A_T").value for name in (PLUS, JOINT))
+        assert joint - plus < plus - known, "expect.md says that One-A+ is nearer to joint training; it no longer is"
+    rows = [
+        ("nothing trained, nearest class mean", *(f"{found[d]['simplecil'].of('A_T').value:.1f}" for d in DATA)),
+        ("nothing trained, the default classifier", *(f"{frozen[d]:.1f}" for d in DATA)),
+        ("**taught in updates** (One-A+)", *(f"**{found[d][PLUS].of('A_T').value:.1f}**" for d in DATA)),
+        ("all images at once", *(f"{found[d][JOINT].of('A_T').value:.1f}" for d in DATA)),
+    ]
+    return table(("right, %", *DATA.values()), rows, words=1)
+
+
+def models() -> str:
+    """Models with the default network and preset: mean and range over the draws."""
+    rows = []
+    for each in MODELS:
+        right = each.right()
+        shown = f"{min(right):.1f} to {max(right):.1f}"
+        rows.append((f"[{each.words}](benchmarks/{each.file})", f"{fmean(right):.1f}", shown, str(len(right))))
+    return table(("`onea teach`, right, %", "mean", "lowest to highest", "n"), rows, words=1)
+
+
+def groceries() -> str:
+    """What updates cost on photos of groceries, in words."""
+    assert cost_of_updates() > 0
+    return f"{fmean(IN_UPDATES.right()):.1f} % in 15 updates, {fmean(AT_ONCE.right()):.1f} % all at once"
+
+
+def cost_of_updates() -> float:
+    """In points."""
+    return fmean(AT_ONCE.right()) - fmean(IN_UPDATES.right())
+
+
+GENERATED: dict[str, Callable[[], str]] = {"expect": runs, "expect-models": models}
