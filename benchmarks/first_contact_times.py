@@ -40,13 +40,15 @@ def main() -> None:
         parser.error(f"{', '.join(sorted(wrong))}: choose demo or test")
     about = environment(torch.device("cpu"))
     hardware = hardware_of(about, about["cores"])
+    rows: list[tuple[str, ...]] = []
     for what in arguments.what or ("demo", "test"):
         for bf16 in (True, False) if cpu.has_bf16() else (False,):
             limits = WITHOUT if cpu.has_bf16() and not bf16 else {}
             load, seconds = os.getloadavg()[0], timed(what, os.environ | limits)
             row = (f"make {what}", "yes" if bf16 else "no", f"{seconds:.0f}", hardware, f"{load:.2f}", about["torch"])
-            _note(arguments.out, row)
             print(*row, sep=", ", flush=True)
+            rows.append(row)
+    _note(arguments.out, rows)  # at the end: `make test` compares README with what is noted
 
 
 def timed(what: str, surroundings: dict[str, str]) -> float:
@@ -58,12 +60,12 @@ def timed(what: str, surroundings: dict[str, str]) -> float:
         return time.perf_counter() - started
 
 
-def _note(path: Path, row: tuple[str, ...]) -> None:
+def _note(path: Path, rows: list[tuple[str, ...]]) -> None:
     with path.open("a", encoding="utf-8", newline="") as file:
         lines = csv.writer(file, lineterminator="\n")
         if not file.tell():
             lines.writerow(COLUMNS)
-        lines.writerow(row)
+        lines.writerows(rows)
 
 
 if __name__ == "__main__":
