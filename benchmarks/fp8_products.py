@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import argparse
 import csv
-import statistics
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from recorded import microseconds
 from torch.nn import functional as F
 
 from onea.vit.fp8 import product, quantised
@@ -24,27 +22,6 @@ from onea.vit.fp8 import product, quantised
 TOKENS = 197
 WIDTHS = ((768, 2304), (768, 768), (768, 3072), (3072, 768), (2304, 768))  # of inputs and outputs
 REPEATS, REPLAYS = 20, 7
-
-
-def microseconds(run: Callable[[], Tensor]) -> float:
-    """Of one call."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        run()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            for _ in range(REPEATS):
-                run()
-    found: list[float] = []
-    for _ in range(REPLAYS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        found.append(1000 * start.elapsed_time(end) / REPEATS)
-    return statistics.median(found)
 
 
 def main() -> None:
@@ -62,8 +39,8 @@ def main() -> None:
                 bias = torch.randn(outputs, device="cuda").bfloat16()
                 in_eight = (*quantised(x), *quantised(weights), bias)
                 # The lambdas are called before the next turn of the loop.
-                plain = microseconds(lambda: F.linear(x, weights, bias))  # noqa: B023
-                eight = microseconds(lambda: product(*in_eight))  # noqa: B023
+                plain = microseconds(lambda: F.linear(x, weights, bias), REPEATS, REPLAYS)  # noqa: B023
+                eight = microseconds(lambda: product(*in_eight), REPEATS, REPLAYS)  # noqa: B023
                 table.writerow((rows, inputs, outputs, f"{plain:.1f}", f"{eight:.1f}", f"{plain / eight:.2f}"))
 
 

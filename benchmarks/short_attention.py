@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import argparse
 import csv
-import statistics
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
+from recorded import microseconds
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -36,29 +36,6 @@ REPEATS, REPLAYS = 10, 9
 
 Forward = Callable[[], Tensor]
 Both = Callable[[], tuple[Tensor, Tensor]]
-
-
-def microseconds(run: Callable[[], object]) -> float:
-    """Of one call."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            run()
-        stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            for _ in range(REPEATS):
-                run()
-    found: list[float] = []
-    for _ in range(REPLAYS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        found.append(1000 * start.elapsed_time(end) / REPEATS)
-    return statistics.median(found)
 
 
 def attend(qkv: Tensor, heads: int) -> Tensor:
@@ -140,7 +117,7 @@ def main() -> None:
             for name, forward, both in kernels(qkv.requires_grad_(), upper, heads, given.variants):
                 try:
                     out, grad = both()
-                    times = microseconds(forward), microseconds(both)
+                    times = microseconds(forward, REPEATS, REPLAYS), microseconds(both, REPEATS, REPLAYS)
                 except RuntimeError as error:
                     print(f"{name} at {shape}: {str(error).splitlines()[0]}")
                     continue
