@@ -159,10 +159,13 @@ def packed(text: bytes) -> bytes:
 
 
 def without_analysis(record: Record) -> Record:
-    """A record less the analysis of its merges, which takes most of the space and is kept for the first seed."""
+    """A record less what takes most of the space: the analysis of its merges, which is kept for the first seed, and the
+    losses of adapters that another run has trained, whose record has them."""
     shorter = copy.deepcopy(record)
     for task in shorter["tasks"]:
         (task.get("merge") or {}).pop("analysis", None)
+        if task.get("training_shared"):
+            task.pop("losses", None)
     return shorter
 
 
