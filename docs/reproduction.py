@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import decisions
 import evidence
@@ -159,8 +160,39 @@ def bench(measure: str, setting: str = "", unit: str = "images/s", column: str =
     raise LookupError(f"{BENCH.name} has no {measure} {setting} in {unit}")
 
 
-def committed_runs() -> tuple[int, float]:
-    """How many runs are committed, and the hours they took, added up run by run."""
-    found = load_records(evidence.RESULTS)
-    seconds = sum(sum(record["timings"]["learn_s"]) + sum(record["timings"]["evaluate_s"]) for record in found)
-    return len(found), float(seconds) / 3600
+class Work(NamedTuple):
+    """The work of some runs.
+
+    Attributes:
+        runs: how many.
+        added: hours of learning and answering, added up run by run.
+        busy: hours in which at least one of them was under way.
+        at_once: how many were under way at the same time, at most.
+    """
+
+    runs: int
+    added: float
+    busy: float
+    at_once: int
+
+
+def work_of(records: Sequence[Record]) -> Work:
+    """What their timings and dates say."""
+    timings = [record["timings"] for record in records]
+    added = sum(sum(each["learn_s"]) + sum(each["evaluate_s"]) for each in timings)
+    changes = []
+    for record in records:
+        started, finished = (datetime.fromisoformat(record["dates"][name]) for name in ("started", "finished"))
+        changes += [(started, 1), (finished, -1)]
+    busy, under_way, most, before = 0.0, 0, 0, None
+    for now, change in sorted(changes):
+        if under_way and before:
+            busy += (now - before).total_seconds()
+        under_way, before = under_way + change, now
+        most = max(most, under_way)
+    return Work(len(records), added / 3600, busy / 3600, most)
+
+
+def committed_runs() -> Work:
+    """The work behind docs/results."""
+    return work_of(load_records(evidence.RESULTS))

@@ -240,10 +240,10 @@ def grocery() -> tuple[str, str]:
 
 def committed_runs() -> str:
     """How much was run, in a sentence."""
-    count, hours = reproduction.committed_runs()
+    work = reproduction.committed_runs()
     return (
-        f"The {count} committed runs took {hours:.1f} hours, added up run by run; up to sixteen shared the GPU, so the "
-        "GPU itself was busy for less. Tuning and the surprises are not counted."
+        f"The {work.runs} committed runs kept one H200 busy for {work.busy:.1f} hours, in which up to {work.at_once} "
+        f"shared it; added up run by run they took {work.added:.1f} hours. Tuning and the surprises are not counted."
     )
 
 

@@ -322,6 +322,20 @@ def test_the_frontier_shows_which_methods_have_one_seed() -> None:
 
 def test_every_committed_run_is_counted() -> None:
     """Once each: records of further classifiers are no further runs."""
-    count, hours = reproduction.committed_runs()
-    assert count == len(list((ROOT / "docs/results").rglob("record.json.gz")))
-    assert f"The {count} committed runs took {hours:.1f} hours" in result_tables.committed_runs()
+    work = reproduction.committed_runs()
+    assert work.runs == len(list((ROOT / "docs/results").rglob("record.json.gz")))
+    assert work.added > work.busy > 0
+    assert (
+        f"The {work.runs} committed runs kept one H200 busy for {work.busy:.1f} hours" in result_tables.committed_runs()
+    )
+
+
+def test_hours_that_runs_share_count_once() -> None:
+    def made(started: str, finished: str, seconds: float) -> dict[str, Any]:
+        dates = {name: f"2026-01-01T{time}:00+00:00" for name, time in (("started", started), ("finished", finished))}
+        return {"dates": dates, "timings": {"learn_s": [seconds], "evaluate_s": [0.0]}}
+
+    shared = [made("10:00", "11:00", 1800), made("10:30", "11:30", 1800)]
+    assert reproduction.work_of([*shared, made("13:00", "13:30", 900)]) == (3, 1.25, 2.0, 2)
+    after = made("11:30", "12:00", 0)  # begins when another ends: never two at once
+    assert reproduction.work_of([shared[1], after]).at_once == 1
