@@ -8,9 +8,9 @@
 are made to run in a folder in which ``cifar100`` and ``cub200`` are the images or links to them: a record repeats what
 it was asked for, and shall not name a path of some machine. What docs/results holds already is left out.
 ``make results`` begins with ``collect made``, which compresses finished records into docs/results and says what is
-missing. Where a method has been run again with all five seeds, its earlier runs are removed (seed 1 stays, and git has
-the others). Then tables, README, pages and the site are renewed (docs/written.py). The page takes a method's runs of
-today when all five seeds are there; until then it shows the earlier ones.
+missing. Where a method has been run again with all five seeds, its earlier runs are removed (git has them). Then
+tables, README, pages and the site are renewed (docs/written.py). The page takes a method's runs of today when all five
+seeds are there; until then it shows the earlier ones.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def collect(made: Path, results: Path = RESULTS) -> list[str]:
 
 
 def superseded(among: list[Job], results: Path = RESULTS) -> Iterator[Path]:
-    """Folders of earlier runs of methods all of whose seeds have been run again; seed 1 stays, for comparison."""
+    """Folders of earlier runs of methods all of whose seeds have been run again."""
     again: dict[tuple[str, str], list[Path]] = defaultdict(list)
     for job in among:
         if job.group == "methods":
@@ -149,7 +149,7 @@ def superseded(among: list[Job], results: Path = RESULTS) -> Iterator[Path]:
     for path in records_below(results / "methods"):
         record = read_record_file(path)
         kind = record["config"]["method"], f"folder:{record['data']['name']}"
-        if kind in whole and path.parent not in present and record["config"]["seed"] != SEEDS[0]:
+        if kind in whole and path.parent not in present:
             yield path.parent
 
 

@@ -107,4 +107,4 @@ def test_earlier_runs_are_removed_when_all_seeds_have_been_run_again(
         write_record(tmp_path / job.place, record)
     assert not list(grid.superseded(jobs, tmp_path))
     write_record(tmp_path / jobs[0].place, record)
-    assert [folder.name for folder in grid.superseded(jobs, tmp_path)] == ["old-2", "old-3"]
+    assert [folder.name for folder in grid.superseded(jobs, tmp_path)] == ["old-1", "old-2", "old-3"]
