@@ -2,11 +2,13 @@
 """Every run of the results page on its two main streams, as commands; and their records, brought to docs/results.
 
     python benchmarks/results_grid.py list --out made > jobs.txt
+    python benchmarks/results_grid.py run --out made --workers 20 [--only one-a,mos]
     MADE=made make results
 
-``list`` prints one command per line, the cheapest methods first, each with the seconds that earlier runs suggest. They
-are made to run in a folder in which ``cifar100`` and ``cub200`` are the images or links to them: a record repeats what
-it was asked for, and shall not name a path of some machine. What docs/results holds already is left out.
+``list`` prints one command per line, the cheapest methods first, each with the seconds that earlier runs suggest.
+``run`` makes them, so many at a time; runs that train the same adapters train them once. The same command again
+continues. Both are meant for a folder in which ``cifar100`` and ``cub200`` are the images or links to them: a record
+repeats what it was asked for, and shall not name a path of some machine. What docs/results holds already is left out.
 ``make results`` begins with ``collect made``, which compresses finished records into docs/results and says what is
 missing. Where a method has been run again with all five seeds, its earlier runs are removed (git has them). Then
 tables, README, pages and the site are renewed (docs/written.py). The page takes a method's runs of today when all five
@@ -22,7 +24,7 @@ import json
 import shlex
 import shutil
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -32,6 +34,8 @@ from onea.files import write_atomically
 from onea.methods import METHODS
 from onea.record import Record, read_record_file, record_path, records_below
 from onea.runs.config import RunConfig, make_config
+from onea.runs.executors import LocalProcesses
+from onea.runs.jobs import RunJob
 from onea.sealed import seal
 
 ROOT = Path(__file__).parent.parent
@@ -112,6 +116,20 @@ def _earlier_seconds() -> dict[tuple[str, str], list[float]]:
     return found
 
 
+def make(out: Path, workers: int, only: Sequence[str] = ()) -> list[str]:
+    """Make the runs that docs/results lacks, of some methods in this order or of all; returns those that failed."""
+    wanted = [job for job in missing(jobs()) if not only or job.config.method in only]
+    if only:
+        wanted.sort(key=lambda job: only.index(job.config.method))
+    failed = []
+    given = [RunJob(job.config, (out / job.place).absolute()) for job in wanted]
+    for result in LocalProcesses(workers, share_adapters=True).run(given):
+        name = result.job.folder.name
+        print(name, result.failure or "finished", flush=True)
+        failed += [name] if result.failure else []
+    return failed
+
+
 def missing(among: list[Job]) -> Iterator[Job]:
     """Runs whose records docs/results does not hold."""
     return (job for job in among if not record_path(RESULTS / job.place).exists())
@@ -170,17 +188,23 @@ def without_analysis(record: Record) -> Record:
 
 
 def main() -> None:
-    """List the runs that are missing, or collect what has been made."""
+    """List the runs that are missing, make them, or collect what has been made."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ways = parser.add_subparsers(dest="way", required=True)
     listing = ways.add_parser("list", help="the commands of all runs that docs/results lacks")
     listing.add_argument("--out", default="made", help="where the runs go")
+    making = ways.add_parser("run", help="make them, here")
+    making.add_argument("--out", type=Path, default=Path("made"), help="where the runs go")
+    making.add_argument("--workers", type=int, default=1, help="how many at a time")
+    making.add_argument("--only", type=lambda text: text.split(","), default=[], help="methods, in this order")
     collecting = ways.add_parser("collect", help="finished records into docs/results")
     collecting.add_argument("made", type=Path)
     given = parser.parse_args()
     if given.way == "list":
         print("\n".join(job.command(given.out) for job in missing(jobs())))
         return
+    if given.way == "run":
+        raise SystemExit(1 if make(given.out, given.workers, given.only) else 0)
     for line in collect(given.made):
         print(line)
     for folder in list(superseded(jobs())):

@@ -108,3 +108,18 @@ def test_earlier_runs_are_removed_when_all_seeds_have_been_run_again(
     assert not list(grid.superseded(jobs, tmp_path))
     write_record(tmp_path / jobs[0].place, record)
     assert [folder.name for folder in grid.superseded(jobs, tmp_path)] == ["old-1", "old-2", "old-3"]
+
+
+def test_missing_runs_are_made_in_the_order_of_methods_asked_for(
+    grid: ModuleType, tiny_run: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    made_for = [make_config(tiny_run | {"kappa": kappa}) for kappa in (5.0, 9.0)]
+    frozen = make_config({name: tiny_run[name] for name in tiny_run if name != "options"} | {"method": "simplecil"})
+    listed = [grid.Job(config, "methods", 1.0) for config in (frozen, *made_for)]
+    monkeypatch.setattr(grid, "jobs", lambda: listed)
+    monkeypatch.setattr(grid, "RESULTS", tmp_path / "results")
+    assert grid.make(tmp_path / "made", 1, ["one-a", "simplecil"]) == []
+    ended = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.endswith("finished")]
+    assert ended == [config.folder().name for config in (*made_for, frozen)]
+    records = [read_record_file(tmp_path / "made" / job.place / "record.json") for job in listed]
+    assert [record["tasks"][0].get("training_shared", False) for record in records] == [False, False, True]

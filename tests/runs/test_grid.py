@@ -14,7 +14,9 @@ import sys
 import threading
 import time
 import weakref
+from collections import deque
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -264,6 +266,22 @@ def test_a_worker_that_always_dies_is_given_up_and_the_rest_goes_on(tiny_run, qu
     assert heard.steps.count((1, 0, 0)) == 2
 
 
+def test_a_worker_that_dies_takes_no_run_along_that_shares_its_training(tiny_run, store):
+    """The run at hand is given up; the next one of its group trains by itself."""
+    victim, next_one = (make_config(slow_values(tiny_run, 1) | {"kappa": kappa}) for kappa in (3.0, 9.0))
+
+    class Killer(Heard):
+        def advance(self, config, task, tasks):
+            super().advance(config, task, tasks)
+            if config.key() == victim.key() and task == 1:
+                for child in multiprocessing.active_children():
+                    child.kill()
+
+    outcome = run_grid([victim, next_one], store, LocalProcesses(2, retries=0, share_adapters=True), Killer())
+    assert outcome.failed == (victim,)
+    assert outcome.finished == (next_one,)
+
+
 def test_closing_ends_the_processes(tiny_run, quick, tmp_path):
     endless = dict.fromkeys(
         ("epochs", "min_epochs", "max_epochs"), 100_000
@@ -333,12 +351,13 @@ def test_ctrl_c_keeps_what_is_finished(quick, store):
     assert (store.state(quick(1)), store.state(quick(2))) == ("finished", "missing")
 
 
-def test_shared_adapters_change_nothing_but_the_time(tiny_run, tmp_path):
+@pytest.mark.parametrize("kind", [InProcess, partial(LocalProcesses, 2)], ids=["one process", "two"])
+def test_shared_adapters_change_nothing_but_the_time(tiny_run, tmp_path, kind):
     other = tiny_run | {"options": tiny_run["options"] | {"kappa": 9.0}}
     configs = [make_config(value) for value in (tiny_run, other, other | {"normalise": "none"})]
     apart, shared = RecordStore(tmp_path / "apart"), RecordStore(tmp_path / "shared")
     run_grid(configs, apart)
-    run_grid(configs, shared, InProcess(share_adapters=True))
+    run_grid(configs, shared, kind(share_adapters=True))
 
     def results(store):
         records = [comparable_fields(store.find(config)) for config in configs]
@@ -390,10 +409,9 @@ def test_shared_adapters_lie_in_host_memory_and_are_lent_as_copies(tiny_run):
 def test_training_is_shared_by_default_only_within_one_process():
     assert choose_executor(1).share_adapters
     assert not choose_executor(1, share_training=False).share_adapters
-    assert isinstance(choose_executor(2), LocalProcesses)
-    with pytest.raises(OneaError, match="--workers 1"):
-        choose_executor(2, share_training=True)
-    with pytest.raises(OneaError, match="--workers 1"):
+    assert not choose_executor(2).share_adapters
+    assert choose_executor(2, share_training=True).share_adapters
+    with pytest.raises(OneaError, match="leave out --share-training"):
         choose_executor(ray="local", share_training=True)
 
 
@@ -410,7 +428,7 @@ def test_each_process_gets_a_gpu_and_its_part_of_the_threads(quick, store, monke
             return Pipe(), Pipe()
 
         def Process(self, target, args, daemon):  # noqa: N802
-            started.append((args[0].config.threads, args[2]["CUDA_VISIBLE_DEVICES"]))
+            started.append((args[0][0].config.threads, args[2]["CUDA_VISIBLE_DEVICES"]))
             return self
 
         def start(self):
@@ -419,7 +437,7 @@ def test_each_process_gets_a_gpu_and_its_part_of_the_threads(quick, store, monke
     monkeypatch.setattr(executors.multiprocessing, "get_context", lambda _: Context())
     pool, busy = LocalProcesses(), []
     for config in (quick(1, threads=0), quick(2, threads=0), quick(3, threads=1)):
-        busy.append(pool._start(RunJob(config, store.folder(config)), busy)[1])
+        busy.append(pool._start(deque([RunJob(config, store.folder(config))]), busy)[1])
     assert started == [(4, "3"), (4, "5"), (1, "3")]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     assert executors.visible_gpus() == []

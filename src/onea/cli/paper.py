@@ -55,7 +55,6 @@ def paper(
     from onea.paper.facts import Recorded
     from onea.paper.page import write_experiment
     from onea.paper.scale import make_plan
-    from onea.runs.executors import InProcess
     from onea.runs.record_store import RecordStore
 
     if name is None:
@@ -70,8 +69,7 @@ def paper(
     else:
         plan = make_plan(experiment, changes)
     if dry_run:
-        shared = isinstance(executor, InProcess) and executor.share_adapters
-        print_plan(plan, {config.key() for config in plan.configs if store.find(config)}, shared)
+        print_plan(plan, {config.key() for config in plan.configs if store.find(config)}, executor.share_adapters)
         return
     failures = _run(plan, store, executor) if plan.configs and not render_only else {}
     # What was finished with other images than those of now is not what was asked for.

@@ -7,7 +7,6 @@ import dataclasses
 import json
 import traceback
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +46,15 @@ def ignore_progress(job: RunJob, task: int, tasks: int) -> None:
 
 
 class Executor(ABC):
-    """Makes runs."""
+    """Makes runs.
+
+    Attributes:
+        share_adapters: whether it trains an adapter once for all runs that differ only in how they merge it. Results
+            are the same; the records say ``training_shared``, and the times of all but the first are those of the
+            merge alone. The adapters wait in the host's memory, those of one training at a time.
+    """
+
+    share_adapters: bool = False
 
     @abstractmethod
     def run(self, jobs: Sequence[RunJob], on_progress: OnProgress = ignore_progress) -> Generator[Result, None, None]:
@@ -101,6 +108,14 @@ def once_per_training(configs: Sequence[RunConfig]) -> list[RunConfig]:
     return list(firsts.values())
 
 
+def by_training(jobs: Sequence[RunJob]) -> list[tuple[RunJob, ...]]:
+    """The jobs in groups that train alike; those that share nothing are alone."""
+    groups: dict[str, list[RunJob]] = {}
+    for job in jobs:
+        groups.setdefault(training_of(job.config) or job.config.key(), []).append(job)
+    return [tuple(group) for group in groups.values()]
+
+
 def with_adapter_caches(jobs: Sequence[RunJob]) -> Iterator[tuple[RunJob, AdapterCache | None]]:
     """The jobs, those that train alike one after the other, each with the adapters that it may share.
 
@@ -108,8 +123,6 @@ def with_adapter_caches(jobs: Sequence[RunJob]) -> Iterator[tuple[RunJob, Adapte
     """
     from onea.methods.adapter_merging import AdapterCache
 
-    trainings = [training_of(job.config) or job.config.key() for job in jobs]
-    counts = Counter(trainings)
-    for training, count in counts.items():
-        adapter_cache = AdapterCache() if count > 1 else None
-        yield from ((job, adapter_cache) for job, own in zip(jobs, trainings, strict=True) if own == training)
+    for group in by_training(jobs):
+        adapter_cache = AdapterCache() if len(group) > 1 else None
+        yield from ((job, adapter_cache) for job in group)
