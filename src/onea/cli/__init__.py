@@ -16,7 +16,8 @@ from onea.text import sentence
 
 # Arguments that messages may name.
 _FLAGS = ("backbone", "device", "epochs", "image_size", "merge", "on_bad", "preset", "seed", "unknown")
-_OBJECTS = 50_000  # new ones until garbage is looked for; loading torch makes a million that stay
+# New objects until garbage is looked for: loading torch makes close to a million that stay, so first only after those.
+_LOADED, _OBJECTS = 1_000_000, 50_000
 
 
 def main() -> None:
@@ -25,7 +26,7 @@ def main() -> None:
     from onea.cli.deferred import defer_compiler
 
     defer_compiler()
-    gc.set_threshold(_OBJECTS, *gc.get_threshold()[1:])
+    _collect_later()
     atexit.register(_leave)
     # Threads that wait by spinning bring a shared machine to a crawl; must be set before torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -41,6 +42,19 @@ def main() -> None:
         if not is_out_of_memory(error):
             raise
         _stop("There is not enough memory for this; ask for less (batch size, rank, images), or use a larger machine.")
+
+
+def _collect_later() -> None:
+    """Look for garbage once what is loaded has been loaded; from then on every so many objects."""
+    rest = gc.get_threshold()[1:]
+
+    def went(phase: str, _: dict[str, int]) -> None:
+        if phase == "stop":
+            gc.callbacks.remove(went)
+            gc.set_threshold(_OBJECTS, *rest)
+
+    gc.callbacks.append(went)
+    gc.set_threshold(_LOADED, *rest)
 
 
 def _leave() -> None:
