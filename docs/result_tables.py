@@ -286,6 +286,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "forgets": remarks.forgets,
     "in-short": remarks.in_short,
     "rules": findings.rules,
+    "outside": findings.outside,
     "claims": claims,
     "status": status,
     "paper-cost": cost,
