@@ -77,18 +77,17 @@ def sides(gaps: Mapping[str, Mean], more: str, less: str, alone: str = "Higher")
     >>> sides(found, "Above it", "Below it")
     'Above it: A. Undecided: C. Higher with one seed, which decides nothing: B.'
     >>> sides({str(number): Mean(-2.0, -3.0, -1.0, 5) for number in range(7)}, "Above it", "Below it")
-    'Below it: all 7 with more than one seed.'
+    'Below it: all 7 methods with more than one seed.'
     """
     known = [name for name, gap in gaps.items() if gap.count > 1]
     decided = {more: list(decisions.raised(gaps)), less: list(decisions.lowered(gaps))}
     unclear = [name for name in known if not gaps[name].decided]
     told = []
     for words, names in {**decided, "Undecided": unclear}.items():
-        few = len(names) < _MANY
         share = "all" if names == known else f"{len(names)} of"
-        told += (
-            [f"{words}: {listed(names) if few else f'{share} {len(known)} with more than one seed'}."] if names else []
-        )
+        counted = f"{share} {len(known)} methods with more than one seed"
+        if names:
+            told.append(f"{words}: {listed(names) if len(names) < _MANY else counted}.")
     if higher := [name for name, gap in gaps.items() if gap.count < 2 and gap.value > 0]:
         told.append(f"{alone} with one seed, which decides nothing: {listed(higher)}.")
     return " ".join(told)
