@@ -10,8 +10,8 @@ from charts import joint_seeds, look
 from evidence import DATA, HIGHLIGHTED, JOINT, SEQUENTIAL, Mean, main_runs
 from svg import LINE, Canvas, apart, figure, linear, logarithmic
 
-_STEP = 5.0  # pixels between marks that would cover each other
-Bar = tuple[float, float, float]  # where a mark stands, its upper and its lower end, in pixels
+_DOT, _LINE = 5.0, 2.5  # pixels between dots, and between lines, that would cover each other
+Bar = tuple[float, float, float, float]  # where a mark stands, its dot, its upper and its lower end, in pixels
 
 
 def frontier() -> str:
@@ -58,7 +58,7 @@ def _frontier(canvas: Canvas, data: str, top: float) -> None:
     canvas.line([(x(2.4), stop), (x(60), stop)])
     canvas.text(x(60) + 8, stop + 17, "GFLOP per image", "soft")
     order = sorted(points, key=lambda name: (name not in HIGHLIGHTED, points[name][1].count < 2))
-    bars = [(x(points[name][0]), *_ends(points[name][1], y)) for name in order]
+    bars = [(x(points[name][0]), y(points[name][1].value), *_ends(points[name][1], y)) for name in order]
     at = dict(zip(order, side_by_side(bars), strict=True))
     for names, side in ((cheap, "end"), (costly, "start")):
         places = apart([y(points[name][1].value) for name in names], LINE - 1, start + 6, stop - 4)
@@ -80,20 +80,25 @@ def _frontier(canvas: Canvas, data: str, top: float) -> None:
 def _ends(mean: Mean, y: Callable[[float], float]) -> tuple[float, float]:
     """The upper and the lower end of a mark: of its interval, or of its dot."""
     low, high = (mean.value if end is None else end for end in (mean.low, mean.high))
-    return min(y(high), y(mean.value) - _STEP / 2), max(y(low), y(mean.value) + _STEP / 2)
+    return min(y(high), y(mean.value) - _DOT / 2), max(y(low), y(mean.value) + _DOT / 2)
 
 
 def side_by_side(bars: Sequence[Bar]) -> list[float]:
-    """Where upright bars stand that do not cover each other, the first ones where they belong.
+    """Where upright bars stand that do not cover each other, the first ones where they belong; a dot without a bar may
+    stand on the bars of others.
 
-    >>> side_by_side([(50.0, 10.0, 20.0), (50.0, 15.0, 30.0), (50.0, 16.0, 18.0), (51.0, 40.0, 50.0)])
-    [50.0, 55.0, 45.0, 51.0]
+    >>> side_by_side([(50.0, 15.0, 10.0, 20.0), (50.0, 25.0, 15.0, 30.0), (50.0, 17.0, 14.0, 19.0)])
+    [50.0, 52.5, 55.0]
     """
     placed: list[Bar] = []
-    for x, top, bottom in bars:
+    for x, dot, top, bottom in bars:
         for number in count():
-            here = x + _STEP * ((number + 1) // 2) * (1 if number % 2 else -1)
-            if all(abs(here - other) >= _STEP or bottom < up or top > down for other, up, down in placed):
-                placed.append((here, top, bottom))
+            here = x + _LINE * ((number + 1) // 2) * (1 if number % 2 else -1)
+            if not any(
+                (abs(here - other) < _LINE and top <= down and bottom >= up and min(bottom - top, down - up) > _DOT)
+                or (abs(here - other) < _DOT and abs(dot - point) < _DOT)
+                for other, point, up, down in placed
+            ):
+                placed.append((here, dot, top, bottom))
                 break
-    return [x for x, _, _ in placed]
+    return [x for x, *_ in placed]

@@ -31,6 +31,7 @@ def presets(docs: str = "") -> str:
         "dataset each) and with the network in half precision. Runs of the "
         f"[present preset]({docs}methods.md#hyper-parameters) replace them, method by method, once all five seeds have "
         "been run."
+        + (" The runs of One-A's parts and of other streams are all of earlier presets." if _others_earlier() else "")
     )
 
 
@@ -39,13 +40,8 @@ def most_accurate() -> str:
     lines = ["[One-A+](one-a-plus.md) takes one pass and sees no old image. By paired differences of A_T:\n"]
     for data, name in evidence.DATA.items():
         gaps = {own: _against(data, own, lambda record: float(record["metrics"]["A_T"])) for own in (PLUS, ONE_A)}
-        known = {title: gap for title, gap in gaps[PLUS].items() if gap.count > 1}
-        if len(decisions.lowered(known)) == len(known):
-            first = f"One-A+ is above all {len(known)} other methods with more than one seed."
-        else:
-            first = sides(gaps[PLUS], "Above One-A+", "below it")
-        then = sides(gaps[ONE_A], "Above the paper's One-A", "below it")
-        lines.append(f"- **{name}.** {first} {then}")
+        told = (sides(gaps[own], f"Above {title}", f"Below {title}") for own, title in _OWN.items())
+        lines.append(f"- **{name}.** {' '.join(told)}")
     return "\n".join(lines)
 
 
@@ -54,7 +50,8 @@ def forgets() -> str:
     lines = ["By paired differences of F:\n"]
     for data, name in evidence.DATA.items():
         gaps = _against(data, ONE_A, decisions.forgotten)
-        lines.append(f"- **{name}.** {sides(gaps, 'Forget more than One-A', 'forget less', 'Forget more')}")
+        told = sides(gaps, "Forget more than One-A", "Forget less than One-A", "Forget more")
+        lines.append(f"- **{name}.** {told}")
     return "\n".join(lines)
 
 
@@ -68,7 +65,7 @@ def _against(data: str, own: str, read: Callable[[Record], float]) -> dict[str, 
 
 
 def sides(gaps: Mapping[str, Mean], more: str, less: str, alone: str = "Higher") -> str:
-    """Which differences are decided, and on which side, in words.
+    """Which differences are decided, and on which side, in words; a long list is only counted.
 
     Args:
         gaps: the differences, by name.
@@ -77,17 +74,27 @@ def sides(gaps: Mapping[str, Mean], more: str, less: str, alone: str = "Higher")
         alone: what those above zero do that have one seed.
 
     >>> found = {"A": Mean(2.0, 1.0, 3.0, 5), "B": Mean(9.0, None, None, 1), "C": Mean(0.5, -1.0, 2.0, 5)}
-    >>> sides(found, "Above it", "below")
-    'Above it: A; below: none; undecided: C. Higher with one seed, which decides nothing: B.'
+    >>> sides(found, "Above it", "Below it")
+    'Above it: A. Undecided: C. Higher with one seed, which decides nothing: B.'
+    >>> sides({str(number): Mean(-2.0, -3.0, -1.0, 5) for number in range(7)}, "Above it", "Below it")
+    'Below it: all 7 methods with more than one seed.'
     """
-    groups = {more: list(decisions.raised(gaps)), less: list(decisions.lowered(gaps))}
-    if unclear := [name for name, gap in gaps.items() if gap.count > 1 and not gap.decided]:
-        groups["undecided"] = unclear
-    told = "; ".join(f"{words}: {listed(names)}" for words, names in groups.items()) + "."
-    if any(gap.count < 2 for gap in gaps.values()):
-        higher = [name for name, gap in gaps.items() if gap.count < 2 and gap.value > 0]
-        told += f" {alone} with one seed, which decides nothing: {listed(higher)}."
-    return told
+    known = [name for name, gap in gaps.items() if gap.count > 1]
+    decided = {more: list(decisions.raised(gaps)), less: list(decisions.lowered(gaps))}
+    unclear = [name for name in known if not gaps[name].decided]
+    told = []
+    for words, names in {**decided, "Undecided": unclear}.items():
+        share = "all" if names == known else f"{len(names)} of"
+        counted = f"{share} {len(known)} methods with more than one seed"
+        if names:
+            told.append(f"{words}: {listed(names) if len(names) < _MANY else counted}.")
+    if higher := [name for name, gap in gaps.items() if gap.count < 2 and gap.value > 0]:
+        told.append(f"{alone} with one seed, which decides nothing: {listed(higher)}.")
+    return " ".join(told)
+
+
+_OWN = {PLUS: "One-A+", ONE_A: "the paper's One-A"}
+_MANY = 6  # names that nobody reads in a sentence
 
 
 def in_short() -> str:
@@ -158,7 +165,7 @@ def single_seeds() -> str:
     return (
         "Rows with n = 1 are of seed 1 alone. Its stream is kind to methods that build on their first task, which has "
         f"{example.seeds[1]['stream']['sizes'][0]} classes on CUB-200: APER-Adapter reaches {first:.1f} % there with "
-        f"seed 1 and {mean:.1f} % over {len(example.records)} seeds. Compare such rows with each other, not with those "
+        f"seed 1 and {mean:.1f} % over all {len(example.records)}. Compare such rows with each other, not with those "
         "of five seeds."
     )
 
@@ -167,6 +174,13 @@ def marked(*runs: Runs) -> str:
     """The sign of earlier runs beside those of today."""
     before, rows = _earlier_rows()
     return " †" if before < rows and any(each.earlier for each in runs) else ""
+
+
+def _others_earlier() -> bool:
+    """Whether none of the runs beside the two main tables is of the present preset."""
+    return not any(
+        evidence.is_current(record) for name in ("runs", "streams/runs") for record in evidence.records(name)
+    )
 
 
 @cache
