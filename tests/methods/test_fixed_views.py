@@ -10,7 +10,7 @@ import torch
 from method_tools import learn_all, prepared
 
 from onea.methods import fixed_views
-from onea.methods.contract import ROW_MULTIPLE
+from onea.methods.contract import padded
 from onea.methods.fixed_views import FixedViews
 from onea.vit.adapter import Adapters
 
@@ -19,10 +19,6 @@ VIEWS = 3
 
 def asked(values: dict, method: str = "one-a-plus", **options):
     return prepared(values, method, options=values["options"] | options)
-
-
-def padded(images: int) -> int:
-    return -(-images // ROW_MULTIPLE) * ROW_MULTIPLE
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from model_tools import class_folders, tiny_model
 from tiny import write_tiny_images, write_tiny_vit
 
 from onea.methods import fixed_views
-from onea.methods.contract import ROW_MULTIPLE
+from onea.methods.contract import padded
 from onea.methods.fixed_views import FixedViews
 from onea.model.engine import Engine
 from onea.model.estimator import OneA
@@ -23,10 +23,6 @@ from onea.vit.hooks import NO_HOOKS
 thorough_model = partial(tiny_model, preset="thorough")  # in which nothing is kept unless a test asks for it
 EPOCHS, VIEWS = 2, 3  # of these models
 LAST = {"adapter_blocks": 1, "min_epochs": EPOCHS, "max_epochs": EPOCHS}
-
-
-def padded(images: int) -> int:
-    return -(-images // ROW_MULTIPLE) * ROW_MULTIPLE
 
 
 class CountingViT(FrozenViT):

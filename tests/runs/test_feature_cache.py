@@ -11,6 +11,7 @@ from method_tools import prepared
 
 from onea.errors import OneaError
 from onea.methods import METHODS, method_class
+from onea.methods.contract import padded
 from onea.runs.config import make_config
 from onea.runs.evaluation import FeatureCache, correct_per_class
 from onea.runs.record import comparable_fields
@@ -26,7 +27,7 @@ STANDING = ["simplecil", "aper-adapter", "aper-finetune", "aper-ssf", "aper-vpt-
 def _no_filling(monkeypatch, request):
     """Where passes are counted, batches are not filled up."""
     if "cost" in request.node.name or "limit" in request.node.name:
-        monkeypatch.setattr("onea.methods.contract.ROW_MULTIPLE", 1)
+        monkeypatch.setattr("onea.methods.contract.padded", int)
 
 
 class PassCounter:
@@ -173,12 +174,12 @@ def test_batches_are_filled_up_to_few_sizes(tiny_run):
             ready.method.prototypes_of(ready.task(index))
             plain.remove()
     assert sizes
-    assert all(size % 16 == 0 for size in sizes)
+    assert all(size == padded(size) for size in sizes)
 
 
 def test_filled_rows_do_not_count(tiny_run, monkeypatch):
     ready = prepared(tiny_run)
     ready.method.learn(ready.task(0))
     filled = ready.method.prototypes_of(ready.task(0))
-    monkeypatch.setattr("onea.methods.contract.ROW_MULTIPLE", 1)
+    monkeypatch.setattr("onea.methods.contract.padded", int)
     torch.testing.assert_close(ready.method.prototypes_of(ready.task(0)), filled)
