@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiler is loaded by what compiles, and is then the real one."""
+"""What a command puts off: the compiler is loaded by what compiles, and garbage waits until all is loaded."""
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 
 import pytest
+
+from onea import cli
 
 LOAD = """if True:
     import sys
@@ -55,3 +58,16 @@ def test_an_answer_does_not_need_it(shop, tiny_images):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count('"class"') >= 3
     assert done.stdout.splitlines()[-1] == "False"
+
+
+def test_garbage_is_looked_for_rarely_until_all_is_loaded() -> None:
+    usual, heard = gc.get_threshold(), list(gc.callbacks)
+    try:
+        cli._collect_later()
+        assert gc.get_threshold()[0] == cli._LOADED > cli._OBJECTS
+        gc.collect()
+        assert gc.get_threshold() == (cli._OBJECTS, *usual[1:])
+        assert gc.callbacks == heard, "it asks to be told once"
+    finally:
+        gc.callbacks[:] = heard
+        gc.set_threshold(*usual)
