@@ -22,7 +22,7 @@ from onea.model.folder import read_manifest, read_state, save
 from onea.model.images import read_labelled, read_unlabelled
 from onea.model.learning import blank, learn
 from onea.model.names import check_numbers
-from onea.model.params import FIXED, NETWORK, OPTIONS, Parameters, check_params, options_among
+from onea.model.params import FIXED, NETWORK, OPTIONS, Parameters, check_params, options_among, plain
 from onea.model.recipe import change_options, choose_options
 from onea.model.state import State
 from onea.model.update_images import given_as_numbers
@@ -299,10 +299,10 @@ class OneA(Versioned, Parameters):
         with self._changing:
             if self._engine is None:
                 machine = self.device, self.precision, self.threads
-                depth = self.depth if self._depth is None else self._depth
+                depth = plain(self.depth) if self._depth is None else self._depth
                 depth = depth_for_models(self.backbone) if depth is None else depth
-                taught = self._preprocess, self.image_size, self._config
-                self._engine = Engine(self.backbone, *machine, self.mirror, *taught, depth=depth)
+                taught = self._preprocess, plain(self.image_size), self._config
+                self._engine = Engine(self.backbone, *machine, plain(self.mirror), *taught, depth=depth)
             return self._engine
 
 

@@ -28,7 +28,7 @@ from onea.model.card import card, history_picture, history_row
 from onea.model.formats import FORMAT
 from onea.model.layout import check_can_hold, holds_model, state_folder
 from onea.model.lock import locked
-from onea.model.params import MACHINE
+from onea.model.params import MACHINE, plain
 from onea.model.state import State, statistics_for
 from onea.model.versions import Versions
 from onea.renamed import renamed
@@ -97,7 +97,7 @@ def save(model: OneA, path: Path, *, have_lock: bool = False) -> Path:
 
 def model_params(model: OneA) -> dict[str, Any]:
     """The parameters that belong to a model wherever it runs."""
-    return {name: value for name, value in model.get_params().items() if name not in MACHINE}
+    return {name: plain(value) for name, value in model.get_params().items() if name not in MACHINE}
 
 
 def change(path: Path, how: Callable[[State, int, str], State]) -> State:
