@@ -18,7 +18,7 @@ from onea.errors import OneaError, nearest
 from onea.methods.adapter_merging import MergingOptions
 from onea.model.background import learn_background
 from onea.model.engine import Engine
-from onea.model.folder import read_manifest, read_state, save
+from onea.model.folder import read_kept, save
 from onea.model.images import read_labelled, read_unlabelled
 from onea.model.learning import blank, learn
 from onea.model.names import check_numbers
@@ -323,8 +323,7 @@ def load(path: str | Path, **params: Any) -> OneA:
         OneaError: there is no model, it is damaged, of a newer format, or its backbone is not here.
     """
     folder = Path(path)
-    manifest = read_manifest(folder)
-    states = [read_state(folder, version) for version in manifest.versions.kept]
+    manifest, states = read_kept(folder)
     model = OneA(**(manifest.params | {"backbone": states[-1].backbone["source"]} | params))
     check_params(Parameters.defaults() | params)
     model.restore(states, manifest.versions, **params)
