@@ -21,8 +21,11 @@ _OBJECTS = 50_000  # new ones until garbage is looked for; loading torch makes a
 
 def main() -> None:
     """Entry point of ``onea``."""
-    from onea.cli.app import app
-    from onea.cli.deferred import defer_compiler
+    try:
+        from onea.cli.app import app
+        from onea.cli.deferred import defer_compiler
+    except KeyboardInterrupt:  # before any command has begun, so that there is nothing to say
+        sys.exit(130)
 
     defer_compiler()
     gc.set_threshold(_OBJECTS, *gc.get_threshold()[1:])
