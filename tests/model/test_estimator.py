@@ -227,6 +227,13 @@ def test_a_taught_model_keeps_what_it_is_made_of(taught):
         pickle.dumps(taught)
 
 
+def test_a_model_that_has_forgotten_all_says_so(tiny_vit, tiny_images):
+    model = tiny_model(tiny_vit).learn(tiny_images / "train")
+    model.forget(*model.classes_)
+    with pytest.raises(OneaError, match=r"^The model knows no class yet; teach it some first\.$"):
+        model.forget("class00")
+
+
 def test_numbers_of_numpy_are_as_good_as_pythons_own(tiny_vit, tiny_images, tmp_path):
     """As they come from np.arange: they were trained with, and could not be saved."""
     numbers = {"seed": np.int64(3), "epochs": np.int64(2), "keep": np.int64(2), "views": np.int64(2)}
