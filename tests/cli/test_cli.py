@@ -9,10 +9,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
 from PIL import Image
+
+from onea.cli import main
 
 
 @pytest.fixture
@@ -245,3 +248,17 @@ def test_another_runs_folder(onea, arguments):
     code, _, err = onea("run", "one-a", *arguments, "--out", "o", "--seed", "5")
     assert code == 2
     assert "another run (seed 1 instead of 5)" in err
+
+
+def test_stopped_before_it_has_begun_it_says_nothing(monkeypatch, capsys):
+    """Loading the commands takes a moment, in which Ctrl-C showed where."""
+
+    class Stopped(types.ModuleType):
+        def __getattr__(self, name: str) -> object:
+            raise KeyboardInterrupt if name == "app" else AttributeError(name)
+
+    monkeypatch.setitem(sys.modules, "onea.cli.app", Stopped("onea.cli.app"))
+    with pytest.raises((SystemExit, KeyboardInterrupt)) as stopped:
+        main()
+    assert getattr(stopped.value, "code", "a traceback") == 130
+    assert capsys.readouterr() == ("", "")

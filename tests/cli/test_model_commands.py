@@ -178,6 +178,14 @@ def test_export_says_what_the_file_wants(onea, shop):
     assert "did you mean 'onnx'" in err
 
 
+def test_export_from_inside_the_folder(onea, shop, monkeypatch):
+    beside = shop.absolute().with_suffix(".pt2")
+    monkeypatch.chdir(shop)
+    code, _, err = onea("export", ".", "--to", "torch")
+    assert code == 0, err
+    assert beside.is_file()
+
+
 def png_header(width: int, height: int) -> bytes:
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

@@ -227,9 +227,35 @@ def test_a_taught_model_keeps_what_it_is_made_of(taught):
         pickle.dumps(taught)
 
 
+def test_a_model_that_has_forgotten_all_says_so(tiny_vit, tiny_images):
+    model = tiny_model(tiny_vit).learn(tiny_images / "train")
+    model.forget(*model.classes_)
+    with pytest.raises(OneaError, match=r"^The model knows no class yet; teach it some first\.$"):
+        model.forget("class00")
+
+
+def test_numbers_of_numpy_are_as_good_as_pythons_own(tiny_vit, tiny_images, tmp_path):
+    """As they come from np.arange: they were trained with, and could not be saved."""
+    numbers = {"seed": np.int64(3), "epochs": np.int64(2), "keep": np.int64(2), "views": np.int64(2)}
+    others = {"held_out": np.float32(0.1), "mirror": np.bool_(True), "options": {"patience": np.int64(2)}}
+    sizes = {"image_size": np.int64(14), "depth": np.int64(1), "learning_rate": np.float32(0.05)}
+    model = tiny_model(tiny_vit, **numbers, **others, **sizes).learn(tiny_images / "train")
+    again = onea.load(model.save(tmp_path / "shop.onea"))
+    assert (again.seed, again.epochs, again.keep, again.image_size, again.mirror) == (3, 2, 2, 14, True)
+    assert again.options == {"patience": 2}
+
+
 @pytest.mark.parametrize(
     ("params", "words"),
     [
+        ({"seed": "a"}, "seed is 'a'; it needs a whole number"),
+        ({"seed": None}, "seed is None; it needs a whole number"),
+        ({"seed": 1.5}, "seed is 1.5; it needs a whole number"),
+        ({"threads": "all"}, "threads is 'all'; it needs a whole number"),
+        ({"keep": 1.5}, "keep is 1.5; it needs a whole number"),
+        ({"mirror": "no"}, "mirror is 'no'; it is True or False"),
+        ({"follow_drift": 3}, "follow_drift is 3; it is True or False"),
+        ({"backbone": Path("tiny.safetensors")}, "backbone is .*; give text, the name of a network"),
         ({"held_out": 0.9}, "held_out"),
         ({"unknown": 1.5}, "unknown"),
         ({"readout": "other"}, "readout"),

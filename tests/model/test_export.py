@@ -238,8 +238,9 @@ def test_squares_if_that_is_what_is_wanted(model, thousand, exported, tmp_path):
         export(model, "torch", tmp_path / "model.pt2", preprocess=True)
 
 
-def test_torch_export_gives_the_same_answer(model, thousand, tmp_path):
+def test_torch_export_gives_the_same_answer(model, thousand, tmp_path, recwarn):
     done = export(model, "torch", tmp_path / "model.pt2")
+    assert not [str(warning.message) for warning in recwarn if "complete tensor" in str(warning.message)]
     loaded = torch.export.load(done.path).module()
     images = torch.from_numpy(thousand.pixels[:100]).float() / 255
     np.testing.assert_allclose(loaded(images)[0].detach(), model.predict_proba(thousand)[:100], atol=1e-4)
@@ -249,6 +250,13 @@ def test_a_file_that_differs_is_not_kept(model, tmp_path, monkeypatch):
     monkeypatch.setattr(exporting, "_read_torch", lambda path: lambda batch: (np.zeros((len(batch), 6)), None))
     with pytest.raises(OneaError, match="not kept"):
         export(model, "torch", tmp_path / "model.pt2")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_is_no_file_to_write(model, tmp_path):
+    """Told at once, and not as a folder above it that cannot be written to."""
+    with pytest.raises(OneaError, match=r"is a folder; name a file in it, such as .*/model\.pt2\.$"):
+        export(model, "torch", tmp_path)
     assert not list(tmp_path.iterdir())
 
 

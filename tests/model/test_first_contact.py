@@ -196,10 +196,25 @@ def test_a_label_that_is_missing_is_told_and_nothing_is_learned(tiny_vit, files,
     assert untaught.version == 0
 
 
+@pytest.mark.parametrize("asked", ["predict", "predict_proba", "predict_topk", "familiarity", "transform"])
+def test_messages_offer_only_what_a_method_takes(model, tmp_path, asked):
+    (tmp_path / "bad.jpg").write_bytes(b"no image")
+    with pytest.raises(OneaError, match=r": remove it\.$"):
+        getattr(model, asked)([tmp_path / "bad.jpg"])
+
+
+def test_who_skips_all_images_is_not_told_to_skip_them(model, tmp_path):
+    (tmp_path / "bad.jpg").write_bytes(b"no image")
+    with pytest.raises(OneaError, match=r": remove it\.$"):
+        model.learn([tmp_path / "bad.jpg"], ["new"], on_bad="skip")
+    with pytest.raises(OneaError, match="on_bad is 'ignore'; choose fail or skip"):
+        model.learn([tmp_path / "bad.jpg"], ["new"], on_bad="ignore")
+
+
 def test_messages_name_arguments_and_not_flags(model, files, tmp_path, tiny_vit):
     (tmp_path / "bad.jpg").write_bytes(b"no image")
-    with pytest.raises(OneaError, match='on_bad="skip"'):
-        model.predict([*files, tmp_path / "bad.jpg"])
+    with pytest.raises(OneaError, match=r'remove it or pass on_bad="skip"\.$'):
+        model.learn([*files, tmp_path / "bad.jpg"], [*NAMES, NAMES[0]])
     with pytest.raises(OneaError, match='device="auto"'):
         tiny_model(tiny_vit, device="cuda:77").learn(files, NAMES)
     with pytest.raises(OneaError, match='backbone="'):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -216,6 +217,42 @@ def test_undo_leads_back_from_a_damaged_version(original, saved, photos):
     undone, now = folders.undo(saved)
     assert (undone.version, undone.what, now.version) == (3, "which could not be read", 2)
     assert np.array_equal(onea.load(saved, threads=1).predict_proba(photos), before)
+
+
+@pytest.mark.parametrize("lost", ["state.json", "state.safetensors", "."])
+def test_a_version_that_lacks_a_file_is_damaged_and_has_the_same_way_back(saved, lost):
+    place = saved / "states/000003" / lost
+    shutil.rmtree(place) if place.is_dir() else place.unlink()
+    with pytest.raises(OneaError, match=r"000003 is damaged .state.* is missing.; .* go back with `onea undo`"):
+        onea.load(saved)
+    assert folders.undo(saved)[1].version == onea.load(saved).version == 2
+
+
+def test_a_model_goes_on_without_an_earlier_version_that_was_removed(saved):
+    """A damaged one is named; whoever removes it, as the sentence says, has a model again."""
+    (saved / "states/000002/state.json").write_text("{}")
+    with pytest.raises(OneaError, match=r"000002 is damaged .* an earlier one may be removed\.$"):
+        onea.load(saved)
+    shutil.rmtree(saved / "states/000002")
+    model = onea.load(saved)
+    assert (model.version, model.versions.kept) == (3, (1, 3))
+    model.forget("class00").save(saved)
+    assert folders.undo(saved)[1].version == 3
+    assert folders.undo(saved)[1].version == 1
+
+
+def test_a_model_is_read_while_another_process_writes(saved, monkeypatch):
+    """The versions that were found first may be gone when they are read."""
+    read, undone = folders.read_state, []
+
+    def undone_meanwhile(path, version):
+        if version == 3 and not undone:
+            undone.append(version)
+            folders.undo(path)
+        return read(path, version)
+
+    monkeypatch.setattr(folders, "read_state", undone_meanwhile)
+    assert onea.load(saved).version == 2
 
 
 def test_a_flipped_bit_does_not_rename_a_class(saved):

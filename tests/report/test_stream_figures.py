@@ -33,6 +33,13 @@ def heights(axes) -> list[float]:
     return [bar.get_height() for bar in axes.patches if hasattr(bar, "get_height")]
 
 
+def test_a_name_that_the_font_lacks_is_no_warning(tmp_path: Path, recwarn) -> None:
+    figure = style.blank(2, 2)
+    figure.text(0.5, 0.5, "三角")
+    style.save(figure, tmp_path / "names.png")
+    assert not [str(warning.message) for warning in recwarn]
+
+
 @pytest.mark.parametrize(("classes", "tasks"), [(1, 1), (5, 1), (100, 10), (200, 40)])
 def test_files_are_written(tmp_path: Path, classes: int, tasks: int) -> None:
     paths = draw_stream_figures(make_stream(classes=classes, tasks=tasks), tmp_path / "new" / "folder")

@@ -22,8 +22,11 @@ _LOADED, _OBJECTS = 1_000_000, 50_000
 
 def main() -> None:
     """Entry point of ``onea``."""
-    from onea.cli.app import app
-    from onea.cli.deferred import defer_compiler
+    try:
+        from onea.cli.app import app
+        from onea.cli.deferred import defer_compiler
+    except KeyboardInterrupt:  # before any command has begun, so that there is nothing to say
+        sys.exit(130)
 
     defer_compiler()
     _collect_later()

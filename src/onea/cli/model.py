@@ -11,8 +11,6 @@ import typer
 from onea.cli.options import Device, Model, MovedBackbone, OnBad, Precision, Threads, UnknownRate, check_on_bad
 from onea.runs.config import RunConfig
 
-_ENDINGS = {"onnx": ".onnx", "torch": ".pt2"}
-
 
 def teach(
     model: Annotated[Path, typer.Argument(help="Model folder, such as shop.onea; made if it does not exist.")],
@@ -264,15 +262,17 @@ def export(
     from onea.cli.model_display import print_quality
     from onea.errors import OneaError, nearest
     from onea.model.estimator import load_for
+    from onea.model.export import ENDINGS
     from onea.model.export import export as write
     from onea.vit.onnx_files import OPSET
 
-    if to not in _ENDINGS:
-        raise OneaError(f"Unknown format '{to}'; {nearest(to, _ENDINGS)}")
+    if to not in ENDINGS:
+        raise OneaError(f"Unknown format '{to}'; {nearest(to, ENDINGS)}")
     if precision not in ("fp32", "int8"):
         raise OneaError(f"--precision is '{precision}'; choose fp32 or int8.")
     loaded = load_for(model, backbone=backbone, device="cpu").snapshot()
-    place = out or model.with_suffix(_ENDINGS[to])
+    named = model if model.name not in ("", "..") else model.resolve()  # as from inside of it: onea export .
+    place = out or named.with_suffix(ENDINGS[to])
     done = write(loaded, to, place, preprocess=preprocess, precision=precision, check=check)  # type: ignore[arg-type]
     opset = f", opset {OPSET}" if to == "onnx" else ""
     print(f"{done.path}: {len(loaded.classes):,} classes, version {loaded.version}, {precision}{opset}")

@@ -307,12 +307,13 @@ def _check_space(cache: Path, bytes_needed: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def bad_files(skipped: Sequence[str], total: int) -> str:
-    """What to tell a user whose images cannot be read, ``path: reason`` each."""
+def bad_files(skipped: Sequence[str], total: int, *, may_skip: bool = True) -> str:
+    """What to tell a user whose images cannot be read, ``path: reason`` each; ``may_skip``: and who could skip them."""
     named = "; ".join(skipped[:_NAMED_BAD_FILES])
     more = f"; and {len(skipped) - _NAMED_BAD_FILES} more" if len(skipped) > _NAMED_BAD_FILES else ""
     it = "it" if len(skipped) == 1 else "them"
-    return f'{len(skipped)} of {total} images cannot be read ({named}{more}): remove {it} or pass on_bad="skip".'
+    otherwise = ' or pass on_bad="skip"' if may_skip else ""
+    return f"{len(skipped)} of {total} images cannot be read ({named}{more}): remove {it}{otherwise}."
 
 
 def _refuse_empty_classes(split: Split, rows: Labels, skipped: Sequence[str], names: Sequence[str] | None) -> None:

@@ -166,9 +166,11 @@ class Snapshot:
 
     def predict_topk(self, images: Any, k: int = 5, progress: Progress = NOBODY) -> list[list[tuple[str, float]]]:
         """The ``k`` most likely classes of each image with their probabilities, best first."""
-        return [list(answer.top) for answer in self.answers(images, k, progress=progress)]
+        return [list(answer.top) for answer in self.answers(images, k, None, progress)]
 
-    def answers(self, images: Any, k: int = 5, on_bad: OnBad = "fail", progress: Progress = NOBODY) -> list[Answer]:
+    def answers(
+        self, images: Any, k: int = 5, on_bad: OnBad | None = "fail", progress: Progress = NOBODY
+    ) -> list[Answer]:
         """All there is to say about each image."""
         batch = images if isinstance(images, DecodedImages) else self.read(images, on_bad, progress)
         return self.answers_from(batch, self.judge(batch, progress), k)
@@ -194,7 +196,7 @@ class Snapshot:
             )
         ]
 
-    def read(self, images: Any, on_bad: OnBad = "fail", progress: Progress = NOBODY) -> DecodedImages:
+    def read(self, images: Any, on_bad: OnBad | None = "fail", progress: Progress = NOBODY) -> DecodedImages:
         """Images as the network needs them, to be asked about as often as wanted."""
         return read_unlabelled(images, self.engine.side, on_bad, progress)
 
@@ -209,7 +211,7 @@ class Snapshot:
 
     def features(self, images: Any, progress: Progress = NOBODY) -> Tensor:
         """What the network and the adapter make of each image, ``[N, width]``."""
-        batch = images if isinstance(images, DecodedImages) else self.read(images, progress=progress)
+        batch = images if isinstance(images, DecodedImages) else self.read(images, None, progress)
         return self.engine.features(batch.pixels, self.adapters, progress=progress)
 
     def judge_features(self, features: Tensor) -> Judgement:

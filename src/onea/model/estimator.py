@@ -18,11 +18,11 @@ from onea.errors import OneaError, nearest
 from onea.methods.adapter_merging import MergingOptions
 from onea.model.background import learn_background
 from onea.model.engine import Engine
-from onea.model.folder import read_manifest, read_state, save
+from onea.model.folder import read_kept, save
 from onea.model.images import read_labelled, read_unlabelled
 from onea.model.learning import blank, learn
 from onea.model.names import check_numbers
-from onea.model.params import FIXED, NETWORK, OPTIONS, Parameters, check_params, options_among
+from onea.model.params import FIXED, NETWORK, OPTIONS, Parameters, check_params, options_among, plain
 from onea.model.recipe import change_options, choose_options
 from onea.model.state import State
 from onea.model.update_images import given_as_numbers
@@ -299,10 +299,10 @@ class OneA(Versioned, Parameters):
         with self._changing:
             if self._engine is None:
                 machine = self.device, self.precision, self.threads
-                depth = self.depth if self._depth is None else self._depth
+                depth = plain(self.depth) if self._depth is None else self._depth
                 depth = depth_for_models(self.backbone) if depth is None else depth
-                taught = self._preprocess, self.image_size, self._config
-                self._engine = Engine(self.backbone, *machine, self.mirror, *taught, depth=depth)
+                taught = self._preprocess, plain(self.image_size), self._config
+                self._engine = Engine(self.backbone, *machine, plain(self.mirror), *taught, depth=depth)
             return self._engine
 
 
@@ -323,8 +323,7 @@ def load(path: str | Path, **params: Any) -> OneA:
         OneaError: there is no model, it is damaged, of a newer format, or its backbone is not here.
     """
     folder = Path(path)
-    manifest = read_manifest(folder)
-    states = [read_state(folder, version) for version in manifest.versions.kept]
+    manifest, states = read_kept(folder)
     model = OneA(**(manifest.params | {"backbone": states[-1].backbone["source"]} | params))
     check_params(Parameters.defaults() | params)
     model.restore(states, manifest.versions, **params)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import json
 import tempfile
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -36,6 +37,7 @@ Answers = Callable[[Pixels], tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_
 _OUTPUTS = ("probabilities", "familiar")
 _CHECKED = (1, 3, 16)  # images that the file must answer as the model does, in batches of these sizes
 _BATCH, _SEEN = 32, 128  # photos at a time, and those that show how activations spread
+ENDINGS: dict[str, str] = {"onnx": ".onnx", "torch": ".pt2"}
 _REMEDY = "choose another place with -o"
 
 
@@ -114,6 +116,8 @@ def export(
     photos = to == "onnx" if preprocess is None else preprocess
     _check_wishes(to, photos, precision, check)
     model.check_taught()
+    if path.is_dir():
+        raise OneaError(f"{path} is a folder; name a file in it, such as {path / 'model'}{ENDINGS[to]}.")
     check_writable(path.parent)
     if to == "onnx":
         check_installed()  # before minutes of reading photos
@@ -171,7 +175,10 @@ def _write(
     squares = torch.rand(2, 3, model.side, model.side, generator=torch.Generator().manual_seed(0))
     if to == "torch":
         program = torch.export.export(graph, (squares,), dynamic_shapes=({0: torch.export.Dim("batch")},))
-        torch.export.save(program, path, extra_files={"onea.json": json.dumps(facts)})
+        with warnings.catch_warnings():
+            # Weights that share memory are on the CPU here, where torch says that nothing can go wrong.
+            warnings.filterwarnings("ignore", "No complete tensor found in the group")
+            torch.export.save(program, path, extra_files={"onea.json": json.dumps(facts)})
         return
     if labelled:
         some = torch.from_numpy(labelled.pixels[:: -(-len(labelled) // _SEEN)]).float() / 255

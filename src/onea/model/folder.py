@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import io
+import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -28,7 +29,7 @@ from onea.model.card import card, history_picture, history_row
 from onea.model.formats import FORMAT
 from onea.model.layout import check_can_hold, holds_model, state_folder
 from onea.model.lock import locked
-from onea.model.params import MACHINE
+from onea.model.params import MACHINE, plain
 from onea.model.state import State, statistics_for
 from onea.model.versions import Versions
 from onea.renamed import renamed
@@ -49,6 +50,9 @@ _VALUES = (
     *("classes", "merged", "temperature", "calibrated_on", "updates", "numbers"),
 )
 _REMEDY = "choose another folder"
+_WAY_BACK = (
+    "restore it from a copy or, if it is the newest version, go back with `onea undo`; an earlier one may be removed"
+)
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,7 @@ def save(model: OneA, path: Path, *, have_lock: bool = False) -> Path:
 
 def model_params(model: OneA) -> dict[str, Any]:
     """The parameters that belong to a model wherever it runs."""
-    return {name: value for name, value in model.get_params().items() if name not in MACHINE}
+    return {name: plain(value) for name, value in model.get_params().items() if name not in MACHINE}
 
 
 def change(path: Path, how: Callable[[State, int, str], State]) -> State:
@@ -140,7 +144,24 @@ def read_manifest(path: Path) -> Manifest:
     content = read_plain(place, validation.MOST_JSON)
     with _told(path, place, "restore the folder from a copy"):
         kept, counter, params = validation.manifest_values(content)
-        return Manifest(Versions(kept, counter), params)
+        # Whoever removes an earlier version, to save space or because it is damaged, goes on without it.
+        earlier = (version for version in kept[:-1] if os.path.lexists(state_folder(path, version)))
+        return Manifest(Versions((*earlier, *kept[-1:]), counter), params)
+
+
+def read_kept(path: Path) -> tuple[Manifest, list[State]]:
+    """What a model folder says about itself, and the versions that it keeps, the present one last.
+
+    Another process may remove versions meanwhile; then the folder is read again.
+    """
+    manifest = read_manifest(path)
+    while True:
+        try:
+            return manifest, [read_state(path, version) for version in manifest.versions.kept]
+        except OneaError:
+            before, manifest = manifest, read_manifest(path)
+            if manifest == before:
+                raise
 
 
 def read_id(path: Path, version: int) -> str:
@@ -151,6 +172,7 @@ def read_id(path: Path, version: int) -> str:
 def read_state(path: Path, version: int) -> State:
     """One version of the model in a folder."""
     values, folder = _described(path, version), state_folder(path, version)
+    _check_there(path, folder / layout.TENSORS)
     file, size = open_plain(folder / layout.TENSORS)
     with file, _told(path, folder):
         return _state(values, tensor_validation.read_tensors(file, size, values))
@@ -161,16 +183,24 @@ def _described(path: Path, version: int) -> dict[str, Any]:
     folder = state_folder(path, version)
     for place in (folder.parent, folder):
         check_plain(place, folder=True)
+    _check_there(path, folder / layout.STATE)
     content = read_plain(folder / layout.STATE, validation.MOST_JSON)
     with _told(path, folder):
         return validation.state_values(content, version)
+
+
+def _check_there(path: Path, file: Path) -> None:
+    """Refuse a version without one of its files as any other damage, from which there may be a way back."""
+    with _told(path, file.parent):
+        if check_plain(file) is None:
+            raise Damage(f"{file.name} is missing")
 
 
 @contextmanager
 def _told(
     path: Path,
     place: Path,
-    remedy: str = "restore it from a copy or, if it is the newest version, go back with `onea undo`",
+    remedy: str = _WAY_BACK,
 ) -> Iterator[None]:
     """What is wrong with a place in a model folder as one sentence."""
     try:

@@ -55,9 +55,12 @@ class DecodedImages:
 
 
 def read_labelled(
-    images: Any, labels: Any, size: int, on_bad: OnBad = "fail", progress: Progress = NOBODY
+    images: Any, labels: Any, size: int, on_bad: OnBad | None = "fail", progress: Progress = NOBODY
 ) -> DecodedImages:
-    """Images with their classes: a folder of class folders, a dataset or loader, or images and their labels."""
+    """Images with their classes: a folder of class folders, a dataset or loader, or images and their labels.
+
+    ``on_bad`` is None where the caller offers no choice, so that no message speaks of one.
+    """
     left_out: tuple[str, ...] = ()
     if labels is None and isinstance(images, str | os.PathLike):
         items, found, left_out = _from_folder(Path(images))
@@ -74,7 +77,9 @@ def read_labelled(
     return replace(decoded, numbers=all(map(is_number, found)), left_out=left_out)
 
 
-def read_unlabelled(images: Any, size: int, on_bad: OnBad = "fail", progress: Progress = NOBODY) -> DecodedImages:
+def read_unlabelled(
+    images: Any, size: int, on_bad: OnBad | None = "fail", progress: Progress = NOBODY
+) -> DecodedImages:
     """Images alone: a folder (all below it), paths, bytes, Pillow images, arrays, tensors, a dataset or a loader."""
     return _decode(list(_items(images)), None, size, on_bad, progress)
 
@@ -208,8 +213,14 @@ def _named(label: Any, names: Sequence[str] | None) -> Any:
 
 
 def _decode(
-    items: Sequence[Any], labels: Sequence[str] | None, size: int, on_bad: OnBad, progress: Progress
+    items: Sequence[Any],
+    labels: Sequence[str] | None,
+    size: int,
+    on_bad: OnBad | None,
+    progress: Progress,
 ) -> DecodedImages:
+    if on_bad not in ("fail", "skip", None):
+        raise OneaError(f"on_bad is {on_bad!r:.80}; choose fail or skip.")
     names = [str(item) if isinstance(item, str | os.PathLike) else f"image {n + 1}" for n, item in enumerate(items)]
     results = in_threads(_squarer(size), list(zip(items, names, strict=True)))
     pixels = np.empty((len(items), 3, size, size), np.uint8)
@@ -223,8 +234,8 @@ def _decode(
         else:
             pixels[len(good)] = result
             good.append(row)
-    if skipped and (on_bad == "fail" or not good):
-        raise OneaError(bad_files(skipped, len(items)))
+    if skipped and (on_bad != "skip" or not good):
+        raise OneaError(bad_files(skipped, len(items), may_skip=on_bad == "fail"))
     kept = None if labels is None else tuple(labels[row] for row in good)
     return DecodedImages(pixels[: len(good)], kept, tuple(names[row] for row in good), tuple(skipped))
 

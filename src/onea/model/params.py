@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+import numpy as np
+
 from onea.errors import OneaError
 from onea.model.state import classifier_for
 from onea.vit.embedded import DEFAULT
@@ -16,6 +18,7 @@ OPTIONS = ("epochs", "learning_rate", "batch_size", "rank", "single_class", "vie
 NETWORK = ("backbone", "depth", "image_size", "mirror")
 FIXED = (*NETWORK, "readout", *OPTIONS, "options", "preset")  # once a class has been taught
 MACHINE = ("device", "precision", "threads", "verbose")  # belong to where a model runs, not to the model
+_WHOLE, _SWITCHES = ("seed", "threads"), ("mirror", "follow_drift")
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -61,7 +64,9 @@ class Parameters:
 
 
 def check_params(params: Mapping[str, Any], highest_rate: float = 0.5) -> None:
-    """Complain about the first value that is out of its range."""
+    """Complain about the first value that is out of its range, or could not be saved."""
+    params = plain(params)
+    _check_kinds(params)
     for name in ("held_out", "unknown", "keep"):
         if not isinstance(params[name], int | float) and not (name == "unknown" and params[name] is None):
             raise OneaError(f"{name} is {params[name]!r}; it must be a number.")
@@ -81,6 +86,33 @@ def check_params(params: Mapping[str, Any], highest_rate: float = 0.5) -> None:
         raise OneaError(f"keep is {params['keep']}; it must not be negative.")
 
 
+def _check_kinds(params: Mapping[str, Any]) -> None:
+    """Complain about what nothing else looks at before hours of training end in a model that cannot be saved."""
+    if not isinstance(params["backbone"], str):
+        raise OneaError(f"backbone is {params['backbone']!r:.80}; give text, the name of a network or of its file.")
+    for name in _WHOLE:
+        value = params.get(name, 0)
+        if not (isinstance(value, int) or (isinstance(value, float) and value.is_integer())):
+            raise OneaError(f"{name} is {value!r:.80}; it needs a whole number.")
+    for name in _SWITCHES:
+        if not isinstance(params[name], int | float) or params[name] not in (0, 1):
+            raise OneaError(f"{name} is {params[name]!r:.80}; it is True or False.")
+    if isinstance(params["keep"], float):
+        raise OneaError(f"keep is {params['keep']}; it needs a whole number.")
+
+
+def plain(value: Any) -> Any:
+    """A parameter, or a mapping of them, with numbers of numpy's as Python's own, which a file can hold.
+
+    >>> plain({"seed": np.int64(3), "options": {"views": np.int64(2)}})
+    {'seed': 3, 'options': {'views': 2}}
+    """
+    if isinstance(value, Mapping):
+        return {name: plain(each) for name, each in value.items()}
+    return value.item() if isinstance(value, np.generic) else value
+
+
 def options_among(params: Mapping[str, Any]) -> dict[str, Any]:
     """The options of the training and the merge among parameters."""
+    params = plain(params)
     return {name: params[name] for name in OPTIONS if params.get(name) is not None} | dict(params.get("options") or {})

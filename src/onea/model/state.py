@@ -149,6 +149,8 @@ class State:
 
     def row(self, name: str) -> int:
         """The row of a class."""
+        if not self.classes:
+            raise OneaError("The model knows no class yet; teach it some first.")
         if name not in self.classes:
             raise OneaError(f"The model does not know '{name}'; {nearest(name, self.classes)}")
         return self.classes.index(name)
