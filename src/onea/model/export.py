@@ -118,6 +118,8 @@ def export(
     model.check_taught()
     if path.is_dir():
         raise OneaError(f"{path} is a folder; name a file in it, such as {path / 'model'}{ENDINGS[to]}.")
+    if path.exists() and path.suffix != ENDINGS[to]:  # an earlier export may be replaced, but not somebody's photo
+        raise OneaError(f"{path} is there already and is no {ENDINGS[to]} file; {_REMEDY}.")
     check_writable(path.parent)
     if to == "onnx":
         check_installed()  # before minutes of reading photos
