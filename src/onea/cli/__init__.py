@@ -49,15 +49,15 @@ def main() -> None:
 
 def _collect_later() -> None:
     """Look for garbage once what is loaded has been loaded; from then on every so many objects."""
-    rest = gc.get_threshold()[1:]
+    if _collected not in gc.callbacks:  # as it would be where several commands run in one process
+        gc.callbacks.append(_collected)
+    gc.set_threshold(_LOADED, *gc.get_threshold()[1:])
 
-    def went(phase: str, _: dict[str, int]) -> None:
-        if phase == "stop":
-            gc.callbacks.remove(went)
-            gc.set_threshold(_OBJECTS, *rest)
 
-    gc.callbacks.append(went)
-    gc.set_threshold(_LOADED, *rest)
+def _collected(phase: str, _: dict[str, int]) -> None:
+    if phase == "stop":
+        gc.callbacks.remove(_collected)
+        gc.set_threshold(_OBJECTS, *gc.get_threshold()[1:])
 
 
 def _leave() -> None:
