@@ -25,6 +25,7 @@ import shlex
 import shutil
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -123,10 +124,11 @@ def make(out: Path, workers: int, only: Sequence[str] = ()) -> list[str]:
         wanted.sort(key=lambda job: only.index(job.config.method))
     failed = []
     given = [RunJob(job.config, (out / job.place).absolute()) for job in wanted]
-    for result in LocalProcesses(workers, share_adapters=True).run(given):
-        name = result.job.folder.name
-        print(name, result.failure or "finished", flush=True)
-        failed += [name] if result.failure else []
+    with closing(LocalProcesses(workers, share_adapters=True).run(given)) as results:  # Ctrl-C ends its processes
+        for result in results:
+            name = result.job.folder.name
+            print(name, result.failure or "finished", flush=True)
+            failed += [name] if result.failure else []
     return failed
 
 
@@ -145,11 +147,11 @@ def collect(made: Path, results: Path = RESULTS) -> list[str]:
             wrong.append(f"{place}: not finished")
         elif record["config"]["data"] not in {f"folder:{data}" for data in STREAMS}:
             wrong.append(f"{place}: names the images {record['config']['data']}; run it beside cifar100 and cub200")
-        elif (size := len(packed(json.dumps(without_analysis(record)).encode()))) > MOST:
+        elif (size := len(packed(json.dumps(shortened(record)).encode()))) > MOST:
             wrong.append(f"{place}: takes {size:,} bytes, more than {MOST:,}")
         else:
             if record["config"]["seed"] != SEEDS[0]:
-                shorter = without_analysis(record)
+                shorter = shortened(record)
                 text = text if shorter == record else seal(shorter)
             (results / place).mkdir(parents=True, exist_ok=True)
             write_atomically(results / place / "record.json.gz", packed(text))
@@ -176,9 +178,12 @@ def packed(text: bytes) -> bytes:
     return gzip.compress(text, 9, mtime=0)
 
 
-def without_analysis(record: Record) -> Record:
-    """A record less what takes most of the space: the analysis of its merges, which is kept for the first seed, and the
-    losses of adapters that another run has trained, whose record has them."""
+def shortened(record: Record) -> Record:
+    """A record less what takes most of the space.
+
+    That is the analysis of its merges, which is kept for the first seed, and the losses of adapters that another run
+    has trained, whose record has them.
+    """
     shorter = copy.deepcopy(record)
     for task in shorter["tasks"]:
         (task.get("merge") or {}).pop("analysis", None)
@@ -196,7 +201,7 @@ def main() -> None:
     making = ways.add_parser("run", help="make them, here")
     making.add_argument("--out", type=Path, default=Path("made"), help="where the runs go")
     making.add_argument("--workers", type=int, default=1, help="how many at a time")
-    making.add_argument("--only", type=lambda text: text.split(","), default=[], help="methods, in this order")
+    making.add_argument("--only", default="", help="methods, in this order: one-a,mos")
     collecting = ways.add_parser("collect", help="finished records into docs/results")
     collecting.add_argument("made", type=Path)
     given = parser.parse_args()
@@ -204,7 +209,10 @@ def main() -> None:
         print("\n".join(job.command(given.out) for job in missing(jobs())))
         return
     if given.way == "run":
-        raise SystemExit(1 if make(given.out, given.workers, given.only) else 0)
+        only = [name for name in given.only.split(",") if name]
+        if unknown := set(only) - {job.config.method for job in jobs()}:
+            parser.error(f"no method {', '.join(sorted(unknown))} among the runs; `list` shows them")
+        raise SystemExit(1 if make(given.out, given.workers, only) else 0)
     for line in collect(given.made):
         print(line)
     for folder in list(superseded(jobs())):

@@ -123,3 +123,14 @@ def test_missing_runs_are_made_in_the_order_of_methods_asked_for(
     assert ended == [config.folder().name for config in (*made_for, frozen)]
     records = [read_record_file(tmp_path / "made" / job.place / "record.json") for job in listed]
     assert [record["tasks"][0].get("training_shared", False) for record in records] == [False, False, True]
+    assert not any("losses" in task for task in grid.shortened(records[2])["tasks"]), "the run that trained has them"
+    assert all(task["losses"] for task in grid.shortened(records[1])["tasks"])
+
+
+def test_a_method_that_is_not_listed_is_refused(
+    grid: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["results_grid.py", "run", "--only", "one-a,two-a"])
+    with pytest.raises(SystemExit, match="2"):
+        grid.main()
+    assert "no method two-a among the runs" in capsys.readouterr().err
