@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiled network: the same features, for any task's adapter, compiled once."""
+"""The compiled network: the same features, for any task's adapter, prompts or LoRA, compiled once."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 import torch
 from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.utils import counters
 
 from onea.errors import OneaError
 from onea.methods.contract import EVALUATION_BATCH
@@ -21,6 +22,8 @@ from onea.vit import compiled
 from onea.vit.adapter import Adapters, FlatAdapters
 from onea.vit.backbones import load_backbone
 from onea.vit.hooks import NO_HOOKS
+from onea.vit.lora import FoldedUpdates, LowRank, LowRankUpdates, SummedUpdates
+from onea.vit.prompts import InputPrompts, PrefixPrompts
 
 CPU = torch.device("cpu")
 needs_compiler = pytest.mark.skipif(not compiled.can_compile(CPU), reason="no C++ compiler")
@@ -55,6 +58,57 @@ def test_compiled_features_and_gradients_equal_eager_ones_without_recompiling(ti
         check(seed=3, count=3)
     too_many = images[:7]
     torch.testing.assert_close(vit(too_many, NO_HOOKS), vit.forward_eager(too_many, NO_HOOKS))
+
+
+def drawn(vit, seed: int, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, vit.width, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+
+
+def input_prompts(vit, seed: int, count: int):
+    prompts = drawn(vit, seed, count, 3)
+    return InputPrompts(vit, 0.1 * prompts), [prompts]  # not a leaf, as where they are chosen from a pool
+
+
+def prefix_prompts(vit, seed: int, count: int):
+    pairs = [drawn(vit, seed + index, count, 2) for index in range(2)]
+    return PrefixPrompts(vit.heads, {1: (pairs[0], pairs[1])}), pairs
+
+
+def low_rank_updates(vit, seed: int, count: int):
+    updates = LowRankUpdates(
+        [{name: LowRank(0.1 * drawn(vit, seed, 4).detach(), trains_down=False) for name in "kv"}] * vit.depth
+    )
+    for up in updates.ups():
+        torch.nn.init.normal_(up, std=0.1, generator=torch.Generator().manual_seed(seed))
+    folded = FoldedUpdates(vit.depth, vit.width, "kv")
+    folded.fold(updates)
+    return SummedUpdates(folded, updates), [up for up in updates.parameters() if up.requires_grad]
+
+
+@pytest.mark.parametrize("made", [input_prompts, prefix_prompts, low_rank_updates])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=[needs_compiler, pytest.mark.slow])])
+def test_passes_with_prompts_and_lora_are_compiled_once(tiny_vit, made, backend):
+    """Others are drawn for every batch, or for every task; a batch of another size runs as it is."""
+    torch.compiler.reset()
+    vit = load_backbone(str(tiny_vit)).compile_for({4}, backend)
+
+    def check(seed: int, count: int) -> None:
+        images = torch.randn(count, 3, vit.size, vit.size, generator=torch.Generator().manual_seed(seed))
+        hooks, trained = made(vit, seed, count)
+        mine, plain = vit(images, hooks), vit.forward_eager(images, hooks)
+        torch.testing.assert_close(mine, plain, rtol=1e-4, atol=1e-4)
+        pairs = (torch.autograd.grad(features.square().sum(), trained, retain_graph=True) for features in (mine, plain))
+        torch.testing.assert_close(*pairs, rtol=1e-3, atol=1e-3)
+        with torch.no_grad():
+            torch.testing.assert_close(vit(images, hooks), plain, rtol=1e-4, atol=1e-4)
+
+    counters.clear()
+    check(seed=1, count=4)
+    assert counters["stats"]["unique_graphs"] == 2  # with gradients and without: each pass is one graph
+    with torch.compiler.set_stance("fail_on_recompile"):
+        check(seed=2, count=4)
+        check(seed=3, count=3)
+    assert counters["stats"]["unique_graphs"] == 2
 
 
 def in_reused_memory(graph, examples):

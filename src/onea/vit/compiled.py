@@ -7,8 +7,10 @@ import contextlib
 import importlib.util
 import os
 import shutil
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextvars import ContextVar
+from functools import partial
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +51,7 @@ def launched_directly() -> Iterator[None]:
 
 
 class CompiledViT:
-    """The network without hooks, or with adapters, for batches of a few known sizes; its passes as ``FrozenViT`` has.
+    """The network without hooks or with such as can be compiled, for batches of a few known sizes; as ``FrozenViT``.
 
     Compilation takes from seconds to a minute per size and mode (training, inference), so the sizes are declared and a
     smaller batch is padded to the next of them: images do not influence each other, and the padding's features are cut
@@ -86,16 +88,33 @@ class CompiledViT:
         ) -> Tensor:
             return vit.above_eager(tokens, adapted(flat, rank, scale, dropout), patches)
 
+        def hooked(images: Tensor, hooks: BlockHooks, patches: Tensor | None) -> Tensor:
+            return vit.forward_eager(images, hooks, patches)
+
         options = _FP8_OPTIONS if vit.fp8 else {}
         self._whole, self._below, self._above = (_Pass(each, backend, options) for each in (whole, below, above))
+        plain = options if backend == "inductor" else {}
+        # One for each kind of pass, or many kinds would use up the versions that PyTorch allows of one function.
+        self._hooked: defaultdict[tuple[type, int, bool], Callable[..., Tensor]] = defaultdict(
+            partial(_compiled, hooked, backend, plain, fullgraph=False)
+        )
 
     def takes(self, batch: Tensor, hooks: BlockHooks) -> bool:
-        """Whether this pass is one of those it is compiled for."""
+        """Whether this pass, or a part of it, is one of those it is compiled for."""
         return (hooks is NO_HOOKS or isinstance(hooks, Adapters)) and len(batch) <= self.sizes[-1]
+
+    def takes_whole(self, images: Tensor, hooks: BlockHooks) -> bool:
+        """Whether this whole pass is one of those.
+
+        With other hooks than adapters, only full batches are: padding would have to pad what hooks hold of each image.
+        """
+        return self.takes(images, hooks) or (hooks.compilable and len(images) in self.sizes)
 
     def __call__(self, images: Tensor, hooks: BlockHooks, patches: Tensor | None = None) -> Tensor:
         """Features ``[B, width]``."""
-        return self._padded(self._whole, images, patches, *self._arguments(hooks))
+        if hooks is NO_HOOKS or isinstance(hooks, Adapters):
+            return self._padded(self._whole, images, patches, *self._arguments(hooks))
+        return self._hooked[type(hooks), len(images), torch.is_grad_enabled()](images, hooks, patches)
 
     def below(self, images: Tensor, hooks: BlockHooks, block: int) -> Tensor:
         """Tokens that enter a block."""
@@ -139,9 +158,11 @@ class _Pass:
         return self._recorded(*arguments).clone()  # the graph writes its next result into the same memory
 
 
-def _compiled(function: Callable[..., Tensor], backend: str, options: Mapping[str, Any]) -> Callable[..., Tensor]:
+def _compiled(
+    function: Callable[..., Tensor], backend: str, options: Mapping[str, Any], fullgraph: bool = True
+) -> Callable[..., Tensor]:
     made: Callable[..., Tensor] = torch.compile(
-        _with_own_code(function), dynamic=False, fullgraph=True, backend=backend, options=dict(options) or None
+        _with_own_code(function), dynamic=False, fullgraph=fullgraph, backend=backend, options=dict(options) or None
     )
     return made
 

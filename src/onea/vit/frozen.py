@@ -155,7 +155,7 @@ class FrozenViT(nn.Module, RenamedMethods, old_names={"eagerly": "forward_eager"
             with self._weights_as_they_are():
                 called: Tensor = torch.func.functional_call(self, weights, (images, hooks, patches, True))
             return called
-        if self._compiled and self._compiled.takes(images, hooks):
+        if self._compiled and self._compiled.takes_whole(images, hooks):
             return self._compiled(images, hooks, patches)
         return self.forward_eager(images, hooks, patches)
 

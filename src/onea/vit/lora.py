@@ -52,6 +52,7 @@ class LowRankUpdates(nn.Module, BlockHooks):
     """
 
     whole_sequence = False
+    compilable = True
 
     def __init__(self, blocks: Sequence[Mapping[str, LowRank]], first: int = 0, gains: Tensor | None = None):
         super().__init__()
@@ -89,6 +90,7 @@ class FoldedUpdates(nn.Module, BlockHooks):
 
     weight: Tensor
     whole_sequence = False
+    compilable = True
 
     def __init__(self, depth: int, width: int, projections: Sequence[str] = PROJECTIONS):
         super().__init__()
@@ -112,6 +114,7 @@ class SummedUpdates(nn.Module, BlockHooks):
     """Several updates of the projections at once: their sum."""
 
     whole_sequence = False
+    compilable = True
 
     def __init__(self, *updates: LowRankUpdates | FoldedUpdates):
         super().__init__()

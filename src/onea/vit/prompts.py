@@ -18,6 +18,8 @@ class InputPrompts(BlockHooks):
     They sit where the class token sits: they take its position vector, and the frozen patches keep their own.
     """
 
+    compilable = True
+
     def __init__(self, vit: FrozenViT, prompts: Tensor):
         self._vit, self._prompts = vit.vit, prompts
         self._start = 0 if vit.vit.cls_token is None else 1
@@ -47,6 +49,7 @@ class PrefixPrompts(BlockHooks):
     """
 
     whole_sequence = False
+    compilable = True
 
     def __init__(self, heads: int, by_block: Mapping[int, tuple[Tensor, Tensor]]):
         self._heads, self._by_block = heads, by_block
