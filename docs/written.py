@@ -293,7 +293,16 @@ def methods_seeds() -> str:
     most, *fewer = sorted(found, reverse=True)
     if not fewer:
         return f"{counted(most)} each"
-    return f"{counted(most)} of {', '.join(found[most])}; {' or '.join(map(counted, fewer))} of the others"
+    return "; ".join([counted(most), *(f"{counted(number)} of {remarks.listed(found[number])}" for number in fewer)])
+
+
+def below_frozen() -> str:
+    """Which methods stay below frozen features on CUB-200."""
+    runs = main_runs("cub200")
+    frozen = runs["simplecil"].of("A_T").value
+    several = {each.title: each.of("A_T").value for each in runs.values() if len(each.records) > 1}
+    listing = [f"{title} {value:.1f}" for title, value in several.items() if value < frozen]
+    return f"On CUB-200, {remarks.listed(listing)} stay below frozen features (SimpleCIL {frozen:.1f})."
 
 
 WRITTEN: dict[str, Callable[[], str]] = {
@@ -317,6 +326,7 @@ WRITTEN: dict[str, Callable[[], str]] = {
     "verdicts": verdicts,
     "expected-seeds": expected_seeds,
     "methods-seeds": methods_seeds,
+    "below-frozen": below_frozen,
     "groceries": expected.groceries,
 } | measured.WRITTEN
 

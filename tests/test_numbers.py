@@ -227,19 +227,8 @@ def bench_numbers() -> Iterator[str]:
 def records() -> Iterator[str]:
     for record in evidence.records("precision"):
         yield from shown(record["metrics"]["A_T"], record["metrics"]["mean_A"], digits=(2,))
-    yield from shown(earlier_seed_1("cub200")["per-task"], digits=(2,))
-    for data in evidence.DATA:
-        runs = earlier_seed_1(data)
-        yield from shown(runs["running-mean-shared"] - runs["running-mean"], digits=(1,))
-
-
-def earlier_seed_1(data: str) -> dict[str, float]:
-    """A_T of seed 1 by method, as it was with the earlier presets."""
-    return {
-        record["config"]["method"]: record["metrics"]["A_T"]
-        for record in evidence.records("methods/runs")
-        if record["data"]["name"] == data and record["config"]["seed"] == 1 and not evidence.is_current(record)
-    }
+    (l2p,) = (record for record in evidence.main_runs("cifar100")["l2p"].records if record["config"]["seed"] == 1)
+    yield from shown(l2p["metrics"]["A_T"], digits=(2,))
 
 
 def json_lines(name: str) -> list[dict[str, Any]]:
