@@ -219,6 +219,8 @@ class State:
     def renamed(self, old: str, new: str, version: int, date: str) -> State:
         """The next state, in which a class has another name; it takes the place of a forgotten one of that name."""
         row = self.row(old)
+        if new == old:
+            raise OneaError(f"The class is called '{old}' already, so nothing would change; give it another name.")
         check_names([new], [name for name in self.classes if name != old])
         if new in self.classes:
             raise OneaError(
