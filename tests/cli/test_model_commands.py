@@ -335,6 +335,9 @@ def test_a_background_of_known_photos_is_named(onea, tiny_vit, tiny_images):
         (["evaluate", "shop.onea", "photos", "--unknown", "0.2", "--unknown", "0.3"], "one number and one folder"),
         (["evaluate", "shop.onea", "photos", "--unknown", "0.7"], "between 0 (never) and 0.5"),
         (["evaluate", "shop.onea", "photos"], "knows none"),
+        (["evaluate", "shop.onea", "photos/fine"], "say which answers are right: put the images of each class into"),
+        (["evaluate", "shop.onea", "photos/fine/0.png"], "0.png is a file; give a folder with one folder of images"),
+        (["evaluate", "shop.onea", "nowhere"], "nowhere does not exist; give a folder with one folder of images for"),
         (["history", "photos"], "holds no model"),
         (["undo", "nowhere.onea"], "does not exist"),
         (["forget", "shop.onea", "class0"], "did you mean"),
@@ -355,6 +358,7 @@ def test_a_mistake_gets_one_sentence(onea, shop, words, sentence):
     code, _, err = onea(*words)
     assert code == 2
     assert sentence in err
+    assert "labels" not in err, "which only a call in Python can give"
     assert err.count("\n") == 1
     assert snapshot(shop) == before
     assert not Path("nowhere.onea").exists()

@@ -121,8 +121,10 @@ def test_what_is_no_image_gets_one_sentence(source, words):
 def test_labels_must_fit(files):
     with pytest.raises(OneaError, match="one label for each"):
         read_labelled(files, "cat", SIDE)
-    with pytest.raises(OneaError, match="Labels are missing"):
+    with pytest.raises(OneaError, match=r"Labels are missing: give learn\(images, labels\)"):
         read_labelled(files, None, SIDE)
+    with pytest.raises(OneaError, match=r"Labels are missing: give evaluate\(images, labels\)"):
+        read_labelled(files, None, SIDE, purpose="evaluate")
     assert read_labelled(files, np.arange(6), SIDE).labels == ("0", "1", "2", "3", "4", "5")
 
 
