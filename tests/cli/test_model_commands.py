@@ -326,6 +326,8 @@ def test_a_background_of_known_photos_is_named(onea, tiny_vit, tiny_images):
         (["teach", "shop.onea", "photos", "--on-bad", "x"], "choose fail or skip"),
         (["teach", "shop.onea", "photos", "--unknown", "2"], "unknown is 2"),
         (["teach", "photos", "photos"], "holds no model"),
+        (["teach", "photos/new.onea", "photos"], "photos/new.onea lies in photos, where every folder counts as photos"),
+        (["teach", "shop.onea", "--background", "."], "shop.onea lies in ., where every folder counts as photos"),
         (["predict", "shop.onea", "nowhere.png"], "no such file"),
         (["predict", "shop.onea", "photos", "--json", "--csv"], "exclude each other"),
         (["predict", "shop.onea", "photos", "--top", "0"], "at least one"),
