@@ -328,7 +328,11 @@ def test_a_background_of_known_photos_is_named(onea, tiny_vit, tiny_images):
         (["teach", "photos", "photos"], "holds no model"),
         (["teach", "photos/new.onea", "photos"], "photos/new.onea lies in photos, where every folder counts as photos"),
         (["teach", "shop.onea", "--background", "."], "shop.onea lies in ., where every folder counts as photos"),
-        (["predict", "shop.onea", "nowhere.png"], "no such file"),
+        (["predict", "shop.onea", "nowhere.png"], "there is no such file): check the path.\n"),
+        (
+            ["predict", "shop.onea", "nowhere.png", "photos"],
+            "(nowhere.png: there is no such file): check the path or pass --on-bad skip.\n",
+        ),
         (["predict", "shop.onea", "photos", "--json", "--csv"], "exclude each other"),
         (["predict", "shop.onea", "photos", "--top", "0"], "at least one"),
         (["predict", "shop.onea", "photos", "--unknown", "0.6"], "between 0 (never) and 0.5"),
