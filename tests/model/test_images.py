@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -116,6 +117,20 @@ def test_hugging_face_datasets_name_their_classes(files):
 def test_what_is_no_image_gets_one_sentence(source, words):
     with pytest.raises(OneaError, match=words):
         read_unlabelled(source, SIDE)
+
+
+def test_a_folder_that_cannot_be_looked_into_is_not_passed_over(tiny_images, monkeypatch):
+    """By nobody: for root there is no such folder."""
+    closed, real = tiny_images / "test/class01", os.scandir
+
+    def scandir(place):
+        if Path(place) == closed:
+            raise PermissionError(13, "Permission denied", str(place))
+        return real(place)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(OneaError, match=r"class01 \(Permission denied\); make it readable, or move it away\.$"):
+        find_images(tiny_images / "test")
 
 
 def test_labels_must_fit(files):

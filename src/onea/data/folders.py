@@ -203,11 +203,16 @@ def _list(path: Path) -> _Listing:
                 elif entry.is_file() or entry.is_symlink():
                     files.append(path / entry.name)
     except OSError as error:
-        raise OneaError(f"Cannot list the folder {path}: {error.strerror}.") from None
+        raise unlistable(path, error) from None
     return _Listing(
         tuple(sorted(folders, key=lambda folder: natural_key(folder.name))),
         tuple(sorted(files, key=lambda file: natural_key(file.name))),
     )
+
+
+def unlistable(path: Path, error: OSError) -> OneaError:
+    """What to tell a user whose folder cannot be looked into."""
+    return OneaError(f"Cannot list the folder {path} ({error.strerror}); make it readable, or move it away.")
 
 
 def _images(folder: Path, inside: _Listing, root: Path) -> list[ImageFile]:

@@ -15,7 +15,7 @@ from PIL import Image
 from onea.data.assemble import natural_key
 from onea.data.dataset import Pixels
 from onea.data.decode import BadImage, fit, read_image, upright_rgb
-from onea.data.folders import NoClassFoldersError, Tree, read_tree
+from onea.data.folders import NoClassFoldersError, Tree, read_tree, unlistable
 from onea.data.many_files import in_threads
 from onea.data.pack import OnBad, bad_files
 from onea.errors import OneaError
@@ -106,7 +106,7 @@ def find_images(path: Path) -> list[Path]:
         return [path]
     found: list[Path] = []
     seen: set[str] = set()  # links are followed, but not in circles
-    for place, folders, files in os.walk(path, followlinks=True):
+    for place, folders, files in os.walk(path, onerror=_unlistable, followlinks=True):
         if (real := os.path.realpath(place)) in seen:
             folders.clear()
             continue
@@ -117,6 +117,11 @@ def find_images(path: Path) -> list[Path]:
     if not found:
         raise OneaError(f"There are no images below {path}; give image files or a folder that holds some.")
     return found
+
+
+def _unlistable(error: OSError) -> None:
+    """A folder that cannot be looked into may hold photos, and is not passed over."""
+    raise unlistable(Path(error.filename), error) from error
 
 
 def _labelled_source(source: Any, purpose: Purpose) -> tuple[list[Any], list[Any]]:
