@@ -341,6 +341,8 @@ def test_a_background_of_known_photos_is_named(onea, tiny_vit, tiny_images):
         (["evaluate", "shop.onea", "photos", "--unknown", "0.2", "--unknown", "0.3"], "one number and one folder"),
         (["evaluate", "shop.onea", "photos", "--unknown", "0.7"], "between 0 (never) and 0.5"),
         (["evaluate", "shop.onea", "photos"], "knows none"),
+        (["evaluate", "shop.onea", "cased"], "Class 'Class00' differs from 'class00' only in case"),
+        (["check", "shop.onea", "cased"], "Class 'Class00' differs from 'class00' only in case"),
         (["evaluate", "shop.onea", "photos/fine"], "say which answers are right: put the images of each class into"),
         (["evaluate", "shop.onea", "photos/fine/0.png"], "0.png is a file; give a folder with one folder of images"),
         (["evaluate", "shop.onea", "nowhere"], "nowhere does not exist; give a folder with one folder of images for"),
@@ -360,6 +362,8 @@ def test_a_background_of_known_photos_is_named(onea, tiny_vit, tiny_images):
 )
 def test_a_mistake_gets_one_sentence(onea, shop, words, sentence):
     good(Path("photos/fine"))
+    good(Path("cased/Class00"))
+    good(Path("cased/class01"))
     before = snapshot(shop)
     code, _, err = onea(*words)
     assert code == 2

@@ -21,7 +21,7 @@ from onea.metrics import wilson_interval
 from onea.model.answers import Snapshot
 from onea.model.fingerprints import fingerprints
 from onea.model.images import DecodedImages, check_folder, find_images, read_labelled
-from onea.model.names import folded
+from onea.model.names import check_spelling, folded
 from onea.model.sentences import left_out_fields, left_out_sentences
 from onea.runtime import NOBODY, Progress
 from onea.text import count
@@ -264,6 +264,7 @@ def evaluate(
     strange = None if unknown is None else _read_unknown(model, unknown, on_bad)
     batch = read_labelled(images, labels, model.side, on_bad, progress, purpose="evaluate")
     assert batch.labels is not None
+    check_spelling(batch.labels, model.classes)
     judged = model.judge(batch, progress)
     answers = model.answers_from(batch, judged, k=1)
     shown = sorted(set(batch.labels))
