@@ -22,6 +22,7 @@ from result_tables import table
 ROOT = Path(__file__).parent.parent
 MARK = re.compile(r"^<!-- generated: (\S+) -->$", re.M)
 MAP = re.compile(r"^!\[[^\]]*\]\((\S+\.svg)\)$", re.M)
+CELL, CODE = re.compile(r"<td\b.*?</td>", re.S), re.compile(r"<code>[^<]+</code>")
 BENCHMARKS = "benchmarks"
 BESIDE = ("CHANGELOG", "NOTICE", "SECURITY")  # files beside docs/ that become pages
 OPTIONS_FOR = "cifar100"  # epochs and batch size follow from the data
@@ -235,3 +236,12 @@ def on_page_markdown(markdown: str, page: Any, files: Any, **_: Any) -> str:
     markdown = re.sub(r"\]\((notebooks/[\w-]+)\.ipynb\)", r"](\1.md)", markdown)
     generated = GENERATED | {"result-pages": lambda: result_pages(files)}
     return MARK.sub(lambda found: generated[found[1]](), markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Let names in tables break at their dots, where a phone has no room for all of a name."""
+
+    def breakable(cell: re.Match[str]) -> str:
+        return CODE.sub(lambda code: re.sub(r"(?<=\w\.)(?=[^\W\d])", "<wbr>", code[0]), cell[0])
+
+    return CELL.sub(breakable, html)

@@ -34,6 +34,7 @@ STREAMS: dict[str, dict[str, Any]] = {  # what the configurations of the further
     "long-tailed, 500 to 50 images of a class": {"long_tail": 0.1},
     "a task of one class first": {"order": "given"},
 }
+_INTERVAL = re.compile(r"\xa0(\([^()]+\xa0to)\xa0([^()]+\))")  # as evidence.Mean writes it
 _MERGES = {"one-a": "One-A", "weighted-mean": "class-weighted mean, two votes", "newest": "none (the newest adapter)"}
 _ORDER = [
     ("fresh", "one-a"),
@@ -58,9 +59,19 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], words: int | None
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[int]) -> str:
-    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in (heads, *rows)]
+    lines = ["| " + " | ".join(map(_cell, cells)) + " |" for cells in (heads, *rows)]
     rule = "".join("---:|" if column in right else "---|" for column in range(len(heads)))
     return "\n".join([lines[0], f"|{rule}", *lines[1:]])
+
+
+def _cell(text: str) -> str:
+    r"""A cell; an interval in it is marked, so that a phone can show it below its value, on two lines where need be.
+
+    >>> _cell("5.2\xa0(4.0\xa0to\xa06.4)")
+    '5.2 <small>(4.0\xa0to 6.4)</small>'
+    """
+    marked = _INTERVAL.sub(r" <small>\1 \2</small>", text)
+    return marked.replace("|", "\\|")
 
 
 def methods(data: str) -> str:

@@ -83,6 +83,20 @@ def add_runs(new: Mapping[str, Sequence[Record]], monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(evidence, "records", lambda folder: (*real(folder), *new.get(folder, ())))
 
 
+def test_a_table_of_the_paper_counts_the_seeds_that_its_claims_have() -> None:
+    """And not those of another preset beside them."""
+    own = {each.experiment.name: each for each in reproduction.statuses()}
+    for name in ("table3", "table5", "figure5", "figure6a", "figure6b"):
+        counts = {claim.count for claim in findings.claims() if claim.source == name}
+        assert {own[name].seeds} == set(map(str, counts)), name
+    for claim in findings.claims():
+        if own[claim.source].done:
+            there, here = (
+                str(text).replace("\xa0", " ").split(" to ") for text in (own[claim.source].seeds, claim.count)
+            )
+            assert int(there[0]) <= int(here[0]) <= int(here[-1]) <= int(there[-1]), claim
+
+
 @pytest.mark.usefixtures("_no_caches")
 def test_a_table_of_both_says_which_are_which(old: list[Record], monkeypatch: pytest.MonkeyPatch) -> None:
     add_runs({"methods/runs": [of_today(old[0], seed) for seed in evidence.SEEDS]}, monkeypatch)

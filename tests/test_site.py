@@ -74,6 +74,20 @@ def assert_answers_the_first_questions(site: Path) -> None:
         assert f'id="{found[2]}"' in (site / found[1]).read_text("utf-8")
 
 
+def assert_a_phone_has_room_for_the_tables(site: Path) -> None:
+    """In cells, intervals may go below their value and long names may break at their dots."""
+    cells = {name: _cells(site / f"{name}.html") for name in ("results", "glossary")}
+    assert not [cell for cell in cells["results"] if re.search(r"\xa0\([^()]*\xa0to\xa0", cell)], "one cannot break"
+    assert sum("<small>(" in cell for cell in cells["results"]) > 50
+    assert any(
+        "<code>onea.<wbr>methods.<wbr>adapter_merging.<wbr>AdapterCache</code>" in cell for cell in cells["glossary"]
+    )
+
+
+def _cells(page: Path) -> list[str]:
+    return re.findall(r"<td\b[^>]*>(.*?)</td>", page.read_text("utf-8"), re.S)
+
+
 SEARCHED = {
     "using it": "license cite windows partial_fit roadmap changelog macos seeds forget troubleshooting",
     "research": "arxiv bibtex continual lifelong catastrophic replay rehearsal exemplar ood lesson backbone gamma",
@@ -146,6 +160,7 @@ def test_the_site_is_built_strictly_and_offline(tmp_path: Path, onea: Callable[.
     assert (site / "notebooks/quick-start.ipynb").is_file()
     assert_links_lead_to_files(site)
     assert_results_are_complete(site)
+    assert_a_phone_has_room_for_the_tables(site)
     assert_answers_the_first_questions(site)
     assert_search_finds_what_people_type(site)
     assert_options_are_those_of_the_terminal(site, onea)

@@ -119,7 +119,8 @@ def check_writable(folder: Path) -> None:
     check_path(folder)
     existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        raise OneaError(f"Cannot write to {folder}: {existing} is not a folder that you may write to; choose another.")
+        where = "it" if existing == folder else existing
+        raise OneaError(f"Cannot write to {folder}: {where} is not a folder that you may write to; choose another.")
 
 
 def check_plain(path: Path, *, folder: bool = False) -> os.stat_result | None:

@@ -64,7 +64,7 @@ def test_unreadable_photos_stop_a_check_or_are_left_out(onea, shop, tiny_images)
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["nowhere"], "nowhere does not exist"),
+        (["nowhere"], "nowhere does not exist; give a folder with one folder of images for each class.\n"),
         (["empty"], "no class folders"),
         (["photos", "--on-bad", "x"], "choose fail or skip"),
         (["--most", "0"], "at least one row"),

@@ -186,13 +186,21 @@ def test_a_corrupt_image_is_named_or_skipped_as_asked(onea, folder, tiny_vit):
     bad = folder / "train" / "class00" / "0.png"
     bad.write_bytes(bad.read_bytes()[:60])
     assert "class00/0.png" in fails(onea, folder, tiny_vit)
-    code, *_ = onea(
-        "run", "simplecil", "--data", f"folder:{folder}", "--backbone", tiny_vit, "--out", "o", "--on-bad", "skip"
-    )
+    skip = ("run", "simplecil", "--data", f"folder:{folder}", "--backbone", tiny_vit, "--on-bad", "skip", "--out")
+    code, out, _ = onea(*skip, "o")
     record = json.loads(Path("o/record.json").read_text())
     assert code == 0
     assert record["data"]["train_images"] == 35
     assert "class00/0.png" in record["data"]["skipped"][0]
+    assert out.count("1 image that cannot be read was left out; the record names it.") == 1
+    (folder / "test" / "class01" / "0.png").write_bytes(b"")
+    assert "2 images that cannot be read were left out; the record names them." in onea(*skip, "both")[1]
+
+
+def test_a_run_that_left_nothing_out_says_nothing_of_it(onea, folder, tiny_vit):
+    _, out, _ = onea("run", "simplecil", "--data", f"folder:{folder}", "--backbone", tiny_vit, "--on-bad", "skip")
+    assert "record:" in out
+    assert "left out" not in out
 
 
 def test_images_of_mixed_sizes_are_stored_at_one_square_size(onea, folder, tiny_vit):

@@ -231,7 +231,9 @@ def test_a_folder_that_may_not_be_listed(tmp_path: Path, monkeypatch: pytest.Mon
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("onea.data.folders.os.scandir", refuse)
-    assert refusal(f"folder:{tmp_path}") == f"Cannot list the folder {tmp_path}: Permission denied."
+    assert refusal(f"folder:{tmp_path}") == (
+        f"Cannot list the folder {tmp_path} (Permission denied); make it readable, or move it away."
+    )
 
 
 def test_classes_missing_on_one_side(tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ def test_every_operator_merges_loras(operator, tmp_path):
 
 
 def refused(words: str, *inputs: Path, out: Path | None = None, **more):
-    out = out or inputs[0].parent / "out.safetensors"
+    out = out or inputs[0].parent / ("out" if inputs[0].is_dir() else "out.safetensors")
     before = sorted(inputs[0].parent.iterdir())
     with pytest.raises(OneaError, match=words) as caught:
         merge_files(inputs, out, **({"classes": [1] * len(inputs)} | more))
@@ -232,6 +232,12 @@ def test_wrong_loras_are_refused(tmp_path):
     ):
         refused(words, a, write_lora(tmp_path / f"wrong{index}", 2, **change))
     refused("has no adapter_config.json", a, (tmp_path / "empty").mkdir() or tmp_path / "empty")
+
+
+def test_loras_are_not_merged_into_a_folder_that_is_named_like_a_file(tmp_path):
+    a, b = write_lora(tmp_path / "a", 1), write_lora(tmp_path / "b", 2)
+    words = r"m\.safetensors is named like a file, but LoRA folders are merged into a folder; name it m\.$"
+    refused(words, a, b, out=tmp_path / "m.safetensors")
 
 
 def test_loras_with_odd_tensors_are_refused(tmp_path):

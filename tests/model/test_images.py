@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -118,11 +119,27 @@ def test_what_is_no_image_gets_one_sentence(source, words):
         read_unlabelled(source, SIDE)
 
 
+def test_a_folder_that_cannot_be_looked_into_is_not_passed_over(tiny_images, monkeypatch):
+    """By nobody: for root there is no such folder."""
+    closed, real = tiny_images / "test/class01", os.scandir
+
+    def scandir(place):
+        if Path(place) == closed:
+            raise PermissionError(13, "Permission denied", str(place))
+        return real(place)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(OneaError, match=r"class01 \(Permission denied\); make it readable, or move it away\.$"):
+        find_images(tiny_images / "test")
+
+
 def test_labels_must_fit(files):
     with pytest.raises(OneaError, match="one label for each"):
         read_labelled(files, "cat", SIDE)
-    with pytest.raises(OneaError, match="Labels are missing"):
+    with pytest.raises(OneaError, match=r"Labels are missing: give learn\(images, labels\)"):
         read_labelled(files, None, SIDE)
+    with pytest.raises(OneaError, match=r"Labels are missing: give evaluate\(images, labels\)"):
+        read_labelled(files, None, SIDE, purpose="evaluate")
     assert read_labelled(files, np.arange(6), SIDE).labels == ("0", "1", "2", "3", "4", "5")
 
 

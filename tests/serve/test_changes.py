@@ -149,7 +149,10 @@ def test_a_request_during_shutdown_gets_503_and_the_training_job_is_finished(slo
 
 def test_a_training_job_that_takes_longer_than_the_grace_is_abandoned(slow_shop, tiny_images):
     before = folder_hash(slow_shop)
-    with process(slow_shop, "--grace", "0.2") as (server, address), httpx.Client(base_url=address) as client:
+    with (
+        process(slow_shop, "--grace", "0.2") as (server, address),
+        httpx.Client(base_url=address, timeout=60) as client,
+    ):
         response = client.post("/learn", content=class_zip(tiny_images, 4, 5, times=100), headers=ZIP)
         assert response.status_code == 202
         with client.stream("GET", f"{response.headers['location']}/events") as stream:

@@ -105,7 +105,7 @@ def forget(model: Model, classes: Annotated[list[str], typer.Argument(help="Clas
     from onea.model.folder import change
 
     state = change(model, lambda before, version, date: before.without(classes, version, date))
-    gone = printable(", ".join(classes))
+    gone = printable(", ".join(dict.fromkeys(classes)))
     print(f"{model} no longer answers {gone}; it knows {count(len(state.classes), 'class', 'classes')} now")
 
 

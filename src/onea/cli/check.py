@@ -43,7 +43,7 @@ def check(
     from onea.model.check import check_model, check_photos
     from onea.model.estimator import load_for
     from onea.model.folder import read_manifest, read_state
-    from onea.model.images import read_labelled
+    from onea.model.images import CLASS_FOLDERS, check_folder, read_labelled
     from onea.model.sentences import left_out_fields, left_out_sentences
     from onea.text import printable
 
@@ -54,6 +54,7 @@ def check(
         found = check_model(read_state(model, read_manifest(model).versions.present))
         pictures = []
     else:
+        check_folder(folder, CLASS_FOLDERS)
         check_writable(out)
         loaded = load_for(model, backbone=backbone, device=device, threads=threads).snapshot()
         batch = read_labelled(folder, None, loaded.side, on_bad)  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ from onea.record_metrics import headline_metrics
 from onea.report.formats import terminal
 from onea.report.table import NOTHING, Table
 from onea.runtime import Progress
-from onea.text import printable
+from onea.text import count, printable
 
 
 class OnScreen:
@@ -118,6 +118,9 @@ def print_summary(record: Record, folder: Path) -> None:
     shown_metrics = headline_metrics([record], machine_dependent=False).values()
     numbers = (f"{metric.title} {metric.text(record)}" for metric in shown_metrics)
     console.print(Text("   ".join(numbers)), highlight=False)
+    if skipped := record["data"].get("skipped"):
+        left_out = count(len(skipped), "image that cannot be read was", "images that cannot be read were")
+        console.print(f"{left_out} left out; the record names {'it' if len(skipped) == 1 else 'them'}.", soft_wrap=True)
     console.print(shown(f"record: {record_path(folder)}"), soft_wrap=True)
 
 

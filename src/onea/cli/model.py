@@ -170,11 +170,13 @@ def evaluate(
     from onea.model.confusion import confusion_picture
     from onea.model.estimator import load_for
     from onea.model.evaluation import evaluate as ask
+    from onea.model.images import CLASS_FOLDERS, check_folder
     from onea.model.open_set_picture import open_set_picture
     from onea.model.progress_bar import AskingBar
     from onea.report.style import save
     from onea.text import printable
 
+    check_folder(folder, CLASS_FOLDERS)
     picture = _picture(out, as_json)
     check_on_bad(on_bad)
     rate, strangers = _rate_and_folder(unknown or [])

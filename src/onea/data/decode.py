@@ -30,6 +30,7 @@ _HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b
 # What strangers may send: what cameras and browsers make, where the size in the header bounds the work, and where
 # Pillow decodes without the interpreter's lock.
 COMMON_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
+NO_FILE = "there is no such file"
 
 _EXIF_ORIENTATION = 0x0112
 _TURN_BACK = {
@@ -176,7 +177,7 @@ def _opened(path: Path, max_pixels: int | None = None) -> Iterator[Image.Image]:
     try:
         stream = path.open("rb")
     except FileNotFoundError:
-        raise BadImage(path, "there is no such file") from None
+        raise BadImage(path, NO_FILE) from None
     except IsADirectoryError:
         raise BadImage(path, "it is a folder") from None
     except PermissionError:

@@ -20,6 +20,10 @@ from onea.errors import OneaError
 from onea.files import check_path
 
 
+class NoClassFoldersError(OneaError):
+    """A folder without class folders, so that nothing says what its images show."""
+
+
 @dataclass(frozen=True)
 class Tree:
     """The images below one folder by class, and the class names by group when the layout has groups.
@@ -100,12 +104,15 @@ def read_tree(path: Path) -> Tree:
     """Read ``<class>/<image>`` or ``<group>/<class>/<image>`` below ``path``.
 
     Raises:
+        NoClassFoldersError: there is not one folder in it.
         OneaError: the layout is neither, a class is empty, or a class is in two groups.
     """
     top = _list(path)
     inside = {folder: _list(folder) for folder in top.folders}
     if not inside:
-        raise OneaError(f"There are no class folders in {path}: make one folder for each class and put its images in.")
+        raise NoClassFoldersError(
+            f"There are no class folders in {path}: make one folder for each class and put its images in."
+        )
     if not any(listing.folders for listing in inside.values()):
         return Tree({folder.name: _images(folder, listing, path) for folder, listing in inside.items()}, {}, top.files)
     _check_only_groups(inside)
@@ -196,11 +203,16 @@ def _list(path: Path) -> _Listing:
                 elif entry.is_file() or entry.is_symlink():
                     files.append(path / entry.name)
     except OSError as error:
-        raise OneaError(f"Cannot list the folder {path}: {error.strerror}.") from None
+        raise unlistable(path, error) from None
     return _Listing(
         tuple(sorted(folders, key=lambda folder: natural_key(folder.name))),
         tuple(sorted(files, key=lambda file: natural_key(file.name))),
     )
+
+
+def unlistable(path: Path, error: OSError) -> OneaError:
+    """What to tell a user whose folder cannot be looked into."""
+    return OneaError(f"Cannot list the folder {path} ({error.strerror}); make it readable, or move it away.")
 
 
 def _images(folder: Path, inside: _Listing, root: Path) -> list[ImageFile]:

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 
 from onea.data.dataset import Labels, Pixels, Split
-from onea.data.decode import BadImage, fit, image_size, read_image
+from onea.data.decode import NO_FILE, BadImage, fit, image_size, read_image
 from onea.data.many_files import FEW_THREADS, in_threads, sha256_of, threads_for
 from onea.errors import OneaError
 from onea.files import CACHE_REMEDY, read_plain, stamp_of, unwritable, write_atomically
@@ -311,9 +311,10 @@ def bad_files(skipped: Sequence[str], total: int, *, may_skip: bool = True) -> s
     """What to tell a user whose images cannot be read, ``path: reason`` each; ``may_skip``: and who could skip them."""
     named = "; ".join(skipped[:_NAMED_BAD_FILES])
     more = f"; and {len(skipped) - _NAMED_BAD_FILES} more" if len(skipped) > _NAMED_BAD_FILES else ""
-    it = "it" if len(skipped) == 1 else "them"
-    otherwise = ' or pass on_bad="skip"' if may_skip else ""
-    return f"{len(skipped)} of {total} images cannot be read ({named}{more}): remove {it}{otherwise}."
+    it, path = ("it", "path") if len(skipped) == 1 else ("them", "paths")
+    remedy = f"check the {path}" if all(line.endswith(f": {NO_FILE}") for line in skipped) else f"remove {it}"
+    otherwise = ' or pass on_bad="skip"' if may_skip and len(skipped) < total else ""  # which needs one that is left
+    return f"{len(skipped)} of {total} images cannot be read ({named}{more}): {remedy}{otherwise}."
 
 
 def _refuse_empty_classes(split: Split, rows: Labels, skipped: Sequence[str], names: Sequence[str] | None) -> None:

@@ -223,6 +223,10 @@ def _check_request(
 
 def _check_result(first: Source, out: Path, rank: int | None) -> None:
     if first.lora is not None:
+        if out.suffix == ".safetensors":
+            raise OneaError(
+                f"{out} is named like a file, but LoRA folders are merged into a folder; name it {out.stem}."
+            )
         return
     if rank is not None:
         raise OneaError("--rank is for LoRA folders; bare matrices keep their shape.")

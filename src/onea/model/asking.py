@@ -82,7 +82,7 @@ class Asking(ABC):
         """Share of images whose class is predicted; one that is answered ``unknown`` counts as wrong."""
         current = self.snapshot()
         with self._asked() as progress:
-            batch = read_labelled(X, y, current.side, None, progress)
+            batch = read_labelled(X, y, current.side, None, progress, purpose="score")
             return float(np.mean(current.predict(batch, progress) == np.array(batch.labels)))
 
     def evaluate(self, X: Any, y: Any = None, on_bad: OnBad = "fail") -> Evaluation:

@@ -20,6 +20,7 @@ from onea.model.calibration import FEW
 from onea.model.groups import GROUPS, groups_by_class
 from onea.model.images import DecodedImages
 from onea.model.learning_curve import SHARES, learning_curves
+from onea.model.names import check_spelling
 from onea.model.overlap import gaussian_overlap, held_out_overlap
 from onea.model.state import State
 from onea.model.suspicion import Neighbours, Suspicion, classifier, cross_examine
@@ -164,6 +165,7 @@ def check_photos(model: Snapshot, batch: DecodedImages) -> Check:
         OneaError: there is nothing to compare the classes with.
     """
     assert batch.labels is not None
+    check_spelling(batch.labels, model.classes)
     given = sorted(set(batch.labels), key=natural_key)
     silent = [name for name in model.classes if name not in given]
     names = [*silent, *given]

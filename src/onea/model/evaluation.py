@@ -20,8 +20,8 @@ from onea.errors import OneaError
 from onea.metrics import wilson_interval
 from onea.model.answers import Snapshot
 from onea.model.fingerprints import fingerprints
-from onea.model.images import DecodedImages, find_images, read_labelled
-from onea.model.names import folded
+from onea.model.images import DecodedImages, check_folder, find_images, read_labelled
+from onea.model.names import check_spelling, folded
 from onea.model.sentences import left_out_fields, left_out_sentences
 from onea.runtime import NOBODY, Progress
 from onea.text import count
@@ -262,8 +262,9 @@ def evaluate(
         progress: hears how far it is.
     """
     strange = None if unknown is None else _read_unknown(model, unknown, on_bad)
-    batch = read_labelled(images, labels, model.side, on_bad, progress)
+    batch = read_labelled(images, labels, model.side, on_bad, progress, purpose="evaluate")
     assert batch.labels is not None
+    check_spelling(batch.labels, model.classes)
     judged = model.judge(batch, progress)
     answers = model.answers_from(batch, judged, k=1)
     shown = sorted(set(batch.labels))
@@ -295,9 +296,7 @@ def evaluate(
 
 def _read_unknown(model: Snapshot, folder: Path, on_bad: OnBad) -> DecodedImages:
     """All images below a folder, none of which may lie in a folder named as a class that the model knows."""
-    if not folder.is_dir():
-        problem = "is a file" if folder.exists() else "does not exist"
-        raise OneaError(f"{folder} {problem}; give a folder with images of nothing that the model was taught.")
+    check_folder(folder, "images of nothing that the model was taught")
     files = find_images(folder)
     known = {folded(name): name for name in model.classes}
     inside = {part for file in files for part in file.relative_to(folder).parent.parts}

@@ -22,7 +22,7 @@ from onea.data.resample import axis_weights
 from onea.errors import OneaError
 from onea.files import check_writable, unwritable, write_atomically
 from onea.model.answers import Snapshot
-from onea.model.images import DecodedImages, read_labelled
+from onea.model.images import CLASS_FOLDERS, DecodedImages, check_folder, read_labelled
 from onea.model.names import UNKNOWN
 from onea.model.quality import Quality
 from onea.version import __version__
@@ -163,7 +163,8 @@ def _check_wishes(to: Format, photos: bool, precision: Precision, check: Path | 
 
 
 def _read_check(model: Snapshot, folder: Path) -> DecodedImages:
-    found = read_labelled(folder, None, model.side)
+    check_folder(folder, CLASS_FOLDERS)
+    found = read_labelled(folder, None, model.side, purpose="evaluate")
     assert found.labels is not None
     if not set(found.labels) & set(model.classes):
         raise OneaError(f"The model knows none of the classes in {folder}; check the names.")

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from PIL import Image
@@ -15,7 +15,7 @@ from PIL import Image
 from onea.data.assemble import natural_key
 from onea.data.dataset import Pixels
 from onea.data.decode import BadImage, fit, read_image, upright_rgb
-from onea.data.folders import read_tree
+from onea.data.folders import NoClassFoldersError, Tree, read_tree, unlistable
 from onea.data.many_files import in_threads
 from onea.data.pack import OnBad, bad_files
 from onea.errors import OneaError
@@ -27,6 +27,8 @@ ENDINGS = (
     *(".jpg", ".jpeg", ".jfif", ".png", ".webp", ".avif", ".heic", ".heif", ".hif", ".bmp", ".gif", ".tif", ".tiff"),
     *(".ppm", ".jp2", ".tga", ".qoi"),
 )
+CLASS_FOLDERS = "one folder of images for each class"
+Purpose = Literal["learn", "evaluate", "score"]
 _IMAGE_COLUMNS, _LABEL_COLUMNS = ("image", "img", "images"), ("label", "labels", "fine_label", "class")
 
 
@@ -55,23 +57,30 @@ class DecodedImages:
 
 
 def read_labelled(
-    images: Any, labels: Any, size: int, on_bad: OnBad | None = "fail", progress: Progress = NOBODY
+    images: Any,
+    labels: Any,
+    size: int,
+    on_bad: OnBad | None = "fail",
+    progress: Progress = NOBODY,
+    purpose: Purpose = "learn",
 ) -> DecodedImages:
     """Images with their classes: a folder of class folders, a dataset or loader, or images and their labels.
 
-    ``on_bad`` is None where the caller offers no choice, so that no message speaks of one.
+    ``on_bad`` is None where the caller offers no choice, so that no message speaks of one. Messages name the
+    ``purpose``: the call that the images were given to.
     """
     left_out: tuple[str, ...] = ()
     if labels is None and isinstance(images, str | os.PathLike):
-        items, found, left_out = _from_folder(Path(images))
+        items, found, left_out = _from_folder(Path(images), purpose)
     elif labels is None:
-        items, found = _labelled_source(images)
+        items, found = _labelled_source(images, purpose)
     else:
         items, found = list(_items(images)), _plain_list(labels)
         if len(items) != len(found):
             raise OneaError(f"There are {len(items)} images but {len(found)} labels; give one label for each image.")
     if not items:
-        raise OneaError("There are no images to learn from; give at least two for each new class.")
+        learning = "learn from; give at least two for each new class"
+        raise OneaError(f"There are no images to {learning if purpose == 'learn' else f'{purpose}; give some'}.")
     names = [name_of(label) for label in found]
     decoded = _decode(items, names, size, on_bad, progress)
     return replace(decoded, numbers=all(map(is_number, found)), left_out=left_out)
@@ -84,13 +93,20 @@ def read_unlabelled(
     return _decode(list(_items(images)), None, size, on_bad, progress)
 
 
+def check_folder(path: Path, wanted: str) -> None:
+    """Refuse what is no folder, and say what one should hold."""
+    if not path.is_dir():
+        problem = "is a file" if path.exists() else "does not exist"
+        raise OneaError(f"{path} {problem}; give a folder with {wanted}.")
+
+
 def find_images(path: Path) -> list[Path]:
     """The file itself, or every image file below a folder in natural order; hidden ones do not count."""
     if not path.is_dir():
         return [path]
     found: list[Path] = []
     seen: set[str] = set()  # links are followed, but not in circles
-    for place, folders, files in os.walk(path, followlinks=True):
+    for place, folders, files in os.walk(path, onerror=_unlistable, followlinks=True):
         if (real := os.path.realpath(place)) in seen:
             folders.clear()
             continue
@@ -103,13 +119,18 @@ def find_images(path: Path) -> list[Path]:
     return found
 
 
-def _labelled_source(source: Any) -> tuple[list[Any], list[Any]]:
+def _unlistable(error: OSError) -> None:
+    """A folder that cannot be looked into may hold photos, and is not passed over."""
+    raise unlistable(Path(error.filename), error) from error
+
+
+def _labelled_source(source: Any, purpose: Purpose) -> tuple[list[Any], list[Any]]:
     if columns := _columns(source):
         image, label, names = columns
         if label is None:
             raise OneaError(f"The dataset has no label column (it has {', '.join(source.column_names)}); give labels.")
         return [row[image] for row in source], [_named(row[label], names) for row in source]
-    pairs = list(_pairs(source))
+    pairs = list(_pairs(source, purpose))
     names = getattr(getattr(source, "dataset", source), "classes", None)
     return [image for image, _ in pairs], [_named(label, names) for _, label in pairs]
 
@@ -124,20 +145,28 @@ def is_photo(name: str) -> bool:
     return not ending or ending in ENDINGS
 
 
-def _from_folder(path: Path) -> tuple[list[Any], list[str], tuple[str, ...]]:
+def _from_folder(path: Path, purpose: Purpose) -> tuple[list[Any], list[str], tuple[str, ...]]:
     """The photos in class folders, their classes, and all other files."""
-    if not path.is_dir():
-        problem = "is a file" if path.exists() else "does not exist"
-        raise OneaError(
-            f"{path} {problem}; give a folder with one folder of images for each class, or give labels too."
-        )
-    tree = read_tree(path)
+    check_folder(path, f"{CLASS_FOLDERS}, or give labels too")
+    tree = _tree(path, purpose)
     files = [(image.path, label) for label, members in tree.images.items() for image in members]
     photos = [(file, label) for file, label in files if is_photo(file.name)]
     if empty := [label for label in tree.images if label not in {label for _, label in photos}]:
         raise OneaError(f"Class folder {empty[0]} in {path} holds no photo: put its images in, or remove the folder.")
     stray = [file for file, _ in files if not is_photo(file.name)]
     return [file for file, _ in photos], [label for _, label in photos], tuple(map(str, [*stray, *tree.loose]))
+
+
+def _tree(path: Path, purpose: Purpose) -> Tree:
+    try:
+        return read_tree(path)
+    except NoClassFoldersError as error:
+        if purpose == "learn":
+            raise
+        raise OneaError(
+            f"There are no class folders in {path}, and only they say which answers are right: put the images of each "
+            f"class into a folder with its name, such as {path / 'apple'}."
+        ) from error
 
 
 def _items(source: Any) -> Iterator[Any]:
@@ -162,14 +191,15 @@ def _items(source: Any) -> Iterator[Any]:
         raise _unknown(source)
 
 
-def _pairs(source: Any) -> Iterator[tuple[Any, Any]]:
+def _pairs(source: Any, purpose: Purpose = "learn") -> Iterator[tuple[Any, Any]]:
     """What a loader (batches) or a dataset (single images) yields, one image and label at a time."""
     if not (isinstance(source, Iterable) or hasattr(source, "__getitem__")):
         raise _unknown(source)
     for pair in source if isinstance(source, Iterable) else (source[i] for i in range(len(source))):
         if not _is_pair(pair):
             raise OneaError(
-                "Labels are missing: give learn(images, labels), a folder of class folders, or (image, label) pairs."
+                f"Labels are missing: give {purpose}(images, labels), a folder of class folders, or (image, label) "
+                "pairs."
             )
         images, labels = pair
         members = list(_items(images))

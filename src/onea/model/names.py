@@ -98,11 +98,25 @@ def check_names(names: Sequence[str], known: Iterable[str]) -> None:
             )
         if folded(name) == UNKNOWN:
             raise OneaError(f"A class cannot be called '{name}': that is the answer to strange images; rename it.")
-        other = seen.setdefault(folded(name), name)
-        if other != name:
-            raise OneaError(
-                f"Class '{name}' differs from '{other}' only in case or accents' encoding; use one of the two."
-            )
+        _check_spelling(name, seen.setdefault(folded(name), name))
+
+
+def check_spelling(names: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse names that are those of known classes but for case, which would be taken for other classes.
+
+    >>> check_spelling(["apple", "plum"], ["apple", "pear"])
+    >>> check_spelling(["Pear"], ["apple", "pear"])
+    Traceback (most recent call last):
+    onea.errors.OneaError: Class 'Pear' differs from 'pear' only in case or accents' encoding; use one of the two.
+    """
+    seen = {folded(name): name for name in known}
+    for name in names:
+        _check_spelling(name, seen.get(folded(name), name))
+
+
+def _check_spelling(name: str, other: str) -> None:
+    if other != name:
+        raise OneaError(f"Class '{name}' differs from '{other}' only in case or accents' encoding; use one of the two.")
 
 
 def _plain(label: Any) -> Any:

@@ -173,9 +173,9 @@ class State:
 
     def without(self, names: Sequence[str], version: int, date: str) -> State:
         """The next state, which no longer answers these classes. What the adapter learned from them stays in it."""
-        gone = {self.row(name) for name in names}
+        gone = {self.row(name): name for name in names}  # whoever names a class twice means it once
         kept = [row for row in range(len(self.classes)) if row not in gone]
-        return self._reduced(kept, version, noted("forget", version, date, list(names), len(kept)))
+        return self._reduced(kept, version, noted("forget", version, date, list(gone.values()), len(kept)))
 
     def _reduced(self, kept: list[int], version: int, note: Update) -> State:
         """The next state with these classes alone, and with what is known of images of these."""
@@ -219,6 +219,8 @@ class State:
     def renamed(self, old: str, new: str, version: int, date: str) -> State:
         """The next state, in which a class has another name; it takes the place of a forgotten one of that name."""
         row = self.row(old)
+        if new == old:
+            raise OneaError(f"The class is called '{old}' already, so nothing would change; give it another name.")
         check_names([new], [name for name in self.classes if name != old])
         if new in self.classes:
             raise OneaError(

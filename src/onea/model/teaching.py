@@ -11,6 +11,7 @@ from onea.errors import OneaError
 from onea.model.estimator import OneA, load_for
 from onea.model.folder import save
 from onea.model.formats import was_called
+from onea.model.images import CLASS_FOLDERS, check_folder
 from onea.model.layout import check_can_hold, holds_model
 from onea.model.lock import locked
 from onea.model.recipe import preset_name
@@ -37,10 +38,8 @@ def teach_folder(
     Raises:
         OneaError: one sentence about what is wrong; the model folder is as it was.
     """
-    if not folder.is_dir():
-        problem = "is a file" if folder.exists() else "does not exist"
-        wanted = "images of none of the classes" if background else "one folder of images for each class"
-        raise OneaError(f"{folder} {problem}; give a folder with {wanted}.")
+    check_folder(folder, "images of none of the classes" if background else CLASS_FOLDERS)
+    _check_apart(path, folder)
     with locked(path):
         check_can_hold(path)
         model = _opened(path, params, machine)
@@ -48,6 +47,15 @@ def teach_folder(
         learn(folder, name=name or folder.resolve().name, progress=progress, on_bad=on_bad)  # type: ignore[arg-type]
         save(model, path, have_lock=True)
     return model
+
+
+def _check_apart(path: Path, folder: Path) -> None:
+    """Refuse a model among the folders that it is to learn, where it would be taken for photos of theirs."""
+    place, photos = path.resolve(), folder.resolve()
+    if photos in place.parents and not any(part.startswith(".") for part in place.relative_to(photos).parts):
+        raise OneaError(
+            f"{path} lies in {folder}, where every folder counts as photos; choose a place outside of it for the model."
+        )
 
 
 def _opened(path: Path, params: Mapping[str, Any], machine: Mapping[str, Any]) -> OneA:
