@@ -2,13 +2,13 @@
 """What the fast ways cost in accuracy: FP8, and adapters in the last blocks on tokens that are kept; 8-bit weights.
 
     python benchmarks/precision_quality.py --data folder:cifar100:10 folder:cub200:20 [--originals WEIGHTS] \
-        [--workers 14] [--out quality.csv]
+        [--method one-a] [--workers 14] [--out quality.csv]
 
-Every dataset is given with its number of tasks after a last colon. One-A+ learns each stream with each seed in bf16,
-in FP8, and with adapters in the last blocks. With ``--originals``, a folder of the embedded networks' files in
-float16, SimpleCIL learns the first seed's streams with them and with the networks as they are embedded. Runs that are
-finished are not repeated. Prints A_T and mean A of every run as CSV, then each way's mean difference to bf16 over the
-seeds, or of 8-bit weights to the originals.
+Every dataset is given with its number of tasks after a last colon. One-A+, or another method that merges adapters,
+learns each stream with each seed in bf16, in FP8, and with adapters in the last blocks. With ``--originals``, a
+folder of the embedded networks' files in float16, SimpleCIL learns the first seed's streams with them and with the
+networks as they are embedded. Runs that are finished are not repeated. Prints A_T and mean A of every run as CSV,
+then each way's mean difference to bf16 over the seeds, or of 8-bit weights to the originals.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def configs(given: argparse.Namespace) -> dict[tuple[str, str, int], RunConfig]:
         for way in given.ways.split(",") if given.ways else ():
             name = list(ways)[("base", "fp8", "last", "last-fp8").index(way)]
             for seed in given.seeds:
-                run = {"method": "one-a-plus", "backbone": given.backbone, "seed": seed, **stream, **ways[name]}
+                run = {"method": given.method, "backbone": given.backbone, "seed": seed, **stream, **ways[name]}
                 found[data_name(data), name, seed] = make_config(run)
         for backbone in EMBEDDED if given.originals else ():
             original = f"plain:{given.originals / backbone}.safetensors"
@@ -74,7 +74,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", nargs="+", required=True, help="dataset:TASKS")
     parser.add_argument("--originals", type=Path, help="folder of the float16 files")
-    parser.add_argument("--ways", default="base,fp8,last", help="of One-A+; empty for none")
+    parser.add_argument("--method", default="one-a-plus", help="the method that learns them")
+    parser.add_argument("--ways", default="base,fp8,last", help="of the method; empty for none")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--backbone", default="vit_small_patch14_112")
     parser.add_argument("--precision", default="bf16", help="of all but fp8")
@@ -89,7 +90,7 @@ def main() -> None:
     given = parser.parse_args()
     wanted, store = configs(given), RecordStore(given.runs)
     # The longest first: whatever is left at the end is short.
-    order = sorted(wanted, key=lambda key: (wanted[key].method != "one-a-plus", wanted[key].data, "last" in key[1]))
+    order = sorted(wanted, key=lambda key: (wanted[key].method == "simplecil", wanted[key].data, "last" in key[1]))
     run_grid([wanted[key] for key in order], store, LocalProcesses(given.workers), Lines())
     records = {key: record for key, config in wanted.items() if (record := store.find(config))}
     with given.out.open("w", newline="") as file:

@@ -2,11 +2,12 @@
 """Every run of the results page on its two main streams, as commands; and their records, brought to docs/results.
 
     python benchmarks/results_grid.py list --out made > jobs.txt
-    python benchmarks/results_grid.py run --out made --workers 20 [--only one-a,mos]
+    python benchmarks/results_grid.py run --out made --workers 16 [--only one-a,mos] [--compile yes]
     MADE=made make results
 
 ``list`` prints one command per line, the cheapest methods first, each with the seconds that earlier runs suggest.
-``run`` makes them, so many at a time; runs that train the same adapters train them once. The same command again
+``run`` makes them, so many at a time; runs that train the same adapters train them once. Compiling takes a minute of a
+core in every run, and where many share a GPU that is busy anyway, it pays on CUB-200, too. The same command again
 continues. Both are meant for a folder in which ``cifar100`` and ``cub200`` are the images or links to them: a record
 repeats what it was asked for, and shall not name a path of some machine. What docs/results holds already is left out.
 ``make results`` begins with ``collect made``, which compresses finished records into docs/results and says what is
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import dataclasses
 import gzip
 import json
 import shlex
@@ -29,7 +31,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 from onea.files import write_atomically
 from onea.methods import METHODS
@@ -117,13 +119,15 @@ def _earlier_seconds() -> dict[tuple[str, str], list[float]]:
     return found
 
 
-def make(out: Path, workers: int, only: Sequence[str] = ()) -> list[str]:
+def make(
+    out: Path, workers: int, only: Sequence[str] = (), compiled: Literal["auto", "yes", "no"] = "auto"
+) -> list[str]:
     """Make the runs that docs/results lacks, of some methods in this order or of all; returns those that failed."""
     wanted = [job for job in missing(jobs()) if not only or job.config.method in only]
     if only:
         wanted.sort(key=lambda job: only.index(job.config.method))
     failed = []
-    given = [RunJob(job.config, (out / job.place).absolute()) for job in wanted]
+    given = [RunJob(dataclasses.replace(job.config, compile=compiled), (out / job.place).absolute()) for job in wanted]
     with closing(LocalProcesses(workers, share_adapters=True).run(given)) as results:  # Ctrl-C ends its processes
         for result in results:
             name = result.job.folder.name
@@ -202,6 +206,7 @@ def main() -> None:
     making.add_argument("--out", type=Path, default=Path("made"), help="where the runs go")
     making.add_argument("--workers", type=int, default=1, help="how many at a time")
     making.add_argument("--only", default="", help="methods, in this order: one-a,mos")
+    making.add_argument("--compile", default="auto", choices=("auto", "yes", "no"), help="as that of onea run")
     collecting = ways.add_parser("collect", help="finished records into docs/results")
     collecting.add_argument("made", type=Path)
     given = parser.parse_args()
@@ -212,7 +217,7 @@ def main() -> None:
         only = [name for name in given.only.split(",") if name]
         if unknown := set(only) - {job.config.method for job in jobs()}:
             parser.error(f"no method {', '.join(sorted(unknown))} among the runs; `list` shows them")
-        raise SystemExit(1 if make(given.out, given.workers, only) else 0)
+        raise SystemExit(1 if make(given.out, given.workers, only, given.compile) else 0)
     for line in collect(given.made):
         print(line)
     for folder in list(superseded(jobs())):
