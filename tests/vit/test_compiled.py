@@ -23,7 +23,9 @@ from onea.vit.adapter import Adapters, FlatAdapters
 from onea.vit.backbones import load_backbone
 from onea.vit.hooks import NO_HOOKS
 from onea.vit.lora import FoldedUpdates, LowRank, LowRankUpdates, SummedUpdates
+from onea.vit.mixture import ExpandableAdapters, Listener
 from onea.vit.prompts import InputPrompts, PrefixPrompts
+from onea.vit.vpt import VPT
 
 CPU = torch.device("cpu")
 needs_compiler = pytest.mark.skipif(not compiled.can_compile(CPU), reason="no C++ compiler")
@@ -85,9 +87,29 @@ def low_rank_updates(vit, seed: int, count: int):
     return SummedUpdates(folded, updates), [up for up in updates.parameters() if up.requires_grad]
 
 
-@pytest.mark.parametrize("made", [input_prompts, prefix_prompts, low_rank_updates])
+def deep_prompts(vit, seed: int, count: int):
+    prompts = VPT(vit.depth, vit.width, 3, deep=True)
+    torch.nn.init.normal_(prompts.prompts, generator=torch.Generator().manual_seed(seed))
+    return prompts, [prompts.prompts]
+
+
+def expandable_adapters(vit, seed: int, count: int):
+    adapters = ExpandableAdapters(vit.depth, 1, vit.width, rank=2, scale=1.0, descriptor_width=4, buffer=10)
+    generator = torch.Generator().manual_seed(seed)
+    adapters.begin(generator)
+    adapters.expand(vit.depth - 1, generator)
+    for name, parameter in adapters.named_parameters():
+        torch.nn.init.normal_(parameter, std=0.1, generator=generator)
+        parameter.requires_grad_("descriptor" not in name)
+    return adapters, [parameter for parameter in adapters.parameters() if parameter.requires_grad]
+
+
+MADE = [input_prompts, prefix_prompts, low_rank_updates, deep_prompts, expandable_adapters]
+
+
+@pytest.mark.parametrize("made", MADE)
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=[needs_compiler, pytest.mark.slow])])
-def test_passes_with_prompts_and_lora_are_compiled_once(tiny_vit, made, backend):
+def test_passes_with_other_hooks_than_adapters_are_compiled_once(tiny_vit, made, backend):
     """Others are drawn for every batch, or for every task; a batch of another size runs as it is."""
     torch.compiler.reset()
     vit = load_backbone(str(tiny_vit)).compile_for({4}, backend)
@@ -109,6 +131,20 @@ def test_passes_with_prompts_and_lora_are_compiled_once(tiny_vit, made, backend)
         check(seed=2, count=4)
         check(seed=3, count=3)
     assert counters["stats"]["unique_graphs"] == 2
+
+
+def test_what_a_compiled_pass_notes_is_that_of_its_batch(tiny_vit):
+    torch.compiler.reset()
+    vit = load_backbone(str(tiny_vit)).compile_for({4}, "aot_eager")
+    adapters, trained = expandable_adapters(vit, 1, 4)
+    mine, plain = Listener(adapters), Listener(adapters)
+    for seed in range(3):
+        images = torch.randn(4, 3, vit.size, vit.size, generator=torch.Generator().manual_seed(seed))
+        features, exact = vit(images, mine), vit.forward_eager(images, plain)
+        torch.testing.assert_close(features, exact, rtol=1e-4, atol=1e-4)
+        assert mine.means.keys() == plain.means.keys() == {vit.depth - 1}
+        torch.testing.assert_close(mine.means, plain.means, rtol=1e-4, atol=1e-4)
+        torch.autograd.grad(features.sum(), trained)
 
 
 def in_reused_memory(graph, examples):

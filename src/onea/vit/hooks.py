@@ -49,8 +49,8 @@ class BlockHooks(
             only its class token skip the others there: ``u`` then has one token, ``h`` still has all.
         extra_tokens: how many tokens it puts between the network's own first ones and the patches. A network with
             rotary positions must know where its patches are; tokens behind them need no telling.
-        compilable: whether passes with it may be compiled: it computes the same at every pass, with tensors only, and
-            notes nothing. One whose tensors change in number or shape is compiled anew for each.
+        compilable: whether passes with it may be compiled: it computes the same at every pass, with tensors only. One
+            whose tensors change in number or shape is compiled anew each time they do.
     """
 
     first_block: int = 0

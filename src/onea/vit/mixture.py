@@ -116,6 +116,8 @@ class ExpandableAdapters(nn.Module, BlockHooks):
     Starts without any module; ``begin`` or ``rebuild`` make them. Everything is frozen until someone thaws it.
     """
 
+    compilable = True
+
     def __init__(
         self, depth: int, expandable: int, width: int, rank: int, scale: float, descriptor_width: int, buffer: int
     ):
@@ -172,6 +174,8 @@ class ExpandableAdapters(nn.Module, BlockHooks):
 
 class Listener(BlockHooks):
     """Runs adapters as they are, and notes the mean token that reaches each expandable block."""
+
+    compilable = True  # what it notes are results of the pass
 
     def __init__(self, adapters: ExpandableAdapters):
         self.adapters = adapters

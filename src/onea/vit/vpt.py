@@ -17,6 +17,8 @@ class VPT(nn.Module, BlockHooks):
     https://arxiv.org/abs/2203.12119, section 3.
     """
 
+    compilable = True
+
     def __init__(self, depth: int, width: int, length: int, *, deep: bool):
         super().__init__()
         self.depth, self.length, self.deep = depth, length, deep
