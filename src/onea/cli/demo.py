@@ -58,9 +58,11 @@ def demo(
 def _open(out: Path, fresh: bool) -> None:
     """Make the folder and, if asked, delete the demo's runs in it, file by file: whatever else lies there stays."""
     from onea.errors import OneaError
+    from onea.files import check_no_model
     from onea.locks import folder_lock
     from onea.record import FILES, leftovers, read_record
 
+    check_no_model(out)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
