@@ -17,7 +17,7 @@ SHOWN = ("one-a", "simplecil", "running-mean")  # the page emphasises the first 
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the runs, the figure and the page.")] = Path("onea-demo"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for runs, figure and page.")] = Path("onea-demo"),
     seed: Annotated[int, typer.Option(help="Decides class order and every draw.")] = RunConfig.seed,
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete the demo's earlier runs there first.")] = False,
 ) -> None:

@@ -23,7 +23,7 @@ _MACHINE = "Machine"
 @options_of(Changes)
 def paper(
     name: Annotated[str | None, typer.Argument(help="A table or figure; without one, all are listed.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder of the runs and the results.")] = Path("onea-paper"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the runs and the results.")] = Path("onea-paper"),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the runs and their cost; run nothing.")] = False,
     render_only: Annotated[
         bool, typer.Option("--render-only", help="Run nothing; show what is there, with the gaps marked.")
