@@ -101,7 +101,7 @@ def add_runs(new: Mapping[str, Sequence[Record]], monkeypatch: pytest.MonkeyPatc
 def test_a_table_of_the_paper_counts_the_seeds_that_its_claims_have() -> None:
     """And not those of another preset beside them."""
     own = {each.experiment.name: each for each in reproduction.statuses()}
-    for name in ("table3", "table5", "figure5", "figure6a", "figure6b"):
+    for name in ("table3", "table5", "figure5", "figure6a", "figure6b", "figure7"):
         counts = {claim.count for claim in findings.claims() if claim.source == name}
         assert {own[name].seeds} == set(map(str, counts)), name
     for claim in findings.claims():
