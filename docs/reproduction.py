@@ -113,8 +113,7 @@ def _alone(name: str) -> str:
     """Where a cell of One-A was run for the two surprises, which left no records; nothing where none was."""
     setting = {"table8": "descending", "table9": "balanced"}.get(name)
     count = sum((row["setting"], row["merge"]) == (setting, "gated") for row in decisions.rows())
-    link = f"[{decisions.FILE.name}](benchmarks/{decisions.FILE.name})"
-    return f"One-A alone on CUB-200, n = {count}, in {link}" if count else ""
+    return f"One-A alone on CUB-200, n = {count} ([CSV](benchmarks/{decisions.FILE.name}))" if count else ""
 
 
 @cache
