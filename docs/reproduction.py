@@ -98,22 +98,22 @@ def _status(experiment: Experiment) -> Status:
     # One-A itself is in both, under different presets: counted together, a cell would have seeds that no claim has.
     alone = {dict(cell.options)["method"] for cell in experiment.cells} == {ONE_A}
     known, wanted = evidence.records("runs" if alone else "methods/runs"), None if alone else SEEDS
-    done, seeds = 0, set()
+    seeds = []
     for cell in experiment.cells:
         if found := [record for record in known if matches(record, cell)]:
             method, data = (dict(cell.options)[name] for name in ("method", "data"))
-            done += 1
-            seeds.add(len(evidence.select(found, method, data, wanted).records))
-    count = str(max(seeds, default=0)) if len(seeds) < 2 else f"{min(seeds)} to {max(seeds)}"
-    return Status(experiment, done, count, sum(_hours(config) for config in _configs(experiment.name)))
+            seeds.append(evidence.select(found, method, data, wanted).seeds.keys())
+    # Cells of One-A are compared with each other, seed by seed: a further seed of one of them is in no claim.
+    counts = {len(set.intersection(*map(set, seeds)))} if alone and seeds else set(map(len, seeds))
+    count = str(max(counts, default=0)) if len(counts) < 2 else f"{min(counts)} to {max(counts)}"
+    return Status(experiment, len(seeds), count, sum(_hours(config) for config in _configs(experiment.name)))
 
 
 def _alone(name: str) -> str:
     """Where a cell of One-A was run for the two surprises, which left no records; nothing where none was."""
     setting = {"table8": "descending", "table9": "balanced"}.get(name)
     count = sum((row["setting"], row["merge"]) == (setting, "gated") for row in decisions.rows())
-    link = f"[{decisions.FILE.name}](benchmarks/{decisions.FILE.name})"
-    return f"One-A alone on CUB-200, n = {count}, in {link}" if count else ""
+    return f"One-A alone on CUB-200, n = {count} ([CSV](benchmarks/{decisions.FILE.name}))" if count else ""
 
 
 @cache

@@ -35,6 +35,8 @@ STREAMS: dict[str, dict[str, Any]] = {  # what the configurations of the further
     "a task of one class first": {"order": "given"},
 }
 _INTERVAL = re.compile(r"\xa0(\([^()]+\xa0to)\xa0([^()]+\))")  # as evidence.Mean writes it
+# Where long words of heads may break, or a phone would have no room for columns of short numbers.
+_BREAKS = {"calibration": "calibra-tion", "detector": "detec-tor", "unknown": "un-known"}
 _MERGES = {"one-a": "One-A", "weighted-mean": "class-weighted mean, two votes", "newest": "none (the newest adapter)"}
 _ORDER = [
     ("fresh", "one-a"),
@@ -59,9 +61,20 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], words: int | None
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[int]) -> str:
-    lines = ["| " + " | ".join(map(_cell, cells)) + " |" for cells in (heads, *rows)]
+    lines = ["| " + " | ".join(map(_cell, cells)) + " |" for cells in (map(_head, heads), *rows)]
     rule = "".join("---:|" if column in right else "---|" for column in range(len(heads)))
     return "\n".join([lines[0], f"|{rule}", *lines[1:]])
+
+
+def _head(text: str) -> str:
+    """The head of a column, whose long words a phone may break.
+
+    >>> _head("known called unknown").encode("ascii", "xmlcharrefreplace")
+    b'known called un&#173;known'
+    """
+    for word, parts in _BREAKS.items():
+        text = re.sub(rf"\b{word}\b", parts.replace("-", "\N{SOFT HYPHEN}"), text)
+    return text
 
 
 def _cell(text: str) -> str:

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -82,6 +84,30 @@ def assert_a_phone_has_room_for_the_tables(site: Path) -> None:
     assert any(
         "<code>onea.<wbr>methods.<wbr>adapter_merging.<wbr>AdapterCache</code>" in cell for cell in cells["glossary"]
     )
+
+
+# Tables of the site that are wider than their place on a phone, each with its head.
+_TOO_WIDE = """() => [...document.querySelectorAll(".md-typeset__scrollwrap")]
+    .filter((place) => place.scrollWidth > place.clientWidth + 12)
+    .map((place) => [place.scrollWidth - place.clientWidth, place.querySelector("tr").innerText])"""
+
+
+def assert_no_table_goes_on_beyond_a_phone(site: Path) -> None:
+    """By 12 pixels at most: the fonts of another machine are a little wider. Where there is a browser to look with."""
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+    if chromium is None or importlib.util.find_spec("playwright") is None:
+        return
+    from playwright.sync_api import sync_playwright
+
+    surroundings = os.environ | {"TMPDIR": "/tmp", "LC_ALL": "C.UTF-8"}
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"], env=surroundings)
+        page = browser.new_page(viewport={"width": 390, "height": 844})
+        for name in ("research", "paper", "methods", "results", "expect", "one-a-plus"):
+            page.goto((site / f"{name}.html").as_uri())
+            page.locator(".md-typeset__scrollwrap").first.wait_for()
+            assert page.evaluate(_TOO_WIDE) == [], name
+        browser.close()
 
 
 def _cells(page: Path) -> list[str]:
@@ -161,6 +187,7 @@ def test_the_site_is_built_strictly_and_offline(tmp_path: Path, onea: Callable[.
     assert_links_lead_to_files(site)
     assert_results_are_complete(site)
     assert_a_phone_has_room_for_the_tables(site)
+    assert_no_table_goes_on_beyond_a_phone(site)
     assert_answers_the_first_questions(site)
     assert_search_finds_what_people_type(site)
     assert_options_are_those_of_the_terminal(site, onea)

@@ -23,6 +23,8 @@ from onea.errors import OneaError, short
 if TYPE_CHECKING:
     from torch import Tensor
 
+MODEL_FILE = "model.json"
+"""What makes a folder that of a taught model."""
 CACHE_REMEDY = "set ONEA_CACHE to another folder"
 _MOST = 2**30  # bytes of a JSON file: ten times those of a stream of a thousand tasks and classes
 _JUNCTION = 0xA0000003  # Windows' links between folders, which are no links to S_ISLNK
@@ -121,6 +123,12 @@ def check_writable(folder: Path) -> None:
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         where = "it" if existing == folder else existing
         raise OneaError(f"Cannot write to {folder}: {where} is not a folder that you may write to; choose another.")
+
+
+def check_no_model(folder: Path) -> None:
+    """Refuse the folder of a taught model for runs, whose files would lie among those of the model."""
+    if os.path.lexists(folder / MODEL_FILE):
+        raise OneaError(f"{folder} holds a model, and runs need a folder of their own; choose another --out.")
 
 
 def check_plain(path: Path, *, folder: bool = False) -> os.stat_result | None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from serving import folder_hash
 
 from onea.cli import main
 
@@ -249,6 +250,24 @@ def test_ctrl_c_says_that_nothing_is_lost(arguments, tmp_path):
     assert process.returncode == 130
     assert "the same command continues" in rest
     assert json.loads((tmp_path / "o/record.json").read_text())["status"] == "running"
+
+
+@pytest.mark.parametrize("command", [["run", "one-a"], ["demo"], ["paper", "table3"]])
+def test_the_folder_of_a_model_is_not_taken_for_runs(command, onea, shop):
+    before = folder_hash(shop)
+    code, _, err = onea(*command, "--out", str(shop))
+    assert code == 2
+    assert err == f"onea: {shop} holds a model, and runs need a folder of their own; choose another --out.\n"
+    assert folder_hash(shop) == before
+
+
+def test_the_folder_of_a_run_is_not_taken_for_a_model(onea, arguments, tiny_images):
+    assert onea("run", "one-a", *arguments, "--out", "a")[0] == 0
+    before = folder_hash(Path("a"))
+    code, _, err = onea("teach", "a", str(tiny_images / "train"))
+    assert code == 2
+    assert err == "onea: a is not empty and holds no model; choose another folder.\n"
+    assert folder_hash(Path("a")) == before
 
 
 def test_another_runs_folder(onea, arguments):

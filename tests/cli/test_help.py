@@ -41,6 +41,24 @@ def test_the_help_of_onea_itself_ends_with_the_first_commands_to_type(onea):
     assert told.split("$ ")[1:] == [f"{line} " for line in START[:-1]] + [START[-1]]
 
 
+def test_every_place_for_output_has_the_same_short_name():
+    """And no command has a short name twice."""
+    opts = {name: [opt for one in command.params for opt in one.opts] for name, command in GROUP.commands.items()}
+    with_out = [name for name, own in opts.items() if "--out" in own]
+    assert {"run", "merge"} <= set(with_out)
+    for name in with_out:
+        (out,) = (one for one in GROUP.commands[name].params if "--out" in one.opts)
+        assert out.opts == ["--out", "-o"], name
+        assert len(opts[name]) == len(set(opts[name])), name
+
+
+def test_a_short_name_is_no_option_of_the_method(onea, tiny_run):
+    assert onea("run", "one-a", "-o", "a", "--method-option", "1")[2].startswith("onea: Unknown option 'method_option'")
+    values = [f"--{key}={tiny_run[key]}" for key in ("data", "backbone", "sizes")]
+    assert onea("run", "simplecil", *values, "-o", "short", "--threads=1")[0] == 0
+    assert Path("short/record.json").exists()
+
+
 @pytest.mark.parametrize("name", ["", *GROUP.commands])
 def test_a_flag_does_not_look_as_if_it_took_a_value(name, onea, monkeypatch):
     monkeypatch.setenv("COLUMNS", "2000")  # no line is broken

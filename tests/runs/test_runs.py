@@ -13,6 +13,7 @@ import sys
 import time
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -213,6 +214,46 @@ def test_results_do_not_depend_on_where_the_images_live(tiny_run, tmp_path):
     exact = run(make_config(tiny_run | {"store": "exact"}), tmp_path / "exact")
     assert exact["data"]["stored"] == "exact"
     assert exact["status"] == "finished"
+
+
+@pytest.fixture
+def spoilt(tiny_run: dict[str, Any], tiny_images: Path, tmp_path: Path) -> tuple[dict[str, Any], list[Path]]:
+    """A run on a copy of the images, of which two cannot be read: one of training, one of test."""
+    images = tmp_path / "images"
+    shutil.copytree(tiny_images, images)
+    bad = [sorted((images / side / "class02").iterdir())[1] for side in ("train", "test")]
+    for file in bad:
+        file.write_bytes(file.read_bytes()[:60])
+    return tiny_run | {"data": f"folder:{images}"}, bad
+
+
+def test_original_files_that_cannot_be_read_are_left_out_as_packed_ones_are(spoilt, tmp_path):
+    values, bad = spoilt
+    told = {}
+    for store in ("auto", "exact"):
+        record = run(make_config(values | {"store": store, "on_bad": "skip"}), tmp_path / store)
+        assert record["status"] == "finished"
+        told[store] = {name: record["data"][name] for name in ("skipped", "train_images", "test_images", "classes")}
+        told[store]["total"] = record["total"]
+    assert told["exact"] == told["auto"]
+    assert [line.partition(": ")[0] for line in told["exact"]["skipped"]] == [str(file) for file in bad]
+
+
+def test_original_files_that_cannot_be_read_are_refused_as_packed_ones_are(spoilt, tmp_path):
+    values, bad = spoilt
+
+    def refusal(store: str, on_bad: str) -> str:
+        with pytest.raises(OneaError) as caught:
+            run(make_config(values | {"store": store, "on_bad": on_bad}), tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+        return str(caught.value)
+
+    assert refusal("exact", "fail") == refusal("auto", "fail")
+    assert f"cannot be read ({bad[0]}: " in refusal("exact", "fail")
+    for file in bad[1].parent.iterdir():
+        file.write_bytes(bad[1].read_bytes())
+    assert refusal("exact", "skip") == refusal("auto", "skip")
+    assert "No image of class 'class02' can be read" in refusal("exact", "skip")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import io
 import json
 import os
@@ -61,6 +62,13 @@ def gate(monkeypatch):
 
 def ask(address, content=None, **options):
     return httpx.post(f"{address}/predict", content=content or png(), headers=IMAGE, timeout=20, **options)
+
+
+def test_a_client_without_a_timeout_of_its_own_is_patient(patience):
+    """A loaded machine may take longer than httpx waits by itself; httpx has no setting for it."""
+    made = inspect.signature(httpx.post).parameters["timeout"].default
+    assert httpx.Client().timeout == made == httpx.Timeout(patience)
+    assert httpx.Client(timeout=20).timeout == httpx.Timeout(20)
 
 
 # large images

@@ -33,7 +33,8 @@ def bench(
         ),
     ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the CSV.", show_default="benchmarks/ if it exists, else here")
+        Path | None,
+        typer.Option("--out", "-o", help="Folder of the CSV.", show_default="benchmarks/ if it exists, else here"),
     ] = None,
     **given: Any,
 ) -> None:

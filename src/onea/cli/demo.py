@@ -17,7 +17,7 @@ SHOWN = ("one-a", "simplecil", "running-mean")  # the page emphasises the first 
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the runs, the figure and the page.")] = Path("onea-demo"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for runs, figure and page.")] = Path("onea-demo"),
     seed: Annotated[int, typer.Option(help="Decides class order and every draw.")] = RunConfig.seed,
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete the demo's earlier runs there first.")] = False,
 ) -> None:
@@ -58,9 +58,11 @@ def demo(
 def _open(out: Path, fresh: bool) -> None:
     """Make the folder and, if asked, delete the demo's runs in it, file by file: whatever else lies there stays."""
     from onea.errors import OneaError
+    from onea.files import check_no_model
     from onea.locks import folder_lock
     from onea.record import FILES, leftovers, read_record
 
+    check_no_model(out)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

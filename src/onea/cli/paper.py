@@ -23,7 +23,7 @@ _MACHINE = "Machine"
 @options_of(Changes)
 def paper(
     name: Annotated[str | None, typer.Argument(help="A table or figure; without one, all are listed.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder of the runs and the results.")] = Path("onea-paper"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the runs and the results.")] = Path("onea-paper"),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the runs and their cost; run nothing.")] = False,
     render_only: Annotated[
         bool, typer.Option("--render-only", help="Run nothing; show what is there, with the gaps marked.")
@@ -51,6 +51,7 @@ def paper(
     The same command again continues where it was stopped and repeats nothing.
     """
     from onea.cli.paper_display import print_experiments, print_plan, print_result
+    from onea.files import check_no_model
     from onea.paper.experiments import find_experiment
     from onea.paper.facts import Recorded
     from onea.paper.page import write_experiment
@@ -61,6 +62,7 @@ def paper(
         print_experiments()
         return
     experiment = find_experiment(name)
+    check_no_model(out)
     changes = Changes(**given | {"data": tuple(given.get("data", ()))})
     store, executor = RecordStore(out / "runs"), _executor(on, workers, share_training)
     if render_only:  # the records know what their data and backbone were

@@ -11,7 +11,9 @@ import typer
 
 def report(
     folder: Annotated[str, typer.Argument(help="Folder with records at any depth, or a pattern in quotes.")],
-    out: Annotated[Path | None, typer.Option(help="Where to write; by default the folder itself.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Where to write; by default the folder itself.")
+    ] = None,
     title: Annotated[str | None, typer.Option(help="Heading of the page.")] = None,
 ) -> None:
     """Write report.html, table.md, table.tex, table.csv and a PNG of the curves about all records below a folder."""

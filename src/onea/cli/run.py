@@ -19,7 +19,9 @@ def run(
     context: typer.Context,
     method: Annotated[str | None, typer.Argument(help=meaning(RunConfig, "method"))] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file with any of these options.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the run; by default one below runs/.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder of the run; by default one below runs/.")
+    ] = None,
     *,
     track: Annotated[
         list[str] | None,

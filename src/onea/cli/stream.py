@@ -42,7 +42,7 @@ def stream(
     long_tail: Annotated[
         float | None, typer.Option(metavar="MU", help="Rarest class's share of the commonest one's images.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Also draw figures, into this folder.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Also draw figures, into this folder.")] = None,
     no_figures: Annotated[bool, typer.Option("--no-figures", hidden=True)] = False,  # earlier ones had to be told
 ) -> None:
     """Show a stream: how many classes arrive with each task."""

@@ -32,7 +32,7 @@ _MODEL, _NETWORK = "tour.onea", "fast"
 
 def tour(
     context: typer.Context,
-    out: Annotated[Path, typer.Option(help="Folder for the pictures and the model.")] = Path("onea-tour"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for pictures and model.")] = Path("onea-tour"),
 ) -> None:
     """Watch it all within a minute: teach, predict, evaluate, undo and serve, on pictures that come with onea.
 

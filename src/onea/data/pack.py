@@ -163,6 +163,31 @@ def pack(
     return packed
 
 
+def readable(split: Split, *, on_bad: OnBad, class_names: Sequence[str] | None = None) -> tuple[Labels, list[str]]:
+    """Look at every file of a split whose images are not packed but read anew each time, and keep none of them.
+
+    Returns:
+        The rows that can be read, and ``path: reason`` of each file that cannot.
+
+    Raises:
+        OneaError: as ``pack`` does of the same files.
+    """
+
+    def problem(file: Path) -> str | None:
+        try:
+            read_image(file)
+        except BadImage as error:
+            return f"{error.path}: {error.reason}"
+        return None
+
+    assert split.files is not None
+    found = list(in_threads(problem, split.files, threads_for(split.files)))
+    rows = np.array([row for row, line in enumerate(found) if line is None], dtype=np.int64)
+    skipped = [line for line in found if line is not None]
+    _refuse_bad(split, rows, skipped, on_bad, class_names)
+    return rows, skipped
+
+
 def _key(files: Sequence[Path], shape: tuple[int, int], *more: str) -> str:
     """Two digests: of what is to be packed and how, and of the state in which the files are."""
     digest, stamps = hashlib.sha256(repr((_VERSION, shape, *more)).encode()), hashlib.sha256()
@@ -247,9 +272,7 @@ def _write(
             rows, skipped, sha256 = _decode_into(stream, split.files, shape, on_bad, on_progress)
             stream.flush()
             os.fsync(stream.fileno())  # or a power cut could leave an index beside pixels that never reached the disk
-        if skipped and on_bad == "fail":
-            raise OneaError(bad_files(skipped, len(split)))
-        _refuse_empty_classes(split, rows, skipped, class_names)
+        _refuse_bad(split, rows, skipped, on_bad, class_names)
         temporary.replace(target)
     except OSError as error:
         raise unwritable(target.parent, bytes_needed, error, CACHE_REMEDY) from error
@@ -315,6 +338,12 @@ def bad_files(skipped: Sequence[str], total: int, *, may_skip: bool = True) -> s
     remedy = f"check the {path}" if all(line.endswith(f": {NO_FILE}") for line in skipped) else f"remove {it}"
     otherwise = ' or pass on_bad="skip"' if may_skip and len(skipped) < total else ""  # which needs one that is left
     return f"{len(skipped)} of {total} images cannot be read ({named}{more}): {remedy}{otherwise}."
+
+
+def _refuse_bad(split: Split, rows: Labels, skipped: Sequence[str], on_bad: OnBad, names: Sequence[str] | None) -> None:
+    if skipped and on_bad == "fail":
+        raise OneaError(bad_files(skipped, len(split)))
+    _refuse_empty_classes(split, rows, skipped, names)
 
 
 def _refuse_empty_classes(split: Split, rows: Labels, skipped: Sequence[str], names: Sequence[str] | None) -> None:

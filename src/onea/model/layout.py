@@ -20,9 +20,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from onea.errors import OneaError
-from onea.files import check_plain, sync_folder, write_atomically
+from onea.files import MODEL_FILE, check_plain, sync_folder, write_atomically
 
-MANIFEST, STATES, LOCK = "model.json", "states", "lock"
+MANIFEST, STATES, LOCK = MODEL_FILE, "states", "lock"
 CARD, PICTURE = "README.md", "history.png"
 STATE, TENSORS = "state.json", "state.safetensors"
 LAST_VERSION = 999_999  # names of versions have six digits

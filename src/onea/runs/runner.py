@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from onea.errors import OneaError, is_out_of_memory, short
-from onea.files import check_writable
+from onea.files import check_no_model, check_writable
 from onea.locks import folder_lock
 from onea.methods.adapter_merging import AdapterCache
 from onea.methods.contract import pad_rows
@@ -63,8 +63,8 @@ def run(
         wait: whether to wait until another process that is at this run is done, instead of refusing.
 
     Raises:
-        OneaError: it cannot be run as asked; the folder holds another run, or a finished one of other images, weights
-            or presets than those of now; another process is at it.
+        OneaError: it cannot be run as asked; the folder holds a model, another run, or a finished one of other images,
+            weights or presets than those of now; another process is at it.
     """
     progress = progress or Progress()
     if record := _finished(config, folder, progress):
@@ -72,6 +72,7 @@ def run(
             _tidy_finished(folder)
         return record
     check_writable(folder)
+    check_no_model(folder)
     with folder_lock(folder, wait=wait) if is_first() else nullcontext():
         return _finished(config, folder, progress) or _continue(config, folder, progress, adapter_cache)
 

@@ -19,7 +19,7 @@ from onea import seeds
 from onea.data.dataset import Dataset, Split
 from onea.data.image_storage import ExactImages, Images, PackedImages, choose_storage_tier
 from onea.data.many_files import sha256_of_files
-from onea.data.pack import Packed, pack, stored_shape
+from onea.data.pack import Packed, pack, readable, stored_shape
 from onea.data.resample import Filter
 from onea.data.sources import load_dataset
 from onea.data.transforms import Geometry, Preprocess
@@ -259,8 +259,9 @@ def _images(
     position[list(stream.class_order)] = np.arange(stream.classes)
     sides = (dataset.train, dataset.test)
     if config.store == "exact":
-        train, test = (_exact(side, position, preprocess, runtime) for side in sides)
-        return train, test, {"stored": "exact", "skipped": [], "sha256": sha256_of_images(config, dataset, 0)}
+        (train, bad), (test, more) = (_exact(config, dataset, side, position, preprocess, runtime) for side in sides)
+        told = {"stored": "exact", "skipped": bad + more, "sha256": sha256_of_images(config, dataset, 0)}
+        return train, test, told
     packs = _packs(config, dataset, preprocess.size)
     budget = None if config.budget is None else int(config.budget * 1e9)
     total = sum(packed.pixels.nbytes for packed in packs)
@@ -316,8 +317,17 @@ def pick(rows: Tensor, labels: Tensor, seed: int, purpose: str, count: Callable[
     return torch.cat(kept).sort().values
 
 
-def _exact(side: Split, position: np.ndarray[Any, Any], preprocess: Preprocess, runtime: Runtime) -> Side:
+def _exact(
+    config: RunConfig,
+    dataset: Dataset,
+    side: Split,
+    position: np.ndarray[Any, Any],
+    preprocess: Preprocess,
+    runtime: Runtime,
+) -> tuple[Side, list[str]]:
+    """Original files that can be read, and what is wrong with the others."""
     if side.files is None:
         raise OneaError("--store exact streams original files, and this dataset has none; use --store auto.")
-    labels = torch.from_numpy(position[side.labels])
-    return Side(ExactImages(side.files, preprocess, runtime.device), labels, torch.arange(len(labels)))
+    rows, skipped = readable(side, on_bad=config.on_bad, class_names=dataset.classes)
+    images = ExactImages([side.files[row] for row in rows], preprocess, runtime.device)
+    return Side(images, torch.from_numpy(position[side.labels[rows]]), torch.arange(len(rows))), skipped
