@@ -22,7 +22,8 @@ from onea.data import pack as pack_module
 from onea.data.dataset import Split
 from onea.data.decode import read_image, to_square
 from onea.data.many_files import in_threads, sha256_of_files
-from onea.data.pack import OnBad, Packed, pack, stored_shape
+from onea.data.pack import Packed, pack, stored_shape
+from onea.data.unreadable import OnBad
 from onea.errors import OneaError
 from onea.files import default_cache
 

@@ -12,25 +12,24 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from onea.data.dataset import Labels, Pixels, Split
-from onea.data.decode import NO_FILE, BadImage, fit, image_size, read_image
+from onea.data.decode import BadImage, fit, image_size, read_image
 from onea.data.many_files import FEW_THREADS, in_threads, sha256_of, threads_for
+from onea.data.unreadable import OnBad, refuse_empty_classes, refuse_unreadable
 from onea.errors import OneaError
 from onea.files import CACHE_REMEDY, read_plain, stamp_of, unwritable, write_atomically
 from onea.locks import file_lock
 from onea.sealed import Damage, seal, unseal
 
-OnBad = Literal["fail", "skip"]
 Progress = Callable[[int, int], None]
 
 # Part of the key of every cached pack: raise it when decoding or resizing changes.
 _VERSION = 1
 _KEY = 24  # characters of each of its two digests
-_NAMED_BAD_FILES = 5
 
 
 @dataclass(frozen=True)
@@ -159,33 +158,8 @@ def pack(
         with suppress(OneaError), _only_packer(target, wait=False):
             _forget_others(target)
     # Again for a cached array: the key has no labels in it, and these may be new.
-    _refuse_empty_classes(split, packed.rows, packed.skipped, class_names)
+    refuse_empty_classes(split, packed.rows, packed.skipped, class_names)
     return packed
-
-
-def readable(split: Split, *, on_bad: OnBad, class_names: Sequence[str] | None = None) -> tuple[Labels, list[str]]:
-    """Look at every file of a split whose images are not packed but read anew each time, and keep none of them.
-
-    Returns:
-        The rows that can be read, and ``path: reason`` of each file that cannot.
-
-    Raises:
-        OneaError: as ``pack`` does of the same files.
-    """
-
-    def problem(file: Path) -> str | None:
-        try:
-            read_image(file)
-        except BadImage as error:
-            return f"{error.path}: {error.reason}"
-        return None
-
-    assert split.files is not None
-    found = list(in_threads(problem, split.files, threads_for(split.files)))
-    rows = np.array([row for row, line in enumerate(found) if line is None], dtype=np.int64)
-    skipped = [line for line in found if line is not None]
-    _refuse_bad(split, rows, skipped, on_bad, class_names)
-    return rows, skipped
 
 
 def _key(files: Sequence[Path], shape: tuple[int, int], *more: str) -> str:
@@ -272,7 +246,7 @@ def _write(
             rows, skipped, sha256 = _decode_into(stream, split.files, shape, on_bad, on_progress)
             stream.flush()
             os.fsync(stream.fileno())  # or a power cut could leave an index beside pixels that never reached the disk
-        _refuse_bad(split, rows, skipped, on_bad, class_names)
+        refuse_unreadable(split, rows, skipped, on_bad, class_names)
         temporary.replace(target)
     except OSError as error:
         raise unwritable(target.parent, bytes_needed, error, CACHE_REMEDY) from error
@@ -328,34 +302,6 @@ def _check_space(cache: Path, bytes_needed: int) -> None:
     cache.mkdir(parents=True, exist_ok=True)
     if shutil.disk_usage(cache).free < bytes_needed:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def bad_files(skipped: Sequence[str], total: int, *, may_skip: bool = True) -> str:
-    """What to tell a user whose images cannot be read, ``path: reason`` each; ``may_skip``: and who could skip them."""
-    named = "; ".join(skipped[:_NAMED_BAD_FILES])
-    more = f"; and {len(skipped) - _NAMED_BAD_FILES} more" if len(skipped) > _NAMED_BAD_FILES else ""
-    it, path = ("it", "path") if len(skipped) == 1 else ("them", "paths")
-    remedy = f"check the {path}" if all(line.endswith(f": {NO_FILE}") for line in skipped) else f"remove {it}"
-    otherwise = ' or pass on_bad="skip"' if may_skip and len(skipped) < total else ""  # which needs one that is left
-    return f"{len(skipped)} of {total} images cannot be read ({named}{more}): {remedy}{otherwise}."
-
-
-def _refuse_bad(split: Split, rows: Labels, skipped: Sequence[str], on_bad: OnBad, names: Sequence[str] | None) -> None:
-    if skipped and on_bad == "fail":
-        raise OneaError(bad_files(skipped, len(split)))
-    _refuse_empty_classes(split, rows, skipped, names)
-
-
-def _refuse_empty_classes(split: Split, rows: Labels, skipped: Sequence[str], names: Sequence[str] | None) -> None:
-    empty = np.setdiff1d(split.labels, split.labels[rows])
-    if not len(empty):
-        return
-    first = int(empty[0])
-    called = f"'{names[first]}'" if names is not None else str(first)
-    more = f" (and of {len(empty) - 1} more)" if len(empty) > 1 else ""
-    raise OneaError(
-        f"No image of class {called}{more} can be read ({skipped[0]}): replace the bad files or remove the class."
-    )
 
 
 def _size_or_none(file: Path) -> tuple[int, int] | None:

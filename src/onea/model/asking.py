@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from onea.data.pack import OnBad
+from onea.data.unreadable import OnBad
 from onea.model.answers import Snapshot
 from onea.model.evaluation import Evaluation, evaluate
 from onea.model.images import read_labelled

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from onea.data.pack import OnBad
+from onea.data.unreadable import OnBad
 from onea.errors import OneaError, nearest
 from onea.methods.adapter_merging import MergingOptions
 from onea.model.background import learn_background

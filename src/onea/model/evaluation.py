@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from onea import openset
-from onea.data.pack import OnBad
+from onea.data.unreadable import OnBad
 from onea.errors import OneaError
 from onea.metrics import wilson_interval
 from onea.model.answers import Snapshot

@@ -17,7 +17,7 @@ from onea.data.dataset import Pixels
 from onea.data.decode import BadImage, fit, read_image, upright_rgb
 from onea.data.folders import NoClassFoldersError, Tree, read_tree, unlistable
 from onea.data.many_files import in_threads
-from onea.data.pack import OnBad, bad_files
+from onea.data.unreadable import OnBad, bad_files
 from onea.errors import OneaError
 from onea.model.arrays import images_in, is_array, is_list, to_image
 from onea.model.names import is_number, name_of

@@ -19,10 +19,11 @@ from onea import seeds
 from onea.data.dataset import Dataset, Split
 from onea.data.image_storage import ExactImages, Images, PackedImages, choose_storage_tier
 from onea.data.many_files import sha256_of_files
-from onea.data.pack import Packed, pack, readable, stored_shape
+from onea.data.pack import Packed, pack, stored_shape
 from onea.data.resample import Filter
 from onea.data.sources import load_dataset
 from onea.data.transforms import Geometry, Preprocess
+from onea.data.unreadable import readable
 from onea.errors import OneaError
 from onea.files import default_cache
 from onea.methods import method_class

@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from onea.data.dataset import Pixels
 from onea.data.decode import BadImage, fit, pixel_count, read_image
-from onea.data.pack import OnBad
+from onea.data.unreadable import OnBad
 from onea.model.images import DecodedImages
 from onea.serve.archive import Archive
 from onea.serve.decoding import Decoders, DecodingJob

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images that cannot be read: found, told, and refused or left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from onea.data.dataset import Labels, Split
+from onea.data.decode import NO_FILE, BadImage, read_image
+from onea.data.many_files import in_threads, threads_for
+from onea.errors import OneaError
+
+OnBad = Literal["fail", "skip"]
+_NAMED = 5  # files; the others are counted
+
+
+def readable(split: Split, *, on_bad: OnBad, class_names: Sequence[str] | None = None) -> tuple[Labels, list[str]]:
+    """Look at every file of a split whose images are not packed but read anew each time, and keep none of them.
+
+    Returns:
+        The rows that can be read, and ``path: reason`` of each file that cannot.
+
+    Raises:
+        OneaError: as ``pack`` of the same files does.
+    """
+
+    def problem(file: Path) -> str | None:
+        try:
+            read_image(file)
+        except BadImage as error:
+            return f"{error.path}: {error.reason}"
+        return None
+
+    assert split.files is not None
+    found = list(in_threads(problem, split.files, threads_for(split.files)))
+    rows = np.array([row for row, line in enumerate(found) if line is None], dtype=np.int64)
+    skipped = [line for line in found if line is not None]
+    refuse_unreadable(split, rows, skipped, on_bad, class_names)
+    return rows, skipped
+
+
+def bad_files(skipped: Sequence[str], total: int, *, may_skip: bool = True) -> str:
+    """What to tell a user whose images cannot be read, ``path: reason`` each; ``may_skip``: and who could skip them."""
+    named = "; ".join(skipped[:_NAMED])
+    more = f"; and {len(skipped) - _NAMED} more" if len(skipped) > _NAMED else ""
+    it, path = ("it", "path") if len(skipped) == 1 else ("them", "paths")
+    remedy = f"check the {path}" if all(line.endswith(f": {NO_FILE}") for line in skipped) else f"remove {it}"
+    otherwise = ' or pass on_bad="skip"' if may_skip and len(skipped) < total else ""  # which needs one that is left
+    return f"{len(skipped)} of {total} images cannot be read ({named}{more}): {remedy}{otherwise}."
+
+
+def refuse_unreadable(
+    split: Split, rows: Labels, skipped: Sequence[str], on_bad: OnBad, names: Sequence[str] | None
+) -> None:
+    """Refuse a split whose images cannot all be read, or one of whose classes has none that can.
+
+    Args:
+        split: whose files were looked at.
+        rows: those that can be read.
+        skipped: ``path: reason`` of each that cannot.
+        on_bad: whether one of them is too many.
+        names: of the classes, by label.
+    """
+    if skipped and on_bad == "fail":
+        raise OneaError(bad_files(skipped, len(split)))
+    refuse_empty_classes(split, rows, skipped, names)
+
+
+def refuse_empty_classes(split: Split, rows: Labels, skipped: Sequence[str], names: Sequence[str] | None) -> None:
+    """Refuse a split one of whose classes has no image that can be read."""
+    empty = np.setdiff1d(split.labels, split.labels[rows])
+    if not len(empty):
+        return
+    first = int(empty[0])
+    called = f"'{names[first]}'" if names is not None else str(first)
+    more = f" (and of {len(empty) - 1} more)" if len(empty) > 1 else ""
+    raise OneaError(
+        f"No image of class {called}{more} can be read ({skipped[0]}): replace the bad files or remove the class."
+    )
