@@ -26,16 +26,21 @@ def presets(docs: str = "") -> str:
     if not before:
         return ""
     which = f"{before} of the {rows} results, marked †," if before < rows else "The results of all methods"
+    trials = "benchmarks/small-preset-trials.csv"  # on the site, too
+    joint = any(main_runs(data)[JOINT].earlier for data in evidence.DATA)
     return (
         f"{which} are of earlier presets, tuned on one dataset each (`small/cifar100`, `small/cub200`), and of the "
         f"network in half precision, until all five seeds have been run with the [present preset]({docs}methods.md"
-        "#hyper-parameters)." + (" So are all runs of One-A's parts and of other streams." if _others_earlier() else "")
+        "#hyper-parameters)."
+        + (" So are all runs of One-A's parts and of other streams." if _others_earlier() else "")
+        + (f" Joint training may be better than shown: it had four [trials]({trials}), most methods six." * joint)
     )
 
 
 def most_accurate() -> str:
     """Who is above whom, by paired differences: means whose interval contains zero rank nobody."""
-    rows, alone = [], {}
+    rows: list[tuple[str, ...]] = []
+    alone: dict[str, None] = {}
     for own, title in _OWN.items():
         gaps = [_against(data, own, lambda record: float(record["metrics"]["A_T"])) for data in evidence.DATA]
         rows += compared(

@@ -82,15 +82,19 @@ def plus_and_one_a() -> str:
 
 def bound() -> str:
     """What joint training reaches; with fewer seeds than One-A+, beside One-A+ with the same ones."""
-    joint, told = a_t(JOINT), ""
-    if seeds(JOINT) != seeds(PLUS):
-        same = []
-        for data in DATA:
-            runs = main_runs(data)
-            same.append(fmean(runs[PLUS].seeds[seed]["metrics"]["A_T"] for seed in runs[JOINT].seeds))
-        numbers = " and ".join(map(str, sorted(main_runs("cifar100")[JOINT].seeds)))
-        told = f" with seed {numbers}, where One-A+ reaches {same[0]:.1f} and {same[1]:.1f} %"
+    joint = a_t(JOINT)
+    told = "" if seeds(JOINT) == seeds(PLUS) else f" with {same_seeds()}"
     return f"Joint training, which sees all images at once, reaches {joint[0]} and {joint[1]} %{told}."
+
+
+def same_seeds() -> str:
+    """The seeds of joint training, and One-A+ with the same ones."""
+    plus = []
+    for data in DATA:
+        runs = main_runs(data)
+        plus.append(fmean(runs[PLUS].seeds[seed]["metrics"]["A_T"] for seed in runs[JOINT].seeds))
+    numbers = remarks.listed([str(seed) for seed in sorted(main_runs("cifar100")[JOINT].seeds)])
+    return f"seed {numbers}, where One-A+ reaches {plus[0]:.1f} and {plus[1]:.1f} %"
 
 
 def methods() -> str:
@@ -128,9 +132,9 @@ def nearest() -> str:
     ahead = [text.replace("+", "") for text in ahead] if beats == "beats" else ahead
     return (
         f"One-A+ over {seeds(PLUS)}: {told[0]} and {told[1]} (mean and deviation). It {beats} the best rival of one "
-        f"pass, rivals with One-A+'s classifier included, by {ahead[0]} on CIFAR-100 and by {ahead[1]} on CUB-200 ([table, "
-        "other streams, and how](docs/one-a-plus.md)), and MOS, which takes several passes and keeps an adapter for "
-        f"every task, by {mos[0]:.1f} and {mos[1]:.1f}."
+        f"pass, rivals with One-A+'s classifier included, by {ahead[0]} on CIFAR-100 and by {ahead[1]} on CUB-200 "
+        "([table, other streams, and how](docs/one-a-plus.md)), and MOS, which takes several passes and keeps an "
+        f"adapter for every task, by {mos[0]:.1f} and {mos[1]:.1f}."
     )
 
 
@@ -291,7 +295,7 @@ def verdicts() -> str:
 
 def expected_seeds() -> str:
     """Behind the table of what to expect."""
-    return seeds(PLUS) if seeds(PLUS) == seeds(JOINT) else f"{seeds(PLUS)} (all images at once: {seeds(JOINT)})"
+    return seeds(PLUS) if seeds(PLUS) == seeds(JOINT) else f"{seeds(PLUS)} (all images at once: {same_seeds()})"
 
 
 def methods_seeds() -> str:
