@@ -64,7 +64,7 @@ def _curves(canvas: Canvas, data: str, top: float) -> None:
     floor = _floor(data)
     for number, name in enumerate(shown):
         left = (number % columns) * (width + 14)
-        start = top + (number // columns) * (height + 34) + 16
+        start = top + (number // columns) * (height + 40) + 16
         x = linear(0, len(lines[name]) - 1, left, left + width)
         y = linear(floor, 100, start + height, start)
         for other, line in lines.items():

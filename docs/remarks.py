@@ -133,7 +133,7 @@ def in_short() -> str:
     told += [f"{name} adds nothing that {gain.count} seeds show" for name, gain in gains.items() if not gain.decided]
     sentences = [f"On CIFAR-100 in 10 tasks, {listed(told)}."]
     if {*_verdicts("table5").values()} == {"holds"}:
-        sentences.append("Counting classes is the best of the three ways to weigh.")
+        sentences.append("Numbers of classes are better weights than norms or singular values.")
     sentences += _on_cub()
     moves = {verdict: words.partition(":")[0] for words, verdict in _verdicts("figure6a").items()}
     if moves.keys() == {"holds", "does not hold"}:
