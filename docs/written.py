@@ -274,7 +274,7 @@ def gap() -> str:
     runs = [main_runs(data) for data in DATA]
     gaps = [each[JOINT].of("A_T").value - each[PLUS].of("A_T").value for each in runs]
     updates, at_once = map(float, result_tables.grocery())
-    gaps += [at_once - updates, expected.cost_of_updates()]
+    gaps += [at_once - updates, *expected.costs_of_updates()]
     return ranged(gaps) if min(gaps) >= 0.5 else f"up to {max(gaps):.0f}"
 
 
