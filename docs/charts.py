@@ -64,7 +64,7 @@ def _curves(canvas: Canvas, data: str, top: float) -> None:
     floor = _floor(data)
     for number, name in enumerate(shown):
         left = (number % columns) * (width + 14)
-        start = top + (number // columns) * (height + 34) + 16
+        start = top + (number // columns) * (height + 40) + 16
         x = linear(0, len(lines[name]) - 1, left, left + width)
         y = linear(floor, 100, start + height, start)
         for other, line in lines.items():
@@ -76,7 +76,7 @@ def _curves(canvas: Canvas, data: str, top: float) -> None:
         title = runs[name].title.replace("Running mean, shared start", "Mean, shared start")
         canvas.text(left, start - 4, title, f"{kind} strong")
         canvas.text(left + width, start - 4, f"n = {count}", "soft", "end")
-        canvas.text(left + width, start + height + 10, f"{lines[name][-1]:.1f}", f"{kind} end", "end")
+        canvas.text(left + width, start + height + 13, f"{lines[name][-1]:.1f}", f"{kind} end", "end")
         canvas.line([(left, start + height), (left + width, start + height)])
 
 
@@ -182,8 +182,9 @@ def by_size() -> str:
     label = "Accuracy at the end by the size of the task in which a class arrived."
     caption = (
         "Accuracy after the last task over the classes that arrived alone, in small and in large tasks, for the most "
-        "accurate methods with five seeds. Bars: 95 % intervals; few classes arrive alone: theirs are wide. Do small "
-        f"tasks suffer? Classes of tasks of 21 to 40 minus those of tasks of 1 to 5, in points: {_by_size_in_words()}."
+        "accurate methods with five seeds. Bars: 95 % intervals; few classes arrive alone: theirs are wide. By how "
+        "many points classes of tasks of 21 to 40 are answered better than those of tasks of 1 to 5: "
+        f"{_by_size_in_words()}."
     )
     return figure(draw, label, caption)
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -89,13 +90,29 @@ def models() -> str:
 
 def groceries() -> str:
     """What updates cost on photos of groceries, in words."""
-    assert cost_of_updates() > 0
-    return f"{fmean(IN_UPDATES.right()):.1f} % in 15 updates, {fmean(AT_ONCE.right()):.1f} % all at once"
+    assert min(costs_of_updates()) > 0
+    updates, at_once = thorough()
+    return (
+        f"{fmean(IN_UPDATES.right()):.1f} % in 15 updates, {fmean(AT_ONCE.right()):.1f} % all at once; on test photos, "
+        f"with the preset `thorough` as it was then, {updates:.1f} and {at_once:.1f} %"
+    )
 
 
-def cost_of_updates() -> float:
-    """In points."""
-    return fmean(AT_ONCE.right()) - fmean(IN_UPDATES.right())
+def thorough() -> tuple[float, float]:
+    """Percent of the test photos of groceries that were right with adapters in all blocks: 15 updates, and at once."""
+    found: dict[str, list[float]] = {"15 updates": [], "at once": []}
+    with (BENCHMARKS / "model-trials-nvidia-h200.csv").open(encoding="utf-8") as file:
+        for line in csv.DictReader(file):
+            kind = line["network"], line["data"], line["looked_at"], line["adapter_blocks"]
+            if kind == (evidence.NETWORK, "grocery81", "test photos", "0"):
+                found[line["stream"]].append(float(line["right"]))
+    return fmean(found["15 updates"]), fmean(found["at once"])
+
+
+def costs_of_updates() -> tuple[float, float]:
+    """In points: on held-out photos by the default, and on test photos by `thorough`."""
+    updates, at_once = thorough()
+    return fmean(AT_ONCE.right()) - fmean(IN_UPDATES.right()), at_once - updates
 
 
 GENERATED: dict[str, Callable[[], str]] = {"expect": runs, "expect-models": models}

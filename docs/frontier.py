@@ -11,6 +11,7 @@ from evidence import DATA, HIGHLIGHTED, JOINT, SEQUENTIAL, Mean, main_runs
 from svg import LINE, Canvas, apart, figure, linear, logarithmic
 
 _DOT, _LINE = 5.0, 2.5  # pixels between dots, and between lines, that would cover each other
+_FROM = 2.1  # GFLOP where the axis begins: left of it are names, clear of dots that stand side by side
 Bar = tuple[float, float, float, float]  # where a mark stands, its dot, its upper and its lower end, in pixels
 
 
@@ -43,7 +44,7 @@ def _frontier(canvas: Canvas, data: str, top: float) -> None:
     high = max(joint, *(mean.high or mean.value for _, mean in points.values()))
     left, end, column = (136.0, 234.0, 240.0) if canvas.narrow else (200.0, 490.0, 520.0)
     start, stop = top + 40, top + 40 + (300 if canvas.narrow else 330)
-    x = logarithmic(2.4, 60, left, end)
+    x = logarithmic(_FROM, 60, left, end)
     y = linear(low, high + 2, stop, start)
     canvas.text(0, top + 14, DATA[data], "head")
     canvas.text(0, top + 30, "A_T, %", "soft")
@@ -55,7 +56,7 @@ def _frontier(canvas: Canvas, data: str, top: float) -> None:
     for value in (3, 5, 10, 20, 50):
         canvas.line([(x(value), stop), (x(value), stop + 4)])
         canvas.text(x(value), stop + 17, str(value), "soft", "middle")
-    canvas.line([(x(2.4), stop), (x(60), stop)])
+    canvas.line([(x(_FROM), stop), (x(60), stop)])
     canvas.text(x(60) + 8, stop + 17, "GFLOP per image", "soft")
     order = sorted(points, key=lambda name: (name not in HIGHLIGHTED, points[name][1].count < 2))
     bars = [(x(points[name][0]), y(points[name][1].value), *_ends(points[name][1], y)) for name in order]
@@ -65,7 +66,7 @@ def _frontier(canvas: Canvas, data: str, top: float) -> None:
         for name, place in sorted(zip(names, places, strict=True), key=lambda item: item[0] in HIGHLIGHTED):
             cost, mean = points[name]
             kind, here = look(name), y(mean.value)
-            beside = x(2.4) - 4 if side == "end" else column
+            beside = x(_FROM) - 4 if side == "end" else column
             canvas.line([(at[name], here), (beside, place)], "leader")
             if mean.low is not None and mean.high is not None:
                 bar = "thin" if kind == "rest" else f"bar {kind}"

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 
 import charts
@@ -25,34 +25,52 @@ def presets(docs: str = "") -> str:
     before, rows = _earlier_rows()
     if not before:
         return ""
-    which = f"{before} of the {rows} results, marked †," if before < rows else "The runs of all methods"
+    which = f"{before} of the {rows} results, marked †," if before < rows else "The results of all methods"
+    trials = "benchmarks/small-preset-trials.csv"  # on the site, too
+    joint = any(main_runs(data)[JOINT].earlier for data in evidence.DATA)
     return (
-        f"{which} were made with earlier presets (`small/cifar100` and `small/cub200`, whose rates were tuned on one "
-        "dataset each) and with the network in half precision. Runs of the "
-        f"[present preset]({docs}methods.md#hyper-parameters) replace them, method by method, once all five seeds have "
-        "been run."
-        + (" The runs of One-A's parts and of other streams are all of earlier presets." if _others_earlier() else "")
+        f"{which} are of earlier presets, tuned on one dataset each (`small/cifar100`, `small/cub200`), and of the "
+        f"network in half precision, until all five seeds have been run with the [present preset]({docs}methods.md"
+        "#hyper-parameters)."
+        + (" So are all runs of One-A's parts and of other streams." if _others_earlier() else "")
+        + (f" Joint training may be better than shown: it had four [trials]({trials}), most methods six." * joint)
     )
 
 
 def most_accurate() -> str:
     """Who is above whom, by paired differences: means whose interval contains zero rank nobody."""
-    lines = ["[One-A+](one-a-plus.md) takes one pass and sees no old image. By paired differences of A_T:\n"]
-    for data, name in evidence.DATA.items():
-        gaps = {own: _against(data, own, lambda record: float(record["metrics"]["A_T"])) for own in (PLUS, ONE_A)}
-        told = (sides(gaps[own], f"Above {title}", f"Below {title}") for own, title in _OWN.items())
-        lines.append(f"- **{name}.** {' '.join(told)}")
-    return "\n".join(lines)
+    rows: list[tuple[str, ...]] = []
+    alone: dict[str, None] = {}
+    for own, title in _OWN.items():
+        gaps = [_against(data, own, lambda record: float(record["metrics"]["A_T"])) for data in evidence.DATA]
+        rows += compared(
+            gaps, f"more accurate than {title}", f"less accurate than {title}", f"undecided against {title}"
+        )
+        alone |= {name: None for each in gaps for name, gap in each.items() if gap.count < 2}
+    best = all(next(name for name in main_runs(data) if name != JOINT) == PLUS for data in evidence.DATA)
+    lead = ", and has the highest mean on both datasets" if best else ""
+    return (
+        f"[One-A+](one-a-plus.md) takes one pass and sees no old image{lead}. Who differs from it, and from the "
+        "paper's One-A, by more than chance (the 95 % interval of the paired difference of A_T leaves out zero):\n\n"
+        f"{_table(rows)}\n\n{_left_out(alone)}"
+    )
 
 
 def forgets() -> str:
     """Who forgets more than One-A, and who less."""
-    lines = ["By paired differences of F:\n"]
-    for data, name in evidence.DATA.items():
-        gaps = _against(data, ONE_A, decisions.forgotten)
-        told = sides(gaps, "Forget more than One-A", "Forget less than One-A", "Forget more")
-        lines.append(f"- **{name}.** {told}")
-    return "\n".join(lines)
+    gaps = [_against(data, ONE_A, decisions.forgotten) for data in evidence.DATA]
+    rows = compared(gaps, "forget more than One-A", "forget less than One-A", "undecided")
+    return f"By paired differences of F:\n\n{_table(rows)}"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    lines = [("", *evidence.DATA.values()), ("---",) * (1 + len(evidence.DATA)), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _left_out(names: Iterable[str]) -> str:
+    told = listed(list(names))
+    return f"Not ranked, because one seed decides nothing: {told}." if told != "none" else ""
 
 
 def _against(data: str, own: str, read: Callable[[Record], float]) -> dict[str, Mean]:
@@ -64,37 +82,45 @@ def _against(data: str, own: str, read: Callable[[Record], float]) -> dict[str, 
     return {title: difference(runs[own], runs[name], read) for name, title in titles.items()}
 
 
-def sides(gaps: Mapping[str, Mean], more: str, less: str, alone: str = "Higher") -> str:
-    """Which differences are decided, and on which side, in words; a long list is only counted.
+def compared(gaps: Sequence[Mapping[str, Mean]], more: str, less: str, undecided: str) -> list[tuple[str, ...]]:
+    """Which differences are decided, and on which side: rows of a table with a column for each dataset. A long list is
+    only counted, and a row without any name is left out.
 
     Args:
-        gaps: the differences, by name.
-        more: what those above zero do.
-        less: what those below zero do.
-        alone: what those above zero do that have one seed.
+        gaps: the differences, by name, of each dataset.
+        more: what those above zero are.
+        less: what those below zero are.
+        undecided: what the others are, those of one seed excepted.
 
     >>> found = {"A": Mean(2.0, 1.0, 3.0, 5), "B": Mean(9.0, None, None, 1), "C": Mean(0.5, -1.0, 2.0, 5)}
-    >>> sides(found, "Above it", "Below it")
-    'Above it: A. Undecided: C. Higher with one seed, which decides nothing: B.'
-    >>> sides({str(number): Mean(-2.0, -3.0, -1.0, 5) for number in range(7)}, "Above it", "Below it")
-    'Below it: all 7 methods with more than one seed.'
+    >>> compared([found], "above", "below", "undecided")
+    [('above', 'A'), ('undecided', 'C')]
+    >>> compared([{str(number): Mean(-2.0, -3.0, -1.0, 5) for number in range(9)}], "above", "below", "undecided")
+    [('below', 'all 9')]
     """
-    known = [name for name, gap in gaps.items() if gap.count > 1]
-    decided = {more: list(decisions.raised(gaps)), less: list(decisions.lowered(gaps))}
-    unclear = [name for name in known if not gaps[name].decided]
-    told = []
-    for words, names in {**decided, "Undecided": unclear}.items():
-        share = "all" if names == known else f"{len(names)} of"
-        counted = f"{share} {len(known)} methods with more than one seed"
-        if names:
-            told.append(f"{words}: {listed(names) if len(names) < _MANY else counted}.")
-    if higher := [name for name, gap in gaps.items() if gap.count < 2 and gap.value > 0]:
-        told.append(f"{alone} with one seed, which decides nothing: {listed(higher)}.")
-    return " ".join(told)
+
+    def cell(names: Sequence[str], every: int) -> str:
+        if len(names) < _MANY:
+            return ", ".join(names) or "none"
+        among = ", One-A+ among them" if _PLUS in names else ""
+        return f"all {every}" if len(names) == every else f"{len(names)} of {every}{among}"
+
+    rows = []
+    for words, chosen in (
+        (more, decisions.raised),
+        (less, decisions.lowered),
+        (undecided, lambda each: {name: gap for name, gap in each.items() if gap.count > 1 and not gap.decided}),
+    ):
+        names = [list(chosen(each)) for each in gaps]
+        if any(names):
+            known = [sum(gap.count > 1 for gap in each.values()) for each in gaps]
+            rows.append((words, *map(cell, names, known)))
+    return rows
 
 
-_OWN = {PLUS: "One-A+", ONE_A: "the paper's One-A"}
-_MANY = 6  # names that nobody reads in a sentence
+_PLUS = "One-A+"
+_OWN = {PLUS: _PLUS, ONE_A: "the paper's One-A"}
+_MANY = 8  # names that nobody reads in a cell
 
 
 def in_short() -> str:
@@ -105,9 +131,9 @@ def in_short() -> str:
     told = [f"{name} adds {gain.value:.1f} points" for name, gain in helps]
     told += [f"{name} costs {-gain.value:.1f} points" for name, gain in decisions.lowered(gains).items()]
     told += [f"{name} adds nothing that {gain.count} seeds show" for name, gain in gains.items() if not gain.decided]
-    sentences = [f"In short: on CIFAR-100 in 10 tasks, {listed(told)}."]
+    sentences = [f"On CIFAR-100 in 10 tasks, {listed(told)}."]
     if {*_verdicts("table5").values()} == {"holds"}:
-        sentences.append("Counting classes is the best of the three ways to weigh.")
+        sentences.append("Numbers of classes are better weights than norms or singular values.")
     sentences += _on_cub()
     moves = {verdict: words.partition(":")[0] for words, verdict in _verdicts("figure6a").items()}
     if moves.keys() == {"holds", "does not hold"}:
@@ -162,11 +188,12 @@ def single_seeds() -> str:
         return ""
     example = main_runs("cub200")["aper-adapter"]
     first, mean = example.seeds[1]["metrics"]["A_T"], example.of("A_T").value
+    plus = [main_runs(data)[PLUS].seeds[1]["metrics"]["A_T"] for data in evidence.DATA]
     return (
-        "Rows with n = 1 are of seed 1 alone. Its stream is kind to methods that build on their first task, which has "
-        f"{example.seeds[1]['stream']['sizes'][0]} classes on CUB-200: APER-Adapter reaches {first:.1f} % there with "
-        f"seed 1 and {mean:.1f} % over all {len(example.records)}. Compare such rows with each other, not with those "
-        "of five seeds."
+        "Rows with n = 1 are of seed 1 alone, whose stream is kind to methods that build on their first task (on "
+        f"CUB-200 it has {example.seeds[1]['stream']['sizes'][0]} classes): APER-Adapter reaches {first:.1f} % there "
+        f"with seed 1 and {mean:.1f} % over all {len(example.records)}. With seed 1, One-A+ reaches {plus[0]:.1f} and "
+        f"{plus[1]:.1f} %."
     )
 
 

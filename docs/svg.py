@@ -49,6 +49,7 @@ _SITE = """
 .md-typeset figure.chart { width: 100%; margin: 1.2em 0; display: block; }
 .md-typeset figure.chart figcaption { max-width: none; font-style: normal; text-align: left; }
 .md-typeset figure.chart svg { max-width: 100%; height: auto; font-size: 12px; overflow: visible; }
+.md-typeset figure.chart text { paint-order: stroke; stroke: var(--paper); stroke-width: 3px; stroke-linejoin: round; }
 .md-typeset figure.chart svg.narrow { display: none; }
 .md-typeset figure.chart .thin { stroke: var(--rest); stroke-opacity: 0.7; }
 .md-typeset figure.chart .dot.hollow.rest { stroke: var(--rest); }
