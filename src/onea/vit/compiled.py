@@ -51,7 +51,7 @@ def launched_directly() -> Iterator[None]:
 
 
 class CompiledViT:
-    """The network without hooks or with such as can be compiled, for batches of a few known sizes; as ``FrozenViT``.
+    """The passes of a ``FrozenViT``, compiled for batches of a few known sizes: without hooks, or with compilable ones.
 
     Compilation takes from seconds to a minute per size and mode (training, inference), so the sizes are declared and a
     smaller batch is padded to the next of them: images do not influence each other, and the padding's features are cut
@@ -100,11 +100,11 @@ class CompiledViT:
         )
 
     def takes(self, batch: Tensor, hooks: BlockHooks) -> bool:
-        """Whether this pass, or a part of it, is one of those it is compiled for."""
-        return (hooks is NO_HOOKS or isinstance(hooks, Adapters)) and len(batch) <= self.sizes[-1]
+        """Whether a pass is compiled, also if it ends or begins at a block."""
+        return _are_arguments(hooks) and len(batch) <= self.sizes[-1]
 
     def takes_whole(self, images: Tensor, hooks: BlockHooks) -> bool:
-        """Whether this whole pass is one of those.
+        """Whether a pass from images to features is compiled.
 
         With other hooks than adapters, only full batches are: padding would have to pad what hooks hold of each image.
         """
@@ -112,7 +112,7 @@ class CompiledViT:
 
     def __call__(self, images: Tensor, hooks: BlockHooks, patches: Tensor | None = None) -> Tensor:
         """Features ``[B, width]``."""
-        if hooks is NO_HOOKS or isinstance(hooks, Adapters):
+        if _are_arguments(hooks):
             return self._padded(self._whole, images, patches, *self._arguments(hooks))
         return self._hooked[type(hooks), len(images), torch.is_grad_enabled()](images, hooks, patches)
 
@@ -139,6 +139,11 @@ class CompiledViT:
             patches = None if patches is None else F.pad(patches, (0, 0, 0, missing))
         found = run(batch, patches, *arguments)
         return found[:count] if missing else found
+
+
+def _are_arguments(hooks: BlockHooks) -> bool:
+    """Whether a compiled pass gets what these hooks hold as arguments, so that it serves all of their kind."""
+    return hooks is NO_HOOKS or isinstance(hooks, Adapters)
 
 
 class _Pass:
