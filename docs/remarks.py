@@ -83,8 +83,9 @@ def _against(data: str, own: str, read: Callable[[Record], float]) -> dict[str, 
 
 
 def compared(gaps: Sequence[Mapping[str, Mean]], more: str, less: str, undecided: str) -> list[tuple[str, ...]]:
-    """Which differences are decided, and on which side: rows of a table with a column for each dataset. A long list is
-    only counted, and a row without any name is left out.
+    """Rows of a table, a column for each dataset: which differences are decided, and on which side.
+
+    A long list is only counted, and a row without any name is left out.
 
     Args:
         gaps: the differences, by name, of each dataset.
