@@ -78,6 +78,13 @@ def test_predict_in_three_forms(onea, shop, tiny_images):
     assert [float(row["probability_1"]) for row in rows] == [line["top"][0]["probability"] for line in lines]
 
 
+def test_odd_tags_of_a_photo_are_not_complained_about(onea, shop, recwarn):
+    cut_short = b"Exif\0\0II*\0\x08\0\0\0\x05\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\x0f\x01\x02\0\xff\0"
+    Image.new("RGB", (40, 30)).save("photo.jpg", exif=cut_short)
+    assert onea("predict", "shop.onea", "photo.jpg")[0] == 0
+    assert [str(one.message) for one in recwarn if "PIL" in one.filename] == []
+
+
 def test_predict_takes_another_rate_of_unknown(onea, shop, tiny_images):
     def unknown(rate: str) -> int:
         return onea("predict", "shop.onea", str(tiny_images / "test"), "--csv", "--unknown", rate)[1].count("unknown")
