@@ -167,6 +167,7 @@ def test_rename_forget_and_undo(onea, shop, tiny_images):
         "no longer answers class01, class02; it knows 1 class now"
         in onea("forget", "shop.onea", "class01", "class02", "class01")[1]
     )
+    assert " right, of all 3 classes of version 1\n" in onea("history", "shop.onea")[1], "not of those known now"
     code, out, _ = onea("undo", "shop.onea")
     assert code == 0
     assert "undid version 3 (forgot class01, class02)" in out
