@@ -166,6 +166,9 @@ def test_single_photos_are_removed_and_several_classes_taught_at_once(open_page,
         folder.mkdir(exist_ok=True)
         saved(folder / label, photos(tiny_images, of, "test"))
     (folder / "pear/notes.txt").write_text("from Monday")
+    (folder / "pear/Thumbs.db").write_text("left by a file manager")
+    (folder / "pear/._0.png").write_text("and by another")
+    saved(folder / "@eaDir", photos(tiny_images, 5, "test"))
     page.locator("#teach-folder").set_input_files(folder)
     page.locator("#lined > li").nth(2).wait_for()
     lined = [line.split("\n")[0] for line in page.locator("#lined > li").all_inner_texts()]

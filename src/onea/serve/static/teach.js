@@ -33,7 +33,7 @@ function take(found) {
   for (const { file, path } of found) {
     const parts = path.split("/");
     if (/\.zip$/i.test(file.name)) page.lined.push({ zip: file });
-    else if (!isPhoto(file)) continue;
+    else if (!isPhoto({ file, path })) continue;
     else if (parts.length < 2 || $("teach-none").checked) page.photos.push(file);
     else groups.set(parts.at(-2), [...(groups.get(parts.at(-2)) ?? []), file]);
   }
