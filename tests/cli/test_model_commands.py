@@ -184,6 +184,8 @@ def test_export_says_what_the_file_wants(onea, shop):
     assert "shop.pt2: 3 classes, version 1" in out
     assert "float32 [N, 3, 32, 32], RGB, pixels in 0..1" in out
     assert json.loads(Path("shop.pt2.json").read_text())["classes"] == ["class00", "class01", "class02"]
+    assert onea("forget", "shop.onea", "class01", "class02")[0] == 0
+    assert "shop.pt2: 1 class, version 2" in onea("export", "shop.onea", "--to", "torch")[1]
     code, _, err = onea("export", "shop.onea", "--to", "onyx")
     assert code == 2
     assert "did you mean 'onnx'" in err
