@@ -266,6 +266,7 @@ def export(
     from onea.model.estimator import load_for
     from onea.model.export import ENDINGS
     from onea.model.export import export as write
+    from onea.text import count
     from onea.vit.onnx_files import OPSET
 
     if to not in ENDINGS:
@@ -277,7 +278,8 @@ def export(
     place = out or named.with_suffix(ENDINGS[to])
     done = write(loaded, to, place, preprocess=preprocess, precision=precision, check=check)  # type: ignore[arg-type]
     opset = f", opset {OPSET}" if to == "onnx" else ""
-    print(f"{done.path}: {len(loaded.classes):,} classes, version {loaded.version}, {precision}{opset}")
+    known = count(len(loaded.classes), "class", "classes")
+    print(f"{done.path}: {known}, version {loaded.version}, {precision}{opset}")
     print(f"{done.input}; see {done.description}")
     if done.quality is None:
         print(f"differs from the model by at most {done.difference:.1g}")

@@ -173,9 +173,10 @@ def print_history(console: Console, updates: Sequence[dict[str, Any]], kept: Seq
             )
             counted = ", ".join(filter(None, (*counts, seconds)))
             _print_block(console, shown(f"{version}  {date}  {what}"), [counted, right])
-    measured = [update for update in updates if update.get("overall_accuracy") is not None]
-    for sentence in held_out_sentences(measured[-1], own=False) if measured else ():
-        console.print(sentence, highlight=False)
+    measured = [update for update in updates if update.get("overall_accuracy") is not None][-1:]
+    for update in measured:
+        then = "" if update is updates[-1] else f" of version {update['version']}"  # classes may have gone since
+        console.print("".join(held_out_sentences(update, own=False)) + then, highlight=False)
     earlier = ", ".join(map(str, kept[:-1])) or "none"
     console.print(f"present version {kept[-1]}; undo can go back to: {earlier}", highlight=False)
 
