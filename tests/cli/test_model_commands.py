@@ -107,6 +107,20 @@ def test_evaluate_draws_and_lists_the_worst_first(onea, shop, tiny_images):
     assert Image.open("seen.png").width > 500
 
 
+def test_evaluate_names_the_photos_that_are_taken_for_another_class(onea, shop, tiny_images):
+    shutil.copytree(tiny_images / "test/class01", "photos/class00")  # under another name
+    told = json.loads(onea("evaluate", "shop.onea", "photos", "--json")[1])
+    wrong = told["wrong"]
+    assert len(wrong) == sum(one["images"] for one in told["confusions"]) > 0
+    assert {one["class"] for one in wrong} == {"class00"}
+    assert sorted((one["probability"] for one in wrong), reverse=True) == [one["probability"] for one in wrong]
+    code, out, _ = onea("evaluate", "shop.onea", "photos", "--wrong")
+    assert code == 0
+    lines = [line for line in out.splitlines() if ": taken for " in line]
+    assert [line.partition(":")[0] for line in lines] == [one["image"] for one in wrong]
+    assert all(Path(one["image"]).is_file() for one in wrong)
+
+
 @pytest.fixture
 def strange(tiny_images) -> str:
     """Photos of classes that the shop never sold, in a folder of the working folder."""

@@ -154,6 +154,9 @@ def evaluate(
             "of known images that may be answered 'unknown', instead of the model's; both may be given."
         ),
     ] = None,
+    wrong: Annotated[
+        bool, typer.Option("--wrong", help="List the images that are taken for another class, the surest first.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="All of it as JSON; a picture only with --out.")] = False,
     on_bad: OnBad = RunConfig.on_bad,
     backbone: MovedBackbone = None,
@@ -166,7 +169,7 @@ def evaluate(
 
     from rich.console import Console
 
-    from onea.cli.model_display import print_evaluation, print_open_set
+    from onea.cli.model_display import print_evaluation, print_open_set, print_wrong
     from onea.model.confusion import confusion_picture
     from onea.model.estimator import load_for
     from onea.model.evaluation import evaluate as ask
@@ -190,6 +193,8 @@ def evaluate(
         print(printable(json.dumps(found.as_json(), ensure_ascii=False)))
     else:
         print_evaluation(Console(), found)
+        if wrong:
+            print_wrong(Console(), found.wrong)
         if found.open_set:
             print_open_set(Console(), found.open_set)
     if picture:

@@ -29,7 +29,7 @@ _UNLIMITED = 100_000  # columns of a terminal
 if TYPE_CHECKING:
     from onea.model.answers import Answer
     from onea.model.estimator import OneA
-    from onea.model.evaluation import Evaluation, OpenSet
+    from onea.model.evaluation import Evaluation, Mistake, OpenSet
     from onea.model.quality import Quality
 
 
@@ -138,6 +138,16 @@ def print_evaluation(console: Console, found: Evaluation) -> None:
     console.print(str(found), highlight=False)
     for remark in found.remarks:
         console.print(remark, highlight=False, markup=False, soft_wrap=True)
+
+
+def print_wrong(console: Console, wrong: Sequence[Mistake]) -> None:
+    """A line for each image that is taken for another class."""
+    for one in wrong:
+        unknown = ", answered unknown" if one.unknown else ""
+        line = f"{one.image}: taken for {one.taken_for} ({100 * one.probability:.0f} %{unknown})"
+        console.print(shown(line), soft_wrap=True)
+    if not wrong:
+        console.print("no image is taken for another class", highlight=False)
 
 
 def print_open_set(console: Console, found: OpenSet) -> None:
