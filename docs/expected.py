@@ -28,6 +28,7 @@ class Taught:
         preset: what the file calls today's default; None where it was the default by then.
         file: below benchmarks/.
         looked_at: which photos were asked about.
+        again: whether all of them were taught once more at the end, in one update.
     """
 
     words: str
@@ -36,6 +37,7 @@ class Taught:
     preset: str | None
     file: str
     looked_at: str = "test photos"
+    again: bool = False
 
     def right(self) -> list[float]:
         """The share of those photos that was answered right, in percent, by draw."""
@@ -46,6 +48,7 @@ class Taught:
             if (line["data"], line["updates"], line["looked_at"]) == (self.data, self.updates, self.looked_at)
             and (line["backbone"], line["params"].get("preset")) == (evidence.NETWORK, self.preset)
             and set(line["params"]) <= {"preset", "threads", "verbose"}
+            and line.get("again", False) == self.again
         ]
         assert found, f"{self.file} has no such runs"
         return found

@@ -15,6 +15,10 @@ _UNTRAINED = (
     "Its adapter has never been trained, since that takes several classes at once: teach the next ones together, or "
     "all photos again in one folder, and it will answer better."
 )
+_PARTLY = (
+    "Its adapter was trained on {trained} of its {classes} classes: if you still have all photos, teach them again in "
+    "one folder, and it will most likely answer better."
+)
 
 
 def advice(classes: Sequence[str], merged: Mapping[str, int]) -> list[str]:
@@ -24,8 +28,13 @@ def advice(classes: Sequence[str], merged: Mapping[str, int]) -> list[str]:
     ([], [])
     >>> len(advice(["apple", "pear"], {}))
     1
+    >>> advice(["apple", "pear", "plum", "fig", "kiwi"], {"apple": 5, "pear": 5})[0].partition(":")[0]
+    'Its adapter was trained on 2 of its 5 classes'
     """
-    return [_UNTRAINED] if len(classes) > 1 and not merged else []
+    trained = sum(name in merged for name in classes)
+    if len(classes) < 2 or 2 * trained >= len(classes):
+        return []
+    return [_PARTLY.format(trained=trained, classes=len(classes)) if trained else _UNTRAINED]
 
 
 def remarks(backbone: Mapping[str, Any]) -> list[str]:
