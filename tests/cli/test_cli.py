@@ -277,6 +277,14 @@ def test_another_runs_folder(onea, arguments):
     assert "another run (seed 1 instead of 5)" in err
 
 
+def test_a_merge_that_is_stopped_does_not_speak_of_tasks(onea, monkeypatch):
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("onea.merging.files.merge_files", stopped)
+    assert onea("merge", "a", "b", "-o", "c")[::2] == (130, "onea: stopped; there is no result.\n")
+
+
 def test_stopped_before_it_has_begun_it_says_nothing(monkeypatch, capsys):
     """Loading the commands takes a moment, in which Ctrl-C showed where."""
 

@@ -87,7 +87,7 @@ _PHOTOS = (teach, predict, evaluate, check, info, classes, history, undo, forget
 for person, kept, commands in (
     ("Your photos", _AS_IT_WAS, _PHOTOS),
     ("Research", _KEPT, (demo, run, methods, stream, paper, report, compare)),
-    ("Merging and engineering", _KEPT, (merge, bench)),
+    ("Merging and engineering", "there is no result", (merge, bench)),
 ):
     for each in commands:
         settings = _LOOSE if each in (run, merge) else {}

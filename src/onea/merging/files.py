@@ -20,7 +20,7 @@ from onea.errors import OneaError, short
 from onea.files import check_path, read_tensors, unwritable, write_atomically, write_json
 from onea.merging import make_operator, operator_class
 from onea.merging.lora import CONFIG, WEIGHTS, Lora, check_alike, read_lora, write_lora
-from onea.merging.operator import Sizes, merge
+from onea.merging.operator import Sizes, check_held, check_mergeable, merge
 from onea.options import LARGEST
 from onea.tensors import Tensors
 from onea.text import now
@@ -101,6 +101,7 @@ def merge_files(
         (old_classes, old_samples), (new_classes, new_samples) = map(sum, zip(*counts[:-1], strict=True)), counts[-1]
         try:
             sizes = Sizes(old_classes, new_classes, old_samples, new_samples)
+            check_mergeable(merged, source.tensors)  # an operator of somebody else may not look
             result = merge(merging, merged, source.tensors, sizes, state)
             merged, state = result.tensors, result.state
         except OneaError as error:
@@ -262,8 +263,13 @@ def _write(out: Path, first: Source, merged: Tensors, rank: int | None, card: di
         return card
     card["truncation_error"] = None  # nothing is factored, so nothing is truncated
     tensors = {name: value.contiguous() for name, value in merged.items()}
-    write_atomically(out, save(tensors, {"format": "pt"}))
+    check_held(tensors)
     write_json(_card_beside(out), card)
+    try:
+        write_atomically(out, save(tensors, {"format": "pt"}))
+    except BaseException:  # also Ctrl-C: a card of nothing would be in the way of the next attempt
+        _card_beside(out).unlink(missing_ok=True)
+        raise
     return card
 
 
