@@ -7,7 +7,6 @@ import hashlib
 import json
 import math
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -217,8 +216,7 @@ def test_wrong_files_are_refused(tmp_path):
 
 
 def test_operators_of_others_get_only_what_can_be_merged(tmp_path, monkeypatch):
-    @dataclass(frozen=True)
-    class Theirs:
+    class Theirs:  # no dataclass, so it has no options
         title, needs = "Theirs", ""
 
         def __call__(self, accumulated, new, sizes, state):
@@ -228,6 +226,8 @@ def test_operators_of_others_get_only_what_can_be_merged(tmp_path, monkeypatch):
     a = write_matrices(tmp_path / "a.safetensors", 1)
     other = write_matrices(tmp_path / "s.safetensors", 2, **{"down.bias": torch.ones(5)})
     refused("Cannot merge 'down.bias': shapes", a, other, operator="theirs")
+    refused("Unknown option 'x'; there are none", a, a, operator="theirs", options={"x": 1})
+    assert merge_files([str(a), str(a)], str(tmp_path / "out.safetensors"), operator="theirs", classes=[1, 1])
 
 
 def test_a_result_that_its_type_cannot_hold_is_refused(tmp_path):

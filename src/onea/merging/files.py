@@ -49,8 +49,8 @@ class Source:
 
 
 def merge_files(
-    inputs: Sequence[Path],
-    out: Path,
+    inputs: Sequence[Path | str],
+    out: Path | str,
     *,
     operator: str = "one-a",
     options: Mapping[str, Any] | None = None,
@@ -88,13 +88,14 @@ def merge_files(
             f"operator or train with `onea run adapter --merge {operator}`."
         )
     merging = make_operator(operator, **(options or {}))
-    _check_request(inputs, out, classes, samples, rank)
-    first = read_source(inputs[0])
+    paths, out = [Path(path) for path in inputs], Path(out)
+    _check_request(paths, out, classes, samples, rank)
+    first = read_source(paths[0])
     _check_result(first, out, rank)
     counts = [_counts(0, first, classes, samples)]
     sources, merged = [first.about], first.tensors
     state: Tensors = {}
-    for index, path in enumerate(inputs[1:], 1):
+    for index, path in enumerate(paths[1:], 1):
         source = read_source(path)
         _check_same_kind(first, source)
         counts.append(_counts(index, source, classes, samples))

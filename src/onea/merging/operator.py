@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -23,12 +24,19 @@ class Sizes:
 
     >>> Sizes(accumulated_classes=40, new_classes=10, accumulated_samples=4000, new_samples=900).new_share
     0.2
+
+    Raises:
+        OneaError: a number is negative, or neither side knows a class.
     """
 
     accumulated_classes: float
     new_classes: float
     accumulated_samples: int
     new_samples: int
+
+    def __post_init__(self) -> None:
+        if min(dataclasses.astuple(self)) < 0 or not self.accumulated_classes + self.new_classes > 0:
+            raise OneaError(f"{self} cannot be: no number may be negative, and one side must know a class.")
 
     @classmethod
     def of(cls, accumulated: Mapping[str, int], new: Mapping[str, int]) -> Sizes:
