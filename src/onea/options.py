@@ -123,6 +123,8 @@ def _read(name: str, value: Any, hint: Any) -> Any:
         hint = next(kind for kind in get_args(hint) if kind is not types.NoneType)
     if get_origin(hint) is Literal:
         choices = get_args(hint)
+        if isinstance(value, bool) and "yes" in choices:  # which YAML makes of a plain yes or no
+            value = "yes" if value else "no"
         if value not in choices:
             raise OneaError(f"{name} is '{short(value)}'; choose one of: {', '.join(choices)}.")
         return value

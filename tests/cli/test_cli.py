@@ -224,12 +224,20 @@ def test_an_exploding_loss(onea, arguments):
     assert not Path("o").exists()
 
 
-@pytest.mark.parametrize("text", ["5: x\n", "options: 5\n", "tasks: .inf\n", "- a\n"])
+@pytest.mark.parametrize("text", ["5: x\n", "options: 5\n", "tasks: .inf\n", "- a\n", "seed: 1\nseed: 2\n", "out: o\n"])
 def test_a_config_file_that_makes_no_sense(text, onea, tmp_path):
     (tmp_path / "run.yaml").write_text(text)
     code, _, err = onea("run", "one-a", "--config", "run.yaml")
     assert code == 2
     assert len(err.strip().splitlines()) == 1
+
+
+def test_a_config_file_may_name_the_method_and_the_command_its_options(onea, arguments, tmp_path):
+    (tmp_path / "run.yaml").write_text("method: one-a\ncompile: no\nkappa: 3\n")
+    code, _, err = onea("run", "--config", "run.yaml", *arguments, "--out", "o", "--kappa", "5")
+    assert code == 0, err
+    record = json.loads(Path("o/record.json").read_text())
+    assert (record["config"]["method"], record["options"]["kappa"]) == ("one-a", 5)
 
 
 def test_a_config_file_that_is_not_text(onea, tmp_path):
