@@ -53,7 +53,7 @@ def run(
 
     loose = context.args
     if method and method.startswith("--"):  # click takes the first option that it does not know for the method
-        method, loose = None, [method, *loose]
+        loose, method = [method, *loose], None
     given |= {"method": method} if method else {}
     noted = read_yaml(config) if config else {}
     if wrong := next((name for name in noted if name.replace("-", "_") in _ON_THE_COMMAND_LINE), None):
