@@ -95,6 +95,14 @@ def test_classes_history_and_health(client):
     assert health | {"status": "ok", "name": "shop", "version": 1, "classes": 4, "teaching": True} == health
 
 
+@pytest.mark.parametrize("address", ["/", "/docs", "/healthz", "/metrics", "/classes"])
+def test_monitors_may_ask_for_the_head_alone(client, address):
+    answer = client.head(address)
+    assert (answer.status_code, answer.content) == (200, b"")
+    assert answer.headers["content-type"] == client.get(address).headers["content-type"]
+    assert client.head("/predict").status_code == 405
+
+
 def test_metrics_count_what_happened(client, tiny_images):
     client.post("/predict", files=form(photos(tiny_images, 0)[:2]))
     client.get("/no/such/address")
