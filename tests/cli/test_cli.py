@@ -293,6 +293,15 @@ def test_a_merge_that_is_stopped_does_not_speak_of_tasks(onea, monkeypatch):
     assert onea("merge", "a", "b", "-o", "c")[::2] == (130, "onea: stopped; there is no result.\n")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is always full")
+def test_no_space_for_what_is_printed_is_one_sentence():
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-m", "onea", "methods"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("onea: No space left for what is printed")
+    assert done.stderr.count("\n") == 1
+
+
 def test_stopped_before_it_has_begun_it_says_nothing(monkeypatch, capsys):
     """Loading the commands takes a moment, in which Ctrl-C showed where."""
 

@@ -8,10 +8,12 @@ import gc
 import os
 import re
 import sys
+from contextlib import suppress
 from io import TextIOWrapper
 from typing import NoReturn
 
 from onea.errors import OneaError, is_out_of_memory
+from onea.files import NO_SPACE
 from onea.text import sentence
 
 # Arguments that messages may name.
@@ -45,6 +47,12 @@ def main() -> None:
         if not is_out_of_memory(error):
             raise
         _stop("There is not enough memory for this; ask for less (batch size, rank, images), or use a larger machine.")
+    except OSError as error:  # of what is printed, or of a temporary file; other files have sentences of their own
+        if error.errno not in NO_SPACE:
+            raise
+        with suppress(OSError, ValueError):  # what is left to print would fail once more when the process ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _stop("No space left for what is printed or for temporary files; free some, or set TMPDIR to another disk.")
 
 
 def _collect_later() -> None:

@@ -67,6 +67,7 @@ def _guarded(command: Callable[..., None], kept: str) -> Callable[..., None]:
         try:
             _check_paths(options.values())
             command(*arguments, **options)
+            print(end="", flush=True)  # a full disk is told here, and not when the process ends
         except KeyboardInterrupt:
             typer.echo(f"onea: stopped; {kept}.", err=True)
             raise typer.Exit(130) from None
