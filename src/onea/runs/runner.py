@@ -37,7 +37,7 @@ from onea.text import now
 @renamed_arguments(memo="adapter_cache")
 def run(
     config: RunConfig,
-    folder: Path,
+    folder: Path | str,
     progress: Progress | None = None,
     adapter_cache: AdapterCache | None = None,
     *,
@@ -51,7 +51,7 @@ def run(
     >>> import tempfile
     >>> from onea.runs.config import make_config
     >>> config = make_config({"method": "simplecil", "data": "glyphs-mini", "tasks": 2, "per_class": 2, "threads": 1})
-    >>> record = run(config, Path(tempfile.mkdtemp()))
+    >>> record = run(config, tempfile.mkdtemp())
     >>> record["status"], len(record["metrics"]["A"])
     ('finished', 2)
 
@@ -66,7 +66,7 @@ def run(
         OneaError: it cannot be run as asked; the folder holds a model, another run, or a finished one of other images,
             weights or presets than those of now; another process is at it.
     """
-    progress = progress or Progress()
+    folder, progress = Path(folder), progress or Progress()
     if record := _finished(config, folder, progress):
         if is_first() and leftovers(folder, record):
             _tidy_finished(folder)
