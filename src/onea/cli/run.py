@@ -51,6 +51,8 @@ def run(
     from onea.runs.tracking import Tracking
     from onea.runtime import CombinedProgress
 
+    if track_to and not track:
+        raise OneaError("--track-to says where --track logs to; give --track tensorboard too, or leave it out.")
     loose = context.args
     if method and method.startswith("--"):  # click takes the first option that it does not know for the method
         loose, method = [method, *loose], None
