@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import re
 from pathlib import Path
 
@@ -211,6 +212,9 @@ def test_wrong_files_are_refused(tmp_path):
     refused("only on the new side", a, write_matrices(tmp_path / "m.safetensors", 2, more=torch.ones(1)))
     refused("NaN", a, write_matrices(tmp_path / "n.safetensors", 2, **{"down.bias": torch.full((4,), torch.nan)}))
     refused("shapes", a, write_matrices(tmp_path / "s.safetensors", 2, **{"down.bias": torch.ones(5)}))
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "pipe.safetensors")
+        refused("not a plain file", a, tmp_path / "pipe.safetensors")
     hollow = write_matrices(tmp_path / "h.safetensors", 2, more=torch.ones(0, 4))
     refused(r"'more': it holds no numbers \(shape \(0, 4\)\); leave it out", hollow, hollow)
 

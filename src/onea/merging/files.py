@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from onea.errors import OneaError, short
-from onea.files import check_path, read_tensors, unwritable, write_atomically, write_json
+from onea.files import check_path, read_plain, read_tensors, unwritable, write_atomically, write_json
 from onea.merging import make_operator, operator_class
 from onea.merging.lora import CONFIG, WEIGHTS, Lora, check_alike, read_lora, write_lora
 from onea.merging.operator import Sizes, check_held, check_mergeable, merge
@@ -194,10 +195,7 @@ def _read_folder(folder: Path) -> Source:
 
 
 def _read_tensors(path: Path) -> tuple[Tensors, str]:
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise OneaError(f"{path} cannot be read ({error.strerror}); check the path.") from error
+    content = read_plain(path, sys.maxsize, follow=True)  # a pipe would keep us waiting
     return read_tensors(content, str(path), "fetch it again"), hashlib.sha256(content).hexdigest()
 
 
