@@ -86,6 +86,11 @@ def write_json(path: Path, value: Any, remedy: str = "choose another folder") ->
     write_atomically(path, (json.dumps(value, indent=1, allow_nan=False) + "\n").encode(), remedy)
 
 
+def write_text(path: Path, text: str, remedy: str = "choose another folder") -> None:
+    """Replace ``path`` by this text in UTF-8; a file's name that is none is told by escapes, as terminals show it."""
+    write_atomically(path, text.encode(errors="backslashreplace"), remedy)
+
+
 def unwritable(folder: Path, size: int, error: OSError, remedy: str) -> OneaError:
     """What to tell a user when ``size`` bytes could not be written."""
     if error.errno in NO_SPACE:

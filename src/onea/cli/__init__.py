@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import atexit
+import codecs
 import gc
+import json
 import os
 import re
 import sys
@@ -37,7 +39,7 @@ def main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a name that the terminal cannot show must not end a command
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(errors="onea.escaped")
 
     try:
         app()
@@ -53,6 +55,19 @@ def main() -> None:
         with suppress(OSError, ValueError):  # what is left to print would fail once more when the process ends
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _stop("No space left for what is printed or for temporary files; free some, or set TMPDIR to another disk.")
+
+
+def _escaped(error: UnicodeError) -> tuple[str, int]:
+    r"""What an encoding lacks as JSON's escapes, so that lines of JSON stay valid; Python's own would spoil some.
+
+    >>> print("Äpfel 🍎".encode("ascii", "onea.escaped").decode())
+    \u00c4pfel \ud83c\udf4e
+    """
+    assert isinstance(error, UnicodeEncodeError)
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
+
+
+codecs.register_error("onea.escaped", _escaped)
 
 
 def _collect_later() -> None:
