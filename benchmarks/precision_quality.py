@@ -108,18 +108,9 @@ def main() -> None:
                 for seed in seeds
             ]
             if changes and way != base:
-                table.writerow(
-                    (
-                        data,
-                        "",
-                        f"{way} - {base}",
-                        f"{len(changes)} seeds",
-                        "",
-                        "",
-                        "",
-                        f"{statistics.mean(changes):+.2f}",
-                    )
-                )
+                method = records[data, way, seeds[0]]["config"]["method"]
+                change = f"{statistics.mean(changes):+.2f}"
+                table.writerow((data, method, f"{way} - {base}", f"{len(changes)} seeds", "", "", "", change))
     print(given.out.read_text(), end="")
 
 

@@ -9,7 +9,7 @@ unknown where 5 % of known ones are stated, the area under the ROC curve, that o
 features, and the calibration error of the probabilities. ``--validate`` looks at a quarter of the training photos
 instead; whatever is chosen is chosen there. ``--validate alike`` holds out whole groups of photos that look alike, for
 photos taken in series. ``--updates`` teaches the classes in so many parts, as uneven as ``--gamma`` says (1: equal);
-``--per-class`` bounds the photos that a class is taught with.
+``--per-class`` bounds the photos that a class is taught with. ``--again`` ends with one more update of all photos.
 
 Two recipes are compared by runs that differ in ``--params`` alone: the seed draws the same classes, photos and order.
 ``chosen`` is what their preset chose; in earlier lines, which lack it, no preset (or ``auto``) is today's ``thorough``.
@@ -93,6 +93,7 @@ def main() -> None:
     parser.add_argument("--classes", required=True, type=int)
     parser.add_argument("--updates", type=int, default=1)
     parser.add_argument("--gamma", type=float, default=0.01)
+    parser.add_argument("--again", action="store_true", help="teach all of them once more at the end, in one update")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--far", type=Path)
     parser.add_argument("--validate", nargs="?", const="random", choices=("random", "alike"))
@@ -114,6 +115,8 @@ def main() -> None:
     for size in (sizes[row] for row in shuffled):
         model.learn(*labelled(train, rest[:size]))
         rest = rest[size:]
+    if given.again:
+        model.learn(*labelled(train, known))
     seconds, answers = time.perf_counter() - started, model.snapshot()
 
     def seen(files: Any) -> Tensor:
@@ -127,7 +130,7 @@ def main() -> None:
         "data": given.data.name,
         "looked_at": LOOKED_AT[given.validate],
         "backbone": answers.state.backbone["name"],
-        **{name: getattr(given, name) for name in ("classes", "per_class", "updates", "gamma", "seed", "params")},
+        **{name: getattr(given, name) for name in ("classes", "per_class", "updates", "gamma", "again", "seed", "params")},
         "chosen": chosen(model),
         "seconds": round(seconds, 1),
         "trained": [update["trained"] for update in model.history],

@@ -303,7 +303,9 @@ def methods_seeds() -> str:
     found: dict[int, list[str]] = {}
     for name, runs in main_runs("cifar100").items():
         if name != PLUS:
-            found.setdefault(min(len(runs.records), len(main_runs("cub200")[name].records)), []).append(runs.title)
+            counts = [len(runs.records), len(main_runs("cub200")[name].records)]
+            only = "" if counts[0] == counts[1] else f" (on {('CIFAR-100', 'CUB-200')[counts.index(min(counts))]})"
+            found.setdefault(min(counts), []).append(runs.title + only)
     most, *fewer = sorted(found, reverse=True)
     if not fewer:
         return f"{counted(most)} each"

@@ -321,3 +321,25 @@ def test_hours_that_runs_share_count_once() -> None:
     assert reproduction.work_of([*shared, made("13:00", "13:30", 900)]) == (3, 1.25, 2.0, 2)
     after = made("11:30", "12:00", 0)  # begins when another ends: never two at once
     assert reproduction.work_of([shared[1], after]).at_once == 1
+
+
+def test_the_table_of_frozen_blocks_follows_from_its_runs() -> None:
+    runs: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
+    for line in json_lines("frozen-blocks-nvidia-h200.jsonl"):
+        options = line["options"]
+        if options.get("freeze_at") and not line["changed"]:
+            left_out = "half" if options["patch_drop_rate"] == 0.5 else "a third"
+            name = f"after {options['freeze_at']:.0%}: last {options['adapter_blocks']}, {left_out}"
+        else:
+            name = "all" if not options and not line["changed"] else "another"
+        runs[line["data"], name][line["seed"]] = line["A_T"]
+    told = [row for row in lines("trials-frozen-half.csv") if "share" not in row["blocks that learn"]]
+    compared = 0
+    for row in told:
+        name = row["blocks that learn"].rstrip("*").replace(" %", "%")
+        for data, column in (("cub200", "difference"), ("cifar100", "its difference")):
+            if row[column] and name.startswith("after"):
+                found, base = runs[data, name], runs[data, "all"]
+                assert f"{fmean(found[seed] - base[seed] for seed in base):+.1f}" == row[column]
+                compared += 1
+    assert compared == 11

@@ -140,6 +140,23 @@ def test_what_is_far_away_or_near_the_background_is_less_typical():
     assert rule.total(usual) > rule.total(far) + 10
 
 
+@pytest.mark.parametrize("images", [6, 40])
+@pytest.mark.parametrize("background", [0, 5])
+def test_what_is_far_from_the_only_class_is_less_typical(images, background):
+    """No other class is there to compare with, and no direction from the mean of all means, which is its own."""
+    draw = torch.Generator().manual_seed(3)
+    spread = torch.linspace(0.2, 2, WIDTH)  # a class that is wide in some directions claims what lies there
+    taught, others = (spread * torch.randn(n, WIDTH, generator=draw) for n in (images, 100))
+    taught -= taught.mean(0)
+    only = ClassStatistics.empty(WIDTH, directions=4).add(taught, torch.zeros(images, dtype=torch.int64))
+    signals = Signals(only, likelihoods=True, background=9 * others[:background])
+    scores = make_classifier("rgda").fit(only)
+    seen = signals(taught, scores(taught))
+    rule = Typicality(signals, seen, seen[:0])
+    nearer, farther = (rule(features, scores(features)) for features in (others, 3 * others))
+    assert (nearer > farther).all()
+
+
 def test_the_fit_is_where_the_slope_of_its_objective_ends():
     draw = torch.Generator().manual_seed(5)
     first, second = (torch.randn(n, 3, generator=draw).double() + shift for n, shift in ((40, 0.7), (90, -0.4)))

@@ -78,6 +78,13 @@ def test_predict_in_three_forms(onea, shop, tiny_images):
     assert [float(row["probability_1"]) for row in rows] == [line["top"][0]["probability"] for line in lines]
 
 
+def test_odd_tags_of_a_photo_are_not_complained_about(onea, shop, recwarn):
+    cut_short = b"Exif\0\0II*\0\x08\0\0\0\x05\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\x0f\x01\x02\0\xff\0"
+    Image.new("RGB", (40, 30)).save("photo.jpg", exif=cut_short)
+    assert onea("predict", "shop.onea", "photo.jpg")[0] == 0
+    assert [str(one.message) for one in recwarn if "PIL" in one.filename] == []
+
+
 def test_predict_takes_another_rate_of_unknown(onea, shop, tiny_images):
     def unknown(rate: str) -> int:
         return onea("predict", "shop.onea", str(tiny_images / "test"), "--csv", "--unknown", rate)[1].count("unknown")
@@ -98,6 +105,20 @@ def test_evaluate_draws_and_lists_the_worst_first(onea, shop, tiny_images):
     assert "most frequent mistakes" in out
     assert "% of 9 images right" in out
     assert Image.open("seen.png").width > 500
+
+
+def test_evaluate_names_the_photos_that_are_taken_for_another_class(onea, shop, tiny_images):
+    shutil.copytree(tiny_images / "test/class01", "photos/class00")  # under another name
+    told = json.loads(onea("evaluate", "shop.onea", "photos", "--json")[1])
+    wrong = told["wrong"]
+    assert len(wrong) == sum(one["images"] for one in told["confusions"]) > 0
+    assert {one["class"] for one in wrong} == {"class00"}
+    assert sorted((one["probability"] for one in wrong), reverse=True) == [one["probability"] for one in wrong]
+    code, out, _ = onea("evaluate", "shop.onea", "photos", "--wrong")
+    assert code == 0
+    lines = [line for line in out.splitlines() if ": taken for " in line]
+    assert [line.partition(":")[0] for line in lines] == [one["image"] for one in wrong]
+    assert all(Path(one["image"]).is_file() for one in wrong)
 
 
 @pytest.fixture
@@ -160,6 +181,7 @@ def test_rename_forget_and_undo(onea, shop, tiny_images):
         "no longer answers class01, class02; it knows 1 class now"
         in onea("forget", "shop.onea", "class01", "class02", "class01")[1]
     )
+    assert " right, of all 3 classes of version 1\n" in onea("history", "shop.onea")[1], "not of those known now"
     code, out, _ = onea("undo", "shop.onea")
     assert code == 0
     assert "undid version 3 (forgot class01, class02)" in out
@@ -176,6 +198,8 @@ def test_export_says_what_the_file_wants(onea, shop):
     assert "shop.pt2: 3 classes, version 1" in out
     assert "float32 [N, 3, 32, 32], RGB, pixels in 0..1" in out
     assert json.loads(Path("shop.pt2.json").read_text())["classes"] == ["class00", "class01", "class02"]
+    assert onea("forget", "shop.onea", "class01", "class02")[0] == 0
+    assert "shop.pt2: 1 class, version 2" in onea("export", "shop.onea", "--to", "torch")[1]
     code, _, err = onea("export", "shop.onea", "--to", "onyx")
     assert code == 2
     assert "did you mean 'onnx'" in err

@@ -20,6 +20,7 @@ from onea.classifiers.familiarity import NO_BACKGROUND
 from onea.errors import OneaError
 from onea.model import learning
 from onea.model.background import MOST_FEATURES, kept_rows, like_known
+from onea.model.card import card
 from onea.model.export import Graph
 from onea.model.fingerprints import NO_PRINTS
 from onea.model.state import NO_ROWS
@@ -317,3 +318,12 @@ def test_a_damaged_background_is_named(model, files, tmp_path, spoil, reason):
     rewritten(path / "states/000002", tensors | ({} if spoiled is None else {"background": spoiled.contiguous()}))
     with pytest.raises(OneaError, match=rf"damaged .*{reason}"):
         onea.load(path)
+
+
+def test_a_model_of_one_class_still_answers_with_it_beside_a_background(tiny_vit, files):
+    model = teach(tiny_model(tiny_vit), files, KNOWN[0])
+    familiar = model.familiarity(files["class01"] + files[KNOWN[0]])
+    model.learn_background(files["class02"])
+    assert (model.familiarity(files["class01"] + files[KNOWN[0]]) == familiar).all(), "it counts from the second on"
+    assert set(model.predict(files[KNOWN[0]])) == {KNOWN[0]}
+    assert "Told by their distance to the only class." in card(model.snapshot().state, "shop.onea")

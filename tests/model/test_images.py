@@ -168,13 +168,30 @@ def test_what_is_no_photo_in_a_class_folder_is_left_out_and_told(tmp_path, files
         read_labelled(tmp_path, None, SIDE)
 
 
-def test_photos_beside_class_folders_of_groups_are_left_out(tmp_path, files):
-    for name in ("monday/a/1.png", "monday/b/2.png", "monday/loose.png", "tuesday/c/3.png", "notes.txt"):
+def test_what_is_no_photo_beside_class_folders_of_groups_is_left_out(tmp_path, files):
+    for name in ("monday/a/1.png", "monday/b/2.png", "monday/README", "tuesday/c/3.png", "notes.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).write_bytes(files[0].read_bytes())
     batch = read_labelled(tmp_path, None, SIDE)
     assert batch.labels == ("a", "b", "c")
-    assert [Path(name).name for name in batch.left_out] == ["notes.txt", "loose.png"]
+    assert [Path(name).name for name in batch.left_out] == ["notes.txt", "README"]
+
+
+@pytest.mark.parametrize("others", [(), ("kiwi/1.png",), ("kiwi/1.png", "kiwi/more/2.png")])
+def test_photos_beside_a_folder_of_their_class_are_not_passed_over(tmp_path, files, others):
+    for name in ("lemon/1.png", "lemon/2.png", "lemon/edited/3.png", *others):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_bytes(files[0].read_bytes())
+    with pytest.raises(OneaError, match=r"(lemon|kiwi) holds photos \(1.png\) and folders \((edited|more)\): put all"):
+        read_labelled(tmp_path, None, SIDE)
+
+
+def test_thumbnails_of_a_disk_station_are_no_photos(tmp_path, files):
+    for name in ("a/1.png", "a/@eaDir/1.png/THUMB.jpg", "@eaDir/a.png", "__MACOSX/a/1.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_bytes(files[0].read_bytes())
+    assert read_labelled(tmp_path, None, SIDE).labels == ("a",)
+    assert find_images(tmp_path) == [tmp_path / "a/1.png"]
 
 
 def test_a_heic_photo_is_found(tmp_path):

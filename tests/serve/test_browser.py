@@ -166,13 +166,16 @@ def test_single_photos_are_removed_and_several_classes_taught_at_once(open_page,
         folder.mkdir(exist_ok=True)
         saved(folder / label, photos(tiny_images, of, "test"))
     (folder / "pear/notes.txt").write_text("from Monday")
+    (folder / "pear/Thumbs.db").write_text("left by a file manager")
+    (folder / "pear/._0.png").write_text("and by another")
+    saved(folder / "@eaDir", photos(tiny_images, 5, "test"))
     page.locator("#teach-folder").set_input_files(folder)
     page.locator("#lined > li").nth(2).wait_for()
     lined = [line.split("\n")[0] for line in page.locator("#lined > li").all_inner_texts()]
     assert lined == ["plum · 5 photos Remove", "class00 · 3 photos Remove", "pear · 3 photos Remove"]
     page.get_by_label("Token").fill(TOKEN)
     page.get_by_role("button", name="Teach", exact=True).click()
-    page.get_by_text("Learned “3 classes” from 11 photos").wait_for()
+    page.get_by_text("Learned “plum, class00 and pear” from 11 photos").wait_for()
     page.get_by_text("Knows 6 classes · version 2").wait_for()
     assert page.locator("#lined > li").count() == 0
     assert onea_load(shop).snapshot().state.images == [9, 6, 6, 6, 3, 5]
@@ -214,7 +217,7 @@ def test_a_folder_is_dragged_onto_the_page(open_page, shop, tiny_images, tmp_pat
     assert lined == ["pear · 6 photos Remove", "plum · 120 photos Remove"]
     page.get_by_label("Token").fill(TOKEN)
     page.get_by_role("button", name="Teach", exact=True).click()
-    page.get_by_text("Learned “2 classes” from 126 photos").wait_for()
+    page.get_by_text("Learned “pear and plum” from 126 photos").wait_for()
     assert onea_load(shop).snapshot().state.images == [6, 6, 6, 6, 6, 6]  # each photo of plum came twenty times
 
     drop(page, "#ask-drop", day / "pear", day / "plum/0.png")
@@ -256,6 +259,7 @@ def test_no_this_is(open_page, shop, tiny_images, tmp_path):
 
 def test_rename_and_forget(open_page, shop):
     page = open_page(1280)
+    assert page.get_by_text("Choose a class to rename it, make it one with another, or forget it.").is_visible()
     page.locator("#classes").get_by_role("button", name="class01").click()
     page.get_by_role("button", name="Rename", exact=True).click()
     page.get_by_label("New name for “class01”").fill("pear")
@@ -271,12 +275,26 @@ def test_rename_and_forget(open_page, shop):
     page.get_by_text("Knows 3 classes · version 3").wait_for()
     assert onea_load(shop).classes_.tolist() == ["class00", "class03", "pear"]
     assert page.locator("#history-rows td").nth(2).text_content() == "Forgot class02"
+    assert "of all 4 classes of version 1: " in page.locator("#overall").inner_text(), "not of those known now"
     page.locator("#classes").get_by_role("button", name="class03").click()
     page.get_by_label("New name for “class03”").fill("pear")
     page.get_by_role("button", name="Rename", exact=True).click()
     page.get_by_role("button", name="Really make “class03” and “pear” one class?").click()
     page.get_by_text("“class03” is part of “pear” now. Version 4 answers now").wait_for()
     assert onea_load(shop).classes_.tolist() == ["class00", "pear"]
+
+
+def test_the_longest_name_does_not_widen_the_page(open_page):
+    page = open_page(390)
+    page.get_by_label("Token").fill(TOKEN)
+    page.locator("#classes").get_by_role("button", name="class01").click()
+    page.get_by_label("New name for “class01”").fill(200 * "w")
+    page.get_by_role("button", name="Rename", exact=True).click()
+    page.get_by_text("Version 2 answers now").wait_for()
+    page.locator("#check-summary").click()
+    page.get_by_role("button", name="Undo the last update").click()
+    page.get_by_role("button", name="Really undo").wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
 def test_the_keyboard_reaches_everything_and_shows_where_it_is(open_page):
@@ -317,5 +335,6 @@ def test_without_a_token_the_page_says_that_teaching_is_off(browser, shop):
         page.goto(address)
         page.get_by_text("Teaching is switched off here").wait_for()
         assert page.get_by_label("Class name").is_hidden()
+        assert page.get_by_text("Choose a class to rename it").is_hidden()
         assert page.get_by_role("button", name="Undo").count() == 0
         page.close()

@@ -128,7 +128,7 @@ def test_a_model_taught_class_by_class_says_what_would_help(tiny_vit, tiny_image
 
 def test_what_is_no_photo_in_a_zip_is_left_out_and_told(client, tiny_images):
     files = {f"day/plum/{n}.png": content for n, content in enumerate(photos(tiny_images, 4))}
-    files |= {"day/plum/notes.txt": b"x", "day/loose.png": photos(tiny_images, 5)[0]}
+    files |= {"day/plum/notes.txt": b"x", "loose.png": photos(tiny_images, 5)[0]}
     report = job_end(client, client.post("/learn", files={"zip": ("a.zip", zipped(files))}, headers=TEACHER))
     assert (report["classes"], report["images"]) == (["plum"], 6)
     assert "2 files left out (no photo, or in no class folder): notes.txt, loose.png" in report["remarks"]

@@ -308,6 +308,7 @@ def bomb() -> bytes:
         (zipped({"0.png": png(), "1.png": png()}), 422, "is not an image in a class folder"),
         (zipped({"a/b/c/d.png": png()}), 422, "is not an image in a class folder"),
         (zipped({"a/x/1.png": png(), "b/x/1.png": png()}), 422, "is not an image in a class folder"),
+        (zipped({"a/1.png": png(), "a/x/2.png": png()}), 422, "'a/1.png' in the zip lies beside folders; make it of"),
         (zipped({"plum/0.png": png(), "plum/1.png": b"x"}), 422, "1 of 2 images cannot be read (plum/1.png: it is not"),
         (zipped({"plum/0.png": png()}), 422, "Class 'plum' has one image"),
         (zipped({"unknown/0.png": png(), "unknown/1.png": png()}), 422, "cannot be called 'unknown'"),

@@ -169,6 +169,8 @@ class Typicality(Familiarity):
     to the background than to any class.
 
     The weights are those that best tell known images that were held out from images of classes that were left out.
+    Of a single class only the distance tells anything: its mean is that of all means, to which there is no direction;
+    there is no other that an image might rather be; and what is far away is likeliest where the class is widest.
 
     Args:
         signals: from features and scores.
@@ -179,6 +181,7 @@ class Typicality(Familiarity):
     def __init__(self, signals: Signals, seen: Tensor, strange: Tensor):
         super().__init__(weights=fitted_weights(seen, strange))
         self.signals, self.scale = signals, SignalScaler(seen)
+        self.alone = len(signals.get_buffer("targets")) == 1
 
     def forward(self, features: Tensor, scores: Tensor) -> Tensor:
         """How typical images are of what was taught."""
@@ -187,6 +190,8 @@ class Typicality(Familiarity):
     def total(self, deviations: Tensor) -> Tensor:
         """The same from signals as deviations, ``[N, 5]``."""
         *_, away, nearer = deviations.unbind(1)
+        if self.alone:
+            return _SPREAD * away
         penalties = 4 * (away + _FAR).clamp_max(0) + 2 * nearer.clamp_max(0)
         total: Tensor = deviations[:, : len(WEIGHTED)] @ self.get_buffer("weights") + penalties
         return total

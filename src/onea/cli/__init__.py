@@ -10,6 +10,7 @@ import json
 import os
 import re
 import sys
+import warnings
 from contextlib import suppress
 from io import TextIOWrapper
 from typing import NoReturn
@@ -37,6 +38,7 @@ def main() -> None:
     atexit.register(_leave)
     # Threads that wait by spinning bring a shared machine to a crawl; must be set before torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    warnings.filterwarnings("ignore", module="PIL")  # it would tell every odd tag of every photo
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a name that the terminal cannot show must not end a command
             stream.reconfigure(errors="onea.escaped")

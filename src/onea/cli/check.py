@@ -45,13 +45,17 @@ def check(
     from onea.model.folder import read_manifest, read_state
     from onea.model.images import CLASS_FOLDERS, check_folder, read_labelled
     from onea.model.sentences import left_out_fields, left_out_sentences
+    from onea.model.state import KNOWS_NOTHING
     from onea.text import printable
 
     check_on_bad(on_bad)
     if most < 1:
         raise OneaError(f"--most is {most}; ask for at least one row.")
     if folder is None:
-        found = check_model(read_state(model, read_manifest(model).versions.present))
+        state = read_state(model, read_manifest(model).versions.present)
+        if not state.classes:
+            raise OneaError(KNOWS_NOTHING)
+        found = check_model(state)
         pictures = []
     else:
         check_folder(folder, CLASS_FOLDERS)

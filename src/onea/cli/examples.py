@@ -12,7 +12,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "onea teach shop.onea --background photos/background",
     ),
     "predict": ("onea predict shop.onea photo.jpg", "onea predict shop.onea new --json"),
-    "evaluate": ("onea evaluate shop.onea photos/test", "onea evaluate shop.onea photos/test --json"),
+    "evaluate": ("onea evaluate shop.onea photos/test", "onea evaluate shop.onea photos/test --wrong"),
     "check": ("onea check shop.onea", "onea check shop.onea photos/monday"),
     "info": ("onea info shop.onea",),
     "classes": ("onea classes shop.onea",),

@@ -154,6 +154,9 @@ def evaluate(
             "of known images that may be answered 'unknown', instead of the model's; both may be given."
         ),
     ] = None,
+    wrong: Annotated[
+        bool, typer.Option("--wrong", help="List the images that are taken for another class, the surest first.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="All of it as JSON; a picture only with --out.")] = False,
     on_bad: OnBad = RunConfig.on_bad,
     backbone: MovedBackbone = None,
@@ -166,7 +169,7 @@ def evaluate(
 
     from rich.console import Console
 
-    from onea.cli.model_display import print_evaluation, print_open_set
+    from onea.cli.model_display import print_evaluation, print_open_set, print_wrong
     from onea.model.confusion import confusion_picture
     from onea.model.estimator import load_for
     from onea.model.evaluation import evaluate as ask
@@ -190,6 +193,8 @@ def evaluate(
         print(printable(json.dumps(found.as_json(), ensure_ascii=False)))
     else:
         print_evaluation(Console(), found)
+        if wrong:
+            print_wrong(Console(), found.wrong)
         if found.open_set:
             print_open_set(Console(), found.open_set)
     if picture:
@@ -266,6 +271,7 @@ def export(
     from onea.model.estimator import load_for
     from onea.model.export import ENDINGS
     from onea.model.export import export as write
+    from onea.text import count
     from onea.vit.onnx_files import OPSET
 
     if to not in ENDINGS:
@@ -277,7 +283,8 @@ def export(
     place = out or named.with_suffix(ENDINGS[to])
     done = write(loaded, to, place, preprocess=preprocess, precision=precision, check=check)  # type: ignore[arg-type]
     opset = f", opset {OPSET}" if to == "onnx" else ""
-    print(f"{done.path}: {len(loaded.classes):,} classes, version {loaded.version}, {precision}{opset}")
+    known = count(len(loaded.classes), "class", "classes")
+    print(f"{done.path}: {known}, version {loaded.version}, {precision}{opset}")
     print(f"{done.input}; see {done.description}")
     if done.quality is None:
         print(f"differs from the model by at most {done.difference:.1g}")

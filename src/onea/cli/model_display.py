@@ -29,7 +29,7 @@ _UNLIMITED = 100_000  # columns of a terminal
 if TYPE_CHECKING:
     from onea.model.answers import Answer
     from onea.model.estimator import OneA
-    from onea.model.evaluation import Evaluation, OpenSet
+    from onea.model.evaluation import Evaluation, Mistake, OpenSet
     from onea.model.quality import Quality
 
 
@@ -140,6 +140,16 @@ def print_evaluation(console: Console, found: Evaluation) -> None:
         console.print(remark, highlight=False, markup=False, soft_wrap=True)
 
 
+def print_wrong(console: Console, wrong: Sequence[Mistake]) -> None:
+    """A line for each image that is taken for another class."""
+    for one in wrong:
+        unknown = ", answered unknown" if one.unknown else ""
+        line = f"{one.image}: taken for {one.taken_for} ({100 * one.probability:.0f} %{unknown})"
+        console.print(shown(line), soft_wrap=True)
+    if not wrong:
+        console.print("no image is taken for another class", highlight=False)
+
+
 def print_open_set(console: Console, found: OpenSet) -> None:
     """How well images of known classes are told from unknown ones, at any threshold and at the model's own."""
     own = found.answers_unknown
@@ -173,9 +183,10 @@ def print_history(console: Console, updates: Sequence[dict[str, Any]], kept: Seq
             )
             counted = ", ".join(filter(None, (*counts, seconds)))
             _print_block(console, shown(f"{version}  {date}  {what}"), [counted, right])
-    measured = [update for update in updates if update.get("overall_accuracy") is not None]
-    for sentence in held_out_sentences(measured[-1], own=False) if measured else ():
-        console.print(sentence, highlight=False)
+    measured = [update for update in updates if update.get("overall_accuracy") is not None][-1:]
+    for update in measured:
+        then = "" if update is updates[-1] else f" of version {update['version']}"  # classes may have gone since
+        console.print("".join(held_out_sentences(update, own=False)) + then, highlight=False)
     earlier = ", ".join(map(str, kept[:-1])) or "none"
     console.print(f"present version {kept[-1]}; undo can go back to: {earlier}", highlight=False)
 

@@ -19,6 +19,13 @@ from onea.data.dataset import Dataset, MissingData
 from onea.errors import OneaError
 from onea.files import check_path
 
+ENDINGS = (
+    *(".jpg", ".jpeg", ".jfif", ".png", ".webp", ".avif", ".heic", ".heif", ".hif", ".bmp", ".gif", ".tif", ".tiff"),
+    *(".ppm", ".jp2", ".tga", ".qoi"),
+)
+# What file managers, disk stations and zips leave in folders of pictures.
+_LITTER = ("thumbs.db", "desktop.ini", "@eadir", "__macosx")
+
 
 class NoClassFoldersError(OneaError):
     """A folder without class folders, so that nothing says what its images show."""
@@ -178,7 +185,23 @@ def _lines(path: Path) -> list[str]:
         raise OneaError(f"Cannot read the list {path}: {error.strerror}.") from None
 
 
-_LITTER = ("thumbs.db", "desktop.ini")  # what a file manager leaves in folders of pictures
+def is_photo(name: str) -> bool:
+    """Whether a file in a folder is taken for a photo: by its ending, or because it has none.
+
+    >>> is_photo("IMG_1.HEIC"), is_photo("IMG_1.AAE"), is_photo("scan")
+    (True, False, True)
+    """
+    ending = Path(name).suffix.lower()
+    return not ending or ending in ENDINGS
+
+
+def passed_over(name: str) -> bool:
+    """Whether a file or folder is nobody's photo: hidden, or left there by a program.
+
+    >>> passed_over(".DS_Store"), passed_over("@eaDir"), passed_over("Thumbs.db"), passed_over("kiwi")
+    (True, True, True, False)
+    """
+    return name.startswith(".") or name.lower() in _LITTER
 
 
 @dataclass(frozen=True)
@@ -196,7 +219,7 @@ def _list(path: Path) -> _Listing:
     try:
         with os.scandir(path) as entries:  # it knows folders from files without a look at each
             for entry in entries:
-                if entry.name.startswith(".") or entry.name.lower() in _LITTER:
+                if passed_over(entry.name):
                     continue
                 if entry.is_dir():
                     folders.append(path / entry.name)
@@ -228,7 +251,14 @@ def _images(folder: Path, inside: _Listing, root: Path) -> list[ImageFile]:
 
 
 def _check_only_groups(inside: dict[Path, _Listing]) -> None:
-    """Where one folder holds folders, all must: half classes and half groups would be a guess."""
+    """Where one folder holds folders, all must, and no photos: half classes and half groups would be a guess."""
+    for folder, listing in inside.items():
+        photos = [file.name for file in listing.files if file.suffix.lower() in ENDINGS]
+        if listing.folders and photos:
+            raise OneaError(
+                f"{folder} holds photos ({photos[0]}) and folders ({listing.folders[0].name}): put all images of a "
+                "class into one folder, with no folder in it."
+            )
     a_group = next(folder for folder, listing in inside.items() if listing.folders)
     for folder, listing in inside.items():
         if listing.files and not listing.folders:

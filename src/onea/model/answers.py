@@ -19,7 +19,7 @@ from onea.model import calibration
 from onea.model.engine import Engine
 from onea.model.images import DecodedImages, read_unlabelled
 from onea.model.names import UNKNOWN
-from onea.model.state import State
+from onea.model.state import KNOWS_NOTHING, State
 from onea.runtime import NOBODY, Progress
 from onea.text import count
 
@@ -139,7 +139,7 @@ class Snapshot:
     def check_taught(self) -> None:
         """Refuse to go on where no class is known."""
         if not self.classes:
-            raise OneaError("The model knows no class yet; teach it some first.")
+            raise OneaError(KNOWS_NOTHING)
 
     def check_rate(self, false_alarms: float) -> None:
         """Refuse a share of known images answered ``unknown`` that the held-out images are too few to tell."""

@@ -83,6 +83,8 @@ def _unknown(state: State) -> list[str]:
     """How known images are told from others, where it was measured."""
     if len(state.familiar) or not len(state.margins):
         return []
+    if len(state.classes) == 1:
+        return ["## Unknown images", "", "Told by their distance to the only class.", ""]
     weights = fitted_weights(state.margins, state.hidden).tolist()
     told = ", ".join(f"{name} {weight:.2f}" for name, weight in zip(WEIGHTED, weights, strict=True))
     return [

@@ -116,6 +116,25 @@ class ClassResult:
 
 
 @dataclass(frozen=True)
+class Mistake:
+    """An image whose nearest class is another than its own.
+
+    Attributes:
+        image: its path or number.
+        label: the class that it shows.
+        taken_for: the nearest class.
+        probability: of that class, supposing that the image shows one of the model's.
+        unknown: whether it was answered ``unknown`` all the same.
+    """
+
+    image: str
+    label: str
+    taken_for: str
+    probability: float
+    unknown: bool
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """What a model answered on labelled images.
 
@@ -135,6 +154,7 @@ class Evaluation:
         taught_before: how many of the images the model was taught with, which says little about new ones.
         left_out: files of the folder that are no photos by their ending, or lie in no class folder.
         skipped: ``path: reason`` of each image that could not be read.
+        wrong: the images of classes that were taught and are taken for others, the surest first.
     """
 
     classes: tuple[str, ...]
@@ -146,6 +166,7 @@ class Evaluation:
     taught_before: int = 0
     left_out: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
+    wrong: tuple[Mistake, ...] = ()
 
     @property
     def remarks(self) -> list[str]:
@@ -238,6 +259,16 @@ class Evaluation:
                 {"class": name, "taken_for": answer, "images": images}
                 for name, answer, images in self.confusions(self.confusion.size)
             ],
+            "wrong": [
+                {
+                    "image": one.image,
+                    "class": one.label,
+                    "taken_for": one.taken_for,
+                    "probability": one.probability,
+                    "unknown": one.unknown,
+                }
+                for one in self.wrong
+            ],
             "open_set": self.open_set and self.open_set.as_json(),
             "skipped": list(self.skipped),
         }
@@ -288,9 +319,23 @@ def evaluate(
         unfamiliar = model.judge(strange).familiarity
         open_set = OpenSet(judged.familiarity[taught], right[taught], unfamiliar, model.threshold)
     taught_before = len(model.state.taught_as(fingerprints(batch.pixels)))
-    skipped = (*batch.skipped, *(strange.skipped if strange else ()))
+    wrong = [
+        Mistake(answer.image, truth, *answer.top[0], answer.unknown)
+        for truth, answer in zip(batch.labels, answers, strict=True)
+        if truth in model.classes and truth != answer.top[0][0]
+    ]
+    wrong.sort(key=lambda mistake: -mistake.probability)
     return Evaluation(
-        classes, confusion, unknown_of, never, model.version, open_set, taught_before, batch.left_out, skipped
+        classes,
+        confusion,
+        unknown_of,
+        never,
+        model.version,
+        open_set,
+        taught_before,
+        left_out=batch.left_out,
+        skipped=(*batch.skipped, *(strange.skipped if strange else ())),
+        wrong=tuple(wrong),
     )
 
 

@@ -15,7 +15,7 @@ from PIL import Image
 from onea.data.assemble import natural_key
 from onea.data.dataset import Pixels
 from onea.data.decode import BadImage, fit, read_image, upright_rgb
-from onea.data.folders import NoClassFoldersError, Tree, read_tree, unlistable
+from onea.data.folders import NoClassFoldersError, Tree, is_photo, passed_over, read_tree, unlistable
 from onea.data.many_files import in_threads
 from onea.data.unreadable import OnBad, bad_files
 from onea.errors import OneaError
@@ -23,10 +23,6 @@ from onea.model.arrays import images_in, is_array, is_list, to_image
 from onea.model.names import is_number, name_of
 from onea.runtime import NOBODY, Progress
 
-ENDINGS = (
-    *(".jpg", ".jpeg", ".jfif", ".png", ".webp", ".avif", ".heic", ".heif", ".hif", ".bmp", ".gif", ".tif", ".tiff"),
-    *(".ppm", ".jp2", ".tga", ".qoi"),
-)
 CLASS_FOLDERS = "one folder of images for each class"
 Purpose = Literal["learn", "evaluate", "score"]
 _IMAGE_COLUMNS, _LABEL_COLUMNS = ("image", "img", "images"), ("label", "labels", "fine_label", "class")
@@ -111,8 +107,8 @@ def find_images(path: Path) -> list[Path]:
             folders.clear()
             continue
         seen.add(real)
-        folders[:] = sorted((name for name in folders if not name.startswith(".")), key=natural_key)
-        wanted = (name for name in files if is_photo(name) and not name.startswith("."))
+        folders[:] = sorted((name for name in folders if not passed_over(name)), key=natural_key)
+        wanted = (name for name in files if is_photo(name) and not passed_over(name))
         found.extend(Path(place) / name for name in sorted(wanted, key=natural_key))
     if not found:
         raise OneaError(f"There are no images below {path}; give image files or a folder that holds some.")
@@ -133,16 +129,6 @@ def _labelled_source(source: Any, purpose: Purpose) -> tuple[list[Any], list[Any
     pairs = list(_pairs(source, purpose))
     names = getattr(getattr(source, "dataset", source), "classes", None)
     return [image for image, _ in pairs], [_named(label, names) for _, label in pairs]
-
-
-def is_photo(name: str) -> bool:
-    """Whether a file in a folder is taken for a photo: by its ending, or because it has none.
-
-    >>> is_photo("IMG_1.HEIC"), is_photo("IMG_1.AAE"), is_photo("scan")
-    (True, False, True)
-    """
-    ending = Path(name).suffix.lower()
-    return not ending or ending in ENDINGS
 
 
 def _from_folder(path: Path, purpose: Purpose) -> tuple[list[Any], list[str], tuple[str, ...]]:

@@ -30,6 +30,7 @@ Update = dict[str, Any]
 READOUTS = ("rgda", "whitened", "slda", "ncm", "uncentred")  # and any other classifier that a model can keep
 NO_SIGNALS, NO_ROWS = torch.empty(0, SIGNALS), torch.empty(0, dtype=torch.int64)
 NO_HELD = torch.empty(0, 1, 1)
+KNOWS_NOTHING = "The model knows no class yet; teach it some first."
 _ROWS = ("margin_rows", "hidden_rows", "fingerprint_rows", "held_rows")  # which class each of their images shows
 _CHOICE = f"{', '.join(READOUTS[:-1])} or {READOUTS[-1]}"
 
@@ -150,7 +151,7 @@ class State:
     def row(self, name: str) -> int:
         """The row of a class."""
         if not self.classes:
-            raise OneaError("The model knows no class yet; teach it some first.")
+            raise OneaError(KNOWS_NOTHING)
         if name not in self.classes:
             raise OneaError(f"The model does not know '{name}'; {nearest(name, self.classes)}")
         return self.classes.index(name)

@@ -19,7 +19,7 @@ from onea.model.answers import Snapshot
 from onea.model.asking import Asking
 from onea.model.engine import Engine
 from onea.model.names import check_numbers, name_of
-from onea.model.state import State
+from onea.model.state import KNOWS_NOTHING, State
 from onea.model.versions import Versions
 from onea.text import count, now
 
@@ -155,9 +155,8 @@ class Versioned(Asking):
 
 
 def _not_taught() -> OneaError:
-    sentence = "The model knows no class yet; teach it some first."
     if sys.modules.get("sklearn") is None:
-        return OneaError(sentence)
+        return OneaError(KNOWS_NOTHING)
     from onea.model.conventions import NotTaughtError
 
-    return NotTaughtError(sentence)
+    return NotTaughtError(KNOWS_NOTHING)

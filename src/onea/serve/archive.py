@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import PurePosixPath
 from typing import BinaryIO
 
-from onea.model.images import is_photo
+from onea.data.folders import is_photo, passed_over
 from onea.serve.problems import Problem
 from onea.serve.settings import MEGABYTE, Limits
 
@@ -20,7 +20,6 @@ _LOCATOR_64 = b"PK\x06\x07"
 _DIRECTORY_BYTES = 1_000  # of one entry of the directory: its fields and a long name
 _SMALL = MEGABYTE  # text and flat pictures may be packed as tightly as they like up to this size
 _ENCRYPTED = 0x1
-_NOT_CLASSES = ("__MACOSX",)
 
 
 class Archive:
@@ -112,12 +111,8 @@ def _check_name(entry: zipfile.ZipInfo) -> None:
 
 
 def _in_class_folders(photos: list[zipfile.ZipInfo]) -> list[zipfile.ZipInfo]:
-    """The photos without those that lie beside class folders."""
-    depths = {len(PurePosixPath(entry.filename).parts) for entry in photos}
-    tops = {PurePosixPath(entry.filename).parts[0] for entry in photos}
-    beside = 2 if depths == {2, 3} and len(tops) == 1 else 1  # one folder may hold everything
-    inside = [entry for entry in photos if len(PurePosixPath(entry.filename).parts) > beside]
-    return inside or photos
+    """The photos without those that lie beside all folders."""
+    return [entry for entry in photos if len(PurePosixPath(entry.filename).parts) > 1] or photos
 
 
 def _placed(files: list[zipfile.ZipInfo]) -> list[tuple[str, str]]:
@@ -125,8 +120,12 @@ def _placed(files: list[zipfile.ZipInfo]) -> list[tuple[str, str]]:
     paths = [PurePosixPath(entry.filename).parts for entry in files]
     if not paths:
         raise Problem(422, f"There are no images in the zip; {_LAYOUT}.")
-    if all(len(parts) == 3 for parts in paths) and len({parts[0] for parts in paths}) == 1:
-        paths = [parts[1:] for parts in paths]
+    if len({parts[0] for parts in paths}) == 1:
+        depths = [len(parts) for parts in paths]
+        if set(depths) == {2, 3}:  # a class with a folder in it, or classes and a photo beside them
+            raise Problem(422, f"{_shown(files[depths.index(2)])} in the zip lies beside folders; {_LAYOUT}.")
+        if set(depths) == {3}:  # one folder may hold everything
+            paths = [parts[1:] for parts in paths]
     for entry, parts in zip(files, paths, strict=True):
         if len(parts) != 2:
             raise Problem(422, f"{_shown(entry)} is not an image in a class folder of the zip; {_LAYOUT}.")
@@ -138,7 +137,7 @@ def _is_folder(entry: zipfile.ZipInfo) -> bool:
 
 
 def _hidden(name: str) -> bool:
-    return any((part.startswith(".") and part != "..") or part in _NOT_CLASSES for part in PurePosixPath(name).parts)
+    return any(passed_over(part) and part != ".." for part in PurePosixPath(name).parts)
 
 
 def _shown(entry: zipfile.ZipInfo) -> str:

@@ -14,6 +14,7 @@ async function refresh() {
   $("facts").textContent = `Knows ${count(classes.count, "class", "classes")} · version ${classes.version}`;
   $("classes-count").textContent = classes.count.toLocaleString("en");
   $("teach-form").hidden = !health.teaching;
+  $("classes-hint").hidden = !health.teaching || !classes.count;
   say("teach-off", health.teaching ? "" :
     "Teaching is switched off here. Whoever runs the service can allow it with a token.");
   $("known-classes").replaceChildren(...page.classes.map((known) => make("option", { value: known.name })));
@@ -107,8 +108,9 @@ function showHistory() {
     return make("tr", {}, ...cells.map((cell) => make("td", {}, String(cell))));
   }));
   const last = updates.findLast((update) => update.overall_accuracy != null);
+  const then = last === updates.at(-1) ? "" : ` of version ${last?.version}`; // classes were forgotten or joined since
   say("overall", last ? `Of held-out photos of ${last.overall_classes === last.known ? "all" : `${last.overall_classes} of`} ` +
-    `${count(last.known, "class", "classes")}: ${shareInWords(last, "overall", last.overall_images)} answered right.` : "");
+    `${count(last.known, "class", "classes")}${then}: ${shareInWords(last, "overall", last.overall_images)} answered right.` : "");
   $("undo").hidden = !(page.health.teaching && kept.length > 1);
   $("undo").textContent = "Undo the last update";
   delete $("undo").dataset.sure;

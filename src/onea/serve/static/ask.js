@@ -3,7 +3,7 @@ import { $, api, isPhoto, make, page, percent, picture, say } from "/static/page
 import { lineUp } from "/static/teach.js";
 
 export async function ask(found) {
-  const photos = found.map(({ file }) => file).filter(isPhoto);
+  const photos = found.filter(isPhoto).map(({ file }) => file);
   say("ask-error", "");
   if (!photos.length) return say("ask-error", "Those are no images; choose photos.");
   const most = page.health?.predict_images ?? 64;

@@ -18,8 +18,11 @@ export function say(id, text) {
   $(id).hidden = !text;
 }
 
+// What is hidden, and what file managers and disk stations leave among photos.
+const PASSED_OVER = /(^|\/)(\.[^/]*|thumbs\.db|desktop\.ini|@eadir|__macosx)(\/|$)/i;
+
 // Phones and computers give HEIC photos no type.
-export const isPhoto = (file) => file.type.startsWith("image/") || (!file.type && !file.name.startsWith("."));
+export const isPhoto = ({ file, path }) => (!file.type || file.type.startsWith("image/")) && !PASSED_OVER.test(path);
 
 export async function api(path, options) {
   let response;

@@ -1,5 +1,5 @@
 // Teaching: photos of one class, of several, a folder of class folders or a zip; then one update.
-import { $, api, count, droppable, isPhoto, make, page, photoCount, picture, say, teacherApi } from "/static/page.js";
+import { $, api, droppable, isPhoto, make, page, photoCount, picture, say, teacherApi } from "/static/page.js";
 
 const MOST_THUMBS = 40;
 let taught = async () => {};
@@ -33,7 +33,7 @@ function take(found) {
   for (const { file, path } of found) {
     const parts = path.split("/");
     if (/\.zip$/i.test(file.name)) page.lined.push({ zip: file });
-    else if (!isPhoto(file)) continue;
+    else if (!isPhoto({ file, path })) continue;
     else if (parts.length < 2 || $("teach-none").checked) page.photos.push(file);
     else groups.set(parts.at(-2), [...(groups.get(parts.at(-2)) ?? []), file]);
   }
@@ -108,6 +108,12 @@ function showKnown() {
   $("teach-known").textContent = known ? `Known already from ${photoCount(known.images)}; these will be added.` : "";
 }
 
+// Some names, for a history that tells what was taught when.
+function inWords(names) {
+  const [last, ...others] = names.length > 3 ? [`${names.length - 2} more`, ...names.slice(0, 2)] : [names.at(-1), ...names.slice(0, -1)];
+  return others.length ? `${others.join(", ")} and ${last}` : last;
+}
+
 // What is to be sent, or one sentence about what is missing.
 function requests() {
   const name = $("teach-class").value.trim();
@@ -132,9 +138,9 @@ function requests() {
   if (Math.max(all.length, none.length) > most) throw new Error(`Send at most ${most} photos at a time, or a zip of class folders.`);
   const forms = zips.map(({ zip }) => ({ path: "/learn", words: zip.name, fields: [["zip", zip], ["name", zip.name.slice(0, 200)]] }));
   if (all.length) {
-    const words = groups.length === 1 ? groups[0].label : count(groups.length, "class", "classes");
+    const words = inWords(groups.map(({ label }) => label));
     const fields = all.flatMap(([label, photo]) => [["class", label], ["images", photo]]);
-    forms.push({ path: "/learn", words, fields: [...fields, ["name", words]] });
+    forms.push({ path: "/learn", words, fields: [...fields, ["name", words.slice(0, 200)]] });
   }
   if (none.length) {
     const words = "none of the classes";
