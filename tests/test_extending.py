@@ -109,20 +109,26 @@ def test_the_documented_metric_and_dataset_are_found_everywhere(third_party, sai
 
 
 def test_broken_packages_of_others_do_not_break_ours(tmp_path, tiny_run):
-    """One cannot be imported, one registers something else, and one reads what this record does not have."""
+    """One cannot be imported, one is no metric, one reads what this record does not have, two give no number."""
     package = installed(tmp_path) / "my_package"
     (package / "broken.py").write_text("import nothing_of_this_name\n")
     (package / "odd.py").write_text(
         "from onea.record_metrics import Metric\n"
         "NO_METRIC = 3\n"
         "ABSENT = Metric('absent', 'of another version', lambda record: record['no such part'], headline=True)\n"
+        "NAN = Metric('mean of none', 'of no images', lambda record: float('nan'), headline=True)\n"
+        "WORD = Metric('word', 'no number', lambda record: 'good', headline=True)\n"
     )
     points = tmp_path / "my_package-1.0.dist-info/entry_points.txt"
     lines = "broken = my_package.broken:X\nodd = my_package.odd:NO_METRIC\nabsent = my_package.odd:ABSENT\n"
+    lines += "nan = my_package.odd:NAN\nword = my_package.odd:WORD\n"
     points.write_text(points.read_text().replace("[onea.metrics]\n", f"[onea.metrics]\n{lines}"))
     inputs = [f"--{name}={tiny_run[name]}" for name in ("data", "backbone", "sizes")]
-    ((code, out, err),) = in_one_process([["run", "simplecil", *inputs, "--out", "out"]], tmp_path, cwd=tmp_path)
-    assert code == 0, err
-    assert "absent –" in out
+    commands = [["run", "simplecil", *inputs, "--out", "out"], ["report", "out"], ["compare", "out", "out"]]
+    done = in_one_process(commands, tmp_path, cwd=tmp_path)
+    assert [code for code, _, _ in done] == [0, 0, 0], done
+    ((_, out, err), *_) = done
+    for title in ("absent", "mean of none", "word"):
+        assert f"{title} –" in " ".join(out.split())
     assert "repair or uninstall its package" in err
     assert "Traceback" not in err

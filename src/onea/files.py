@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 MODEL_FILE = "model.json"
 """What makes a folder that of a taught model."""
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+"""What the system says of a full disk, or of one whose share is used up."""
 CACHE_REMEDY = "set ONEA_CACHE to another folder"
 _MOST = 2**30  # bytes of a JSON file: ten times those of a stream of a thousand tasks and classes
 _JUNCTION = 0xA0000003  # Windows' links between folders, which are no links to S_ISLNK
@@ -84,9 +86,14 @@ def write_json(path: Path, value: Any, remedy: str = "choose another folder") ->
     write_atomically(path, (json.dumps(value, indent=1, allow_nan=False) + "\n").encode(), remedy)
 
 
+def write_text(path: Path, text: str, remedy: str = "choose another folder") -> None:
+    """Replace ``path`` by this text in UTF-8; a file's name that is none is told by escapes, as terminals show it."""
+    write_atomically(path, text.encode(errors="backslashreplace"), remedy)
+
+
 def unwritable(folder: Path, size: int, error: OSError, remedy: str) -> OneaError:
     """What to tell a user when ``size`` bytes could not be written."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno in NO_SPACE:
         megabytes = max(1, -(-size // 1_000_000))
         return OneaError(f"No space left in {folder}: needs {megabytes:,} MB; free some or {remedy}.")
     return OneaError(f"Cannot write to {folder} ({error.strerror or error}): make it writable or {remedy}.")

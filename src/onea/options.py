@@ -105,12 +105,12 @@ def completed(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
 
 def build(kind: type[T], values: Mapping[str, Any]) -> T:
     """An instance of the dataclass ``kind``; dashes in names are underscores, text is read as the field's type."""
-    fields = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    fields = {field.name for field in _fields(kind)}
     hints = get_type_hints(kind)
     read = {}
     for name, value in upgraded(kind, values).items():
         if name not in fields:
-            raise OneaError(f"Unknown option '{name}'; {nearest(name, fields)}")
+            raise OneaError(f"Unknown option '{name}'; {nearest(name, fields) if fields else 'there are none.'}")
         read[name] = _read(name, value, hints[name])
     return kind(**read)
 
@@ -123,6 +123,8 @@ def _read(name: str, value: Any, hint: Any) -> Any:
         hint = next(kind for kind in get_args(hint) if kind is not types.NoneType)
     if get_origin(hint) is Literal:
         choices = get_args(hint)
+        if isinstance(value, bool) and "yes" in choices:  # which YAML makes of a plain yes or no
+            value = "yes" if value else "no"
         if value not in choices:
             raise OneaError(f"{name} is '{short(value)}'; choose one of: {', '.join(choices)}.")
         return value
@@ -212,7 +214,12 @@ def describe(kind: type) -> list[tuple[str, Any, str]]:
         meanings = _attributes(parent.__doc__ or "") | meanings
     for name, allowed in _ranges(kind).items():
         meanings[name] = f"{meanings.get(name, '')} It must {allowed}.".lstrip()
-    return [(field.name, field.default, meanings.get(field.name, "")) for field in dataclasses.fields(kind)]
+    return [(field.name, field.default, meanings.get(field.name, "")) for field in _fields(kind)]
+
+
+def _fields(kind: type) -> tuple[dataclasses.Field[Any], ...]:
+    """The fields of a dataclass; another class, such as an operator of somebody else, has no options."""
+    return dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
 
 
 def _attributes(docstring: str) -> dict[str, str]:

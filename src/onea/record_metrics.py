@@ -6,6 +6,7 @@ A metric is a function of a record. Installed packages add theirs by an entry po
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from statistics import fmean
@@ -54,10 +55,15 @@ class Metric:
         return f"{self.title} {self.unit}".rstrip()
 
     def value(self, record: Record) -> float | None:
-        """The number of a record; None also where the record lacks what ``read`` asks for, as an older one may."""
+        """The number of a record; None also where the record lacks what ``read`` asks for, as an older one may.
+
+        A metric of somebody else may give a tensor, or something that no mean can be taken of, such as NaN.
+        """
         try:
-            return self.read(record)
-        except (ArithmeticError, LookupError, TypeError, ValueError):
+            found = self.read(record)
+            number = found if found is None or isinstance(found, int | float) else float(found)
+            return number if number is not None and math.isfinite(number) else None
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
             return None
 
     def text(self, record: Record) -> str:

@@ -118,6 +118,7 @@ def test_version(onea):
         (["run", "one-a", "--data", "glyphs-mini", "--tasks", "5", "--gamma", "1.5"], "gamma"),
         (["run", "one-a", "--data", "glyphs-mini", "--sizes", "3,4"], "add up to 7"),
         (["run", "one-a", "--kapa", "3"], "did you mean 'kappa'?"),
+        (["run", "one-a", "--track-to", "logs"], "give --track tensorboard too"),
         (["run", "one-a", "--config", "nothing.yaml"], "nothing.yaml"),
         (["run", "one-a", "--kappa", "nan"], "finite"),
         (["run", "one-a", "--learning-rate", "inf"], "finite"),
@@ -224,12 +225,20 @@ def test_an_exploding_loss(onea, arguments):
     assert not Path("o").exists()
 
 
-@pytest.mark.parametrize("text", ["5: x\n", "options: 5\n", "tasks: .inf\n", "- a\n"])
+@pytest.mark.parametrize("text", ["5: x\n", "options: 5\n", "tasks: .inf\n", "- a\n", "seed: 1\nseed: 2\n", "out: o\n"])
 def test_a_config_file_that_makes_no_sense(text, onea, tmp_path):
     (tmp_path / "run.yaml").write_text(text)
     code, _, err = onea("run", "one-a", "--config", "run.yaml")
     assert code == 2
     assert len(err.strip().splitlines()) == 1
+
+
+def test_a_config_file_may_name_the_method_and_the_command_its_options(onea, arguments, tmp_path):
+    (tmp_path / "run.yaml").write_text("method: one-a\ncompile: no\nkappa: 3\n")
+    code, _, err = onea("run", "--config", "run.yaml", *arguments, "--out", "o", "--kappa", "5")
+    assert code == 0, err
+    record = json.loads(Path("o/record.json").read_text())
+    assert (record["config"]["method"], record["options"]["kappa"]) == ("one-a", 5)
 
 
 def test_a_config_file_that_is_not_text(onea, tmp_path):
@@ -275,6 +284,23 @@ def test_another_runs_folder(onea, arguments):
     code, _, err = onea("run", "one-a", *arguments, "--out", "o", "--seed", "5")
     assert code == 2
     assert "another run (seed 1 instead of 5)" in err
+
+
+def test_a_merge_that_is_stopped_does_not_speak_of_tasks(onea, monkeypatch):
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("onea.merging.files.merge_files", stopped)
+    assert onea("merge", "a", "b", "-o", "c")[::2] == (130, "onea: stopped; there is no result.\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is always full")
+def test_no_space_for_what_is_printed_is_one_sentence():
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-m", "onea", "methods"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("onea: No space left for what is printed")
+    assert done.stderr.count("\n") == 1
 
 
 def test_stopped_before_it_has_begun_it_says_nothing(monkeypatch, capsys):

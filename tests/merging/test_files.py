@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import re
 from pathlib import Path
 
@@ -19,10 +20,10 @@ from typer.testing import CliRunner
 
 from onea.cli.merge import merge
 from onea.errors import OneaError
-from onea.merging import make_operator
+from onea.merging import OPERATORS, make_operator
 from onea.merging.files import merge_files, read_source
 from onea.merging.lora import matches
-from onea.merging.operator import Sizes
+from onea.merging.operator import MergeResult, Sizes
 from onea.version import __version__
 
 
@@ -135,7 +136,7 @@ def test_patterns_of_rank_and_alpha_are_respected(tmp_path):
         torch.testing.assert_close(merged[module], (first[module] + second[module]) / 2, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("rank", [1, 2, 12])
+@pytest.mark.parametrize("rank", [1, 2, 7])
 def test_an_asked_rank_is_met_and_its_loss_reported(rank, tmp_path):
     folders = [write_lora(tmp_path / "a", 1), write_lora(tmp_path / "b", 2)]
     card = merge_files(folders, tmp_path / "out", operator="running-mean", classes=[1, 1], rank=rank)
@@ -211,6 +212,47 @@ def test_wrong_files_are_refused(tmp_path):
     refused("only on the new side", a, write_matrices(tmp_path / "m.safetensors", 2, more=torch.ones(1)))
     refused("NaN", a, write_matrices(tmp_path / "n.safetensors", 2, **{"down.bias": torch.full((4,), torch.nan)}))
     refused("shapes", a, write_matrices(tmp_path / "s.safetensors", 2, **{"down.bias": torch.ones(5)}))
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "pipe.safetensors")
+        refused("not a plain file", a, tmp_path / "pipe.safetensors")
+    hollow = write_matrices(tmp_path / "h.safetensors", 2, more=torch.ones(0, 4))
+    refused(r"'more': it holds no numbers \(shape \(0, 4\)\); leave it out", hollow, hollow)
+
+
+def test_operators_of_others_get_only_what_can_be_merged(tmp_path, monkeypatch):
+    class Theirs:  # no dataclass, so it has no options
+        title, needs = "Theirs", ""
+
+        def __call__(self, accumulated, new, sizes, state):
+            return MergeResult(new)
+
+    monkeypatch.setitem(OPERATORS.names, "theirs", Theirs)
+    a = write_matrices(tmp_path / "a.safetensors", 1)
+    other = write_matrices(tmp_path / "s.safetensors", 2, **{"down.bias": torch.ones(5)})
+    refused("Cannot merge 'down.bias': shapes", a, other, operator="theirs")
+    refused("Unknown option 'x'; there are none", a, a, operator="theirs", options={"x": 1})
+    assert merge_files([str(a), str(a)], str(tmp_path / "out.safetensors"), operator="theirs", classes=[1, 1])
+
+
+def test_a_result_that_its_type_cannot_hold_is_refused(tmp_path):
+    large = [write_matrices(tmp_path / f"{n}.safetensors", n, more=torch.full((3, 3), 6e4).half()) for n in (1, 2)]
+    words = "numbers that float16 cannot hold; save its inputs as float32"
+    refused(words, *large, operator="iso-c")
+    loras = [write_lora(tmp_path / name, seed, lora_alpha=1e8) for seed, name in enumerate("ab")]
+    for folder in loras:
+        factors = load_file(folder / "adapter_model.safetensors")
+        save_file({name: 1e4 * value.half() for name, value in factors.items()}, folder / "adapter_model.safetensors")
+    refused(words, *loras)
+
+
+def test_a_result_without_room_for_it_leaves_no_card(tmp_path, monkeypatch):
+    a = write_matrices(tmp_path / "a.safetensors", 1)
+
+    def full(*_):
+        raise OneaError("No space left.")
+
+    monkeypatch.setattr("onea.merging.files.write_atomically", full)
+    refused("No space left", a, a)
 
 
 def test_wrong_loras_are_refused(tmp_path):
@@ -231,6 +273,8 @@ def test_wrong_loras_are_refused(tmp_path):
         ]
     ):
         refused(words, a, write_lora(tmp_path / f"wrong{index}", 2, **change))
+    words = r"rank is 1,000, and no module has a side longer than 7; ask for at most that"
+    refused(words, a, write_lora(tmp_path / "c", 2), rank=1000)
     refused("has no adapter_config.json", a, (tmp_path / "empty").mkdir() or tmp_path / "empty")
 
 

@@ -158,6 +158,12 @@ def test_zero_sides_merge_to_finite_tensors(name):
         assert all(torch.isfinite(value).all() for value in merged.values())
 
 
+@pytest.mark.parametrize("sizes", [(0, 0, 0, 0), (-1, 1, 3, 4)])
+def test_sizes_that_cannot_be_are_refused(sizes):
+    with pytest.raises(OneaError, match="no number may be negative, and one side must know a class"):
+        Sizes(*sizes)
+
+
 def test_every_operator_says_what_it_is(name):
     kind = operator_class(name)
     assert kind.title

@@ -83,7 +83,7 @@ def test_runs_that_differ_only_in_the_merge_share_their_training(inputs, tmp_pat
     assert said == [True, False]
 
 
-def test_records_are_rendered_without_their_data_and_backbone(tmp_path, monkeypatch):
+def test_records_are_rendered_without_their_data_and_backbone(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write_tiny_vit(tmp_path / "tiny.safetensors")
     write_tiny_images(tmp_path / "images", classes=6, train=2, test=1)
@@ -97,3 +97,8 @@ def test_records_are_rendered_without_their_data_and_backbone(tmp_path, monkeypa
     assert onea(*command, patch=monkeypatch) == 2, "running needs them"
     assert onea(*command, "--render-only", patch=monkeypatch) == 0
     assert {path: path.read_bytes() for path in sorted((tmp_path / "results" / "table5").iterdir())} == pages
+    spoilt = min((tmp_path / "results" / "runs").iterdir()) / "record.json"
+    spoilt.write_bytes(spoilt.read_bytes()[:99])
+    capsys.readouterr()
+    assert onea(*command, "--render-only", patch=monkeypatch) == 0
+    assert f"{spoilt.relative_to(tmp_path)} is damaged" in capsys.readouterr().out, "a gap has a reason"

@@ -40,6 +40,13 @@ def call(*arguments: str) -> Any:
     return CliRunner().invoke(app, arguments)
 
 
+def test_data_in_a_folder_whose_name_is_not_utf8_is_told_by_escapes(tmp_path: Path) -> None:
+    data = record()["data"] | {"name": "caf\udce9"}
+    files = write_report([record(data=data)], tmp_path, "Report")
+    assert {path.suffix for path in files} == {".html", ".md", ".tex", ".csv", ".png"}
+    assert "caf\\udce9" in (tmp_path / "table.md").read_text("utf-8")
+
+
 def test_real_runs_become_files(tiny_run: Record, tmp_path: Path) -> None:
     for seed in (1, 2):
         for method in ("one-a", "simplecil"):

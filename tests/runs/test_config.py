@@ -47,6 +47,12 @@ def test_a_later_field_enters_the_key_only_where_it_differs_from_its_default() -
     assert other.identity() == then.identity() | {"dropout": 0.5}
 
 
+def test_a_long_name_of_data_is_cut_between_two_characters() -> None:
+    for seed in (1, 10):
+        name = RunConfig(data=f"folder:{'д' * 200}", seed=seed).folder().name
+        assert 253 < len(name.encode()) <= 255  # which half of a character could not be part of
+
+
 def test_every_committed_record_is_found() -> None:
     assert len(RECORDS) > 100
     for path in RECORDS:

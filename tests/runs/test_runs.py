@@ -23,7 +23,7 @@ from tiny import write_tiny_images
 from onea.errors import OneaError
 from onea.record import read_record, write_record
 from onea.runs.config import make_config, read_yaml
-from onea.runs.record import comparable_fields
+from onea.runs.record import comparable_fields, git_hash
 from onea.runs.runner import run
 from onea.runs.setup import prepare
 from onea.runtime import Progress, make_runtime
@@ -145,6 +145,18 @@ def test_the_record_says_everything(tiny_run, tmp_path):
     assert {"torch", "timm", "git", "processor"} <= record["environment"].keys()
     assert record["memory"]["peak_bytes"][0]["host"] > 1e7
     assert record["data"]["stored"] == [32, 32]
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_the_commit_is_that_of_the_source_and_not_of_a_repository_around_it(tmp_path):
+    """Environments lie within the repositories of those who use them."""
+    (tmp_path / "theirs.py").touch()
+    (tmp_path / "installed.py").touch()
+    who = ["-c", "user.name=A", "-c", "user.email=a@b.example", "-c", "commit.gpgsign=false"]
+    for words in (["init", "-q"], ["add", "theirs.py"], [*who, "commit", "-q", "-m", "first"]):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    assert len(git_hash(tmp_path / "theirs.py") or "") == 40
+    assert git_hash(tmp_path / "installed.py") is None
 
 
 def test_another_runs_folder_is_refused_and_left_alone(tiny_run, tmp_path):

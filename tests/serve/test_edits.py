@@ -50,6 +50,7 @@ def test_two_classes_become_one(client, shop):
         ("/rename", {"old": "class01", "new": "pear", "merge": True}, 422, "does not know 'pear'"),
         ("/rename", {"old": "class9", "new": "pear"}, 422, "does not know 'class9'"),
         ("/rename", {"old": "class01", "new": " "}, 422, "cannot be a class name"),
+        ("/rename", b"old=class01&new=%E9", 422, "send it in UTF-8"),
         ("/rename", {"old": "class01"}, 422, "new: field required"),
         ("/forget", {"class": "class9"}, 422, "does not know 'class9'"),
         ("/forget", {}, 422, "class: field required"),

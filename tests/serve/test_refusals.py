@@ -197,6 +197,12 @@ def half_sent(address):
         yield connection
 
 
+def test_a_head_that_is_too_long(client, refused):
+    words = "The head of the request has more than 16 KB"
+    refused(client.get("/classes", headers={"X-Long": "a" * 20_000}), 431, words)
+    refused(client.get("/classes", params={"q": "a" * 20_000}), 431, words)
+
+
 def test_a_body_that_stops_half_way(shop):
     with live(service_of(shop, limits=Limits(patience=0.3))) as address, half_sent(address) as connection:
         assert connection.recv(4_000).startswith(b"HTTP/1.1 408")

@@ -95,6 +95,14 @@ def test_classes_history_and_health(client):
     assert health | {"status": "ok", "name": "shop", "version": 1, "classes": 4, "teaching": True} == health
 
 
+@pytest.mark.parametrize("address", ["/", "/docs", "/healthz", "/metrics", "/classes"])
+def test_monitors_may_ask_for_the_head_alone(client, address):
+    answer = client.head(address)
+    assert (answer.status_code, answer.content) == (200, b"")
+    assert answer.headers["content-type"] == client.get(address).headers["content-type"]
+    assert client.head("/predict").status_code == 405
+
+
 def test_metrics_count_what_happened(client, tiny_images):
     client.post("/predict", files=form(photos(tiny_images, 0)[:2]))
     client.get("/no/such/address")
@@ -303,6 +311,9 @@ def test_tokens_come_from_a_file_or_the_environment(tmp_path, monkeypatch):
         (["nothing.onea", "--max-megapixels", "9" * 25], "--max-megapixels must be between"),
         (["nothing.onea", "--allowed-host", "http://shop.example"], "give a name alone"),
         (["nothing.onea", "--allowed-host", "shop.example:8000"], "give a name alone"),
+        (["nothing.onea", "--allowed-host", ""], "give a name alone"),
+        (["nothing.onea", "--replicas", "4"], "add --on ray, or leave it out"),
+        (["nothing.onea", "--address", "auto"], "--address has no effect"),
         (["nothing.onea", "--token-file", "absent"], "cannot be read"),
         (["nothing.onea", "--token-file", "endless"], "16 or more plain characters, at most 1,000"),
         (["nothing.onea", "--host", "203.0.113.1"], "Cannot listen on 203.0.113.1"),

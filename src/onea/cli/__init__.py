@@ -4,15 +4,19 @@
 from __future__ import annotations
 
 import atexit
+import codecs
 import gc
+import json
 import os
 import re
 import sys
 import warnings
+from contextlib import suppress
 from io import TextIOWrapper
 from typing import NoReturn
 
 from onea.errors import OneaError, is_out_of_memory
+from onea.files import NO_SPACE
 from onea.text import sentence
 
 # Arguments that messages may name.
@@ -37,7 +41,7 @@ def main() -> None:
     warnings.filterwarnings("ignore", module="PIL")  # it would tell every odd tag of every photo
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a name that the terminal cannot show must not end a command
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(errors="onea.escaped")
 
     try:
         app()
@@ -47,6 +51,25 @@ def main() -> None:
         if not is_out_of_memory(error):
             raise
         _stop("There is not enough memory for this; ask for less (batch size, rank, images), or use a larger machine.")
+    except OSError as error:  # of what is printed, or of a temporary file; other files have sentences of their own
+        if error.errno not in NO_SPACE:
+            raise
+        with suppress(OSError, ValueError):  # what is left to print would fail once more when the process ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _stop("No space left for what is printed or for temporary files; free some, or set TMPDIR to another disk.")
+
+
+def _escaped(error: UnicodeError) -> tuple[str, int]:
+    r"""What an encoding lacks as JSON's escapes, so that lines of JSON stay valid; Python's own would spoil some.
+
+    >>> print("Äpfel 🍎".encode("ascii", "onea.escaped").decode())
+    \u00c4pfel \ud83c\udf4e
+    """
+    assert isinstance(error, UnicodeEncodeError)
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
+
+
+codecs.register_error("onea.escaped", _escaped)
 
 
 def _collect_later() -> None:

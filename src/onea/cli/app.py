@@ -67,6 +67,7 @@ def _guarded(command: Callable[..., None], kept: str) -> Callable[..., None]:
         try:
             _check_paths(options.values())
             command(*arguments, **options)
+            print(end="", flush=True)  # a full disk is told here, and not when the process ends
         except KeyboardInterrupt:
             typer.echo(f"onea: stopped; {kept}.", err=True)
             raise typer.Exit(130) from None
@@ -87,7 +88,7 @@ _PHOTOS = (teach, predict, evaluate, check, info, classes, history, undo, forget
 for person, kept, commands in (
     ("Your photos", _AS_IT_WAS, _PHOTOS),
     ("Research", _KEPT, (demo, run, methods, stream, paper, report, compare)),
-    ("Merging and engineering", _KEPT, (merge, bench)),
+    ("Merging and engineering", "there is no result", (merge, bench)),
 ):
     for each in commands:
         settings = _LOOSE if each in (run, merge) else {}

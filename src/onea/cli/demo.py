@@ -28,7 +28,7 @@ def demo(
     from rich.console import Console
 
     from onea.cli.demo_display import DemoDisplay, planned_tasks, print_results
-    from onea.files import write_atomically
+    from onea.files import write_text
     from onea.methods import method_class
     from onea.methods.adapter_merging import AdapterCache
     from onea.record import read_record
@@ -51,7 +51,7 @@ def demo(
         }
     shown = [records[name] | {"title": titles[name], "paper": method_class(name).paper} for name in SHOWN]
     figure = style.save(curves.accuracy_curves(shown), out / "accuracy.png")
-    write_atomically(out / "report.html", run_page(shown, "onea demo").encode())
+    write_text(out / "report.html", run_page(shown, "onea demo"))
     print_results(shown, [figure, out / "report.html"], console)
 
 

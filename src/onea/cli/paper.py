@@ -73,13 +73,16 @@ def paper(
     if dry_run:
         print_plan(plan, {config.key() for config in plan.configs if store.find(config)}, executor.share_adapters)
         return
-    failures = _run(plan, store, executor) if plan.configs and not render_only else {}
+    if render_only:  # gaps that have a reason, such as a damaged record
+        failures = {config.key(): why for config in plan.configs if (why := store.failure(config))}
+    else:
+        failures = dict(_run(plan, store, executor)) if plan.configs else {}
     # What was finished with other images than those of now is not what was asked for.
     wanted = [config for config in plan.configs if config.key() not in failures]
     records = {config.key(): record for config in wanted if (record := store.find(config))}
     table, files = write_experiment(plan, records, out / experiment.name)
     print_result(table, files, {key: str(failure) for key, failure in failures.items()})
-    if failures:
+    if failures and not render_only:
         raise typer.Exit(1)
 
 

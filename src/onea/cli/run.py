@@ -9,16 +9,18 @@ from typing import Annotated, Any
 import typer
 
 from onea.cli.options import meaning, options_of
+from onea.errors import OneaError
 from onea.runs.config import RunConfig, make_config, read_yaml
 
 _TRACK = "Tracking"
+_ON_THE_COMMAND_LINE = ("config", "out", "track", "track_to", "try_rates")  # and not in a file
 
 
 @options_of(RunConfig, leave_out=["options"])
 def run(
     context: typer.Context,
     method: Annotated[str | None, typer.Argument(help=meaning(RunConfig, "method"))] = None,
-    config: Annotated[Path | None, typer.Option(help="YAML file with any of these options.")] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file with options that say what is run.")] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder of the run; by default one below runs/.")
     ] = None,
@@ -49,8 +51,17 @@ def run(
     from onea.runs.tracking import Tracking
     from onea.runtime import CombinedProgress
 
+    if track_to and not track:
+        raise OneaError("--track-to says where --track logs to; give --track tensorboard too, or leave it out.")
+    loose = context.args
+    if method and method.startswith("--"):  # click takes the first option that it does not know for the method
+        loose, method = [method, *loose], None
     given |= {"method": method} if method else {}
-    settings = make_config((read_yaml(config) if config else {}) | given | from_arguments(context.args))
+    noted = read_yaml(config) if config else {}
+    if wrong := next((name for name in noted if name.replace("-", "_") in _ON_THE_COMMAND_LINE), None):
+        flag = f"--{wrong.replace('_', '-')}"
+        raise OneaError(f"'{wrong}' in {config} does not say what is run; leave it out and give {flag} to the command.")
+    settings = make_config(noted | given | from_arguments(loose))
     if try_rates:
         _try_rates(settings)
         return

@@ -65,6 +65,9 @@ def serve(
         raise OneaError(f"Serving needs {error.name}; install it with: {to_install('serve')}") from error
     if on not in ("here", "ray"):
         raise OneaError(f"--on is '{on}'; choose here or ray.")
+    if on == "here" and (replicas != 1 or address is not None):
+        given = "--replicas" if replicas != 1 else "--address"
+        raise OneaError(f"{given} has no effect on a service of one process; add --on ray, or leave it out.")
     limits = Limits(
         predict_bytes=max_upload * MEGABYTE // 8,
         learn_bytes=max_upload * MEGABYTE,

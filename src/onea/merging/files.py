@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +18,10 @@ from safetensors.torch import save
 from torch import Tensor
 
 from onea.errors import OneaError, short
-from onea.files import check_path, read_tensors, unwritable, write_atomically, write_json
+from onea.files import check_path, read_plain, read_tensors, unwritable, write_atomically, write_json
 from onea.merging import make_operator, operator_class
 from onea.merging.lora import CONFIG, WEIGHTS, Lora, check_alike, read_lora, write_lora
-from onea.merging.operator import Sizes, merge
+from onea.merging.operator import Sizes, check_held, check_mergeable, merge
 from onea.options import LARGEST
 from onea.tensors import Tensors
 from onea.text import now
@@ -49,8 +50,8 @@ class Source:
 
 
 def merge_files(
-    inputs: Sequence[Path],
-    out: Path,
+    inputs: Sequence[Path | str],
+    out: Path | str,
     *,
     operator: str = "one-a",
     options: Mapping[str, Any] | None = None,
@@ -88,19 +89,21 @@ def merge_files(
             f"operator or train with `onea run adapter --merge {operator}`."
         )
     merging = make_operator(operator, **(options or {}))
-    _check_request(inputs, out, classes, samples, rank)
-    first = read_source(inputs[0])
+    paths, out = [Path(path) for path in inputs], Path(out)
+    _check_request(paths, out, classes, samples, rank)
+    first = read_source(paths[0])
     _check_result(first, out, rank)
     counts = [_counts(0, first, classes, samples)]
     sources, merged = [first.about], first.tensors
     state: Tensors = {}
-    for index, path in enumerate(inputs[1:], 1):
+    for index, path in enumerate(paths[1:], 1):
         source = read_source(path)
         _check_same_kind(first, source)
         counts.append(_counts(index, source, classes, samples))
         (old_classes, old_samples), (new_classes, new_samples) = map(sum, zip(*counts[:-1], strict=True)), counts[-1]
         try:
             sizes = Sizes(old_classes, new_classes, old_samples, new_samples)
+            check_mergeable(merged, source.tensors)  # an operator of somebody else may not look
             result = merge(merging, merged, source.tensors, sizes, state)
             merged, state = result.tensors, result.state
         except OneaError as error:
@@ -192,10 +195,7 @@ def _read_folder(folder: Path) -> Source:
 
 
 def _read_tensors(path: Path) -> tuple[Tensors, str]:
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise OneaError(f"{path} cannot be read ({error.strerror}); check the path.") from error
+    content = read_plain(path, sys.maxsize, follow=True)  # a pipe would keep us waiting
     return read_tensors(content, str(path), "fetch it again"), hashlib.sha256(content).hexdigest()
 
 
@@ -262,8 +262,13 @@ def _write(out: Path, first: Source, merged: Tensors, rank: int | None, card: di
         return card
     card["truncation_error"] = None  # nothing is factored, so nothing is truncated
     tensors = {name: value.contiguous() for name, value in merged.items()}
-    write_atomically(out, save(tensors, {"format": "pt"}))
+    check_held(tensors)
     write_json(_card_beside(out), card)
+    try:
+        write_atomically(out, save(tensors, {"format": "pt"}))
+    except BaseException:  # also Ctrl-C: a card of nothing would be in the way of the next attempt
+        _card_beside(out).unlink(missing_ok=True)
+        raise
     return card
 
 

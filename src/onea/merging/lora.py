@@ -18,6 +18,7 @@ from torch import Tensor
 from onea.decompose import svd
 from onea.errors import OneaError
 from onea.files import read_json
+from onea.merging.operator import check_held
 from onea.tensors import Tensors
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -90,6 +91,9 @@ def write_lora(like: Lora, deltas: Tensors, rank: int | None) -> tuple[dict[str,
     All modules get one rank, the largest that any of them needs unless ``rank`` says otherwise; factors of modules that
     need less are padded with zeros. Alpha equals the rank, so that the scale is 1.
     """
+    most = max(max(delta.shape) for delta in deltas.values())
+    if rank is not None and rank > most:
+        raise OneaError(f"rank is {rank:,}, and no module has a side longer than {most:,}; ask for at most that.")
     parts = {module: svd(delta) for module, delta in deltas.items()}
     needed = max(int((spectrum > _NULL * spectrum[0]).sum()) for _, spectrum, _ in parts.values())
     common = rank or max(needed, 1)
@@ -103,6 +107,7 @@ def write_lora(like: Lora, deltas: Tensors, rank: int | None) -> tuple[dict[str,
         factors[f"{module}.lora_A.weight"], factors[f"{module}.lora_B.weight"] = down, up
         norm = float(spectrum.norm())
         losses[module] = float((up.double() @ down.double() - deltas[module]).norm()) / norm if norm else 0.0
+    check_held(factors)
     config = like.config | {
         "r": common,
         "lora_alpha": common,

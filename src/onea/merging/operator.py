@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -23,12 +24,19 @@ class Sizes:
 
     >>> Sizes(accumulated_classes=40, new_classes=10, accumulated_samples=4000, new_samples=900).new_share
     0.2
+
+    Raises:
+        OneaError: a number is negative, or neither side knows a class.
     """
 
     accumulated_classes: float
     new_classes: float
     accumulated_samples: int
     new_samples: int
+
+    def __post_init__(self) -> None:
+        if min(dataclasses.astuple(self)) < 0 or not self.accumulated_classes + self.new_classes > 0:
+            raise OneaError(f"{self} cannot be: no number may be negative, and one side must know a class.")
 
     @classmethod
     def of(cls, accumulated: Mapping[str, int], new: Mapping[str, int]) -> Sizes:
@@ -128,7 +136,7 @@ def merge(operator: Operator, accumulated: Tensors, new: Tensors, sizes: Sizes, 
 
 
 def check_mergeable(accumulated: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> None:
-    """Refuse sides that differ in names or shapes or hold a NaN or an infinity: a silent merge would be wrong."""
+    """Refuse sides that differ in names or shapes, or hold a NaN, an infinity or nothing: it would spoil the result."""
     only_left, only_right = sorted(accumulated.keys() - new.keys()), sorted(new.keys() - accumulated.keys())
     if only_left or only_right:
         odd = (only_left or only_right)[0]
@@ -141,9 +149,19 @@ def check_mergeable(accumulated: Mapping[str, Tensor], new: Mapping[str, Tensor]
                 f"Cannot merge '{name}': shapes {tuple(left.shape)} and {tuple(right.shape)} differ; "
                 "both sides need the same backbone and rank."
             )
+        if not left.numel():
+            raise OneaError(f"Cannot merge '{name}': it holds no numbers (shape {tuple(left.shape)}); leave it out.")
         for side, tensor in (("accumulated", left), ("new", right)):
             if not torch.isfinite(tensor).all():
                 raise OneaError(f"Cannot merge '{name}': the {side} side holds a NaN or infinity; retrain it.")
+
+
+def check_held(tensors: Mapping[str, Tensor]) -> None:
+    """Refuse a result that its type of numbers could not hold: the infinities would be saved without a word."""
+    for name, tensor in tensors.items():
+        if not torch.isfinite(tensor).all():
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise OneaError(f"The merged '{name}' has numbers that {kind} cannot hold; save its inputs as float32.")
 
 
 def is_matrix(tensor: Tensor) -> bool:

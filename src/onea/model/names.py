@@ -17,6 +17,7 @@ from onea.errors import OneaError
 UNKNOWN = "unknown"
 UNKNOWN_NUMBER = -1  # the same where classes are numbers
 _LONGEST = 200
+_UNREAD = "\N{REPLACEMENT CHARACTER}"  # what decoders put where they could not read
 _NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # as Python writes a number that numpy can hold
 
 
@@ -82,7 +83,7 @@ def check_numbers(names: Sequence[str], numbers: bool, unknown: float | None) ->
 
 
 def check_names(names: Sequence[str], known: Iterable[str]) -> None:
-    """Refuse names that are empty, unprintable, reserved, or differ from another only in case.
+    """Refuse names that are empty, unprintable, garbled, reserved, or differ from another only in case.
 
     >>> check_names(["apple"], ["apple", "pear"])
     >>> check_names(["Apple"], ["apple"])
@@ -96,6 +97,8 @@ def check_names(names: Sequence[str], known: Iterable[str]) -> None:
                 f"{name[:_LONGEST]!r} cannot be a class name; use 1 to {_LONGEST} printable characters, no space at "
                 "either end."
             )
+        if _UNREAD in name and name not in seen.values():
+            raise OneaError(f"'{name}' cannot be a class name, it was garbled on its way here; send it in UTF-8.")
         if folded(name) == UNKNOWN:
             raise OneaError(f"A class cannot be called '{name}': that is the answer to strange images; rename it.")
         _check_spelling(name, seen.setdefault(folded(name), name))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onea.data.names import data_name
-from onea.files import write_atomically
+from onea.files import write_text
 from onea.paper.experiment import Cell, Experiment
 from onea.paper.names import BACKBONE, BACKBONE_TITLE, DATASETS, METHODS
 from onea.paper.pictures import pictures
@@ -93,7 +93,7 @@ def _origin(plan: ExperimentPlan) -> str:
 
 
 def _write(path: Path, text: str) -> Path:
-    write_atomically(path, text.encode())
+    write_text(path, text)
     return path
 
 

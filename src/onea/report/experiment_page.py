@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from onea.errors import OneaError
-from onea.files import write_atomically
+from onea.files import write_text
 from onea.record import Record
 from onea.report import analysis_figures, formats, style
 from onea.report.aggregate import Setting, best_first, curve, grid_table, settings
@@ -218,7 +218,7 @@ def write_report(records: Sequence[Record], folder: Path, title: str) -> list[Pa
         "table.csv": "".join([lines[0][0], *(line for table in lines for line in table[1:])]),
     }
     for name, text in texts.items():
-        write_atomically(folder / name, text.encode(), "choose another --out")
+        write_text(folder / name, text, "choose another --out")
     return [*(folder / name for name in texts), *_save_curves(found, folder)]
 
 

@@ -153,7 +153,9 @@ class RunConfig:
         """The default folder of the run."""
         start, end = f"{self.method}-", f"-seed{self.seed}-{self.key()}"
         room = _LONGEST_NAME - len(f"{start}{end}".encode())
-        name = data_name(self.data).encode("utf-8", "surrogateescape")[:room].decode("utf-8", "surrogateescape")
+        name = data_name(self.data)
+        while len(os.fsencode(name)) > room:
+            name = name[:-1]  # a whole character
         return Path("runs") / f"{start}{name}{end}"
 
 
@@ -218,7 +220,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _loaded(text: str) -> Any:
-    """The value that YAML stands for, unless its aliases stand for more values than it has characters."""
+    """The value that YAML stands for; of a name that is there twice it would keep one without a word.
+
+    Raises:
+        ValueError: a name is there twice, or its aliases stand for more values than it has characters.
+    """
     import yaml
 
     loader = yaml.SafeLoader(text)
@@ -228,6 +234,8 @@ def _loaded(text: str) -> Any:
         while waiting:
             inner = waiting.pop()
             if isinstance(inner, yaml.CollectionNode):
+                if isinstance(inner, yaml.MappingNode):
+                    _check_once([key.value for key, _ in inner.value if isinstance(key, yaml.ScalarNode)])
                 parts = [part for each in inner.value for part in (each if isinstance(each, tuple) else (each,))]
                 waiting += parts
                 left -= len(parts)
@@ -236,3 +244,8 @@ def _loaded(text: str) -> Any:
         return None if node is None else loader.construct_document(node)
     finally:
         loader.dispose()
+
+
+def _check_once(names: list[str]) -> None:
+    if twice := next((name for place, name in enumerate(names) if name in names[:place]), None):
+        raise ValueError(f"'{twice}' is there twice")

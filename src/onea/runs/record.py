@@ -106,7 +106,7 @@ def environment(device: torch.device) -> dict[str, Any]:
     packages = ("torch", "torchvision", "timm", "safetensors", "numpy", "pillow")
     return {
         "onea": __version__,
-        "git": _git_hash(),
+        "git": git_hash(Path(__file__)),
         "python": platform.python_version(),
         **{name: metadata.version(name) for name in packages},
         "platform": platform.platform(),
@@ -132,14 +132,17 @@ def peak_memory(device: torch.device) -> dict[str, int]:
     return peak
 
 
-def _git_hash() -> str | None:
+def git_hash(file: Path) -> str | None:
+    """The commit that a source file is of; none where it was installed, perhaps within a repository of something else.
+
+    >>> git_hash(Path("nowhere/record.py"))
+    """
+    asked = ["git", "-C", str(file.parent), "rev-parse", f"HEAD:./{file.name}", "HEAD"]
     try:
-        found = subprocess.run(
-            ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5
-        )
+        found = subprocess.run(asked, capture_output=True, text=True, timeout=5)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return found.stdout.strip() if found.returncode == 0 else None
+    return found.stdout.split()[-1] if found.returncode == 0 else None
 
 
 def _processor() -> str:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -37,7 +38,7 @@ from onea.text import now
 @renamed_arguments(memo="adapter_cache")
 def run(
     config: RunConfig,
-    folder: Path,
+    folder: Path | str,
     progress: Progress | None = None,
     adapter_cache: AdapterCache | None = None,
     *,
@@ -51,7 +52,7 @@ def run(
     >>> import tempfile
     >>> from onea.runs.config import make_config
     >>> config = make_config({"method": "simplecil", "data": "glyphs-mini", "tasks": 2, "per_class": 2, "threads": 1})
-    >>> record = run(config, Path(tempfile.mkdtemp()))
+    >>> record = run(config, tempfile.mkdtemp())
     >>> record["status"], len(record["metrics"]["A"])
     ('finished', 2)
 
@@ -66,7 +67,7 @@ def run(
         OneaError: it cannot be run as asked; the folder holds a model, another run, or a finished one of other images,
             weights or presets than those of now; another process is at it.
     """
-    progress = progress or Progress()
+    folder, progress = Path(folder), progress or Progress()
     if record := _finished(config, folder, progress):
         if is_first() and leftovers(folder, record):
             _tidy_finished(folder)
@@ -176,12 +177,20 @@ def shortened(value: Any) -> Any:
 
     >>> shortened({"epochs": 2, "losses": [3.9270573343549455, 0.00012345678]})
     {'epochs': 2, 'losses': [3.92706, 0.000123457]}
+
+    A method of somebody else may also tell tensors and numbers that JSON has none for; a task must not be lost for it.
+
+    >>> import torch
+    >>> shortened({"loss": torch.tensor(0.5), "deviations": (float("nan"), 2.0)})
+    {'loss': 0.5, 'deviations': [None, 2.0]}
     """
+    if hasattr(value, "tolist"):
+        value = value.tolist()
     if isinstance(value, float):
-        return float(f"{value:.6g}")
+        return float(f"{value:.6g}") if math.isfinite(value) else None
     if isinstance(value, dict):
         return {key: shortened(inner) for key, inner in value.items()}
-    return [shortened(inner) for inner in value] if isinstance(value, list) else value
+    return [shortened(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def _learn_task(index: int, prepared: Prepared, runtime: Runtime, record: Record, known: FeatureCache) -> None:

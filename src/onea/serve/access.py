@@ -72,7 +72,7 @@ def names_for(listening: str, allowed: Sequence[str]) -> tuple[tuple[str, ...], 
         OneaError: a name has a port, or is no name.
     """
     for name in allowed:
-        if name != "*" and _name(name) != name.lower():
+        if not name or (name != "*" and _name(name) != name.lower()):
             raise OneaError(f"--allowed-host is '{name}'; give a name alone, such as shop.example, or * for any.")
     return (*LOOPBACK, *(name.lower() for name in allowed)), not _is_loopback(listening)
 

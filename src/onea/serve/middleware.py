@@ -61,6 +61,8 @@ class ServiceMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if scope["method"] == "HEAD":  # as monitors ask; the server leaves the body out
+            scope = {**scope, "method": "GET"}
         watched = _Watched(send, scope["path"])
         started = time.perf_counter()
         self.active += 1
@@ -89,6 +91,9 @@ class ServiceMiddleware:
             return Problem(
                 503, "The service is being stopped; try again in a moment.", {"Retry-After": "5", "Connection": "close"}
             )
+        if _head_bytes(scope) > self._limits.head_bytes:  # which the server sees only where it comes in several pieces
+            most = self._limits.head_bytes // 1024
+            return Problem(431, f"The head of the request has more than {most} KB; shorten its address and headers.")
         length = headers.get("content-length", "")
         if length.isdecimal() and float(length) > (limit := self._limit(scope)):
             return too_large(limit)
@@ -149,6 +154,11 @@ def too_large(limit: int) -> Problem:
 def client_address(scope: Scope) -> str:
     """The address of the client of a request."""
     return scope["client"][0] if scope.get("client") else ""
+
+
+def _head_bytes(scope: Scope) -> int:
+    parts = [scope.get("raw_path") or b"", scope["query_string"], *(part for pair in scope["headers"] for part in pair)]
+    return sum(map(len, parts))
 
 
 def _has_body(headers: Headers) -> bool:

@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
 from onea.errors import OneaError
+from onea.files import NO_SPACE
 from onea.text import sentence
 
 MEDIA_TYPE = "application/problem+json"
@@ -73,14 +74,14 @@ def without_path(text: str, path: Path) -> str:
 def of_folder(error: OneaError, path: Path, status: int = 409) -> Problem:
     """What a client gets when the model folder cannot be changed: it is being written, damaged, or the disk is full."""
     cause = error.__cause__
-    if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
+    if isinstance(cause, OSError) and cause.errno in NO_SPACE:
         status = 507
     return Problem(status, without_path(str(error), path))
 
 
 def of_system(error: OSError) -> Problem | None:
     """A machine that is short of something; None for what we did not expect."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno in NO_SPACE:
         return Problem(507, "The service has no disk space left for what you sent; send less or ask its operator.")
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return busy("The service has too many files open; try again in a moment.")
