@@ -150,13 +150,14 @@ def test_the_record_says_everything(tiny_run, tmp_path):
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 def test_the_commit_is_that_of_the_source_and_not_of_a_repository_around_it(tmp_path):
     """Environments lie within the repositories of those who use them."""
-    (tmp_path / "theirs.py").touch()
-    (tmp_path / "installed.py").touch()
+    source, installed = tmp_path / "src/onea/runs", tmp_path / ".venv/lib/site-packages/onea/runs"
+    for folder in (source, installed):
+        folder.mkdir(parents=True)
     who = ["-c", "user.name=A", "-c", "user.email=a@b.example", "-c", "commit.gpgsign=false"]
-    for words in (["init", "-q"], ["add", "theirs.py"], [*who, "commit", "-q", "-m", "first"]):
+    for words in (["init", "-q"], [*who, "commit", "-q", "--allow-empty", "-m", "first"]):
         subprocess.run(["git", *words], cwd=tmp_path, check=True)
-    assert len(git_hash(tmp_path / "theirs.py") or "") == 40
-    assert git_hash(tmp_path / "installed.py") is None
+    assert len(git_hash(source) or "") == 40
+    assert git_hash(installed) is None
 
 
 def test_another_runs_folder_is_refused_and_left_alone(tiny_run, tmp_path):

@@ -106,7 +106,7 @@ def environment(device: torch.device) -> dict[str, Any]:
     packages = ("torch", "torchvision", "timm", "safetensors", "numpy", "pillow")
     return {
         "onea": __version__,
-        "git": git_hash(Path(__file__)),
+        "git": git_hash(Path(__file__).parent),
         "python": platform.python_version(),
         **{name: metadata.version(name) for name in packages},
         "platform": platform.platform(),
@@ -132,17 +132,21 @@ def peak_memory(device: torch.device) -> dict[str, int]:
     return peak
 
 
-def git_hash(file: Path) -> str | None:
-    """The commit that a source file is of; none where it was installed, perhaps within a repository of something else.
+def git_hash(folder: Path) -> str | None:
+    """The commit of a checkout of onea that this folder of its code is in; none where onea was installed.
 
-    >>> git_hash(Path("nowhere/record.py"))
+    A repository around an environment is that of something else. Only the place tells: a copy of a checkout may lack
+    what git would look the files up in.
+
+    >>> git_hash(Path("nowhere"))
     """
-    asked = ["git", "-C", str(file.parent), "rev-parse", f"HEAD:./{file.name}", "HEAD"]
+    asked = ["git", "-C", str(folder), "rev-parse", "--show-prefix", "HEAD"]
     try:
         found = subprocess.run(asked, capture_output=True, text=True, timeout=5)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return found.stdout.split()[-1] if found.returncode == 0 else None
+    place, _, commit = found.stdout.strip().partition("\n")
+    return commit if found.returncode == 0 and place == "src/onea/runs/" else None
 
 
 def _processor() -> str:
