@@ -130,7 +130,10 @@ def main() -> None:
         "data": given.data.name,
         "looked_at": LOOKED_AT[given.validate],
         "backbone": answers.state.backbone["name"],
-        **{name: getattr(given, name) for name in ("classes", "per_class", "updates", "gamma", "again", "seed", "params")},
+        **{
+            name: getattr(given, name)
+            for name in ("classes", "per_class", "updates", "gamma", "again", "seed", "params")
+        },
         "chosen": chosen(model),
         "seconds": round(seconds, 1),
         "trained": [update["trained"] for update in model.history],
