@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
 import sys
 from pathlib import Path
 
@@ -47,6 +48,15 @@ def test_lossless_formats_keep_every_pixel(tmp_path: Path, name: str) -> None:
     read = read_image(saved(tmp_path, image, name))
     assert read.mode == "RGB"
     assert np.array_equal(np.asarray(read), np.asarray(image))
+
+
+def test_only_decoders_of_our_formats_are_loaded() -> None:
+    """In a new process: Pillow would load forty more, one of which runs Ghostscript."""
+    code = (
+        "from onea.data import decode; found = decode._formats(False); from PIL import Image; "
+        "assert {*decode._FORMATS} <= {*found} == {*Image.OPEN}, {*Image.OPEN}"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_the_extension_does_not_matter(tmp_path: Path) -> None:

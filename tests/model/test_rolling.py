@@ -13,7 +13,6 @@ from model_tools import class_folders, tiny_model
 import onea
 from onea.classifiers import make_classifier
 from onea.metrics import wilson_interval
-from onea.model import card
 from onea.model.card import history_row
 from onea.model.rolling import LEAST_OF_CLASS, MOST_OF_CLASS, measure, newest_held
 from onea.model.sentences import held_out_sentences, held_out_share
@@ -107,16 +106,6 @@ def test_it_is_said_with_how_many_and_how_sure(model):
     assert held_out_sentences({"held_out": 0, "held_out_accuracy": None, "known": 3}) == []
     assert held_out_sentences(update | {"known": 1})[0].endswith("right, among 1 class")
     assert "of 6 (" in history_row(model.history[-1])[7]
-
-
-def test_pictures_have_dots_with_their_intervals_and_no_line(model, monkeypatch):
-    monkeypatch.setattr(card, "_png", lambda figure: figure)
-    _, below = card.history_picture(model.snapshot().state).axes
-    dots = [line for line in below.lines if line.get_marker() == "o"]
-    assert [(len(line.get_xdata()), line.get_linestyle()) for line in dots] == [(3, "None")] * 2
-    ranges = [line for line in below.lines if line not in dots]
-    assert len(ranges) == 6
-    assert all(len({*line.get_xdata()}) == 1 for line in ranges), "each stands where its dot is"
 
 
 def test_it_is_kept_forgotten_and_undone(model, tmp_path):

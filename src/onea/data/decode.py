@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import importlib
 import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -25,6 +26,7 @@ MAX_PIXELS = 300_000_000
 # Named, because Pillow's full list has formats that start other programs (EPS, WMF), hold no pictures (HDF5, MPEG), or
 # are decoded before anyone can look at their size (ICO).
 _FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "BMP", "DIB", "GIF", "TIFF", "PPM", "JPEG2000", "PCX", "QOI", "TGA")
+_PLUGINS = ("Avif", "Jpeg2K", "Pcx", "Qoi", "Tga", "Tiff", "WebP")  # of Pillow, for those that it does not load itself
 _HEIF = "HEIF"  # HEIC, the photos of iPhones: known where pillow-heif is installed
 _HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 # What strangers may send: what cameras and browsers make, where the size in the header bounds the work, and where
@@ -215,7 +217,9 @@ def _lift_pillow_limit() -> None:
 @functools.cache
 def _formats(wary: bool) -> tuple[str, ...]:
     """Those of our formats that this Pillow was built with, and HEIC where it can be read."""
-    Image.init()
+    Image.preinit()
+    for plugin in _PLUGINS:  # and not Image.init(), which loads forty more
+        importlib.import_module(f"PIL.{plugin}ImagePlugin")
     with suppress(ImportError):
         from pillow_heif import register_heif_opener
 

@@ -1,18 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model card: what a model knows and how it came to know it, in Markdown and as a picture."""
+"""The model card: what a model knows and how it came to know it, in Markdown."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from io import BytesIO
-from typing import Any
 
 from onea.classifiers.familiarity import WEIGHTED, fitted_weights
-from onea.metrics import wilson_interval
 from onea.model.layout import PICTURE
 from onea.model.sentences import held_out_share
 from onea.model.state import State, Update
-from onea.report import style
 from onea.text import count, printable
 from onea.vit.licences import about
 
@@ -24,7 +20,6 @@ tags:
 - one-a
 ---
 """
-_MOST_BARS = 60
 
 
 def card(state: State, name: str) -> str:
@@ -121,57 +116,6 @@ def history_row(update: Update) -> tuple[str, ...]:
     classes = f"+{update['new_classes']}" + (f", {again} again" if again else "")
     cells = (version, date, update["name"], classes, f"{update['images']:,}", str(update["known"]))
     return (*cells, held_out_share(update), held_out_share(update, "overall"), f"{update['seconds']:.1f}")
-
-
-def history_picture(state: State) -> bytes:
-    """Two panels over the updates, as PNG: classes that arrived and classes known; held-out images that are right."""
-    updates = state.updates[-_MOST_BARS:]
-    steps = range(len(updates))
-    with style.themed():
-        figure = style.blank(7.4, 4.2)
-        figure.set_layout_engine(None)  # it would draw everything twice, at every update
-        figure.subplots_adjust(left=0.1, right=0.98, top=0.97, bottom=0.115, hspace=0.13)
-        above, below = figure.subplots(2, 1, sharex=True)
-        above.bar(steps, [update.get("new_classes", 0) for update in updates], color=style.PALETTE[0], label="new")
-        above.plot(steps, [update["known"] for update in updates], color=style.PALETTE[1], marker="o", label="known")
-        above.set_ylabel("classes")
-        above.legend(loc="upper left")
-        for name, images, shift, label in (
-            ("held_out", "held_out", -0.12, "of the update"),
-            ("overall", "overall_images", 0.12, "of all classes"),
-        ):
-            colour = style.PALETTE[2 if name == "held_out" else 1]
-            # Dots with their intervals: of few photos, a line between two of them says nothing.
-            found = [
-                (step + shift, update[f"{name}_accuracy"], update[images])
-                for step, update in zip(steps, updates, strict=True)
-                if update.get(f"{name}_accuracy") is not None
-            ]
-            for place, accuracy, n in found:
-                low, high = wilson_interval(round(accuracy * n), n)
-                below.plot([place, place], [100 * low, 100 * high], color=colour, linewidth=1.4)
-            if not found:
-                continue
-            points = [place for place, _, _ in found], [100 * accuracy for _, accuracy, _ in found]
-            below.plot(*points, color=colour, marker="o", linestyle="", label=label)
-        if below.get_legend_handles_labels()[0]:
-            below.legend(loc="lower left", ncols=2)
-        below.set_ylim(0, 104)
-        below.set_ylabel("held-out images right, %")
-        below.set_xlabel("version")
-        shown = [step for step in steps if len(updates) <= 20 or step % 5 == 0]
-        below.set_xticks(shown, [str(updates[step]["version"]) for step in shown])
-        below.set_xlim(-0.5, max(len(updates), 4) - 0.5)  # a single bar need not fill the picture
-        above.yaxis.get_major_locator().set_params(integer=True)
-        for axes in (above, below):
-            axes.grid(axis="y")
-        return _png(figure)
-
-
-def _png(figure: Any) -> bytes:
-    content = BytesIO()
-    figure.savefig(content, format="png", dpi=style.DPI)
-    return content.getvalue()
 
 
 def _escaped(text: str) -> str:

@@ -25,8 +25,9 @@ from onea.errors import OneaError
 from onea.files import check_plain, open_plain, read_plain, sync_folder, unwritable, write_atomically
 from onea.methods.state import part_of, prefixed
 from onea.model import layout, tensor_validation, validation
-from onea.model.card import card, history_picture, history_row
+from onea.model.card import card, history_row
 from onea.model.formats import FORMAT
+from onea.model.history_picture import history_picture
 from onea.model.layout import check_can_hold, holds_model, state_folder
 from onea.model.lock import locked
 from onea.model.params import MACHINE, plain
@@ -224,7 +225,7 @@ def write(path: Path, states: Sequence[State], manifest: Manifest) -> None:
     numbers = {"versions": manifest.versions.kept, "counter": manifest.versions.counter}
     described = validation.seal({"format": FORMAT, "onea": __version__, **numbers, "params": manifest.params})
     _check(lambda: validation.manifest_values(described))
-    shown = {layout.PICTURE: history_picture(states[-1]), layout.CARD: card(states[-1], path.name).encode()}
+    shown = {layout.PICTURE: history_picture(states[-1].updates), layout.CARD: card(states[-1], path.name).encode()}
     try:
         layout.begin(path)
         for state in states:
