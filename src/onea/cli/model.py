@@ -271,6 +271,7 @@ def export(
     from onea.model.estimator import load_for
     from onea.model.export import ENDINGS
     from onea.model.export import export as write
+    from onea.model.layout import named
     from onea.text import count
     from onea.vit.onnx_files import OPSET
 
@@ -279,8 +280,7 @@ def export(
     if precision not in ("fp32", "int8"):
         raise OneaError(f"--precision is '{precision}'; choose fp32 or int8.")
     loaded = load_for(model, backbone=backbone, device="cpu").snapshot()
-    named = model if model.name not in ("", "..") else model.resolve()  # as from inside of it: onea export .
-    place = out or named.with_suffix(ENDINGS[to])
+    place = out or named(model).with_suffix(ENDINGS[to])
     done = write(loaded, to, place, preprocess=preprocess, precision=precision, check=check)  # type: ignore[arg-type]
     opset = f", opset {OPSET}" if to == "onnx" else ""
     known = count(len(loaded.classes), "class", "classes")
