@@ -213,6 +213,13 @@ def test_export_from_inside_the_folder(onea, shop, monkeypatch):
     assert beside.is_file()
 
 
+def test_exports_of_models_whose_names_have_dots_do_not_replace_each_other(onea, shop):
+    shutil.copytree(shop, "shop.2026")
+    code, _, err = onea("export", "shop.2026", "--to", "torch")
+    assert code == 0, err
+    assert Path("shop.2026.pt2").is_file()
+
+
 def png_header(width: int, height: int) -> bytes:
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -372,6 +379,11 @@ def test_a_background_of_known_photos_is_named(onea, tiny_vit, tiny_images):
         (
             ["check", "shop.onea", "photos", "-o", "photos/fine/0.png"],
             "Cannot write to photos/fine/0.png: it is not a folder that you may write to",
+        ),
+        (["evaluate", "shop.onea", "photos", "-o", "photos"], "photos is a folder; name a file in it, such as photos"),
+        (
+            ["export", "shop.onea", "--precision", "int8", "--check", "cased"],
+            "Class 'Class00' differs from 'class00' only in case",
         ),
         (["check", "shop.onea", "cased"], "Class 'Class00' differs from 'class00' only in case"),
         (["evaluate", "shop.onea", "photos/fine"], "say which answers are right: put the images of each class into"),
