@@ -175,6 +175,8 @@ class State:
     def without(self, names: Sequence[str], version: int, date: str) -> State:
         """The next state, which no longer answers these classes. What the adapter learned from them stays in it."""
         gone = {self.row(name): name for name in names}  # whoever names a class twice means it once
+        if not gone:
+            raise OneaError("No class is named, so nothing would change; name at least one to forget.")
         kept = [row for row in range(len(self.classes)) if row not in gone]
         return self._reduced(kept, version, noted("forget", version, date, list(gone.values()), len(kept)))
 
