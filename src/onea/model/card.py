@@ -108,7 +108,7 @@ def history_row(update: Update) -> tuple[str, ...]:
         what = (
             f"forgot {', '.join(update['classes'])}"
             if update["kind"] == "forget"
-            else "renamed {} to {}".format(*update["classes"])
+            else f"{'joined' if update.get('joined') else 'renamed'} {' to '.join(update['classes'])}"
         )
         return version, date, what, "", "", str(update["known"]), "", "", ""
     again = len(update["classes"]) - update["new_classes"]

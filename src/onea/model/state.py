@@ -210,7 +210,7 @@ class State:
         if row == into:
             raise OneaError(f"'{old}' and '{new}' are one class already; name two that the model knows.")
         kept = [each for each in range(len(self.classes)) if each != row]
-        note = noted("rename", version, date, [old, new], len(kept))
+        note = noted("rename", version, date, [old, new], len(kept)) | {"joined": True}
         both = replace(
             self,
             statistics=self.statistics.joined(row, into).compact(),
