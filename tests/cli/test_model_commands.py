@@ -544,3 +544,5 @@ def test_photos_that_were_taught_before_are_told(onea, tiny_vit, tiny_images):
     assert "6 of 10 photos were seen before and count once" in out
     assert "1 photo has two class names (1.png: 'class00' and 'class01'); if one is wrong, undo" in out
     assert "2 files left out (no photo, or in no class folder): notes.txt, notes.txt" in out
+    told = json.loads(onea("evaluate", "all.onea", "more", "--json")[1])
+    assert (told["taught_before"], len(told["left_out"])) == (10, 2), "a program is told as well as a person"
