@@ -107,6 +107,14 @@ def test_forgetting_keeps_the_shared_scatter():
     assert fewer.freedom == known.freedom
 
 
+def test_forgetting_all_leaves_nothing():
+    empty = ClassStatistics.empty(WIDTH, directions=2)
+    features, rows = drawn(2)
+    again = empty.add(features, rows).keep(torch.empty(0, dtype=torch.int64)).add(features, rows)
+    assert again.freedom == empty.add(features, rows).freedom
+    torch.testing.assert_close(again.scatter, empty.add(features, rows).scatter)
+
+
 @given(seed=st.integers(0, 10**6), directions=st.sampled_from([0, WIDTH]))
 @settings(max_examples=20, deadline=None)
 def test_two_classes_made_one_are_as_if_they_had_been_taught_so(seed, directions):

@@ -106,7 +106,7 @@ def test_two_classes_can_become_one(onea, shop, tiny_images):
     answers = [json.loads(line) for line in onea("predict", "shop.onea", str(tiny_images), "--json")[1].splitlines()]
     assert {one["class"] for line in answers for one in line["top"]} == {"class01", "class02"}
     assert onea("rename", "shop.onea", "class01", "class01", "--merge")[0] == 2
-    assert "undid version 2 (renamed class00 to class01)" in onea("undo", "shop.onea")[1]
+    assert "undid version 2 (joined class00 to class01)" in onea("undo", "shop.onea")[1]
     assert json.loads(onea("classes", "shop.onea", "--json")[1])["count"] == 3
 
 

@@ -213,6 +213,13 @@ def test_export_from_inside_the_folder(onea, shop, monkeypatch):
     assert beside.is_file()
 
 
+def test_exports_of_models_whose_names_have_dots_do_not_replace_each_other(onea, shop):
+    shutil.copytree(shop, "shop.2026")
+    code, _, err = onea("export", "shop.2026", "--to", "torch")
+    assert code == 0, err
+    assert Path("shop.2026.pt2").is_file()
+
+
 def png_header(width: int, height: int) -> bytes:
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -373,6 +380,11 @@ def test_a_background_of_known_photos_is_named(onea, tiny_vit, tiny_images):
             ["check", "shop.onea", "photos", "-o", "photos/fine/0.png"],
             "Cannot write to photos/fine/0.png: it is not a folder that you may write to",
         ),
+        (["evaluate", "shop.onea", "photos", "-o", "photos"], "photos is a folder; name a file in it, such as photos"),
+        (
+            ["export", "shop.onea", "--precision", "int8", "--check", "cased"],
+            "Class 'Class00' differs from 'class00' only in case",
+        ),
         (["check", "shop.onea", "cased"], "Class 'Class00' differs from 'class00' only in case"),
         (["evaluate", "shop.onea", "photos/fine"], "say which answers are right: put the images of each class into"),
         (["evaluate", "shop.onea", "photos/fine/0.png"], "0.png is a file; give a folder with one folder of images"),
@@ -532,3 +544,5 @@ def test_photos_that_were_taught_before_are_told(onea, tiny_vit, tiny_images):
     assert "6 of 10 photos were seen before and count once" in out
     assert "1 photo has two class names (1.png: 'class00' and 'class01'); if one is wrong, undo" in out
     assert "2 files left out (no photo, or in no class folder): notes.txt, notes.txt" in out
+    told = json.loads(onea("evaluate", "all.onea", "more", "--json")[1])
+    assert (told["taught_before"], len(told["left_out"])) == (10, 2), "a program is told as well as a person"

@@ -234,6 +234,13 @@ def test_a_model_that_has_forgotten_all_says_so(tiny_vit, tiny_images):
         model.forget("class00")
 
 
+def test_forgetting_nothing_is_no_update(tiny_vit, tiny_images):
+    model = tiny_model(tiny_vit).learn(tiny_images / "train")
+    with pytest.raises(OneaError, match="name at least one to forget"):
+        model.forget(*[])
+    assert model.versions.kept == (1,)
+
+
 def test_numbers_of_numpy_are_as_good_as_pythons_own(tiny_vit, tiny_images, tmp_path):
     """As they come from np.arange: they were trained with, and could not be saved."""
     numbers = {"seed": np.int64(3), "epochs": np.int64(2), "keep": np.int64(2), "views": np.int64(2)}

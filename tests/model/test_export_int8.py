@@ -88,6 +88,18 @@ def test_photos_of_other_classes_decide_nothing(model, tiny_images, tmp_path):
         export(model, "onnx", tmp_path / "small.onnx", precision="int8", check=tmp_path / "photos")
 
 
+def test_photos_of_other_classes_hide_no_loss(model, tiny_images, tmp_path, monkeypatch):
+    """No answer to them is right, so that each of them made the share of lost answers smaller."""
+    pytest.importorskip("onnxscript")
+    monkeypatch.setattr(quality, "MOST_LOST", 1.0)
+    monkeypatch.setattr(quality, "LEAST_SAME", 0.0)
+    for name in ("class00", "fig", "plum"):
+        shutil.copytree(tiny_images / "test" / "class00", tmp_path / "photos" / name)
+    done = export(model, "onnx", tmp_path / "small.onnx", precision="int8", check=tmp_path / "photos")
+    assert done.quality is not None
+    assert done.quality.photos == len(list((tiny_images / "test" / "class00").iterdir()))
+
+
 @pytest.mark.parametrize(
     ("lost", "won", "same", "good"),
     [(10, 0, 1940, True), (11, 0, 1990, False), (30, 20, 1940, True), (0, 0, 1939, False), (0, 9, 2000, True)],

@@ -111,6 +111,20 @@ def test_the_card_tells_the_history(saved):
     assert (saved / "history.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_card_counts_as_info_does(saved, monkeypatch):
+    """Whatever was forgotten and taught again, in one class or none, and from inside of the folder."""
+    monkeypatch.chdir(saved)
+    for names, told in (
+        ([f"class0{number}" for number in (0, 2, 3, 4, 5)], "Knows 1 class, taught with 6 images in 4 updates"),
+        (["class01"], "Knows 0 classes, taught with 0 images in 5 updates"),
+    ):
+        state = folders.change(Path(), lambda before, version, date, gone=names: before.without(gone, version, date))
+        text = (saved / "README.md").read_text("utf-8")
+        assert told in text, (sum(state.images), text)
+        assert f'onea.load("{saved.name}")' in text
+    assert text.endswith("## Classes\n\nNone.\n")
+
+
 def test_a_full_disk_changes_nothing(saved, monkeypatch):
     before = listing(saved)
     model = onea.load(saved).forget("class01")

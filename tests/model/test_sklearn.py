@@ -239,7 +239,7 @@ def test_an_unknown_image_is_minus_one_among_numbers(tiny_vit, pixels):
     assert tiny_model(tiny_vit).fit(pixels[:12], np.where(signs > 0, "+1", "-1")).classes_.tolist() == ["+1", "-1"]
 
 
-@pytest.mark.parametrize("label", [0.5, float("nan"), float("inf"), None, 1j, [1], (1, 2), np.array([1, 2])])
+@pytest.mark.parametrize("label", [0.5, float("nan"), float("inf"), None, 1j, [1], (1, 2), np.array([1, 2]), b"a"])
 def test_what_names_no_class_gets_one_sentence(model, pixels, label):
     with pytest.raises(OneaError, match=r"Unknown label type: .* give text or whole numbers, one for each image"):
         clone(model).fit(pixels[:4], ["a", "a", "b", label])

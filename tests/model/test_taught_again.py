@@ -126,6 +126,15 @@ def test_a_forgotten_class_taught_again_is_the_same_class(tiny_vit, files):
     assert merged(model) == {A: 10, B: 5, C: 5, D: 5}
 
 
+def test_photos_taught_again_after_all_was_forgotten_are_judged_as_new_ones(tiny_vit, files):
+    """Not beside themselves: while their spread was still there, all other photos were too far from the class."""
+    model = teach(tiny_model(tiny_vit, views=1), files, A)  # one class trains no adapter
+    asked = [*files[A], *files[B]]
+    before = [model.threshold_, *model.familiarity(asked)]
+    teach(model.forget(A), files, A)
+    assert [model.threshold_, *model.familiarity(asked)] == pytest.approx(before, rel=1e-4)
+
+
 def test_a_renamed_class_is_the_same_class(tiny_vit, files):
     model = teach(tiny_model(tiny_vit), files, A, B, C).rename(A, "apple")
     assert merged(model) == {"apple": 5, B: 5, C: 5}

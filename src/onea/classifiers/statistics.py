@@ -28,7 +28,7 @@ class ClassStatistics:
     """Means, counts and spread of the features of each class; class ``i`` has row ``i``.
 
     The scatter is the sum over images of the outer product of their deviation from their class's mean. It belongs to
-    all classes together, so what a forgotten class has put into it stays.
+    all classes together, so what a forgotten class has put into it stays while another class is known.
 
     Attributes:
         means: mean feature of each class, ``[C, width]`` float32.
@@ -148,12 +148,13 @@ class ClassStatistics:
         return changed._with_factors(place, position, inside, apart)
 
     def keep(self, rows: Tensor) -> Self:
-        """The statistics of these classes alone; the scatter and its freedom stay those of all."""
-        return self._with_same_scatter(
-            means=self.means[rows],
-            counts=self.counts[rows],
-            factors=None if self.factors is None else self.factors[rows],
-            cut=None if self.cut is None else self.cut[rows],
+        """The statistics of these classes alone; the scatter and its freedom stay those of all, while there is one."""
+        known = self if len(rows) else self.cleared(torch.arange(self.classes, device=self.counts.device))
+        return known._with_same_scatter(
+            means=known.means[rows],
+            counts=known.counts[rows],
+            factors=None if known.factors is None else known.factors[rows],
+            cut=None if known.cut is None else known.cut[rows],
         )
 
     def cleared(self, rows: Tensor) -> Self:

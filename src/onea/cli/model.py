@@ -212,6 +212,8 @@ def _picture(asked: Path | None, as_json: bool) -> Path | None:
     from onea.files import check_writable
 
     if asked:
+        if asked.is_dir():
+            raise OneaError(f"{asked} is a folder; name a file in it, such as {asked / 'confusion.png'}.")
         check_writable(asked.parent)
         return asked
     if as_json:
@@ -271,6 +273,7 @@ def export(
     from onea.model.estimator import load_for
     from onea.model.export import ENDINGS
     from onea.model.export import export as write
+    from onea.model.layout import named
     from onea.text import count
     from onea.vit.onnx_files import OPSET
 
@@ -279,8 +282,8 @@ def export(
     if precision not in ("fp32", "int8"):
         raise OneaError(f"--precision is '{precision}'; choose fp32 or int8.")
     loaded = load_for(model, backbone=backbone, device="cpu").snapshot()
-    named = model if model.name not in ("", "..") else model.resolve()  # as from inside of it: onea export .
-    place = out or named.with_suffix(ENDINGS[to])
+    here = named(model)
+    place = out or here.with_name(here.name.removesuffix(".onea") + ENDINGS[to])
     done = write(loaded, to, place, preprocess=preprocess, precision=precision, check=check)  # type: ignore[arg-type]
     opset = f", opset {OPSET}" if to == "onnx" else ""
     known = count(len(loaded.classes), "class", "classes")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 from onea.classifiers.familiarity import WEIGHTED, fitted_weights
@@ -24,26 +25,24 @@ tags:
 
 def card(state: State, name: str) -> str:
     """The model card in Markdown."""
-    name = printable(name)
-    title = name.removesuffix(".onea") or "model"
-    learned = [update for update in state.updates if update["kind"] == "learn"]
-    images = sum(update["images"] - update.get("seen", 0) for update in learned)
-    behind = state.background_images
+    title = printable(name).removesuffix(".onea") or "model"
+    classes, behind = count(len(state.classes), "class", "classes"), state.background_images
+    images, updates = count(sum(state.images), "image", "images"), count(len(state.updates), "update", "updates")
     background = f" and with {count(behind, 'image', 'images')} of none of them" if behind else ""
     adapted = "one adapter" if state.adapter else "statistics of features, without an adapter"
     lines = [
         _FRONT,
         f"# {title}",
         "",
-        f"Knows {len(state.classes):,} classes, taught with {images:,} images in {len(learned):,} updates "
-        f"(version {state.version}){background}, without keeping any image: {adapted} on the frozen "
+        f"Knows {classes}, taught with {images} in {updates} (version {state.version}){background}, without keeping "
+        f"any image: {adapted} on the frozen "
         f"`{printable(state.backbone['name'])}` (sha256 `{printable(state.backbone['sha256'][:16])}…`).",
         "",
         *_licence(state),
         "```python",
         "import onea",
         "",
-        f'model = onea.load("{name}")',
+        f"model = onea.load({printable(json.dumps(name, ensure_ascii=False))})",
         'model.predict(["photo.jpg"])',
         "```",
         "",
@@ -62,7 +61,7 @@ def card(state: State, name: str) -> str:
         *_unknown(state),
         "## Classes",
         "",
-        ", ".join(_escaped(name) for name in state.classes) + ".",
+        f"{', '.join(_escaped(name) for name in state.classes) or 'None'}.",
         "",
     ]
     return "\n".join(lines)
@@ -109,7 +108,7 @@ def history_row(update: Update) -> tuple[str, ...]:
         what = (
             f"forgot {', '.join(update['classes'])}"
             if update["kind"] == "forget"
-            else "renamed {} to {}".format(*update["classes"])
+            else f"{'joined' if update.get('joined') else 'renamed'} {' to '.join(update['classes'])}"
         )
         return version, date, what, "", "", str(update["known"]), "", "", ""
     again = len(update["classes"]) - update["new_classes"]

@@ -270,6 +270,8 @@ class Evaluation:
                 for one in self.wrong
             ],
             "open_set": self.open_set and self.open_set.as_json(),
+            "taught_before": self.taught_before,
+            "left_out": list(self.left_out),
             "skipped": list(self.skipped),
         }
 

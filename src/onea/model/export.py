@@ -8,7 +8,7 @@ import json
 import tempfile
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +23,7 @@ from onea.errors import OneaError
 from onea.files import check_writable, unwritable, write_atomically
 from onea.model.answers import Snapshot
 from onea.model.images import CLASS_FOLDERS, DecodedImages, check_folder, read_labelled
-from onea.model.names import UNKNOWN
+from onea.model.names import UNKNOWN, check_spelling
 from onea.model.quality import Quality
 from onea.version import __version__
 from onea.vit.onnx_files import OPSET, Session, check_installed, save, to_onnx
@@ -108,7 +108,8 @@ def export(
         path: of the file.
         preprocess: whether the file takes photos of any size, and not squares of pixels; by default ONNX files do.
         precision: ``int8`` computes the network's products in eight bits (``onnx`` only).
-        check: folder of class folders with the photos that decide about ``int8``.
+        check: folder of class folders with the photos that decide about ``int8``; of classes that were never taught,
+            they decide nothing.
 
     Raises:
         OneaError: a library is missing, the place cannot be written, or the answers differ.
@@ -163,12 +164,16 @@ def _check_wishes(to: Format, photos: bool, precision: Precision, check: Path | 
 
 
 def _read_check(model: Snapshot, folder: Path) -> DecodedImages:
+    """The photos of classes that the model knows; no answer to others is right, and none of them can be lost."""
     check_folder(folder, CLASS_FOLDERS)
     found = read_labelled(folder, None, model.side, purpose="evaluate")
     assert found.labels is not None
-    if not set(found.labels) & set(model.classes):
+    check_spelling(found.labels, model.classes)
+    known = [row for row, label in enumerate(found.labels) if label in model.classes]
+    if not known:
         raise OneaError(f"The model knows none of the classes in {folder}; check the names.")
-    return found
+    labels, names = (tuple(part[row] for row in known) for part in (found.labels, found.names))
+    return replace(found, pixels=found.pixels[known], labels=labels, names=names)
 
 
 def _write(

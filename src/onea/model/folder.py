@@ -225,7 +225,8 @@ def write(path: Path, states: Sequence[State], manifest: Manifest) -> None:
     numbers = {"versions": manifest.versions.kept, "counter": manifest.versions.counter}
     described = validation.seal({"format": FORMAT, "onea": __version__, **numbers, "params": manifest.params})
     _check(lambda: validation.manifest_values(described))
-    shown = {layout.PICTURE: history_picture(states[-1].updates), layout.CARD: card(states[-1], path.name).encode()}
+    named = layout.named(path).name
+    shown = {layout.PICTURE: history_picture(states[-1].updates), layout.CARD: card(states[-1], named).encode()}
     try:
         layout.begin(path)
         for state in states:

@@ -49,6 +49,15 @@ def state_folder(path: Path, version: int) -> Path:
     return path / STATES / f"{version:06d}"
 
 
+def named(path: Path) -> Path:
+    """The same place by its name, also from inside of it.
+
+    >>> named(Path("shop.onea")).name, named(Path(".")) == Path.cwd().resolve()
+    ('shop.onea', True)
+    """
+    return path if path.name not in ("", "..") else path.resolve()
+
+
 def holds_model(path: Path) -> bool:
     """Whether a folder holds a model, of whatever format."""
     return os.path.lexists(path / MANIFEST)

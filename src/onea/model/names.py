@@ -35,7 +35,7 @@ def name_of(label: Any) -> str:
             f"Unknown label type: {label}, which stands for a missing label; leave out images that have none, and give "
             "text or whole numbers, one for each image."
         )
-    if isinstance(label, float | complex | list | tuple):
+    if isinstance(label, float | complex | list | tuple | bytes):
         raise OneaError(f"Unknown label type: {reprlib.repr(label)}; give text or whole numbers, one for each image.")
     return str(label)
 

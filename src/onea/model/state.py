@@ -175,6 +175,8 @@ class State:
     def without(self, names: Sequence[str], version: int, date: str) -> State:
         """The next state, which no longer answers these classes. What the adapter learned from them stays in it."""
         gone = {self.row(name): name for name in names}  # whoever names a class twice means it once
+        if not gone:
+            raise OneaError("No class is named, so nothing would change; name at least one to forget.")
         kept = [row for row in range(len(self.classes)) if row not in gone]
         return self._reduced(kept, version, noted("forget", version, date, list(gone.values()), len(kept)))
 
@@ -208,7 +210,7 @@ class State:
         if row == into:
             raise OneaError(f"'{old}' and '{new}' are one class already; name two that the model knows.")
         kept = [each for each in range(len(self.classes)) if each != row]
-        note = noted("rename", version, date, [old, new], len(kept))
+        note = noted("rename", version, date, [old, new], len(kept)) | {"joined": True}
         both = replace(
             self,
             statistics=self.statistics.joined(row, into).compact(),

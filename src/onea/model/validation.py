@@ -215,6 +215,8 @@ def _check_update(update: dict[str, Any]) -> None:
         _check_fields(update, _BACKGROUND)
     if update["kind"] == "rename" and len(update["classes"]) != 2:
         raise Damage("its history renames something else than one class")
+    if not isinstance(update.get("joined", False), bool):
+        raise Damage(f"'joined' is {update['joined']!r:.80}")
 
 
 def _check_fields(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
