@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import typer
-from record_tools import record
+from record_tools import NINE, record
 from typer.testing import CliRunner
 
 from onea.cli.report import compare as command
 from onea.errors import OneaError
+from onea.methods.data_rule import DataShape, data_rule
 from onea.record_metrics import metric
 from onea.report.aggregate import curve, grid_table, over_seeds, settings
 from onea.report.compare import bootstrap_interval, compare
@@ -50,6 +51,30 @@ def test_curves_have_the_deviation_of_every_step() -> None:
     assert found.mean == pytest.approx(np.mean(lines, axis=0).tolist())
     assert found.std == pytest.approx(np.std(lines, axis=0, ddof=1).tolist())
     assert curve(settings(runs(seeds=(1,)))[0].groups[0]).std is None
+
+
+def test_what_a_long_tail_makes_of_the_preset_does_not_part_seeds() -> None:
+    def tailed(seed: int, images: int, **asked: Any) -> Record:
+        made = record(seed=seed)
+        options = data_rule(DataShape(images, sum(NINE), len(NINE)), asked.get("epochs")) | asked
+        made["config"] |= {"preset": "auto", "long_tail": 0.02, "options": asked}
+        made["stream"]["samples"] = [600, *([12] * (sum(NINE) - 1))]  # the same, whichever classes they are of
+        made["data"]["task_images"] = images
+        return made | {"options": {"rank": 64} | options}
+
+    few, many = tailed(1, 4000), tailed(2, 8000)
+    assert few["options"]["epochs"] != many["options"]["epochs"]
+    ((group,),) = (setting.groups for setting in settings([few, many]))
+    assert len(group.records) == 2
+    asked = [tailed(seed, images, epochs=3) for seed, images in ((1, 4000), (2, 8000))]
+    earlier = tailed(3, 4000)
+    earlier["options"]["epochs"] = 40  # not what the rule gives
+    (setting,) = settings([few, many, *asked, earlier])
+    assert [(group.name, len(group.records)) for group in setting.groups] == [
+        ("one-a", 2),
+        ("one-a (epochs 3)", 2),
+        ("one-a (epochs 40)", 1),
+    ]
 
 
 def test_other_options_make_another_configuration_that_says_how_it_differs() -> None:
