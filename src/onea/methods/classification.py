@@ -91,7 +91,8 @@ class RandomFeatures(ClassifierOptions):
 
     def classifiers(self) -> dict[str, Classifier]:
         """Those that are asked for; RanPAC, which answers unless another one was chosen, has so many features."""
-        found, given = super().classifiers(), {"features": self.random_features}
+        found = super().classifiers()
+        given: dict[str, Any] = {"features": self.random_features}
         if self.classifier == "ranpac":
             given |= parse_pairs(self.classifier_options, "classifier_options")
         return found | {name: make_classifier(name, **given) for name in found if name == "ranpac"}
