@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import glob
+import io
 import json
 from pathlib import Path
 from statistics import fmean, stdev
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import typer
 from record_tools import NINE, record
+from rich.console import Console
 from typer.testing import CliRunner
 
 from onea.cli.report import compare as command
@@ -21,7 +23,9 @@ from onea.methods.data_rule import DataShape, data_rule
 from onea.record_metrics import metric
 from onea.report.aggregate import curve, grid_table, over_seeds, settings
 from onea.report.compare import bootstrap_interval, compare
+from onea.report.formats import fitting
 from onea.report.load import load_records
+from onea.report.table import Table
 
 Record = dict[str, Any]
 SEEDS = (1, 2, 3, 4, 5)
@@ -175,6 +179,18 @@ def call(*arguments: str) -> Any:
     app = typer.Typer()
     app.command()(command)
     return CliRunner().invoke(app, arguments, env={"COLUMNS": "160"})
+
+
+def test_a_narrow_terminal_cuts_no_number_and_no_name() -> None:
+    lines = [("class-balanced A_T %", "87.50", "88.25", "+0.75", "-0.25 to +1.75", "3 of 5")]
+    table = Table.of_texts("", ("metric", "first", "second", "difference", "95 % interval", "better in"), lines)
+    for width in (40, 50, 80):
+        console = Console(width=width, file=io.StringIO())
+        console.print(fitting(table, console))
+        shown = console.file.getvalue()  # type: ignore[attr-defined]
+        assert all(number in shown for number in ("87.50", "88.25", "+0.75"))
+        assert "".join(line[:5].strip() for line in shown.splitlines()).count("class")
+        assert ("-0.25 to +1.75" in shown) == (width == 80)  # numbers are on one line where there is room
 
 
 def test_compare_prints_differences_of_folders_and_patterns(tmp_path: Path) -> None:
