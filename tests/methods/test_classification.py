@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Views of images: more rows in the statistics, drawn alike every time."""
+"""Views of images: more rows in the statistics, drawn alike every time; classifiers that are compared or exchanged."""
 
 from __future__ import annotations
 
+import pytest
 import torch
+from method_tools import prepared
 
 from onea.runs.config import make_config
 from onea.runs.setup import prepare
@@ -47,3 +49,30 @@ def test_images_of_classes_with_enough_of_them_count_in_place_of_their_crops(tin
     assert thrice.counts.tolist() == (3 * once.counts).tolist() == few.known("slda").counts.tolist()
     torch.testing.assert_close(thrice.means, once.means)
     assert not torch.allclose(few.known("slda").means, once.means)
+
+
+@pytest.mark.parametrize(
+    ("options", "compared"),
+    [
+        ({"classifier": "ncm"}, "slda"),
+        ({"classifier": "ncm"}, "rgda,fecam"),
+        ({"classifier": "slda"}, "ranpac,rgda"),
+        ({"classifier": "rgda", "classifier_options": "directions=2"}, "rgda-full"),
+    ],
+)
+def test_what_is_compared_is_no_part_of_what_answers_keep(options, compared, tiny_run):
+    (alone, _), (beside, _) = learned(tiny_run, **options), learned(tiny_run, compare_classifiers=compared, **options)
+    sizes, others = ({k: v.shape for k, v in method.answering_state().items()} for method in (alone, beside))
+    assert sizes == others == {k: v.shape for k, v in alone.state_dict().items()}
+
+
+def test_ranpac_takes_part_only_where_it_is_asked_for(tiny_run):
+    def of(**options):
+        return prepared(tiny_run, "ranpac", options=options | {"random_features": 64}).method.classifiers
+
+    assert list(of()) == ["ranpac"]
+    assert list(of(classifier="slda", classifier_options="shrinkage=0.1")) == ["slda"]
+    beside = of(classifier="slda", classifier_options="shrinkage=0.1", compare_classifiers="ranpac")
+    assert list(beside) == ["slda", "ranpac"]
+    assert beside["ranpac"].features == of()["ranpac"].features == 64
+    assert of(classifier_options="features=32")["ranpac"].features == 32

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import glob
+import io
 import json
 from pathlib import Path
 from statistics import fmean, stdev
@@ -12,15 +13,19 @@ from typing import Any
 import numpy as np
 import pytest
 import typer
-from record_tools import record
+from record_tools import NINE, record
+from rich.console import Console
 from typer.testing import CliRunner
 
 from onea.cli.report import compare as command
 from onea.errors import OneaError
+from onea.methods.data_rule import DataShape, data_rule
 from onea.record_metrics import metric
 from onea.report.aggregate import curve, grid_table, over_seeds, settings
 from onea.report.compare import bootstrap_interval, compare
+from onea.report.formats import fitting
 from onea.report.load import load_records
+from onea.report.table import Table
 
 Record = dict[str, Any]
 SEEDS = (1, 2, 3, 4, 5)
@@ -50,6 +55,30 @@ def test_curves_have_the_deviation_of_every_step() -> None:
     assert found.mean == pytest.approx(np.mean(lines, axis=0).tolist())
     assert found.std == pytest.approx(np.std(lines, axis=0, ddof=1).tolist())
     assert curve(settings(runs(seeds=(1,)))[0].groups[0]).std is None
+
+
+def test_what_a_long_tail_makes_of_the_preset_does_not_part_seeds() -> None:
+    def tailed(seed: int, images: int, **asked: Any) -> Record:
+        made = record(seed=seed)
+        options = data_rule(DataShape(images, sum(NINE), len(NINE)), asked.get("epochs")) | asked
+        made["config"] |= {"preset": "auto", "long_tail": 0.02, "options": asked}
+        made["stream"]["samples"] = [600, *([12] * (sum(NINE) - 1))]  # the same, whichever classes they are of
+        made["data"]["task_images"] = images
+        return made | {"options": {"rank": 64} | options}
+
+    few, many = tailed(1, 4000), tailed(2, 8000)
+    assert few["options"]["epochs"] != many["options"]["epochs"]
+    ((group,),) = (setting.groups for setting in settings([few, many]))
+    assert len(group.records) == 2
+    asked = [tailed(seed, images, epochs=3) for seed, images in ((1, 4000), (2, 8000))]
+    earlier = tailed(3, 4000)
+    earlier["options"]["epochs"] = 40  # not what the rule gives
+    (setting,) = settings([few, many, *asked, earlier])
+    assert [(group.name, len(group.records)) for group in setting.groups] == [
+        ("one-a", 2),
+        ("one-a (epochs 3)", 2),
+        ("one-a (epochs 40)", 1),
+    ]
 
 
 def test_other_options_make_another_configuration_that_says_how_it_differs() -> None:
@@ -150,6 +179,18 @@ def call(*arguments: str) -> Any:
     app = typer.Typer()
     app.command()(command)
     return CliRunner().invoke(app, arguments, env={"COLUMNS": "160"})
+
+
+def test_a_narrow_terminal_cuts_no_number_and_no_name() -> None:
+    lines = [("class-balanced A_T %", "87.50", "88.25", "+0.75", "-0.25 to +1.75", "3 of 5")]
+    table = Table.of_texts("", ("metric", "first", "second", "difference", "95 % interval", "better in"), lines)
+    for width in (40, 50, 80):
+        console = Console(width=width, file=io.StringIO())
+        console.print(fitting(table, console))
+        shown = console.file.getvalue()  # type: ignore[attr-defined]
+        assert all(number in shown for number in ("87.50", "88.25", "+0.75"))
+        assert "".join(line[:5].strip() for line in shown.splitlines()).count("class")
+        assert ("-0.25 to +1.75" in shown) == (width == 80)  # numbers are on one line where there is room
 
 
 def test_compare_prints_differences_of_folders_and_patterns(tmp_path: Path) -> None:

@@ -8,10 +8,12 @@ import copy
 import pytest
 from record_tools import record
 
+from onea.errors import OneaError
+from onea.record import write_record
 from onea.record_shape import can_be_shown
 from onea.report.aggregate import best_first, setting_names, settings
 from onea.report.experiment_page import with_titles
-from onea.report.load import by_classifier, with_present_options
+from onea.report.load import by_classifier, load_records, with_present_options
 
 
 @pytest.fixture
@@ -104,3 +106,16 @@ def test_two_records_without_options_meet_in_one_row():
     records = with_present_options([record("somebody-elses", seed=seed) | {"options": None} for seed in (1, 2)])
     ((group,),) = (setting.groups for setting in settings(records))
     assert len(group.records) == 2
+
+
+def test_a_pattern_means_the_runs_and_not_what_lies_beside_them(tmp_path):
+    for seed in (1, 2):
+        write_record(tmp_path / f"run-{seed}", record(seed=seed))
+        (tmp_path / f"run-{seed}" / "failure.json").write_text("{}")
+    (tmp_path / "report.html").write_text("a report of both")
+    for pattern in ("*", "r*", "run-*/*"):
+        assert [each["config"]["seed"] for each in load_records(tmp_path / pattern)] == [1, 2]
+    (tmp_path / "run-1" / "record.json").rename(tmp_path / "first.json")
+    assert [each["config"]["seed"] for each in load_records(tmp_path / "first.*")] == [1]
+    with pytest.raises(OneaError, match="damaged"):
+        load_records(tmp_path / "report.*")

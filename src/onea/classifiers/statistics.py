@@ -196,6 +196,15 @@ class ClassStatistics:
             cut=None if self.cut is None else F.pad(self.cut, (0, more)),
         )
 
+    def reduced_to(self, needed: ClassStatistics) -> Self:
+        """The same with no more of every class than these, of the same kind, would keep."""
+        directions = 0 if needed.factors is None else needed.factors.shape[1]
+        return self._with_same_scatter(
+            scatter=None if needed.scatter is None else self.scatter,
+            factors=self.factors[:, :directions] if directions and self.factors is not None else None,
+            cut=self.cut if directions else None,
+        )
+
     def compact(self) -> Self:
         """The same with directions that bfloat16 can hold, which halves what has to be kept of them."""
         return self if self.factors is None else self._with_same_scatter(factors=compact(self.factors))

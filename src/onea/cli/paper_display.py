@@ -19,7 +19,7 @@ from rich.text import Text
 from onea.cli.display import OnScreen
 from onea.data.names import data_name
 from onea.record import Record
-from onea.report.formats import terminal
+from onea.report.formats import fitting, terminal
 from onea.report.table import NOTHING, Table
 from onea.runs.config import RunConfig
 from onea.runs.grid import GridProgress
@@ -76,7 +76,7 @@ def print_plan(plan: ExperimentPlan, done: Collection[str], shared: bool = False
         shown.update(keys)
         lines.append((planned.cell.row, _column(planned, plan), *numbers))
     table = Table.of_texts("", ("row", "column", "runs", "done", "training", "evaluation"), lines, left=2)
-    console.print(terminal(table, no_wrap=True))
+    console.print(fitting(table, console))
     left = [run for run in plan.configs if run.key() not in done]
     trained = once_per_training(left) if shared else left
     training = sum(costs[run.key()].training for run in trained)

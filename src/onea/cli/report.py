@@ -36,7 +36,7 @@ def compare(
 
     from onea.report.compare import RESAMPLES
     from onea.report.compare import compare as compare_records
-    from onea.report.formats import terminal
+    from onea.report.formats import fitting
     from onea.report.load import load_records, with_present_options
     from onea.report.table import Table
 
@@ -53,7 +53,7 @@ def compare(
         console.print(f"{side} {name}", markup=False)
     console.print(f"difference: second minus first, {seeds}")
     table = Table.of_texts("", ("metric", "first", "second", "difference", "95 % interval", "better in"), lines)
-    console.print(terminal(table, no_wrap=True))
+    console.print(fitting(table, console))
     if len(found.seeds) > 1:
         console.print(f"Interval of the mean difference: {RESAMPLES:,} resamples of the seeds.")
     for note in found.notes:

@@ -90,9 +90,12 @@ class RandomFeatures(ClassifierOptions):
     random_features: Count = 5000
 
     def classifiers(self) -> dict[str, Classifier]:
-        """RanPAC with so many random features, then those that are compared with it."""
-        given = {"features": self.random_features} | parse_pairs(self.classifier_options, "classifier_options")
-        return super().classifiers() | {"ranpac": make_classifier("ranpac", **given)}
+        """Those that are asked for; RanPAC, which answers unless another one was chosen, has so many features."""
+        found = super().classifiers()
+        given: dict[str, Any] = {"features": self.random_features}
+        if self.classifier == "ranpac":
+            given |= parse_pairs(self.classifier_options, "classifier_options")
+        return found | {name: make_classifier(name, **given) for name in found if name == "ranpac"}
 
 
 _COMPACT = ("ncm", "slda", "whitened", "rgda", "ranpac")
@@ -191,8 +194,14 @@ class FeatureClassification(Method):
         return state
 
     def answering_state(self) -> Tensors:
-        """The state without the statistics of classifiers that are only compared."""
-        return {name: value for name, value in self.state_dict().items() if not name.startswith(_OTHERS)}
+        """The state without what only classifiers that are compared need of the statistics."""
+        state = {name: value for name, value in self.state_dict().items() if not name.startswith(_OTHERS)}
+        answering, classifier = next(iter(self.classifiers.items()))
+        known, needed = self.known(answering), classifier.statistics(self.vit.width)
+        if isinstance(known, ClassStatistics) and isinstance(needed, ClassStatistics):
+            rest = {name: value for name, value in state.items() if name not in known.state_dict()}
+            state = known.reduced_to(needed).state_dict() | rest
+        return state
 
     def load_state_dict(self, state: Tensors) -> None:
         """Take the statistics back."""

@@ -178,8 +178,28 @@ def _letters(text: str) -> str:
 def _flat(record: Record) -> dict[str, Any]:
     """What may tell two configurations apart, options as they were resolved."""
     config: dict[str, Any] = {k: v for k, v in record["config"].items() if k not in _NOT_CONFIGURATION}
-    flat = ((record.get("options") or {}) | config).items()
-    return {name: value for name, value in flat if value is not None and name != _NO_EFFECT}
+    flat, ruled = ((record.get("options") or {}) | config).items(), _ruled(record)
+    return {
+        name: value
+        for name, value in flat
+        if value is not None and name != _NO_EFFECT and (name not in ruled or value != ruled[name])
+    }
+
+
+def _ruled(record: Record) -> dict[str, Any]:
+    """The options of a run on a long tail that the rule of its preset has made of the number of its images.
+
+    Where classes are uneven, that number depends on which of them are in the tail, and so on the seed.
+    """
+    if record["config"].get("preset") != "auto" or not record["stream"].get("samples"):
+        return {}
+    from onea.methods.data_rule import DataShape, data_rule
+
+    asked, data, sizes = record["config"].get("options") or {}, record["data"], record["stream"]["sizes"]
+    images = data.get("task_images") or data.get("train_images") or 0
+    epochs = asked.get("epochs")
+    found = data_rule(DataShape(images, sum(sizes), len(sizes)), epochs if isinstance(epochs, int) else None)
+    return {name: value for name, value in found.items() if name not in asked}
 
 
 def _short(value: Any) -> str:

@@ -11,6 +11,7 @@ from onea.report.table import NOTHING, Cell, Mark, Table, Value
 from onea.text import printable
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table as TerminalTable
     from rich.text import Text
 
@@ -27,6 +28,7 @@ _LATEX = {
     "<": r"\textless{}",
     ">": r"\textgreater{}",
 }
+_WIDEST = 1000  # columns of a terminal
 _COLOURS: dict[Mark, str] = {"best": "red", "second": "blue"}
 
 
@@ -123,6 +125,16 @@ def terminal(table: Table, *, star: bool = False, no_wrap: bool = False) -> Term
     if starred:
         shown.caption = "*: best of the column"
     return shown
+
+
+def fitting(table: Table, console: Console) -> TerminalTable:
+    """The table for this terminal: numbers stay on one line where there is room, and are never cut where there is not.
+
+    rich cuts what may not be wrapped, from the left column on, without a word.
+    """
+    shown = terminal(table, no_wrap=True)
+    anywhere = console.options.update(max_width=_WIDEST)  # otherwise no table needs more than there is
+    return shown if console.measure(shown, options=anywhere).minimum <= console.width else terminal(table)
 
 
 def _words(text: str, style: str = "") -> Text:

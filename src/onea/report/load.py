@@ -9,7 +9,7 @@ from pathlib import Path
 from onea.errors import OneaError
 from onea.files import check_path
 from onea.options import completed
-from onea.record import NAME, Record, read_record_file, records_below
+from onea.record import FILES, NAME, Record, read_record_file, records_below
 from onea.record_shape import can_be_shown
 
 
@@ -69,8 +69,14 @@ def with_present_options(records: Sequence[Record]) -> list[Record]:
 
 
 def _matching(pattern: Path) -> list[Path]:
-    root = Path(pattern.anchor or ".")
-    return sorted(root.glob(str(pattern.relative_to(pattern.anchor)))) if pattern.parts else []
+    """What a pattern names: folders and records, or other files where it names only such.
+
+    A report lies beside the runs it is about, and ``runs/*`` means the runs.
+    """
+    if not pattern.parts:
+        return []
+    found = sorted(Path(pattern.anchor or ".").glob(str(pattern.relative_to(pattern.anchor))))
+    return [place for place in found if place.is_dir() or place.name in FILES] or found
 
 
 def _read(file: Path) -> Record:
