@@ -344,6 +344,8 @@ WRITTEN: dict[str, Callable[[], str]] = {
     "methods-seeds": methods_seeds,
     "below-frozen": below_frozen,
     "groceries": expected.groceries,
+    "taught-again": expected.again,
+    "taught-again-unknown": expected.unknown_again,
 } | measured.WRITTEN
 
 
