@@ -23,6 +23,7 @@ from onea.model.background import MOST_FEATURES, kept_rows, like_known
 from onea.model.card import card
 from onea.model.export import Graph
 from onea.model.fingerprints import NO_PRINTS
+from onea.model.sentences import sentences
 from onea.model.state import NO_ROWS
 from onea.model.versions import Versions
 from onea.tensors import compact
@@ -240,6 +241,26 @@ def test_taught_photos_are_no_background(model, files):
     assert "take them out, or forget the class first" in str(told.value)
     assert model.version == 1
     model.forget("class01").learn_background([*files["class04"], files["class01"][2]])
+
+
+def test_background_that_is_taught_as_a_class_is_background_no_longer(model, files):
+    """Next to its own photos, every image of the class would look like none."""
+    model.learn_background([*files["class04"], *files["class05"]])
+    both = model.snapshot().state.background
+    teach(model, files, "class04")
+    assert model.history[-1]["were_background"] == len(files["class04"])
+    assert sentences(model.history[-1]) == ["6 photos were background and are so no longer"]
+    assert torch.equal(model.snapshot().state.background, both[len(files["class04"]) :])
+    assert torch.equal(model.undo().snapshot().state.background, both)
+    teach(model.forget(*KNOWN), files, "class04")
+    assert model.history[-1]["were_background"] == 0, "nothing says how photos of a class differ"
+
+
+def test_background_is_known_again_after_the_adapter_was_trained(model, files):
+    model.learn_background(files["class04"])
+    teach(model, files, *KNOWN)
+    assert model.history[-1]["trained"]
+    assert len(teach(model, files, "class04").snapshot().state.background) == 0
 
 
 def test_a_background_of_known_photos_is_refused_and_named(model, files):

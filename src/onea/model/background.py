@@ -9,14 +9,16 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from onea import seeds
+from onea.classifiers.statistics import ClassStatistics
 from onea.errors import OneaError
 from onea.model.answers import Snapshot
 from onea.model.fingerprints import fingerprints
 from onea.model.images import DecodedImages
 from onea.model.state import State, new_id, noted
-from onea.tensors import compact
+from onea.tensors import compact, to_float64
 from onea.text import now, printable
 
 MOST_FEATURES = 128  # that are kept; each is compared with every image that is asked about
@@ -25,6 +27,7 @@ _FAMILIAR = 0.75  # quantile of their familiarity: on Grocery, most photos that 
 _SURE = 0.9  # the probability of one class from which on an image is clearly of it
 _FEW, _SHARE = 2, 1 / 3  # so many images that look known are no mistake: just those have to be learned
 _NAMED = 3  # photos in one sentence
+_SAME = 0.9  # whitened cosine of two photos that are one; on Grocery and CUB-200, no others had more than 0.84
 
 
 def learn_background(
@@ -116,6 +119,23 @@ def like_known(model: Snapshot, features: Tensor) -> dict[int, str]:
     chances, classes = model.probabilities(found.scores).max(1)
     clear = (found.familiarity > known.quantile(_FAMILIAR)) & (chances >= _SURE)
     return {row: model.classes[int(classes[row])] for row in clear.nonzero()[:, 0].tolist()}
+
+
+def taught_now(background: Tensor, features: Tensor, known: ClassStatistics) -> Tensor:
+    """Background images that are taught as a class now, ``bool [B]``, told by their features.
+
+    As background, they would make every image of the class look like none, and hardly anything would be unknown.
+
+    Args:
+        background: their features, ``[B, width]``.
+        features: of the images that are taught, ``[N, width]``, under the same adapter.
+        known: statistics of what was known before, which say along what images of a class differ.
+    """
+    if not len(background) or not known.classes:
+        return torch.zeros(len(background), dtype=torch.bool)
+    root, origin = known.whitening(), to_float64(known.means).mean(0)
+    taught, nothing = (F.normalize((to_float64(each) - origin) @ root, dim=1) for each in (features, background))
+    return (nothing @ taught.T).amax(1) >= _SAME
 
 
 def kept_rows(kept: int, new: int, seen: int, most: int, generator: torch.Generator) -> Tensor:

@@ -20,6 +20,7 @@ from onea.merging.operator import Sizes
 from onea.methods.adapter_merging import MergingOptions
 from onea.methods.guard import fallen, held_out_accuracy
 from onea.model import calibration
+from onea.model.background import taught_now
 from onea.model.calibrating import ENOUGH, calibrated
 from onea.model.engine import Engine
 from onea.model.images import DecodedImages
@@ -103,7 +104,9 @@ def learn(
     images = UpdateImages.of(batch, names, features, state, held_out, seed)
     rows, new, measured, classifier = images.rows, images.new, images.measured, state.classifier
 
-    known = _Known(adapters, features, state.statistics.grown(len(images.classes)), state.background, state.held)
+    claimed = taught_now(state.background, features, state.statistics)
+    grown, background = state.statistics.grown(len(images.classes)), state.background[~claimed]
+    known = _Known(adapters, features, grown, background, state.held)
     report: dict[str, Any] = {"trained": False}
     if not engine.vit.frozen_only:
         adapters, report = _adapt(engine, state, batch, images, called, seed, training, views)
@@ -164,6 +167,7 @@ def learn(
         "trained": report["trained"],
         "epochs": report.get("epochs", 0),
         "merge": {key: value for key, value in report.get("merge", {}).items() if key in _GATE_SUMMARY} or None,
+        "were_background": int(claimed.sum()),
         "skipped": len(batch.skipped),
         **left_out_fields(batch.left_out),
         "seconds": round(time.perf_counter() - started, 3),

@@ -79,7 +79,9 @@ def sentences(update: Mapping[str, Any]) -> list[str]:
     """
     if update["kind"] == "background" and (like := update["like_known"]):
         return [f"{like:,} of them clearly looked like a known class; if they show one, undo"]
-    return [] if update["kind"] != "learn" else [*_seen(update), *_two_names(update), *left_out_sentences(update)]
+    if update["kind"] != "learn":
+        return []
+    return [*_seen(update), *_two_names(update), *_were_background(update), *left_out_sentences(update)]
 
 
 def told(update: Mapping[str, Any]) -> list[str]:
@@ -107,6 +109,14 @@ def _two_names(update: Mapping[str, Any]) -> list[str]:
     more = "; ..." if found > len(update["conflicts"]) else ""
     has = "has" if found == 1 else "have"
     return [f"{count(found, 'photo', 'photos')} {has} two class names ({named}{more}); if one is wrong, undo"]
+
+
+def _were_background(update: Mapping[str, Any]) -> list[str]:
+    found = update.get("were_background", 0)
+    if not found:
+        return []
+    are = "was background and is so" if found == 1 else "were background and are so"
+    return [f"{count(found, 'photo', 'photos')} {are} no longer"]
 
 
 def left_out_sentences(update: Mapping[str, Any]) -> list[str]:
