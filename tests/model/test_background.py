@@ -249,7 +249,7 @@ def test_background_that_is_taught_as_a_class_is_background_no_longer(model, fil
     both = model.snapshot().state.background
     teach(model, files, "class04")
     assert model.history[-1]["were_background"] == len(files["class04"])
-    assert sentences(model.history[-1]) == ["6 photos were background and are so no longer"]
+    assert sentences(model.history[-1]) == ["6 background photos are of a class now and no longer count as background"]
     assert torch.equal(model.snapshot().state.background, both[len(files["class04"]) :])
     assert torch.equal(model.undo().snapshot().state.background, both)
     teach(model.forget(*KNOWN), files, "class04")

@@ -107,7 +107,7 @@ class Signals(ScoreReader):
         logarithms = scores * features.shape[1]
         clear = torch.log_softmax(logarithms / _SOFTNESS, dim=1).amax(1)
         targets = self.get_buffer("targets")
-        space = features @ self.get_buffer("metric") - self.get_buffer("shift")
+        space = self._whitened(features)
         along, lengths, widths = space @ targets.T, space.square().sum(1, keepdim=True), targets.square().sum(1)
         cosines = along / (lengths * widths).sqrt().clamp_min(1e-6)
         apart = (lengths - 2 * along + widths).where(counted, torch.inf).amin(1).clamp_min(0)
@@ -117,12 +117,21 @@ class Signals(ScoreReader):
         likely = logarithms.amax(1) - anything
         return torch.stack([near, clear, likely, -apart.sqrt(), self._nearer(near, space)], 1)
 
+    def background_cosines(self, features: Tensor) -> Tensor:
+        """The cosine of each image to each image of the background, ``[B, N]``."""
+        return self._background_cosines(self._whitened(features))
+
+    def _whitened(self, features: Tensor) -> Tensor:
+        return features @ self.get_buffer("metric") - self.get_buffer("shift")
+
+    def _background_cosines(self, space: Tensor) -> Tensor:
+        return F.normalize(space, dim=1) @ self.get_buffer("nothing").T
+
     def _nearer(self, near: Tensor, space: Tensor) -> Tensor:
         """How much nearer classes are than the background, from cosines to classes and whitened, centred features."""
-        nothing = self.get_buffer("nothing")
-        if not len(nothing):
+        if not len(self.get_buffer("nothing")):
             return torch.full_like(near, NO_BACKGROUND)
-        return near - (F.normalize(space, dim=1) @ nothing.T).amax(1)
+        return near - self._background_cosines(space).amax(1)
 
 
 def principal_axes(points: Tensor) -> tuple[Tensor, Tensor]:

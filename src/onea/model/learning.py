@@ -104,7 +104,7 @@ def learn(
     images = UpdateImages.of(batch, names, features, state, held_out, seed)
     rows, new, measured, classifier = images.rows, images.new, images.measured, state.classifier
 
-    claimed = taught_now(state.background, features, state.statistics)
+    claimed = taught_now(state, features)
     grown, background = state.statistics.grown(len(images.classes)), state.background[~claimed]
     known = _Known(adapters, features, grown, background, state.held)
     report: dict[str, Any] = {"trained": False}

@@ -115,8 +115,8 @@ def _were_background(update: Mapping[str, Any]) -> list[str]:
     found = update.get("were_background", 0)
     if not found:
         return []
-    are = "was background and is so" if found == 1 else "were background and are so"
-    return [f"{count(found, 'photo', 'photos')} {are} no longer"]
+    are = "is of a class now and no longer counts" if found == 1 else "are of a class now and no longer count"
+    return [f"{count(found, 'background photo', 'background photos')} {are} as background"]
 
 
 def left_out_sentences(update: Mapping[str, Any]) -> list[str]:
