@@ -54,7 +54,7 @@ def test_only_decoders_of_our_formats_are_loaded() -> None:
     """In a new process: Pillow would load forty more, one of which runs Ghostscript."""
     code = (
         "from onea.data import decode; found = decode._formats(False); from PIL import Image; "
-        "assert {*decode._FORMATS} <= {*found} == {*Image.OPEN}, {*Image.OPEN}"
+        "assert {*decode._PLUGINS} <= {*found} == {*Image.OPEN}, {*Image.OPEN}"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

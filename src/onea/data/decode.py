@@ -25,8 +25,21 @@ MAX_PIXELS = 300_000_000
 
 # Named, because Pillow's full list has formats that start other programs (EPS, WMF), hold no pictures (HDF5, MPEG), or
 # are decoded before anyone can look at their size (ICO).
-_FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "BMP", "DIB", "GIF", "TIFF", "PPM", "JPEG2000", "PCX", "QOI", "TGA")
-_PLUGINS = ("Avif", "Jpeg2K", "Pcx", "Qoi", "Tga", "Tiff", "WebP")  # of Pillow, for those that it does not load itself
+_PLUGINS = {  # of Pillow, by format
+    "JPEG": "Jpeg",
+    "PNG": "Png",
+    "WEBP": "WebP",
+    "AVIF": "Avif",
+    "BMP": "Bmp",
+    "DIB": "Bmp",
+    "GIF": "Gif",
+    "TIFF": "Tiff",
+    "PPM": "Ppm",
+    "JPEG2000": "Jpeg2K",
+    "PCX": "Pcx",
+    "QOI": "Qoi",
+    "TGA": "Tga",
+}
 _HEIF = "HEIF"  # HEIC, the photos of iPhones: known where pillow-heif is installed
 _HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 # What strangers may send: what cameras and browsers make, where the size in the header bounds the work, and where
@@ -217,14 +230,13 @@ def _lift_pillow_limit() -> None:
 @functools.cache
 def _formats(wary: bool) -> tuple[str, ...]:
     """Those of our formats that this Pillow was built with, and HEIC where it can be read."""
-    Image.preinit()
-    for plugin in _PLUGINS:  # and not Image.init(), which loads forty more
+    for plugin in _PLUGINS.values():  # and not Image.init(), which loads forty more
         importlib.import_module(f"PIL.{plugin}ImagePlugin")
     with suppress(ImportError):
         from pillow_heif import register_heif_opener
 
         register_heif_opener()
-    return tuple(name for name in (*(COMMON_FORMATS if wary else _FORMATS), _HEIF) if name in Image.OPEN)
+    return tuple(name for name in (*(COMMON_FORMATS if wary else _PLUGINS), _HEIF) if name in Image.OPEN)
 
 
 class _InFewReads(BytesIO):
