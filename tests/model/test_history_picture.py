@@ -12,7 +12,7 @@ import pytest
 from PIL import Image, ImageColor
 
 from onea.metrics import wilson_interval
-from onea.model.history_picture import MOST, SIZE, history_picture, scale
+from onea.model.history_picture import MOST, SIZE, history_picture, ticks
 from onea.report.style import PALETTE
 
 BLUE, ORANGE, GREEN = PALETTE[:3]
@@ -56,7 +56,7 @@ def test_dots_have_their_intervals_and_no_line_joins_them():
     assert len(found) == 3, "a line would make one run of columns of them"
 
 
-def test_an_interval_is_as_long_as_it_is_wide():
+def test_an_interval_is_drawn_to_scale():
     rows, _ = places(pixels([learned(1, 3, 3, 9)]), GREEN)
     low, high = wilson_interval(9, 10)
     percent = 246 / 100  # pixels
@@ -91,15 +91,15 @@ def test_any_number_of_updates(updates):
 
 
 @pytest.mark.parametrize("most", [*range(30), 99, 100, 101, 9_999, 12_345])
-def test_scales_hold_the_largest_in_few_round_steps(most):
-    found = scale(most)
+def test_ticks_reach_the_largest_in_few_round_steps(most):
+    found = ticks(most)
     assert found[0] == 0
     assert most <= found[-1]
     assert 2 <= len(found) <= 6
     assert str(found.step).rstrip("0") in {"1", "2", "5"}
 
 
-def test_it_needs_no_matplotlib():
+def test_saving_a_model_needs_no_matplotlib():
     """Which takes longer to load than an update of few photos takes to save."""
-    code = "import sys, onea.model.history_picture as p; p.history_picture([]); sys.exit('matplotlib' in sys.modules)"
+    code = "import sys, onea.model.folder as f; f.history_picture([]); sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

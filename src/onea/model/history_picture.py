@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from typing import NamedTuple
 
 from PIL import Image, ImageDraw, ImageFont
 
@@ -25,10 +26,21 @@ _LEFT, _RIGHT, _HEIGHT = 70, 1164, 246  # of both panels
 _TOPS = 56, 362
 _TEXT, _DOT, _LINE = 19, 7, 3
 _TICKS, _FEWEST = 5, 4  # lines of a scale; updates for which there is room at least
-# Who is measured, on how many images, beside the middle by which share of a step, by which name.
-_MEASURED = (
-    ("held_out", "held_out", -0.12, PALETTE[2], "of the update"),
-    ("overall", "overall_images", 0.12, PALETTE[1], "of all classes"),
+
+
+class _Measure(NamedTuple):
+    """An accuracy on held-out images: its fields in an update, its place beside the middle of a step, and its look."""
+
+    accuracy: str
+    images: str
+    beside: float
+    colour: str
+    name: str
+
+
+_MEASURES = (
+    _Measure("held_out_accuracy", "held_out", -0.12, PALETTE[2], "of the update"),
+    _Measure("overall_accuracy", "overall_images", 0.12, PALETTE[1], "of all classes"),
 )
 
 
@@ -46,7 +58,7 @@ def history_picture(updates: Sequence[Update]) -> bytes:
 
 
 def _classes(sheet: _Sheet, updates: Sequence[Update]) -> None:
-    panel = _Panel(_TOPS[0], scale(max((update["known"] for update in updates), default=0)))
+    panel = _Panel(_TOPS[0], ticks(max((update["known"] for update in updates), default=0)))
     sheet.frame(panel, "classes", [("new", PALETTE[0]), ("known", PALETTE[1])])
     for step, update in enumerate(updates):
         if update.get("new_classes"):
@@ -60,24 +72,24 @@ def _classes(sheet: _Sheet, updates: Sequence[Update]) -> None:
 
 def _held_out(sheet: _Sheet, updates: Sequence[Update]) -> None:
     panel = _Panel(_TOPS[1], range(0, 101, 20))
-    measured = [each for each in _MEASURED if any(update.get(f"{each[0]}_accuracy") is not None for update in updates)]
-    sheet.frame(panel, "held-out images right, %", [(name, colour) for *_, colour, name in measured])
-    for kind, images, beside, colour, _ in measured:
+    shown = [each for each in _MEASURES if any(update.get(each.accuracy) is not None for update in updates)]
+    sheet.frame(panel, "held-out images right, %", [(each.name, each.colour) for each in shown])
+    for each in shown:
         for step, update in enumerate(updates):
-            accuracy = update.get(f"{kind}_accuracy")
+            accuracy = update.get(each.accuracy)
             if accuracy is None:
                 continue
             # Dots with their intervals: of few photos, a line between two of them says nothing.
-            low, high = wilson_interval(round(accuracy * update[images]), update[images])
-            place = sheet.across(step + beside)
-            sheet.line([(place, panel.down(100 * low)), (place, panel.down(100 * high))], colour)
-            sheet.dot((place, panel.down(100 * accuracy)), colour)
+            low, high = wilson_interval(round(accuracy * update[each.images]), update[each.images])
+            place = sheet.across(step + each.beside)
+            sheet.line([(place, panel.down(100 * low)), (place, panel.down(100 * high))], each.colour)
+            sheet.dot((place, panel.down(100 * accuracy)), each.colour)
 
 
-def scale(most: int) -> range:
+def ticks(most: int) -> range:
     """Round numbers from zero to at least the largest one, a handful of them.
 
-    >>> [list(scale(most)) for most in (0, 3, 21)]
+    >>> [list(ticks(most)) for most in (0, 3, 21)]
     [[0, 1], [0, 1, 2, 3], [0, 5, 10, 15, 20, 25]]
     """
     rough = max(most, 1) / _TICKS
