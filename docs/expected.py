@@ -58,14 +58,14 @@ class Taught:
         return found
 
 
+_AGAIN = Taught("81 groceries, 15 updates, then all photos again", "grocery81", 15, None, _GROCERIES, again=True)
 MODELS = (
     Taught("81 groceries, all at once", "grocery81", 1, None, _GROCERIES),
     Taught("81 groceries, 15 updates", "grocery81", 15, None, _GROCERIES),
-    Taught("81 groceries, 15 updates, then all photos again", "grocery81", 15, None, _GROCERIES, again=True),
+    _AGAIN,
     Taught("CIFAR-100, 150 images of a class, 10 updates", "cifar100", 10, None, "crops-test-nvidia-h200.jsonl"),
     Taught("CUB-200, 20 updates", "cub200", 20, "quick", "default-nvidia-h200.jsonl"),  # auto does the same there
 )
-_AGAIN = MODELS[2]
 # The same recipe in 15 updates and all at once.
 BOTH_WAYS = (
     tuple(Taught("", "grocery81", updates, None, _GROCERIES) for updates in (15, 1)),

@@ -90,12 +90,13 @@ class RandomFeatures(ClassifierOptions):
     random_features: Count = 5000
 
     def classifiers(self) -> dict[str, Classifier]:
-        """Those that are asked for; RanPAC, which answers unless another one was chosen, has so many features."""
+        """Those that are asked for; RanPAC, where it is among them, with so many random features."""
         found = super().classifiers()
-        given: dict[str, Any] = {"features": self.random_features}
-        if self.classifier == "ranpac":
-            given |= parse_pairs(self.classifier_options, "classifier_options")
-        return found | {name: make_classifier(name, **given) for name in found if name == "ranpac"}
+        if "ranpac" in found:
+            own = self.classifier_options if self.classifier == "ranpac" else ""
+            given: dict[str, Any] = {"features": self.random_features} | parse_pairs(own, "classifier_options")
+            found["ranpac"] = make_classifier("ranpac", **given)
+        return found
 
 
 _COMPACT = ("ncm", "slda", "whitened", "rgda", "ranpac")

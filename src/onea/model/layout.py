@@ -50,7 +50,7 @@ def state_folder(path: Path, version: int) -> Path:
 
 
 def named(path: Path) -> Path:
-    """The same place by its name, also from inside of it.
+    """The same folder as a path that ends in its name, where it was given as ``.`` or ``..``, too.
 
     >>> named(Path("shop.onea")).name, named(Path(".")) == Path.cwd().resolve()
     ('shop.onea', True)
