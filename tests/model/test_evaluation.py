@@ -12,7 +12,8 @@ import torch
 from model_tools import tiny_model
 
 from onea.errors import OneaError
-from onea.model.evaluation import OpenSet, evaluate
+from onea.model.evaluation import evaluate
+from onea.model.open_set import OpenSet
 from onea.model.open_set_picture import open_set_picture
 from onea.openset import auroc, open_set_curve
 

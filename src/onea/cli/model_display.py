@@ -29,7 +29,8 @@ _UNLIMITED = 100_000  # columns of a terminal
 if TYPE_CHECKING:
     from onea.model.answers import Answer
     from onea.model.estimator import OneA
-    from onea.model.evaluation import Evaluation, Mistake, OpenSet
+    from onea.model.evaluation import Evaluation, Mistake
+    from onea.model.open_set import OpenSet
     from onea.model.quality import Quality
 
 

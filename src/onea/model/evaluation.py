@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,9 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
-from onea import openset
 from onea.data.unreadable import OnBad
 from onea.errors import OneaError
 from onea.metrics import wilson_interval
@@ -22,74 +19,10 @@ from onea.model.answers import Snapshot
 from onea.model.fingerprints import fingerprints
 from onea.model.images import DecodedImages, check_folder, find_images, read_labelled
 from onea.model.names import check_spelling, folded
+from onea.model.open_set import OpenSet
 from onea.model.sentences import left_out_fields, left_out_sentences
 from onea.runtime import NOBODY, Progress
 from onea.text import count
-
-
-@dataclass(frozen=True)
-class OpenSet:
-    """How well a model tells images of classes that it knows from images of nothing that it was taught.
-
-    Attributes:
-        known: familiarity of each image of a known class.
-        right: whether the nearest class of each of them is its own.
-        unknown: familiarity of each image of nothing that was taught.
-        threshold: the familiarity below which the model answers ``unknown``; minus infinity where it never does.
-    """
-
-    known: Tensor
-    right: Tensor
-    unknown: Tensor
-    threshold: float
-
-    @property
-    def answers_unknown(self) -> bool:
-        """Whether the model answers ``unknown`` at all."""
-        return self.threshold > -math.inf
-
-    @property
-    def auroc(self) -> float:
-        """Probability that a known image looks more familiar than an unknown one."""
-        return openset.auroc(self.known, self.unknown)
-
-    @property
-    def false_positive_rate(self) -> float:
-        """Share of unknown images that look familiar where 95 % of the known ones do."""
-        return openset.false_positive_rate(self.known, self.unknown)
-
-    @property
-    def caught(self) -> float:
-        """Share of unknown images that the model answers ``unknown``."""
-        return openset.share_below(self.unknown, self.threshold)
-
-    @property
-    def false_alarms(self) -> float:
-        """Share of known images that the model answers ``unknown``."""
-        return openset.share_below(self.known, self.threshold)
-
-    @property
-    def correct(self) -> float:
-        """Share of known images that the model answers with their own class."""
-        return float((self.right & (self.known >= self.threshold)).double().mean())
-
-    def as_json(self) -> dict[str, Any]:
-        """The measures by name; those at the model's threshold are null where it has none."""
-        own = self.answers_unknown
-        return {
-            "known_images": len(self.known),
-            "unknown_images": len(self.unknown),
-            "auroc": self.auroc,
-            "fpr95": self.false_positive_rate,
-            "oscr": self.curve.area,
-            "caught": self.caught if own else None,
-            "false_alarms": self.false_alarms if own else None,
-        }
-
-    @property
-    def curve(self) -> openset.OpenSetCurve:
-        """Known images answered right against unknown ones taken for known, as the threshold moves."""
-        return openset.open_set_curve(self.known, self.right, self.unknown)
 
 
 @dataclass(frozen=True)

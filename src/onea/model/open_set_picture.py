@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from onea.model.evaluation import OpenSet
+from onea.model.open_set import OpenSet
 from onea.report import style
 
 if TYPE_CHECKING:
