@@ -243,24 +243,31 @@ def test_taught_photos_are_no_background(model, files):
     model.forget("class01").learn_background([*files["class04"], files["class01"][2]])
 
 
-def test_background_that_is_taught_as_a_class_is_background_no_longer(model, files):
+def test_background_that_is_taught_as_a_class_is_background_no_longer(model, files, tmp_path):
     """Next to its own photos, every image of the class would look like none."""
     model.learn_background([*files["class04"], *files["class05"]])
     both = model.snapshot().state.background
     teach(model, files, "class04")
     assert model.history[-1]["were_background"] == len(files["class04"])
     assert sentences(model.history[-1]) == ["6 background photos are of a class now and no longer count as background"]
-    assert torch.equal(model.snapshot().state.background, both[len(files["class04"]) :])
+    state = model.snapshot().state
+    assert torch.equal(state.background, both[len(files["class04"]) :])
+    assert state.background_images == len(files["class05"])
+    loaded = onea.load(model.save(tmp_path / "less.onea"))
+    assert torch.equal(loaded.snapshot().state.background, state.background)
     assert torch.equal(model.undo().snapshot().state.background, both)
     teach(model.forget(*KNOWN), files, "class04")
     assert model.history[-1]["were_background"] == 0, "nothing says how photos of a class differ"
 
 
-def test_background_is_known_again_after_the_adapter_was_trained(model, files):
+def test_background_is_known_again_after_the_adapter_was_trained(model, files, tmp_path):
     model.learn_background(files["class04"])
     teach(model, files, *KNOWN)
     assert model.history[-1]["trained"]
     assert len(teach(model, files, "class04").snapshot().state.background) == 0
+    loaded = onea.load(model.save(tmp_path / "none.onea"), threads=1, precision="fp32", device="cpu")
+    assert len(loaded.learn_background(files["class05"]).snapshot().state.background) == len(files["class05"])
+    loaded.save(tmp_path / "none.onea")
 
 
 def test_a_background_of_known_photos_is_refused_and_named(model, files):

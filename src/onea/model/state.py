@@ -135,7 +135,7 @@ class State:
 
     @property
     def background_images(self) -> int:
-        """The number of images that were ever taught as background; features of some of them are kept."""
+        """The number of images that were taught as background and as no class since; features of some are kept."""
         return background_images(self.updates)
 
     @property
@@ -241,13 +241,19 @@ class State:
         )
 
 
-def background_images(updates: Sequence[Update]) -> int:
-    """The number of background images in a history.
+def background_images(updates: Sequence[Mapping[str, Any]]) -> int:
+    """The number of background images in a history, less those that became images of a class.
 
     >>> background_images([{"kind": "learn", "images": 40}, {"kind": "background", "images": 7}])
     7
     """
-    return sum(update["images"] for update in updates if update["kind"] == "background")
+    given: int = sum(update["images"] for update in updates if update["kind"] == "background")
+    return max(0, given - became_classes(updates))
+
+
+def became_classes(updates: Sequence[Mapping[str, Any]]) -> int:
+    """The number of background images in a history that were taught as a class later."""
+    return sum(int(update.get("were_background", 0)) for update in updates)
 
 
 def merged_with(merged: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:

@@ -26,7 +26,7 @@ from onea.model.formats import EARLIER_SIGNALS, modern_tensors
 from onea.model.json_types import MOST
 from onea.model.recipe import options_of
 from onea.model.rolling import MOST_OF_CLASS
-from onea.model.state import background_images, statistics_for
+from onea.model.state import background_images, became_classes, statistics_for
 from onea.sealed import Damage
 from onea.tensors import Tensors
 
@@ -82,8 +82,8 @@ def check_shapes(file: BinaryIO, size: int, state: Mapping[str, Any]) -> Shapes:
     }
     if state["format"] > 2:
         wanted |= {"hidden": ("F32", (hidden, signals)), "hidden_rows": ("I64", (hidden,))}
-    if photos := background_images(state["updates"]):
-        wanted |= {"background": ("BF16", (min(photos, MOST_FEATURES), width))}
+    if photos := _background(found, state["updates"]):
+        wanted |= {"background": ("BF16", (photos, width))}
     if prints := _fingerprints(found, state["updates"]):
         wanted |= {"fingerprints": ("I64", (prints, WORDS)), "fingerprint_rows": ("I64", (prints,))}
     if rolling := found.get("held", ("", (0,)))[1][:1]:
@@ -106,6 +106,14 @@ def check_shapes(file: BinaryIO, size: int, state: Mapping[str, Any]) -> Shapes:
     if data != sum(_TYPES[kind].itemsize * math.prod(shape) for kind, shape in wanted.values()):
         raise Damage("the tensors are cut short, or more follows")
     return wanted
+
+
+def _background(found: Shapes, updates: Sequence[Mapping[str, Any]]) -> int:
+    """The number of background images whose features a file must hold; where some became a class, as it declares."""
+    gone = became_classes(updates)
+    most = min(background_images(updates) + gone, MOST_FEATURES)
+    count = found["background"][1][0] if "background" in found and found["background"][1] else 0
+    return min(max(count, most - gone), most)
 
 
 def _fingerprints(found: Shapes, updates: Sequence[Mapping[str, Any]]) -> int:
