@@ -216,6 +216,6 @@ def test_models_of_earlier_versions_took_their_file_for_a_plain_one(tiny_vit, ti
     state = model.snapshot().state
     earlier = {name: state.backbone[name] for name in ("name", "sha256")} | {"source": str(bare)}
     loaded = tiny_model(str(bare))
-    loaded.restore([dataclasses.replace(state, backbone=earlier)], model.versions)
+    loaded.restore(dataclasses.replace(state, backbone=earlier), model.versions)
     photos = [str(files[0]) for files in class_folders(tiny_images / "test").values()]
     np.testing.assert_array_equal(loaded.predict_proba(photos), model.predict_proba(photos))

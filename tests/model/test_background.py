@@ -55,7 +55,7 @@ def model(before, tmp_path):
 def without_fingerprints(model):
     """As an earlier version taught it: photos are not known again, only what they show."""
     state = dataclasses.replace(model.snapshot().state, fingerprints=NO_PRINTS, fingerprint_rows=NO_ROWS)
-    model.restore([state], Versions((state.version,), state.version))
+    model.restore(state, Versions((state.version,), state.version))
     return model
 
 

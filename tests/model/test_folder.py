@@ -4,13 +4,17 @@
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,6 +46,43 @@ def original(tiny_vit, tiny_images):
 @pytest.fixture
 def saved(original, tmp_path):
     return original.save(tmp_path / "shop.onea")
+
+
+@pytest.fixture(name="onea_command")
+def _onea_command(request):
+    return request.getfixturevalue("onea")
+
+
+_HEARD: list[Callable[[str], object]] = []
+
+
+@pytest.fixture(scope="session")
+def reads():
+    """What is read of a folder: the names and sizes of files, as often as they are opened."""
+
+    def hear(event: str, values: tuple[Any, ...]) -> None:
+        if _HEARD and event == "open" and isinstance(values[0], str) and not values[2] & (os.O_WRONLY | os.O_RDWR):
+            _HEARD[-1](values[0])
+
+    sys.addaudithook(hear)
+
+    def during(folder: Path, what: Callable[[], object]) -> list[tuple[str, int]]:
+        found: list[tuple[str, int]] = []
+
+        def note(name: str) -> None:
+            if (place := Path(name).absolute()).is_relative_to(folder.absolute()) and place.is_file():
+                size = 0 if place.name == "model.json" else place.stat().st_size  # which lists the numbers of versions
+                found.append((str(place.relative_to(folder.absolute())), size))
+
+        _HEARD.append(note)
+        try:
+            what()
+        finally:
+            _HEARD.clear()
+        assert found
+        return sorted(found)
+
+    return during
 
 
 def listing(path: Path) -> dict[str, bytes]:
@@ -242,17 +283,60 @@ def test_a_version_that_lacks_a_file_is_damaged_and_has_the_same_way_back(saved,
     assert folders.undo(saved)[1].version == onea.load(saved).version == 2
 
 
-def test_a_model_goes_on_without_an_earlier_version_that_was_removed(saved):
-    """A damaged one is named; whoever removes it, as the sentence says, has a model again."""
+def test_a_damaged_earlier_version_is_named_when_it_is_needed(saved, photos, onea_command, tmp_path):
+    """The present one answers; whoever removes the other, as the sentence says, can go back to those before it."""
+    before = onea.load(saved, threads=1).predict_proba(photos)
     (saved / "states/000002/state.json").write_text("{}")
-    with pytest.raises(OneaError, match=r"000002 is damaged .* an earlier one may be removed\.$"):
-        onea.load(saved)
+    model = onea.load(saved, threads=1)
+    assert np.array_equal(model.predict_proba(photos), before)
+    named = r"000002 is damaged .* an earlier one may be removed\.$"
+    for needs_it in (model.undo, lambda: folders.undo(saved), lambda: model.save(tmp_path / "copy.onea")):
+        with pytest.raises(OneaError, match=named):
+            needs_it()
+    assert onea_command("info", str(saved))[0] == 0
+    code, _, err = onea_command("info", str(saved), "--verify")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert re.search(named, err.strip())
+    model.forget("class05").save(saved)  # which does not need it
     shutil.rmtree(saved / "states/000002")
+    assert model.versions.kept == (1, 3, 4)
+    assert "are whole: 1, 3, 4" in onea_command("info", str(saved), "--verify")[1]
+    assert folders.undo(saved)[1].version == 3
     model = onea.load(saved)
     assert (model.version, model.versions.kept) == (3, (1, 3))
     model.forget("class00").save(saved)
     assert folders.undo(saved)[1].version == 3
     assert folders.undo(saved)[1].version == 1
+
+
+def test_an_earlier_version_of_another_model_is_not_gone_back_to(tiny_vit, tiny_images, saved, tmp_path):
+    """As of a folder that was put in place of the one that was loaded."""
+    model = onea.load(saved)
+    other = tiny_model(tiny_vit).learn(tiny_images / "train", name="other")
+    place = other.forget("class01").save(tmp_path / "other.onea") / "states/000002"
+    shutil.rmtree(saved / "states/000002")
+    shutil.copytree(place, saved / "states/000002")
+    for needs_it in (model.undo, lambda: folders.undo(saved), lambda: folders.verify(saved)):
+        with pytest.raises(OneaError, match=r"000002 is damaged .version 3 did not grow from it"):
+            needs_it()
+
+
+def test_reading_does_not_grow_with_the_versions_that_are_kept(saved, photos, onea_command, reads, tmp_path):
+    """Of two folders that differ in nothing but earlier versions, the same files are read, and the same bytes."""
+    alone = Path(shutil.copytree(saved, tmp_path / "alone.onea"))
+    for version in ("000001", "000002"):
+        shutil.rmtree(alone / "states" / version)
+    for name, *rest in (("predict", str(photos), "--threads=1"), ("forget", "class00"), ("rename", "class01", "one")):
+        ask = functools.partial(onea_command, name)
+        of_three, of_one = (reads(path, functools.partial(ask, str(path), *rest)) for path in (saved, alone))
+        assert of_three == of_one, name
+    models = [onea.load(path, threads=1).forget("class02") for path in (saved, alone)]
+    of_three, of_one = (
+        reads(path, functools.partial(model.save, path)) for model, path in zip(models, (saved, alone), strict=True)
+    )
+    assert of_three == of_one
+    assert not any("state.safetensors" in name for name, _ in of_one), "what was loaded is not read again"
+    assert folders.verify(saved) == (1, 2, 3, 4, 5, 6)
 
 
 def test_a_model_is_read_while_another_process_writes(saved, monkeypatch):

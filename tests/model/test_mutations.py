@@ -102,6 +102,16 @@ class Trial:
             if not hostile:
                 assert names == self.names, f"{what}: other classes"
                 assert np.array_equal(chances, self.chances), f"{what}: other answers"
+            self._verify(what)
+
+    def _verify(self, what: str) -> None:
+        """The present version is whole; earlier ones are read on request."""
+        try:
+            folders.verify(self.path)
+        except OneaError as error:
+            check_sentence(what, error)
+            self.refused += 1
+        else:
             self.same += 1
 
 

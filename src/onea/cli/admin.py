@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 def info(
     model: Model,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read the earlier versions, too, and name one that is damaged.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False,
 ) -> None:
     """Say what a model knows, how it learns and answers, and on which network; only the model folder is loaded."""
@@ -24,12 +27,11 @@ def info(
     from rich.console import Console
 
     from onea.cli.model_display import print_info
-    from onea.model.folder import read_manifest, read_state
+    from onea.model import folder as folders
     from onea.model.network import advice, remarks
     from onea.model.recipe import preset_name
 
-    manifest = read_manifest(model)
-    state = read_state(model, manifest.versions.present)
+    manifest, state = folders.read_present(model)
     facts = {
         "version": state.version,
         "classes": len(state.classes),
@@ -42,6 +44,8 @@ def info(
         "backbone": {**state.backbone, "input": state.preprocess["size"]},
         "remarks": [*remarks(state.backbone), *advice(state.classes, state.merged)],
     }
+    if verify:
+        facts["verified"] = folders.verify(model)
     if as_json:
         print(json.dumps(facts, indent=1))
     else:

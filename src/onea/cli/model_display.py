@@ -70,6 +70,8 @@ def print_info(console: Console, path: Path, facts: Mapping[str, Any]) -> None:
         f"learns by the preset {facts['preset']}; answers by {facts['readout']}; {unknown}",
         *facts["remarks"],
     ]
+    if "verified" in facts:
+        lines.append(f"versions that were read and are whole: {', '.join(map(str, facts['verified']))}")
     for line in lines:
         console.print(shown(line), soft_wrap=True)
 

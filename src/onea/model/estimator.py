@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from onea.errors import OneaError, nearest
 from onea.methods.adapter_merging import MergingOptions
 from onea.model.background import learn_background
 from onea.model.engine import Engine
-from onea.model.folder import read_kept, save
+from onea.model.folder import StoredVersions, read_present, save
 from onea.model.images import read_labelled, read_unlabelled
 from onea.model.learning import blank, learn
 from onea.model.names import check_numbers
@@ -259,18 +259,21 @@ class OneA(Versioned, Parameters):
         from onea.model.hub import fetched
 
         with fetched(name, revision=revision, token=token) as folder:
-            return load(folder, **params)
+            model = load(folder, **params)
+            for version in model.versions.kept:  # now, because the folder may be a temporary one
+                model.state(version)
+            return model
 
-    def restore(self, states: Sequence[State], versions: Versions, **given: Any) -> None:
-        """Become what was saved: states from the oldest to the present one, with parameters given to be other."""
-        saved = states[-1]
-        self._preprocess, self._depth = saved.preprocess, saved.backbone.get("depth", 0)
-        self._config = saved.backbone.get("config") or NetworkConfig().to_json()  # earlier, every file was a plain ViT
+    def restore(self, present: State, versions: Versions, stored: StoredVersions | None = None, **given: Any) -> None:
+        """Become what was saved, with parameters given to be other: the present version, and where earlier ones are."""
+        self._preprocess, self._depth = present.preprocess, present.backbone.get("depth", 0)
+        # Earlier, every file was a plain ViT.
+        self._config = present.backbone.get("config") or NetworkConfig().to_json()
         engine = self._ready()
-        engine.check_is(saved.backbone)
-        super().restore(states, versions)
+        engine.check_is(present.backbone)
+        super().restore(present, versions, stored)
         if "preset" not in given:  # else fit() chooses by it
-            self._loaded_options = change_options(saved.options, options_among(given), engine.vit)
+            self._loaded_options = change_options(present.options, options_among(given), engine.vit)
 
     # inside
 
@@ -323,10 +326,10 @@ def load(path: str | Path, **params: Any) -> OneA:
         OneaError: there is no model, it is damaged, of a newer format, or its backbone is not here.
     """
     folder = Path(path)
-    manifest, states = read_kept(folder)
-    model = OneA(**(manifest.params | {"backbone": states[-1].backbone["source"]} | params))
+    manifest, present = read_present(folder)
+    model = OneA(**(manifest.params | {"backbone": present.backbone["source"]} | params))
     check_params(Parameters.defaults() | params)
-    model.restore(states, manifest.versions, **params)
+    model.restore(present, manifest.versions, StoredVersions(folder.absolute()), **params)
     return model
 
 

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The model folder ``NAME.onea/``: every version in a folder of its own, and one small file that says which is valid.
 
-``onea.model.layout`` says where things lie in it, and ``onea.model.validation`` what they may say.
+``onea.model.layout`` says where things lie in it, and ``onea.model.validation`` what they may say. The present version
+is read and verified by whatever opens a folder, an earlier one by whatever goes back to it: work does not grow with the
+number of versions that are kept.
 """
 
 from __future__ import annotations
@@ -70,6 +72,33 @@ class Manifest:
 
 
 @dataclass(frozen=True)
+class StoredVersions:
+    """The earlier versions in a model folder, each read when it is asked for.
+
+    Attributes:
+        path: the model folder.
+    """
+
+    path: Path
+
+    def __contains__(self, version: int) -> bool:
+        """Whether a version is there, damaged or not."""
+        return os.path.lexists(state_folder(self.path, version))
+
+    def read(self, version: int, present: State) -> State:
+        """One that the present version grew from.
+
+        Raises:
+            OneaError: it is damaged, or of another model.
+        """
+        state = read_state(self.path, version)
+        with _told(self.path, state_folder(self.path, version)):
+            if state.updates != present.updates[: len(state.updates)]:
+                raise Damage(f"version {present.version} did not grow from it")
+        return state
+
+
+@dataclass(frozen=True)
 class Undone:
     """A version that was gone back from.
 
@@ -88,15 +117,17 @@ def save(model: OneA, path: Path, *, have_lock: bool = False) -> Path:
         with locked(path):
             return save(model, path, have_lock=True)
     check_can_hold(path)
-    states = model.states()
+    there: tuple[int, ...] = ()
     if holds_model(path):
-        present = read_manifest(path).versions.present
-        if read_state(path, present).id not in model.ancestry:
+        there = read_manifest(path).versions.kept
+        if not model.grew_from(there[-1], read_id(path, there[-1])):
             raise OneaError(
-                f"{path} holds something this model did not grow from (version {present}); load it again, or choose "
+                f"{path} holds something this model did not grow from (version {there[-1]}); load it again, or choose "
                 "another folder."
             )
-    write(path, states, Manifest(model.versions, model_params(model)))
+    versions = model.versions
+    new = [model.state(version) for version in versions.kept if version not in there]
+    write(path, model.snapshot().state, Manifest(versions, model_params(model)), new)
     return path
 
 
@@ -111,10 +142,9 @@ def change(path: Path, how: Callable[[State, int, str], State]) -> State:
     with locked(path):
         check_can_hold(path)
         manifest = read_manifest(path)
-        states = [read_state(path, version) for version in manifest.versions.kept]  # so that damage is told early
-        state = how(states[-1], manifest.versions.next, now())
+        state = how(read_state(path, manifest.versions.present), manifest.versions.next, now())
         versions = manifest.versions.committed(manifest.params["keep"])
-        write(path, [state], Manifest(versions, manifest.params))
+        write(path, state, Manifest(versions, manifest.params), [state])
         return state
 
 
@@ -128,11 +158,13 @@ def undo(path: Path) -> tuple[Undone, State]:
         if len(manifest.versions.kept) == 1:
             raise OneaError(f"{path} keeps no version before {last}; there is nothing to go back to.")
         earlier = manifest.versions.undone()
-        state = read_state(path, earlier.present)
-        what = "which could not be read"
-        with suppress(OneaError):
-            what = history_row(read_state(path, last).updates[-1])[2]
-        write(path, [state], dataclasses.replace(manifest, versions=earlier))
+        try:
+            present = read_state(path, last)
+        except OneaError:
+            state, what = read_state(path, earlier.present), "which could not be read"
+        else:
+            state, what = StoredVersions(path).read(earlier.present, present), history_row(present.updates[-1])[2]
+        write(path, state, dataclasses.replace(manifest, versions=earlier))
         return Undone(last, what), state
 
 
@@ -150,19 +182,31 @@ def read_manifest(path: Path) -> Manifest:
         return Manifest(Versions((*earlier, *kept[-1:]), counter), params)
 
 
-def read_kept(path: Path) -> tuple[Manifest, list[State]]:
-    """What a model folder says about itself, and the versions that it keeps, the present one last.
+def read_present(path: Path) -> tuple[Manifest, State]:
+    """What a model folder says about itself, and its present version.
 
-    Another process may remove versions meanwhile; then the folder is read again.
+    Another process may remove that version meanwhile; then the folder is read again.
     """
     manifest = read_manifest(path)
     while True:
         try:
-            return manifest, [read_state(path, version) for version in manifest.versions.kept]
+            return manifest, read_state(path, manifest.versions.present)
         except OneaError:
             before, manifest = manifest, read_manifest(path)
             if manifest == before:
                 raise
+
+
+def verify(path: Path) -> tuple[int, ...]:
+    """Read every version that a model folder keeps; returns their numbers.
+
+    Raises:
+        OneaError: one is damaged; of several, the newest.
+    """
+    manifest, present = read_present(path)
+    for version in reversed(manifest.versions.kept[:-1]):
+        StoredVersions(path).read(version, present)
+    return manifest.versions.kept
 
 
 def read_id(path: Path, version: int) -> str:
@@ -214,24 +258,24 @@ def _told(
         raise OneaError(f"{place} cannot be read ({error.strerror}); restore the folder from a copy.") from error
 
 
-def write(path: Path, states: Sequence[State], manifest: Manifest) -> None:
+def write(path: Path, present: State, manifest: Manifest, new: Sequence[State] = ()) -> None:
     """Write the versions that are not there yet, then switch to them, then tidy up. Needs the lock.
 
     Args:
         path: the model folder.
-        states: the present one, and before it those that may have to be written.
+        present: the version that answers from now on.
         manifest: what is valid from now on.
+        new: the versions that are not there yet.
     """
     numbers = {"versions": manifest.versions.kept, "counter": manifest.versions.counter}
     described = validation.seal({"format": FORMAT, "onea": __version__, **numbers, "params": manifest.params})
     _check(lambda: validation.manifest_values(described))
     named = layout.named(path).name
-    shown = {layout.PICTURE: history_picture(states[-1].updates), layout.CARD: card(states[-1], named).encode()}
+    shown = {layout.PICTURE: history_picture(present.updates), layout.CARD: card(present, named).encode()}
     try:
         layout.begin(path)
-        for state in states:
-            if not _is_there(path, state):
-                _write_state(path, state)
+        for state in new:
+            _write_state(path, state)
         write_atomically(path / layout.MANIFEST, described, _REMEDY)
         sync_folder(path)  # before anything goes that the old one needs
     except (OneaError, OSError) as error:
@@ -244,12 +288,6 @@ def write(path: Path, states: Sequence[State], manifest: Manifest) -> None:
         layout.tidy(path, manifest.versions.kept)
         for name, content in shown.items():
             write_atomically(path / name, content)
-
-
-def _is_there(path: Path, state: State) -> bool:
-    with suppress(OneaError):
-        return read_state(path, state.version).id == state.id
-    return False
 
 
 def _state(values: Mapping[str, Any], tensors: Tensors) -> State:

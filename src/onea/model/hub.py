@@ -42,8 +42,9 @@ def push(model: OneA, repo: str, *, private: bool | None = None, token: str | No
         folder = Path(place) / f"{repo.split('/')[-1].removesuffix('.onea')}.onea"
         write(
             folder,
-            [state],
+            state,
             Manifest(Versions((state.version,), model.versions.counter), model_params(model) | {"backbone": source}),
+            [state],
         )
         try:
             huggingface_hub.create_repo(repo, private=private, token=token, exist_ok=True)

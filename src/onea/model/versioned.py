@@ -7,9 +7,10 @@ import reprlib
 import sys
 import threading
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Self
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,9 @@ from onea.model.state import KNOWS_NOTHING, State
 from onea.model.versions import Versions
 from onea.text import count, now
 
+if TYPE_CHECKING:
+    from onea.model.folder import StoredVersions
+
 
 class Versioned(Asking):
     """A model in versions, one after each update; the present one answers, also while the next is prepared."""
@@ -33,7 +37,8 @@ class Versioned(Asking):
     def __post_init__(self) -> None:
         self._snapshot: Snapshot | None = None
         self._versions = Versions()
-        self._states: dict[int, State] = {}  # of the versions that are kept
+        self._states: dict[int, State] = {}  # of the versions that are kept, as far as they were read or made here
+        self._stored: StoredVersions | None = None  # where the others are
         self._ancestry: frozenset[str] = frozenset()
         self._changing = threading.RLock()
 
@@ -62,18 +67,21 @@ class Versioned(Asking):
     @property
     def versions(self) -> Versions:
         """The versions that are kept: those that ``undo`` can go back to, and the present one."""
-        return self._versions
+        *earlier, present = self._versions.kept or [0]
+        kept = (version for version in earlier if version in self._states or version in (self._stored or ()))
+        return replace(self._versions, kept=(*kept, present)) if present else self._versions
 
-    @property
-    def ancestry(self) -> frozenset[str]:
-        """The ids of all states it has been in, so that no other model is overwritten."""
-        return self._ancestry
-
-    def states(self) -> tuple[State, ...]:
-        """The states that ``undo`` can go back to and the present one, oldest first."""
+    def state(self, version: int) -> State:
+        """One of the versions that are kept; read from the model folder if need be."""
         with self._changing:
-            self.snapshot()
-            return tuple(self._states[version] for version in self._versions.kept)
+            if version not in self._states:
+                assert self._stored is not None
+                self._states[version] = self._stored.read(version, self.snapshot().state)
+            return self._states[version]
+
+    def grew_from(self, version: int, id: str) -> bool:
+        """Whether this model was once in the state of this id, so that no other model is overwritten."""
+        return id in self._ancestry or (version in self.versions.kept and self.state(version).id == id)
 
     def snapshot(self) -> Snapshot:
         """The present version as an object that answers and never changes, whatever is learned meanwhile."""
@@ -116,14 +124,13 @@ class Versioned(Asking):
         """Go back to before the last update."""
         with self._changing:
             self.snapshot()
-            self._turn_to(self._versions.undone())
+            self._turn_to(self.versions.undone())
         return self
 
-    def restore(self, states: Sequence[State], versions: Versions) -> None:
-        """Become what was saved: states from the oldest to the present one."""
-        self._states = {state.version: state for state in states}
+    def restore(self, present: State, versions: Versions, stored: StoredVersions | None = None) -> None:
+        """Become what was saved: the present version, and earlier ones as they are stored."""
+        self._states, self._stored = {present.version: present}, stored
         self._turn_to(versions)
-        self._ancestry |= {state.id for state in states}
 
     # inside
 
@@ -141,13 +148,13 @@ class Versioned(Asking):
 
     def _commit(self, state: State) -> None:
         self._states[state.version] = state
-        self._turn_to(self._versions.committed(self.keep))
+        self._turn_to(self.versions.committed(self.keep))
 
     def _turn_to(self, versions: Versions) -> None:
         """Make other versions the ones that are kept, the last of them the present."""
-        self._swap(self._states[versions.present])
+        self._swap(self.state(versions.present))
         self._versions = versions
-        self._states = {version: self._states[version] for version in versions.kept}
+        self._states = {version: state for version, state in self._states.items() if version in versions.kept}
 
     def _swap(self, state: State) -> None:
         self._snapshot = Snapshot(self._ready(), state, self.unknown)
