@@ -11,10 +11,11 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from statistics import fmean, median, stdev
+from statistics import fmean, median
 from typing import Any
 
 from onea.methods import method_class
+from onea.metrics import t_interval
 from onea.options import completed
 from onea.paper.names import METHODS as PAPER_NAMES
 from onea.record import Record
@@ -30,8 +31,6 @@ HIGHLIGHTED = (PLUS, ONE_A, MOS)
 NETWORK = "vit_small_patch14_112"  # as it comes with onea; earlier runs had the same in a file, in half precision
 SEEDS = frozenset(range(1, 6))  # those of the main streams
 IN_PAPER = {name: title for title, name in PAPER_NAMES.items()}
-# Student's t at 97.5 %, by degrees of freedom: no more seeds than this have been run.
-_T = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 # Where One-A's switches stand by default; the runs of the paper's ablations differ in these alone.
 USUAL: dict[str, Any] = {
     "alignment": True,
@@ -94,11 +93,8 @@ def mean(values: Sequence[float]) -> Mean:
     >>> mean([1.0, 2.0, 3.0]).text()
     '2.0\xa0(−0.5\xa0to\xa04.5)'
     """
-    middle, count = fmean(values), len(values)
-    if count < 2:
-        return Mean(middle, None, None, count)
-    half = _T[count - 1] * stdev(values) / count**0.5
-    return Mean(middle, middle - half, middle + half, count)
+    low, high = t_interval(values) or (None, None)
+    return Mean(fmean(values), low, high, len(values))
 
 
 @dataclass(frozen=True)

@@ -254,16 +254,6 @@ def comparison() -> str:
     return "```text\n" + "".join(f"{line.rstrip()}\n" for line in printed.getvalue().splitlines()) + "```"
 
 
-def by_student() -> str:
-    """What Student's t says of that comparison, whose seeds are too few to resample."""
-    change = difference(evidence.parts(10, "ASA + GW"), evidence.parts(10, "ASA + GW + DG"), forgotten)
-    return (
-        f"Resampling {counted(change.count)} gives too narrow an interval. By Student's t, as on the page of "
-        f"[results](results.md#does-the-paper-hold), F changes by {change.text(sign=True, digits=2)} here: "
-        + ("decided." if change.decided else "undecided.")
-    )
-
-
 def largest_record() -> str:
     """The size of the largest committed record."""
     return f"{max(path.stat().st_size for path in evidence.RESULTS.rglob('record.json.gz')) / 1000:.0f} KB"
@@ -333,7 +323,6 @@ WRITTEN: dict[str, Callable[[], str]] = {
     "summary": summary,
     "kept": kept,
     "comparison": comparison,
-    "by-student": by_student,
     "largest-record": largest_record,
     "gap": gap,
     "answering": answering,

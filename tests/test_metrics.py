@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from onea.errors import OneaError
 from onea.metrics import (
@@ -21,6 +22,7 @@ from onea.metrics import (
     mean_accuracy,
     step_accuracies,
     summarise,
+    t_interval,
     task_counts,
     weighted_mean_accuracy,
 )
@@ -184,3 +186,11 @@ def test_mistakes_get_one_sentence(call, says: str) -> None:
     with pytest.raises(OneaError, match=says) as caught:
         call()
     assert "; " in str(caught.value), "why; the fix"
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 10, 31, 200])
+def test_the_interval_of_a_mean_is_that_of_student_s_t(count: int) -> None:
+    values = np.random.default_rng(count).normal(1.0, 2.0, count)
+    wanted = stats.t.interval(0.95, count - 1, values.mean(), stats.sem(values))
+    assert t_interval(values.tolist()) == pytest.approx(wanted, rel=1e-9)
+    assert t_interval(values[:1].tolist()) is None

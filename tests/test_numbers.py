@@ -24,6 +24,9 @@ from typing import Any
 import pytest
 from documented import ROOT
 
+from onea.record_metrics import metric
+from onea.report.compare import compare
+
 sys.path.insert(0, str(ROOT / "docs"))
 import evidence
 import findings
@@ -284,6 +287,14 @@ def test_doctests_of_the_modules_behind_the_pages() -> None:
 
     for module in (decisions, evidence, findings, frontier, measured, remarks, result_tables, svg, turns, written):
         assert doctest.testmod(module).failed == 0
+
+
+def test_comparisons_and_pages_print_the_same_intervals() -> None:
+    first, second = evidence.parts(10, "ASA + GW"), evidence.parts(10, "ASA + GW + DG")
+    rows = {row.name: row.interval for row in compare(first.records, second.records).rows}
+    for each in map(metric, ("A_T", "mean_A", "F")):
+        change = evidence.difference(first, second, lambda record, each=each: each.value(record))
+        assert rows[each.heading] == (change.low, change.high)
 
 
 def test_one_run_decides_nothing_but_operations() -> None:

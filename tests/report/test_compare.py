@@ -22,7 +22,7 @@ from onea.errors import OneaError
 from onea.methods.data_rule import DataShape, data_rule
 from onea.record_metrics import metric
 from onea.report.aggregate import curve, grid_table, over_seeds, settings
-from onea.report.compare import bootstrap_interval, compare
+from onea.report.compare import compare
 from onea.report.formats import fitting
 from onea.report.load import load_records
 from onea.report.table import Table
@@ -111,25 +111,17 @@ def test_the_same_run_found_twice_counts_once_and_the_further_one_counts() -> No
 # ---- compared -------------------------------------------------------------------------------------------------------
 
 
-def test_differences_are_paired_by_seed() -> None:
+def test_differences_are_paired_by_seed_with_the_interval_of_student_s_t() -> None:
     first, second = runs("simplecil", share=0.5), runs(share=0.8)
     found = compare(first, second[::-1])
     row = found.rows[0]
     expected = [b["metrics"]["A_T"] - a["metrics"]["A_T"] for a, b in zip(first, second, strict=True)]
     assert row.differences == pytest.approx(expected)
     assert row.mean == pytest.approx(row.second - row.first)
-    assert row.interval is not None
-    assert min(expected) <= row.interval[0] < row.mean < row.interval[1] <= max(expected)
+    half = 2.776445 * stdev(expected) / 5**0.5
+    assert row.interval == pytest.approx((row.mean - half, row.mean + half))
     assert found.seeds == SEEDS
     assert found.notes == ()
-    assert found == compare(first, second), "the bootstrap is seeded"
-
-
-def test_the_interval_agrees_with_the_normal_one_for_many_seeds() -> None:
-    values = np.random.default_rng(3).normal(1.0, 2.0, 200)
-    interval = bootstrap_interval(values.tolist())
-    half = 1.96 * values.std(ddof=1) / np.sqrt(len(values))
-    assert interval == pytest.approx((values.mean() - half, values.mean() + half), abs=0.03)
 
 
 def test_one_seed_has_no_interval_and_says_so() -> None:
@@ -202,7 +194,7 @@ def test_compare_prints_differences_of_folders_and_patterns(tmp_path: Path) -> N
     gap = fmean(b["metrics"]["A_T"] - a["metrics"]["A_T"] for a, b in zip(first, second, strict=True))
     assert f"{gap:+.2f}" in done.output
     assert "5 of 5" in done.output
-    assert "10,000 resamples" in done.output
+    assert "Student's t over 5 paired seeds" in done.output
     single = call(str(tmp_path / "simplecil-1"), str(tmp_path / "one-a-1" / "record.json"))
     assert "one seed" in single.output
 

@@ -31,10 +31,9 @@ def compare(
     first: Annotated[str, typer.Argument(help="A run's folder, a folder of runs, or a pattern in quotes.")],
     second: Annotated[str, typer.Argument(help="The same, of the other side.")],
 ) -> None:
-    """Compare two configurations: paired differences over their common seeds, with a 95 % bootstrap interval."""
+    """Compare two configurations: paired differences over their common seeds, with 95 % intervals by Student's t."""
     from rich.console import Console
 
-    from onea.report.compare import RESAMPLES
     from onea.report.compare import compare as compare_records
     from onea.report.formats import fitting
     from onea.report.load import load_records, with_present_options
@@ -55,6 +54,9 @@ def compare(
     table = Table.of_texts("", ("metric", "first", "second", "difference", "95 % interval", "better in"), lines)
     console.print(fitting(table, console))
     if len(found.seeds) > 1:
-        console.print(f"Interval of the mean difference: {RESAMPLES:,} resamples of the seeds.")
+        console.print(
+            f"Intervals by Student's t over {len(found.seeds)} paired seeds; one that contains 0 leaves open which side "
+            "is better."
+        )
     for note in found.notes:
         console.print(note, markup=False)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two configurations on the same streams: paired differences over seeds, with a bootstrap interval."""
+"""Two configurations on the same streams: paired differences over seeds, with their confidence intervals."""
 
 from __future__ import annotations
 
@@ -8,14 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from onea.errors import OneaError
+from onea.metrics import t_interval
 from onea.record import Record
 from onea.record_metrics import headline_metrics
 from onea.report.aggregate import Group, configuration_names, settings
 from onea.report.tables import finished
-
-RESAMPLES = 10_000
-LEVEL = 0.95
-FEW = 5  # seeds; an interval from fewer is narrower than it should be
 
 
 @dataclass(frozen=True)
@@ -27,7 +24,7 @@ class Difference:
         first: mean of the first side.
         second: mean of the second side.
         differences: second minus first, by seed.
-        interval: of the mean difference; None for a single seed.
+        interval: of the mean difference, 95 % by Student's t; None for a single seed.
         higher_is_better: whether a positive difference speaks for the second side.
     """
 
@@ -54,26 +51,6 @@ class Comparison:
     notes: tuple[str, ...]
 
 
-def bootstrap_interval(
-    differences: Sequence[float], resamples: int = RESAMPLES, level: float = LEVEL, seed: int = 0
-) -> tuple[float, float] | None:
-    """The percentile interval of the mean over resampled seeds; None for fewer than two differences.
-
-    >>> bootstrap_interval([2.0, 2.0, 2.0])
-    (2.0, 2.0)
-    >>> bootstrap_interval([2.0]) is None
-    True
-    """
-    import numpy as np
-
-    if len(differences) < 2:
-        return None
-    values = np.asarray(differences, dtype=np.float64)
-    draws = np.random.default_rng(seed).integers(0, len(values), (resamples, len(values)))
-    low, high = np.quantile(values[draws].mean(axis=1), [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
-
-
 def compare(first: Sequence[Record], second: Sequence[Record]) -> Comparison:
     """Compare two sets of records, each one configuration over seeds, on the seeds that both have finished.
 
@@ -98,7 +75,7 @@ def compare(first: Sequence[Record], second: Sequence[Record]) -> Comparison:
             continue  # one task forgets nothing
         gaps = tuple(float(y - x) for x, y in pairs)
         x, y = (float(sum(values)) / len(seeds) for values in zip(*pairs, strict=True))
-        rows.append(Difference(metric.heading, x, y, gaps, bootstrap_interval(gaps), metric.higher_is_better))
+        rows.append(Difference(metric.heading, x, y, gaps, t_interval(gaps), metric.higher_is_better))
     names = configuration_names([left.records[0], right.records[0]])
     return Comparison((names[0], names[1]), seeds, tuple(rows), tuple(_notes(left, right, seeds)))
 
@@ -151,8 +128,6 @@ def _notes(left: Group, right: Group, seeds: Sequence[int]) -> list[str]:
     notes = []
     if len(seeds) == 1:
         notes.append(f"One common seed ({seeds[0]}): a difference of one run has no interval; run more seeds.")
-    elif len(seeds) < FEW:
-        notes.append(f"{len(seeds)} seeds: the interval is narrower than it should be; {FEW} or more are better.")
     alone = {
         side: sorted({r["config"]["seed"] for r in group.records} - set(seeds))
         for side, group in (("first", left), ("second", right))
