@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 _LONGEST_WORD, _KEPT = 300, 100  # characters
@@ -36,6 +37,18 @@ def count(number: int, one: str, many: str) -> str:
     ('1 class', '1,200 classes')
     """
     return f"{number:,} {one if number == 1 else many}"
+
+
+def some(names: Sequence[str], total: int | None = None, most: int = 5) -> str:
+    """The first of some names, and how many more there are.
+
+    >>> some(["kiwi", "lemon", "plum"]), some(["kiwi", "lemon", "plum"], most=1), some(["kiwi"], total=1_200)
+    ('kiwi, lemon and plum', 'kiwi and 2 more', 'kiwi and 1,199 more')
+    """
+    total = len(names) if total is None else total
+    shown = list(names[:most])
+    last = f"{total - len(shown):,} more" if total > len(shown) else shown.pop()
+    return f"{', '.join(shown)} and {last}" if shown else last
 
 
 def now() -> str:

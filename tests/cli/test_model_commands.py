@@ -303,6 +303,50 @@ def test_unreadable_photos_can_be_left_out(onea, shop):
     assert "1 unreadable image left out" in out
 
 
+def test_a_reason_that_photos_share_is_printed_once(onea, shop, tiny_images):
+    shutil.copytree(tiny_images / "test", "mixed")
+    for number in range(4):
+        Path(f"mixed/class00/phone{number}.heic").write_bytes(b"\0\0\0\x1cftypheic")
+    for command in (("teach", "shop.onea"), ("predict", "shop.onea")):
+        code, _, err = onea(*command, "mixed")
+        assert code == 2
+        assert err.count(" it is ") + err.count(" the ") == 1, err
+        assert "phone0.heic, " in err
+        assert "phone3.heic: " in err
+    for command in ("predict", "evaluate"):
+        code, _, err = onea(command, "shop.onea", "mixed", "--on-bad", "skip")
+        assert code == 0
+        (line,) = (line for line in err.splitlines() if "left out" in line)
+        assert line.count(".heic") == 4
+
+
+def test_folders_of_class_folders_are_told(onea, tiny_vit, tiny_images):
+    for day, name in (("monday", "class00"), ("tuesday", "class01")):
+        shutil.copytree(tiny_images / "train" / name, f"week/{day}/{name}")
+    told = "monday and tuesday are folders of class folders: the classes are those inside"
+    code, out, err = onea("teach", "shop.onea", "week", "--backbone", tiny_vit, *FAST)
+    assert code == 0, err
+    assert told in out.splitlines()
+    assert told in onea("evaluate", "shop.onea", "week")[1].splitlines()
+    assert told in onea("check", "shop.onea", "week")[2]
+    assert json.loads(onea("evaluate", "shop.onea", "week", "--json")[1])["groups"] == ["monday", "tuesday"]
+
+
+@pytest.mark.parametrize("name", ["T-shirt/top", "..", "aux", "苹果" * 50, ".hidden"])
+def test_a_name_that_no_folder_can_have_is_explained(onea, shop, name):
+    code, out, _ = onea("rename", "shop.onea", "class00", name)
+    assert code == 0
+    assert f"no folder can be called '{name}' everywhere: give photos of this class together with their labels" in out
+    assert "no folder" not in onea("rename", "shop.onea", name, "zero")[1]
+
+
+@pytest.mark.parametrize("name", ["", " ", "kiwi ", "a\0b", "x" * 201])
+def test_a_name_that_no_class_can_have_is_refused(onea, shop, name):
+    code, _, err = onea("rename", "shop.onea", "class00", name)
+    assert code == 2
+    assert "cannot be a class name" in err
+
+
 def test_teach_a_background(onea, shop, days, tiny_images):
     """Photos of nothing lie anywhere below a folder, and are no class."""
     strangers = Path("strangers/shelf/left")

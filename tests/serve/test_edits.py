@@ -25,18 +25,24 @@ def names(client):
 
 def test_rename_forget_and_undo(client, shop):
     renamed = client.post("/rename", params={"old": "class01", "new": "pear"}, headers=TEACHER)
-    assert renamed.json() == {"version": 2, "classes": 4}
+    assert renamed.json() == {"version": 2, "classes": 4, "remarks": []}
     forgotten = client.post("/forget", params={"class": ["class00", "pear"]}, headers=TEACHER)
-    assert forgotten.json() == {"version": 3, "classes": 2}
+    assert forgotten.json() == {"version": 3, "classes": 2, "remarks": []}
     assert names(client) == ["class02", "class03"]
     assert onea.load(shop).classes_.tolist() == ["class02", "class03"]
     assert client.post("/undo", headers=TEACHER).json() == {"undone": 3, "version": 2, "classes": 4}
     assert names(client) == ["class00", "pear", "class02", "class03"]
 
 
+def test_a_name_that_no_folder_can_have_is_explained(client):
+    renamed = client.post("/rename", params={"old": "class01", "new": "T-shirt/top"}, headers=TEACHER)
+    (remark,) = renamed.json()["remarks"]
+    assert remark.startswith("no folder can be called 'T-shirt/top' everywhere")
+
+
 def test_two_classes_become_one(client, shop):
     merged = client.post("/rename", params={"old": "class01", "new": "class02", "merge": True}, headers=TEACHER)
-    assert merged.json() == {"version": 2, "classes": 3}
+    assert merged.json() == {"version": 2, "classes": 3, "remarks": []}
     assert client.get("/classes").json()["classes"][1] == {"name": "class02", "images": 12}
     wanted = onea.load(shop).undo().rename("class01", "class02", merge=True).snapshot().state.statistics
     assert onea.load(shop).snapshot().state.statistics.means.equal(wanted.means)

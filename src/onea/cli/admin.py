@@ -121,6 +121,7 @@ def rename(
 ) -> None:
     """Call a class by another name, or make two classes one."""
     from onea.model.folder import change
+    from onea.model.sentences import sentences
 
     def next_state(before: State, version: int, date: str) -> State:
         return (before.joined if merge else before.renamed)(old, new, version, date)
@@ -128,3 +129,5 @@ def rename(
     state = change(model, next_state)
     now = f"; it knows {count(len(state.classes), 'class', 'classes')} now" if merge else ""
     print(printable(f"{model} now calls '{old}' '{new}'{now}"))
+    for remark in sentences(state.updates[-1]):
+        print(printable(remark))

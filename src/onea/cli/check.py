@@ -38,13 +38,14 @@ def check(
     from rich.console import Console
 
     from onea.cli.check_display import print_check
+    from onea.data.unreadable import by_reason
     from onea.errors import OneaError
     from onea.files import check_writable
     from onea.model.check import check_model, check_photos
     from onea.model.estimator import load_for
     from onea.model.folder import read_manifest, read_state
     from onea.model.images import CLASS_FOLDERS, check_folder, read_labelled
-    from onea.model.sentences import left_out_fields, left_out_sentences
+    from onea.model.sentences import folder_sentences, group_fields, left_out_fields
     from onea.model.state import KNOWS_NOTHING
     from onea.text import printable
 
@@ -62,9 +63,9 @@ def check(
         check_writable(out)
         loaded = load_for(model, backbone=backbone, device=device, threads=threads).snapshot()
         batch = read_labelled(folder, None, loaded.side, on_bad)  # type: ignore[arg-type]
-        for line in batch.skipped:
+        for line in by_reason(batch.skipped):
             print(printable(f"onea: left out {line}"), file=sys.stderr)
-        for line in left_out_sentences(left_out_fields(batch.left_out)):
+        for line in folder_sentences(left_out_fields(batch.left_out) | group_fields(batch.groups)):
             print(f"onea: {line}", file=sys.stderr)
         found = check_photos(loaded, batch)
         pictures = _draw(found, out)

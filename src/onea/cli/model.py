@@ -99,6 +99,7 @@ def predict(
     from rich.console import Console
 
     from onea.cli.model_display import print_answers
+    from onea.data.unreadable import by_reason
     from onea.errors import OneaError
     from onea.model.answers import as_rows
     from onea.model.estimator import load_for
@@ -116,7 +117,7 @@ def predict(
     with AskingBar() as bar:
         batch = loaded.read(files, on_bad, bar)  # type: ignore[arg-type]
         answers = loaded.answers(batch, top, progress=bar)
-    for line in batch.skipped:
+    for line in by_reason(batch.skipped):
         print(printable(f"onea: left out {line}"), file=sys.stderr)
     if as_json:
         import json
@@ -170,6 +171,7 @@ def evaluate(
     from rich.console import Console
 
     from onea.cli.model_display import print_evaluation, print_open_set, print_wrong
+    from onea.data.unreadable import by_reason
     from onea.model.confusion import confusion_picture
     from onea.model.estimator import load_for
     from onea.model.evaluation import evaluate as ask
@@ -187,7 +189,7 @@ def evaluate(
     current = loaded.snapshot()
     with AskingBar() as bar:
         found = ask(current, folder, unknown=strangers, on_bad=on_bad, progress=bar)  # type: ignore[arg-type]
-    for line in found.skipped:
+    for line in by_reason(found.skipped):
         print(printable(f"onea: left out {line}"), file=sys.stderr)
     if as_json:
         print(printable(json.dumps(found.as_json(), ensure_ascii=False)))

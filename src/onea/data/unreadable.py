@@ -13,9 +13,10 @@ from onea.data.dataset import Labels, Split
 from onea.data.decode import NO_FILE, BadImage, read_image
 from onea.data.many_files import in_threads, threads_for
 from onea.errors import OneaError
+from onea.text import some
 
 OnBad = Literal["fail", "skip"]
-_NAMED = 5  # files; the others are counted
+_NAMED = 5  # reasons; the images of others are counted
 
 
 def readable(split: Split, *, on_bad: OnBad, class_names: Sequence[str] | None = None) -> tuple[Labels, list[str]]:
@@ -45,12 +46,39 @@ def readable(split: Split, *, on_bad: OnBad, class_names: Sequence[str] | None =
 
 def bad_files(skipped: Sequence[str], total: int, *, may_skip: bool = True) -> str:
     """What to tell a user whose images cannot be read, ``path: reason`` each; ``may_skip``: and who could skip them."""
-    named = "; ".join(skipped[:_NAMED])
-    more = f"; and {len(skipped) - _NAMED} more" if len(skipped) > _NAMED else ""
+    named = named_by_reason(skipped)
     it, path = ("it", "path") if len(skipped) == 1 else ("them", "paths")
     remedy = f"check the {path}" if all(line.endswith(f": {NO_FILE}") for line in skipped) else f"remove {it}"
     otherwise = ' or pass on_bad="skip"' if may_skip and len(skipped) < total else ""  # which needs one that is left
-    return f"{len(skipped)} of {total} images cannot be read ({named}{more}): {remedy}{otherwise}."
+    return f"{len(skipped)} of {total} images cannot be read ({named}): {remedy}{otherwise}."
+
+
+def named_by_reason(skipped: Sequence[str]) -> str:
+    """The first reasons with their images, and how many images there are besides.
+
+    >>> named_by_reason(["a.heic: it is a HEIC photo", "b.jpg: the file is empty", "c.heic: it is a HEIC photo"])
+    'a.heic and c.heic: it is a HEIC photo; b.jpg: the file is empty'
+    """
+    found = _images_of_reason(skipped)
+    more = sum(map(len, list(found.values())[_NAMED:]))
+    return "; ".join(by_reason(skipped)[:_NAMED]) + (f"; and {more} more" if more else "")
+
+
+def by_reason(skipped: Sequence[str]) -> list[str]:
+    """Lines ``path: reason``, those with the same reason as one.
+
+    >>> by_reason([f"{n}.heic: it is a HEIC photo" for n in range(9)])
+    ['0.heic, 1.heic, 2.heic, 3.heic, 4.heic and 4 more: it is a HEIC photo']
+    """
+    return [f"{some(images)}: {reason}" for reason, images in _images_of_reason(skipped).items()]
+
+
+def _images_of_reason(skipped: Sequence[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for line in skipped:
+        image, _, reason = line.partition(": ")  # a path that holds these two characters stays in one piece all the same
+        found.setdefault(reason, []).append(image)
+    return found
 
 
 def refuse_unreadable(

@@ -20,7 +20,7 @@ from onea.model.fingerprints import fingerprints
 from onea.model.images import DecodedImages, check_folder, find_images, read_labelled
 from onea.model.names import check_spelling, folded
 from onea.model.open_set import OpenSet
-from onea.model.sentences import left_out_fields, left_out_sentences
+from onea.model.sentences import folder_sentences, group_fields, left_out_fields
 from onea.runtime import NOBODY, Progress
 from onea.text import count
 
@@ -86,6 +86,7 @@ class Evaluation:
         open_set: how these images compare with unknown ones, where some were given.
         taught_before: how many of the images the model was taught with, which says little about new ones.
         left_out: files of the folder that are no photos by their ending, or lie in no class folder.
+        groups: folders of the folder that hold class folders.
         skipped: ``path: reason`` of each image that could not be read.
         wrong: the images of classes that were taught and are taken for others, the surest first.
     """
@@ -98,13 +99,14 @@ class Evaluation:
     open_set: OpenSet | None = None
     taught_before: int = 0
     left_out: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
     wrong: tuple[Mistake, ...] = ()
 
     @property
     def remarks(self) -> list[str]:
         """What a person should know about these figures, in sentences."""
-        told = left_out_sentences(left_out_fields(self.left_out))
+        told = folder_sentences(left_out_fields(self.left_out) | group_fields(self.groups))
         if self.taught_before:
             one = self.taught_before == 1
             were, they = ("was", "it does") if one else ("were", "they do")
@@ -205,6 +207,7 @@ class Evaluation:
             "open_set": self.open_set and self.open_set.as_json(),
             "taught_before": self.taught_before,
             "left_out": list(self.left_out),
+            "groups": list(self.groups),
             "skipped": list(self.skipped),
         }
 
@@ -269,6 +272,7 @@ def evaluate(
         open_set,
         taught_before,
         left_out=batch.left_out,
+        groups=batch.groups,
         skipped=(*batch.skipped, *(strange.skipped if strange else ())),
         wrong=tuple(wrong),
     )

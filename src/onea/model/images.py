@@ -39,6 +39,7 @@ class DecodedImages:
         skipped: ``path: reason`` of each that could not be read.
         numbers: whether every label was given as a whole number.
         left_out: files of a folder that are no photos by their ending, or lie in no class folder.
+        groups: folders of a folder that hold class folders.
     """
 
     pixels: Pixels
@@ -47,6 +48,7 @@ class DecodedImages:
     skipped: tuple[str, ...] = ()
     numbers: bool = False
     left_out: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.pixels)
@@ -66,8 +68,9 @@ def read_labelled(
     ``purpose``: the call that the images were given to.
     """
     left_out: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
     if labels is None and isinstance(images, str | os.PathLike):
-        items, found, left_out = _from_folder(Path(images), purpose)
+        items, found, left_out, groups = _from_folder(Path(images), purpose)
     elif labels is None:
         items, found = _labelled_source(images, purpose)
     else:
@@ -79,7 +82,7 @@ def read_labelled(
         raise OneaError(f"There are no images to {learning if purpose == 'learn' else f'{purpose}; give some'}.")
     names = [name_of(label) for label in found]
     decoded = _decode(items, names, size, on_bad, progress)
-    return replace(decoded, numbers=all(map(is_number, found)), left_out=left_out)
+    return replace(decoded, numbers=all(map(is_number, found)), left_out=left_out, groups=groups)
 
 
 def read_unlabelled(
@@ -131,8 +134,8 @@ def _labelled_source(source: Any, purpose: Purpose) -> tuple[list[Any], list[Any
     return [image for image, _ in pairs], [_named(label, names) for _, label in pairs]
 
 
-def _from_folder(path: Path, purpose: Purpose) -> tuple[list[Any], list[str], tuple[str, ...]]:
-    """The photos in class folders, their classes, and all other files."""
+def _from_folder(path: Path, purpose: Purpose) -> tuple[list[Any], list[str], tuple[str, ...], tuple[str, ...]]:
+    """The photos in class folders, their classes, all other files, and the folders that hold class folders."""
     check_folder(path, f"{CLASS_FOLDERS}, or give labels too")
     tree = _tree(path, purpose)
     files = [(image.path, label) for label, members in tree.images.items() for image in members]
@@ -140,7 +143,8 @@ def _from_folder(path: Path, purpose: Purpose) -> tuple[list[Any], list[str], tu
     if empty := [label for label in tree.images if label not in {label for _, label in photos}]:
         raise OneaError(f"Class folder {empty[0]} in {path} holds no photo: put its images in, or remove the folder.")
     stray = [file for file, _ in files if not is_photo(file.name)]
-    return [file for file, _ in photos], [label for _, label in photos], tuple(map(str, [*stray, *tree.loose]))
+    others = tuple(map(str, [*stray, *tree.loose]))
+    return [file for file, _ in photos], [label for _, label in photos], others, tuple(tree.groups)
 
 
 def _tree(path: Path, purpose: Purpose) -> Tree:

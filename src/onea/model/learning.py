@@ -26,7 +26,7 @@ from onea.model.engine import Engine
 from onea.model.images import DecodedImages
 from onea.model.recipe import method_of, options_of
 from onea.model.rolling import measure, newest_held
-from onea.model.sentences import conflict_fields, left_out_fields, share_fields
+from onea.model.sentences import conflict_fields, group_fields, left_out_fields, share_fields
 from onea.model.state import NO_ROWS, NO_SIGNALS, State, Update, merged_with, new_id, statistics_for
 from onea.model.update_images import UpdateImages, checked_classes, given_as_numbers
 from onea.model.views import Views
@@ -170,6 +170,7 @@ def learn(
         "were_background": int(claimed.sum()),
         "skipped": len(batch.skipped),
         **left_out_fields(batch.left_out),
+        **group_fields(batch.groups),
         "seconds": round(time.perf_counter() - started, 3),
     }
     return dataclasses.replace(learned, updates=(*state.updates, update))

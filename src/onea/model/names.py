@@ -12,12 +12,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from onea.data.folders import passed_over
 from onea.errors import OneaError
 
 UNKNOWN = "unknown"
 UNKNOWN_NUMBER = -1  # the same where classes are numbers
 _LONGEST = 200
 _UNREAD = "\N{REPLACEMENT CHARACTER}"  # what decoders put where they could not read
+_LONGEST_FOLDER = 255  # bytes
+_NO_FOLDER = re.compile(r'.*[/\\:*?"<>|]|.*\.$|(con|prn|aux|nul|com\d|lpt\d)(\.|$)', re.I)  # on Windows, most of it
 _NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # as Python writes a number that numpy can hold
 
 
@@ -115,6 +118,15 @@ def check_spelling(names: Iterable[str], known: Iterable[str]) -> None:
     seen = {folded(name): name for name in known}
     for name in names:
         _check_spelling(name, seen.get(folded(name), name))
+
+
+def is_folder_name(name: str) -> bool:
+    """Whether a folder can be called so on Linux, macOS and Windows, and is looked into.
+
+    >>> [is_folder_name(name) for name in ("kiwi", "T-shirt/top", "..", "aux", "\u82f9" * 100, "auxiliary", ".hidden")]
+    [True, False, False, False, False, True, False]
+    """
+    return not (passed_over(name) or len(name.encode()) > _LONGEST_FOLDER or _NO_FOLDER.match(name))
 
 
 def _check_spelling(name: str, other: str) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from onea.metrics import wilson_interval
-from onea.text import count, printable
+from onea.model.names import is_folder_name
+from onea.text import count, printable, some
 
 _NAMED = 3  # photos or files that a history names
 
@@ -36,6 +37,11 @@ def conflict_fields(names: Sequence[str], labels: Sequence[str], conflicts: Mapp
 def left_out_fields(files: Sequence[str]) -> dict[str, Any]:
     """Files that were left out: how many, and the first of them."""
     return {"left_out": len(files), "left_out_files": [printable(Path(name).name) for name in files[:_NAMED]]}
+
+
+def group_fields(groups: Sequence[str]) -> dict[str, Any]:
+    """Folders that hold class folders: how many, and the first of them."""
+    return {"groups": len(groups), "group_folders": [printable(name) for name in groups[:_NAMED]]}
 
 
 def held_out_share(update: Mapping[str, Any], name: str = "held_out") -> str:
@@ -79,9 +85,11 @@ def sentences(update: Mapping[str, Any]) -> list[str]:
     """
     if update["kind"] == "background" and (like := update["like_known"]):
         return [f"{like:,} of them clearly looked like a known class; if they show one, undo"]
+    if update["kind"] == "rename":
+        return _no_folder_name(update["classes"][1])
     if update["kind"] != "learn":
         return []
-    return [*_seen(update), *_two_names(update), *_were_background(update), *left_out_sentences(update)]
+    return [*_seen(update), *_two_names(update), *_were_background(update), *folder_sentences(update)]
 
 
 def told(update: Mapping[str, Any]) -> list[str]:
@@ -119,7 +127,25 @@ def _were_background(update: Mapping[str, Any]) -> list[str]:
     return [f"{count(found, 'background photo', 'background photos')} {are} as background"]
 
 
-def left_out_sentences(update: Mapping[str, Any]) -> list[str]:
+def _no_folder_name(name: str) -> list[str]:
+    if is_folder_name(name):
+        return []
+    return [f"no folder can be called '{name}' everywhere: give photos of this class together with their labels"]
+
+
+def folder_sentences(update: Mapping[str, Any]) -> list[str]:
+    """How a folder was read: which of its folders are no classes, and what was left out."""
+    return [*_groups(update), *_left_out(update)]
+
+
+def _groups(update: Mapping[str, Any]) -> list[str]:
+    if not (found := update.get("groups", 0)):
+        return []
+    named = some(update["group_folders"], found)
+    return [f"{named} {'is a folder' if found == 1 else 'are folders'} of class folders: the classes are those inside"]
+
+
+def _left_out(update: Mapping[str, Any]) -> list[str]:
     """One policy: photos in class folders are learned, whatever else lies there is left out and told."""
     found = update.get("left_out", 0)
     if not found:

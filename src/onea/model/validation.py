@@ -75,6 +75,8 @@ _LATER = {  # what earlier histories lack
     "were_background": int,
     "left_out": int,
     "left_out_files": list[str],
+    "groups": int,
+    "group_folders": list[str],
     "held_out_interval": tuple[float, float] | None,
     "overall_accuracy": float | None,
     "overall_interval": tuple[float, float] | None,
@@ -85,7 +87,7 @@ _BACKGROUND = {"name": str, "images": int, "like_known": int, "skipped": int, "s
 _LONGEST_PATH = 4_096
 _COUNTS = (
     *("version", "calibrated_on", "freedom", "known", "new_classes", "images", "held_out", "like_known", "skipped"),
-    *("seen", "two_names", "were_background", "left_out", "overall_images", "overall_classes"),
+    *("seen", "two_names", "were_background", "left_out", "groups", "overall_images", "overall_classes"),
 )
 _SIDES = range(1, 8193)  # of images, in pixels
 _TEMPERATURES = (1e-6, 1e3)  # fitted ones lie in 0.001 .. 1

@@ -14,6 +14,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 
 from onea.model.check import check_model
+from onea.model.sentences import sentences
 from onea.model.state import State
 from onea.serve import metrics
 from onea.serve.access import bearer, check_token
@@ -261,7 +262,7 @@ async def _job(
 
 
 def _changed(state: State) -> Changed:
-    return Changed(version=state.version, classes=len(state.classes))
+    return Changed(version=state.version, classes=len(state.classes), remarks=sentences(state.updates[-1]))
 
 
 async def _events(job: TrainingJob) -> AsyncIterator[str]:

@@ -162,6 +162,7 @@ class Changed(BaseModel):
 
     version: int
     classes: int
+    remarks: list[str] = Field(description="What to know about it.")
 
 
 class Undone(BaseModel):

@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from onea.data.dataset import Pixels
 from onea.data.decode import BadImage, fit, pixel_count, read_image
-from onea.data.unreadable import OnBad
+from onea.data.unreadable import OnBad, named_by_reason
 from onea.model.images import DecodedImages
 from onea.serve.archive import Archive
 from onea.serve.decoding import Decoders, DecodingJob
@@ -27,7 +27,6 @@ from onea.serve.problems import Problem
 from onea.serve.settings import MEGAPIXEL, Limits
 
 _IN_MEMORY = 1_000_000  # bytes of an upload; larger ones wait on disk
-_NAMED = 3  # bad images in a message
 _RAW = ("image/", "application/octet-stream")
 _ZIP = ("application/zip", "application/x-zip-compressed")
 LeftOut = tuple[str, ...]
@@ -116,12 +115,10 @@ async def learnable(
 
 
 def _unreadable(bad: Sequence[str], total: int) -> Problem:
-    more = f"; and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
     it = "it" if len(bad) == 1 else "them"
     return Problem(
         422,
-        f"{len(bad)} of {total} images cannot be read ({'; '.join(bad[:_NAMED])}{more}); leave {it} out and send the "
-        "rest again.",
+        f"{len(bad)} of {total} images cannot be read ({named_by_reason(bad)}); leave {it} out and send the rest again.",
     )
 
 

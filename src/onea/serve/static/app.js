@@ -75,7 +75,7 @@ async function changed(path, words) {
     const now = await teacherApi(path);
     await refresh();
     edit("");
-    say("edit-done", `${words} Version ${now.version} answers now; undo takes it back.`);
+    say("edit-done", [`${words} Version ${now.version} answers now; undo takes it back.`, ...now.remarks].join(" "));
   } catch (error) {
     say("edit-error", error.message);
   }

@@ -181,7 +181,13 @@ async function taughtOnce({ path, words, fields }) {
   page.fresh = new Set(last.classes);
   await taught();
   say("teach-done", `Learned “${words}” from ${photoCount(last.images)} in ${last.seconds} s. Version ${last.version} answers now.`);
-  const skipped = last.skipped.map((reason) => `Left out, as it cannot be read: ${reason}`);
+  const unread = {};
+  for (const line of last.skipped) { // "image: reason"; a reason that many images share stands once
+    const [, image, reason] = line.match(/^(.*?): (.*)$/s);
+    (unread[reason] ??= []).push(image);
+  }
+  const skipped = Object.entries(unread).map(([reason, images]) =>
+    `Left out, as ${images.length > 1 ? "they" : "it"} cannot be read: ${images.join(", ")}: ${reason}`);
   $("teach-remarks").append(...[...skipped, ...last.remarks].map((remark) => make("li", {}, remark)));
 }
 
