@@ -51,7 +51,7 @@ def t_interval(values: Sequence[float]) -> tuple[float, float] | None:
     if len(values) < 2:
         return None
     middle = fmean(values)
-    half = _t_quantile(len(values) - 1) * stdev(values) / len(values) ** 0.5
+    half = _t_quantile(len(values) - 1) * stdev(values) / math.sqrt(len(values))
     return middle - half, middle + half
 
 
@@ -77,7 +77,7 @@ def _t_quantile(freedom: int) -> float:
     for _ in range(60):  # halvings, down to the last bit
         middle = (low + high) / 2
         low, high = (middle, high) if probability(middle) < LEVEL else (low, middle)
-    return math.tan(low) * freedom**0.5
+    return math.tan(low) * math.sqrt(freedom)
 
 
 def accuracy_matrix(correct: npt.ArrayLike, total: npt.ArrayLike) -> Floats:

@@ -55,8 +55,8 @@ def compare(
     console.print(fitting(table, console))
     if len(found.seeds) > 1:
         console.print(
-            f"Intervals by Student's t over {len(found.seeds)} paired seeds; one that contains 0 leaves open which side "
-            "is better."
+            f"Intervals by Student's t over {len(found.seeds)} paired seeds; one that contains 0 leaves open which "
+            "side is better."
         )
     for note in found.notes:
         console.print(note, markup=False)

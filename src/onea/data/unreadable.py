@@ -76,7 +76,9 @@ def by_reason(skipped: Sequence[str]) -> list[str]:
 def _images_of_reason(skipped: Sequence[str]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for line in skipped:
-        image, _, reason = line.partition(": ")  # a path that holds these two characters stays in one piece all the same
+        image, _, reason = line.partition(
+            ": "
+        )  # a path that holds these two characters stays in one piece all the same
         found.setdefault(reason, []).append(image)
     return found
 

@@ -118,7 +118,8 @@ def _unreadable(bad: Sequence[str], total: int) -> Problem:
     it = "it" if len(bad) == 1 else "them"
     return Problem(
         422,
-        f"{len(bad)} of {total} images cannot be read ({named_by_reason(bad)}); leave {it} out and send the rest again.",
+        f"{len(bad)} of {total} images cannot be read ({named_by_reason(bad)}); leave {it} out and send the rest "
+        "again.",
     )
 
 
