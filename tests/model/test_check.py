@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from model_tools import tiny_model
 from PIL import Image
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from onea.classifiers import make_classifier
 from onea.classifiers.statistics import ClassStatistics
@@ -21,7 +23,7 @@ from onea.model.check_pictures import curves_picture, suspects_picture
 from onea.model.estimator import OneA
 from onea.model.images import read_labelled
 from onea.model.learning_curve import learning_curves
-from onea.model.overlap import gaussian_overlap
+from onea.model.overlap import NEAREST, gaussian_overlap
 from onea.model.suspicion import cross_examine
 
 COLOURS = {"red": (220, 40, 40), "green": (40, 200, 60), "blue": (40, 60, 220), "grey": (128, 128, 128)}
@@ -164,18 +166,66 @@ def test_the_overlap_of_gaussians_is_the_share_of_mistakes():
     """Means two standard deviations from the border: Phi(-1) = 15.9 %; a tenth of it is room for 4,000 photos."""
     features, rows = gaussians([4000, 4000], 2**0.5)
     found = gaussian_overlap(ClassStatistics.empty(24).add(features, rows), [4000, 4000])
-    assert float(found[0, 1]) == pytest.approx(0.1587, rel=0.1)
-    assert found.diagonal().tolist() == [0, 0]
+    assert found.rows.tolist() == [[1], [0]], "no class is its own neighbour"
+    assert found.overlap[:, 0].tolist() == pytest.approx([0.1587] * 2, rel=0.1)
 
 
 def test_means_of_few_photos_are_not_apart_by_chance():
     """Twenty photos of one thing under two names overlap by a half, however many features there are."""
     counts = [400, 10, 10]
     found = [
-        float(gaussian_overlap(ClassStatistics.empty(24).add(*gaussians(counts, 0, seed=seed)), counts)[1, 2])
+        gaussian_overlap(ClassStatistics.empty(24).add(*gaussians(counts, 0, seed=seed)), counts).pairs(0)[1, 2]
         for seed in range(20)
     ]
     assert np.mean(found) > 0.3
+
+
+def test_the_nearest_classes_are_those_of_the_whole_table():
+    counts = torch.randint(3, 9, (40,), generator=torch.Generator().manual_seed(1)).tolist()
+    known = ClassStatistics.empty(40).add(*gaussians(counts, 1.5, width=40))
+    points = known.means.double() @ known.whitening()
+    chance = 40 / torch.tensor(counts, dtype=torch.float64)
+    squared = torch.cdist(points, points).square() - chance[:, None] - chance
+    table = torch.special.ndtr(-squared.clamp_min(0).sqrt() / 2).fill_diagonal_(-1)
+    for cells in (1, 7 * 40, 1 << 20):  # a class at a time, seven, all
+        found = gaussian_overlap(known, counts, cells)
+        torch.testing.assert_close(found.overlap, table.topk(NEAREST, 1).values)
+        torch.testing.assert_close(table.gather(1, found.rows), found.overlap)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Notes the most numbers that a tensor has while it is on."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **kwargs or {})
+        tensors = [one for one in (found if isinstance(found, tuple | list) else [found]) if torch.is_tensor(one)]
+        self.numbers = max([self.numbers, *(one.numel() for one in tensors)])
+        return found
+
+
+def of_many_classes(state, classes):
+    """The state as if it had been taught so many classes, all of them alike."""
+    known = state.statistics
+    rows = torch.arange(classes) % known.classes
+    noise = torch.randn(classes, known.width, generator=torch.Generator().manual_seed(0))
+    grown = dataclasses.replace(known.keep(rows), means=known.means[rows] + 0.01 * noise)
+    return dataclasses.replace(state, classes=tuple(f"class {n}" for n in range(classes)), statistics=grown)
+
+
+def test_memory_of_a_check_grows_with_the_classes_and_not_with_their_square(model):
+    """With four times as many classes, a table of classes by classes is sixteen times as large."""
+    state, largest, found = model.snapshot().state, {}, {}
+    for classes in (1_000, 4_000):
+        many = of_many_classes(state, classes)
+        with LargestTensor() as seen:
+            found[classes] = check_model(many)
+        largest[classes] = seen.numbers
+        assert len(found[classes].classes) == classes
+        assert 0 < len(found[classes].pairs) <= NEAREST * classes
+    assert largest[4_000] <= 4.5 * largest[1_000]
+    assert largest[4_000] < 4_000**2 / 8
 
 
 def test_no_photo_judges_itself():

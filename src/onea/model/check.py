@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
 from onea.classifiers.statistics import ClassStatistics
@@ -21,7 +20,7 @@ from onea.model.groups import GROUPS, groups_by_class
 from onea.model.images import DecodedImages
 from onea.model.learning_curve import SHARES, learning_curves
 from onea.model.names import check_spelling
-from onea.model.overlap import gaussian_overlap, held_out_overlap
+from onea.model.overlap import Nearest, gaussian_overlap, held_out_overlap, nearest
 from onea.model.state import State
 from onea.model.suspicion import Neighbours, Suspicion, classifier, cross_examine
 
@@ -118,7 +117,7 @@ class Check:
     Attributes:
         version: of the model.
         classes: the neediest first.
-        pairs: classes that are confused with each other, most of all first.
+        pairs: classes that are confused with each other, most of all first; of each class the nearest ones only.
         suspects: photos that look mislabelled, the most suspicious first; empty without a folder.
         duplicates: photos that come under two names.
         skipped: ``path: reason`` of each photo that could not be read.
@@ -145,14 +144,16 @@ def check_model(state: State) -> Check:
     They are statistics of photos that the adapter was trained on, so that an overlap is less than that of new photos;
     which pairs overlap most is what they tell.
     """
-    overlap = gaussian_overlap(state.statistics, state.images)
+    if not state.classes:
+        return Check(state.version, (), ())
+    near = gaussian_overlap(state.statistics, state.images)
+    most = near.overlap[:, 0].tolist() if len(state.classes) > 1 else [0.0]
+    rivals = _rivals(near, state.classes)
     found = [
-        ClassCheck(name, images, 0, None, rival, _advice(images, None, float(overlap[row].max())))
-        for row, (name, images, rival) in enumerate(
-            zip(state.classes, state.images, _rivals(overlap, state.classes), strict=True)
-        )
+        ClassCheck(name, images, 0, None, rival, _advice(images, None, overlap))
+        for name, images, rival, overlap in zip(state.classes, state.images, rivals, most, strict=True)
     ]
-    return Check(state.version, _neediest_first(found), _pairs(overlap, state.classes, least=0.01))
+    return Check(state.version, _neediest_first(found), _pairs(near, state.classes, least=0.01))
 
 
 def check_photos(model: Snapshot, batch: DecodedImages) -> Check:
@@ -186,14 +187,14 @@ def check_photos(model: Snapshot, batch: DecodedImages) -> Check:
         right, overlap = curves.right, held_out_overlap(curves.scores, rows)
 
     taught = dict(zip(model.classes, model.state.images, strict=True))
-    rivals = _rivals(overlap, names)
+    rivals = _rivals(nearest(overlap), names)
     classes = []
     for row, name in enumerate(names):
         if name in counts:
             curve = None if right[row].isnan().any() else tuple(right[row].tolist())
             advice = _advice(counts[name], curve, 0.0)
             classes.append(ClassCheck(name, taught.get(name, 0), counts[name], curve, rivals[row], advice))
-    pairs = _pairs((overlap + overlap.T) / 2, names)
+    pairs = _pairs(nearest((overlap + overlap.T) / 2), names)
     return Check(
         model.version,
         _neediest_first(classes),
@@ -237,18 +238,17 @@ def _neediest_first(classes: list[ClassCheck]) -> tuple[ClassCheck, ...]:
     return tuple(sorted(classes, key=need))
 
 
-def _rivals(overlap: Tensor, names: tuple[str, ...] | list[str]) -> list[str | None]:
+def _rivals(near: Nearest, names: tuple[str, ...] | list[str]) -> list[str | None]:
     """For each class the one that most of its photos are nearer to."""
-    if not len(names):
-        return []
-    best = overlap.max(1)
-    pairs = zip(best.values.tolist(), best.indices.tolist(), strict=True)
-    return [names[row] if share > 0 else None for share, row in pairs]
+    if len(names) < 2:
+        return [None] * len(names)
+    best = zip(near.overlap[:, 0].tolist(), near.rows[:, 0].tolist(), strict=True)
+    return [names[row] if share > 0 else None for share, row in best]
 
 
-def _pairs(overlap: Tensor, names: tuple[str, ...] | list[str], least: float = 0.05) -> tuple[Pair, ...]:
+def _pairs(near: Nearest, names: tuple[str, ...] | list[str], least: float = 0.05) -> tuple[Pair, ...]:
     """Pairs of classes that share at least so much, the most alike first."""
-    found = [Pair(names[i], names[j], float(overlap[i, j])) for i, j in (overlap >= least).triu(1).nonzero().tolist()]
+    found = [Pair(names[i], names[j], overlap) for (i, j), overlap in near.pairs(least).items()]
     return tuple(sorted(found, key=lambda pair: (-pair.overlap, pair.first, pair.second)))
 
 

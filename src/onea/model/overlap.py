@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,19 +12,58 @@ from torch import Tensor
 from onea.classifiers.statistics import ClassStatistics
 from onea.tensors import to_float64
 
+NEAREST = 10  # classes that each class is compared with in an answer
+_CELLS = 1 << 20  # pairs of classes whose distance is held at a time
 
-def gaussian_overlap(statistics: ClassStatistics, images: Sequence[int]) -> Tensor:
-    """The share of two classes' photos that would be taken for the other one, ``[C, C]``; 0 on the diagonal.
+
+@dataclass(frozen=True)
+class Nearest:
+    """The classes that each class overlaps most with, never more than ``NEAREST``.
+
+    Attributes:
+        rows: of these classes, ``[C, K]``, the largest overlap first.
+        overlap: with them, ``[C, K]``.
+    """
+
+    rows: Tensor
+    overlap: Tensor
+
+    def pairs(self, least: float) -> dict[tuple[int, int], float]:
+        """Pairs of rows that overlap at least so much; the smaller row comes first."""
+        close = self.overlap >= least
+        rows, others, shares = close.nonzero()[:, 0].tolist(), self.rows[close].tolist(), self.overlap[close].tolist()
+        found: dict[tuple[int, int], float] = {}
+        for row, other, share in zip(rows, others, shares, strict=True):
+            found.setdefault((min(row, other), max(row, other)), share)
+        return found
+
+
+def gaussian_overlap(statistics: ClassStatistics, images: Sequence[int], cells: int = _CELLS) -> Nearest:
+    """The share of two classes' photos that would be taken for the other one, of the nearest pairs of classes.
 
     Each class is a Gaussian with the spread that all share. Between means at a distance ``d``, in units of that spread,
     the share is ``Phi(-d / 2)``. Means of few photos lie too far apart by chance: of the squared distance, ``width``
     times the sum of both ``1 / images`` is chance and is taken off.
+
+    Distances are computed for some classes at a time, ``cells`` of them at once, so memory grows with the number of
+    classes and not with its square.
     """
     points = to_float64(statistics.means) @ statistics.whitening()
     chance = statistics.width / torch.tensor(images, dtype=torch.float64).clamp_min(1)
-    squared = torch.cdist(points, points).square() - chance[:, None] - chance
-    share: Tensor = torch.special.ndtr(-squared.clamp_min(0).sqrt() / 2)
-    return share.fill_diagonal_(0)
+
+    def blocks() -> Iterable[Tensor]:
+        size = max(1, cells // max(1, len(points)))
+        for part, own in zip(points.split(size), chance.split(size), strict=True):
+            yield -(torch.cdist(part, points).square() - own[:, None] - chance)
+
+    rows, closeness = _largest(blocks())
+    share: Tensor = torch.special.ndtr(-(-closeness).clamp_min(0).sqrt() / 2)
+    return Nearest(rows, share)
+
+
+def nearest(overlap: Tensor) -> Nearest:
+    """The largest overlaps of each row of a table of classes by classes."""
+    return Nearest(*_largest([overlap]))
 
 
 def held_out_overlap(scores: Tensor, rows: Tensor) -> Tensor:
@@ -36,3 +76,15 @@ def held_out_overlap(scores: Tensor, rows: Tensor) -> Tensor:
     nearer = (scores > scores.gather(1, rows[:, None])).double()
     total = torch.zeros(scores.shape[1], scores.shape[1], dtype=torch.float64).index_add(0, rows, nearer)
     return total / torch.bincount(rows, minlength=scores.shape[1]).clamp_min(1)[:, None]
+
+
+def _largest(blocks: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
+    """Columns and values of the largest of each row, that on the diagonal left out, from some rows at a time."""
+    columns, values, start = [], [], 0
+    for block in blocks:
+        own = torch.arange(start, start + len(block))[:, None]
+        found = block.scatter(1, own, -torch.inf).topk(min(NEAREST, block.shape[1] - 1), dim=1)
+        columns.append(found.indices)
+        values.append(found.values)
+        start += len(block)
+    return torch.cat(columns), torch.cat(values)

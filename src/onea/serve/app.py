@@ -19,6 +19,7 @@ from starlette.staticfiles import StaticFiles
 
 from onea.serve import metrics, problems
 from onea.serve.batching import Batcher
+from onea.serve.checking import Checks
 from onea.serve.decoding import Decoders
 from onea.serve.middleware import ServiceMiddleware
 from onea.serve.routes import Parts, router
@@ -46,8 +47,8 @@ def create_app(service: Service) -> FastAPI:
         batcher = Batcher(
             lambda: service.present.snapshot, settings.batch, settings.wait, counters.batch_images.observe
         )
-        with closing(Decoders(settings.limits)) as decoders:
-            app.state.parts = Parts(service, batcher, decoders, counters)
+        with closing(Decoders(settings.limits)) as decoders, closing(Checks()) as checks:
+            app.state.parts = Parts(service, batcher, decoders, checks, counters)
             tasks = [asyncio.create_task(batcher.run())]
             if settings.follow:
                 tasks.append(asyncio.create_task(_follow(service, settings.follow)))

@@ -13,12 +13,12 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 
-from onea.model.check import check_model
 from onea.model.sentences import sentences
 from onea.model.state import State
 from onea.serve import metrics
 from onea.serve.access import bearer, check_token
 from onea.serve.batching import Batcher
+from onea.serve.checking import Checks
 from onea.serve.decoding import Decoders
 from onea.serve.middleware import client_address
 from onea.serve.problems import Problem
@@ -54,6 +54,7 @@ class Parts:
     service: Service
     batcher: Batcher
     decoders: Decoders
+    checks: Checks
     counters: metrics.Metrics
 
 
@@ -127,10 +128,16 @@ async def classes(serving: Serving) -> Classes:
     return Classes(version=state.version, count=len(known), classes=known)
 
 
-@router.get("/check", tags=["ask"], responses=refusals(503), summary="Which classes need more photos")
-async def check(serving: Serving) -> Checked:
+@router.get(
+    "/check",
+    tags=["ask"],
+    response_model=Checked,
+    responses=refusals(503),
+    summary="Which classes need more photos",
+)
+async def check(serving: Serving) -> Response:
     """Classes with few photos and classes that overlap, as the model's own statistics tell, the neediest first."""
-    return Checked.of(await run_in_threadpool(check_model, serving.service.present.state))
+    return Response(await serving.checks.of(serving.service.present.state), media_type="application/json")
 
 
 @router.get("/history", tags=["ask"], responses=refusals(503), summary="How the model came to know it")

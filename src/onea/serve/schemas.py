@@ -104,7 +104,7 @@ class Checked(BaseModel):
 
     version: int
     classes: list[CheckedClass] = Field(description="The neediest first.")
-    pairs: list[OverlappingPair] = Field(description="The most alike first.")
+    pairs: list[OverlappingPair] = Field(description="The most alike first; of each class its nearest.")
 
     @classmethod
     def of(cls, found: Check) -> Checked:
