@@ -138,7 +138,7 @@ def main() -> None:
         "seconds": round(seconds, 1),
         "trained": [update["trained"] for update in model.history],
         "right": percent(float(right.double().mean())),
-        "calibration_error": round(100 * calibration_error(answers.probabilities(found.scores).amax(1), right), 2),
+        "calibration_error": round(100 * calibration_error(answers.distribution(found).classes.amax(1), right), 2),
         "known_called_unknown": percent(share_below(found.familiarity, answers.threshold)),
     }
     if others:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -34,24 +35,25 @@ def shop(onea, taught) -> Path:
     return Path("shop.onea")
 
 
-def test_json_has_the_keys_that_the_service_has_and_the_earlier_ones(onea, shop, tiny_images):
+def test_json_csv_and_the_service_have_the_same_keys_and_values(onea, shop, tiny_images):
     schemas = pytest.importorskip("onea.serve.schemas", exc_type=ImportError)
-    from onea.model.answers import Answer
+    import onea as library
 
-    lines = onea("predict", "shop.onea", str(tiny_images / "test"), "--json")[1].splitlines()
-    for line in map(json.loads, lines):
-        top = tuple((one["class"], one["probability"]) for one in line["top"])
-        served = schemas.ImageAnswer.of(
-            Answer(line["image"], line["class"], top, line["version"], line["none_of_these"])
-        ).model_dump(by_alias=True)
-        assert {*served} - {*line} == {"confidence"}
-        assert {*line} - {*served} == {"answer"}
-        for likely in served["top"]:
-            assert likely.pop("confidence") == likely["probability"]
-        assert {key: served[key] for key in served if key in line} == {key: line[key] for key in line if key in served}
-        assert served["confidence"] == served["probability"] == line["probability"]
-        assert line["answer"] == line["class"]
-        assert line["unknown"] == (line["probability"] is None)
+    photos = str(tiny_images / "test")
+    lines = [json.loads(line) for line in onea("predict", "shop.onea", photos, "--json")[1].splitlines()]
+    answers = library.load(shop).snapshot().answers(tiny_images / "test", 3)
+    table = list(csv.DictReader(onea("predict", "shop.onea", photos, "--csv")[1].splitlines()))
+    for line, answer, row in zip(lines, answers, table, strict=True):
+        assert {*line} == {*schemas.ImageAnswer.of(answer).model_dump(by_alias=True)}
+        assert (line["class"], line["verdict"]) == (answer.label, answer.verdict) == (row["class"], row["verdict"])
+        assert line["probability"] == pytest.approx(answer.probability, abs=1e-5)
+        assert float(row["none_of_these"]) == line["none_of_these"] == pytest.approx(answer.none, abs=1e-5)
+        assert row["candidates"] == "|".join(name for name, _ in answer.candidates)
+        assert [row[f"class_{place}"] for place in (1, 2, 3)] == [one["class"] for one in line["top"]]
+        assert sum(one["probability"] for one in line["top"]) + line["none_of_these"] == pytest.approx(1)
+        assert set(row) - {f"{what}_{place}" for what in ("class", "probability") for place in (1, 2, 3)} == {*line} - {
+            "top"
+        }
 
 
 def test_classes_are_listed_as_the_service_lists_them(onea, shop):
@@ -78,7 +80,8 @@ def test_an_evaluation_for_programs(onea, shop, tiny_images):
     told = json.loads(out)
     assert [one["class"] for one in told["never_taught"]] == ["class03", "class04", "class05"]
     assert sum(one["images"] for one in told["classes"]) == told["images"] == 9
-    assert told["accuracy"] == sum(one["right"] for one in told["classes"]) / 9
+    assert told["accuracy"] == sum(one["correct"] for one in told["classes"]) / 9
+    assert told["accuracy"] + told["wrong"] + told["unknown"] == pytest.approx(1)
     assert len(told["skipped"]) == 1
     assert not list(Path().glob("*.png")), "a picture comes only where it is asked for"
     code, out, err = onea("evaluate", "shop.onea", "photos", "--json", "--on-bad", "skip", "-o", "seen.png")

@@ -103,14 +103,14 @@ def test_evaluate_draws_and_lists_the_worst_first(onea, shop, tiny_images):
     assert len(shares) == 3
     assert shares == sorted(shares)
     assert "most frequent mistakes" in out
-    assert "% of 9 images right" in out
+    assert re.search(r"[\d.]+ % correct, [\d.]+ % wrong, [\d.]+ % unknown of 9 images", out)
     assert Image.open("seen.png").width > 500
 
 
 def test_evaluate_names_the_photos_that_are_taken_for_another_class(onea, shop, tiny_images):
     shutil.copytree(tiny_images / "test/class01", "photos/class00")  # under another name
     told = json.loads(onea("evaluate", "shop.onea", "photos", "--json")[1])
-    wrong = told["wrong"]
+    wrong = told["mistakes"]
     assert len(wrong) == sum(one["images"] for one in told["confusions"]) > 0
     assert {one["class"] for one in wrong} == {"class00"}
     assert sorted((one["probability"] for one in wrong), reverse=True) == [one["probability"] for one in wrong]
@@ -142,9 +142,9 @@ def test_evaluate_says_how_well_unknown_photos_are_told_apart(onea, shop, days, 
     assert "18 known images against 6 unknown" in out
     assert list(found) == ["AUROC", "FPR95", "OSCR", "unknown images answered unknown", "known images answered unknown"]
     assert all(0 <= float(share) <= 100 for share in found.values())
-    assert f"{found['known images answered unknown']} % of known classes' images answered unknown" in out
+    assert f"{found['known images answered unknown']} % unknown of 18 images" in out
     answers = onea("predict", "shop.onea", strange, "--json")[1].splitlines()
-    caught = sum(json.loads(line)["answer"] == "unknown" for line in answers) / 6
+    caught = sum(json.loads(line)["verdict"] == "unknown" for line in answers) / 6
     assert found["unknown images answered unknown"] == f"{100 * caught:.1f}"
     assert out.endswith("seen.png\nseen-unknown.png\n")
     assert Image.open("seen-unknown.png").width > 500

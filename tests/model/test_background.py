@@ -321,7 +321,7 @@ def test_a_folder_with_the_first_signals_answers_and_measures_anew(before, files
     rewritten(path / "states/000001", tensors | three)
     loaded = onea.load(path, threads=1)
     assert loaded.predict_proba(files["class04"]).tolist() == before.predict_proba(files["class04"]).tolist()
-    assert not any(answer.unknown for answer in loaded.snapshot().answers(files["class04"]))
+    assert not any(answer.verdict == "unknown" for answer in loaded.snapshot().answers(files["class04"]))
     teach(loaded, files, "class05")
     assert set(loaded.snapshot().state.margin_rows.tolist()) == {4}
     assert loaded.learn_background(files["class04"]).save(path)

@@ -40,7 +40,8 @@ def test_batched_and_single_answers_are_the_same(taught, tiny_images):
 
 def test_probabilities_and_top_answers_agree(taught, tiny_images):
     probabilities = taught.predict_proba(tiny_images / "test")
-    np.testing.assert_allclose(probabilities.sum(1), 1)
+    none = [answer.none for answer in taught.snapshot().answers(tiny_images / "test")]
+    np.testing.assert_allclose(probabilities.sum(1) + none, 1)
     for row, top in zip(probabilities, taught.predict_topk(tiny_images / "test", 3), strict=True):
         assert [name for name, _ in top] == taught.classes_[np.argsort(-row, kind="stable")[:3]].tolist()
         np.testing.assert_allclose([chance for _, chance in top], np.sort(row)[::-1][:3])

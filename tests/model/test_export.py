@@ -41,13 +41,15 @@ def thousand(model):
 
 
 def test_the_graph_is_the_model(model, thousand):
-    probabilities, familiar = Graph(model)(torch.from_numpy(thousand.pixels).float() / 255)
+    probabilities, none = Graph(model)(torch.from_numpy(thousand.pixels).float() / 255)
     np.testing.assert_allclose(probabilities.detach().numpy(), model.predict_proba(thousand), atol=1e-4)
+    answers = model.answers(thousand)
+    np.testing.assert_allclose(none.detach().numpy(), [answer.none for answer in answers], atol=1e-4)
     margins = model.judge(thousand).familiarity
     clear = (margins - model.threshold).abs() > 1e-4  # nearer to the threshold, rounding decides
     assert clear.float().mean() > 0.9
-    assert torch.equal(familiar[clear], (margins >= model.threshold)[clear])
-    assert (margins >= model.threshold).tolist() == [not answer.unknown for answer in model.answers(thousand)]
+    assert torch.equal((none > 0.5)[clear], (margins < model.threshold)[clear])
+    assert (margins < model.threshold).tolist() == [answer.verdict == "unknown" for answer in answers]
 
 
 @pytest.fixture(scope="module")
@@ -207,26 +209,29 @@ def test_the_documented_lines_answer_as_predict_and_the_service_do(
         )
     files = sorted(folder.iterdir())
     assert len(files) >= enough
-    probabilities, printed, familiar = [], [], []
+    probabilities, printed, none = [], [], []
     for file in files:
         Path("photo.jpg").write_bytes(file.read_bytes())
         with contextlib.redirect_stdout(io.StringIO()) as out:
             exec(each, names)
-        probabilities.append(names["probabilities"][0])
-        familiar.append(names["familiar"][0])
-        printed.append(out.getvalue().rpartition(" ")[0])
-    wanted = model.predict_proba(files)
+        probabilities.append(names["shares"])
+        none.append(names["none"])
+        printed.append(out.getvalue().rsplit(" ", 2)[0])
+    wanted, answers = model.predict_proba(files), model.answers(files)
     same(np.stack(probabilities), wanted)
+    np.testing.assert_allclose(none, [answer.none for answer in answers], atol=1e-3)
     sent = [file.suffix != ".tif" for file in files]
     served = answered_by_the_service(shop, [file for file, was in zip(files, sent, strict=True) if was])
     np.testing.assert_allclose(served, wanted[sent], atol=1e-3)
-    margins = model.judge(files).familiarity.numpy() - model.threshold
-    clear = np.abs(margins) > 1e-2  # nearer to the threshold, rounding decides
-    assert clear.mean() > 0.9
-    assert 0.02 < (margins < 0).mean() < 0.98, "some are unknown and some are not"
-    assert ((margins >= 0) == familiar)[clear].all()
-    sure = clear & (np.diff(np.sort(wanted, axis=1)[:, -2:], axis=1)[:, 0] > 1e-3)
-    assert (model.predict(files) == printed)[sure].all()
+    strange = np.array(none) > 0.5
+    assert 0.02 < strange.mean() < 0.98, "some are unknown and some are not"
+    best = np.sort(wanted, axis=1)
+    clear = (np.abs(np.array(none) - 0.5) > 1e-3) & (np.abs(best[:, -1] - 0.5) > 1e-3)  # nearer, rounding decides
+    sure = clear & (best[:, -1] - best[:, -2] > 1e-3)
+    assert sure.mean() > 0.8
+    prefixes = {"answer": "", "unsure": "unsure: ", "unknown": ""}
+    verdicts = np.array([prefixes[answer.verdict] + answer.label for answer in answers])
+    assert (verdicts == printed)[sure].all()
 
 
 def test_squares_if_that_is_what_is_wanted(model, thousand, exported, tmp_path):

@@ -105,7 +105,7 @@ def test_photos_of_other_classes_hide_no_loss(model, tiny_images, tmp_path, monk
     [(10, 0, 1940, True), (11, 0, 1990, False), (30, 20, 1940, True), (0, 0, 1939, False), (0, 9, 2000, True)],
 )
 def test_the_gate(lost, won, same, good):
-    found = Quality(photos=2000, right=1500, lost=lost, won=won, same=same)
+    found = Quality(photos=2000, correct=1500, lost=lost, won=won, same=same)
     assert found.good == good
     if good:
         found.check()
@@ -115,11 +115,11 @@ def test_the_gate(lost, won, same, good):
 
 
 def test_few_photos_promise_less(capsys):
-    print_quality(Quality(photos=100, right=80, lost=0, won=0, same=100))
+    print_quality(Quality(photos=100, correct=80, lost=0, won=0, same=100))
     said = capsys.readouterr().out
-    assert "100 photos: 80.0 % right, 80.0 % in fp32; 100.0 % of the answers the same" in said
+    assert "100 photos: 80.0 % correct, 80.0 % in fp32; 100.0 % of the answers the same" in said
     assert "at most 1.6 points lost and 97.4 % of the answers the same; 2,000 or more tell better" in said
-    print_quality(Quality(photos=2000, right=1600, lost=3, won=1, same=1990))
+    print_quality(Quality(photos=2000, correct=1600, lost=3, won=1, same=1990))
     assert "promise" not in capsys.readouterr().out
 
 

@@ -244,13 +244,14 @@ def test_an_evaluation_tells_every_class(model, files):
     assert {*found.by_class} == {"plum", "fig", "date"}
     assert found.by_class["plum"].images == 6
     assert found.never_taught == ("date",)
-    assert found.images == 12, "a class that was never taught can be neither right nor wrong"
-    right = sum(found.by_class[name].right for name in ("plum", "fig"))
-    assert found.accuracy == right / 12
+    assert found.images == 12, "a class that was never taught can be neither correct nor wrong"
+    correct = sum(found.by_class[name].correct for name in ("plum", "fig"))
+    assert found.accuracy == correct / 12
+    assert found.accuracy + found.wrong + found.unknown == pytest.approx(1)
     assert not [mistake for mistake in found.confusions() if mistake[0] == "date"]
     told = found.as_json()
     low, high = told["accuracy_interval"]
     assert 0 <= low <= found.accuracy <= high <= 1
-    assert f"of 12 images right ({100 * low:.0f} to {100 * high:.0f} %, 19 times out of 20)" in str(found)
+    assert f"accuracy {100 * low:.0f} to {100 * high:.0f} %, 19 times out of 20" in str(found)
     assert [one["class"] for one in told["never_taught"]] == ["date"]
     assert {one["class"] for one in told["classes"]} == {"plum", "fig"}

@@ -75,7 +75,7 @@ def test_no_answer_comes_from_half_a_version(shop, tiny_images):
             assert answer["class"] == right.label
             assert [row["class"] for row in answer["top"]] == [name for name, _ in right.top]
             assert answer["none_of_these"] == pytest.approx(right.none, abs=1e-4)
-            given = [row["confidence"] for row in answer["top"]]
+            given = [row["probability"] for row in answer["top"]]
             assert given == pytest.approx([chance for _, chance in right.top], abs=1e-4)
 
 

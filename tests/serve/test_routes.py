@@ -40,11 +40,11 @@ def test_one_image_as_the_body(client, shop, tiny_images):
     (answer,) = response.json()["answers"]
     assert answer["class"] == expected.label
     assert answer["version"] == response.json()["version"] == 1
-    assert [(row["class"], row["confidence"]) for row in answer["top"]] == [
+    assert [(row["class"], row["probability"]) for row in answer["top"]] == [
         (name, pytest.approx(chance, abs=1e-5)) for name, chance in expected.top
     ]
-    assert answer["unknown"] is expected.unknown
-    assert answer["confidence"] == (None if expected.unknown else answer["top"][0]["confidence"])
+    assert answer["verdict"] == expected.verdict
+    assert answer["probability"] == pytest.approx(expected.probability, abs=1e-5)
 
 
 def test_many_images_in_a_form_keep_their_order_and_names(client, shop, tiny_images):
@@ -59,17 +59,16 @@ def test_many_images_in_a_form_keep_their_order_and_names(client, shop, tiny_ima
 def test_a_strange_image_is_unknown_and_says_what_is_nearest(client):
     sent = {"content": checkerboard(), "headers": {"Content-Type": "image/png"}}
     (answer,) = client.post("/predict", **sent).json()["answers"]
-    assert answer["unknown"] is True
-    assert answer["class"] == "unknown"
-    assert answer["confidence"] is None
-    assert answer["none_of_these"] > 0.5
+    assert answer["verdict"] == answer["class"] == "unknown"
+    assert answer["probability"] == answer["none_of_these"] > 0.5
+    assert all(row["probability"] < 0.5 for row in answer["top"])
     assert len(answer["top"]) == 3
 
 
 def test_top_is_at_most_the_known_classes(client, tiny_images):
     (answer,) = client.post("/predict?top=100", files=form(photos(tiny_images, 0)[:1])).json()["answers"]
     assert sorted(row["class"] for row in answer["top"]) == [f"class{k:02d}" for k in range(4)]
-    assert sum(row["confidence"] for row in answer["top"]) == pytest.approx(1)
+    assert sum(row["probability"] for row in answer["top"]) + answer["none_of_these"] == pytest.approx(1)
 
 
 def test_check_tells_what_the_statistics_tell(client):

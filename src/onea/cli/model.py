@@ -84,7 +84,7 @@ def teach(
 def predict(
     model: Model,
     images: Annotated[list[Path], typer.Argument(help="Image files, and folders with images anywhere below.")],
-    top: Annotated[int, typer.Option(help="How many of the likeliest classes to show.")] = 3,
+    top: Annotated[int, typer.Option(help="How many of the most probable classes to show.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="A header and one line per image.")] = False,
     unknown: UnknownRate = None,
@@ -93,7 +93,7 @@ def predict(
     device: Device = RunConfig.device,
     threads: Threads = RunConfig.threads,
 ) -> None:
-    """Say what each image shows, or that it is unknown: too far from everything that was taught."""
+    """One verdict for each image: a class, unsure between two or three, or unknown: like nothing that was taught."""
     import sys
 
     from rich.console import Console
@@ -101,7 +101,6 @@ def predict(
     from onea.cli.model_display import print_answers
     from onea.data.unreadable import by_reason
     from onea.errors import OneaError
-    from onea.model.answers import as_rows
     from onea.model.estimator import load_for
     from onea.model.images import find_images
     from onea.model.progress_bar import AskingBar
@@ -122,18 +121,20 @@ def predict(
     if as_json:
         import json
 
-        for row in as_rows(answers):
-            print(printable(json.dumps(row, ensure_ascii=False)))
+        for answer in answers:
+            print(printable(json.dumps(answer.as_json(), ensure_ascii=False)))
     elif as_csv:
         import csv
 
         shown = min(top, len(loaded.classes))
         likely = [name for place in range(1, shown + 1) for name in (f"class_{place}", f"probability_{place}")]
         writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerow(["image", "answer", "version", "none_of_these", *likely])
+        head = ("image", "class", "verdict", "probability", "candidates", "none_of_these", "version")
+        writer.writerow([*head, *likely])
         for answer in answers:
+            row = answer.as_json() | {"candidates": "|".join(printable(name) for name, _ in answer.candidates)}
             cells = [cell for name, chance in answer.top for cell in (printable(name), chance)]
-            writer.writerow([answer.image, printable(answer.label), answer.version, answer.none, *cells])
+            writer.writerow([*(row[name] for name in head), *cells])
     else:
         print_answers(Console(), answers)
 
@@ -170,7 +171,7 @@ def evaluate(
 
     from rich.console import Console
 
-    from onea.cli.model_display import print_evaluation, print_open_set, print_wrong
+    from onea.cli.model_display import print_evaluation, print_mistakes, print_open_set
     from onea.data.unreadable import by_reason
     from onea.model.confusion import confusion_picture
     from onea.model.estimator import load_for
@@ -196,7 +197,7 @@ def evaluate(
     else:
         print_evaluation(Console(), found)
         if wrong:
-            print_wrong(Console(), found.wrong)
+            print_mistakes(Console(), found.mistakes)
         if found.open_set:
             print_open_set(Console(), found.open_set)
     if picture:

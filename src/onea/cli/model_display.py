@@ -91,44 +91,45 @@ def _learned_classes(update: dict[str, Any]) -> str:
 
 
 def print_answers(console: Console, answers: Sequence[Answer]) -> None:
-    """A line for each image: the answer, the chance that no class is right, and the likeliest classes if one is.
+    """A line for each image: the verdict, and the probabilities of none of the classes and of the best ones.
 
     Where names are too long for that, some lines for each image.
     """
-    none = ["" if answer.none is None else f"{100 * answer.none:.0f} %" for answer in answers]
+    none = [f"{100 * answer.none:.1f} %" for answer in answers]
     likely = [[f"{name} {100 * chance:.1f} %" for name, chance in answer.top] for answer in answers]
-    room = console.width - _GAPS - len("none of these") - max((len(answer.label) for answer in answers), default=0)
+    room = console.width - _GAPS - len("none of these") - max((len(str(answer)) for answer in answers), default=0)
     images = min(max((len(answer.image) for answer in answers), default=0), max(_SHORTEST, console.width // 3))
     wide = all(len(", ".join(one)) + images <= room for one in likely)
     room += 0 if wide else len(" these")
     cells = [(", " if wide else "\n").join(one) for one in likely]  # one below the other rather than broken
     longest = max(_SHORTEST, room - max((len(line) for cell in cells for line in cell.split("\n")), default=0))
     table = TerminalTable(**terminal_look())
-    for heading in ("image", "answer", "none of these" if wide else "none of\nthese", "if one of these"):
+    for heading in ("image", "answer", "none of these" if wide else "none of\nthese", "probabilities"):
         table.add_column(heading, no_wrap=True, justify="right" if heading.startswith("none") else "left")
     for answer, chance, cell in zip(answers, none, cells, strict=True):
         image = answer.image if len(answer.image) <= longest else f"…{answer.image[1 - longest :]}"
-        label = shown(answer.label, "dim" if answer.unknown else "bold")
-        table.add_row(shown(image), label, chance, Text("\n").join(map(shown, cell.split("\n"))))
+        table.add_row(shown(image), _verdict(answer), chance, Text("\n").join(map(shown, cell.split("\n"))))
     if _fits(console, table):
         console.print(table)
         return
     for answer, chance, one in zip(answers, none, likely, strict=True):
-        label = shown(answer.label, "dim" if answer.unknown else "bold")
-        told = f"none of these {chance}; if one of these:" if chance else "if one of these:"
-        _print_block(console, shown(f"{answer.image}: ") + label, [told, *one])
+        _print_block(console, shown(f"{answer.image}: ") + _verdict(answer), [f"none of these {chance}", *one])
+
+
+def _verdict(answer: Answer) -> Text:
+    return shown(str(answer), {"answer": "bold", "unsure": "", "unknown": "dim"}[answer.verdict])
 
 
 def print_evaluation(console: Console, found: Evaluation) -> None:
     """Every class, the worst first; the most frequent mistakes; and the sum of it."""
     lines = [
-        (name, str(one.images), f"{100 * one.accuracy:.1f}", str(one.unknown or ""))
+        (name, str(one.images), f"{100 * one.accuracy:.1f}", str(one.wrong or ""), str(one.unknown or ""))
         for name, one in found.worst_first()
     ]
-    console.print(terminal(Table.of_texts("", ("class", "images", "right %", "unknown"), lines)))
+    console.print(terminal(Table.of_texts("", ("class", "images", "correct %", "wrong", "unknown"), lines)))
     if mistakes := [(name, answer, str(times)) for name, answer, times in found.confusions()]:
-        wrong = Table.of_texts("most frequent mistakes", ("is", "taken for", "images"), mistakes, left=2)
-        console.print(terminal(wrong))
+        confused = Table.of_texts("most frequent mistakes", ("is", "taken for", "images"), mistakes, left=2)
+        console.print(terminal(confused))
     if never := [found.by_class[name] for name in found.never_taught]:
         images, caught = (sum(getattr(one, part) for one in never) for part in ("images", "unknown"))
         names = ", ".join(found.never_taught[:_NAMED]) + (", ..." if len(never) > _NAMED else "")
@@ -143,13 +144,12 @@ def print_evaluation(console: Console, found: Evaluation) -> None:
         console.print(remark, highlight=False, markup=False, soft_wrap=True)
 
 
-def print_wrong(console: Console, wrong: Sequence[Mistake]) -> None:
+def print_mistakes(console: Console, mistakes: Sequence[Mistake]) -> None:
     """A line for each image that is taken for another class."""
-    for one in wrong:
-        unknown = ", answered unknown" if one.unknown else ""
-        line = f"{one.image}: taken for {one.taken_for} ({100 * one.probability:.0f} %{unknown})"
+    for one in mistakes:
+        line = f"{one.image}: taken for {one.taken_for} ({100 * one.probability:.0f} %)"
         console.print(shown(line), soft_wrap=True)
-    if not wrong:
+    if not mistakes:
         console.print("no image is taken for another class", highlight=False)
 
 
@@ -213,9 +213,8 @@ def print_quality(found: Quality) -> None:
 
     before, after = (100 * accuracy for accuracy in found.accuracy)
     photos = count(found.photos, "photo", "photos")
-    print(
-        f"{photos}: {after:.1f} % right, {before:.1f} % in fp32; {100 * found.agreement:.1f} % of the answers the same"
-    )
+    same = f"{100 * found.agreement:.1f} % of the answers the same"
+    print(f"{photos}: {after:.1f} % correct, {before:.1f} % in fp32; {same}")
     if found.photos < ENOUGH:
         loss, agreement = (100 * bound for bound in found.promised)
         print(

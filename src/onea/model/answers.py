@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -23,57 +23,114 @@ from onea.model.state import KNOWS_NOTHING, State
 from onea.runtime import NOBODY, Progress
 from onea.text import count
 
+MAJORITY = 0.5
+"""The probability that decides a verdict: more than this for none of the classes, or at least this for one class."""
+
+Verdict = Literal["answer", "unsure", "unknown"]
+Likely = tuple[tuple[str, float], ...]
+_MOST_CANDIDATES = 3
+
 
 @dataclass(frozen=True)
 class Answer:
-    """What a model says about one image.
+    """The answer about one image: one distribution over the classes and none of them, and one verdict.
 
-    >>> answer = Answer("photo.jpg", "kiwi", (("kiwi", 0.9), ("lemon", 0.1)), version=2, none=0.2)
-    >>> answer.label, answer.probability, answer.unknown
-    ('kiwi', 0.9, False)
+    The probabilities of all classes and of none of them add up to 1.
+
+    >>> answer = Answer("photo.jpg", (("kiwi", 0.7), ("lemon", 0.1)), none=0.2, version=2)
+    >>> answer.verdict, answer.label, answer.probability
+    ('answer', 'kiwi', 0.7)
+    >>> Answer("photo.jpg", (("kiwi", 0.2), ("lemon", 0.1)), none=0.7, version=2).label
+    'unknown'
+    >>> str(Answer("a.jpg", (("kiwi", 0.4), ("lemon", 0.3)), 0.3, 2, candidates=(("kiwi", 0.4), ("lemon", 0.3))))
+    'unsure: kiwi or lemon'
 
     Attributes:
         image: its path or number.
-        label: the class, or ``unknown``.
-        top: the most likely classes with their probabilities, best first; also for an unknown image. They suppose that
-            it shows one of the classes.
-        version: of the model that said so.
-        none: the chance that it shows none of the classes, if half of all images showed none; None where the model
-            cannot tell, because it knows one class or was taught by an earlier version.
+        top: the most probable classes with their probabilities, best first; whatever the verdict.
+        none: the probability that it shows none of the classes; 0 where ``unknown`` is switched off.
+        version: of the model.
+        candidates: of an unsure answer, the two or three classes that it may be; they are the fewest that have a
+            majority together.
     """
 
     image: str
-    label: str
-    top: tuple[tuple[str, float], ...]
+    top: Likely
+    none: float
     version: int
-    none: float | None = None
+    candidates: Likely = ()
 
     @property
-    def unknown(self) -> bool:
-        """Whether the image is too far from every class."""
-        return self.label == UNKNOWN
+    def verdict(self) -> Verdict:
+        """``unknown`` if none of the classes has the majority, ``answer`` if one of them has it, or ``unsure``."""
+        if self.none > MAJORITY:
+            return "unknown"
+        return "answer" if self.top[0][1] >= MAJORITY else "unsure"
 
     @property
-    def probability(self) -> float | None:
-        """Of the class that is answered; None where none is."""
-        return None if self.unknown else self.top[0][1]
+    def label(self) -> str:
+        """The most probable class, also of an unsure answer; or ``unknown``."""
+        return UNKNOWN if self.verdict == "unknown" else self.top[0][0]
 
+    @property
+    def probability(self) -> float:
+        """Of the label: of the class, or that it is none of them."""
+        return self.none if self.verdict == "unknown" else self.top[0][1]
 
-def as_rows(answers: Sequence[Answer]) -> list[dict[str, Any]]:
-    """Answers as JSON-able values, under the names that a service has for them; ``answer`` is an earlier one."""
-    return [
-        {
-            "image": answer.image,
-            "class": answer.label,
-            "answer": answer.label,
-            "probability": answer.probability,
-            "unknown": answer.unknown,
-            "top": [{"class": name, "probability": chance} for name, chance in answer.top],
-            "none_of_these": answer.none,
-            "version": answer.version,
+    def __str__(self) -> str:
+        if self.verdict != "unsure":
+            return self.label
+        *names, last = (name for name, _ in self.candidates or self.top)
+        return f"unsure: {', '.join(names)} or {last}" if names else f"unsure: {last}"
+
+    def as_json(self) -> dict[str, Any]:
+        """The answer as JSON-able values; commands and the service give the same ones."""
+        return {
+            "image": self.image,
+            "class": self.label,
+            "verdict": self.verdict,
+            "probability": self.probability,
+            "candidates": _with_names(self.candidates),
+            "top": _with_names(self.top),
+            "none_of_these": self.none,
+            "version": self.version,
         }
-        for answer in answers
-    ]
+
+
+def _with_names(likely: Likely) -> list[dict[str, Any]]:
+    return [{"class": name, "probability": probability} for name, probability in likely]
+
+
+def candidates(ranked: Likely, none: float) -> Likely:
+    """The classes that an unsure answer may be: the fewest that have a majority together, two or three.
+
+    >>> candidates((("kiwi", 0.4), ("lemon", 0.05), ("lime", 0.05), ("plum", 0.02)), 0.48)
+    (('kiwi', 0.4), ('lemon', 0.05), ('lime', 0.05))
+    >>> candidates((("kiwi", 0.5), ("lemon", 0.3)), 0.2)
+    ()
+    """
+    if none > MAJORITY or ranked[0][1] >= MAJORITY:
+        return ()
+    two = sum(probability for _, probability in ranked[:2])
+    return ranked[: 2 if two >= MAJORITY else _MOST_CANDIDATES]
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """Probabilities of some images, which add up to 1 for each.
+
+    Attributes:
+        classes: of each class, ``[N, classes]``.
+        none: of none of them, ``[N]``.
+    """
+
+    classes: Tensor
+    none: Tensor
+
+    @property
+    def unknown(self) -> Tensor:
+        """Which images are ``unknown``, ``bool [N]``."""
+        return self.none > MAJORITY
 
 
 @dataclass(frozen=True)
@@ -110,7 +167,8 @@ class Snapshot:
         engine: the network that it uses, together with ``adapters``.
         scorer: similarities of features to the classes.
         familiarity: how much features look like something that was taught.
-        threshold: the familiarity below which an image is ``unknown``.
+        threshold: the familiarity below which an image is ``unknown``; minus infinity where none is.
+        slope: of the log-odds that an image shows none of the classes, by its familiarity; they are 0 at the threshold.
     """
 
     def __init__(self, engine: Engine, state: State, false_alarms: float | None):
@@ -118,7 +176,7 @@ class Snapshot:
         self.adapters = engine.adapters(state)
         self.scorer = state.classifier.fit(state.statistics)
         self.familiarity, known, hidden = state.calibrated_familiarity()
-        self._odds = calibration.fit_chance(known, hidden)
+        self.slope = calibration.fit_slope(known, hidden)
         self.threshold = -math.inf if not false_alarms else calibration.threshold(known, false_alarms)
 
     @property
@@ -155,17 +213,18 @@ class Snapshot:
         """The class of each image, or ``unknown``."""
         found = self.judge(images, progress)
         names = np.array([*self.classes, UNKNOWN])
-        rows = torch.where(self._strange(found), len(self.classes), _ranked(found.scores)[:, 0])
+        unknown = self.distribution(found).unknown
+        rows = torch.where(unknown, len(self.classes), _ranked(found.scores)[:, 0])
         answers: npt.NDArray[np.str_] = names[rows.numpy()]
         return answers
 
     def predict_proba(self, images: Any, progress: Progress = NOBODY) -> npt.NDArray[np.float64]:
-        """The probability of each known class, ``[N, classes]``; calibrated on held-out images."""
-        found: npt.NDArray[np.float64] = self.probabilities(self.judge(images, progress).scores).numpy()
+        """The probability of each known class, ``[N, classes]``; a row adds up to 1 less that of none of them."""
+        found: npt.NDArray[np.float64] = self.distribution(self.judge(images, progress)).classes.numpy()
         return found
 
     def predict_topk(self, images: Any, k: int = 5, progress: Progress = NOBODY) -> list[list[tuple[str, float]]]:
-        """The ``k`` most likely classes of each image with their probabilities, best first."""
+        """The ``k`` most probable classes of each image with their probabilities, best first."""
         return [list(answer.top) for answer in self.answers(images, k, None, progress)]
 
     def answers(
@@ -179,22 +238,16 @@ class Snapshot:
         """All there is to say about images that have been judged."""
         if k < 1:
             raise OneaError(f"k is {k}; ask for at least one class.")
-        rows = _ranked(found.scores)[:, :k]
-        likely = self.probabilities(found.scores).gather(1, rows)
-        strange = self._strange(found).tolist()
-        chances_of_none = self._chances_of_none(found)
-        return [
-            Answer(
-                image,
-                UNKNOWN if odd else self.classes[best[0]],
-                tuple((self.classes[row], p) for row, p in zip(best, chances, strict=True)),
-                self.version,
-                none,
-            )
-            for image, odd, best, chances, none in zip(
-                batch.names, strange, rows.tolist(), likely.tolist(), chances_of_none, strict=True
-            )
-        ]
+        probabilities = self.distribution(found)
+        rows = _ranked(found.scores)[:, : max(k, _MOST_CANDIDATES)]
+        best = probabilities.classes.gather(1, rows).tolist()
+        answers = []
+        for image, places, chances, none in zip(
+            batch.names, rows.tolist(), best, probabilities.none.tolist(), strict=True
+        ):
+            ranked = tuple((self.classes[row], chance) for row, chance in zip(places, chances, strict=True))
+            answers.append(Answer(image, ranked[:k], none, self.version, candidates(ranked, none)))
+        return answers
 
     def read(self, images: Any, on_bad: OnBad | None = "fail", progress: Progress = NOBODY) -> DecodedImages:
         """Images as the network needs them, to be asked about as often as wanted."""
@@ -221,19 +274,10 @@ class Snapshot:
             raise OneaError("The model's answers are not numbers, so it is damaged; go back with undo.")
         return Judgement(scores, self.familiarity(features, scores))
 
-    def probabilities(self, scores: Tensor) -> Tensor:
-        """The probability of each class, as if images showed one of them."""
-        return torch.softmax(scores.double() / self.state.temperature, dim=1)
-
-    def _chances_of_none(self, found: Judgement) -> list[float | None]:
-        if self._odds is None:
-            return [None] * len(found.familiarity)
-        slope, offset = self._odds
-        chances: list[float | None] = torch.sigmoid(slope * found.familiarity.double() + offset).tolist()
-        return chances
-
-    def _strange(self, found: Judgement) -> Tensor:
-        return found.familiarity < self.threshold
+    def distribution(self, found: Judgement) -> Distribution:
+        """The probabilities of each class and of none of them; calibrated on held-out images."""
+        exact = found.scores.double(), found.familiarity.double()
+        return Distribution(*calibration.distribution(*exact, self.state.temperature, self.threshold, self.slope))
 
 
 def _ranked(scores: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onea.data.unreadable import OnBad
+from onea.model.accuracy import Counts
 from onea.model.answers import Snapshot
 from onea.model.evaluation import Evaluation, evaluate
 from onea.model.images import read_labelled
@@ -44,13 +45,16 @@ class Asking(ABC):
             return current.state.labels(current.predict(X, progress).tolist())
 
     def predict_proba(self, X: Any) -> npt.NDArray[np.float64]:
-        """The probability of each class of ``classes_``, ``[N, classes]``, calibrated on held-out images."""
+        """The probability of each class of ``classes_``, ``[N, classes]``, calibrated on held-out images.
+
+        A row adds up to 1 less the probability that the image shows none of the classes; with ``unknown=0``, to 1.
+        """
         current = self.snapshot()
         with self._asked() as progress:
             return current.predict_proba(X, progress)[:, np.argsort(current.state.labels(current.classes))]
 
     def predict_topk(self, X: Any, k: int = 5) -> list[list[tuple[Any, float]]]:
-        """The ``k`` most likely classes of each image with their probabilities, best first."""
+        """The ``k`` most probable classes of each image, best first, with the probabilities of ``predict_proba``."""
         current = self.snapshot()
         label = dict(zip(current.classes, current.state.labels(current.classes).tolist(), strict=True))
         with self._asked() as progress:
@@ -79,11 +83,12 @@ class Asking(ABC):
         return features
 
     def score(self, X: Any, y: Any = None) -> float:
-        """Share of images whose class is predicted; one that is answered ``unknown`` counts as wrong."""
+        """Accuracy: the share of images whose class ``predict`` gives, as in ``evaluate``."""
         current = self.snapshot()
         with self._asked() as progress:
             batch = read_labelled(X, y, current.side, None, progress, purpose="score")
-            return float(np.mean(current.predict(batch, progress) == np.array(batch.labels)))
+            assert batch.labels is not None
+            return Counts.of(batch.labels, current.predict(batch, progress).tolist()).accuracy
 
     def evaluate(self, X: Any, y: Any = None, on_bad: OnBad = "fail") -> Evaluation:
         """How well each class is answered, and what is taken for what; a folder of class folders needs no ``y``.

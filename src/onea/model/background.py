@@ -114,7 +114,7 @@ def like_known(model: Snapshot, features: Tensor) -> dict[int, str]:
     if len(known) < _ENOUGH:
         return {}
     found = model.judge_features(features)
-    chances, classes = model.probabilities(found.scores).max(1)
+    chances, classes = model.distribution(found).classes.max(1)
     clear = (found.familiarity > known.quantile(_FAMILIAR)) & (chances >= _SURE)
     return {row: model.classes[int(classes[row])] for row in clear.nonzero()[:, 0].tolist()}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How sure is sure: held-out images, the temperature of probabilities, and when an image is too far from everything."""
+"""Calibration: held-out images, the temperature of probabilities, and when an image is too far from every class."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from onea import seeds
 from onea.classifiers.logistic import fit_log_odds
 
+LEAST_SLOPE = 3.0  # in spreads of the familiarity of known images
 FEW = 4  # a class with fewer images holds none out
 PRIOR_TEMPERATURE = 0.05  # where a fit without evidence stays
 _TEMPERATURES = torch.logspace(-3, 0, 121, dtype=torch.float64)
@@ -116,21 +117,39 @@ def lowest_rate(known: Tensor) -> float:
     return 1 / (len(known) + 1)
 
 
-def fit_chance(known: Tensor, hidden: Tensor) -> tuple[float, float] | None:
-    """Slope and offset of the log-odds that an image is of no class, by its familiarity; None without evidence.
+def fit_slope(known: Tensor, hidden: Tensor) -> float:
+    """Slope of the log-odds that an image is of no class, by its familiarity; negative.
 
-    ``hidden`` are familiarities of images whose class was hidden from the model; both kinds weigh the same. A weak
-    prior keeps the slope finite where they do not overlap.
+    Of a logistic regression between familiarities of known images and of images whose class was hidden from the model;
+    both kinds weigh the same. A weak prior keeps the slope finite where they do not overlap. It is at least
+    ``LEAST_SLOPE`` in units of the spread among known images: also where no class can be hidden, because there is only
+    one.
 
-    >>> slope, offset = fit_chance(torch.tensor([0.0, 1.0, 2.0, 3.0]), torch.tensor([-3.0, -2.0, -1.0, 0.0]))
-    >>> slope < 0, abs(offset / slope) < 0.01
-    (True, True)
+    >>> fit_slope(torch.tensor([0.0, 1.0, 2.0, 3.0]), torch.tensor([-3.0, -2.0, -1.0, 0.0])) < -3
+    True
+    >>> fit_slope(torch.tensor([-1.0, 0.0, 1.0]), torch.empty(0))
+    -3.0
     """
+    least = LEAST_SLOPE / (float(known.double().std().clamp_min(1e-12)) if len(known) > 1 else 1.0)
     if not len(known) or not len(hidden):
-        return None
+        return -least
     values = torch.cat([known, hidden]).double()
     middle, spread = values.mean(), values.std().clamp_min(1e-12)
     strange, usual = (((part.double() - middle) / spread)[:, None] for part in (hidden, known))
-    weights, offset = fit_log_odds(strange, usual, torch.zeros(1), 1e-3)
-    steep = float(weights / spread)
-    return steep, offset - steep * float(middle)
+    weights, _ = fit_log_odds(strange, usual, torch.zeros(1), 1e-3)
+    return min(float(weights / spread), -least)
+
+
+def distribution(
+    scores: Tensor, familiarity: Tensor, temperature: float, threshold: float, slope: float
+) -> tuple[Tensor, Tensor]:
+    """The probability of each class, ``[N, classes]``, and of none of them, ``[N]``; together they add up to 1.
+
+    None of them has one half at the threshold, so that just the images below it are more probably of no class.
+
+    >>> classes, none = distribution(torch.zeros(2, 3), torch.tensor([1.0, 2.0]), 0.1, 1.0, -2.0)
+    >>> none.round(decimals=2), (classes.sum(1) + none).allclose(torch.ones(2))
+    (tensor([0.5000, 0.1200]), True)
+    """
+    none = torch.sigmoid(slope * (familiarity - threshold))
+    return torch.softmax(scores / temperature, dim=1) * (1 - none)[:, None], none

@@ -20,11 +20,11 @@ _MOST_NAMES, _LONGEST = 100, 32
 
 
 def confusion_picture(found: Evaluation) -> Figure:
-    """Per cent of each class's images (row) whose nearest class is the column's, classes in natural order."""
+    """Per cent of each class's images (row) that are answered with the column's class, classes in natural order."""
     from matplotlib.colors import PowerNorm
 
     count = len(found.classes)
-    share = 100 * found.confusion / np.maximum(1, found.confusion.sum(1))[:, None]
+    share = 100 * found.confusion / np.maximum(1, found.confusion.sum(1) + found.unknown_of)[:, None]
     side = min(16.0, max(4.6, 2.2 + 0.16 * count))
     with style.themed():
         figure = style.blank(side, side)
@@ -44,12 +44,12 @@ def confusion_picture(found: Evaluation) -> Figure:
             for i, j in np.argwhere(found.confusion):
                 ink = "white" if share[i, j] > 40 else style.INK
                 axes.text(j, i, str(found.confusion[i, j]), ha="center", va="center", color=ink, fontsize=8)
-        axes.set_xlabel("nearest class")
+        axes.set_xlabel("answer")
         axes.set_ylabel("class of the images")
         axes.tick_params(length=0)
         axes.spines[:].set_color(style.GRID)
         axes.spines[:].set_visible(True)
-        axes.set_title(f"{100 * found.accuracy:.1f} % of {found.images:,} images right")
+        axes.set_title(f"{100 * found.accuracy:.1f} % of {found.images:,} images correct")
         bar = figure.colorbar(image, ax=axes, fraction=0.04, pad=0.02, aspect=30, format="%d %%")
         bar.outline.set_visible(False)
         bar.ax.tick_params(length=0)

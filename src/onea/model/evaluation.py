@@ -15,10 +15,11 @@ import torch
 from onea.data.unreadable import OnBad
 from onea.errors import OneaError
 from onea.metrics import wilson_interval
+from onea.model.accuracy import Counts, is_correct
 from onea.model.answers import Snapshot
 from onea.model.fingerprints import fingerprints
 from onea.model.images import DecodedImages, check_folder, find_images, read_labelled
-from onea.model.names import check_spelling, folded
+from onea.model.names import UNKNOWN, check_spelling, folded
 from onea.model.open_set import OpenSet
 from onea.model.sentences import folder_sentences, group_fields, left_out_fields
 from onea.runtime import NOBODY, Progress
@@ -26,61 +27,36 @@ from onea.text import count
 
 
 @dataclass(frozen=True)
-class ClassResult:
-    """How a class was answered.
-
-    >>> ClassResult(images=10, right=8, unknown=1).accuracy
-    0.8
-
-    Attributes:
-        images: of the class.
-        right: those whose nearest class is their own.
-        unknown: those that were answered ``unknown``; of a class that was never taught, those answered rightly.
-    """
-
-    images: int
-    right: int
-    unknown: int
-
-    @property
-    def accuracy(self) -> float:
-        """Share of images whose nearest class is their own."""
-        return self.right / self.images
-
-
-@dataclass(frozen=True)
 class Mistake:
-    """An image whose nearest class is another than its own.
+    """An image that is answered with another class than its own.
 
     Attributes:
         image: its path or number.
         label: the class that it shows.
-        taken_for: the nearest class.
-        probability: of that class, supposing that the image shows one of the model's.
-        unknown: whether it was answered ``unknown`` all the same.
+        taken_for: the class that is answered.
+        probability: of that class.
     """
 
     image: str
     label: str
     taken_for: str
     probability: float
-    unknown: bool
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a model answered on labelled images.
+    """What a model answered on labelled images: accuracy, wrong and unknown are shares of them and add up to 1.
 
-    >>> found = Evaluation(("kiwi", "lemon"), np.array([[8, 2], [0, 10]]), np.array([1, 0]), never_taught=(), version=1)
-    >>> found.accuracy, found.unknown
-    (0.9, 0.05)
+    >>> found = Evaluation(("kiwi", "lemon"), np.array([[7, 2], [0, 10]]), np.array([1, 0]), never_taught=(), version=1)
+    >>> found.accuracy, found.wrong, found.unknown
+    (0.85, 0.1, 0.05)
     >>> found.worst_first()[0], found.confusions()
-    (('kiwi', ClassResult(images=10, right=8, unknown=1)), [('kiwi', 'lemon', 2)])
+    (('kiwi', Counts(images=10, correct=7, unknown=1)), [('kiwi', 'lemon', 2)])
 
     Attributes:
         classes: of the images, in natural order, then those only answered.
-        confusion: ``int64 [classes, classes]``: images of a class (row) by the nearest class (column).
-        unknown_of: images of each class that were answered ``unknown``.
+        confusion: ``int64 [classes, classes]``: images of a class (row) by the class that is answered (column).
+        unknown_of: images of each class that are answered ``unknown`` instead.
         never_taught: classes of images that the model does not know, so that it cannot answer them; they count nowhere
             else.
         open_set: how these images compare with unknown ones, where some were given.
@@ -88,7 +64,7 @@ class Evaluation:
         left_out: files of the folder that are no photos by their ending, or lie in no class folder.
         groups: folders of the folder that hold class folders.
         skipped: ``path: reason`` of each image that could not be read.
-        wrong: the images of classes that were taught and are taken for others, the surest first.
+        mistakes: the images of classes that were taught and are taken for others, the surest first.
     """
 
     classes: tuple[str, ...]
@@ -101,7 +77,7 @@ class Evaluation:
     left_out: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
-    wrong: tuple[Mistake, ...] = ()
+    mistakes: tuple[Mistake, ...] = ()
 
     @property
     def remarks(self) -> list[str]:
@@ -110,44 +86,54 @@ class Evaluation:
         if self.taught_before:
             one = self.taught_before == 1
             were, they = ("was", "it does") if one else ("were", "they do")
-            total = int(self.confusion.sum())
+            total = int(self.confusion.sum() + self.unknown_of.sum())
             told.append(
                 f"{self.taught_before:,} of {total:,} images {were} taught: {they} not tell how new ones are answered"
             )
         return told
 
     @cached_property
-    def by_class(self) -> dict[str, ClassResult]:
+    def by_class(self) -> dict[str, Counts]:
         """How each class of the images was answered, those that were never taught included."""
-        images, right = self.confusion.sum(1).tolist(), np.diagonal(self.confusion).tolist()
-        rows = zip(self.classes, images, right, self.unknown_of.tolist(), strict=True)
-        return {name: ClassResult(*numbers) for name, *numbers in rows if numbers[0]}
+        images, correct = (self.confusion.sum(1) + self.unknown_of).tolist(), np.diagonal(self.confusion).tolist()
+        rows = zip(self.classes, images, correct, self.unknown_of.tolist(), strict=True)
+        return {name: Counts(*numbers) for name, *numbers in rows if numbers[0]}
 
     @property
-    def _taught(self) -> list[ClassResult]:
+    def _taught(self) -> list[Counts]:
         return [found for name, found in self.by_class.items() if name not in self.never_taught]
+
+    @cached_property
+    def total(self) -> Counts:
+        """How the images of classes that were taught were answered."""
+        return sum(self._taught, Counts(0, 0, 0))
 
     @property
     def images(self) -> int:
         """The number of images of classes that were taught."""
-        return sum(found.images for found in self._taught)
+        return self.total.images
 
     @property
     def accuracy(self) -> float:
-        """Share of them whose nearest class is their own, whether or not they were answered ``unknown``."""
-        return sum(found.right for found in self._taught) / self.images
+        """Share of them that are answered with their class (``onea.model.accuracy``)."""
+        return self.total.accuracy
+
+    @property
+    def wrong(self) -> float:
+        """Share of them that are answered with another class."""
+        return self.total.wrong / self.images
 
     @property
     def balanced_accuracy(self) -> float:
-        """The same, each class with equal weight."""
+        """Mean accuracy of the classes."""
         return sum(found.accuracy for found in self._taught) / len(self._taught)
 
     @property
     def unknown(self) -> float:
         """Share of them that were answered ``unknown``."""
-        return sum(found.unknown for found in self._taught) / self.images
+        return self.total.unknown / self.images
 
-    def worst_first(self) -> list[tuple[str, ClassResult]]:
+    def worst_first(self) -> list[tuple[str, Counts]]:
         """Each class that was taught and has images, the worst first."""
         taught = (item for item in self.by_class.items() if item[0] not in self.never_taught)
         return sorted(taught, key=lambda item: (item[1].accuracy, item[0]))
@@ -162,15 +148,14 @@ class Evaluation:
     @property
     def interval(self) -> tuple[float, float]:
         """Where the accuracy on all such images lies, 19 times out of 20."""
-        return wilson_interval(sum(found.right for found in self._taught), self.images)
+        return wilson_interval(self.total.correct, self.images)
 
     def __str__(self) -> str:
         low, high = (100 * end for end in self.interval)
         return (
-            f"{100 * self.accuracy:.2f} % of {count(self.images, 'image', 'images')} right "
-            f"({low:.0f} to {high:.0f} %, 19 times out of 20), "
-            f"{100 * self.balanced_accuracy:.2f} % with every class weighing the same; "
-            f"{100 * self.unknown:.1f} % of known classes' images answered unknown (version {self.version})"
+            f"{self.total} of {count(self.images, 'image', 'images')} (version {self.version}); "
+            f"accuracy {low:.0f} to {high:.0f} %, 19 times out of 20; mean accuracy of the classes "
+            f"{100 * self.balanced_accuracy:.1f} %"
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -181,9 +166,16 @@ class Evaluation:
             "accuracy": self.accuracy,
             "accuracy_interval": list(self.interval),
             "balanced_accuracy": self.balanced_accuracy,
+            "wrong": self.wrong,
             "unknown": self.unknown,
             "classes": [
-                {"class": name, "images": one.images, "right": one.right, "unknown": one.unknown}
+                {
+                    "class": name,
+                    "images": one.images,
+                    "correct": one.correct,
+                    "wrong": one.wrong,
+                    "unknown": one.unknown,
+                }
                 for name, one in self.worst_first()
             ],
             "never_taught": [
@@ -194,15 +186,9 @@ class Evaluation:
                 {"class": name, "taken_for": answer, "images": images}
                 for name, answer, images in self.confusions(self.confusion.size)
             ],
-            "wrong": [
-                {
-                    "image": one.image,
-                    "class": one.label,
-                    "taken_for": one.taken_for,
-                    "probability": one.probability,
-                    "unknown": one.unknown,
-                }
-                for one in self.wrong
+            "mistakes": [
+                {"image": one.image, "class": one.label, "taken_for": one.taken_for, "probability": one.probability}
+                for one in self.mistakes
             ],
             "open_set": self.open_set and self.open_set.as_json(),
             "taught_before": self.taught_before,
@@ -241,28 +227,30 @@ def evaluate(
         raise OneaError(
             f"The model knows none of the classes in these images ({', '.join(shown[:5])}); check the names."
         )
-    nearest = [answer.top[0][0] for answer in answers]
-    classes = (*shown, *sorted(set(nearest) - set(shown)))
+    given = [answer.label for answer in answers]
+    classes = (*shown, *sorted({*given} - {*shown, UNKNOWN}))
     row = {name: index for index, name in enumerate(classes)}
     confusion = np.zeros((len(classes), len(classes)), np.int64)
     unknown_of = np.zeros(len(classes), np.int64)
-    for truth, found, answer in zip(batch.labels, nearest, answers, strict=True):
-        confusion[row[truth], row[found]] += 1
-        unknown_of[row[truth]] += answer.unknown
+    for truth, label in zip(batch.labels, given, strict=True):
+        if label == UNKNOWN:
+            unknown_of[row[truth]] += 1
+        else:
+            confusion[row[truth], row[label]] += 1
     never = tuple(name for name in shown if name not in model.classes)
     open_set = None
     if strange is not None:
         taught = torch.tensor([truth not in never for truth in batch.labels])
-        right = torch.tensor([truth == found for truth, found in zip(batch.labels, nearest, strict=True)])
+        nearest = torch.from_numpy(is_correct(batch.labels, [answer.top[0][0] for answer in answers]))
         unfamiliar = model.judge(strange).familiarity
-        open_set = OpenSet(judged.familiarity[taught], right[taught], unfamiliar, model.threshold)
+        open_set = OpenSet(judged.familiarity[taught], nearest[taught], unfamiliar, model.threshold)
     taught_before = len(model.state.taught_as(fingerprints(batch.pixels)))
-    wrong = [
-        Mistake(answer.image, truth, *answer.top[0], answer.unknown)
+    mistakes = [
+        Mistake(answer.image, truth, answer.label, answer.probability)
         for truth, answer in zip(batch.labels, answers, strict=True)
-        if truth in model.classes and truth != answer.top[0][0]
+        if truth in model.classes and answer.label not in (truth, UNKNOWN)
     ]
-    wrong.sort(key=lambda mistake: -mistake.probability)
+    mistakes.sort(key=lambda mistake: -mistake.probability)
     return Evaluation(
         classes,
         confusion,
@@ -274,7 +262,7 @@ def evaluate(
         left_out=batch.left_out,
         groups=batch.groups,
         skipped=(*batch.skipped, *(strange.skipped if strange else ())),
-        wrong=tuple(wrong),
+        mistakes=tuple(mistakes),
     )
 
 

@@ -21,7 +21,8 @@ from onea.data.dataset import Pixels
 from onea.data.resample import axis_weights
 from onea.errors import OneaError
 from onea.files import check_writable, unwritable, write_atomically
-from onea.model.answers import Snapshot
+from onea.model.answers import MAJORITY, Snapshot
+from onea.model.calibration import distribution
 from onea.model.images import CLASS_FOLDERS, DecodedImages, check_folder, read_labelled
 from onea.model.names import UNKNOWN, check_spelling
 from onea.model.quality import Quality
@@ -33,8 +34,8 @@ from onea.vit.onnx_photos import take_photos
 TOLERANCE = 1e-3
 Format = Literal["onnx", "torch"]
 Precision = Literal["fp32", "int8"]
-Answers = Callable[[Pixels], tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]]
-_OUTPUTS = ("probabilities", "familiar")
+Answers = Callable[[Pixels], tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]]
+_OUTPUTS = ("probabilities", "none_of_these")
 _CHECKED = (1, 3, 16)  # images that the file must answer as the model does, in batches of these sizes
 _BATCH, _SEEN = 32, 128  # photos at a time, and those that show how activations spread
 ENDINGS: dict[str, str] = {"onnx": ".onnx", "torch": ".pt2"}
@@ -42,7 +43,7 @@ _REMEDY = "choose another place with -o"
 
 
 class Graph(nn.Module):
-    """From squares of pixels in 0..1 to probabilities, and whether an image is like anything that was taught."""
+    """From squares of pixels in 0..1 to probabilities of each class and of none of them, which add up to 1."""
 
     def __init__(self, model: Snapshot):
         super().__init__()
@@ -56,17 +57,17 @@ class Graph(nn.Module):
         self.register_buffer("std", torch.tensor(engine.preprocess.std)[:, None, None])
         self.scorer = copy.deepcopy(model.scorer)
         self.familiarity = copy.deepcopy(model.familiarity)
-        self.temperature, self.threshold = state.temperature, max(model.threshold, -1e30)  # a graph has no infinity
+        threshold = max(model.threshold, -1e30)  # a graph has no infinity
+        self.calibration = state.temperature, threshold, model.slope
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Probabilities ``[N, classes]`` and, for each image, whether it is familiar."""
+        """The probability of each class, ``[N, classes]``, and of none of them, ``[N]``."""
         resize: Tensor = self.get_buffer("resize")
         pixels = (resize @ (images @ resize.T)).clamp(0, 1)
         inputs = (pixels - self.get_buffer("mean")) / self.get_buffer("std")
         features = self.vit(inputs, self.adapters)
         scores = self.scorer.forward(features)
-        familiar = self.familiarity.forward(features, scores) >= self.threshold
-        return torch.softmax(scores / self.temperature, dim=1), familiar
+        return distribution(scores, self.familiarity.forward(features, scores), *self.calibration)
 
 
 @dataclass(frozen=True)
@@ -211,7 +212,7 @@ def _facts(model: Snapshot, to: Format, photos: bool, precision: Precision) -> d
         },
         "input": "images: " + ("uint8 [N, H, W, 3], RGB, photos of any size, upright" if photos else squares),
         "side": side,
-        "output": "probabilities: float32 [N, classes]; familiar: bool [N], false means unknown",
+        "output": "probabilities: float32 [N, classes]; none_of_these: float32 [N], unknown if more than one half",
         "precision": precision,
         "opset": OPSET if to == "onnx" else None,
     }
@@ -221,9 +222,9 @@ def _answers(path: Path, to: Format, photos: bool) -> Answers:
     """What a file answers for photos ``[N, height, width, 3]``, which must be squares already if it takes no others."""
     run = Session(path) if to == "onnx" else _read_torch(path)
 
-    def answers(images: Pixels) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
-        probabilities, familiar = run(images if photos else images.transpose(0, 3, 1, 2).astype(np.float32) / 255)
-        return probabilities, familiar
+    def answers(images: Pixels) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        probabilities, none = run(images if photos else images.transpose(0, 3, 1, 2).astype(np.float32) / 255)
+        return probabilities, none
 
     return answers
 
@@ -245,18 +246,12 @@ def _compared(model: Snapshot, answers: Answers, photos: DecodedImages) -> tuple
     parts = [
         answers(photos.pixels[start : start + _BATCH].transpose(0, 2, 3, 1)) for start in range(0, len(photos), _BATCH)
     ]
-    probabilities, familiar = (np.concatenate(part) for part in zip(*parts, strict=True))
+    probabilities, none = (np.concatenate(part) for part in zip(*parts, strict=True))
     found = model.judge(photos)
-    difference = float(np.abs(probabilities - model.probabilities(found.scores).numpy()).max())
-    asked = model.answers_from(photos, found, k=1)
-    nearest = names[probabilities.argmax(1)]
-    given = np.where(familiar, nearest, UNKNOWN)
-    quality = Quality.of(
-        photos.labels,
-        ([answer.top[0][0] for answer in asked], nearest.tolist()),
-        ([answer.label for answer in asked], given.tolist()),
-    )
-    return difference, quality
+    difference = float(np.abs(probabilities - model.distribution(found).classes.numpy()).max())
+    asked = [answer.label for answer in model.answers_from(photos, found, k=1)]
+    given = np.where(none > MAJORITY, UNKNOWN, names[probabilities.argmax(1)])
+    return difference, Quality.of(photos.labels, asked, given.tolist())
 
 
 def _read_torch(path: Path) -> Callable[[npt.NDArray[Any]], list[npt.NDArray[Any]]]:

@@ -18,13 +18,13 @@ class OpenSet:
 
     Attributes:
         known: familiarity of each image of a known class.
-        right: whether the nearest class of each of them is its own.
+        nearest: whether the most probable class of each of them is its own.
         unknown: familiarity of each image of nothing that was taught.
         threshold: the familiarity below which the model answers ``unknown``; minus infinity where it never does.
     """
 
     known: Tensor
-    right: Tensor
+    nearest: Tensor
     unknown: Tensor
     threshold: float
 
@@ -55,8 +55,8 @@ class OpenSet:
 
     @property
     def correct(self) -> float:
-        """Share of known images that the model answers with their own class."""
-        return float((self.right & (self.known >= self.threshold)).double().mean())
+        """Share of known images that the model answers with their own class: its accuracy."""
+        return float((self.nearest & (self.known >= self.threshold)).double().mean())
 
     def as_json(self) -> dict[str, Any]:
         """The measures by name; those at the model's threshold are null where it has none."""
@@ -73,5 +73,5 @@ class OpenSet:
 
     @property
     def curve(self) -> openset.OpenSetCurve:
-        """Known images answered right against unknown ones taken for known, as the threshold moves."""
-        return openset.open_set_curve(self.known, self.right, self.unknown)
+        """Known images answered with their class against unknown ones taken for known, as the threshold moves."""
+        return openset.open_set_curve(self.known, self.nearest, self.unknown)

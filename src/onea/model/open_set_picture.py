@@ -68,14 +68,14 @@ def _curve(axes: Any, found: OpenSet) -> None:
     axes.fill_between(positives, correct, color=_KNOWN, alpha=0.12, linewidth=0)
     axes.plot(positives, correct, color=_KNOWN, linewidth=2.2, clip_on=False)
     if found.answers_unknown:
-        taken, right = 100 * (1 - found.caught), 100 * found.correct
-        told = f"the model's threshold: {right:.1f} % right,\n{100 - taken:.1f} % of unknown images caught"
+        taken, accuracy = 100 * (1 - found.caught), 100 * found.correct
+        told = f"the model's threshold: {accuracy:.1f} % correct,\n{100 - taken:.1f} % of unknown images caught"
         look = {"color": style.INK, "markersize": 9, "markeredgecolor": "white"}
-        axes.plot([taken], [right], "o", label=told, clip_on=False, zorder=3, **look)
+        axes.plot([taken], [accuracy], "o", label=told, clip_on=False, zorder=3, **look)
         axes.legend(loc="lower right", handletextpad=0.3)
     axes.set_xlim(0, 100)
     axes.set_ylim(0, 100)
     axes.grid()
     axes.set_xlabel("% of unknown images taken for known")
-    axes.set_ylabel("% of known images answered right")
+    axes.set_ylabel("% of known images correct")
     axes.set_title(f"Open-set accuracy: area {100 * curve.area:.1f} %")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onea.errors import OneaError
+from onea.model.accuracy import is_correct
 
 ENOUGH = 2_000
 """Photos that tell a small loss from luck."""
@@ -23,36 +24,33 @@ class Quality:
 
     Attributes:
         photos: their number.
-        right: those whose nearest class is their own, by the model.
-        lost: of those, the ones that the file gets wrong.
-        won: those that only the file gets right.
+        correct: those that the model answers with their class.
+        lost: of those, the ones that the file does not.
+        won: those that only the file does.
         same: those with the same answer, a class or ``unknown``.
     """
 
     photos: int
-    right: int
+    correct: int
     lost: int
     won: int
     same: int
 
     @classmethod
-    def of(
-        cls, truth: Sequence[str], nearest: tuple[Sequence[str], Sequence[str]], answers: tuple[Sequence[str], ...]
-    ) -> Quality:
-        """From the true classes, and the nearest classes and answers by the model and by the file.
+    def of(cls, labels: Sequence[str], model: Sequence[str], file: Sequence[str]) -> Quality:
+        """From the true classes, and the answers of the model and of the file.
 
-        >>> Quality.of("abc", ("abb", "aab"), ("abb", "a?b"))
-        Quality(photos=3, right=2, lost=1, won=0, same=2)
+        >>> Quality.of(["a", "b", "c"], ["a", "b", "b"], ["a", "unknown", "b"])
+        Quality(photos=3, correct=2, lost=1, won=0, same=2)
         """
-        before, after = ([name == found for name, found in zip(truth, part, strict=True)] for part in nearest)
-        pairs = list(zip(before, after, strict=True))
-        same = sum(one == other for one, other in zip(*answers, strict=True))
-        return cls(len(truth), sum(before), pairs.count((True, False)), pairs.count((False, True)), same)
+        before, after = is_correct(labels, model), is_correct(labels, file)
+        same = sum(one == other for one, other in zip(model, file, strict=True))
+        return cls(len(labels), int(before.sum()), int((before & ~after).sum()), int((~before & after).sum()), same)
 
     @property
     def accuracy(self) -> tuple[float, float]:
         """Of the model and of the file."""
-        return self.right / self.photos, (self.right - self.lost + self.won) / self.photos
+        return self.correct / self.photos, (self.correct - self.lost + self.won) / self.photos
 
     @property
     def loss(self) -> float:
@@ -78,8 +76,8 @@ class Quality:
         if not self.good:
             before, after = self.accuracy
             raise OneaError(
-                f"In eight bits {100 * after:.1f} % of {self.photos:,} photos are right instead of {100 * before:.1f} %"
-                f" (at most {100 * MOST_LOST:g} points may be lost) and {100 * self.agreement:.1f} % get the same "
+                f"In eight bits {100 * after:.1f} % of {self.photos:,} photos are correct instead of {100 * before:.1f}"
+                f" % (at most {100 * MOST_LOST:g} points may be lost) and {100 * self.agreement:.1f} % get the same "
                 f"answer ({100 * LEAST_SAME:g} % must), so no file was written; export without --precision int8."
             )
 
@@ -89,7 +87,7 @@ class Quality:
 
         The loss after Agresti and Min (half a photo added to each of four cells), the agreement after Wilson.
 
-        >>> loss, agreement = Quality(photos=100, right=80, lost=0, won=0, same=100).promised
+        >>> loss, agreement = Quality(photos=100, correct=80, lost=0, won=0, same=100).promised
         >>> round(loss, 3), round(agreement, 3)
         (0.016, 0.974)
         """

@@ -103,10 +103,10 @@ def _taught(path: str, summary: str, body: dict[str, Any]) -> Callable[[Route], 
 async def predict(
     request: Request,
     serving: Serving,
-    top: Annotated[int, Query(ge=1, le=100, description="How many of the nearest classes to name.")] = 3,
+    top: Annotated[int, Query(ge=1, le=100, description="How many of the most probable classes to name.")] = 3,
     on_bad: OnBadImage = "fail",
 ) -> Prediction:
-    """Answer what each image shows, or that it is unknown: far from everything that was taught."""
+    """One verdict for each image: a class, unsure between two or three, or unknown: like nothing that was taught."""
     service, limits = serving.service, serving.service.settings.limits
     async with images_to_predict(request, limits) as sent:
         client = client_address(request.scope)
@@ -115,7 +115,7 @@ async def predict(
         skipped = [BadPhoto(index=row, image=sent[row].name, detail=reason) for row, reason in bad.items()]
     answers = await while_connected(request, serving.batcher.ask(batch, top))
     serving.counters.images.inc(len(answers))
-    serving.counters.unknown.inc(sum(answer.unknown for answer in answers))
+    serving.counters.unknown.inc(sum(answer.verdict == "unknown" for answer in answers))
     found = [ImageAnswer.of(answer) for answer in answers]
     return Prediction(version=answers[0].version, answers=found, skipped=skipped)
 

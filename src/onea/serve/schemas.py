@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from onea.model.answers import Answer
+from onea.model.answers import Answer, Verdict
 from onea.model.check import Advice, Check
 from onea.serve.problems import MEDIA_TYPE
 
@@ -15,9 +15,8 @@ from onea.serve.problems import MEDIA_TYPE
 class Likely(BaseModel):
     """A class that an image may show."""
 
-    name: str = Field(serialization_alias="class")
-    probability: float = Field(description="Among the known classes, calibrated on held-out images.")
-    confidence: float = Field(description="Earlier name of probability.")
+    name: str = Field(alias="class")
+    probability: float = Field(description="Those of all classes and none_of_these add up to 1.")
 
 
 class ImageAnswer(BaseModel):
@@ -25,30 +24,22 @@ class ImageAnswer(BaseModel):
 
     image: str = Field(description="The name of the file as it was sent, or its number.")
     name: str = Field(
-        serialization_alias="class", description="The class, or 'unknown' for an image far from every class."
+        alias="class", description="The most probable class, or 'unknown' where the verdict is 'unknown'."
     )
-    probability: float | None = Field(description="Of the class; null where the answer is 'unknown'.")
-    confidence: float | None = Field(description="Earlier name of probability.")
-    unknown: bool
-    none_of_these: float | None = Field(
-        description="Chance that it shows none of the classes, if half of all images showed none; null if not known."
+    verdict: Verdict = Field(
+        description="'unknown' if none_of_these is more than one half, 'answer' if a class has at least one half, or "
+        "'unsure'."
     )
-    top: list[Likely] = Field(description="The nearest classes, best first; also for an unknown image.")
-    version: int = Field(description="Of the model that said so.")
+    probability: float = Field(description="Of the class; where it is 'unknown', none_of_these.")
+    candidates: list[Likely] = Field(description="Where the verdict is 'unsure': the two or three classes it may be.")
+    top: list[Likely] = Field(description="The most probable classes, best first; whatever the verdict.")
+    none_of_these: float = Field(description="Probability that it shows none of the classes.")
+    version: int = Field(description="Of the model.")
 
     @classmethod
     def of(cls, answer: Answer) -> ImageAnswer:
         """An answer as clients get it."""
-        return cls(
-            image=answer.image,
-            name=answer.label,
-            probability=answer.probability,
-            confidence=answer.probability,
-            unknown=answer.unknown,
-            none_of_these=answer.none,
-            top=[Likely(name=name, probability=chance, confidence=chance) for name, chance in answer.top],
-            version=answer.version,
-        )
+        return cls.model_validate(answer.as_json())
 
 
 class BadPhoto(BaseModel):

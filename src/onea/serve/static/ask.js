@@ -49,25 +49,27 @@ export function markOld() {
 const unreadable = (one) => make("li", { className: "bad" }, make("span", { className: "no-picture" }, "no photo"),
   make("div", {}, make("p", { className: "verdict" }, "Cannot be read"), make("p", { className: "why" }, `${one.image}: ${one.detail}.`)));
 
-const inWords = (answer) => `${answer.image}: ${answer.unknown ? "unknown, unlike everything it was taught"
-  : `${answer.class}, ${percent(answer.confidence)} sure`}`;
+const inWords = (answer) => `${answer.image}: ${isUnknown(answer) ? "unknown, unlike everything it was taught"
+  : answer.verdict === "unsure" ? `unsure: ${namesOf(answer)}` : `${answer.class}, ${percent(answer.probability)} sure`}`;
 
-const chanceOfNone = (answer) => answer.none_of_these === null ? "Unlike everything it was taught."
-  : `None of the classes, with a chance of ${percent(answer.none_of_these)}.`;
+const isUnknown = (answer) => answer.verdict === "unknown";
+const namesOf = (answer) => answer.candidates.map((one) => one.class).join(" or ");
+const noneOfThese = (answer) => `None of the classes: ${percent(answer.none_of_these)}.`;
 
 function shownAnswer(answer, photo) {
-  const verdict = answer.unknown
-    ? [make("p", { className: "verdict" }, "Unknown"),
-       make("p", { className: "why" }, `${chanceOfNone(answer)} If it is one of the classes after all:`)]
-    : [make("p", { className: "verdict" }, answer.class, make("small", {}, `${percent(answer.confidence)} sure`)),
-       ...(answer.none_of_these >= 0.5 ? [make("p", { className: "why" }, chanceOfNone(answer))] : [])];
+  const verdict = isUnknown(answer)
+    ? [make("p", { className: "verdict" }, "Unknown"), make("p", { className: "why" }, noneOfThese(answer))]
+    : answer.verdict === "unsure"
+      ? [make("p", { className: "verdict" }, "Unsure"),
+         make("p", { className: "why" }, `It may be ${namesOf(answer)}. ${noneOfThese(answer)}`)]
+      : [make("p", { className: "verdict" }, answer.class, make("small", {}, `${percent(answer.probability)} sure`))];
   const likely = answer.top.map((guess) => {
     const fill = make("div", { className: "fill" });
-    fill.style.width = `${Math.max(0.5, 100 * guess.confidence)}%`;
-    return make("li", {}, make("span", { title: guess.class }, guess.class), make("b", {}, percent(guess.confidence)),
+    fill.style.width = `${Math.max(0.5, 100 * guess.probability)}%`;
+    return make("li", {}, make("span", { title: guess.class }, guess.class), make("b", {}, percent(guess.probability)),
       make("div", { className: "track", ariaHidden: "true" }, fill));
   });
-  const line = make("li", { className: answer.unknown ? "unknown" : "" }, picture(photo, answer.image),
+  const line = make("li", { className: isUnknown(answer) ? "unknown" : "" }, picture(photo, answer.image),
     make("div", {}, ...verdict, make("ol", { className: "likely" }, ...likely),
       ...(page.health?.teaching ? [correction(answer, photo)] : [])));
   line.dataset.version = answer.version;
@@ -76,7 +78,7 @@ function shownAnswer(answer, photo) {
 
 // "No, this is ...": the photo joins those to be taught, under its right name.
 function correction(answer, photo) {
-  const words = answer.unknown ? "This is …" : "No, this is …";
+  const words = answer.verdict !== "answer" ? "This is …" : "No, this is …";
   const open = make("button", { type: "button", className: "link" }, words);
   const name = make("input", { type: "text", maxLength: 200, autocomplete: "off", placeholder: "what it shows", ariaLabel: `What ${answer.image} shows` });
   name.setAttribute("list", "known-classes");
