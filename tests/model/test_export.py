@@ -186,7 +186,7 @@ def test_the_documented_lines_answer_as_predict_and_the_service_do(
     model, shop, exported, tiny_images, tmp_path, monkeypatch, kinds, enough
 ):
     [block] = [block for block in blocks(ROOT / "docs/models.md") if block.how.endswith("test_export.py")]
-    assert len([line for line in block.text.splitlines() if line]) <= 10
+    assert len([line for line in block.text.splitlines() if line]) <= 11
     first, opened, others = block.text.replace("shop.onnx", str(exported.path)).partition("(photo := ")
     each = compile(opened + others, "docs/models.md", "exec")
     names: dict[str, Any] = {}
@@ -214,7 +214,7 @@ def test_the_documented_lines_answer_as_predict_and_the_service_do(
         Path("photo.jpg").write_bytes(file.read_bytes())
         with contextlib.redirect_stdout(io.StringIO()) as out:
             exec(each, names)
-        probabilities.append(names["shares"])
+        probabilities.append(names["each"])
         none.append(names["none"])
         printed.append(out.getvalue().rsplit(" ", 2)[0])
     wanted, answers = model.predict_proba(files), model.answers(files)
@@ -229,8 +229,7 @@ def test_the_documented_lines_answer_as_predict_and_the_service_do(
     clear = (np.abs(np.array(none) - 0.5) > 1e-3) & (np.abs(best[:, -1] - 0.5) > 1e-3)  # nearer, rounding decides
     sure = clear & (best[:, -1] - best[:, -2] > 1e-3)
     assert sure.mean() > 0.8
-    prefixes = {"answer": "", "unsure": "unsure: ", "unknown": ""}
-    verdicts = np.array([prefixes[answer.verdict] + answer.label for answer in answers])
+    verdicts = np.array([answer.verdict + f": {answer.label}" * (answer.verdict != "unknown") for answer in answers])
     assert (verdicts == printed)[sure].all()
 
 
