@@ -23,6 +23,7 @@ sys.path[:0] = sys.argv[2:]
 from onea.cli import main
 said = []
 for words in json.loads(sys.argv[1]):
+    print("$ onea", *words, file=sys.stderr, flush=True)  # the last one, if the process is killed
     sys.argv, out, err = ["onea", *words], io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
@@ -35,7 +36,11 @@ print(json.dumps(said))
 
 
 def in_one_process(
-    commands: Sequence[Sequence[str]], *packages: Path, python: Path | str = sys.executable, **how: Any
+    commands: Sequence[Sequence[str]],
+    *packages: Path,
+    python: Path | str = sys.executable,
+    before: Sequence[str | Path] = (),
+    **how: Any,
 ) -> list[tuple[int, str, str]]:
     """Exit code, standard output and error of each command; a process of its own takes seconds to start.
 
@@ -43,9 +48,10 @@ def in_one_process(
         commands: the words after ``onea``.
         packages: folders in which the process finds more packages.
         python: the interpreter.
+        before: a script that runs ``-c CODE`` in its own way, with its arguments.
         how: for ``subprocess.run``.
     """
-    words = [python, "-c", _ONE_BY_ONE, json.dumps(commands), *packages]
+    words = [python, *before, "-c", _ONE_BY_ONE, json.dumps(commands), *packages]
     done = subprocess.run(words, capture_output=True, encoding="utf-8", timeout=_LONGEST * len(commands), **how)
     assert done.returncode == 0, done.stderr
     return [tuple(said) for said in json.loads(done.stdout)]

@@ -10,6 +10,7 @@ import tempfile
 import numpy as np
 import pytest
 import torch
+from onnx_tools import onnx_runtime_or_skip
 from PIL import Image
 
 from onea.bench import exported
@@ -206,8 +207,7 @@ def test_a_stream_has_the_papers_epochs_whatever_its_data_is_called():
 
 
 def test_exported_files_answer_as_pytorch_does(tiny_vit, tmp_path):
-    for library in ("onnx", "onnxruntime", "onnxscript"):
-        pytest.importorskip(library)
+    onnx_runtime_or_skip()
     network = exported._Network(bench_backbone(tiny_vit), rank=4)
     columns = exported._columns(network, 1, tmp_path)
     images = np.random.default_rng(0).standard_normal((5, 3, network.vit.size, network.vit.size), dtype=np.float32)
@@ -221,8 +221,7 @@ def test_exported_files_answer_as_pytorch_does(tiny_vit, tmp_path):
 
 
 def test_exported_files_are_timed_beside_pytorch(tiny_vit, tmp_path, monkeypatch, capsys):
-    for library in ("onnx", "onnxruntime", "onnxscript"):
-        pytest.importorskip(library)
+    onnx_runtime_or_skip()
     command = ["onea", "bench", "--export", "--backbone", str(tiny_vit), "--out", str(tmp_path), "--threads", "1"]
     monkeypatch.setattr("sys.argv", [*command, "--rank", "4", "--quick", "--seconds", "0.01"])
     with pytest.raises(SystemExit, match="0"):

@@ -13,6 +13,7 @@ import pytest
 import timm
 import torch
 from model_tools import class_folders, tiny_model
+from onnx_tools import onnx_runtime_or_skip
 from safetensors.torch import load_file, save_file
 from tiny import Stopped, but_slow
 from toys import SHAPES, randomised, write_toy
@@ -67,8 +68,7 @@ PARTS_OF_OTHERS = ("CLIP", "DINOv2")  # a norm before the blocks as in PE; regis
 
 @pytest.mark.parametrize("name", but_slow(sorted(SHAPES), PARTS_OF_OTHERS))
 def test_export_to_onnx(name, tiny_images, tmp_path):
-    pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
+    onnx_runtime_or_skip()
     model = tiny_model(str(write_toy(name, tmp_path)), epochs=1).learn(tiny_images / "train")
     assert export(model.snapshot(), "onnx", tmp_path / "model.onnx").difference < 1e-4
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from documented import ROOT, blocks
 from model_tools import tiny_model
+from onnx_tools import onnx_runtime_or_skip
 from PIL import Image
 
 from onea.errors import OneaError
@@ -54,13 +55,12 @@ def test_the_graph_is_the_model(model, thousand):
 
 @pytest.fixture(scope="module")
 def exported(model, tmp_path_factory):
-    for library in ("onnx", "onnxruntime", "onnxscript"):
-        pytest.importorskip(library)
+    onnx_runtime_or_skip()
     return export(model, "onnx", tmp_path_factory.mktemp("exported") / "shop.onnx")
 
 
 def session_of(path):
-    return pytest.importorskip("onnxruntime").InferenceSession(path, providers=["CPUExecutionProvider"])
+    return onnx_runtime_or_skip().InferenceSession(path, providers=["CPUExecutionProvider"])
 
 
 def same(found, wanted):
@@ -88,7 +88,7 @@ def test_onnx_gives_the_same_answer_on_a_thousand_images(model, thousand, export
 
 def test_photos_of_any_shape_are_resized_as_pillow_resizes_them(model):
     """The part of the graph before the network, alone, and pixel by pixel."""
-    onnx, runtime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+    onnx, runtime = pytest.importorskip("onnx"), onnx_runtime_or_skip()
     from onea.data.decode import fit
     from onea.vit.onnx_photos import take_photos
 
@@ -186,7 +186,7 @@ def test_the_documented_lines_answer_as_predict_and_the_service_do(
     model, shop, exported, tiny_images, tmp_path, monkeypatch, kinds, enough
 ):
     [block] = [block for block in blocks(ROOT / "docs/models.md") if block.how.endswith("test_export.py")]
-    assert len([line for line in block.text.splitlines() if line]) <= 11
+    assert len([line for line in block.text.splitlines() if line]) <= 13
     first, opened, others = block.text.replace("shop.onnx", str(exported.path)).partition("(photo := ")
     each = compile(opened + others, "docs/models.md", "exec")
     names: dict[str, Any] = {}

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from model_tools import tiny_model
+from onnx_tools import onnx_runtime_or_skip
 
 from onea.cli.model_display import print_quality
 from onea.errors import OneaError
@@ -45,8 +46,7 @@ def test_smoothing_changes_no_answer(tiny_vit):
 
 def test_eight_bits_are_of_the_network_alone(model, tiny_images, tmp_path, monkeypatch):
     """Whether these few stripes stay inside the gate depends on the machine, so here it is open."""
-    onnx, runtime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
+    onnx, runtime = pytest.importorskip("onnx"), onnx_runtime_or_skip()
     monkeypatch.setattr(quality, "MOST_LOST", 1.0)
     monkeypatch.setattr(quality, "LEAST_SAME", 0.0)
     done = export(model, "onnx", tmp_path / "small.onnx", precision="int8", check=tiny_images / "test")
@@ -75,7 +75,7 @@ def test_eight_bits_are_of_the_network_alone(model, tiny_images, tmp_path, monke
 
 
 def test_a_file_that_loses_too_much_is_not_written(model, tiny_images, tmp_path, monkeypatch):
-    pytest.importorskip("onnxscript")
+    onnx_runtime_or_skip()
     monkeypatch.setattr(quality, "LEAST_SAME", 1.01)
     with pytest.raises(OneaError, match=r"In eight bits .* of 18 photos .* so no file was written"):
         export(model, "onnx", tmp_path / "small.onnx", precision="int8", check=tiny_images / "test")
@@ -90,7 +90,7 @@ def test_photos_of_other_classes_decide_nothing(model, tiny_images, tmp_path):
 
 def test_photos_of_other_classes_hide_no_loss(model, tiny_images, tmp_path, monkeypatch):
     """No answer to them is right, so that each of them made the share of lost answers smaller."""
-    pytest.importorskip("onnxscript")
+    onnx_runtime_or_skip()
     monkeypatch.setattr(quality, "MOST_LOST", 1.0)
     monkeypatch.setattr(quality, "LEAST_SAME", 0.0)
     for name in ("class00", "fig", "plum"):

@@ -87,7 +87,7 @@ def _columns(network: _Network, threads: int, folder: Path) -> dict[str, Answeri
     model = to_onnx(network, torch.zeros(2, 3, size, size), ["scores"])
     whole, small = folder / "fp32.onnx", folder / "int8.onnx"
     save(model, whole, {})
-    save(to_int8(model), small, {})
+    save(to_int8(model, folder), small, {})
     columns: dict[str, Answering] = {PYTORCH: _pytorch(network, "fp32", threads)}
     if cpu.has_bf16():
         columns["PyTorch bf16"] = _pytorch(network, "bf16", threads)

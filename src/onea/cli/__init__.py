@@ -16,7 +16,7 @@ from io import TextIOWrapper
 from typing import NoReturn
 
 from onea.errors import OneaError, is_out_of_memory
-from onea.files import NO_SPACE
+from onea.files import NO_SPACE, default_cache
 from onea.text import sentence
 
 # Arguments that messages may name.
@@ -38,6 +38,8 @@ def main() -> None:
     atexit.register(_leave)
     # Threads that wait by spinning bring a shared machine to a crawl; must be set before torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    with suppress(RuntimeError):  # whoever has no home has no cache there
+        os.environ.setdefault("MPLCONFIGDIR", str(default_cache() / "matplotlib"))  # for its list of fonts
     warnings.filterwarnings("ignore", module="PIL")  # it would tell every odd tag of every photo
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a name that the terminal cannot show must not end a command

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -247,7 +247,10 @@ def _rate_and_folder(given: list[str]) -> tuple[float | None, Path | None]:
 def export(
     model: Model,
     to: Annotated[str, typer.Option(help="onnx (ONNX Runtime and others) or torch (torch.export.load).")] = "onnx",
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="File; by default beside the model.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="File; by default beside the model, such as shop.onnx or shop-int8.onnx."),
+    ] = None,
     preprocess: Annotated[
         bool | None,
         typer.Option(
@@ -265,6 +268,9 @@ def export(
             "loses at most 0.5 points of accuracy on them and gives 97 % the same answer."
         ),
     ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a file that is there, also one of another kind or precision.")
+    ] = False,
     backbone: MovedBackbone = None,
 ) -> None:
     """Write a model as one file: preprocessing, network, adapter and prototypes in one graph, for any batch size.
@@ -274,9 +280,8 @@ def export(
     from onea.cli.model_display import print_quality
     from onea.errors import OneaError, nearest
     from onea.model.estimator import load_for
-    from onea.model.export import ENDINGS
     from onea.model.export import export as write
-    from onea.model.layout import named
+    from onea.model.exported_files import ENDINGS, default_place
     from onea.text import count
     from onea.vit.onnx_files import OPSET
 
@@ -285,9 +290,9 @@ def export(
     if precision not in ("fp32", "int8"):
         raise OneaError(f"--precision is '{precision}'; choose fp32 or int8.")
     loaded = load_for(model, backbone=backbone, device="cpu").snapshot()
-    here = named(model)
-    place = out or here.with_name(here.name.removesuffix(".onea") + ENDINGS[to])
-    done = write(loaded, to, place, preprocess=preprocess, precision=precision, check=check)  # type: ignore[arg-type]
+    place = out or default_place(model, to, precision)
+    wishes: dict[str, Any] = {"preprocess": preprocess, "precision": precision, "check": check, "force": force}
+    done = write(loaded, to, place, **wishes)  # type: ignore[arg-type]
     opset = f", opset {OPSET}" if to == "onnx" else ""
     known = count(len(loaded.classes), "class", "classes")
     print(f"{done.path}: {known}, version {loaded.version}, {precision}{opset}")

@@ -3,17 +3,12 @@
 
 from __future__ import annotations
 
-import http.client
-import tarfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
-from onea.data.assemble import ByClass, ImageFile, dataset_of_files, fingerprint_of_pixels, split_by_class
-from onea.data.dataset import Dataset, MissingData, Split
+from onea.data.assemble import ByClass, ImageFile, dataset_of_files, split_by_class
+from onea.data.dataset import Dataset, MissingData
 from onea.data.folders import load_folder, read_tree
 from onea.errors import OneaError
 
@@ -76,55 +71,6 @@ IMAGENET_R = Published(
     folders=("imagenet-r",),
     counts=Counts(classes=200, images=30_000),
 )
-
-CIFAR100_ARCHIVE = "cifar-100-python.tar.gz"
-
-
-def load_cifar100(root: Path, *, fetch: bool = True) -> Dataset:
-    """CIFAR-100 from ``root``, fetched there first where it is missing and a network is at hand.
-
-    Raises:
-        MissingData: it is missing and cannot be, or is not to be, fetched; says which file to put where.
-    """
-    from torchvision.datasets import CIFAR100
-
-    # The one pickle we ever read. torchvision compares the md5 of the archive and of each file in it with the known
-    # ones before it unpickles anything.
-    def both(download: bool) -> tuple[CIFAR100, CIFAR100]:
-        return CIFAR100(str(root), train=True, download=download), CIFAR100(str(root), train=False)
-
-    try:
-        train, test = both(download=False)
-    except RuntimeError as absent:  # not there, or not unpacked yet
-        try:
-            if not fetch:
-                raise absent
-            train, test = both(download=True)
-        except (OSError, RuntimeError, EOFError, http.client.HTTPException, tarfile.TarError) as error:
-            raise MissingData(
-                f"CIFAR-100 is not in {root} and could not be downloaded ({_one_line(error)}): get {CIFAR100_ARCHIVE} "
-                f"from https://www.cs.toronto.edu/~kriz/cifar.html and put it into {root}, where its md5 is checked "
-                "and it is unpacked."
-            ) from error
-    return cifar_dataset("cifar100", train.classes, (train.data, train.targets), (test.data, test.targets))
-
-
-def cifar_dataset(
-    name: str,
-    classes: Sequence[str],
-    train: tuple[npt.NDArray[np.uint8], Sequence[int]],
-    test: tuple[npt.NDArray[np.uint8], Sequence[int]],
-) -> Dataset:
-    """Build a dataset from ``uint8 [N, H, W, 3]`` images and labels, the form in which torchvision holds CIFAR."""
-    train_split, test_split = (
-        Split(
-            labels=np.asarray(labels, dtype=np.int64),
-            pixels=np.ascontiguousarray(np.asarray(images, dtype=np.uint8).transpose(0, 3, 1, 2)),
-        )
-        for images, labels in (train, test)
-    )
-    fingerprint = fingerprint_of_pixels(classes, train_split, test_split)
-    return Dataset(name, tuple(classes), train_split, test_split, fingerprint)
 
 
 def load_cub200(root: Path, published: Published = CUB200) -> Dataset:
@@ -237,7 +183,3 @@ def _incomplete(base: Path, published: Published, expected: str, found: str) -> 
 
 def _unpack_again(base: Path, published: Published) -> str:
     return f"unpack {published.archive} ({published.publisher}) into {base.parent} again"
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()).rstrip(".") or type(error).__name__

@@ -103,7 +103,7 @@ def _list(request: Request) -> Dataset:
 
 
 def _cifar100(request: Request) -> Dataset:
-    from onea.data.published import load_cifar100
+    from onea.data.cifar import load_cifar100
 
     return load_cifar100(request.root, fetch=request.fetch)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import json
-import tempfile
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -20,9 +19,9 @@ from torch import Tensor, nn
 from onea.data.dataset import Pixels
 from onea.data.resample import axis_weights
 from onea.errors import OneaError
-from onea.files import check_writable, unwritable, write_atomically
 from onea.model.answers import MAJORITY, Snapshot
 from onea.model.calibration import distribution
+from onea.model.exported_files import check_place, description_of, making, put
 from onea.model.images import CLASS_FOLDERS, DecodedImages, check_folder, read_labelled
 from onea.model.names import UNKNOWN, check_spelling
 from onea.model.quality import Quality
@@ -38,8 +37,6 @@ Answers = Callable[[Pixels], tuple[npt.NDArray[np.float32], npt.NDArray[np.float
 _OUTPUTS = ("probabilities", "none_of_these")
 _CHECKED = (1, 3, 16)  # images that the file must answer as the model does, in batches of these sizes
 _BATCH, _SEEN = 32, 128  # photos at a time, and those that show how activations spread
-ENDINGS: dict[str, str] = {"onnx": ".onnx", "torch": ".pt2"}
-_REMEDY = "choose another place with -o"
 
 
 class Graph(nn.Module):
@@ -97,6 +94,7 @@ def export(
     preprocess: bool | None = None,
     precision: Precision = "fp32",
     check: Path | None = None,
+    force: bool = False,
 ) -> Export:
     """Write a model for ONNX Runtime (``onnx``) or ``torch.export.load`` (``torch``), with a description beside it.
 
@@ -111,6 +109,7 @@ def export(
         precision: ``int8`` computes the network's products in eight bits (``onnx`` only).
         check: folder of class folders with the photos that decide about ``int8``; of classes that were never taught,
             they decide nothing.
+        force: replace a file that is no earlier export, or one of another kind or precision.
 
     Raises:
         OneaError: a library is missing, the place cannot be written, or the answers differ.
@@ -118,17 +117,13 @@ def export(
     photos = to == "onnx" if preprocess is None else preprocess
     _check_wishes(to, photos, precision, check)
     model.check_taught()
-    if path.is_dir():
-        raise OneaError(f"{path} is a folder; name a file in it, such as {path / 'model'}{ENDINGS[to]}.")
-    if path.exists() and path.suffix != ENDINGS[to]:  # an earlier export may be replaced, but not somebody's photo
-        raise OneaError(f"{path} is there already and is no {ENDINGS[to]} file; {_REMEDY}.")
-    check_writable(path.parent)
+    facts = _facts(model, to, photos, precision)
+    check_place(path, to, facts, force)
     if to == "onnx":
         check_installed()  # before minutes of reading photos
     labelled = _read_check(model, check) if check else None
-    facts = _facts(model, to, photos, precision)
-    with tempfile.TemporaryDirectory() as folder:
-        made = Path(folder) / f"model{path.suffix}"
+    with making(path) as folder:
+        made, description = folder / f"model{path.suffix}", folder / "model.json"
         _write(model, to, photos, labelled, facts, made)
         answers = _answers(made, to, photos)
         if labelled:
@@ -139,15 +134,11 @@ def export(
             difference, quality = _difference(model, answers, photos), None
             if not difference <= TOLERANCE:
                 raise OneaError(f"The exported file differs from the model by {difference:.2g}; it was not kept.")
-        try:
-            content = made.read_bytes()
-        except OSError as error:
-            raise unwritable(path.parent, 0, error, _REMEDY) from error
-    description = path.with_name(path.name + ".json")
-    write_atomically(path, content, _REMEDY)
-    facts["difference_from_pytorch"] = difference
-    write_atomically(description, (json.dumps(facts, indent=1) + "\n").encode(), _REMEDY)
-    return Export(path, description, facts["input"], difference, quality)
+        facts["difference_from_pytorch"] = difference
+        description.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        put(description, description_of(path))  # first, or a kill between both would leave a file of an unknown kind
+        put(made, path)
+    return Export(path, description_of(path), facts["input"], difference, quality)
 
 
 def _check_wishes(to: Format, photos: bool, precision: Precision, check: Path | None) -> None:
@@ -194,7 +185,7 @@ def _write(
         smooth(graph.vit, lambda: [graph(part) for part in some.split(_BATCH)])
     written = to_onnx(graph, squares, _OUTPUTS)
     if labelled:
-        written = to_int8(written)
+        written = to_int8(written, path.parent)
     if photos:
         take_photos(written, model.side)
     save(written, path, {key: json.dumps(value) for key, value in facts.items()})

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,14 +31,28 @@ def needed(name: str) -> Any:
         raise OneaError(f"Export to ONNX needs {package}; install it with: {to_install('export')}") from None
 
 
+def onnx_runtime(module: str = "onnxruntime") -> Any:
+    """ONNX Runtime or a module of it, with its telemetry switched off. All that need it import it here.
+
+    Left on, telemetry looks up a server of its maker and keeps the kind of machine in a database below HOME.
+
+    Raises:
+        OneaError: it is not installed.
+    """
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # is read when it is imported
+    needed("onnxruntime").disable_telemetry_events()  # for who imported it before
+    return needed(module)
+
+
 def check_installed() -> None:
     """Refuse to begin where a library that ONNX files need is missing.
 
     Raises:
         OneaError: one is.
     """
-    for library in ("onnx", "onnxscript", "onnxruntime"):
+    for library in ("onnx", "onnxscript"):
         needed(library)
+    onnx_runtime()
 
 
 def to_onnx(module: nn.Module, images: Tensor, outputs: Sequence[str]) -> Any:
@@ -69,7 +84,7 @@ class Session:
     """An ONNX file in ONNX Runtime on the CPU; ``threads`` 0 is all of its cores."""
 
     def __init__(self, path: Path, threads: int = 0):
-        runtime = needed("onnxruntime")
+        runtime = onnx_runtime()
         options = runtime.SessionOptions()
         options.intra_op_num_threads = threads
         self._session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])

@@ -6,7 +6,6 @@ Weights have a scale for each output, made once; activations have one for each p
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from onea.vit.frozen import FrozenViT
-from onea.vit.onnx_files import needed
+from onea.vit.onnx_files import needed, onnx_runtime
 
 _SHARE = 0.75  # of the activations' spread that moves into the weights, which have finer scales
 _LEAST = 1e-5
@@ -56,23 +55,25 @@ def smooth(vit: FrozenViT, run: Callable[[], object]) -> None:
             product.weight.mul_(factors)
 
 
-def to_int8(model: Any) -> Any:
-    """The ONNX model of a network with the products of its blocks in eight bits; what is around them stays as it is."""
-    onnx, quantization = needed("onnx"), needed("onnxruntime.quantization")
+def to_int8(model: Any, folder: Path) -> Any:
+    """The ONNX model of a network with the products of its blocks in eight bits; what is around them stays as it is.
+
+    A file ``int8.onnx`` is left in ``folder``.
+    """
+    onnx, quantization = needed("onnx"), onnx_runtime("onnxruntime.quantization")
     weights = {tensor.name for tensor in model.graph.initializer if len(tensor.dims) == 2}
     nodes = list(model.graph.node)  # in the order of computation
     norms = [place for place, node in enumerate(nodes) if node.op_type == "LayerNormalization"]
     blocks = nodes[norms[0] : norms[-1]]
     products = [node.name for node in blocks if node.op_type == "MatMul" and node.input[1] in weights]
     onnx.helper.set_model_props(model, _PREPARED)
-    with tempfile.TemporaryDirectory() as folder:
-        written = Path(folder) / "int8.onnx"
-        quantization.quantize_dynamic(
-            model,
-            written,
-            op_types_to_quantize=["MatMul"],
-            nodes_to_quantize=products,
-            per_channel=True,
-            weight_type=quantization.QuantType.QInt8,
-        )
-        return onnx.load(written)
+    written = folder / "int8.onnx"
+    quantization.quantize_dynamic(
+        model,
+        written,
+        op_types_to_quantize=["MatMul"],
+        nodes_to_quantize=products,
+        per_channel=True,
+        weight_type=quantization.QuantType.QInt8,
+    )
+    return onnx.load(written)

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exported files: what they replace, and what a killed export leaves."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from model_tools import tiny_model
+
+from onea.errors import OneaError
+from onea.model.export import export
+from onea.model.exported_files import check_place, default_place, making
+
+FACTS = {"precision": "fp32", "input": "photos"}
+
+HELD = """
+import sys, time
+from pathlib import Path
+from onea.model.exported_files import making
+with making(Path(sys.argv[1])) as folder:
+    (folder / "model.onnx").write_bytes(b"half")
+    print(folder.name, flush=True)
+    time.sleep(600)
+"""
+
+
+def earlier(path: Path, **facts: str) -> Path:
+    path.write_bytes(b"an earlier export")
+    path.with_name(f"{path.name}.json").write_text(json.dumps(FACTS | facts))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"precision": "int8"}, "its precision is int8; choose another place with -o, or replace it with --force"),
+        ({"input": "squares"}, "its input is squares"),
+    ],
+)
+def test_a_file_of_another_kind_or_precision_stays(facts, words, tmp_path):
+    path = earlier(tmp_path / "shop.onnx", **facts)
+    with pytest.raises(OneaError, match=words):
+        check_place(path, "onnx", FACTS, force=False)
+    check_place(path, "onnx", FACTS | facts, force=False)
+    check_place(path, "onnx", FACTS, force=True)
+
+
+@pytest.mark.parametrize("description", [None, "[1]", "{", '{"precision": 3, "input": "photos"}'])
+def test_a_file_that_no_export_made_stays(description, tmp_path):
+    path = tmp_path / "shop.onnx"
+    path.write_bytes(b"somebody's model")
+    if description is not None:
+        (tmp_path / "shop.onnx.json").write_text(description)
+    with pytest.raises(OneaError, match=r"shop\.onnx is there already and is no file of an earlier export"):
+        check_place(path, "onnx", FACTS, force=False)
+    check_place(path, "onnx", FACTS, force=True)
+
+
+def test_somebodys_json_stays(tmp_path):
+    (tmp_path / "shop.onnx.json").write_text('{"mine": 1}')
+    with pytest.raises(OneaError, match=r"shop\.onnx\.json is there already and is no file of an earlier export"):
+        check_place(tmp_path / "shop.onnx", "onnx", FACTS, force=False)
+
+
+def test_the_precision_is_part_of_the_name(tmp_path):
+    assert default_place(tmp_path / "shop.onea", "onnx", "int8") == tmp_path / "shop-int8.onnx"
+    assert default_place(tmp_path / "shop.onea", "onnx", "fp32") == tmp_path / "shop.onnx"
+
+
+def test_only_force_replaces_another_kind(onea, shop):
+    place = earlier(shop.with_name("shop.pt2"), precision="int8")
+    words = ["export", str(shop), "--to", "torch"]
+    code, _, err = onea(*words)
+    assert (code, place.read_bytes()) == (2, b"an earlier export")
+    assert "its precision is int8" in err
+    assert onea(*words, "--force")[0] == 0
+    assert onea(*words)[0] == 0, "the same kind again needs no force"
+    assert json.loads(place.with_name("shop.pt2.json").read_text())["precision"] == "fp32"
+
+
+def test_what_a_killed_export_left_is_removed_by_the_next_one(tmp_path, tiny_vit, tiny_images):
+    path = tmp_path / "shop.pt2"
+    others = [tmp_path / name for name in (".shop.pt2.partial", ".other.pt2.abc.partial", "shop.pt2.1.partial")]
+    for other in others:
+        other.mkdir()
+    words = [sys.executable, "-c", HELD, str(path)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        left = tmp_path / process.stdout.readline().strip()
+        with pytest.raises(OneaError, match=f"is being written by process {process.pid}"), making(path):
+            pass
+        assert left.is_dir(), "it is still being made"
+        process.kill()
+    assert (left / "model.onnx").is_file()
+    export(tiny_model(tiny_vit).learn(tiny_images / "train").snapshot(), "torch", path)
+    assert not left.exists()
+    assert sorted(tmp_path.iterdir()) == sorted([*others, path, tmp_path / "shop.pt2.json"])
