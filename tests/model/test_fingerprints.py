@@ -200,7 +200,8 @@ def test_one_photo_under_two_names_is_told(model, files):
     model.learn([*files[D], files[B][3]], [D] * 7)
     update = model.history[-1]
     assert (update["seen"], update["two_names"]) == (0, 1)
-    assert sentences(update) == [
+    assert sentences(update) == ["1 photo has two class names; if one is wrong, undo"]
+    assert sentences(update, model.last_report) == [
         f"1 photo has two class names (3.png: '{B}' and '{D}'); if one is wrong, undo",
     ]
     assert model.snapshot().state.images == [6, 6, 6, 7]
@@ -260,4 +261,4 @@ def test_it_is_learned_alike_without_an_estimator(before, files):
     """As the service does."""
     state, engine = before.snapshot().state, before.snapshot().engine
     batch = read_labelled(*pairs(files, A), engine.side)
-    assert learn(engine, state, batch, version=2).updates[-1]["seen"] == 6
+    assert learn(engine, state, batch, version=2)[0].updates[-1]["seen"] == 6

@@ -45,7 +45,7 @@ def check(
     from onea.model.estimator import load_for
     from onea.model.folder import read_manifest, read_state
     from onea.model.images import CLASS_FOLDERS, check_folder, read_labelled
-    from onea.model.sentences import folder_sentences, group_fields, left_out_fields
+    from onea.model.sentences import folder_sentences
     from onea.model.state import KNOWS_NOTHING
     from onea.text import printable
 
@@ -65,7 +65,7 @@ def check(
         batch = read_labelled(folder, None, loaded.side, on_bad)  # type: ignore[arg-type]
         for line in by_reason(batch.skipped):
             print(printable(f"onea: left out {line}"), file=sys.stderr)
-        for line in folder_sentences(left_out_fields(batch.left_out) | group_fields(batch.groups)):
+        for line in folder_sentences(batch.left_out, batch.groups):
             print(f"onea: {line}", file=sys.stderr)
         found = check_photos(loaded, batch)
         pictures = _draw(found, out)

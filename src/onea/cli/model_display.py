@@ -14,6 +14,7 @@ from rich.table import Table as TerminalTable
 from rich.text import Text
 
 from onea.cli.display import shown
+from onea.data.unreadable import by_reason
 from onea.model.network import advice, remarks, taught_before
 from onea.model.sentences import held_out_sentences, told
 from onea.report.formats import terminal, terminal_look
@@ -45,7 +46,9 @@ def print_learned(console: Console, model: OneA, path: Path, seconds: float) -> 
     if update["skipped"]:
         line += f"; {count(update['skipped'], 'unreadable image', 'unreadable images')} left out"
     console.print(line, highlight=False, markup=False)
-    for sentence in told(update):
+    for skipped in by_reason(model.last_report.skipped):
+        console.print(shown(f"left out {skipped}"), soft_wrap=True)
+    for sentence in told(update, model.last_report):
         console.print(sentence, highlight=False, markup=False, soft_wrap=True)
     state = model.snapshot().state
     old = remarks(state.backbone) if taught_before(state.backbone) else []  # whoever chose a network has chosen

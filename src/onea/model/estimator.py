@@ -23,6 +23,7 @@ from onea.model.images import read_labelled, read_unlabelled
 from onea.model.learning import blank, learn
 from onea.model.names import check_numbers
 from onea.model.params import FIXED, NETWORK, OPTIONS, Parameters, check_params, options_among, plain
+from onea.model.photo_report import PhotoReport
 from onea.model.recipe import change_options, choose_options
 from onea.model.state import State
 from onea.model.update_images import given_as_numbers
@@ -111,6 +112,7 @@ class OneA(Versioned, Parameters):
         self._config: Mapping[str, Any] | None = None
         self._loaded_options: MergingOptions | None = None
         self._depth: int | None = None
+        self._last_report = PhotoReport()
 
     # scikit-learn's conventions
 
@@ -148,6 +150,11 @@ class OneA(Versioned, Parameters):
         self.__init__(**params)  # type: ignore[misc]
 
     # learning
+
+    @property
+    def last_report(self) -> PhotoReport:
+        """Photos and files that need a look, by name, of the last update that this object learned; never saved."""
+        return self._last_report
 
     def fit(self, X: Any, y: Any = None) -> OneA:
         """Forget everything and learn these classes; a loaded model learns them as it was taught, whatever its age."""
@@ -192,20 +199,20 @@ class OneA(Versioned, Parameters):
             listener.note("reading images")
             batch = read_labelled(images, labels, engine.side, on_bad)
             check_numbers([*state.classes, *(batch.labels or ())], given_as_numbers(state, batch), self.unknown)
-            self._commit(
-                learn(
-                    engine,
-                    state,
-                    batch,
-                    version=self._versions.next,
-                    name=name,
-                    held_out=self.held_out,
-                    follow_drift=self.follow_drift,
-                    seed=self.seed,
-                    progress=listener,
-                    started=started,
-                )
+            learned, report = learn(
+                engine,
+                state,
+                batch,
+                version=self._versions.next,
+                name=name,
+                held_out=self.held_out,
+                follow_drift=self.follow_drift,
+                seed=self.seed,
+                progress=listener,
+                started=started,
             )
+            self._commit(learned)
+            self._last_report = report
         return self
 
     def learn_background(
@@ -233,6 +240,7 @@ class OneA(Versioned, Parameters):
             listener.note("looking at the background")
             version = self._versions.next
             self._commit(learn_background(current, batch, version=version, name=name, seed=self.seed, started=started))
+            self._last_report = PhotoReport(batch.skipped)
         return self
 
     def partial_fit(self, X: Any, y: Any = None, classes: Any = None) -> OneA:

@@ -21,7 +21,7 @@ from onea.model.fingerprints import fingerprints
 from onea.model.images import DecodedImages, check_folder, find_images, read_labelled
 from onea.model.names import UNKNOWN, check_spelling, folded
 from onea.model.open_set import OpenSet
-from onea.model.sentences import folder_sentences, group_fields, left_out_fields
+from onea.model.sentences import folder_sentences
 from onea.runtime import NOBODY, Progress
 from onea.text import count
 
@@ -82,7 +82,7 @@ class Evaluation:
     @property
     def remarks(self) -> list[str]:
         """What a person should know about these figures, in sentences."""
-        told = folder_sentences(left_out_fields(self.left_out) | group_fields(self.groups))
+        told = folder_sentences(self.left_out, self.groups)
         if self.taught_before:
             one = self.taught_before == 1
             were, they = ("was", "it does") if one else ("were", "they do")

@@ -24,9 +24,10 @@ from onea.model.background import taught_now
 from onea.model.calibrating import ENOUGH, calibrated
 from onea.model.engine import Engine
 from onea.model.images import DecodedImages
+from onea.model.photo_report import PhotoReport, conflicts_of
 from onea.model.recipe import method_of, options_of
 from onea.model.rolling import measure, newest_held
-from onea.model.sentences import conflict_fields, group_fields, left_out_fields, share_fields
+from onea.model.sentences import share_fields
 from onea.model.state import NO_ROWS, NO_SIGNALS, State, Update, merged_with, new_id, statistics_for
 from onea.model.update_images import UpdateImages, checked_classes, given_as_numbers
 from onea.model.views import Views
@@ -80,8 +81,8 @@ def learn(
     seed: int = 0,
     progress: Progress | None = None,
     started: float | None = None,
-) -> State:
-    """The state after one more update, with new or known classes; the old state stays as it is.
+) -> tuple[State, PhotoReport]:
+    """The state after one more update, with new or known classes, and which photos need a look; the old state stays.
 
     A photo that was taught before as the same class, or comes twice, counts once and is no evidence of how well new
     ones are answered. It may train the adapter again; then the statistics of a class whose photos are all there again
@@ -148,6 +149,8 @@ def learn(
         numbers=given_as_numbers(state, batch),
     )
     learned = _calibrated(learned, state, before, by_view, images, trained=report["trained"])
+    conflicts = conflicts_of(batch.names, batch.labels, images.repeats.conflicts)
+    photos = PhotoReport(batch.skipped, conflicts, batch.left_out, batch.groups)
     update: Update = {
         "version": version,
         "kind": "learn",
@@ -158,7 +161,7 @@ def learn(
         "known": len(images.classes),
         "images": len(batch),
         "seen": int(images.repeats.seen.sum()),
-        **conflict_fields(batch.names, batch.labels, images.repeats.conflicts),
+        **photos.counts,
         "held_out": int(measured.sum()),
         **share_fields("held_out", right, int(measured.sum())),
         **share_fields("overall", overall.right, overall.images),
@@ -168,12 +171,9 @@ def learn(
         "epochs": report.get("epochs", 0),
         "merge": {key: value for key, value in report.get("merge", {}).items() if key in _GATE_SUMMARY} or None,
         "were_background": int(claimed.sum()),
-        "skipped": len(batch.skipped),
-        **left_out_fields(batch.left_out),
-        **group_fields(batch.groups),
         "seconds": round(time.perf_counter() - started, 3),
     }
-    return dataclasses.replace(learned, updates=(*state.updates, update))
+    return dataclasses.replace(learned, updates=(*state.updates, update)), photos
 
 
 def _added(known: ClassStatistics, views: Tensor, rows: Tensor, chosen: Tensor) -> ClassStatistics:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a history notes about photos of an update, and how it is said, in the terminal and on the page alike."""
+"""What an update found, in sentences, in the terminal and on the page alike."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import Any
 
 from onea.metrics import wilson_interval
 from onea.model.names import is_folder_name
+from onea.model.photo_report import Conflict, PhotoReport
 from onea.text import count, printable, some
 
-_NAMED = 3  # photos or files that a history names
+_NAMED = 3  # photos or files in one sentence
+_NO_NAMES = PhotoReport()
 
 
 def share_fields(name: str, right: int, images: int) -> dict[str, Any]:
@@ -23,25 +25,6 @@ def share_fields(name: str, right: int, images: int) -> dict[str, Any]:
     if not images:
         return {f"{name}_accuracy": None, f"{name}_interval": None}
     return {f"{name}_accuracy": right / images, f"{name}_interval": list(wilson_interval(right, images))}
-
-
-def conflict_fields(names: Sequence[str], labels: Sequence[str], conflicts: Mapping[int, str]) -> dict[str, Any]:
-    """Photos that are also there under another class: how many, and the first of them."""
-    told = [
-        {"image": printable(Path(names[row]).name), "class": labels[row], "also": other}
-        for row, other in sorted(conflicts.items())[:_NAMED]
-    ]
-    return {"two_names": len(conflicts), "conflicts": told}
-
-
-def left_out_fields(files: Sequence[str]) -> dict[str, Any]:
-    """Files that were left out: how many, and the first of them."""
-    return {"left_out": len(files), "left_out_files": [printable(Path(name).name) for name in files[:_NAMED]]}
-
-
-def group_fields(groups: Sequence[str]) -> dict[str, Any]:
-    """Folders that hold class folders: how many, and the first of them."""
-    return {"groups": len(groups), "group_folders": [printable(name) for name in groups[:_NAMED]]}
 
 
 def held_out_share(update: Mapping[str, Any], name: str = "held_out") -> str:
@@ -77,8 +60,8 @@ def _in_words(share: str) -> str:
     return f"{what} held-out {images} ({interval.rstrip(')')} %, 19 times out of 20)"
 
 
-def sentences(update: Mapping[str, Any]) -> list[str]:
-    """What a person should know about an update besides what was learned.
+def sentences(update: Mapping[str, Any], report: PhotoReport = _NO_NAMES) -> list[str]:
+    """What a person should know about an update besides what was learned; photos by name where a report has them.
 
     >>> sentences({"kind": "learn", "images": 9, "seen": 4})
     ['4 of 9 photos were seen before and count once']
@@ -89,12 +72,18 @@ def sentences(update: Mapping[str, Any]) -> list[str]:
         return _no_folder_name(update["classes"][1])
     if update["kind"] != "learn":
         return []
-    return [*_seen(update), *_two_names(update), *_were_background(update), *folder_sentences(update)]
+    return [
+        *_seen(update),
+        *_two_names(update.get("two_names", 0), report.conflicts),
+        *_were_background(update),
+        *_groups(update.get("groups", 0), report.groups),
+        *_left_out(update.get("left_out", 0), report.left_out),
+    ]
 
 
-def told(update: Mapping[str, Any]) -> list[str]:
+def told(update: Mapping[str, Any], report: PhotoReport = _NO_NAMES) -> list[str]:
     """All of it: figures, and what a person should know."""
-    return [*held_out_sentences(update), *sentences(update)]
+    return [*held_out_sentences(update), *sentences(update, report)]
 
 
 def _seen(update: Mapping[str, Any]) -> list[str]:
@@ -109,14 +98,13 @@ def _seen(update: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _two_names(update: Mapping[str, Any]) -> list[str]:
-    found = update.get("two_names", 0)
+def _two_names(found: int, conflicts: Sequence[Conflict]) -> list[str]:
     if not found:
         return []
-    named = "; ".join(f"{one['image']}: '{one['also']}' and '{one['class']}'" for one in update["conflicts"])
-    more = "; ..." if found > len(update["conflicts"]) else ""
+    named = [f"{_file(one.image)}: '{one.other}' and '{one.label}'" for one in conflicts[:_NAMED]]
+    shown = f" ({'; '.join(named)}{'; ...' if found > _NAMED else ''})" if named else ""
     has = "has" if found == 1 else "have"
-    return [f"{count(found, 'photo', 'photos')} {has} two class names ({named}{more}); if one is wrong, undo"]
+    return [f"{count(found, 'photo', 'photos')} {has} two class names{shown}; if one is wrong, undo"]
 
 
 def _were_background(update: Mapping[str, Any]) -> list[str]:
@@ -133,25 +121,28 @@ def _no_folder_name(name: str) -> list[str]:
     return [f"no folder can be called '{name}' everywhere: give photos of this class together with their labels"]
 
 
-def folder_sentences(update: Mapping[str, Any]) -> list[str]:
+def folder_sentences(left_out: Sequence[str], groups: Sequence[str]) -> list[str]:
     """How a folder was read: which of its folders are no classes, and what was left out."""
-    return [*_groups(update), *_left_out(update)]
+    return [*_groups(len(groups), groups), *_left_out(len(left_out), left_out)]
 
 
-def _groups(update: Mapping[str, Any]) -> list[str]:
-    if not (found := update.get("groups", 0)):
+def _groups(found: int, groups: Sequence[str]) -> list[str]:
+    if not found:
         return []
-    named = some(update["group_folders"], found)
+    named = some([printable(name) for name in groups[:_NAMED]], found) if groups else f"{found:,}"
     return [f"{named} {'is a folder' if found == 1 else 'are folders'} of class folders: the classes are those inside"]
 
 
-def _left_out(update: Mapping[str, Any]) -> list[str]:
+def _left_out(found: int, files: Sequence[str]) -> list[str]:
     """One policy: photos in class folders are learned, whatever else lies there is left out and told."""
-    found = update.get("left_out", 0)
     if not found:
         return []
-    named = ", ".join(update["left_out_files"]) + (", ..." if found > len(update["left_out_files"]) else "")
-    return [f"{count(found, 'file', 'files')} left out (no photo, or in no class folder): {named}"]
+    named = f": {', '.join(map(_file, files[:_NAMED]))}{', ...' if found > _NAMED else ''}" if files else ""
+    return [f"{count(found, 'file', 'files')} left out (no photo, or in no class folder){named}"]
+
+
+def _file(path: str) -> str:
+    return printable(Path(path).name)
 
 
 def _all(classes: int) -> str:

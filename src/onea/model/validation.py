@@ -71,12 +71,9 @@ _LEARN = {
 _LATER = {  # what earlier histories lack
     "seen": int,
     "two_names": int,
-    "conflicts": list[dict[str, str]],
     "were_background": int,
     "left_out": int,
-    "left_out_files": list[str],
     "groups": int,
-    "group_folders": list[str],
     "held_out_interval": tuple[float, float] | None,
     "overall_accuracy": float | None,
     "overall_interval": tuple[float, float] | None,

@@ -23,6 +23,7 @@ from onea.model.folder import Manifest, Undone, change, read_id, read_manifest, 
 from onea.model.images import DecodedImages
 from onea.model.learning import learn
 from onea.model.network import advice
+from onea.model.photo_report import PhotoReport
 from onea.model.sentences import told
 from onea.model.state import State
 from onea.model.update_images import checked_classes
@@ -224,12 +225,17 @@ class Service:
         if isinstance(outcome, Problem):
             job.fail(outcome)
         else:
-            job.finish(outcome.version, [*told(outcome.updates[-1]), *advice(outcome.classes, outcome.merged)])
+            state, report = outcome
+            job.finish(state.version, [*told(state.updates[-1], report), *advice(state.classes, state.merged)])
 
-    def _learned(self, job: TrainingJob, batch: DecodedImages, name: str | None, background: bool) -> State | Problem:
-        """The state that answers from now on, or why there is none."""
+    def _learned(
+        self, job: TrainingJob, batch: DecodedImages, name: str | None, background: bool
+    ) -> tuple[State, PhotoReport] | Problem:
+        """The state that answers from now on and the photos that need a look, or why there is none."""
+        report = PhotoReport()
 
         def next_state(state: State, version: int, date: str) -> State:
+            nonlocal report
             with self._swapping:
                 self._check_present(state.id)
                 present = self._present
@@ -240,13 +246,14 @@ class Service:
                 seed, started = params["seed"], time.perf_counter()
                 return learn_background(present.snapshot, batch, version=version, name=name, seed=seed, started=started)
             own = {key: params[key] for key in inspect.signature(learn).parameters if key in params}
-            return learn(self._engine, state, batch, version=version, name=name, progress=job, **own)
+            learned, report = learn(self._engine, state, batch, version=version, name=name, progress=job, **own)
+            return learned
 
         try:
             state = change(self.path, next_state)
             with self._swapping:
                 self._swap(state, read_manifest(self.path))
-            return state
+            return state, report
         except Abandoned:
             return Problem(503, "The service was stopped before the training job was over; nothing was changed.")
         except OneaError as error:
