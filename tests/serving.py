@@ -72,9 +72,10 @@ def live(service: Service) -> Iterator[str]:
 
 
 @contextmanager
-def process(path: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """``onea serve`` as a person starts it: the process and the address it prints."""
-    command = [sys.executable, "-m", "onea", "serve", str(path), "--port", "0", "--threads", "1", *options]
+def process(path: Path, *options: str, first: str = "") -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """``onea serve`` as a person starts it: the process and the address it prints; ``first`` is code to run before."""
+    code = f"{first}\nfrom onea.cli import main\nmain()"
+    command = [sys.executable, "-c", code, "serve", str(path), "--port", "0", "--threads", "1", *options]
     environment = os.environ | {"ONEA_TOKEN": TOKEN}
     started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     try:

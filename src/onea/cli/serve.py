@@ -40,7 +40,7 @@ def serve(
         typer.Option(help="Name under which clients ask for the service, besides localhost; repeatable, * is any."),
     ] = None,
     grace: Annotated[
-        float, typer.Option(help="Seconds that the current training job has to finish on Ctrl-C.")
+        float, typer.Option(help="Seconds that requests and the training job have to finish on Ctrl-C.")
     ] = Settings.grace,
     on: Annotated[str, typer.Option(help="Where to run: here, or ray (prediction only).")] = "here",
     replicas: Annotated[int, typer.Option(help="With --on ray: how many processes answer.")] = 1,

@@ -53,8 +53,8 @@ def create_app(service: Service) -> FastAPI:
             if settings.follow:
                 tasks.append(asyncio.create_task(_follow(service, settings.follow)))
             yield
-            service.close()
-            await run_in_threadpool(service.settle, settings.grace)
+            service.close(settings.grace)
+            await run_in_threadpool(service.settle)
             for task in tasks:
                 task.cancel()
                 with suppress(asyncio.CancelledError):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import threading
 import time
@@ -20,12 +21,14 @@ from onea.serve.connection import Connection, Idle
 from onea.serve.service import Service
 
 _TICK = 0.05
+_EXIT_SECONDS = 5.0  # after the grace, for an orderly end of what was abandoned
 
 
 class Server(uvicorn.Server):
     """Uvicorn that, asked to stop, first refuses new requests politely while it finishes what has begun.
 
-    Asked a second time it stops at once.
+    Asked a second time it stops at once. Whatever a training job or a request does, the process ends soon after the
+    grace: a model folder is complete at every moment.
     """
 
     def __init__(self, config: uvicorn.Config, app: FastAPI, service: Service) -> None:
@@ -34,22 +37,32 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal to stop."""
-        if self._service.closing:
+        again, grace = self._service.closing, self._service.settings.grace
+        self._service.close(0 if again else grace)
+        self._exit_after(self._service.seconds_left + _EXIT_SECONDS)
+        if again:
             self._service.abandon()
             super().handle_exit(sig, frame)
-            return
-        self._service.close()
-        threading.Thread(target=self._drain, name="onea-drain", daemon=True).start()
+        else:
+            threading.Thread(target=self._drain, name="onea-drain", daemon=True).start()
 
     def _drain(self) -> None:
         if self._service.learning:
             seconds = self._service.settings.grace
             print(f"finishing the training job, for at most {seconds:g} s; once more stops at once", flush=True)
-        self._service.settle(self._service.settings.grace)
-        end = time.monotonic() + self._service.settings.grace
-        while self._onea.state.active() and time.monotonic() < end:
+        if not self._service.settle():
+            print(
+                "the training job does not stop; the process ends without it and the model stays the same", flush=True
+            )
+        while self._onea.state.active() and self._service.seconds_left:
             time.sleep(_TICK)
         self.should_exit = True
+
+    def _exit_after(self, seconds: float) -> None:
+        """End the process after so long: the interpreter itself would wait for threads that never end."""
+        timer = threading.Timer(seconds, os._exit, (0,))
+        timer.daemon = True
+        timer.start()
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -69,7 +82,7 @@ def bind(host: str, port: int) -> socket.socket:
     return opened
 
 
-def server_of(service: Service, graceful: int = 5) -> Server:
+def server_of(service: Service, graceful: int = 1) -> Server:
     """The server of a service, not yet running; ``graceful`` seconds are left to open connections in the end."""
     app, limits = create_app(service), service.settings.limits
     idle: Idle = {}

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import threading
 import time
 from collections import OrderedDict
@@ -32,6 +33,8 @@ from onea.serve.settings import Settings
 from onea.serve.training_jobs import Abandoned, TrainingJob
 
 _REMEMBERED = 50  # training jobs
+_ABANDONED_SECONDS = 1.0  # in which an abandoned training job should have stopped
+_TICK = 0.05
 Result = TypeVar("Result")
 
 
@@ -75,7 +78,7 @@ class Service:
         self._changing, self._swapping = threading.Lock(), threading.Lock()
         self._jobs: OrderedDict[str, TrainingJob] = OrderedDict()
         self._thread: threading.Thread | None = None
-        self.closing = False
+        self._deadline: float | None = None  # for what goes on while it is being stopped
 
     @property
     def present(self) -> Present:
@@ -154,16 +157,30 @@ class Service:
 
     # stopping
 
-    def close(self) -> None:
-        """Take no new requests; what has begun goes on."""
-        self.closing = True
+    @property
+    def closing(self) -> bool:
+        """Whether it is being stopped."""
+        return self._deadline is not None
 
-    def settle(self, seconds: float) -> None:
-        """Give the current training job so long to finish, then abandon it; returns when nothing is going on."""
-        if self._thread is not None:
-            self._thread.join(seconds)
-            self.abandon()
-            self._thread.join()
+    @property
+    def seconds_left(self) -> float:
+        """What is left to requests and the training job while it is being stopped."""
+        return math.inf if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+
+    def close(self, seconds: float) -> None:
+        """Take no new requests; what has begun has so long to finish, or less if it had less before."""
+        self._deadline = time.monotonic() + min(seconds, self.seconds_left)
+
+    def settle(self) -> bool:
+        """Wait for the current training job, and abandon it when no time is left; whether it is over."""
+        thread = self._thread
+        while thread is not None and thread.is_alive() and self.seconds_left:
+            thread.join(min(_TICK, self.seconds_left))  # a little at a time: what is left may become less
+        self.abandon()
+        if thread is None or self._deadline is None:
+            return True
+        thread.join(max(0.0, self._deadline + _ABANDONED_SECONDS - time.monotonic()))
+        return not thread.is_alive()
 
     def abandon(self) -> None:
         """Do not finish the current training job; the model stays as it was."""
@@ -244,9 +261,14 @@ class Service:
             if background:
                 job.note("looking at the background")
                 seed, started = params["seed"], time.perf_counter()
-                return learn_background(present.snapshot, batch, version=version, name=name, seed=seed, started=started)
+                learned = learn_background(
+                    present.snapshot, batch, version=version, name=name, seed=seed, started=started
+                )
+                job.note("saving")
+                return learned
             own = {key: params[key] for key in inspect.signature(learn).parameters if key in params}
             learned, report = learn(self._engine, state, batch, version=version, name=name, progress=job, **own)
+            job.note("saving")  # which an abandoned one must not do
             return learned
 
         try:

@@ -85,7 +85,7 @@ class Settings:
         token: who knows it may teach and undo; None: nobody may.
         batch: the most images of different requests in one pass; 1 switches batching off.
         wait: seconds that the first image of a pass waits for others.
-        grace: seconds that the current training job has to finish when the service is stopped.
+        grace: seconds that requests and the current training job have to finish when the service is stopped.
         follow: seconds between two looks for changes that others made to the model folder; 0: never.
         prediction_only: whether teaching is not offered at all, whatever the token.
         hosts: names that requests may ask for in their ``Host``, without a port; ``*`` is any name.
