@@ -16,9 +16,9 @@ import timm
 import torch
 
 from onea.bench.timing import timed_in_turn
+from onea.learner.tasks import StreamPlan
 from onea.methods import method_class
 from onea.runtime import make_runtime
-from onea.tasks import StreamPlan
 from onea.vit.backbones import load_backbone
 from onea.vit.frozen import FrozenViT
 

@@ -22,11 +22,12 @@ import torch
 from torch import nn
 
 from onea.bench.timing import synchronise, timed_in_turn
-from onea.methods.contract import EVALUATION_BATCH
-from onea.methods.one_a import OneAMethod, OneAOptions
+from onea.learner.one_a import OneAOptions
+from onea.methods.one_a import OneAMethod
 from onea.runs.evaluation import correct_per_class
 from onea.runs.setup import Prepared, Side
 from onea.streams import Stream
+from onea.vit.batching import EVALUATION_BATCH
 
 
 def _first(*places: str) -> Any:
@@ -43,7 +44,7 @@ def _first(*places: str) -> Any:
 BenchConfig = _first("onea.bench.config:BenchConfig", "onea.bench.scene:BenchConfig")
 Measurements = _first("onea.bench.measure:Measurements", "onea.bench.measure:Column")
 PackedImages = _first("onea.data.image_storage:PackedImages", "onea.data.store:PackedImages")
-StreamPlan = _first("onea.tasks:StreamPlan", "onea.tasks:Plan")
+StreamPlan = _first("onea.learner.tasks:StreamPlan", "onea.learner.tasks:Plan")
 TimmBaseline = _first("onea.bench.answering:TimmBaseline", "onea.bench.timm_baseline:TimmBaseline")
 Workload = _first("onea.bench.workload:Workload", "onea.bench.scene:Scene")
 bench_backbone = _first("onea.bench.workload:bench_backbone", "onea.bench.backbone:bench_backbone")
@@ -286,7 +287,7 @@ def _memory(device: torch.device) -> Figures:
 
 def _count_replays() -> Callable[[], int]:
     """Steps that recordings did, over all trainings from now on."""
-    training: Any = importlib.import_module("onea.training")
+    training: Any = importlib.import_module("onea.learner.training")
     kind, total = training.StepGraph, [0]
 
     def replay(graph: Any, *inputs: torch.Tensor) -> torch.Tensor:

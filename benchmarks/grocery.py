@@ -24,7 +24,6 @@ import torch
 from onea.cli.display import RunDisplay
 from onea.data.assemble import natural_key
 from onea.files import write_json
-from onea.model.calibration import held_out_rows
 from onea.model.engine import Engine
 from onea.model.estimator import OneA
 from onea.model.evaluation import evaluate
@@ -32,6 +31,7 @@ from onea.model.groups import GROUPS, groups_by_class
 from onea.model.images import find_images, read_labelled
 from onea.model.learning import blank
 from onea.model.recipe import choose_options
+from onea.model.update_images import held_out_rows
 from onea.vit.embedded import FAST
 
 UPDATES = Path(__file__).with_name("grocery-arrivals.json")

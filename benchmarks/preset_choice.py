@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from onea.learner.options import TrainingOptions
 from onea.methods import METHODS
 from onea.methods.contract import Method
-from onea.methods.options import TrainingOptions
 
 TRIALS = Path(__file__).parent / "preset-trials.csv"
 FACTORS = (0.16, 0.4, 1.0, 2.5, 6.25)  # of a method's rate before

@@ -110,7 +110,7 @@ def _floats(matrix: Sequence[Sequence[float | None]]) -> list[list[float]]:
 
 def make(name: str, seed: int, given: Mapping[str, Any], out: Path, runs: Path) -> Path:
     """Run one setting with every merge of it, unless that has been done; returns the file with a row for each."""
-    from onea.methods.adapter_merging import AdapterCache
+    from onea.learner.merged_adapter import AdapterCache
     from onea.runs.config import make_config
     from onea.runs.runner import run
 

@@ -37,9 +37,9 @@ from onea.data.dataset import Split
 from onea.data.pack import pack, stored_shape
 from onea.data.sources import load_dataset
 from onea.errors import OneaError
+from onea.learner.data_rule import DataShape
 from onea.methods import METHODS
 from onea.methods.contract import Method
-from onea.methods.data_rule import DataShape
 from onea.methods.presets import preset_options
 from onea.options import build
 from onea.runs.mps import multi_process_service
@@ -171,9 +171,9 @@ class Bench:
 
     def _accuracy(self, method: str, options: Any, which: tuple[str, int]) -> float:
         """Percent of the held-out images of all tasks that are answered right after the last one."""
+        from onea.learner.tasks import StreamPlan
         from onea.runs.evaluation import answer_tasks
         from onea.runs.setup import Prepared
-        from onea.tasks import StreamPlan
 
         material = self.materials[which]
         stream = Stream(tuple(range(sum(material.sizes))), material.sizes)

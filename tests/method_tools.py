@@ -7,8 +7,9 @@ import dataclasses
 
 import torch
 
+from onea.learner.merged_adapter import AdapterCache
 from onea.methods import method_class
-from onea.methods.adapter_merging import AdapterCache, AdapterMerging
+from onea.methods.adapter_merging import AdapterMerging
 from onea.runs.config import make_config
 from onea.runs.setup import prepare
 from onea.runtime import make_runtime

@@ -24,7 +24,7 @@ OLD = {
     "onea.vit.plug:Nothing": "onea.vit.hooks:NoHooks",
     "onea.vit.plug:NOTHING": "onea.vit.hooks:NO_HOOKS",
     "onea.vit.lora:Together": "onea.vit.lora:SummedUpdates",
-    "onea.tasks:Plan": "onea.tasks:StreamPlan",
+    "onea.learner.tasks:Plan": "onea.learner.tasks:StreamPlan",
     "onea.methods.contract:filled_up": "onea.methods.contract:pad_rows",
     "onea.methods.adapter_merging:AdapterMemo": "onea.methods.adapter_merging:AdapterCache",
     "onea.merging.one_a:OneA": "onea.merging.one_a:OneAMerge",

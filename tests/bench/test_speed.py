@@ -20,7 +20,7 @@ from onea.bench.config import CLASSES, BenchConfig
 from onea.bench.flops import inference_flops, training_flops
 from onea.bench.plain import plain_network
 from onea.bench.workload import bench_backbone, make_workload
-from onea.methods.adapter_training import blank_adapters, train_adapter
+from onea.learner.adapter_training import blank_adapters, train_adapter
 from onea.runs.evaluation import count_flops
 from onea.vit.embedded import FAST
 from onea.vit.hooks import NO_HOOKS

@@ -115,7 +115,7 @@ def test_two_classes_can_become_one(onea, shop, tiny_images):
 
 def test_the_defaults_of_a_method_are_those_that_would_run(onea):
     from onea.data.sources import load_dataset
-    from onea.methods.data_rule import DataShape
+    from onea.learner.data_rule import DataShape
     from onea.runs.config import make_config
     from onea.runs.options import options_of
 

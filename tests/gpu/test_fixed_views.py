@@ -10,8 +10,8 @@ from tiny import write_tiny_vit
 
 from onea.data.image_storage import PackedImages
 from onea.data.transforms import Preprocess
-from onea.methods import fixed_views
-from onea.methods.fixed_views import FixedViews
+from onea.learner import fixed_views
+from onea.learner.fixed_views import FixedViews
 from onea.runtime import make_runtime
 from onea.vit.adapter import Adapters
 from onea.vit.backbones import load_backbone

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 from onea import seeds
 from onea.errors import OneaError
-from onea.methods.local_head import local_head, new_adapters, train_with_local_head
+from onea.learner.local_head import local_head, new_adapters, train_with_local_head
+from onea.learner.tasks import Task
 from onea.schedules import cosine
-from onea.tasks import Task
 
 SIZES = "3,1,2"
 

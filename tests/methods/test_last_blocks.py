@@ -8,8 +8,8 @@ import torch
 from method_tools import learn_all, prepared, shown_images
 
 from onea.errors import OneaError
+from onea.learner.adapter_training import AdapterTraining
 from onea.methods import METHODS, method_class
-from onea.methods.adapter_training import AdapterTraining
 
 TRAINING = [name for name in sorted(METHODS.own) if issubclass(method_class(name).Options, AdapterTraining)]
 

@@ -11,12 +11,12 @@ from method_tools import learn_all, prepared, shown_images
 from torch.nn import functional as F
 
 from onea.errors import OneaError
+from onea.learner.adapter_training import train_adapter
+from onea.learner.local_head import local_head
+from onea.learner.merge_statistics import diagonal_fisher, gram_matrices
+from onea.learner.merged_adapter import AdapterCache
 from onea.merging import OPERATORS, make_operator
 from onea.merging.operator import Sizes
-from onea.methods.adapter_merging import AdapterCache
-from onea.methods.adapter_training import train_adapter
-from onea.methods.local_head import local_head
-from onea.methods.merge_statistics import diagonal_fisher, gram_matrices
 from onea.vit.adapter import Adapters
 
 
@@ -72,15 +72,17 @@ def test_trained_adapters_are_shared_between_operators(tiny_run):
 def test_training_that_keeps_the_head_is_the_same_training(tiny_run):
     ready = method_with(tiny_run, "fisher")
     task, method = ready.task(0), ready.method
-    plain = train_adapter(method.vit, method.new_adapter(task), task, method.options, method.runtime, method.plan)
-    trained = method._trained(task)
+    plain = train_adapter(
+        method.vit, method.learner.blank(task.seed, task.index), task, method.options, method.runtime, method.plan
+    )
+    trained = method.learner._trained(method.merged, task, None, None)
     assert same(trained.tensors, plain.tensors)
     assert trained.report == plain.report
 
 
 def test_operator_options_are_passed_on_and_checked(tiny_run):
     ready = method_with(tiny_run, "ties", options={"merge_options": "density=0.5, scale=0.6"})
-    assert ready.method.operator == make_operator("ties", density=0.5, scale=0.6)
+    assert ready.method.learner.operator == make_operator("ties", density=0.5, scale=0.6)
     for merge, text, words in (
         ("ties", "density", "name=value"),
         ("ties", "densty=1", "did you mean 'density'"),
@@ -197,7 +199,7 @@ def test_fisher_merges_with_the_statistics_of_both_sides(tiny_run):
     ready = method_with(tiny_run, "fisher")
     method = ready.method
     method.learn(ready.task(0))
-    old, old_fisher = dict(method.kept.state_dict()), dict(method.memory)
+    old, old_fisher = dict(method.kept.state_dict()), dict(method.merged.memory)
     old = {name: value.clone() for name, value in old.items()}
     assert set(old_fisher) == {f"fisher.{name}" for name in old}
     trained = method._trained(ready.task(2))
@@ -206,4 +208,4 @@ def test_fisher_merges_with_the_statistics_of_both_sides(tiny_run):
     expected, kept = make_operator("fisher")(old, trained.tensors, Sizes(3, 2, 18, 12), state)
     method.learn(ready.task(2))
     assert same(dict(method.kept.state_dict()), expected)
-    assert same(method.memory, kept)
+    assert same(method.merged.memory, kept)

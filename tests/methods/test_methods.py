@@ -11,13 +11,13 @@ from method_tools import learn_all, prepared, shown_images
 from tiny import but_slow
 
 from onea.errors import OneaError
+from onea.learner.merged_adapter import AdapterCache
 from onea.methods import METHODS, method_class
-from onea.methods.adapter_merging import AdapterCache
 from onea.methods.classification import FeatureClassification
-from onea.methods.contract import EVALUATION_BATCH
 from onea.options import build
 from onea.runs.config import make_config
 from onea.vit.backbones import digest_of
+from onea.vit.batching import EVALUATION_BATCH
 
 
 def answered(ready):
@@ -170,14 +170,14 @@ def test_skipped_single_class_tasks_leave_the_adapter_and_the_counts_alone(tiny_
     skipping = prepared(tiny_run, sizes="1,3,1,1", options=options)
     first = skipping.method.learn(skipping.task(0))
     assert first == {"trained": False}
-    assert skipping.method.merged_classes == 0
+    assert skipping.method.merged.classes == 0
     assert all((value == 0).all() for name, value in skipping.method.kept.state_dict().items() if "up." in name)
     report = skipping.method.learn(skipping.task(1))
     assert report["merge"] == {}, "the first trained adapter is adopted whole"
     kept = {name: value.clone() for name, value in skipping.method.kept.state_dict().items()}
     skipping.method.learn(skipping.task(2))
     assert all(torch.equal(kept[name], value) for name, value in skipping.method.kept.state_dict().items())
-    assert skipping.method.merged_classes == 3
+    assert skipping.method.merged.classes == 3
 
 
 def test_tasks_of_too_small_a_share_leave_the_adapter_and_the_counts_alone(tiny_run):
@@ -187,7 +187,7 @@ def test_tasks_of_too_small_a_share_leave_the_adapter_and_the_counts_alone(tiny_
     reports += [ready.method.learn(ready.task(index)) for index in range(2, 4)]
     assert [report["trained"] for report in reports] == [True, True, False, False]
     assert all(torch.equal(kept[name], value) for name, value in ready.method.kept.state_dict().items())
-    assert ready.method.merged_classes == 4
+    assert ready.method.merged.classes == 4
     assert len(ready.method.prototypes) == 6
     with pytest.raises(OneaError, match="min_share is 2"):
         prepared(tiny_run, options=tiny_run["options"] | {"min_share": 2.0})

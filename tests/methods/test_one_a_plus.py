@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tiny import write_tiny_images
 
 from onea.errors import OneaError
+from onea.learner.one_a import OneAPlusOptions
 from onea.merging import make_operator
-from onea.methods.one_a_plus import OneAPlusOptions
 from onea.options import build
 from onea.record import read_record
 from onea.runs.config import make_config
@@ -27,17 +27,17 @@ def prepared(values: dict, **options):
 
 @pytest.mark.parametrize(("images_per_class", "epochs"), [(2, 20), (30, 20), (100, 15), (500, 10), (5000, 10)])
 def test_the_images_of_a_class_decide_the_epochs(images_per_class, epochs):
-    chosen = OneAPlusOptions().for_images(10, 10 * images_per_class)
+    chosen = OneAPlusOptions().training_for(10, 10 * images_per_class)
     assert (chosen.epochs, chosen.min_epochs, chosen.max_epochs) == (epochs, round(epochs / 2), round(epochs * 1.5))
 
 
 @given(classes=st.integers(1, 500), images=st.integers(1, 10**6))
 def test_what_is_asked_for_is_kept(classes, images):
     asked = {"epochs": 7, "min_epochs": 2, "max_epochs": 9, "batch_size": 5, "rank": 3}
-    found = OneAPlusOptions(**asked).for_images(classes, images)
+    found = OneAPlusOptions(**asked).training_for(classes, images)
     assert {name: getattr(found, name) for name in asked} == asked
-    assert OneAPlusOptions().for_images(classes, images).batch_size == (64 if images < 2500 else 128)
-    alone = OneAPlusOptions(epochs=4).for_images(classes, images)
+    assert OneAPlusOptions().training_for(classes, images).batch_size == (64 if images < 2500 else 128)
+    alone = OneAPlusOptions(epochs=4).training_for(classes, images)
     assert (alone.epochs, alone.min_epochs, alone.max_epochs) == (4, 2, 6)
 
 
@@ -69,7 +69,7 @@ def test_an_adapter_that_does_harm_is_not_merged(tiny_run, tmp_path):
     assert report["guard"]["after"] < report["guard"]["before"]
     after = ready.method.kept.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
-    assert (ready.method.merged_classes, ready.method.known_classes) == (0, 6)
+    assert (ready.method.merged.classes, ready.method.known_classes) == (0, 6)
 
 
 def test_the_guard_holds_out_the_same_share_of_every_class(tiny_run):
@@ -96,8 +96,8 @@ def test_options_of_the_first_records_mean_what_they_meant():
 
 
 def test_a_bound_that_is_given_holds():
-    assert OneAPlusOptions(min_epochs=25).for_images(1, 500).max_epochs == 25
-    assert OneAPlusOptions(max_epochs=4).for_images(1, 500).min_epochs == 4
+    assert OneAPlusOptions(min_epochs=25).training_for(1, 500).max_epochs == 25
+    assert OneAPlusOptions(max_epochs=4).training_for(1, 500).min_epochs == 4
 
 
 def test_compared_classifiers_are_those_of_runs_of_their_own(tiny_run, tmp_path):

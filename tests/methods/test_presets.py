@@ -13,15 +13,15 @@ from documented import ROOT, script
 from method_tools import prepared
 
 from onea.errors import OneaError
+from onea.learner.data_rule import DataShape, data_rule
+from onea.learner.options import TrainingOptions
+from onea.learner.tasks import StreamPlan
 from onea.methods import METHODS, method_class
-from onea.methods.data_rule import DataShape, data_rule
-from onea.methods.options import TrainingOptions
 from onea.methods.presets import Preset, preset_options
 from onea.options import build
 from onea.runs.config import RunConfig, make_config
 from onea.runs.options import options_of, shape_in
 from onea.runs.runner import run
-from onea.tasks import StreamPlan
 
 TRAINED = [name for name in METHODS.names if issubclass(method_class(name).Options, TrainingOptions)]
 CIFAR, CUB = DataShape(50_000, 100, 10), DataShape(5_994, 200, 20)

@@ -13,12 +13,12 @@ from torch.nn import functional as F
 
 from onea import seeds
 from onea.errors import OneaError
+from onea.learner.tasks import StreamPlan
 from onea.methods.coda_prompt import CODAOptions, CODAPrompt, Components, component_weights, orthonormal_rows
 from onea.methods.dualprompt import DualPrompt, DualPromptOptions, _pair
 from onea.methods.l2p import L2POptions
 from onea.methods.presets import preset_options
 from onea.runtime import make_runtime
-from onea.tasks import StreamPlan
 from onea.vit.backbones import load_backbone
 from onea.vit.heads import masked_cross_entropy
 from onea.vit.matching import match_keys

@@ -14,10 +14,10 @@ from tiny import write_tiny_vit
 
 from onea import seeds
 from onea.errors import OneaError
+from onea.learner.tasks import Task
 from onea.methods.presets import preset_options
 from onea.methods.sema import SEMA, SEMAOptions
 from onea.runtime import make_runtime
-from onea.tasks import Task
 from onea.vit.backbones import load_backbone
 from onea.vit.mixture import Descriptor, ExpandableAdapters, Expert, Listener, Mixture
 

@@ -21,6 +21,7 @@ from onea.model import calibration
 from onea.model.calibrating import ENOUGH, _as_if_unseen, _as_of_now, calibrated
 from onea.model.groups import series
 from onea.model.state import statistics_for
+from onea.model.update_images import FEW, held_out_rows
 from onea.vit.heads import cosine_scores
 
 
@@ -54,11 +55,11 @@ def groups(features: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 @settings(max_examples=50, deadline=None)
 def test_every_class_keeps_two_images_to_learn_from(counts, share, seed):
     labels, names, features = drawn(counts, seed)
-    held = calibration.held_out_rows(labels, names, groups(features, labels), share, seed, 1)
+    held = held_out_rows(labels, names, groups(features, labels), share, seed, 1)
     assert len(held.unique()) == len(held)
     taken = torch.bincount(labels[held], minlength=len(counts))
     for count, out in zip(counts, taken.tolist(), strict=True):
-        if share > 0 and count >= calibration.FEW:
+        if share > 0 and count >= FEW:
             assert 1 <= out <= min(2 * max(1, round(share * count)), count - 2)
         else:
             assert out == 0
@@ -66,12 +67,12 @@ def test_every_class_keeps_two_images_to_learn_from(counts, share, seed):
 
 def test_about_the_share_is_held_out():
     labels, names, features = drawn([40] * 50, 0)
-    held = calibration.held_out_rows(labels, names, groups(features, labels), 0.2, 0, 1)
+    held = held_out_rows(labels, names, groups(features, labels), 0.2, 0, 1)
     assert len(held) / len(labels) == pytest.approx(0.2, abs=0.03)
 
 
 def test_equal_images_are_held_out_too():
-    held = calibration.held_out_rows(torch.zeros(10, dtype=torch.int64), ["a"], torch.ones(10), 0.2, 0, 1)
+    held = held_out_rows(torch.zeros(10, dtype=torch.int64), ["a"], torch.ones(10), 0.2, 0, 1)
     assert len(held) == 2
 
 
@@ -80,15 +81,15 @@ def test_equal_images_are_held_out_too():
 def test_a_series_is_held_out_whole_or_not_at_all(seed):
     generator = torch.Generator().manual_seed(seed)
     series = torch.arange(6).repeat_interleave(5)[torch.randperm(30, generator=generator)]
-    held = calibration.held_out_rows(torch.zeros(30, dtype=torch.int64), ["a"], series, 0.2, seed, 1)
+    held = held_out_rows(torch.zeros(30, dtype=torch.int64), ["a"], series, 0.2, seed, 1)
     assert torch.bincount(series[held], minlength=6).sort().values.tolist() == [0, 0, 0, 0, 0, 5]
 
 
 def test_what_is_held_out_does_not_depend_on_other_classes():
     labels, names, _ = drawn([20, 20], 0)
     pairs = torch.arange(40) // 2
-    both = calibration.held_out_rows(labels, names, pairs, 0.2, 3, 1)
-    alone = calibration.held_out_rows(labels[:20], names[:1], pairs[:20], 0.2, 3, 1)
+    both = held_out_rows(labels, names, pairs, 0.2, 3, 1)
+    alone = held_out_rows(labels[:20], names[:1], pairs[:20], 0.2, 3, 1)
     assert both[both < 20].tolist() == alone.tolist()
 
 
@@ -136,7 +137,7 @@ def test_photos_of_another_day_are_unknown_about_as_often_as_stated():
     names = [f"c{n}" for n in range(200)]
     rate = {}
     for how, together in (("series", groups(features, labels)), ("random", torch.arange(len(labels)))):
-        held = calibration.held_out_rows(labels, names, together, 0.15, 0, 1)
+        held = held_out_rows(labels, names, together, 0.15, 0, 1)
         rest = torch.ones(len(labels), dtype=torch.bool).index_fill(0, held, False)
         means = torch.stack([features[rest & (labels == c)].mean(0) for c in range(200)])
         near = cosine_scores(features[held], means).amax(1)

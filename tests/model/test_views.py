@@ -10,13 +10,13 @@ import torch
 from model_tools import class_folders, tiny_model
 from tiny import write_tiny_images, write_tiny_vit
 
-from onea.methods import fixed_views
-from onea.methods.contract import padded
-from onea.methods.fixed_views import FixedViews
+from onea.learner import fixed_views
+from onea.learner.fixed_views import FixedViews
 from onea.model.engine import Engine
 from onea.model.estimator import OneA
 from onea.model.images import read_labelled
 from onea.runs.evaluation import count_flops
+from onea.vit.batching import padded
 from onea.vit.frozen import FrozenViT
 from onea.vit.hooks import NO_HOOKS
 

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from onea.cli.report import compare as command
 from onea.errors import OneaError
-from onea.methods.data_rule import DataShape, data_rule
+from onea.learner.data_rule import DataShape, data_rule
 from onea.record_metrics import metric
 from onea.report.aggregate import curve, grid_table, over_seeds, settings
 from onea.report.compare import compare

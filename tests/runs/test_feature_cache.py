@@ -11,12 +11,12 @@ from method_tools import prepared
 
 from onea.errors import OneaError
 from onea.methods import METHODS, method_class
-from onea.methods.contract import padded
 from onea.runs.config import make_config
 from onea.runs.evaluation import FeatureCache, correct_per_class
 from onea.runs.record import comparable_fields
 from onea.runs.runner import run
 from onea.runtime import Progress
+from onea.vit.batching import padded
 
 SIZES = "2,1,1,2"
 GROWING = ["ease", "per-task"]

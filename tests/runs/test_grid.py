@@ -25,7 +25,7 @@ from rich.console import Console
 
 from onea.cli.paper_display import GridDisplay, labels
 from onea.errors import OneaError
-from onea.methods.adapter_merging import AdapterCache
+from onea.learner.merged_adapter import AdapterCache
 from onea.runs import executors
 from onea.runs.config import make_config
 from onea.runs.executors import InProcess, LocalProcesses, choose_executor

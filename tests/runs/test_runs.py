@@ -65,7 +65,7 @@ def deadly(*args, **kwargs):
     return real(*args, **kwargs)
 setattr(target, name, deadly)
 if name == "cosine_scores":
-    onea.methods.adapter_merging.cosine_scores = deadly
+    onea.classifiers.linear.cosine_scores = deadly
 run(make_config(values), pathlib.Path(folder))
 """
 

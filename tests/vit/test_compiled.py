@@ -12,8 +12,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
 
 from onea.errors import OneaError
-from onea.methods.contract import EVALUATION_BATCH
-from onea.methods.local_head import local_head, train_with_local_head
+from onea.learner.local_head import local_head, train_with_local_head
 from onea.runs.config import make_config
 from onea.runs.runner import run
 from onea.runs.setup import prepare
@@ -21,6 +20,7 @@ from onea.runtime import make_runtime
 from onea.vit import compiled
 from onea.vit.adapter import Adapters, FlatAdapters
 from onea.vit.backbones import load_backbone
+from onea.vit.batching import EVALUATION_BATCH
 from onea.vit.hooks import NO_HOOKS
 from onea.vit.lora import FoldedUpdates, LowRank, LowRankUpdates, SummedUpdates
 from onea.vit.mixture import ExpandableAdapters, Listener

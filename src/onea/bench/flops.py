@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 
 from onea.bench.timing import timed
-from onea.methods.adapter_training import blank_adapters
+from onea.learner.adapter_training import blank_adapters
 from onea.methods.one_a import OneAMethod
 from onea.runs.evaluation import count_flops
 from onea.vit.fp8 import product, quantised

@@ -13,8 +13,8 @@ from onea.bench.answering import AnswerFunction
 from onea.bench.rows import Row, duration, rate
 from onea.bench.timing import Timing, summarise, synchronise, timed
 from onea.bench.workload import Workload
+from onea.learner.adapter_training import train_adapter
 from onea.merging.operator import Sizes
-from onea.methods.adapter_training import train_adapter
 from onea.runs.evaluation import correct_per_class
 from onea.runs.record import peak_memory
 from onea.runtime import Progress
@@ -75,7 +75,7 @@ class Measurements:
         clock = EpochClock(workload.runtime.device)
         options = replace(method.options, epochs=count, min_epochs=count, max_epochs=count)
         runtime = replace(workload.runtime, progress=clock)
-        train_adapter(method.vit, method.new_adapter(task), task, options, runtime, method.plan)
+        train_adapter(method.vit, method.learner.blank(task.seed, task.index), task, options, runtime, method.plan)
         clock.stop()
         return [end - start for start, end in zip(clock.times, clock.times[1:], strict=False)]
 
@@ -110,7 +110,7 @@ class Measurements:
             }
             for _ in range(2)
         )
-        sizes, operator = Sizes(40, 5, 4000, 500), method.operator
+        sizes, operator = Sizes(40, 5, 4000, 500), method.learner.operator
         setting = f"{method.vit.depth} blocks, rank {method.options.rank}, float64"
         yield duration("merge", setting, self.name, self._timed(lambda: operator(old, new, sizes, {})))
         yield duration(

@@ -26,7 +26,7 @@ from onea.bench.rows import OFFICIAL, Row, duration, rate
 from onea.bench.timing import Timing, timed
 from onea.errors import OneaError, short
 from onea.files import check_path
-from onea.losses import contrastive, contrastive_share
+from onea.learner.losses import contrastive, contrastive_share
 from onea.vit.frozen import FrozenViT
 
 _NETWORK = Path("backbone") / "vit_onea.py"

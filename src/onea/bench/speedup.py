@@ -9,7 +9,7 @@ from onea.bench.config import CLASSES, BenchConfig
 from onea.bench.plain import PlainImages, loader, plain_epoch, plain_network, plain_request, plain_transform
 from onea.bench.timing import timed_in_turn
 from onea.bench.workload import bench_backbone, make_workload, preprocess_of, synthetic_pixels
-from onea.methods.adapter_training import train_adapter
+from onea.learner.adapter_training import train_adapter
 
 
 def speedups(config: BenchConfig, per_class: int) -> dict[str, float]:
@@ -29,7 +29,9 @@ def speedups(config: BenchConfig, per_class: int) -> dict[str, float]:
     rows = torch.arange(len(task))
     contests = {
         "training": (
-            lambda: train_adapter(method.vit, method.new_adapter(task), task, method.options, runtime, method.plan),
+            lambda: train_adapter(
+                method.vit, method.learner.blank(task.seed, task.index), task, method.options, runtime, method.plan
+            ),
             plain_epoch(network, loader(train, config.batch, 0, shuffle=True), CLASSES, device),
         ),
         "inference": (

@@ -14,13 +14,14 @@ from onea.data.dataset import Pixels
 from onea.data.image_storage import PackedImages
 from onea.data.transforms import Preprocess
 from onea.errors import OneaError, nearest
-from onea.methods.contract import EVALUATION_BATCH
-from onea.methods.one_a import OneAMethod, OneAOptions
+from onea.learner.one_a import OneAOptions
+from onea.learner.tasks import StreamPlan
+from onea.methods.one_a import OneAMethod
 from onea.runs.setup import CROP_MARGIN, Prepared, Side
 from onea.runtime import Runtime
 from onea.streams import Stream
-from onea.tasks import StreamPlan
 from onea.vit.backbones import load_backbone
+from onea.vit.batching import EVALUATION_BATCH
 from onea.vit.embedded import EMBEDDED
 from onea.vit.features import frozen
 from onea.vit.frozen import FrozenViT

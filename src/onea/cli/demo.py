@@ -29,8 +29,8 @@ def demo(
 
     from onea.cli.demo_display import DemoDisplay, planned_tasks, print_results
     from onea.files import write_text
+    from onea.learner.merged_adapter import AdapterCache
     from onea.methods import method_class
-    from onea.methods.adapter_merging import AdapterCache
     from onea.record import read_record
     from onea.report import curves, style
     from onea.report.run_page import run_page

@@ -11,15 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from onea import seeds
+from onea.learner.local_head import local_head, new_adapters, train_with_local_head
+from onea.learner.options import AdapterOptions
+from onea.learner.tasks import StreamPlan, Task
 from onea.merging.average import RunningMean
 from onea.merging.operator import Sizes
 from onea.methods.contract import Method
-from onea.methods.local_head import local_head, new_adapters, train_with_local_head
-from onea.methods.options import AdapterOptions, tuned
+from onea.methods.options import tuned
 from onea.methods.state import part_of, prefixed
 from onea.options import Count
 from onea.runtime import Runtime
-from onea.tasks import StreamPlan, Task
 from onea.tensors import Tensors
 from onea.vit.adapter import Adapters
 from onea.vit.frozen import FrozenViT

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from onea import seeds
+from onea.learner.local_head import local_head, new_adapters, train_with_local_head
+from onea.learner.options import AdapterOptions
+from onea.learner.tasks import StreamPlan, Task
 from onea.methods.contract import Method
-from onea.methods.local_head import local_head, new_adapters, train_with_local_head
-from onea.methods.options import AdapterOptions
 from onea.methods.state import part_of
 from onea.runtime import Runtime
-from onea.tasks import StreamPlan, Task
 from onea.tensors import Tensors
 from onea.vit.adapter import Adapters
 from onea.vit.frozen import FrozenViT

@@ -15,14 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from onea import seeds
+from onea.learner.local_head import local_head, new_adapters, train_with_local_head
+from onea.learner.options import AdapterOptions, TrainingOptions
+from onea.learner.tasks import Task
+from onea.learner.training import Optimiser
 from onea.methods.contract import Method
-from onea.methods.local_head import local_head, new_adapters, train_with_local_head
-from onea.methods.options import AdapterOptions, TrainingOptions, tuned
+from onea.methods.options import tuned
 from onea.methods.state import part_of
 from onea.options import Count, Positive
-from onea.tasks import Task
 from onea.tensors import Tensors
-from onea.training import Optimiser
 from onea.vit.adapter import Adapters
 from onea.vit.finetune import FineTuned
 from onea.vit.heads import cosine_scores

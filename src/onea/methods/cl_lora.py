@@ -13,14 +13,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from onea import seeds
+from onea.learner.local_head import local_head
+from onea.learner.options import TrainingOptions
+from onea.learner.tasks import StreamPlan, Task
+from onea.learner.training import Loss, Trained, train
 from onea.methods.contract import Method
-from onea.methods.local_head import local_head
-from onea.methods.options import TrainingOptions, tuned
+from onea.methods.options import tuned
 from onea.options import Positive
 from onea.runtime import Runtime
-from onea.tasks import StreamPlan, Task
 from onea.tensors import Tensors
-from onea.training import Loss, Trained, train
 from onea.vit.frozen import FrozenViT
 from onea.vit.heads import cosine_scores
 from onea.vit.lora import PROJECTIONS, LowRank, LowRankUpdates, SummedUpdates, check_rank

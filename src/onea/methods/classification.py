@@ -6,7 +6,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,65 +17,20 @@ from onea.classifiers.contract import Classifier, Scorer, Statistics
 from onea.classifiers.statistics import ClassStatistics
 from onea.data.transforms import VIEW_AREA
 from onea.errors import OneaError
-from onea.methods.contract import EVALUATION_BATCH, Method, pad_rows
-from onea.methods.fixed_views import FixedViews
+from onea.learner.fixed_views import FixedViews
+from onea.learner.options import ClassifierOptions
+from onea.learner.tasks import StreamPlan, Task
+from onea.learner.update import with_images
+from onea.methods.contract import Method
 from onea.methods.state import part_of, prefixed
-from onea.options import Count, Range, Validated, parse_pairs
+from onea.options import Count, parse_pairs
 from onea.runtime import Runtime
-from onea.tasks import StreamPlan, Task
 from onea.tensors import Tensors
+from onea.vit.batching import EVALUATION_BATCH, pad_rows
 from onea.vit.frozen import FrozenViT
 from onea.vit.hooks import BlockHooks
 
 _OTHERS = "statistics."
-
-
-@dataclass(frozen=True)
-class ClassifierOptions(Validated):
-    """How images are answered from their features.
-
-    Attributes:
-        classifier: ``ncm`` (nearest class mean by cosine, the paper), slda, whitened, rgda, rgda-full, ranpac, fecam,
-            or one that an installed package adds.
-        classifier_options: options of the classifier, such as directions=16,prior_images=400.
-        compare_classifiers: further classifiers that are scored in the same run, such as slda,rgda; ``all`` is all that
-            keep less than 100 MB for 100 classes. The first one alone decides what the guard does.
-        views: how often an image enters the statistics: as it is (1, the paper), then in random crops, mirrored half of
-            the time, each counted as one more image.
-        enough_images: where the classes of a task have so many images on average, no crops are looked at, and each
-            image counts in their place: crops help classes of few images. Nor does training look at any then, where it
-            takes fixed views. 0 always looks at crops.
-    """
-
-    classifier: str = "ncm"
-    classifier_options: str = ""
-    compare_classifiers: str = ""
-    views: Annotated[int, Range(ge=1, le=100)] = 1
-    enough_images: Annotated[int, Range(ge=0)] = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.classifiers()  # refuses what makes no sense now, not after the first task
-
-    def looks(self, images: int, classes: int) -> int:
-        """How many views of each image are looked at in a task of so many images and classes.
-
-        >>> options = ClassifierOptions(views=2, enough_images=50)
-        >>> options.looks(490, 10), options.looks(500, 10)
-        (2, 1)
-        """
-        return 1 if self.enough(images, classes) else self.views
-
-    def enough(self, images: int, classes: int) -> bool:
-        """Whether so many images of so many classes need no crops."""
-        return 0 < self.enough_images * classes <= images
-
-    def classifiers(self) -> dict[str, Classifier]:
-        """The classifier that answers, then those that are compared with it, by name."""
-        chosen = make_classifier(self.classifier, **parse_pairs(self.classifier_options, "classifier_options"))
-        names = filter(None, (word.strip() for word in self.compare_classifiers.split(",")))
-        more = [every for name in names for every in (_COMPACT if name == "all" else (name,))]
-        return {self.classifier: chosen} | {name: make_classifier(name) for name in more if name != self.classifier}
 
 
 @dataclass(frozen=True)
@@ -97,9 +52,6 @@ class RandomFeatures(ClassifierOptions):
             given: dict[str, Any] = {"features": self.random_features} | parse_pairs(own, "classifier_options")
             found["ranpac"] = make_classifier("ranpac", **given)
         return found
-
-
-_COMPACT = ("ncm", "slda", "whitened", "rgda", "ranpac")
 
 
 class FeatureClassification(Method):
@@ -156,17 +108,23 @@ class FeatureClassification(Method):
         """The statistics that a classifier reads."""
         return self.statistics[self._kinds[name]]
 
-    def observe(self, task: Task, features: Tensor, by: Tensor | None = None, views: FixedViews | None = None) -> None:
-        """Add a task's images to the statistics, after a map of all features where there was one.
+    def known_kind(self, name: str) -> Hashable:
+        """The kind of the statistics that a classifier reads."""
+        return self._kinds[name]
 
-        ``features`` are those of the images as they are; other views are looked at here.
-        """
-        looks, times = self.options.looks(len(task), len(task.classes)), self.options.views
-        more = [self.features_of(task, self.hooks(), view, views) for view in range(1, looks)]
-        features, labels = torch.cat([features, *more]).repeat(times // looks, 1), task.labels.repeat(times)
-        for kind, known in self.statistics.items():
-            carried = known if by is None else known.carry(by)
-            self.statistics[kind] = carried.add(features, labels.to(features.device))
+    def looks(self, task: Task) -> tuple[int, int]:
+        """The number of views of each image that are looked at, and of those that enter the statistics."""
+        return self.options.looks(len(task), len(task.classes)), self.options.views
+
+    def observe(self, task: Task) -> None:
+        """Add a task's images to the statistics, as the network sees them now."""
+        looks, views = self.looks(task)
+        features = torch.stack([self.features_of(task, self.hooks(), view) for view in range(looks)])
+        self.set_statistics(with_images(self.statistics, features.expand(views, -1, -1), task.labels))
+
+    def set_statistics(self, statistics: Mapping[Hashable, Statistics]) -> None:
+        """Answer from other statistics of the same kinds."""
+        self.statistics = dict(statistics)
         self._scorers = {}
         for name in self.classifiers:  # now, so that the first answer is no slower than the others
             self.scorer(name)

@@ -13,13 +13,13 @@ from torch.nn import functional as F
 
 from onea import schedules, seeds
 from onea.errors import OneaError
+from onea.learner.tasks import StreamPlan, Task
+from onea.learner.training import Recipe
 from onea.methods.options import tuned
 from onea.methods.prompting import PromptMethod, PromptOptions, by_dataset
 from onea.options import Count, NotNegative
 from onea.runtime import Runtime
-from onea.tasks import StreamPlan, Task
 from onea.tensors import Tensors, to_float64
-from onea.training import Recipe
 from onea.vit.frozen import FrozenViT
 from onea.vit.prompts import Growing, PrefixPrompts
 

@@ -12,37 +12,14 @@ import torch
 from torch import Tensor
 
 from onea.errors import OneaError
-from onea.renamed import RenamedMethods, renamed
+from onea.learner.tasks import StreamPlan, Task
+from onea.renamed import RenamedMethods
 from onea.runtime import Runtime
-from onea.tasks import StreamPlan, Task
 from onea.tensors import Tensors, to_float64
+from onea.vit.batching import EVALUATION_BATCH, pad_rows
 from onea.vit.frozen import FrozenViT
 from onea.vit.heads import class_sums
 from onea.vit.hooks import NO_HOOKS, BlockHooks
-
-EVALUATION_BATCH = 256
-
-
-def padded(count: int) -> int:
-    """The size of the batch that so many rows are padded to: at least ``count``, and one of few.
-
-    A CPU keeps code and scratch memory for every batch size it has met, some 10 MB each in bf16, and a last batch that
-    grows with the classes seen would meet a new one after every task. Few rows are padded to a multiple of 4, because
-    padding takes as long as images do; many to a multiple of 16.
-
-    >>> [padded(count) for count in (1, 20, 33, 65, 256)]
-    [4, 20, 40, 80, 256]
-    """
-    step = min(max((1 << (count - 1).bit_length()) // 8, 4), 16)
-    return -(-count // step) * step
-
-
-def pad_rows(rows: Tensor) -> Tensor:
-    """Rows padded with the last one, so that a run meets few batch sizes.
-
-    Whoever passes padded rows through a network cuts the results to the original length.
-    """
-    return torch.cat([rows, rows[-1:].expand(padded(len(rows)) - len(rows))])
 
 
 @dataclass(frozen=True)
@@ -205,6 +182,3 @@ class Method(
                     total += class_sums(self.features(images, hooks)[: len(part)], labels, task.classes)
         counts = torch.bincount(task.labels - task.classes.start, minlength=len(task.classes)).to(sums.device)
         return (processes.sum_of(sums) / counts[:, None]).float().to(device)
-
-
-__getattr__ = renamed(__name__, {"filled_up": "onea.methods.contract:pad_rows"})

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from onea.errors import OneaError
+from onea.learner.options import AdapterOptions
+from onea.learner.tasks import StreamPlan, Task
 from onea.methods.adapter_bank import AdapterBank
-from onea.methods.options import AdapterOptions, tuned
+from onea.methods.options import tuned
 from onea.options import NotNegative
 from onea.runtime import Runtime
-from onea.tasks import StreamPlan, Task
 from onea.tensors import Tensors
 from onea.vit.frozen import FrozenViT
 from onea.vit.heads import cosine_scores

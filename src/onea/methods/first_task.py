@@ -6,8 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from onea.learner.merged_adapter import MergingOptions
 from onea.merging.average import RunningMean
-from onea.methods.adapter_merging import AdapterMerging, MergingOptions
+from onea.methods.adapter_merging import AdapterMerging
 from onea.methods.classification import RandomFeatures
 from onea.options import ZeroToOne
 from onea.vit.hooks import BlockHooks
@@ -38,7 +39,7 @@ class FirstTask(AdapterMerging):
 
     def cacheable_modules(self) -> dict[str, BlockHooks]:
         """The adapter, which stands still after its task."""
-        return {f"adapter of {self.merged_classes} classes": self.kept}
+        return {f"adapter of {self.merged.classes} classes": self.kept}
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from onea import schedules, seeds
+from onea.learner.local_head import train_with_local_head
+from onea.learner.options import TrainingOptions
+from onea.learner.tasks import StreamPlan, Task
 from onea.methods.contract import Method
 from onea.methods.dual_gpm import Energy, Memory, reduction, remember, threshold
-from onea.methods.local_head import train_with_local_head
-from onea.methods.options import TrainingOptions, tuned
+from onea.methods.options import tuned
 from onea.options import Range
 from onea.runtime import Runtime
-from onea.tasks import StreamPlan, Task
 from onea.tensors import Tensors
 from onea.vit.frozen import FrozenViT
 from onea.vit.heads import GrowingHead

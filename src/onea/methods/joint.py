@@ -14,13 +14,14 @@ from torch import Tensor, nn
 
 from onea import seeds
 from onea.errors import OneaError
-from onea.methods.adapter_merging import PUBLISHED
+from onea.learner.local_head import local_head, new_adapters, new_head, train_with_local_head
+from onea.learner.one_a import PUBLISHED
+from onea.learner.options import AdapterOptions
+from onea.learner.tasks import StreamPlan, Task
 from onea.methods.contract import Method
-from onea.methods.local_head import local_head, new_adapters, new_head, train_with_local_head
-from onea.methods.options import AdapterOptions, tuned
+from onea.methods.options import tuned
 from onea.methods.state import part_of, prefixed
 from onea.runtime import Runtime
-from onea.tasks import StreamPlan, Task
 from onea.tensors import Tensors
 from onea.vit.adapter import Adapters
 from onea.vit.frozen import FrozenViT

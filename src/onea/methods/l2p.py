@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from onea import seeds
 from onea.errors import OneaError
+from onea.learner.tasks import StreamPlan, Task
 from onea.methods.options import tuned
 from onea.methods.prompting import PromptMethod, PromptOptions, by_dataset
 from onea.options import Count, NotNegative
 from onea.runtime import Runtime
-from onea.tasks import StreamPlan, Task
 from onea.tensors import Tensors
 from onea.vit.frozen import FrozenViT
 from onea.vit.matching import Match, Selection, match_keys

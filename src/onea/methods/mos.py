@@ -13,15 +13,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from onea import seeds
-from onea.methods.contract import EVALUATION_BATCH, Method
-from onea.methods.options import TrainingOptions, tuned
+from onea.learner.options import TrainingOptions
+from onea.learner.tasks import StreamPlan, Task
+from onea.learner.training import Trained, train
+from onea.methods.contract import Method
+from onea.methods.options import tuned
 from onea.methods.state import part_of
 from onea.options import BelowOne, Count, NotNegative, Positive
 from onea.runtime import Runtime
-from onea.tasks import StreamPlan, Task
 from onea.tensors import Tensors
-from onea.training import Trained, train
 from onea.vit.adapter import Adapters
+from onea.vit.batching import EVALUATION_BATCH
 from onea.vit.frozen import FrozenViT
 from onea.vit.gaussians import Covariance, Gaussians, align
 from onea.vit.heads import GrowingHead, cosine_scores, masked_cross_entropy

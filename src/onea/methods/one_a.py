@@ -3,20 +3,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
 from typing import ClassVar
 
-from onea.merging.one_a import OneAMerge, OneASwitches
-from onea.methods.adapter_merging import AdapterMerging, MergingOptions
-
-
-@dataclass(frozen=True)
-class OneAOptions(OneASwitches, MergingOptions):
-    """Options of One-A: those of the training, and every part of the merge."""
-
-    def operator(self) -> OneAMerge:
-        """The merge of the paper, with these switches."""
-        return OneAMerge(**{field.name: getattr(self, field.name) for field in fields(OneASwitches)})
+from onea.learner.one_a import OneAOptions
+from onea.methods.adapter_merging import AdapterMerging
 
 
 class OneAMethod(AdapterMerging):

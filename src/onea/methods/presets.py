@@ -11,8 +11,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+from onea.learner.data_rule import DataShape, data_rule
 from onea.methods import METHODS
-from onea.methods.data_rule import DataShape, data_rule
 
 if TYPE_CHECKING:  # only the type: configurations know the names of presets without loading a network
     from onea.methods.contract import Method

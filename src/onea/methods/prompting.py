@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from onea import schedules, seeds
-from onea.methods.contract import EVALUATION_BATCH, Method
-from onea.methods.options import TrainingOptions
+from onea.learner.options import TrainingOptions
+from onea.learner.tasks import StreamPlan, Task
+from onea.learner.training import Recipe, Trained, train
+from onea.methods.contract import Method
 from onea.methods.state import part_of
 from onea.runtime import Runtime
-from onea.tasks import StreamPlan, Task
 from onea.tensors import Tensors, to_float64
-from onea.training import Recipe, Trained, train
+from onea.vit.batching import EVALUATION_BATCH
 from onea.vit.frozen import FrozenViT
 from onea.vit.heads import GrowingHead
 from onea.vit.hooks import BlockHooks

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from onea.learner.adapter_training import Start
+from onea.learner.merged_adapter import MergingOptions
 from onea.merging.average import RunningMean
-from onea.methods.adapter_merging import AdapterMerging, MergingOptions
-from onea.methods.adapter_training import Start
+from onea.methods.adapter_merging import AdapterMerging
 from onea.methods.options import tuned
 
 

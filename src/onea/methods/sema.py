@@ -13,14 +13,16 @@ from torch import Tensor, nn
 
 from onea import seeds
 from onea.errors import OneaError
-from onea.methods.contract import EVALUATION_BATCH, Method
-from onea.methods.options import TrainingOptions, tuned
+from onea.learner.options import TrainingOptions
+from onea.learner.tasks import StreamPlan, Task
+from onea.learner.training import Loss, Recipe, Trained, train
+from onea.methods.contract import Method
+from onea.methods.options import tuned
 from onea.methods.state import part_of, prefixed
 from onea.options import Count, NotNegative, Share
 from onea.runtime import Runtime
-from onea.tasks import StreamPlan, Task
 from onea.tensors import Tensors
-from onea.training import Loss, Recipe, Trained, train
+from onea.vit.batching import EVALUATION_BATCH
 from onea.vit.frozen import FrozenViT
 from onea.vit.heads import GrowingHead, masked_cross_entropy
 from onea.vit.mixture import ExpandableAdapters, Listener

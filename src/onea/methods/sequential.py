@@ -12,15 +12,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from onea import seeds
-from onea.methods.adapter_merging import PUBLISHED
+from onea.learner.local_head import new_adapters
+from onea.learner.one_a import PUBLISHED
+from onea.learner.options import AdapterOptions
+from onea.learner.tasks import StreamPlan, Task
+from onea.learner.training import Trained, train
 from onea.methods.contract import Method
-from onea.methods.local_head import new_adapters
-from onea.methods.options import AdapterOptions, tuned
+from onea.methods.options import tuned
 from onea.methods.state import part_of, prefixed
 from onea.runtime import Runtime
-from onea.tasks import StreamPlan, Task
 from onea.tensors import Tensors
-from onea.training import Trained, train
 from onea.vit.adapter import Adapters
 from onea.vit.frozen import FrozenViT
 from onea.vit.heads import GrowingHead

@@ -6,8 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from onea.methods.classification import ClassifierOptions, FeatureClassification, RandomFeatures
-from onea.tasks import Task
+from onea.learner.options import ClassifierOptions
+from onea.learner.tasks import Task
+from onea.methods.classification import FeatureClassification, RandomFeatures
 from onea.vit.hooks import NO_HOOKS, BlockHooks
 
 
@@ -23,7 +24,7 @@ class SimpleCIL(FeatureClassification):
 
     def learn(self, task: Task) -> dict[str, Any]:
         """Add the task's images to the statistics."""
-        self.observe(task, self.features_of(task, NO_HOOKS))
+        self.observe(task)
         return {}
 
     def hooks(self) -> BlockHooks:

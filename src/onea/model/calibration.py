@@ -1,71 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calibration: held-out images, the temperature of probabilities, and when an image is too far from every class."""
+"""Calibration: the temperature of probabilities, and when an image is too far from every class."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from onea import seeds
 from onea.classifiers.logistic import fit_log_odds
 
 LEAST_SLOPE = 3.0  # in spreads of the familiarity of known images
-FEW = 4  # a class with fewer images holds none out
 PRIOR_TEMPERATURE = 0.05  # where a fit without evidence stays
 _TEMPERATURES = torch.logspace(-3, 0, 121, dtype=torch.float64)
 _PRIOR_STRENGTH = 0.1  # a tenth of what one image says when the temperature is off by a factor of e
-
-
-def held_out_rows(labels: Tensor, names: Sequence[str], groups: Tensor, share: float, seed: int, update: int) -> Tensor:
-    """Rows kept out of training: about this share of each class, at least one where it has four images or more.
-
-    Whole groups of a class's images (such as ``series``) are: next to a photo of the same series, the answer to a
-    held-out one would be no surprise. Of a group that is larger than the share, one stretch is. The draw depends on the
-    seed, the update and the class's name.
-    """
-    rows = [torch.empty(0, dtype=torch.int64)]
-    for index, name in enumerate(names):
-        own = (labels == index).nonzero()[:, 0]
-        if share > 0 and len(own) >= FEW:
-            count = min(max(1, round(share * len(own))), len(own) - 2)
-            generator = seeds.generator(seed, update, f"held out/{name}")
-            rows.append(own[_whole_groups(_stretches(groups[own], count), count, generator)])
-    return torch.cat(rows).sort().values
-
-
-def _stretches(groups: Tensor, count: int) -> Tensor:
-    """The same groups, numbered from 0; those of twice this many members, or nearly all, are cut into stretches of it.
-
-    >>> _stretches(torch.tensor([7, 7, 3, 7, 7, 7, 3, 3]), 2).tolist()
-    [1, 1, 0, 2, 2, 3, 0, 0]
-    """
-    found = torch.empty_like(groups, dtype=torch.int64)
-    start = 0
-    for number in groups.unique():
-        own = (groups == number).nonzero()[:, 0]
-        whole = len(own) < min(2 * count, len(groups) - 1)
-        found[own] = start + torch.arange(len(own)) // (len(own) if whole else count)
-        start = int(found[own[-1]]) + 1
-    return found
-
-
-def _whole_groups(groups: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Members of groups that are together about this many, as ``_stretches`` gives them.
-
-    >>> _whole_groups(torch.tensor([0, 1, 1, 2, 2, 0]), 2, torch.Generator().manual_seed(0))
-    tensor([3, 4])
-    """
-    sizes = torch.bincount(groups)
-    chosen = torch.zeros(len(groups), dtype=torch.bool)
-    for number in torch.randperm(len(sizes), generator=generator).tolist():
-        total, size = int(chosen.sum()), int(sizes[number])
-        if abs(total + size - count) < abs(total - count) and total + size <= len(groups) - 2:
-            chosen |= groups == number
-    return chosen.nonzero()[:, 0]
 
 
 def fit_temperature(scores: Tensor, labels: Tensor) -> float:

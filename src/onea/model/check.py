@@ -15,7 +15,6 @@ from onea.classifiers.statistics import ClassStatistics
 from onea.data.assemble import natural_key
 from onea.errors import OneaError
 from onea.model.answers import Snapshot
-from onea.model.calibration import FEW
 from onea.model.groups import GROUPS, groups_by_class
 from onea.model.images import DecodedImages
 from onea.model.learning_curve import SHARES, learning_curves
@@ -23,6 +22,7 @@ from onea.model.names import check_spelling
 from onea.model.overlap import Nearest, gaussian_overlap, held_out_overlap, nearest
 from onea.model.state import State
 from onea.model.suspicion import Neighbours, Suspicion, classifier, cross_examine
+from onea.model.update_images import FEW
 
 Advice = Literal[
     "taught enough",

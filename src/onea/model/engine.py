@@ -16,11 +16,12 @@ from onea import seeds
 from onea.data.dataset import Pixels
 from onea.data.transforms import VIEW_AREA, Preprocess
 from onea.errors import OneaError
-from onea.methods.contract import EVALUATION_BATCH
 from onea.model.state import State
 from onea.runtime import NOBODY, Progress, Runtime, make_runtime
+from onea.tensors import Tensors
 from onea.vit.adapter import Adapters
 from onea.vit.backbones import load_backbone, shortened
+from onea.vit.batching import EVALUATION_BATCH
 from onea.vit.embedded import stands_for
 from onea.vit.frozen import FrozenViT
 from onea.vit.hooks import BlockHooks
@@ -91,8 +92,12 @@ class Engine:
         """The adapter of a state as a module on the engine's device, for inference."""
         if self.vit.frozen_only and not state.adapter:
             return Adapters(0, self.vit.width, 1, generator=torch.Generator())
+        return self.adapters_from(state.adapter, float(state.options["scale"]))
+
+    def adapters_from(self, tensors: Tensors, scale: float) -> Adapters:
+        """An adapter as a module on the engine's device, for inference."""
         try:
-            adapters = Adapters.from_tensors(state.adapter, float(state.options["scale"]))
+            adapters = Adapters.from_tensors(tensors, scale)
             if adapters.shape != (self.vit.depth, self.vit.width):
                 raise ValueError("made for another network")
         except (KeyError, RuntimeError, ValueError) as error:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from onea.data.unreadable import OnBad
 from onea.errors import OneaError, nearest
-from onea.methods.adapter_merging import MergingOptions
+from onea.learner.merged_adapter import MergingOptions
 from onea.model.background import learn_background
 from onea.model.engine import Engine
 from onea.model.folder import StoredVersions, read_present, save

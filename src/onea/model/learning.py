@@ -12,30 +12,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onea.classifiers.carrying import feature_map
-from onea.classifiers.contract import Classifier
 from onea.classifiers.statistics import ClassStatistics
 from onea.data.image_storage import Images, PackedImages, choose_storage_tier
+from onea.learner.merged_adapter import AdapterLearner, MergedAdapter, MergingOptions
+from onea.learner.tasks import Task
+from onea.learner.update import Known, NewImages, learn_update, with_images
 from onea.merging.operator import Sizes
-from onea.methods.adapter_merging import MergingOptions
-from onea.methods.guard import fallen, held_out_accuracy
 from onea.model import calibration
 from onea.model.background import taught_now
 from onea.model.calibrating import ENOUGH, calibrated
 from onea.model.engine import Engine
 from onea.model.images import DecodedImages
 from onea.model.photo_report import PhotoReport, conflicts_of
-from onea.model.recipe import method_of, options_of
+from onea.model.recipe import options_of
 from onea.model.rolling import measure, newest_held
 from onea.model.sentences import share_fields
 from onea.model.state import NO_ROWS, NO_SIGNALS, State, Update, merged_with, new_id, statistics_for
 from onea.model.update_images import UpdateImages, checked_classes, given_as_numbers
 from onea.model.views import Views
 from onea.runtime import Progress, Runtime
-from onea.tasks import Task
 from onea.tensors import Tensors, compact
 from onea.text import now, printable
-from onea.vit.adapter import Adapters
 from onea.vit.frozen import FrozenViT
 
 _GATE_SUMMARY = ("base", "align_share", "gate_min", "gate_max")
@@ -43,7 +40,7 @@ _GATE_SUMMARY = ("base", "align_share", "gate_min", "gate_max")
 
 def blank(engine: Engine, options: MergingOptions, readout: str) -> State:
     """The state of a model that knows nothing; its adapter leaves the network as it is."""
-    from onea.methods.adapter_training import blank_adapters
+    from onea.learner.adapter_training import blank_adapters
 
     if engine.vit.frozen_only:  # no block has an adapter, and none is ever trained
         options = dataclasses.replace(options, adapter_blocks=0, patch_drop_rate=0.0, freeze_at=0.0)
@@ -99,38 +96,49 @@ def learn(
     called = printable(name) if name else f"update {version}"
     adapters, options = engine.adapters(state), options_of(state.options)
     training = engine.for_training(progress)
-    trains = options.trains(len(names), Sizes.of(state.merged, Counter(batch.labels)).new_share)
+    sizes = Sizes.of(state.merged, Counter(batch.labels))
+    trains = not engine.vit.frozen_only and options.trains(len(names), sizes.new_share)
     views = Views(engine, batch, options, adapters, seed, training, exact=not trains)
     features = views.features(0, adapters)
     images = UpdateImages.of(batch, names, features, state, held_out, seed)
     rows, new, measured, classifier = images.rows, images.new, images.measured, state.classifier
-
     claimed = taught_now(state, features)
-    grown, background = state.statistics.grown(len(images.classes)), state.background[~claimed]
-    known = _Known(adapters, features, grown, background, state.held)
-    report: dict[str, Any] = {"trained": False}
-    if not engine.vit.frozen_only:
-        adapters, report = _adapt(engine, state, batch, images, called, seed, training, views)
-    training[1].progress.note("prototypes")
-    if report["trained"]:
-        moved = known.through(adapters, views.features(0, adapters), carry=follow_drift and bool(state.updates))
-        # An adapter that answers held-out images worse than the one before it is not kept.
-        report["trained"] = not _worse(moved, known, images, classifier)
-        known = moved if report["trained"] else known
 
-    further = (views.features(view, known.adapters) for view in range(1, views.looks))
-    by_view = torch.stack([known.features, *further]).expand(options.views, -1, -1)
-    before = known.statistics
-    if report["trained"]:
-        before = _made_anew(before, by_view, images, state)
-    after = _added(before, by_view, rows, new).compact()
+    kept = MergedAdapter(adapters.state_dict(), len(state.merged), sum(state.merged.values()))
+    known = Known(
+        kept,
+        {state.statistics.kind: state.statistics.grown(len(images.classes))},
+        {"background": state.background[~claimed], "held": state.held},
+    )
 
-    answers = classifier.fit(_added(before, by_view, rows, new & images.trained))(known.features[measured]).argmax(1)
-    right = int((answers == rows[measured]).sum())
+    def adapt(merged: MergedAdapter) -> tuple[MergedAdapter, dict[str, Any]]:
+        return _adapt(engine, state, batch, images, called, seed, training, views, merged)
+
+    def look(view: int, merged: MergedAdapter) -> Tensor:
+        if merged is kept:
+            return views.features(view, adapters) if view else features
+        return views.features(view, engine.adapters_from(merged.tensors, options.scale))
+
+    done = learn_update(
+        known,
+        NewImages(rows, look, ~images.trained, views.looks, options.views, new, _recomputed(images, state)),
+        adapt if trains else None,
+        kind=state.statistics.kind,
+        classifier=classifier,
+        carry=follow_drift and bool(state.updates),
+    )
+    report, by_view = done.report, done.features
+    before, after = (_statistics(each) for each in (done.before, done.known))
+    after = after.compact()
+
+    learned_from = with_images({before.kind: before}, by_view[:, new & images.trained], rows[new & images.trained])
+    right = 0
+    if bool(measured.any()):
+        right = int((classifier.fit(learned_from[before.kind])(by_view[0, measured]).argmax(1) == rows[measured]).sum())
     # What an adapter was trained on since says no more how new images are answered.
     still = ~torch.isin(state.held_rows, rows[images.repeats.before & images.trained]) | (not report["trained"])
     newest = by_view[:, measured].transpose(0, 1), rows[measured]
-    held, held_rows = newest_held(*newest, known.held[still], state.held_rows[still])
+    held, held_rows = newest_held(*newest, done.known.features["held"][still], state.held_rows[still])
     overall = measure(classifier, after, held, held_rows)
 
     learned = dataclasses.replace(
@@ -138,9 +146,9 @@ def learn(
         id=new_id(),
         version=version,
         classes=images.classes,
-        adapter=_on_cpu(known.adapters.state_dict()),
+        adapter=_on_cpu(done.known.adapter.tensors),
         statistics=after,
-        background=known.background,
+        background=done.known.features["background"],
         fingerprints=torch.cat([state.fingerprints, images.fingerprints[new]]),
         fingerprint_rows=torch.cat([state.fingerprint_rows, rows[new]]),
         held=compact(held),
@@ -176,17 +184,18 @@ def learn(
     return dataclasses.replace(learned, updates=(*state.updates, update)), photos
 
 
-def _added(known: ClassStatistics, views: Tensor, rows: Tensor, chosen: Tensor) -> ClassStatistics:
-    """Statistics with all views of the chosen images added."""
-    return known.add(views[:, chosen].flatten(0, 1), rows[chosen].repeat(len(views)))
+def _statistics(known: Known) -> ClassStatistics:
+    (statistics,) = known.statistics.values()
+    assert isinstance(statistics, ClassStatistics)
+    return statistics
 
 
-def _made_anew(known: ClassStatistics, views: Tensor, images: UpdateImages, state: State) -> ClassStatistics:
-    """Statistics in which classes whose photos are all there again have those as the new adapter sees them."""
+def _recomputed(images: UpdateImages, state: State) -> tuple[Tensor, Tensor]:
+    """Classes whose earlier photos are all in this update again, and these photos."""
     repeats, rows = images.repeats, images.rows
     found = torch.bincount(state.fingerprint_rows[repeats.known], minlength=len(state.classes))
     again = ((found > 0) & (found >= torch.tensor(state.images, dtype=torch.int64))).nonzero()[:, 0]
-    return _added(known.cleared(again), views, rows, torch.isin(rows, again) & repeats.before & ~repeats.twice)
+    return again, torch.isin(rows, again) & repeats.before & ~repeats.twice
 
 
 def _adapt(
@@ -198,12 +207,11 @@ def _adapt(
     seed: int,
     training: tuple[FrozenViT, Runtime],
     views: Views,
-) -> tuple[Adapters, dict[str, Any]]:
-    """Train on the update and merge: the new adapter, and what is to be told about it."""
+    merged: MergedAdapter,
+) -> tuple[MergedAdapter, dict[str, Any]]:
+    """Train on the update and merge: the new adapter, and a report."""
     vit, runtime = training
-    sizes = Sizes.of(state.merged, images.taught)
-    method = method_of(state.options)(vit, options_of(state.options), runtime)
-    method.restore(state.adapter, len(state.merged), sizes.accumulated_samples)
+    learner = AdapterLearner(vit, options_of(state.options), runtime)
     if views.fixed is not None:
         stored: Images = views.fixed.images
     else:
@@ -214,46 +222,9 @@ def _adapt(
         Task(state.next_update, name, range(len(images.names)), stored, rows, images.labels[rows], seed)
         for rows in (images.trained.nonzero()[:, 0], (~images.trained).nonzero()[:, 0])
     )
-    report = method.adapt(task, sizes, views.fixed, held_out)
-    return method.kept, report
-
-
-@dataclasses.dataclass(frozen=True)
-class _Known:
-    """What is known as an adapter sees it: the images of an update, and what is kept of earlier ones.
-
-    Attributes:
-        adapters: through which it is seen.
-        features: of the images of the update, ``[N, width]``.
-        statistics: of all images before it.
-        background: as in ``State``.
-        held: likewise.
-    """
-
-    adapters: Adapters
-    features: Tensor
-    statistics: ClassStatistics
-    background: Tensor
-    held: Tensor
-
-    def through(self, adapters: Adapters, features: Tensor, carry: bool) -> _Known:
-        """The same through another adapter, whose features these are; what is kept follows where it is carried."""
-        if not carry:
-            return dataclasses.replace(self, adapters=adapters, features=features)
-        by = feature_map(self.features, features)
-        background = compact(self.background @ by.float())
-        held = compact(self.held @ by.float()) if len(self.held) else self.held
-        return _Known(adapters, features, self.statistics.carry(by), background, held)
-
-
-def _worse(after: _Known, before: _Known, images: UpdateImages, classifier: Classifier) -> bool:
-    """Whether held-out images are answered worse through one adapter than through another, by more than chance."""
-    held_out = ~images.trained
-    now, then = (
-        held_out_accuracy(classifier, known.statistics, known.features, images.rows, held_out)
-        for known in (after, before)
-    )
-    return fallen(then, now, max(1, int(held_out.sum())))
+    result = learner.adapt(merged, task, Sizes.of(state.merged, images.taught), views.fixed, held_out)
+    runtime.progress.note("prototypes")
+    return result
 
 
 def _calibrated(

@@ -8,10 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from onea.errors import OneaError
-from onea.methods.adapter_merging import AdapterMerging, MergingOptions
-from onea.methods.one_a import OneAMethod
-from onea.methods.one_a_plus import OneAPlus
-from onea.methods.presets import preset_options
+from onea.learner.merged_adapter import MergingOptions
+from onea.learner.one_a import PUBLISHED, OneAOptions, OneAPlusOptions
 from onea.options import build, upgraded
 from onea.vit.frozen import FrozenViT
 
@@ -39,10 +37,10 @@ def choose_options(preset: str, given: Mapping[str, Any], vit: FrozenViT) -> Mer
     """Options of the training and the merge: those of the preset for a network, then what was given."""
     preset = preset_name(preset)
     if preset == "paper":
-        return _laid_over(OneAMethod.Options, preset_options("one-a", "paper") | _VIEWS, given, vit)
-    ours = preset_options("one-a-plus", "small") | (_THOROUGH if preset == "thorough" else _AUTO)
+        return _laid_over(OneAOptions, PUBLISHED[""] | _VIEWS, given, vit)
+    ours = _THOROUGH if preset == "thorough" else _AUTO
     blocks = {} if preset == "thorough" else {"adapter_blocks": max(1, round(_UPPER * vit.depth))}
-    return _laid_over(OneAPlus.Options, ours, blocks | upgraded(OneAPlus.Options, given), vit)
+    return _laid_over(OneAPlusOptions, ours, blocks | upgraded(OneAPlusOptions, given), vit)
 
 
 def change_options(noted: Mapping[str, Any], given: Mapping[str, Any], vit: FrozenViT) -> MergingOptions:
@@ -87,22 +85,18 @@ def preset_name(preset: str) -> str:
     return name
 
 
-def method_of(options: Mapping[str, Any]) -> type[AdapterMerging]:
-    """The method that a model's options belong to; earlier ones are trained by One-A."""
-    return OneAPlus if "new_votes" in options else OneAMethod
-
-
 def options_of(options: Mapping[str, Any]) -> MergingOptions:
     """A model's options as its method reads them.
 
     A model's classifier is its readout; whatever a folder's options say about others would only take memory.
     """
-    return build(method_of(options).Options, {name: value for name, value in options.items() if name not in _ELSEWHERE})
+    kind = OneAPlusOptions if "new_votes" in options else OneAOptions
+    return build(kind, {name: value for name, value in options.items() if name not in _ELSEWHERE})
 
 
 def _bounds(kind: type[MergingOptions], epochs: Any) -> dict[str, int]:
     """Bounds of the epoch schedule that leave room for what was asked: half and twice of it. One-A+ finds its own."""
     if not isinstance(epochs, int):
         return {}
-    least, most = (0, 0) if issubclass(kind, OneAPlus.Options) else (max(1, epochs // 2), 2 * epochs)
+    least, most = (0, 0) if issubclass(kind, OneAPlusOptions) else (max(1, epochs // 2), 2 * epochs)
     return {"min_epochs": least, "max_epochs": most}

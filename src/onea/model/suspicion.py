@@ -13,8 +13,9 @@ from onea.classifiers import make_classifier
 from onea.classifiers.contract import Classifier
 from onea.classifiers.statistics import ClassStatistics
 from onea.classifiers.validation import cross_validated_scores
-from onea.model.calibration import FEW, fit_temperature
+from onea.model.calibration import fit_temperature
 from onea.model.groups import groups_by_class
+from onea.model.update_images import FEW
 
 # Chosen on the Grocery photos (benchmarks/check_labels.py).
 SERIES = 24  # of a class at most: a series is a few photos taken one after the other

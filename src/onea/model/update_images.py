@@ -4,19 +4,23 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from onea import seeds
 from onea.data.assemble import natural_key
 from onea.errors import OneaError
-from onea.model.calibration import held_out_rows
+from onea.learner.held_out import hold_out
 from onea.model.fingerprints import Repeats, fingerprints
 from onea.model.groups import series
 from onea.model.images import DecodedImages
 from onea.model.names import check_names
 from onea.model.state import State
+
+FEW = 4  # a class with fewer images holds none out
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,20 @@ class UpdateImages:
     def taught(self) -> Counter[str]:
         """The number of images of each class that the adapter may be trained on."""
         return Counter(self.names[label] for label in self.labels[self.trained].tolist())
+
+
+def held_out_rows(labels: Tensor, names: Sequence[str], groups: Tensor, share: float, seed: int, update: int) -> Tensor:
+    """Images kept out of training: about this share of each class, at least one of a class with four or more.
+
+    The draw depends on the seed, the update and the name of the class, and not on other classes.
+    """
+    orders = []
+    for index, name in enumerate(names):
+        own = (labels == index).nonzero()[:, 0]
+        if share > 0 and len(own) >= FEW:
+            generator = seeds.generator(seed, update, f"held out/{name}")
+            orders.append(own[torch.randperm(len(own), generator=generator)])
+    return hold_out(orders, share, groups, least=1).sort().values
 
 
 def checked_classes(batch: DecodedImages, state: State) -> list[str]:

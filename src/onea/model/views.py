@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from onea.data.image_storage import PackedImages, choose_storage_tier
-from onea.methods.adapter_merging import MergingOptions
-from onea.methods.fixed_views import FixedViews
+from onea.learner.fixed_views import FixedViews
+from onea.learner.merged_adapter import MergingOptions
 from onea.model.engine import Engine
 from onea.model.images import DecodedImages
 from onea.runtime import Runtime

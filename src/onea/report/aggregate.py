@@ -193,7 +193,7 @@ def _ruled(record: Record) -> dict[str, Any]:
     """
     if record["config"].get("preset") != "auto" or not record["stream"].get("samples"):
         return {}
-    from onea.methods.data_rule import DataShape, data_rule
+    from onea.learner.data_rule import DataShape, data_rule
 
     asked, data, sizes = record["config"].get("options") or {}, record["data"], record["stream"]["sizes"]
     images = data.get("task_images") or data.get("train_images") or 0

@@ -16,9 +16,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from onea import seeds
 from onea.data.image_storage import Images, choose_storage_tier
 from onea.methods.classification import FeatureClassification
-from onea.methods.contract import EVALUATION_BATCH, Method, pad_rows
+from onea.methods.contract import Method
 from onea.openset import auroc
 from onea.runs.setup import Side
+from onea.vit.batching import EVALUATION_BATCH, pad_rows
 
 _HOST = torch.device("cpu")
 MEASURED_AFTER = (1, 10, 40)  # tasks; and after the last one

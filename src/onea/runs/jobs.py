@@ -18,7 +18,7 @@ from onea.runs.config import RunConfig
 from onea.runs.record_store import Failure
 
 if TYPE_CHECKING:
-    from onea.methods.adapter_merging import AdapterCache
+    from onea.learner.merged_adapter import AdapterCache
 
 
 @dataclass(frozen=True)
@@ -89,9 +89,9 @@ def training_of(config: RunConfig) -> str | None:
     It is the whole configuration less the method and the options of its merge. Two methods with different presets
     may agree here and train differently all the same; a cache tells them apart.
     """
+    from onea.learner.adapter_training import AdapterTraining
     from onea.methods import method_class
     from onea.methods.adapter_merging import AdapterMerging
-    from onea.methods.adapter_training import AdapterTraining
 
     if not issubclass(method_class(config.method), AdapterMerging):
         return None
@@ -121,7 +121,7 @@ def with_adapter_caches(jobs: Sequence[RunJob]) -> Iterator[tuple[RunJob, Adapte
 
     One cache exists at a time: that of the jobs at hand, and none where only one job could use it.
     """
-    from onea.methods.adapter_merging import AdapterCache
+    from onea.learner.merged_adapter import AdapterCache
 
     for group in by_training(jobs):
         adapter_cache = AdapterCache() if len(group) > 1 else None

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from onea.learner.data_rule import DataShape
 from onea.methods import method_class
-from onea.methods.data_rule import DataShape
 from onea.methods.presets import preset_options
 from onea.options import build
 from onea.record import Record

@@ -11,9 +11,8 @@ from typing import Any
 
 from onea.errors import OneaError, is_out_of_memory, short
 from onea.files import check_no_model, check_writable
+from onea.learner.merged_adapter import AdapterCache
 from onea.locks import folder_lock
-from onea.methods.adapter_merging import AdapterCache
-from onea.methods.contract import pad_rows
 from onea.metrics import summarise
 from onea.processes import is_first
 from onea.record import FORMAT, Record, leftovers, tidy
@@ -33,6 +32,7 @@ from onea.runs.record import (
 from onea.runs.setup import Prepared, prepare
 from onea.runtime import Progress, Runtime, make_runtime
 from onea.text import now
+from onea.vit.batching import pad_rows
 
 
 @renamed_arguments(memo="adapter_cache")

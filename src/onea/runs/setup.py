@@ -26,17 +26,19 @@ from onea.data.transforms import Geometry, Preprocess
 from onea.data.unreadable import readable
 from onea.errors import OneaError
 from onea.files import default_cache
+from onea.learner.merged_adapter import AdapterCache
+from onea.learner.tasks import StreamPlan, Task
 from onea.methods import method_class
-from onea.methods.adapter_merging import AdapterCache, AdapterMerging
-from onea.methods.contract import EVALUATION_BATCH, Method
+from onea.methods.adapter_merging import AdapterMerging
+from onea.methods.contract import Method
 from onea.record import Record
 from onea.runs.config import RunConfig
 from onea.runs.options import options_of, shape_of
 from onea.runtime import Runtime
 from onea.streams import Stream, make_stream
 from onea.task_sizes import parse_sizes
-from onea.tasks import StreamPlan, Task
 from onea.vit.backbones import load_backbone, stamp_of_weights, why_frozen_only
+from onea.vit.batching import EVALUATION_BATCH
 from onea.vit.compiled import can_compile
 from onea.vit.frozen import FrozenViT
 

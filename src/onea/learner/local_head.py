@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from onea import seeds
-from onea.losses import contrastive
-from onea.methods.options import AdapterOptions
+from onea.learner.losses import contrastive
+from onea.learner.options import AdapterOptions
+from onea.learner.tasks import Task
+from onea.learner.training import Batches, Draw, Recipe, Trained, train
 from onea.runtime import Runtime
-from onea.tasks import Task
-from onea.training import Batches, Draw, Recipe, Trained, train
 from onea.vit.adapter import Adapters
 from onea.vit.frozen import FrozenViT
 from onea.vit.heads import CosineHead, LinearHead

@@ -12,16 +12,16 @@ from torch import nn
 
 from onea import seeds
 from onea.errors import OneaError
-from onea.losses import contrastive_share
-from onea.methods.early_stopping import Patience, share_right
-from onea.methods.fixed_views import FixedViews
-from onea.methods.local_head import Network, local_head, new_adapters, train_with_local_head
-from onea.methods.options import AdapterOptions
+from onea.learner.early_stopping import Patience, share_right
+from onea.learner.fixed_views import FixedViews
+from onea.learner.local_head import Network, local_head, new_adapters, train_with_local_head
+from onea.learner.losses import contrastive_share
+from onea.learner.options import AdapterOptions
+from onea.learner.tasks import StreamPlan, Task
+from onea.learner.training import Batches, Draw
 from onea.options import BelowOne, Range
 from onea.runtime import Runtime
-from onea.tasks import StreamPlan, Task
 from onea.tensors import Tensors
-from onea.training import Batches, Draw
 from onea.vit.adapter import Adapters
 from onea.vit.frozen import FrozenViT
 from onea.vit.patches import draw_patches, number_kept

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from onea.methods.contract import EVALUATION_BATCH
+from onea.learner.tasks import Task
 from onea.runtime import Runtime
-from onea.tasks import Task
 from onea.tensors import Tensors, to_float64
 from onea.vit.adapter import Adapters
+from onea.vit.batching import EVALUATION_BATCH
 from onea.vit.frozen import FrozenViT
 
 _GRADIENT_BATCH = 32  # gradients of single samples take memory: one matrix for each

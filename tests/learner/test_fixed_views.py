@@ -9,10 +9,10 @@ import pytest
 import torch
 from method_tools import learn_all, prepared
 
-from onea.methods import fixed_views
-from onea.methods.contract import padded
-from onea.methods.fixed_views import FixedViews
+from onea.learner import fixed_views
+from onea.learner.fixed_views import FixedViews
 from onea.vit.adapter import Adapters
+from onea.vit.batching import padded
 
 VIEWS = 3
 

@@ -8,8 +8,8 @@ import contextlib
 import pytest
 import torch
 
-from onea import training
-from onea.methods.adapter_training import AdapterTraining, blank_adapters, train_adapter
+from onea.learner import training
+from onea.learner.adapter_training import AdapterTraining, blank_adapters, train_adapter
 from onea.runs.config import make_config
 from onea.runs.setup import prepare
 from onea.runtime import make_runtime

@@ -9,12 +9,12 @@ from method_tools import learn_all, prepared
 from model_tools import tiny_model
 
 import onea
-from onea import schedules, training
+from onea import schedules
 from onea.errors import OneaError
-from onea.methods import adapter_training
-from onea.methods.adapter_training import AdapterTraining
-from onea.methods.fixed_views import FixedViews
-from onea.methods.one_a import OneAOptions
+from onea.learner import adapter_training, training
+from onea.learner.adapter_training import AdapterTraining
+from onea.learner.fixed_views import FixedViews
+from onea.learner.one_a import OneAOptions
 from onea.vit.adapter import Adapters
 from onea.vit.hooks import NO_HOOKS
 
@@ -29,9 +29,14 @@ def test_lower_blocks_stay_as_they_were_and_the_last_one_learns_on(tiny_run, mon
     ready, drawn, draw = asked(tiny_run), [], FixedViews.drawn
     monkeypatch.setattr(FixedViews, "drawn", lambda *given: drawn.append(given[-2:]) or draw(*given))
     task = ready.task(0)
-    fresh = ready.method.new_adapter(task).state_dict()
+    fresh = ready.method.learner.blank(task.seed, task.index).state_dict()
     found = adapter_training.train_adapter(
-        ready.method.vit, ready.method.new_adapter(task), task, ready.method.options, ready.method.runtime, None
+        ready.method.vit,
+        ready.method.learner.blank(task.seed, task.index),
+        task,
+        ready.method.options,
+        ready.method.runtime,
+        None,
     )
     ((below, block),) = drawn
     then = below.state_dict()
@@ -50,7 +55,7 @@ def test_without_a_second_part_it_is_the_training_of_all_blocks(tiny_run, monkey
     for ready in (part, whole):
         method, task = ready.method, ready.task(0)
         found = adapter_training.train_adapter(
-            method.vit, method.new_adapter(task), task, method.options, method.runtime, None
+            method.vit, method.learner.blank(task.seed, task.index), task, method.options, method.runtime, None
         )
         reports.append(found)
     assert reports[0].report == reports[1].report
@@ -67,7 +72,13 @@ def test_the_second_part_goes_on_where_the_first_one_ended(tiny_run, monkeypatch
     monkeypatch.setattr(training, "_set_rates", lambda *given: shares.append(given[1]) or set_rates(*given))
     task, method = ready.task(0), ready.method
     adapter_training.train_adapter(
-        method.vit, method.new_adapter(task), task, method.options, method.runtime, None, held_out=task
+        method.vit,
+        method.learner.blank(task.seed, task.index),
+        task,
+        method.options,
+        method.runtime,
+        None,
+        held_out=task,
     )
     assert shares == [schedules.cosine(epoch, 4) for epoch in range(4)]
     first, second = parts
@@ -82,7 +93,9 @@ def test_it_learns_on_tokens_that_the_frozen_ones_have_changed(tiny_run, monkeyp
     ready, made, draw = asked(tiny_run, learning_rate=0.5), [], FixedViews.drawn
     monkeypatch.setattr(FixedViews, "drawn", lambda *given: made.append((draw(*given), given[5])) or made[-1][0])
     task, method = ready.task(0), ready.method
-    adapter_training.train_adapter(method.vit, method.new_adapter(task), task, method.options, method.runtime, None)
+    adapter_training.train_adapter(
+        method.vit, method.learner.blank(task.seed, task.index), task, method.options, method.runtime, None
+    )
     ((views, below),) = made
     found, images = views.plain(task.rows), task.images.plain(task.rows)
     with torch.no_grad():

@@ -12,11 +12,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from onea.errors import OneaError
-from onea.losses import contrastive
-from onea.methods.adapter_training import AdapterTraining
+from onea.learner.adapter_training import AdapterTraining
+from onea.learner.losses import contrastive
+from onea.learner.tasks import StreamPlan, Task
+from onea.learner.training import Recipe, Trained, train
 from onea.runtime import make_runtime
-from onea.tasks import StreamPlan, Task
-from onea.training import Recipe, Trained, train
 
 
 class Ramp:

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from onea import schedules, seeds
 from onea.data.image_storage import PackedImages, Shard, whole
 from onea.errors import OneaError
+from onea.learner.step_graph import StepGraph
+from onea.learner.tasks import Task
 from onea.renamed import renamed_arguments
 from onea.runtime import Runtime
-from onea.step_graph import StepGraph
-from onea.tasks import Task
 
 Loss = Callable[..., Tensor]  # of images, their labels, and what else is drawn for them
 Draw = Callable[[int, torch.Generator], Tensor]

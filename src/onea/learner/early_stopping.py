@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from onea.methods.contract import EVALUATION_BATCH
-from onea.methods.local_head import Network
+from onea.learner.local_head import Network
+from onea.learner.tasks import Task
 from onea.runtime import Runtime
-from onea.tasks import Task
 from onea.vit.adapter import Adapters
+from onea.vit.batching import EVALUATION_BATCH
 
 
 @dataclass

@@ -91,4 +91,4 @@ class Task:
         return list(zip(*(part.to(self.images.device).split(size) for part in parts), strict=True))
 
 
-__getattr__ = renamed(__name__, {"Plan": "onea.tasks:StreamPlan"})
+__getattr__ = renamed(__name__, {"Plan": "onea.learner.tasks:StreamPlan"})

@@ -11,9 +11,9 @@ from method_tools import learn_all, prepared
 from tiny import write_tiny_vit
 from toys import images_for, toy
 
-from onea import training
 from onea.errors import OneaError
-from onea.methods.adapter_training import AdapterTraining, blank_adapters, train_adapter
+from onea.learner import training
+from onea.learner.adapter_training import AdapterTraining, blank_adapters, train_adapter
 from onea.runs.evaluation import count_flops
 from onea.vit.adapter import Adapters
 from onea.vit.backbones import load_backbone
@@ -108,7 +108,7 @@ def test_every_batch_is_drawn_anew_and_a_seed_repeats_it(tiny_run, monkeypatch):
         drawn.append(draw_patches(*given))
         return drawn[-1]
 
-    monkeypatch.setattr("onea.methods.adapter_training.draw_patches", noted)
+    monkeypatch.setattr("onea.learner.adapter_training.draw_patches", noted)
     first, second = (learn_all(asked(tiny_run, **HALF), [0]) for _ in range(2))
     batches = len(drawn) // 2
     assert batches > 2

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One update: models and research runs learn by the same function, and get the same result from the same draws."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from model_tools import tiny_model
+
+from onea.data.image_storage import PackedImages
+from onea.learner.held_out import hold_out
+from onea.learner.tasks import Task
+from onea.methods import adapter_merging
+from onea.methods.one_a_plus import OneAPlus
+from onea.model import learning
+from onea.model.images import read_labelled
+from onea.model.recipe import options_of
+
+
+@pytest.mark.parametrize("carry", [True, False])
+def test_a_model_and_a_research_run_learn_bit_by_bit_the_same(carry, tiny_vit, tiny_images, monkeypatch):
+    """Two updates that train: same images, same held-out images, same seeds."""
+    model = tiny_model(tiny_vit, preset="thorough", views=1, epochs=2, follow_drift=carry)
+    draws = []
+    watched = learning.UpdateImages.of.__func__
+    monkeypatch.setattr(
+        learning.UpdateImages, "of", classmethod(lambda cls, *given: draws.append(watched(cls, *given)) or draws[-1])
+    )
+    folders = sorted((tiny_images / "train").iterdir())
+    for update, part in enumerate((folders[:3], folders[3:]), start=1):
+        files = [file for folder in part for file in sorted(folder.iterdir())]
+        labels = [file.parent.name for file in files]
+        before = model.snapshot().state if update > 1 else None
+        model.learn(files, labels)
+        engine, state = model._ready(), model.snapshot().state
+        batch = read_labelled(files, labels, engine.side, "fail")
+
+        options = dataclasses.replace(options_of(state.options), carry=carry, guard=0.1, classifier="rgda")
+        method = OneAPlus(engine.vit, options, engine.runtime)
+        if before is not None:
+            method.load_state_dict(
+                {
+                    **before.statistics.state_dict(),
+                    **{f"adapter.{name}": value for name, value in before.adapter.items()},
+                    "merged": torch.tensor([len(before.merged), sum(before.merged.values())]),
+                }
+            )
+        known = len(before.classes) if before else 0
+        images = PackedImages(batch.pixels, engine.preprocess, engine.runtime.device, "device")
+        task = Task(update, "", range(known, known + 3), images, torch.arange(len(files)), draws[-1].rows, model.seed)
+        monkeypatch.setattr(adapter_merging, "held_out_of_task", lambda *_: ~draws[-1].trained)
+        monkeypatch.setattr(type(method.merged), "sizes_with", lambda *_: sizes(before, draws[-1]))  # noqa: B023
+        report = method.learn(task)
+
+        assert report["trained"]
+        assert state.updates[-1]["trained"]
+        for name, value in method.merged.tensors.items():
+            assert torch.equal(value, state.adapter[name]), name
+        (statistics,) = method.statistics.values()
+        for name, value in statistics.compact().state_dict().items():
+            assert torch.equal(value, state.statistics.state_dict()[name]), name
+
+
+def sizes(before, images):
+    """Those of the merge: images that are held out are not merged."""
+    return learning.Sizes.of(before.merged if before else {}, images.taught)
+
+
+@given(
+    counts=st.lists(st.integers(0, 40), min_size=1, max_size=6),
+    share=st.floats(0, 0.9),
+    least=st.integers(0, 2),
+    seed=st.integers(0, 99),
+    grouped=st.booleans(),
+)
+@settings(max_examples=80, deadline=None)
+def test_two_images_of_every_class_are_always_trained_on(counts, share, least, seed, grouped):
+    generator = torch.Generator().manual_seed(seed)
+    starts = [sum(counts[:index]) for index in range(len(counts))]
+    orders = [start + torch.randperm(count, generator=generator) for start, count in zip(starts, counts, strict=True)]
+    groups = torch.randint(5, (sum(counts),), generator=generator) if grouped else None
+    chosen = hold_out(orders, share, groups, least)
+    assert len(chosen.unique()) == len(chosen)
+    for own in orders:
+        held = int(torch.isin(own, chosen).sum())
+        assert held <= max(0, len(own) - 2)
+        if not grouped:
+            assert held == max(0, min(max(least, round(share * len(own))), len(own) - 2))
+
+
+def test_images_without_a_series_are_held_out_as_if_each_were_its_own():
+    own = torch.randperm(30, generator=torch.Generator().manual_seed(1))
+    alone, apart = hold_out([own], 0.2), hold_out([own], 0.2, torch.arange(30))
+    assert sorted(alone.tolist()) == sorted(apart.tolist())
