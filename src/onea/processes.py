@@ -17,11 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from onea.renamed import RenamedMethods
-
 
 @dataclass(frozen=True)
-class Processes(RenamedMethods, old_names={"deal": "shard", "together": "gather"}):
+class Processes:
     """This process's place among those that share the run."""
 
     rank: int = 0

@@ -17,7 +17,7 @@ from torch import Tensor
 from onea.errors import OneaError
 from onea.merging import OPERATORS, make_operator, operator_class
 from onea.merging.knots import align
-from onea.merging.operator import Sizes, merge
+from onea.merging.operator import Sizes
 from onea.merging.ties import elect, trim
 from onea.merging.tsv import leading, orthogonal
 from onea.tensors import Tensors
@@ -531,32 +531,3 @@ def test_opcm_of_three_tasks_step_by_step():
     factor = second.norm() / ((a.norm() + b.norm()) / 2)
     third = factor * (second / factor) + full_opcm(second / factor, c, 0.5, False)
     torch.testing.assert_close(found, third / third.norm() * (a.norm() + b.norm() + c.norm()) / 3)
-
-
-def test_old_names_work_with_a_warning():
-    from onea.merging import one_a, operator
-    from onea.merging.fusion import gates
-    from onea.tensors import cast_like, to_float64
-
-    for module, name, new in (
-        (operator, "precise", to_float64),
-        (operator, "like", cast_like),
-        (one_a, "gates", gates),
-    ):
-        with pytest.warns(DeprecationWarning, match=f"{name} is now"):
-            assert getattr(module, name) is new
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = operator.nothing
-
-
-def test_an_operator_that_returns_a_pair_works_with_a_warning():
-    def newest(accumulated, new, sizes, state):
-        return new, {"count": torch.tensor(2)}
-
-    with pytest.warns(DeprecationWarning, match="return a MergeResult"):
-        result = merge(newest, side(1), side(2), SIZES, {})
-    assert_same(result.tensors, side(2))
-    assert result.report() == {}
-    merged, state = result
-    assert merged is result.tensors
-    assert state == {"count": torch.tensor(2)}

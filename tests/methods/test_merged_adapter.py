@@ -151,18 +151,18 @@ def test_gram_matrices_are_those_of_the_inputs_of_every_layer(tiny_run):
 def test_magmax_trains_from_the_previous_task_and_measures_from_the_first_start(tiny_run):
     ready = method_with(tiny_run, "magmax")
     method, trained = ready.method, []
-    original = method._trained
-    method._trained = lambda *given: trained.append(original(*given)) or trained[-1]
+    original = method.learner._trained
+    method.learner._trained = lambda *given: trained.append(original(*given)) or trained[-1]
     learn_all(ready)
-    assert same(method.start, trained[-1].tensors)
+    assert same(method.merged.start, trained[-1].tensors)
     fresh = learn_all(method_with(tiny_run, "running-mean", adapter_cache := AdapterCache()))
     assert not same(fresh.state_dict(), method.state_dict())
     weights = [next(iter(adapter_cache.values()))[0], trained[0].tensors]
     assert same(*weights), "the first task starts fresh"
     for name, kept in method.kept.state_dict().items():
-        changes = torch.stack([one.tensors[name] - method.origin[name] for one in trained])
+        changes = torch.stack([one.tensors[name] - method.merged.origin[name] for one in trained])
         largest = changes.gather(0, changes.abs().argmax(0, keepdim=True))[0]
-        torch.testing.assert_close(kept, method.origin[name] + 0.5 * largest, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(kept, method.merged.origin[name] + 0.5 * largest, rtol=1e-4, atol=1e-5)
 
 
 def test_acmap_trains_later_tasks_from_the_first_trained_adapter(tiny_run):
@@ -170,7 +170,7 @@ def test_acmap_trains_later_tasks_from_the_first_trained_adapter(tiny_run):
     ready.method.learn(ready.task(0))
     first = {name: value.clone() for name, value in ready.method.kept.state_dict().items()}
     learn_all(ready, [1, 2])
-    assert same(ready.method.start, first)
+    assert same(ready.method.merged.start, first)
 
 
 def test_deltas_are_taken_from_a_shared_start(tiny_run):
@@ -178,11 +178,11 @@ def test_deltas_are_taken_from_a_shared_start(tiny_run):
     options = {"merge_options": "scale=0.5"}
     method = learn_all(method_with(tiny_run, "task-arithmetic", adapter_cache, options=options))
     for name, kept in method.kept.state_dict().items():
-        total = sum(tensors[name] - method.origin[name] for tensors, _ in adapter_cache.values())
-        torch.testing.assert_close(kept, method.origin[name] + 0.5 * total)
+        total = sum(tensors[name] - method.merged.origin[name] for tensors, _ in adapter_cache.values())
+        torch.testing.assert_close(kept, method.merged.origin[name] + 0.5 * total)
     options = {"start": "fresh"}
     apart = learn_all(method_with(tiny_run, "task-arithmetic", adapter_cache := AdapterCache(), options=options))
-    assert not apart.origin
+    assert not apart.merged.origin
     for name, kept in apart.kept.state_dict().items():
         torch.testing.assert_close(kept, 0.3 * sum(tensors[name] for tensors, _ in adapter_cache.values()))
 
@@ -191,7 +191,7 @@ def test_operators_made_for_deltas_start_from_shared_weights_unless_told_otherwi
     method = method_with(tiny_run, merge).method
     asked = method_with(tiny_run, merge, options={"start": "fresh"}).method
     own = make_operator(merge).starts_from
-    assert (method.start_rule, asked.start_rule) == (own, "fresh")
+    assert (method.learner.start_rule, asked.learner.start_rule) == (own, "fresh")
     assert (own != "fresh") or not make_operator(merge).on_deltas
 
 
@@ -202,7 +202,7 @@ def test_fisher_merges_with_the_statistics_of_both_sides(tiny_run):
     old, old_fisher = dict(method.kept.state_dict()), dict(method.merged.memory)
     old = {name: value.clone() for name, value in old.items()}
     assert set(old_fisher) == {f"fisher.{name}" for name in old}
-    trained = method._trained(ready.task(2))
+    trained = method.learner._trained(method.merged, ready.task(2), None, None)
     fresh = method._statistics(trained, ready.task(2))
     state = old_fisher | {f"new_{name}": value for name, value in fresh.items()}
     expected, kept = make_operator("fisher")(old, trained.tensors, Sizes(3, 2, 18, 12), state)

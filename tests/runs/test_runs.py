@@ -43,7 +43,6 @@ DRIVER = """
 import importlib, json, os, pathlib, signal, sys, timm
 from onea.runs.config import make_config
 from onea.runs.runner import run
-import onea.methods.adapter_merging
 for job in sys.argv[1:]:  # several run one after the other in copies of this process, which takes seconds to start
     if len(sys.argv) == 2 or not os.fork():
         break
@@ -64,8 +63,6 @@ def deadly(*args, **kwargs):
         os.kill(os.getpid(), signal.SIGKILL)
     return real(*args, **kwargs)
 setattr(target, name, deadly)
-if name == "cosine_scores":
-    onea.classifiers.linear.cosine_scores = deadly
 run(make_config(values), pathlib.Path(folder))
 """
 

@@ -13,7 +13,7 @@ from onea.learner.merge_statistics import diagonal_fisher, gram_matrices
 from onea.learner.options import ClassifierOptions
 from onea.learner.tasks import StreamPlan, Task
 from onea.merging import make_operator
-from onea.merging.operator import Operator, Sizes, merge
+from onea.merging.operator import Operator, Sizes
 from onea.options import BelowOne, ZeroToOne, parse_pairs
 from onea.runtime import Runtime
 from onea.tensors import Tensors, cast_like, to_float64
@@ -247,7 +247,7 @@ class AdapterLearner:
                 {name: to_float64(value) - origin[name] for name, value in side.items()} if origin else side
                 for side in (accumulated, new)
             )
-            result = merge(self.operator, old, joining, sizes, memory)
+            result = self.operator(old, joining, sizes, memory)
             memory, report, new = result.state, result.report(), result.tensors
             if origin:
                 new = {name: cast_like(origin[name] + new[name], value) for name, value in accumulated.items()}

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from onea.data.image_storage import Images, Shard, whole
-from onea.renamed import renamed, renamed_attribute
 
 
 @dataclass(frozen=True)
@@ -52,8 +51,6 @@ class Task:
     seed: int
     cumulative_task: Callable[[], Task] | None = None
 
-    so_far = renamed_attribute("cumulative_task")
-
     def __len__(self) -> int:
         return len(self.rows)
 
@@ -89,6 +86,3 @@ class Task:
         drawn = self.images.draw(len(self), crop_scale, crops)
         parts = (self.rows[chosen], drawn, self.labels[chosen])
         return list(zip(*(part.to(self.images.device).split(size) for part in parts), strict=True))
-
-
-__getattr__ = renamed(__name__, {"Plan": "onea.learner.tasks:StreamPlan"})

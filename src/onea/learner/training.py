@@ -16,7 +16,6 @@ from onea.data.image_storage import PackedImages, Shard, whole
 from onea.errors import OneaError
 from onea.learner.step_graph import StepGraph
 from onea.learner.tasks import Task
-from onea.renamed import renamed_arguments
 from onea.runtime import Runtime
 
 Loss = Callable[..., Tensor]  # of images, their labels, and what else is drawn for them
@@ -51,7 +50,6 @@ class Trained:
     rate: float = 1.0
 
 
-@renamed_arguments(dealt="sharded")
 def train(
     trained: Sequence[Trained],
     losses: Loss | Sequence[Loss],

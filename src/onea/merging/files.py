@@ -21,7 +21,7 @@ from onea.errors import OneaError, short
 from onea.files import check_path, read_plain, read_tensors, unwritable, write_atomically, write_json
 from onea.merging import make_operator, operator_class
 from onea.merging.lora import CONFIG, WEIGHTS, Lora, check_alike, read_lora, write_lora
-from onea.merging.operator import Sizes, check_held, check_mergeable, merge
+from onea.merging.operator import Sizes, check_held, check_mergeable
 from onea.options import LARGEST
 from onea.tensors import Tensors
 from onea.text import now
@@ -104,7 +104,7 @@ def merge_files(
         try:
             sizes = Sizes(old_classes, new_classes, old_samples, new_samples)
             check_mergeable(merged, source.tensors)  # an operator of somebody else may not look
-            result = merge(merging, merged, source.tensors, sizes, state)
+            result = merging(merged, source.tensors, sizes, state)
             merged, state = result.tensors, result.state
         except OneaError as error:
             raise OneaError(f"{path}: {error}") from error

@@ -13,7 +13,6 @@ from torch import Tensor
 from onea.merging.analysis import describe
 from onea.merging.fusion import Fusion, Gate, fuse, stack, unstack
 from onea.merging.operator import MergeResult, Sizes, Traits, check_mergeable
-from onea.renamed import renamed
 from onea.tensors import Tensors
 
 Proxy = Literal["classes", "uniform", "norm", "spectrum"]
@@ -98,10 +97,3 @@ class OneAMerge(OneASwitches, Traits):
         info_base, info_align = (side.flatten(1).norm(dim=1) ** power for side in (base, align))
         total = info_base + info_align
         return torch.where(total > 0, info_align / total.where(total > 0, torch.ones_like(total)), 0.5)
-
-
-__getattr__ = renamed(
-    __name__,
-    {name: f"onea.merging.fusion:{name}" for name in ("gates", "left_singular", "normalised")}
-    | {"OneA": "onea.merging.one_a:OneAMerge"},
-)

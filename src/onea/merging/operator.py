@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
@@ -14,7 +13,6 @@ from torch import Tensor
 
 from onea.errors import OneaError
 from onea.options import Validated
-from onea.renamed import renamed
 from onea.tensors import Tensors, to_float64
 
 
@@ -126,15 +124,6 @@ class Operator(Protocol):
         """Return the merged tensors, the next state and a report."""
 
 
-def merge(operator: Operator, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> MergeResult:
-    """The result of an operator, also of one that returns a pair of tensors and state, as earlier versions asked."""
-    found: Any = operator(accumulated, new, sizes, state)
-    if isinstance(found, MergeResult):
-        return found
-    warnings.warn(f"{type(operator).__name__} returns a pair; return a MergeResult.", DeprecationWarning, stacklevel=2)
-    return MergeResult(*found)
-
-
 def check_mergeable(accumulated: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> None:
     """Refuse sides that differ in names or shapes, or hold a NaN, an infinity or nothing: it would spoil the result."""
     only_left, only_right = sorted(accumulated.keys() - new.keys()), sorted(new.keys() - accumulated.keys())
@@ -190,6 +179,3 @@ def statistic(state: Mapping[str, Tensor], key: str, shape: tuple[int, ...], tit
     if tuple(found.shape) != shape:
         raise OneaError(f"state['{key}'] has shape {tuple(found.shape)}; it must be {shape}.")
     return found
-
-
-__getattr__ = renamed(__name__, {"precise": "onea.tensors:to_float64", "like": "onea.tensors:cast_like"})

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from onea.errors import OneaError
 from onea.learner.tasks import StreamPlan, Task
-from onea.renamed import RenamedMethods
 from onea.runtime import Runtime
 from onea.tensors import Tensors, to_float64
 from onea.vit.batching import EVALUATION_BATCH, pad_rows
@@ -27,11 +26,7 @@ class NoOptions:
     """The options of a method that has none."""
 
 
-class Method(
-    RenamedMethods,
-    ABC,
-    old_names={"parts": "cacheable_modules", "scores_from": "scores_from_features"},
-):
+class Method(ABC):
     """Learns tasks one after the other and scores images against every class seen so far, without a task id.
 
     A method keeps all that it knows in ``state_dict()`` and rebuilds the rest per task, so that a run can stop and

@@ -35,7 +35,6 @@ from onea.model.lock import locked
 from onea.model.params import MACHINE, plain
 from onea.model.state import State, statistics_for
 from onea.model.versions import Versions
-from onea.renamed import renamed
 from onea.sealed import Damage
 from onea.tensors import Tensors
 from onea.text import now
@@ -345,6 +344,3 @@ def _check(check: Callable[[], object]) -> None:
         check()
     except Damage as reason:
         raise OneaError(f"The model cannot be saved ({reason}); undo its last update.") from reason
-
-
-__getattr__ = renamed(__name__, {"load": "onea.model.estimator:load", "load_for": "onea.model.estimator:load_for"})

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from onea.renamed import renamed
 from onea.report.table import Table
 
 if TYPE_CHECKING:
@@ -89,6 +88,3 @@ Block = Text | Terms | Table | Picture | Details | Section
 def remarks(texts: Sequence[str]) -> list[Text]:
     """What a reader must know, the first one most of all."""
     return [Text(text, "note" if index == 0 else "soft") for index, text in enumerate(texts)]
-
-
-__getattr__ = renamed(__name__, {"page": "onea.report.run_page:run_page"})

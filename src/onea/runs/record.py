@@ -24,7 +24,6 @@ from onea.methods import method_class
 from onea.options import completed
 from onea.record import Record, read_record, record_path, tidy, write_record
 from onea.record_shape import can_be_continued
-from onea.renamed import renamed
 from onea.runs.config import RunConfig
 from onea.sealed import SEAL
 from onea.tensors import Tensors
@@ -154,6 +153,3 @@ def _processor() -> str:
     lines = info.read_text(encoding="utf-8", errors="ignore").splitlines() if info.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor()
-
-
-__getattr__ = renamed(__name__, {"essence": "onea.runs.record:comparable_fields", "now": "onea.text:now"})

@@ -16,7 +16,6 @@ from onea.locks import folder_lock
 from onea.metrics import summarise
 from onea.processes import is_first
 from onea.record import FORMAT, Record, leftovers, tidy
-from onea.renamed import renamed_arguments
 from onea.runs.config import RunConfig
 from onea.runs.evaluation import MEASURED_AFTER, FeatureCache, answer_tasks, count_correct, measure, open_set_auroc
 from onea.runs.inputs import Inputs
@@ -35,7 +34,6 @@ from onea.text import now
 from onea.vit.batching import pad_rows
 
 
-@renamed_arguments(memo="adapter_cache")
 def run(
     config: RunConfig,
     folder: Path | str,

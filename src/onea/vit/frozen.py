@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from onea.errors import OneaError
-from onea.renamed import RenamedMethods
 from onea.vit.attention import Rotation
 from onea.vit.compiled import CompiledViT
 from onea.vit.families import pieces_of, rotations
@@ -22,7 +21,7 @@ from onea.vit.network_config import NetworkConfig
 from onea.vit.patches import keep_patches
 
 
-class FrozenViT(nn.Module, RenamedMethods, old_names={"eagerly": "forward_eager", "through": "forward_blocks"}):
+class FrozenViT(nn.Module):
     """A timm ``VisionTransformer`` or ``Eva`` whose weights receive no gradient and stay in evaluation mode.
 
     Attributes:

@@ -8,22 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from onea.renamed import RenamedMethods
-
 if TYPE_CHECKING:
     from onea.vit.frozen import FrozenViT
 
 
-class BlockHooks(
-    RenamedMethods,
-    old_names={
-        "beside_mlp": "mlp_update",
-        "beside_qkv": "qkv_update",
-        "enter": "before_block",
-        "leave": "after_block",
-        "read": "pool",
-    },
-):
+class BlockHooks:
     """The points at which a module takes part in a pass through the network; blocks count from 0.
 
     These do nothing. A method's module overrides those that it needs.

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from onea.errors import OneaError
-from onea.renamed import renamed
 from onea.vit.hooks import NO_HOOKS, BlockHooks
 
 if TYPE_CHECKING:
@@ -171,6 +170,3 @@ def check_rank(rank: int, vit: FrozenViT) -> None:
 def _side_by_side(updates: Mapping[str, Tensor]) -> Tensor:
     nothing = torch.zeros_like(next(iter(updates.values())))
     return torch.cat([updates.get(name, nothing) for name in PROJECTIONS], dim=-1)
-
-
-__getattr__ = renamed(__name__, {"Together": "onea.vit.lora:SummedUpdates"})
