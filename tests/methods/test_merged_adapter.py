@@ -203,7 +203,7 @@ def test_fisher_merges_with_the_statistics_of_both_sides(tiny_run):
     old = {name: value.clone() for name, value in old.items()}
     assert set(old_fisher) == {f"fisher.{name}" for name in old}
     trained = method.learner._trained(method.merged, ready.task(2), None, None)
-    fresh = method._statistics(trained, ready.task(2))
+    fresh = method.learner._statistics(trained, ready.task(2))
     state = old_fisher | {f"new_{name}": value for name, value in fresh.items()}
     expected, kept = make_operator("fisher")(old, trained.tensors, Sizes(3, 2, 18, 12), state)
     method.learn(ready.task(2))

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tiny import write_tiny_images
 
 from onea.errors import OneaError
+from onea.learner.held_out import held_out_of_task
 from onea.learner.one_a import OneAPlusOptions
 from onea.merging import make_operator
-from onea.options import build
 from onea.record import read_record
 from onea.runs.config import make_config
 from onea.runs.runner import run
@@ -75,9 +75,10 @@ def test_an_adapter_that_does_harm_is_not_merged(tiny_run, tmp_path):
 def test_the_guard_holds_out_the_same_share_of_every_class(tiny_run):
     ready = prepared(tiny_run | {"sizes": "6"}, guard=0.25)
     task = ready.task(0)
-    held_out = ready.method._held_out(task)
+    held_out = held_out_of_task(task, 0.25)
     assert task.labels[held_out].bincount().tolist() == [round(0.25 * n) for n in task.labels.bincount().tolist()]
-    assert not prepared(tiny_run, guard=0.0).method._held_out(task).any()
+    report = ready.method.learn(task)
+    assert report["guard"]["images"] == held_out.sum()
 
 
 @pytest.mark.parametrize(("images", "share", "least", "most"), [(5, 0.1, 1, 3), (4, 0.9, 1, 12), (60, 0.9, 190, 210)])
@@ -85,14 +86,9 @@ def test_the_guard_never_takes_the_last_images_of_a_class(tiny_run, tmp_path, im
     write_tiny_images(tmp_path, classes=6, train=images, test=1)
     ready = prepared(tiny_run | {"sizes": "6", "data": f"folder:{tmp_path}"}, guard=share)
     task = ready.task(0)
-    held_out = ready.method._held_out(task)
+    held_out = held_out_of_task(task, share)
     assert least <= held_out.sum() <= most
     assert task.labels[~held_out].bincount().min() >= 2
-
-
-def test_options_of_the_first_records_mean_what_they_meant():
-    recorded = {"epochs": 0, "min_epochs": 20, "max_epochs": 40, "batch_size": 0, "merge_options": "boost=2"}
-    assert build(OneAPlusOptions, recorded) == OneAPlusOptions()
 
 
 def test_a_bound_that_is_given_holds():
