@@ -123,10 +123,10 @@ def test_the_tour(home):
     check_home(home)
 
 
-def test_the_service(home, shop):
+def test_the_service(home, shop, tiny_vit):
     pytest.importorskip("fastapi")
     code = "import sys; sys.argv = ['onea', *sys.argv[1:]]; from onea.cli import main; main()"
-    words = [sys.executable, str(GUARD), "-c", code, "serve", str(shop), "--port", "0", "--threads", "1"]
+    words = [sys.executable, str(GUARD), "-c", code, "serve", str(shop), "--port", "0", "--backbone", tiny_vit]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:

@@ -43,7 +43,7 @@ def taught_with(path: Path, **backbone: str) -> Path:
 
 def test_the_folder_notes_the_name_without_alias(shop):
     network = product.load(shop, threads=1).snapshot().state.backbone
-    known = {"source": FAST, "name": FAST, "sha256": EMBEDDED[FAST].sha256, "depth": 5, "licence": "apache-2.0"}
+    known = {"name": FAST, "sha256": EMBEDDED[FAST].sha256, "depth": 5, "licence": "apache-2.0"}
     assert network == known
 
 
@@ -60,9 +60,7 @@ def test_a_model_taught_in_float16_answers_and_learns(shop, tiny_images, onea):
     assert product.load(old).snapshot().state.backbone["sha256"] == EMBEDDED[FAST].before, "it keeps its network"
 
 
-@pytest.mark.parametrize(
-    "other", [{"sha256": EMBEDDED[DEFAULT].before}, {"sha256": "0" * 64}, {"source": DEFAULT, "name": DEFAULT}]
-)
+@pytest.mark.parametrize("other", [{"sha256": EMBEDDED[DEFAULT].before}, {"sha256": "0" * 64}, {"name": DEFAULT}])
 def test_no_network_stands_for_another(other, shop):
     with pytest.raises(OneaError, match="holds other weights"):
         product.load(taught_with(shop, **other))
@@ -78,10 +76,10 @@ def test_info(shop, onea):
     assert STANDS_IN not in out
     code, out, _ = onea("info", str(taught_with(shop, sha256=EMBEDDED[FAST].before)), "--json")
     found = json.loads(out)
-    assert (code, found["version"], found["preset"], found["backbone"]["source"]) == (0, 2, "auto", FAST)
+    assert (code, found["version"], found["preset"], found["backbone"]["name"]) == (0, 2, "auto", FAST)
     assert STANDS_IN in found["remarks"][0]
     assert BETTER in found["remarks"][1]
-    out = onea("info", str(taught_with(shop, source=DEFAULT, name=DEFAULT, sha256=EMBEDDED[DEFAULT].sha256)))[1]
+    out = onea("info", str(taught_with(shop, name=DEFAULT, sha256=EMBEDDED[DEFAULT].sha256)))[1]
     assert f"of {DEFAULT}, 84" in out
     assert len(out.splitlines()) == 4, "of the network nothing; one class at a time trains no adapter"
 

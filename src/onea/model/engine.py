@@ -20,12 +20,12 @@ from onea.model.state import State
 from onea.runtime import NOBODY, Progress, Runtime, make_runtime
 from onea.tensors import Tensors
 from onea.vit.adapter import Adapters
-from onea.vit.backbones import load_backbone, shortened
+from onea.vit.backbones import load_backbone, note_file, shortened
 from onea.vit.batching import EVALUATION_BATCH
 from onea.vit.embedded import stands_for
 from onea.vit.frozen import FrozenViT
 from onea.vit.hooks import BlockHooks
-from onea.vit.weight_files import split_name, with_absolute_path
+from onea.vit.weight_files import split_name
 
 _CROP_MARGIN = 256 / 224  # images are kept a little larger than the input, so that training crops have room
 
@@ -65,13 +65,13 @@ class Engine:
             values = {name: value for name, value in preprocess.items() if name != "side"}
             values |= {name: tuple(values[name]) for name in ("mean", "std")}
             self.preprocess, self.side = Preprocess(**values), preprocess["side"]
-        source = with_absolute_path(backbone) if split_name(backbone) else self.vit.name
-        self.backbone: dict[str, Any] = {"source": source, "name": self.vit.name, "sha256": self.vit.digest}
+        self.backbone: dict[str, Any] = {"name": self.vit.name, "sha256": self.vit.digest}
         if depth:
             self.backbone["depth"] = depth
         if self.vit.config.licence:
             self.backbone["licence"] = self.vit.config.licence
-        if split_name(backbone):  # wherever the file will be, and whatever lies beside it
+        if parts := split_name(backbone):  # wherever the file will be, and whatever lies beside it
+            note_file(self.vit.digest, parts[1])
             self.backbone["config"] = self.vit.config.to_json()
 
     @property

@@ -22,6 +22,7 @@ from onea.model.folder import StoredVersions, read_present, save
 from onea.model.images import read_labelled, read_unlabelled
 from onea.model.learning import blank, learn
 from onea.model.names import check_numbers
+from onea.model.network import located
 from onea.model.params import FIXED, NETWORK, OPTIONS, Parameters, check_params, options_among, plain
 from onea.model.photo_report import PhotoReport
 from onea.model.recipe import change_options, choose_options
@@ -335,7 +336,8 @@ def load(path: str | Path, **params: Any) -> OneA:
     """
     folder = Path(path)
     manifest, present = read_present(folder)
-    model = OneA(**(manifest.params | {"backbone": present.backbone["source"]} | params))
+    network = {} if "backbone" in params else {"backbone": located(present.backbone, folder)}
+    model = OneA(**(manifest.params | network | params))
     check_params(Parameters.defaults() | params)
     model.restore(present, manifest.versions, StoredVersions(folder.absolute()), **params)
     return model

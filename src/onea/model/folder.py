@@ -131,8 +131,9 @@ def save(model: OneA, path: Path, *, have_lock: bool = False) -> Path:
 
 
 def model_params(model: OneA) -> dict[str, Any]:
-    """The parameters that belong to a model wherever it runs."""
-    return {name: plain(value) for name, value in model.get_params().items() if name not in MACHINE}
+    """The parameters that belong to a model wherever it runs; of its backbone the name alone, without a path."""
+    params = {name: plain(value) for name, value in model.get_params().items() if name not in MACHINE}
+    return params | {"backbone": model.snapshot().state.backbone["name"]}
 
 
 def change(path: Path, how: Callable[[State, int, str], State]) -> State:

@@ -6,7 +6,6 @@ Only files that a model is made of are fetched, and checked like those of any ot
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 import tempfile
 import warnings
@@ -35,15 +34,12 @@ def push(model: OneA, repo: str, *, private: bool | None = None, token: str | No
     state = model.snapshot().state
     if (licence := state.backbone.get("licence")) and (minded := terms(licence)):
         warnings.warn(f"The model was made with weights under {licence}. {minded}", stacklevel=3)
-    # Where the backbone's file lies on this machine is nobody else's business.
-    source = state.backbone["name"]
-    state = dataclasses.replace(state, backbone={**state.backbone, "source": source})
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / f"{repo.split('/')[-1].removesuffix('.onea')}.onea"
         write(
             folder,
             state,
-            Manifest(Versions((state.version,), model.versions.counter), model_params(model) | {"backbone": source}),
+            Manifest(Versions((state.version,), model.versions.counter), model_params(model)),
             [state],
         )
         try:

@@ -67,8 +67,8 @@ class State:
 
     Attributes:
         version: number of the update that made it; never used twice.
-        backbone: source, name and sha256 of the frozen network; its depth where not all blocks are used; where they are
-            known, the licence of its weights and, of one from a file, how it is built.
+        backbone: name and sha256 of the frozen network, a file's name without its folder; its depth where not all
+            blocks are used; where they are known, the licence of its weights and, of one from a file, how it is built.
         preprocess: how images become its input.
         options: of the training and the merge.
         adapter: the one adapter that is kept.

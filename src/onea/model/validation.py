@@ -51,7 +51,8 @@ _STATE_1 = {
     *("version", "id", "backbone", "preprocess", "options", "readout", "classes", "merged", "temperature"),
     *("calibrated_on", "updates", "format", "freedom", "sha256"),
 }
-_BACKBONE = {"source": str, "name": str, "sha256": str}
+_BACKBONE = {"name": str, "sha256": str}
+_OF_BACKBONE = {*_BACKBONE, "depth", "licence", "config"}
 _UPDATE = {
     "version": int,
     "kind": Literal["learn", "forget", "rename", "background"],
@@ -142,6 +143,9 @@ def state_values(content: bytes, version: int) -> dict[str, Any]:
     _check_fields(found["backbone"], _BACKBONE)
     if not all(1 <= len(found["backbone"][name]) <= _LONGEST_PATH for name in _BACKBONE):
         raise Damage("its backbone has no name")
+    if re.search(r"[/\\]", found["backbone"]["name"]):
+        raise Damage("the name of its backbone is a path")
+    found["backbone"] = {name: value for name, value in found["backbone"].items() if name in _OF_BACKBONE}
     _check_fields({"depth": 1} | found["backbone"], {"depth": int})
     if not 1 <= found["backbone"].get("depth", 1) <= _MOST_BLOCKS:
         raise Damage(f"its backbone has {found['backbone']['depth']} blocks")

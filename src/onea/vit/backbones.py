@@ -98,6 +98,26 @@ def _weights_file(name: str) -> Path | None:
     return parts[1] if parts else downloaded(name)
 
 
+def note_file(digest: str, path: Path) -> None:
+    """Note in the cache of this machine where the weights of this digest are; models hold no paths."""
+    note, content = _note(digest), {"file": str(path.resolve())}
+    with suppress(OneaError):  # a cache that cannot be written to keeps nobody from working
+        if not note.is_file() or read_json(note) != content:
+            write_json(note, content)
+
+
+def noted_file(digest: str) -> Path | None:
+    """Where the weights of this digest were when they were last used on this machine, if they are still there."""
+    with suppress(OneaError, LookupError, TypeError, ValueError):
+        path = Path(read_json(_note(digest))["file"])
+        return path if path.is_file() else None
+    return None
+
+
+def _note(name: str) -> Path:
+    return default_cache() / "backbones" / f"{name}.json"
+
+
 def digest_of(tensors: Mapping[str, Tensor]) -> str:
     """sha256 over names, shapes and values as they are stored, independent of file layout.
 
@@ -144,7 +164,7 @@ def _from_timm(name: str) -> FrozenViT:
 
 def _check_unchanged(name: str, digest: str) -> None:
     """Refuse weights other than those that had this name before on this machine; the first ones are noted."""
-    note = default_cache() / "backbones" / f"{name}.json"
+    note = _note(name)
     if note.is_file():
         known = read_json(note)
         if known != {"sha256": digest}:

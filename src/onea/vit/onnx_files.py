@@ -69,7 +69,12 @@ def to_onnx(module: nn.Module, images: Tensor, outputs: Sequence[str]) -> Any:
         verbose=False,
     )
     assert program is not None
-    return program.model_proto
+    model = program.model_proto
+    graphs = [model.graph, *model.functions]
+    for part in [*graphs, *(node for graph in graphs for node in graph.node)]:
+        part.ClearField("metadata_props")  # these hold stack traces, with paths of this machine
+        part.ClearField("doc_string")
+    return model
 
 
 def save(model: Any, path: Path, metadata: Mapping[str, str]) -> None:

@@ -42,14 +42,6 @@ def split_name(name: str) -> tuple[str, Path] | None:
     return "", Path(name).expanduser()
 
 
-def with_absolute_path(name: str) -> str:
-    """The name of a backbone that means the same from everywhere."""
-    parts = split_name(name)
-    if parts is None:
-        return name
-    return f"{parts[0]}:{parts[1].resolve()}" if parts[0] else str(parts[1].resolve())
-
-
 def read_weights(path: Path) -> Tensors:
     """All tensors of a file."""
     check_path(path)
