@@ -145,6 +145,7 @@ def onea(monkeypatch, tmp_path, capsys):
     """Run the command in an empty folder; returns exit code, standard output and error."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("ONEA_MAX_MEGAPIXELS", "")  # which a command may set for its process
     monkeypatch.setattr(typer.main, "get_command", _built)
 
     from onea.cli import main

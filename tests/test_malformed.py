@@ -36,8 +36,9 @@ from serving import TEACHER, ZIP, client_of, folder_hash, png, zipped
 from tiny import Stopped, save_plain
 
 from onea.data.dataset import Split
-from onea.data.decode import MAX_PIXELS, fit, image_size, read_image
+from onea.data.decode import fit, image_size, read_image
 from onea.data.pack import pack, stored_shape
+from onea.data.pixel_limit import MAX_PIXELS
 from onea.errors import OneaError
 from onea.model import engine
 from onea.runs import runner as runs
@@ -49,7 +50,7 @@ from onea.vit import backbones
 
 SEED = 12
 # Seconds of CPU for one input, and bytes by which a kind may raise the peak of the process. A file of one's own may
-# declare MAX_PIXELS pixels (a damaged WebP here does: 16,383 x 16,383), and Pillow makes room of four bytes for each.
+# declare MAX_PIXELS pixels, and Pillow makes room of four bytes for each.
 SLOWEST, LARGEST = 5.0, 4 * MAX_PIXELS
 
 
@@ -195,7 +196,7 @@ def test_images(count, trials, shop, tmp_path, command):
                         assert min(height, width) >= 0
                         assert fit(read_image(file, at_least=28), 28, 28).shape == (3, 28, 28)
                     case 4 | 5:
-                        read_image(content, at_least=28, max_pixels=1_000_000, wary=True)
+                        read_image(content, at_least=28, limit=1_000_000, wary=True)
                     case 6 | 7:
                         trials.count(refused(client.post("/predict", content=content)))
                     case 8:

@@ -17,11 +17,11 @@ def __getattr__(name: str) -> Any:
     """Load the estimator when it is first asked for: importing onea stays instant."""
     if name not in _HOMES:
         raise AttributeError(f"module 'onea' has no attribute '{name}'")
-    import os
     from importlib import import_module
 
-    # Threads that wait by spinning bring a shared machine to a crawl; takes effect where torch is not loaded yet.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from onea.openmp import sleep_while_waiting
+
+    sleep_while_waiting()
     return getattr(import_module(_HOMES[name]), name)
 
 

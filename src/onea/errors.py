@@ -26,6 +26,14 @@ class OneaError(ValueError):
     """
 
 
+MORE_MEMORY = "close other programs, ask for less (images, batch size, rank), or use a larger machine."
+OUT_OF_MEMORY = f"There is not enough memory for this; {MORE_MEMORY}"
+
+
+class OutOfMemory(MemoryError):  # noqa: N818 - as torch calls it
+    """A shortage of memory, which says nothing about what we were given. The message is complete."""
+
+
 def short(value: object) -> str:
     """A value as a sentence has room for it.
 
@@ -81,6 +89,6 @@ def _packages(extra: str) -> Iterator[str]:
             yield package.strip()
 
 
-def is_out_of_memory(error: Exception) -> bool:
-    """Python says so by kind; torch only in words, on a GPU and on the CPU in different ones."""
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory was short: a kind of error for Python; for torch and Pillow words, which differ."""
     return isinstance(error, MemoryError) or any(words in str(error) for words in _NO_MEMORY)

@@ -13,6 +13,7 @@ import torch
 
 from onea import cpu
 from onea.errors import OneaError
+from onea.openmp import outnumber_cores
 from onea.options import check_threads
 from onea.processes import Processes, join_processes
 from onea.record import Record
@@ -149,6 +150,8 @@ def make_runtime(
     check_threads(threads)
     chosen, precision = resolve(device, precision, given)
     count = threads or _asked_threads() or max(1, _cores() // processes.count)
+    if count > 1:
+        outnumber_cores()
     torch.set_num_threads(count)
     shown = progress if progress and processes.first else Progress()
     return Runtime(chosen, precision, count, shown, processes)

@@ -301,8 +301,8 @@ def test_too_little_memory_is_one_sentence(error, onea, monkeypatch):
     monkeypatch.setattr("onea.task_sizes.step_imbalanced", fail)
     monkeypatch.setattr("onea.streams.step_imbalanced", fail)
     code, _, err = onea("stream", "--no-figures")
-    assert code == 2
-    assert err.startswith("onea: There is not enough memory")
+    assert code == 3
+    assert err.startswith("onea: There is not enough memory for this; close other programs")
     monkeypatch.setattr("onea.streams.step_imbalanced", lambda *_: 1 / 0)
     monkeypatch.setattr(sys, "argv", ["onea", "stream", "--no-figures"])
     from onea.cli import main

@@ -296,6 +296,16 @@ def test_bad_photos_get_one_sentence_and_change_nothing(onea, shop, kind):
         assert not Path("new.onea").exists()
 
 
+def test_photos_of_many_pixels_are_refused_unless_allowed(onea, shop, tmp_path):
+    """A small file can claim gigabytes."""
+    Image.new("RGB", (1_500, 1_000)).save(tmp_path / "wide.webp", lossless=True)
+    code, _, err = onea("predict", shop, str(tmp_path / "wide.webp"), "--max-megapixels", "1", "--threads", "1")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "wide.webp: it has 1.5 megapixels, and 1 are allowed; --max-megapixels" in err
+    assert onea("predict", shop, str(tmp_path / "wide.webp"), "--max-megapixels", "2", "--threads", "1")[0] == 0
+    assert "choose a whole number from 1 to 300" in onea("teach", shop, "x", "--max-megapixels", "0")[2]
+
+
 def test_unreadable_photos_can_be_left_out(onea, shop):
     spoil("not an image", Path("photos"))
     code, out, _ = onea("teach", "shop.onea", "photos", "--on-bad", "skip")

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import pickle
+import re
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageFile
 
-from onea.data import decode
+from onea.data import decode, pixel_limit
 from onea.data.decode import BadImage, fit, image_size, read_image, to_square
-from onea.errors import OneaError
+from onea.errors import OneaError, OutOfMemory
 
 RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)
 
@@ -198,20 +200,46 @@ def test_large_jpeg_is_decoded_at_reduced_size(tmp_path: Path) -> None:
 @pytest.mark.parametrize("reader", [read_image, image_size])
 def test_too_many_pixels_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: object) -> None:
     path = saved(tmp_path, Image.new("RGB", (20, 10)))
-    monkeypatch.setattr(decode, "MAX_PIXELS", 199)
-    with pytest.raises(BadImage, match="it has more than 0 megapixels"):
+    monkeypatch.setattr(pixel_limit, "MAX_PIXELS", 199)
+    with pytest.raises(BadImage, match=r"it has 0\.0 megapixels, and 0 are allowed; --max-megapixels"):
         reader(path)  # type: ignore[operator]
+
+
+def test_the_limit_admits_large_cameras_and_can_be_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The header alone is read: a file of some bytes that claims so many pixels is no reason for gigabytes."""
+    header = b"\x89PNG\r\n\x1a\n" + bytes([0, 0, 0, 13]) + b"IHDR"
+    monkeypatch.setenv("ONEA_MAX_MEGAPIXELS", "")
+
+    def png(width: int, height: int) -> Path:
+        head = b"IHDR" + width.to_bytes(4) + height.to_bytes(4) + bytes([8, 2, 0, 0, 0])
+        assert header.endswith(head[:4])
+        (tmp_path / "x.png").write_bytes(header + head[4:] + zlib.crc32(head).to_bytes(4) + bytes(4) + b"IDAT")
+        return tmp_path / "x.png"
+
+    for camera_or_panorama in ((11_648, 8_736), (12_000, 9_000), (16_382, 3_894)):
+        with decode._opened(png(*camera_or_panorama)) as image:
+            assert image.size == camera_or_panorama
+    wanted = "it has 168.0 megapixels, and 110 are allowed; --max-megapixels (or ONEA_MAX_MEGAPIXELS) allows more"
+    with pytest.raises(BadImage, match=re.escape(wanted)):
+        read_image(png(14_000, 12_000))
+    pixel_limit.allow_megapixels(168)
+    with decode._opened(png(14_000, 12_000)) as image:
+        assert image.size == (14_000, 12_000)
+    for odd in (0, 301, 10**30, "x", "-1"):
+        monkeypatch.setenv("ONEA_MAX_MEGAPIXELS", str(odd))
+        with pytest.raises(OneaError, match=r"--max-megapixels .* choose a whole number from 1 to 300"):
+            image_size(png(10, 10))
 
 
 def test_the_size_is_looked_at_before_any_pixel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the format: some are decoded when they are opened."""
     loaded: list[str] = []
-    monkeypatch.setattr(decode, "MAX_PIXELS", 4_999)
+    monkeypatch.setattr(pixel_limit, "MAX_PIXELS", 4_999)
     for name in decode._formats(wary=False):
         path = saved(tmp_path, four_colours(100, 50), f"image.{name}", format=name)
         with monkeypatch.context() as patch:
             patch.setattr(ImageFile.ImageFile, "load", lambda self: loaded.append(self.format))
-            with pytest.raises(BadImage, match="it has more than 0 megapixels"):
+            with pytest.raises(BadImage, match="0 are allowed; --max-megapixels"):
                 read_image(path)
     assert loaded == []
 
@@ -230,7 +258,7 @@ def test_pillows_own_limit_speaks_our_sentence(tmp_path: Path, monkeypatch: pyte
         read_image(path)
 
 
-@pytest.mark.parametrize(("before", "after"), [(10, decode.MAX_PIXELS), (10**12, 10**12), (None, None)])
+@pytest.mark.parametrize(("before", "after"), [(10, pixel_limit.MOST_PIXELS), (10**12, 10**12), (None, None)])
 def test_pillows_limit_is_only_raised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int | None, after: int | None
 ) -> None:
@@ -289,7 +317,7 @@ def test_no_permission_and_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyP
         raise MemoryError
 
     monkeypatch.setattr(decode, "_to_rgb", exhaust)
-    with pytest.raises(BadImage, match="there is not enough memory"):
+    with pytest.raises(OutOfMemory, match="There is not enough memory to decode"):
         read_image(path)
 
 

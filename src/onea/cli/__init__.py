@@ -15,12 +15,14 @@ from contextlib import suppress
 from io import TextIOWrapper
 from typing import NoReturn
 
-from onea.errors import OneaError, is_out_of_memory
+from onea.errors import OUT_OF_MEMORY, OneaError, OutOfMemory, is_out_of_memory
 from onea.files import NO_SPACE, default_cache
+from onea.openmp import sleep_while_waiting
 from onea.text import sentence
 
 # Arguments that messages may name.
 _FLAGS = ("backbone", "device", "epochs", "image_size", "merge", "on_bad", "preset", "seed", "unknown")
+_NO_MEMORY = 3  # exit code
 # New objects until garbage is looked for: loading torch makes close to a million that stay, so first only after those.
 _LOADED, _OBJECTS = 1_000_000, 50_000
 
@@ -36,8 +38,7 @@ def main() -> None:
     defer_compiler()
     _collect_later()
     atexit.register(_leave)
-    # Threads that wait by spinning bring a shared machine to a crawl; must be set before torch is loaded.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    sleep_while_waiting()
     with suppress(RuntimeError):  # whoever has no home has no cache there
         os.environ.setdefault("MPLCONFIGDIR", str(default_cache() / "matplotlib"))  # for its list of fonts
     warnings.filterwarnings("ignore", module="PIL")  # it would tell every odd tag of every photo
@@ -52,7 +53,7 @@ def main() -> None:
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        _stop("There is not enough memory for this; ask for less (batch size, rank, images), or use a larger machine.")
+        _stop(str(error) if isinstance(error, OutOfMemory) else OUT_OF_MEMORY, _NO_MEMORY)
     except OSError as error:  # of what is printed, or of a temporary file; other files have sentences of their own
         if error.errno not in NO_SPACE:
             raise
@@ -93,9 +94,9 @@ def _leave() -> None:
         gc.freeze()
 
 
-def _stop(reason: str) -> NoReturn:
+def _stop(reason: str, code: int = 2) -> NoReturn:
     print(f"onea: {sentence(in_flags(reason))}", file=sys.stderr)
-    sys.exit(2)
+    sys.exit(code)
 
 
 def in_flags(reason: str) -> str:

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onea.cli.options import Device, Model, MovedBackbone, OnBad, Threads, check_on_bad
+from onea.cli.options import (
+    Device,
+    MaxMegapixels,
+    Model,
+    MovedBackbone,
+    OnBad,
+    Threads,
+    check_on_bad,
+)
+from onea.data.pixel_limit import allow_megapixels
 from onea.runs.config import RunConfig
 
 if TYPE_CHECKING:
@@ -24,6 +33,7 @@ def check(
     most: Annotated[int, typer.Option(help="How many rows of each table to show.")] = 20,
     as_json: Annotated[bool, typer.Option("--json", help="All that was found, as JSON.")] = False,
     on_bad: OnBad = RunConfig.on_bad,
+    max_megapixels: MaxMegapixels = None,
     backbone: MovedBackbone = None,
     device: Device = RunConfig.device,
     threads: Threads = RunConfig.threads,
@@ -50,6 +60,7 @@ def check(
     from onea.text import printable
 
     check_on_bad(on_bad)
+    allow_megapixels(max_megapixels)
     if most < 1:
         raise OneaError(f"--most is {most}; ask for at least one row.")
     if folder is None:

@@ -8,7 +8,18 @@ from typing import Annotated, Any
 
 import typer
 
-from onea.cli.options import Device, Model, MovedBackbone, OnBad, Precision, Threads, UnknownRate, check_on_bad
+from onea.cli.options import (
+    Device,
+    MaxMegapixels,
+    Model,
+    MovedBackbone,
+    OnBad,
+    Precision,
+    Threads,
+    UnknownRate,
+    check_on_bad,
+)
+from onea.data.pixel_limit import allow_megapixels
 from onea.runs.config import RunConfig
 
 
@@ -49,6 +60,7 @@ def teach(
         ),
     ] = None,
     on_bad: OnBad = RunConfig.on_bad,
+    max_megapixels: MaxMegapixels = None,
     device: Device = RunConfig.device,
     precision: Precision = RunConfig.precision,
     threads: Threads = RunConfig.threads,
@@ -69,6 +81,7 @@ def teach(
     from onea.model.teaching import teach_folder
 
     check_on_bad(on_bad)
+    allow_megapixels(max_megapixels)
     places = [place for place in (folder, background) if place is not None]
     if len(places) != 1:
         raise OneaError("Give a folder with one folder of images for each class, or --background and a folder.")
@@ -89,6 +102,7 @@ def predict(
     as_csv: Annotated[bool, typer.Option("--csv", help="A header and one line per image.")] = False,
     unknown: UnknownRate = None,
     on_bad: OnBad = RunConfig.on_bad,
+    max_megapixels: MaxMegapixels = None,
     backbone: MovedBackbone = None,
     device: Device = RunConfig.device,
     threads: Threads = RunConfig.threads,
@@ -109,6 +123,7 @@ def predict(
     if as_json and as_csv:
         raise OneaError("--json and --csv exclude each other; give one of them.")
     check_on_bad(on_bad)
+    allow_megapixels(max_megapixels)
     if top < 1:
         raise OneaError(f"--top is {top}; ask for at least one class.")
     files = [file for place in images for file in find_images(place)]
@@ -161,6 +176,7 @@ def evaluate(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="All of it as JSON; a picture only with --out.")] = False,
     on_bad: OnBad = RunConfig.on_bad,
+    max_megapixels: MaxMegapixels = None,
     backbone: MovedBackbone = None,
     device: Device = RunConfig.device,
     threads: Threads = RunConfig.threads,
@@ -185,6 +201,7 @@ def evaluate(
     check_folder(folder, CLASS_FOLDERS)
     picture = _picture(out, as_json)
     check_on_bad(on_bad)
+    allow_megapixels(max_megapixels)
     rate, strangers = _rate_and_folder(unknown or [])
     loaded = load_for(model, backbone=backbone, device=device, threads=threads, unknown=rate)
     current = loaded.snapshot()

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import typer
 
+from onea.data.pixel_limit import MAX_PIXELS, MEGAPIXEL
 from onea.errors import OneaError
 from onea.options import describe
 from onea.runs.config import RunConfig
@@ -107,3 +108,10 @@ UnknownRate = Annotated[
     typer.Option("--unknown", help="Share of known images that may be answered 'unknown', instead of the model's."),
 ]
 MovedBackbone = Annotated[str | None, typer.Option(help="Where the model's backbone file is now.")]
+MaxMegapixels = Annotated[
+    int | None,
+    typer.Option(
+        help="An image with more is refused before it is decoded; ONEA_MAX_MEGAPIXELS sets the same.",
+        show_default=str(MAX_PIXELS // MEGAPIXEL),
+    ),
+]

@@ -8,12 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
-from onea.cli.options import meaning, options_of
+from onea.cli.options import MaxMegapixels, meaning, options_of
+from onea.data.pixel_limit import allow_megapixels
 from onea.errors import OneaError
 from onea.runs.config import RunConfig, make_config, read_yaml
 
 _TRACK = "Tracking"
-_ON_THE_COMMAND_LINE = ("config", "out", "track", "track_to", "try_rates")  # and not in a file
+_ON_THE_COMMAND_LINE = ("config", "out", "track", "track_to", "try_rates", "max_megapixels")  # and not in a file
 
 
 @options_of(RunConfig, leave_out=["options"])
@@ -37,6 +38,7 @@ def run(
         bool,
         typer.Option("--try-rates", help="Only try a few learning rates on held-out images of the first task."),
     ] = False,
+    max_megapixels: MaxMegapixels = None,
     **given: Any,
 ) -> None:
     """Run one method on one stream. Options of the method itself (`onea methods NAME` lists them) go last.
@@ -51,6 +53,7 @@ def run(
     from onea.runs.tracking import Tracking
     from onea.runtime import CombinedProgress
 
+    allow_megapixels(max_megapixels)
     if track_to and not track:
         raise OneaError("--track-to says where --track logs to; give --track tensorboard too, or leave it out.")
     loose = context.args

@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 from onea.cli.options import Device, Model, MovedBackbone, Threads, UnknownRate
+from onea.data.pixel_limit import MEGAPIXEL
 from onea.runs.config import RunConfig
-from onea.serve.settings import MEGABYTE, MEGAPIXEL, Limits, Settings, check_settings
+from onea.serve.settings import MEGABYTE, Limits, Settings, check_settings
 
 
 def serve(

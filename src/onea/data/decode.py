@@ -18,10 +18,10 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from onea.data.dataset import Pixels
-from onea.errors import OneaError
+from onea.data.pixel_limit import MOST_PIXELS, max_pixels, too_many_pixels
+from onea.errors import MORE_MEMORY, OneaError, OutOfMemory, is_out_of_memory
 
-MAX_PIXELS = 300_000_000
-"""An image that claims more pixels than this is refused before any of them is decoded."""
+_BYTES_PER_PIXEL = 16  # the most that a decoder was seen to take, for a WebP; others take a half or a quarter of it
 
 # Named, because Pillow's full list has formats that start other programs (EPS, WMF), hold no pictures (HDF5, MPEG), or
 # are decoded before anyone can look at their size (ICO).
@@ -87,7 +87,7 @@ def read_image(
     *,
     at_least: int | None = None,
     name: str = "image",
-    max_pixels: int | None = None,
+    limit: int | None = None,
     wary: bool = False,
 ) -> Image.Image:
     """Read one image as it is meant to be seen: RGB, turned upright, transparency on white, first frame.
@@ -97,17 +97,18 @@ def read_image(
         at_least: the short side that is needed later. A large JPEG is then decoded at a half, a quarter or an
             eighth of its size (never below twice this), which is many times faster and looks the same afterwards.
         name: what messages call an image that is given as bytes.
-        max_pixels: an image that claims more is refused before any of them is decoded; ``MAX_PIXELS``, if None.
+        limit: an image that claims more pixels is refused before any of it is decoded; ``max_pixels()``, if None.
         wary: whether bytes come from a stranger: then they must be of ``COMMON_FORMATS``, and not made to take long.
 
     Raises:
-        BadImage: the file is missing, not an image, broken, or claims more than ``max_pixels`` pixels.
+        BadImage: the file is missing, not an image, broken, or claims too many pixels.
+        OutOfMemory: it could not be decoded for want of memory, whatever is wrong with it.
     """
     if isinstance(source, bytes):
         stream = _InFewReads(source) if wary else BytesIO(source)
-        opened: AbstractContextManager[Image.Image] = _decoded(stream, Path(name), max_pixels, wary)
+        opened: AbstractContextManager[Image.Image] = _decoded(stream, Path(name), limit, wary)
     else:
-        opened = _opened(Path(source), max_pixels)
+        opened = _opened(Path(source), limit)
     with opened as image:
         if wary and isinstance(source, bytes) and image.format in ("JPEG", "MPO") and _scans(source) > _MOST_SCANS:
             raise BadImage(name, f"it has more than {_MOST_SCANS} scans, each as much work as an image")
@@ -126,7 +127,7 @@ def upright_rgb(image: Image.Image) -> Image.Image:
 def pixel_count(content: bytes) -> int:
     """The number of pixels that a stranger's image claims; nothing is decoded. 0 where it cannot be read."""
     try:
-        with _decoded(_InFewReads(content), Path("image"), None, wary=True) as image:
+        with _decoded(_InFewReads(content), Path("image"), MOST_PIXELS, wary=True) as image:
             return image.width * image.height
     except BadImage:
         return 0
@@ -187,7 +188,7 @@ def _middle(image: Image.Image, height: int, width: int) -> Image.Image:
 
 
 @contextmanager
-def _opened(path: Path, max_pixels: int | None = None) -> Iterator[Image.Image]:
+def _opened(path: Path, limit: int | None = None) -> Iterator[Image.Image]:
     """Open an image lazily; whatever goes wrong with the file, here or in the body, becomes a ``BadImage``."""
     try:
         stream = path.open("rb")
@@ -201,30 +202,43 @@ def _opened(path: Path, max_pixels: int | None = None) -> Iterator[Image.Image]:
         if error.errno in (errno.EMFILE, errno.ENFILE):  # too many open files says nothing about this one
             raise
         raise BadImage(path, f"it cannot be opened ({error.strerror})") from error
-    with stream, _decoded(stream, path, max_pixels) as image:
+    with stream, _decoded(stream, path, limit) as image:
         yield image
 
 
 @contextmanager
 def _decoded(stream: BinaryIO, path: Path, limit: int | None, wary: bool = False) -> Iterator[Image.Image]:
-    max_pixels = MAX_PIXELS if limit is None else min(limit, MAX_PIXELS)
+    most = min(limit or max_pixels(), MOST_PIXELS)
+    pixels = 0
     try:
         _lift_pillow_limit()
         with Image.open(stream, formats=_formats(wary)) as image:
-            if image.width * image.height > max_pixels:
-                raise BadImage(path, _too_many_pixels(max_pixels))
+            if (pixels := image.width * image.height) > most:
+                raise BadImage(path, too_many_pixels(pixels, limit))
             yield image
     except BadImage:
         raise
     except Exception as error:
+        # Decoders that find no memory often call the file broken, and so no file is where there is not enough for it.
+        if is_out_of_memory(error) or not _has_room(pixels):
+            raise OutOfMemory(f"There is not enough memory to decode {path}; {MORE_MEMORY}") from error
         # Decoders meet broken bytes with almost any exception (OSError, SyntaxError, struct.error, IndexError...).
-        raise BadImage(path, _reason(stream, error, max_pixels, wary)) from error
+        raise BadImage(path, _reason(stream, error, wary)) from error
+
+
+def _has_room(pixels: int) -> bool:
+    """Whether there is memory to decode so many pixels; none of it is used."""
+    try:
+        np.empty(min(pixels, MOST_PIXELS) * _BYTES_PER_PIXEL, np.uint8)
+    except MemoryError:
+        return False
+    return True
 
 
 def _lift_pillow_limit() -> None:
     """Raise Pillow's process-wide pixel limit to ours; it is never lowered, nor put back where someone removed it."""
-    if Image.MAX_IMAGE_PIXELS is not None and Image.MAX_IMAGE_PIXELS < MAX_PIXELS:
-        Image.MAX_IMAGE_PIXELS = MAX_PIXELS
+    if Image.MAX_IMAGE_PIXELS is not None and Image.MAX_IMAGE_PIXELS < MOST_PIXELS:
+        Image.MAX_IMAGE_PIXELS = MOST_PIXELS
 
 
 @functools.cache
@@ -306,9 +320,9 @@ def _to_8_bits(image: Image.Image) -> Pixels:
     return np.clip(np.rint(values), 0, 255).astype(np.uint8)
 
 
-def _reason(stream: BinaryIO, error: Exception, max_pixels: int, wary: bool) -> str:
+def _reason(stream: BinaryIO, error: Exception, wary: bool) -> str:
     if isinstance(error, (Image.DecompressionBombError, Image.DecompressionBombWarning)):
-        return _too_many_pixels(max_pixels)
+        return too_many_pixels(MOST_PIXELS, MOST_PIXELS)
     if isinstance(error, UnidentifiedImageError):
         if stream.seek(0, SEEK_END) == 0:
             return "the file is empty"
@@ -319,15 +333,9 @@ def _reason(stream: BinaryIO, error: Exception, max_pixels: int, wary: bool) -> 
             return f"it is a HEIC photo; {how} (on an iPhone: Settings, Camera, Formats, Most Compatible)"
         known = f" ({', '.join(COMMON_FORMATS)})" if wary else ""
         return f"it is not an image in a format we know{known}"
-    if isinstance(error, MemoryError):
-        return "there is not enough memory to decode it"
     if "truncated" in str(error).lower():
         return "the file is cut short"
     return f"the image data is broken ({_one_line(error)})"
-
-
-def _too_many_pixels(max_pixels: int) -> str:
-    return f"it has more than {max_pixels // 1_000_000} megapixels"
 
 
 def _one_line(error: Exception) -> str:

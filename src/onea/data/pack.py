@@ -19,6 +19,7 @@ import numpy as np
 from onea.data.dataset import Labels, Pixels, Split
 from onea.data.decode import BadImage, fit, image_size, read_image
 from onea.data.many_files import FEW_THREADS, in_threads, sha256_of, threads_for
+from onea.data.pixel_limit import max_pixels
 from onea.data.unreadable import OnBad, refuse_empty_classes, refuse_unreadable
 from onea.errors import OneaError
 from onea.files import CACHE_REMEDY, read_plain, stamp_of, unwritable, write_atomically
@@ -142,7 +143,7 @@ def pack(
         height, width = split.pixels.shape[2:]
         return Packed(split.pixels, np.arange(len(split), dtype=np.int64), (), height, width)
     shape = shape or stored_shape([split], size)
-    target = cache / f"packed-{_key(split.files, shape, on_bad)}.bin"
+    target = cache / f"packed-{_key(split.files, shape, on_bad, str(max_pixels()))}.bin"
     packed = _mapped(target, shape, len(split))
     if packed is None:
         with _only_packer(target, wait=True):

@@ -15,7 +15,7 @@ from torch import Tensor
 from onea import seeds
 from onea.data.dataset import Pixels
 from onea.data.transforms import VIEW_AREA, Preprocess
-from onea.errors import OneaError
+from onea.errors import OneaError, is_out_of_memory
 from onea.model.state import State
 from onea.runtime import NOBODY, Progress, Runtime, make_runtime
 from onea.tensors import Tensors
@@ -101,6 +101,8 @@ class Engine:
             if adapters.shape != (self.vit.depth, self.vit.width):
                 raise ValueError("made for another network")
         except (KeyError, RuntimeError, ValueError) as error:
+            if is_out_of_memory(error):
+                raise
             raise OneaError(
                 f"The model's adapter does not fit its backbone '{self.vit.name}'; restore it from a copy."
             ) from error

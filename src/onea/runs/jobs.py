@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onea.errors import OneaError
+from onea.errors import OUT_OF_MEMORY, OneaError, OutOfMemory, is_out_of_memory
 from onea.record import Record
 from onea.runs.config import RunConfig
 from onea.runs.record_store import Failure
@@ -68,6 +68,8 @@ def run_job(job: RunJob, on_progress: OnProgress, adapter_cache: AdapterCache | 
     except OneaError as error:
         return Result(job, Failure(str(error)))
     except Exception as error:
+        if is_out_of_memory(error):
+            return Result(job, Failure(str(error) if isinstance(error, OutOfMemory) else OUT_OF_MEMORY))
         return Result(job, Failure(f"{type(error).__name__}: {error}", traceback.format_exc()))
 
 

@@ -17,7 +17,11 @@ from onea.runs.jobs import Executor, OnProgress, Result, RunJob, ignore_progress
 from onea.runs.record_store import Failure
 
 _TICK = 0.5  # seconds between two looks at the progress
-_PASSED_ON = ("ONEA_CACHE", "OMP_WAIT_POLICY")  # settings of this process that its tasks need as well
+_PASSED_ON = (
+    "ONEA_CACHE",
+    "ONEA_MAX_MEGAPIXELS",
+    "OMP_WAIT_POLICY",
+)  # settings of this process that its tasks need as well
 
 
 class RayExecutor(Executor):

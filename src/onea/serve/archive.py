@@ -37,6 +37,8 @@ class Archive:
         _check_directory(file, limits)
         try:
             self._zip = zipfile.ZipFile(file)
+        except MemoryError:
+            raise
         except Exception as error:  # broken bytes bring out almost any exception: ValueError, struct.error, OSError...
             raise _not_a_zip() from error
         _check_entries(self._zip.infolist(), limits)
@@ -53,6 +55,8 @@ class Archive:
             try:
                 with self._zip.open(entry) as file:
                     content = file.read(entry.file_size + 1)
+            except MemoryError:
+                raise
             except Exception as error:
                 raise _damaged(entry) from error
             if len(content) != entry.file_size:

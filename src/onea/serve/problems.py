@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
-from onea.errors import OneaError
+from onea.errors import OneaError, is_out_of_memory
 from onea.files import NO_SPACE
 from onea.text import sentence
 
@@ -89,7 +89,10 @@ def of_system(error: OSError) -> Problem | None:
 
 
 def unexpected(error: Exception) -> Problem:
-    """A mistake of ours: noted in the log, and no detail of it sent."""
+    """A shortage of memory, or a mistake of ours: noted in the log, and no detail of it sent."""
+    if is_out_of_memory(error):
+        log.error("out of memory: %s", error)
+        return Problem(507, "The service has too little memory for this; send fewer or smaller images, or try again.")
     log.error("unexpected %s", type(error).__name__, exc_info=error)
     return Problem(500, "The service made a mistake; its log says more.")
 

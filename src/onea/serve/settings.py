@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from onea.data.pixel_limit import MEGAPIXEL, MOST_PIXELS
 from onea.errors import OneaError
 
-MEGABYTE = MEGAPIXEL = 1_000_000
+MEGABYTE = 1_000_000
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 
@@ -111,7 +112,7 @@ def check_settings(settings: Settings) -> Settings:
         ("--wait", 1000 * settings.wait, 0, 60_000, " milliseconds"),
         ("--grace", settings.grace, 0, day, " seconds"),
         ("--max-upload", settings.limits.learn_bytes // MEGABYTE, 1, 1_000_000, " megabytes"),
-        ("--max-megapixels", settings.limits.pixels // MEGAPIXEL, 1, 300, " megapixels"),
+        ("--max-megapixels", settings.limits.pixels // MEGAPIXEL, 1, MOST_PIXELS // MEGAPIXEL, " megapixels"),
     ):
         if not least <= value <= most:  # which is false for nan, too
             raise OneaError(f"{name} must be between {least:,} and {most:,}{unit}.")

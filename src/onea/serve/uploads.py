@@ -19,12 +19,13 @@ from starlette.requests import ClientDisconnect, Request
 
 from onea.data.dataset import Pixels
 from onea.data.decode import BadImage, fit, pixel_count, read_image
+from onea.data.pixel_limit import MEGAPIXEL
 from onea.data.unreadable import OnBad, named_by_reason
 from onea.model.images import DecodedImages
 from onea.serve.archive import Archive
 from onea.serve.decoding import Decoders, DecodingJob
 from onea.serve.problems import Problem
-from onea.serve.settings import MEGAPIXEL, Limits
+from onea.serve.settings import Limits
 
 _IN_MEMORY = 1_000_000  # bytes of an upload; larger ones wait on disk
 _RAW = ("image/", "application/octet-stream")
@@ -49,7 +50,7 @@ def square(sent: Sent, side: int, limits: Limits) -> Pixels:
     Raises:
         BadImage: it cannot be read as an image, or has more pixels than allowed.
     """
-    image = read_image(sent.read(), at_least=side, name=sent.name, max_pixels=limits.pixels, wary=True)
+    image = read_image(sent.read(), at_least=side, name=sent.name, limit=limits.pixels, wary=True)
     return fit(image, side, side)
 
 

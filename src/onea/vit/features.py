@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onea.errors import OneaError
+from onea.errors import OneaError, is_out_of_memory
 from onea.vit.adapter import Adapters
 from onea.vit.families import pieces_of
 from onea.vit.fp8 import from_fp8
@@ -58,6 +58,8 @@ class FrozenFeatures(FrozenViT):
             features = self.forward_eager(torch.zeros(1, 3, size, size), NO_HOOKS)  # some sizes fit no window
             assert features.shape == (1, self.width), "it gives no feature"
         except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            if is_out_of_memory(error):
+                raise
             told = (str(error).splitlines() or [type(error).__name__])[0]
             raise OneaError(
                 f"Backbone '{self.name}' does not take images of {size} pixels ({told}); leave image_size out."
