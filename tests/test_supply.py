@@ -14,6 +14,29 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+SAFE = {  # the first version without published holes that a photo or a request could use, and what was mended by then
+    "h11": ("0.16", "CVE-2025-43859: chunked bodies with broken ends smuggle requests"),
+    "pillow": (
+        "12.3",
+        "CVE-2026-55379 and PYSEC-2026-2253 to 2257 in decoders; before it 12.2: CVE-2026-40192, 12.1.1: "
+        "CVE-2026-25990, 11.3: CVE-2025-48379",
+    ),
+    "pillow-heif": (
+        "1.8.1",
+        "brings libheif 1.23.6; 1.23.2 to 1.23.5 mended writes beyond memory (CVE-2026-84383 and others), "
+        "pillow-heif 1.3 itself CVE-2026-28231",
+    ),
+    "python-multipart": (
+        "0.0.31",
+        "CVE-2026-53540: memory for a whole body; before it 0.0.30: CVE-2026-53537 to 53539, 0.0.27: CVE-2026-42561, "
+        "0.0.26: CVE-2026-40347, 0.0.22: CVE-2026-24486, 0.0.18: CVE-2024-53981",
+    ),
+    "starlette": (
+        "1.3.1",
+        "CVE-2026-54283: forms without limits; before it 1.3: CVE-2026-54282, 1.1: CVE-2026-48818, 1.0.1: "
+        "CVE-2026-48710, 0.49.1: CVE-2025-62727, 0.47.2: CVE-2025-54121, 0.40: CVE-2024-47874",
+    ),
+}
 
 
 def normal(requirement: str) -> str:
@@ -42,6 +65,22 @@ def test_the_lowest_versions_that_can_be_tried_are_those_that_are_allowed():
     assert lowest.keys() == allowed.keys()
     for name, version in allowed.items():
         assert re.sub(r"(\.0)+$", "", lowest[name]) == re.sub(r"(\.0)+$", "", version), name
+
+
+@pytest.mark.parametrize("package", SAFE)
+def test_no_version_with_a_published_hole_is_allowed(package):
+    version, reason = SAFE[package]
+    extras = PROJECT["optional-dependencies"].values()
+    asked = [each for group in (PROJECT["dependencies"], *extras) for each in group if normal(each) == package]
+    assert asked, f"{package} is a dependency of ours, so its lowest version is ours to choose"
+    for requirement in asked:
+        assert numbers(requirement.partition(">=")[2]) >= numbers(version), reason
+    assert numbers(pins()[package]) >= numbers(version), reason
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """A version as numbers that compare; an empty one is lower than any."""
+    return tuple(int(part) for part in version.split(".") if part)
 
 
 def test_the_image_can_be_built_on_a_digest_and_asks_no_second_index():

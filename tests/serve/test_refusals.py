@@ -98,6 +98,29 @@ def refused(client, shop):
     return check
 
 
+# ambiguous requests
+
+
+@pytest.mark.parametrize(
+    ("version", "lines"),
+    [
+        ("1.1", ("Content-Length: 4", "Transfer-Encoding: chunked")),
+        ("1.1", ("Transfer-Encoding: chunked", "Content-Length: 0")),
+        ("1.0", ("Transfer-Encoding: chunked",)),
+    ],
+)
+def test_a_request_with_two_lengths_is_refused_and_nothing_behind_it_is_read(shop, version, lines):
+    """A proxy that goes by the other length would take the answer to the second request for somebody else's."""
+    sent = "\r\n".join([f"POST /predict HTTP/{version}", "Host: localhost", "Content-Type: image/png", *lines, "", ""])
+    smuggled = "0\r\n\r\nGET /classes HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with live(service_of(shop)) as address, connect(address) as opened:
+        opened.sendall((sent + smuggled).encode())
+        answer = b"".join(iter(lambda: opened.recv(65_536), b""))  # until the other side closes
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"The length of the request is ambiguous" in answer
+    assert answer.count(b"\r\n\r\n") == 1, "one answer"
+
+
 # images
 
 

@@ -3,18 +3,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import ipaddress
 import os
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from fastapi import Request
 from fastapi.security import HTTPBearer
 
 from onea.errors import OneaError
+from onea.serve.failed_tokens import FailedTokens
 from onea.serve.problems import Problem
 from onea.serve.settings import LOOPBACK, Settings
 
@@ -109,11 +112,11 @@ def _is_loopback(listening: str) -> bool:
         return True
 
 
-def check_token(request: Request, settings: Settings) -> None:
-    """Let through whoever sends the token.
+async def check_token(request: Request, settings: Settings, failed: FailedTokens) -> None:
+    """Let through whoever sends the token; whoever sends many wrong ones waits for the answer.
 
     Raises:
-        Problem: 403 where nobody may teach, 401 where the token is missing or wrong.
+        Problem: 403 where nobody may teach, 401 where the token is missing or wrong, 429 after many wrong ones.
     """
     if settings.prediction_only:
         raise Problem(403, _ONLY)
@@ -122,8 +125,30 @@ def check_token(request: Request, settings: Settings) -> None:
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
     # In constant time: how long it takes must not tell how much of a guess is right.
     right = hmac.compare_digest(given.strip().encode(), settings.token.encode())
-    if scheme.lower() != "bearer" or not right:
-        raise Problem(401, "The token is missing or wrong; send it as 'Authorization: Bearer TOKEN'.", _CHALLENGE)
+    if scheme.lower() == "bearer" and right:
+        return
+    if given.strip():
+        await _slow_down(request, failed)
+    raise Problem(401, "The token is missing or wrong; send it as 'Authorization: Bearer TOKEN'.", _CHALLENGE)
+
+
+async def _slow_down(request: Request, failed: FailedTokens) -> None:
+    seconds, delay = failed.add(client_address(request.scope))
+    if not seconds:
+        return
+    if delay:
+        failed.delayed += 1
+        try:
+            await asyncio.sleep(delay)
+        finally:
+            failed.delayed -= 1
+    detail = "Too many wrong tokens came from this address; send the right one, or try again in a minute."
+    raise Problem(429, detail, _CHALLENGE | {"Retry-After": str(seconds), "Connection": "close"})
+
+
+def client_address(scope: Mapping[str, Any]) -> str:
+    """The address of the client of a request."""
+    return scope["client"][0] if scope.get("client") else ""
 
 
 _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="onea"'}

@@ -21,6 +21,7 @@ from onea.serve import metrics, problems
 from onea.serve.batching import Batcher
 from onea.serve.checking import Checks
 from onea.serve.decoding import Decoders
+from onea.serve.failed_tokens import FailedTokens
 from onea.serve.middleware import ServiceMiddleware
 from onea.serve.routes import Parts, router
 from onea.serve.schemas import ProblemDocument
@@ -48,7 +49,7 @@ def create_app(service: Service) -> FastAPI:
             lambda: service.present.snapshot, settings.batch, settings.wait, counters.batch_images.observe
         )
         with closing(Decoders(settings.limits)) as decoders, closing(Checks()) as checks:
-            app.state.parts = Parts(service, batcher, decoders, checks, counters)
+            app.state.parts = Parts(service, batcher, decoders, checks, FailedTokens(), counters)
             tasks = [asyncio.create_task(batcher.run())]
             if settings.follow:
                 tasks.append(asyncio.create_task(_follow(service, settings.follow)))

@@ -13,7 +13,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from onea.serve import metrics, problems
-from onea.serve.access import goes_by
+from onea.serve.access import client_address, goes_by
 from onea.serve.problems import Problem, busy
 from onea.serve.settings import MEGABYTE, Limits, Settings
 
@@ -29,6 +29,7 @@ _HEADERS = {
     "X-Frame-Options": "DENY",
 }
 
+_CLOSE = {"Connection": "close"}
 _LINGER_SECONDS, _LINGER_BYTES = 2.0, 32 * MEGABYTE
 _TAUGHT = ("/learn", "/background")  # where a request may be large
 _UNCOUNTED = ("/healthz", "/metrics")  # whoever operates the service asks them, above all when it is busy
@@ -88,12 +89,13 @@ class ServiceMiddleware:
         if not goes_by(headers.get("host", ""), self._settings):
             return Problem(421, "This service does not go by that name; its operator can add it with --allowed-host.")
         if self._closing():
-            return Problem(
-                503, "The service is being stopped; try again in a moment.", {"Retry-After": "5", "Connection": "close"}
-            )
+            return Problem(503, "The service is being stopped; try again in a moment.", _CLOSE | {"Retry-After": "5"})
         if _head_bytes(scope) > self._limits.head_bytes:  # which the server sees only where it comes in several pieces
             most = self._limits.head_bytes // 1024
             return Problem(431, f"The head of the request has more than {most} KB; shorten its address and headers.")
+        if "transfer-encoding" in headers and ("content-length" in headers or scope["http_version"] == "1.0"):
+            # A proxy in front may go by the other of the two, and take the end of the body for another request.
+            return Problem(400, "The length of the request is ambiguous; send Content-Length alone.", _CLOSE)
         length = headers.get("content-length", "")
         if length.isdecimal() and float(length) > (limit := self._limit(scope)):
             return too_large(limit)
@@ -146,14 +148,7 @@ class ServiceMiddleware:
 
 def too_large(limit: int) -> Problem:
     """The problem of a request that is too large."""
-    return Problem(
-        413, f"The request has more than {limit / MEGABYTE:g} MB; send less at a time.", {"Connection": "close"}
-    )
-
-
-def client_address(scope: Scope) -> str:
-    """The address of the client of a request."""
-    return scope["client"][0] if scope.get("client") else ""
+    return Problem(413, f"The request has more than {limit / MEGABYTE:g} MB; send less at a time.", _CLOSE)
 
 
 def _head_bytes(scope: Scope) -> int:
@@ -214,10 +209,9 @@ class _Upload:
         return message
 
     def _too_slow(self) -> Problem:
-        closing = {"Connection": "close"}
         if self._gives_way:
-            return busy("The service is busy and your request comes slowly; send it again in a moment.", closing)
-        return Problem(408, "The request came too slowly or stopped half-way; send it again.", closing)
+            return busy("The service is busy and your request comes slowly; send it again in a moment.", _CLOSE)
+        return Problem(408, "The request came too slowly or stopped half-way; send it again.", _CLOSE)
 
 
 async def _linger(receive: Receive) -> None:

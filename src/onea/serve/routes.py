@@ -16,11 +16,11 @@ from starlette.responses import StreamingResponse
 from onea.model.sentences import sentences
 from onea.model.state import State
 from onea.serve import metrics
-from onea.serve.access import bearer, check_token
+from onea.serve.access import bearer, check_token, client_address
 from onea.serve.batching import Batcher
 from onea.serve.checking import Checks
 from onea.serve.decoding import Decoders
-from onea.serve.middleware import client_address
+from onea.serve.failed_tokens import FailedTokens
 from onea.serve.problems import Problem
 from onea.serve.schemas import (
     BACKGROUND_BODY,
@@ -55,6 +55,7 @@ class Parts:
     batcher: Batcher
     decoders: Decoders
     checks: Checks
+    failed_tokens: FailedTokens
     counters: metrics.Metrics
 
 
@@ -63,8 +64,9 @@ def _parts(request: Request) -> Parts:
     return parts
 
 
-def _teacher(request: Request) -> None:
-    check_token(request, _parts(request).service.settings)
+async def _teacher(request: Request) -> None:
+    parts = _parts(request)
+    await check_token(request, parts.service.settings, parts.failed_tokens)
 
 
 Serving = Annotated[Parts, Depends(_parts)]
@@ -82,7 +84,7 @@ def _teaching(path: str, summary: str, *refused: int, **how: Any) -> Callable[[R
         path,
         tags=["teach"],
         dependencies=[Depends(bearer), Depends(_teacher)],
-        responses=refusals(401, 403, 409, 503, 507, *refused),
+        responses=refusals(401, 403, 409, 429, 503, 507, *refused),
         summary=summary,
         **how,
     )

@@ -177,7 +177,8 @@ def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The problem documents that a route may answer with, besides those that any may."""
     schema = {"schema": {"$ref": "#/components/schemas/ProblemDocument"}}
     return {
-        status: {"description": _MEANING[status], "content": {MEDIA_TYPE: schema}} for status in (*statuses, 421, 431)
+        status: {"description": _MEANING[status], "content": {MEDIA_TYPE: schema}}
+        for status in (400, *statuses, 421, 431)
     }
 
 
@@ -193,6 +194,7 @@ _MEANING = {
     415: "Neither an image nor a form.",
     421: "The service does not go by the name that was asked for.",
     422: "Not an image, or not something to learn from.",
+    429: "Too many wrong tokens.",
     431: "The address and the headers are too long.",
     503: "Busy, or being stopped.",
     507: "No disk space is left.",

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whoever tries many tokens is slowed down; whoever has the right one never is, and memory is bounded."""
+
+from __future__ import annotations
+
+import pytest
+from serving import TEACHER, client_of
+
+from onea.serve import failed_tokens
+from onea.serve.failed_tokens import FREE, WINDOW, FailedTokens
+
+
+class Clock:
+    now = 1_000.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def test_the_right_token_is_taken_after_any_number_of_wrong_ones(shop, monkeypatch):
+    monkeypatch.setattr(failed_tokens, "_LONGEST", 0.01)
+    with client_of(shop) as client:
+        wrong = [client.post("/undo", headers={"Authorization": f"Bearer guess-{n}"}) for n in range(FREE + 3)]
+        assert [answer.status_code for answer in wrong] == [401] * FREE + [429] * 3
+        assert 0 < int(wrong[-1].headers["retry-after"]) <= WINDOW
+        assert wrong[-1].headers["connection"] == "close"
+        assert wrong[-1].json()["detail"].startswith("Too many wrong tokens")
+        assert client.post("/undo").status_code == 401, "no token is no guess"
+        assert client.post("/rename?old=class00&new=zero", headers=TEACHER).json()["version"] == 2
+        assert client.post("/undo", headers=TEACHER).status_code == 200
+        assert client.get("/classes").status_code == 200, "questions need no token"
+
+
+def test_every_failure_waits_longer_up_to_a_limit(clock):
+    failed = FailedTokens(clock)
+    assert [failed.add("a") for _ in range(FREE)] == [(0, 0.0)] * FREE
+    delays = [failed.add("a")[1] for _ in range(8)]
+    assert delays == sorted(delays)
+    assert (delays[0], delays[1], delays[-1]) == (0.25, 0.5, 4.0)
+    assert failed.add("b") == (0, 0.0), "others are not concerned"
+    clock.now += WINDOW
+    assert failed.add("a") == (0, 0.0), "a minute later it starts anew"
+
+
+def test_waiting_answers_do_not_take_the_places_of_others(clock):
+    failed = FailedTokens(clock)
+    failed.delayed = 16
+    seconds, delay = [failed.add("a") for _ in range(FREE + 1)][-1]
+    assert (seconds, delay) == (60, 0.0)
+
+
+def test_a_million_addresses_take_no_more_memory_than_a_thousand(clock):
+    failed = FailedTokens(clock)
+    for n in range(5_000):
+        failed.add(f"10.{n >> 8}.{n & 255}.1")
+    assert len(failed) == 1_000
+
+
+def test_all_addresses_of_one_network_of_version_6_count_as_one(clock):
+    failed = FailedTokens(clock)
+    for n in range(FREE):
+        failed.add(f"2001:db8::{n:x}")
+    assert failed.add("2001:db8::ffff")[0] > 0
+    assert failed.add("2001:db8:0:1::1") == (0, 0.0)
