@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Named tensors, and tensors in double precision."""
+"""Named tensors, tensors in double precision, and pairs of rows a block at a time."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from torch import Tensor
 
 Tensors = dict[str, Tensor]
+_PAIRS = 1 << 22  # that are compared at a time
 
 
 def to_float64(tensor: Tensor) -> Tensor:
@@ -21,3 +24,13 @@ def compact(tensor: Tensor) -> Tensor:
 def cast_like(value: Tensor, original: Tensor) -> Tensor:
     """The value with the shape, type and device of the original."""
     return value.reshape(original.shape).to(original)
+
+
+def row_blocks(rows: int, columns: int, pairs: int = _PAIRS) -> Iterator[slice]:
+    """All rows, so many at a time that with every column they make a bounded number of pairs.
+
+    >>> list(row_blocks(5, 1000, pairs=2000))
+    [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
+    """
+    size = max(1, pairs // max(1, columns))
+    return (slice(start, min(start + size, rows)) for start in range(0, rows, size))

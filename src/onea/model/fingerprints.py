@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a photo was there before: a fingerprint of 24 bytes, from which no photo can be made.
+"""Whether a photo was there before: a fingerprint of 14 bytes that copies of a photo share and other photos do not.
 
-Copies that were saved again, smaller or in another format, have nearly the same one (99.5 % of them or more). Photos of
-a series do not: among the 17,209 photos of Grocery and CUB-200 nine pairs match; seven were looked at, each one photo.
+A fingerprint reveals the average colour and the contrast of its photo and, to whoever has a copy, that the photo was
+taught, which is what it is for. Its layout bits are made so that no blurred picture can be drawn from them: each tells
+whether the signs of two frequencies differ and not what they are, so either sign of a frequency remains as likely as
+before. ``benchmarks/fingerprints.py`` measures what decoders make of fingerprints.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -18,11 +20,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from onea.data.dataset import Pixels
+from onea.runtime import NOBODY, Progress
+from onea.tensors import row_blocks
 
-WORDS = 3  # of 64 bits: two of signs, one of colours
+WORDS = 2  # of 64 bits: one of the layout, one of the colours
 NO_PRINTS = torch.empty(0, WORDS, dtype=torch.int64)
-_SIGNS, _SIDE = 128, 32
-_FLIPPED = 6  # signs that a copy may have otherwise
+_BITS, _COLOURS, _SIDE = 64, 6, 32
+_FLIPPED = 6  # bits that a copy may have otherwise
 _APART = 6  # what the colours of a copy may differ by, of 255
 _FLAT = 2  # an image of less contrast in every colour has no features that could be compared
 _ROUNDING = 1e-3  # a coefficient of less has no sign
@@ -31,10 +35,10 @@ _GREY = torch.tensor([0.299, 0.587, 0.114], dtype=torch.float64)
 
 
 def fingerprints(pixels: Pixels) -> Tensor:
-    """The fingerprint of each of these images ``uint8 [N, 3, H, W]``, as ``int64 [N, 3]``.
+    """The fingerprint of each of these images ``uint8 [N, 3, H, W]``, as ``int64 [N, 2]``.
 
-    The signs of the 128 lowest frequencies of the image in grey (a discrete cosine transform), and the mean and the
-    spread of each of its colours.
+    The 128 lowest frequencies of the image in grey (a discrete cosine transform) make 64 pairs, a lower one and a
+    higher one; a bit for each says whether their signs differ. Six bytes are the mean and the spread of each colour.
     """
     parts = [_fingerprints(pixels[start : start + _AT_ONCE]) for start in range(0, len(pixels), _AT_ONCE)]
     return torch.cat([NO_PRINTS, *parts])
@@ -44,11 +48,11 @@ def _fingerprints(pixels: Pixels) -> Tensor:
     small = F.adaptive_avg_pool2d(torch.from_numpy(np.ascontiguousarray(pixels)).float(), _SIDE).double()
     transform, rows, columns = _frequencies()
     grey = torch.einsum("nchw,c->nhw", small, _GREY)
-    signs = (transform @ grey @ transform.T)[:, rows, columns] > _ROUNDING
+    lower, higher = ((transform @ grey @ transform.T)[:, rows, columns] > _ROUNDING).split(_BITS, 1)
     colours = torch.cat([small.mean((2, 3)), small.std((2, 3), unbiased=False)], 1)
     packed = np.zeros((len(small), 8 * WORDS), np.uint8)
-    packed[:, : _SIGNS // 8] = np.packbits(signs.numpy(), axis=1)
-    packed[:, _SIGNS // 8 :][:, :6] = colours.round().numpy().astype(np.uint8)
+    packed[:, : _BITS // 8] = np.packbits((lower ^ higher).numpy(), axis=1)
+    packed[:, _BITS // 8 :][:, :_COLOURS] = colours.round().numpy().astype(np.uint8)
     return torch.from_numpy(packed.view("<i8").astype(np.int64))
 
 
@@ -58,28 +62,46 @@ def _frequencies() -> tuple[Tensor, Tensor, Tensor]:
     step = torch.arange(_SIDE, dtype=torch.float64)
     transform = torch.cos(torch.pi * (step + 0.5) * step[:, None] / _SIDE) / _SIDE**0.5
     first, second = torch.meshgrid(step.long(), step.long(), indexing="ij")
-    order = ((first + second) * _SIDE + first).flatten().argsort()[1 : _SIGNS + 1]
+    order = ((first + second) * _SIDE + first).flatten().argsort()[1 : 2 * _BITS + 1]
     return transform, first.flatten()[order], second.flatten()[order]
 
 
 def same_photos(first: Tensor, second: Tensor) -> Tensor:
-    """Pairs of rows ``[K, 2]`` of these fingerprints that are of one photo; those of images without contrast never are.
+    """Whether fingerprints ``[N, 2]`` and ``[M, 2]`` are of one photo, ``bool [N, M]``; of no contrast, they never are.
 
     >>> from numpy.random import default_rng
     >>> found = fingerprints(default_rng(0).integers(0, 256, (3, 3, 40, 40), dtype=np.uint8))
     >>> same_photos(found[:2], found).tolist()
-    [[0, 0], [1, 1]]
+    [[True, False, False], [False, True, False]]
     """
-    one, other = _signs(first), _signs(second).T
-    candidates = [torch.empty(0, 2, dtype=torch.int64)]
-    for start in range(0, len(one), _AT_ONCE):
-        # Of signs as 1 and -1, the product is what agrees less what does not.
-        close = one[start : start + _AT_ONCE] @ other >= _SIGNS - 2 * _FLIPPED
-        candidates.append(close.nonzero() + torch.tensor([start, 0]))
-    pairs = torch.cat(candidates)
-    here, there = _colours(first)[pairs[:, 0]], _colours(second)[pairs[:, 1]]
-    alike = ((here - there).abs() <= _APART).all(1) & (here[:, 3:] >= _FLAT).any(1)
-    return pairs[alike]
+    # Of bits as 1 and -1, the product is what agrees less what does not.
+    same = _signs(first) @ _signs(second).T >= _BITS - 2 * _FLIPPED
+    rows = same.any(1).nonzero()[:, 0]  # as a rule few, and only for these do colours matter
+    here, there = _colours(first[rows]), _colours(second)
+    alike = same[rows] & (here[:, 3:] >= _FLAT).any(1)[:, None]
+    for one, other in zip(here.T, there.T, strict=True):
+        alike &= (one[:, None] - other).abs_() <= _APART
+    same[rows] = alike
+    return same
+
+
+def copies(prints: Tensor, among: Tensor, progress: Progress = NOBODY) -> Iterator[tuple[slice, Tensor]]:
+    """``same_photos``, some rows at a time, so that memory does not grow with the number of pairs.
+
+    Args:
+        prints: ``[N, 2]``; each block comes with the rows of these that it is about.
+        among: the others, ``[M, 2]``.
+        progress: hears of every block, and may stop there.
+    """
+    for rows in row_blocks(len(prints), len(among)):
+        progress.note("comparing photos with those known")
+        yield rows, same_photos(prints[rows], among)
+
+
+def first_copies(prints: Tensor, among: Tensor) -> Tensor:
+    """The first of the others that is the same photo, by its row, ``int64 [N]``; -1 where there is none."""
+    found = [_first(same) for _, same in copies(prints, among)]
+    return torch.cat([torch.empty(0, dtype=torch.int64), *found])
 
 
 @dataclass(frozen=True)
@@ -90,15 +112,15 @@ class Repeats:
         before: whether it was taught before as the same class, ``bool [N]``.
         twice: whether it came earlier in the update as the same class, ``bool [N]``.
         known: rows of the fingerprints known before that are of a photo of the update, as the same class, ``[K]``.
-        twins: pairs of photos of the update that are one photo, ``[T, 2]``.
         conflicts: photos that are also there under another class, and which.
+        fingerprints: of the update, ``[N, 2]``.
     """
 
     before: Tensor
     twice: Tensor
     known: Tensor
-    twins: Tensor
     conflicts: dict[int, str]
+    fingerprints: Tensor
 
     @property
     def seen(self) -> Tensor:
@@ -108,38 +130,51 @@ class Repeats:
     def unseen_by(self, trained: Tensor) -> Tensor:
         """Photos that say how well new ones are answered, ``bool [N]``: new, and no copy was trained on."""
         fresh = ~self.seen & ~trained
-        for row, other in self.twins.tolist():
-            fresh[row] &= not bool(trained[other])
-            fresh[other] &= not bool(trained[row])
+        fresh[fresh.clone()] = first_copies(self.fingerprints[fresh], self.fingerprints[trained]) < 0
         return fresh
 
 
 def find_repeats(
-    prints: Tensor, labels: Sequence[str], known: Tensor = NO_PRINTS, known_labels: Sequence[str] = ()
+    prints: Tensor,
+    labels: Sequence[str],
+    known: Tensor = NO_PRINTS,
+    known_labels: Sequence[str] = (),
+    progress: Progress = NOBODY,
 ) -> Repeats:
     """Photos with these fingerprints and classes that are among others, or among themselves.
 
-    >>> one = torch.tensor([[5, 6, 255 << 24]])
+    >>> one = torch.tensor([[5, 255 << 24]])
     >>> find_repeats(torch.cat([one, one, one]), ["apple", "apple", "pear"]).seen.tolist()
     [False, True, False]
     """
-    before, twice = (torch.zeros(len(prints), dtype=torch.bool) for _ in range(2))
+    number = {label: index for index, label in enumerate(dict.fromkeys([*known_labels, *labels]))}
+    mine, theirs = (torch.tensor([number[label] for label in each]) for each in (labels, known_labels))
+    before, twice, taught = (torch.zeros(len(each), dtype=torch.bool) for each in (prints, prints, known))
     conflicts: dict[int, str] = {}
-    twins = same_photos(prints, prints)
-    twins = twins[twins[:, 0] < twins[:, 1]]
-    found = []
-    for row, other in same_photos(prints, known).tolist():
-        if labels[row] == known_labels[other]:
-            before[row] = True
-            found.append(other)
-        else:
-            conflicts.setdefault(row, known_labels[other])
-    for row, other in twins.tolist():
-        if labels[row] == labels[other]:
-            twice[other] = True
-        else:
-            conflicts.setdefault(other, labels[row])
-    return Repeats(before, twice, torch.tensor(found, dtype=torch.int64).unique(), twins, conflicts)
+
+    def note_conflicts(rows: slice, same: Tensor, others: Sequence[str]) -> None:
+        found = _first(same)
+        for row in (found >= 0).nonzero()[:, 0].tolist():
+            conflicts.setdefault(rows.start + row, others[found[row]])
+
+    for rows, same in copies(prints, known, progress):
+        own = same & (mine[rows, None] == theirs)
+        before[rows] = own.any(1)
+        taught |= own.any(0)
+        note_conflicts(rows, same & ~own, known_labels)
+    for rows, same in copies(prints, prints, progress):
+        same = same.tril(rows.start - 1)  # those that came earlier
+        own = same & (mine[rows, None] == mine)
+        twice[rows] = own.any(1)
+        note_conflicts(rows, same & ~own, labels)
+    return Repeats(before, twice, taught.nonzero()[:, 0], conflicts, prints)
+
+
+def _first(same: Tensor) -> Tensor:
+    """The first column of each row that is true, ``int64 [N]``; -1 where none is."""
+    if not same.shape[1]:
+        return torch.full((len(same),), -1)
+    return torch.where(same.any(1), same.byte().argmax(1), -1)
 
 
 def _bytes(prints: Tensor) -> npt.NDArray[np.uint8]:
@@ -147,9 +182,9 @@ def _bytes(prints: Tensor) -> npt.NDArray[np.uint8]:
 
 
 def _signs(prints: Tensor) -> Tensor:
-    bits = np.unpackbits(_bytes(prints)[:, : _SIGNS // 8], axis=1)
+    bits = np.unpackbits(_bytes(prints)[:, : _BITS // 8], axis=1)
     return torch.from_numpy(bits).float() * 2 - 1
 
 
 def _colours(prints: Tensor) -> Tensor:
-    return torch.from_numpy(_bytes(prints)[:, _SIGNS // 8 :][:, :6].astype(np.int64))
+    return torch.from_numpy(_bytes(prints)[:, _BITS // 8 :][:, :_COLOURS].astype(np.int16))

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from onea.classifiers.statistics import ClassStatistics, inverse_root, shrunk_covariance
+from onea.tensors import row_blocks
 
 GROUPS = 6  # of a class, at most
 _ALIKE = 0.3  # cosine of two deviations; with 10 classes or 80, photos of Grocery form half as many series or fewer
@@ -78,32 +79,42 @@ def series(features: Tensor, rows: Tensor, known: ClassStatistics) -> Tensor:
         for row in mine:
             members = rows[place] == row
             alike = F.normalize(apart[members] @ root, dim=1)
-            numbers[place[members]] = _series_of_a_class(alike @ alike.T, least)
+            numbers[place[members]] = _series_of_a_class(alike, least)
     return numbers
 
 
-def _series_of_a_class(cosines: Tensor, least: float) -> Tensor:
+def _series_of_a_class(directions: Tensor, least: float) -> Tensor:
     """The series of each image of a class; where one has more than half of them, images must be more alike.
 
     Without most of its images, nobody could judge a class.
     """
-    found = _joined(cosines > least)
+    found = _joined(directions, least)
     while least < _SAME and 2 * int(torch.bincount(found).max()) > max(2, len(found)):
         least += _STEP
-        found = _joined(cosines > least)
+        found = _joined(directions, least)
     return found
 
 
-def _joined(alike: Tensor) -> Tensor:
-    """The connected part that each belongs to, ``int64 [N]``.
+def _joined(directions: Tensor, least: float) -> Tensor:
+    """The series of each of these unit vectors, ``int64 [N]``: those whose cosine is larger are of one.
 
-    >>> _joined(torch.tensor([[1, 0, 1], [0, 1, 0], [1, 0, 1]]).bool()).tolist()
+    Some rows at a time are compared with those behind them, and not with their own series, so that memory grows with
+    the number of images and not with its square.
+
+    >>> _joined(torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.8, 0.6]]), 0.7).tolist()
     [0, 1, 0]
     """
-    numbers = torch.arange(len(alike))
-    while True:
-        lowest = torch.where(alike, numbers[None, :], numbers[:, None]).amin(1)
-        if torch.equal(lowest, numbers):
-            compact: Tensor = numbers.unique(return_inverse=True)[1]
-            return compact
-        numbers = lowest
+    numbers = torch.arange(len(directions))  # of a series, that of its first image
+    for rows in row_blocks(len(directions), len(directions)):
+        own, others = numbers[rows], torch.arange(rows.start, len(directions))
+        if bool((own == own[0]).all()):
+            others = others[numbers[others] != own[0]]
+        alike = directions[rows] @ directions[others].T > least
+        for row in (alike & (own[:, None] != numbers[others])).any(1).nonzero()[:, 0].tolist():
+            met = torch.zeros(len(directions), dtype=torch.bool)
+            met[numbers[others[alike[row]]]] = True
+            met[numbers[rows.start + row]] = True
+            if int(met.sum()) > 1:
+                numbers[met[numbers]] = int(met.byte().argmax())
+    compact: Tensor = numbers.unique(return_inverse=True)[1]
+    return compact

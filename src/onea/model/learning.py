@@ -100,7 +100,7 @@ def learn(
     trains = not engine.vit.frozen_only and options.trains(len(names), sizes.new_share)
     views = Views(engine, batch, options, adapters, seed, training, exact=not trains)
     features = views.features(0, adapters)
-    images = UpdateImages.of(batch, names, features, state, held_out, seed)
+    images = UpdateImages.of(batch, names, features, state, held_out, seed, training[1].progress)
     rows, new, measured, classifier = images.rows, images.new, images.measured, state.classifier
     claimed = taught_now(state, features)
 
@@ -149,7 +149,7 @@ def learn(
         adapter=_on_cpu(done.known.adapter.tensors),
         statistics=after,
         background=done.known.features["background"],
-        fingerprints=torch.cat([state.fingerprints, images.fingerprints[new]]),
+        fingerprints=torch.cat([state.fingerprints, images.repeats.fingerprints[new]]),
         fingerprint_rows=torch.cat([state.fingerprint_rows, rows[new]]),
         held=compact(held),
         held_rows=held_rows,

@@ -21,8 +21,9 @@ from onea.classifiers.familiarity import SIGNALS, Familiarity, Margin, Signals, 
 from onea.classifiers.gaussian import RegularisedGaussian
 from onea.classifiers.statistics import ClassStatistics
 from onea.errors import OneaError, nearest, short
-from onea.model.fingerprints import NO_PRINTS, Repeats, find_repeats, same_photos
+from onea.model.fingerprints import NO_PRINTS, Repeats, find_repeats, first_copies
 from onea.model.names import as_numbers, check_names
+from onea.runtime import NOBODY, Progress
 from onea.tensors import Tensors
 
 Update = dict[str, Any]
@@ -82,7 +83,7 @@ class State:
         hidden: those of images of classes that were left out, as deviations from known images, ``[S, 5]``.
         hidden_rows: the class that each of these shows, ``[S]``.
         background: features of images that show none of the classes, ``[B, width]``; exact in bfloat16.
-        fingerprints: of the images that were taught, ``int64 [P, 3]``; of none that an earlier version taught.
+        fingerprints: of the images that were taught, ``int64 [P, 2]``; of none that an earlier version taught.
         fingerprint_rows: the class that each of them was taught as, ``[P]``.
         held: features of images held out of training, newest first, ``[H, views, width]``; exact in bfloat16.
         held_rows: the class that each of them shows, ``[H]``.
@@ -156,16 +157,15 @@ class State:
             raise OneaError(f"The model does not know '{name}'; {nearest(name, self.classes)}")
         return self.classes.index(name)
 
-    def repeats(self, prints: Tensor, labels: Sequence[str]) -> Repeats:
+    def repeats(self, prints: Tensor, labels: Sequence[str], progress: Progress = NOBODY) -> Repeats:
         """Which photos with these fingerprints were taught before, as the same class or another."""
         known = [self.classes[row] for row in self.fingerprint_rows.tolist()]
-        return find_repeats(prints, labels, self.fingerprints, known)
+        return find_repeats(prints, labels, self.fingerprints, known, progress)
 
     def taught_as(self, prints: Tensor) -> dict[int, str]:
         """Which photos with these fingerprints were taught, by their rows, and as what."""
-        return {
-            row: self.classes[self.fingerprint_rows[at]] for row, at in same_photos(prints, self.fingerprints).tolist()
-        }
+        found = enumerate(first_copies(prints, self.fingerprints).tolist())
+        return {row: self.classes[self.fingerprint_rows[at]] for row, at in found if at >= 0}
 
     def labels(self, names: Sequence[str]) -> npt.NDArray[Any]:
         """Names of classes, or ``unknown``, as the labels that were given: numbers while all classes are, or text."""

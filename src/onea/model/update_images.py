@@ -19,6 +19,7 @@ from onea.model.groups import series
 from onea.model.images import DecodedImages
 from onea.model.names import check_names
 from onea.model.state import State
+from onea.runtime import Progress
 
 FEW = 4  # a class with fewer images holds none out
 
@@ -34,8 +35,7 @@ class UpdateImages:
         rows: the position of each image's class among those, ``[N]``.
         series: the series of each image, numbered within its class, ``[N]``.
         trained: images that the adapter may be trained on, ``bool [N]``; the others are held out.
-        fingerprints: of the images, ``[N, 3]``.
-        repeats: images that were there before, or come twice.
+        repeats: images that were there before, or come twice; their fingerprints.
     """
 
     names: list[str]
@@ -44,12 +44,18 @@ class UpdateImages:
     rows: Tensor
     series: Tensor
     trained: Tensor
-    fingerprints: Tensor
     repeats: Repeats
 
     @classmethod
     def of(
-        cls, batch: DecodedImages, names: list[str], features: Tensor, state: State, held_out: float, seed: int
+        cls,
+        batch: DecodedImages,
+        names: list[str],
+        features: Tensor,
+        state: State,
+        held_out: float,
+        seed: int,
+        progress: Progress,
     ) -> UpdateImages:
         """Sort out images by their features and by what the model was taught; about the share ``held_out`` is."""
         assert batch.labels is not None
@@ -58,7 +64,6 @@ class UpdateImages:
         classes = state.classes + tuple(label for label in names if label not in state.classes)
         alike = series(features, labels, state.statistics)
         held = held_out_rows(labels, names, alike, held_out, seed, state.next_update)
-        prints = fingerprints(batch.pixels)
         return cls(
             names=names,
             labels=labels,
@@ -66,8 +71,7 @@ class UpdateImages:
             rows=torch.tensor([classes.index(label) for label in names])[labels],
             series=alike,
             trained=torch.ones(len(labels), dtype=torch.bool).index_fill(0, held, False),
-            fingerprints=prints,
-            repeats=state.repeats(prints, batch.labels),
+            repeats=state.repeats(fingerprints(batch.pixels), batch.labels, progress),
         )
 
     @property
