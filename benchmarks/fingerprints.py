@@ -79,7 +79,8 @@ def signs(pictures: Tensor) -> Tensor:
     transform = torch.cos(torch.pi * (step + 0.5) * step[:, None] / SMALL)
     lowest = (step + step[:, None]).flatten().argsort(stable=True)[1:129]
     coefficients = transform @ pictures.double().unflatten(1, (SMALL, SMALL)) @ transform.T
-    return coefficients.flatten(1)[:, lowest].sign().float()
+    found: Tensor = coefficients.flatten(1)[:, lowest].sign().float()
+    return found
 
 
 def correlation(found: Tensor, true: Tensor) -> float:
@@ -92,7 +93,8 @@ def drawn(known: Tensor, given: Tensor, pictures: Tensor) -> dict[str, list[Tens
     """What each decoder draws, less the mean picture, at all its settings: ridge regression, and one with a kernel."""
     mean, spread = known.mean(0), known.std(0)
     known, given = ((each - mean)[:, spread > 0] / spread[spread > 0] for each in (known, given))
-    wanted, found = pictures - pictures.mean(0), {"linear": [], "kernel": []}
+    wanted = pictures - pictures.mean(0)
+    found: dict[str, list[Tensor]] = {"linear": [], "kernel": []}
     for ridge in RIDGES:
         gram = known.T @ known + ridge * torch.eye(known.shape[1])
         found["linear"].append(given @ torch.linalg.solve(gram, known.T @ wanted))

@@ -114,6 +114,8 @@ def models() -> Iterator[str]:
     for line in lines("teaching-amd-epyc-2.csv"):
         if line["ratio"]:  # the old commit's has none
             yield from shown(float(line["ratio"]), float(line["ratio_as_trained"]), digits=(2,))
+    yield from shown(*(float(line["value"]) for line in lines("fingerprints.csv")), digits=(2,))
+    yield from {f"{int(line['photos']):,}" for line in lines("fingerprints.csv")}
     yield from teaching()
     yield from check_labels()
 

@@ -154,8 +154,9 @@ def find_repeats(
 
     def note_conflicts(rows: slice, same: Tensor, others: Sequence[str]) -> None:
         found = _first(same)
-        for row in (found >= 0).nonzero()[:, 0].tolist():
-            conflicts.setdefault(rows.start + row, others[found[row]])
+        for row, other in enumerate(found.tolist(), rows.start):
+            if other >= 0:
+                conflicts.setdefault(row, others[other])
 
     for rows, same in copies(prints, known, progress):
         own = same & (mine[rows, None] == theirs)
