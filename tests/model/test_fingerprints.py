@@ -314,9 +314,9 @@ def test_old_photos_among_new_ones_count_once(tiny_vit, files):
 
 def test_all_photos_again_are_seen_by_the_new_adapter(model, before, files, monkeypatch):
     """Nothing has to be carried over: means are those of the photos under the adapter that was trained again."""
-    from onea.model import learning
+    from onea.learner import update
 
-    monkeypatch.setattr(learning, "fallen", lambda *given: False)
+    monkeypatch.setattr(update, "dropped_significantly", lambda *given: False)
     model.learn(*pairs(files, A, B, C, D))
     update, state = model.history[-1], model.snapshot().state
     assert update["trained"]
