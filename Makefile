@@ -52,7 +52,7 @@ test-gpu: .venv/.dev
 	TEST_ON_GPU=1 $(BIN)/python -m pytest -q -rs tests/gpu
 
 test-browser: .venv/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -m browser tests/serve/test_browser.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -m browser tests/serve
 
 format: .venv/.dev
 	$(BIN)/ruff check --fix src tests docs

@@ -139,6 +139,15 @@ def photos(images: Path, label: int, side: str = "train") -> list[bytes]:
     return [file.read_bytes() for file in sorted((images / side / f"class{label:02d}").iterdir())]
 
 
+def saved(folder: Path, contents: list[bytes]) -> list[Path]:
+    """Images as the files 0.png, 1.png and so on."""
+    folder.mkdir(exist_ok=True)
+    files = [folder / f"{n}.png" for n in range(len(contents))]
+    for file, content in zip(files, contents, strict=True):
+        file.write_bytes(content)
+    return files
+
+
 def form(contents: list[bytes]) -> list[tuple[str, tuple[str, bytes, str]]]:
     return [("images", (f"{n}.png", content, "image/png")) for n, content in enumerate(contents)]
 

@@ -241,6 +241,15 @@ def _lift_pillow_limit() -> None:
         Image.MAX_IMAGE_PIXELS = MOST_PIXELS
 
 
+def formats_of_uploads() -> tuple[str, ...]:
+    """The formats that strangers may send and that are read here, as people write them.
+
+    >>> formats_of_uploads()[:5]
+    ('JPEG', 'PNG', 'WebP', 'GIF', 'BMP')
+    """
+    return tuple({"WEBP": "WebP", _HEIF: "HEIC"}.get(name, name) for name in _formats(True))
+
+
 @functools.cache
 def _formats(wary: bool) -> tuple[str, ...]:
     """Those of our formats that this Pillow was built with, and HEIC where it can be read."""
@@ -331,7 +340,7 @@ def _reason(stream: BinaryIO, error: Exception, wary: bool) -> str:
         if start[4:8] == b"ftyp" and start[8:] in _HEIC_BRANDS and _HEIF not in Image.OPEN:
             how = "save it as JPEG" if wary else "`pip install pillow-heif`, or save it as JPEG"
             return f"it is a HEIC photo; {how} (on an iPhone: Settings, Camera, Formats, Most Compatible)"
-        known = f" ({', '.join(COMMON_FORMATS)})" if wary else ""
+        known = f" ({', '.join(formats_of_uploads())})" if wary else ""
         return f"it is not an image in a format we know{known}"
     if "truncated" in str(error).lower():
         return "the file is cut short"

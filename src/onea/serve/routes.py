@@ -13,6 +13,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 
+from onea.data.decode import formats_of_uploads
 from onea.model.sentences import sentences
 from onea.model.state import State
 from onea.serve import metrics
@@ -230,6 +231,7 @@ async def healthz(serving: Serving) -> Health:
         classes=len(service.present.state.classes),
         learning=service.learning,
         teaching=settings.token is not None and not settings.prediction_only,
+        formats=list(formats_of_uploads()),
         predict_images=settings.limits.predict_images,
         learn_files=settings.limits.learn_files,
     )

@@ -127,6 +127,7 @@ class Health(BaseModel):
     classes: int
     learning: bool
     teaching: bool = Field(description="Whether learning and undo are offered to whoever has the token.")
+    formats: list[str] = Field(description="Image formats that can be sent.")
     predict_images: int = Field(description="Images that one request to predict may have.")
     learn_files: int = Field(description="Images that one form to learn may have; a zip may have more.")
 

@@ -1,7 +1,7 @@
 // The page: asks, shows what is known, draws the history, teaches. No library, nothing stored.
 import { ask, askAgain, markOld } from "/static/ask.js";
 import { drawHistory, shareInWords } from "/static/chart.js";
-import { $, api, count, droppable, hasToken, make, page, say, sure, teacherApi } from "/static/page.js";
+import { $, api, bdi, count, droppable, hasToken, make, page, say, sure, teacherApi } from "/static/page.js";
 import { startTeaching } from "/static/teach.js";
 
 // What it knows
@@ -12,9 +12,9 @@ async function refresh() {
   document.title = `${health.name} · onea`;
   $("name").textContent = health.name;
   $("facts").textContent = `Knows ${count(classes.count, "class", "classes")} · version ${classes.version}`;
-  $("classes-count").textContent = classes.count.toLocaleString("en");
   $("teach-form").hidden = !health.teaching;
   $("classes-hint").hidden = !health.teaching || !classes.count;
+  showFormats(health.formats);
   say("teach-off", health.teaching ? "" :
     "Teaching is switched off here. Whoever runs the service can allow it with a token.");
   $("known-classes").replaceChildren(...page.classes.map((known) => make("option", { value: known.name })));
@@ -22,6 +22,15 @@ async function refresh() {
   showHistory();
   markOld();
   showCheck(await api("/check"));
+}
+
+// One list of formats, that of the service, for the hint and for what a browser offers to choose.
+function showFormats(formats) {
+  const endings = formats.flatMap((name) => (name === "HEIC" ? [".heic", ".heif"] : [])); // which many systems give no type
+  const types = [...formats.map((name) => `image/${name.toLowerCase()}`), ...endings].join();
+  $("ask-files").accept = types;
+  $("teach-files").accept = `${types},.zip`;
+  $("ask-formats").textContent = `${formats.slice(0, -1).join(", ")} or ${formats.at(-1)}.`;
 }
 
 const MOST_NEEDY = 12;
@@ -42,13 +51,35 @@ function showClasses() {
   $("classes").replaceChildren(...shown.map((known) => {
     const images = make("span", { title: count(known.images, "photo", "photos") }, known.images.toLocaleString("en"));
     const className = page.fresh.has(known.name) ? "fresh" : "";
-    if (!page.health.teaching) return make("li", { className }, known.name, images);
-    const button = make("button", { type: "button", title: `Rename or forget ${known.name}` }, known.name, images);
+    if (!page.health.teaching) return make("li", { className }, bdi(known.name), images);
+    const button = make("button", { type: "button", title: `Rename or forget ${known.name}` }, bdi(known.name), images);
     button.addEventListener("click", () => edit(known.name));
     return make("li", { className }, button);
   }));
   if (!shown.length) $("classes").append(make("li", { className: "none" }, "No class has that in its name."));
   $("search-status").textContent = wanted ? `${count(shown.length, "class", "classes")} found` : "";
+  const all = page.classes.length.toLocaleString("en");
+  $("classes-count").textContent = wanted ? `${shown.length.toLocaleString("en")} of ${all}` : all;
+  showCut();
+}
+
+const TWO_LINES = 80; // pixels
+let whole = false; // whether a long list of classes is shown at its full height
+
+function showCut() {
+  const list = $("classes");
+  list.classList.remove("whole");
+  const cut = list.scrollHeight > list.clientHeight + TWO_LINES; // to cut less would be a nuisance
+  list.classList.toggle("whole", whole || !cut);
+  $("classes-all").hidden = !cut;
+  $("classes-all").ariaExpanded = String(whole);
+  $("classes-all").textContent = whole ? "Show fewer" : `Show all ${list.childElementCount.toLocaleString("en")}`;
+  showMore();
+}
+
+function showMore() { // fades at the foot while there is more below
+  const list = $("classes");
+  list.classList.toggle("more", list.scrollHeight - list.scrollTop - list.clientHeight > 4);
 }
 
 // Rename and forget
@@ -147,6 +178,11 @@ document.addEventListener("drop", (event) => event.preventDefault());
 document.addEventListener("paste", (event) => event.clipboardData.files.length && ask(pasted(event.clipboardData)));
 $("ask-again").addEventListener("click", askAgain);
 $("search").addEventListener("input", showClasses);
+$("classes").addEventListener("scroll", showMore);
+$("classes-all").addEventListener("click", () => {
+  whole = !whole;
+  showCut();
+});
 $("edit").addEventListener("submit", rename);
 $("edit-name").addEventListener("input", () => { // what was asked was about another name
   $("edit-rename").textContent = "Rename";
@@ -155,5 +191,15 @@ $("edit-name").addEventListener("input", () => { // what was asked was about ano
 $("edit-forget").addEventListener("click", forget);
 $("edit-close").addEventListener("click", () => edit(""));
 $("undo").addEventListener("click", undo);
+new ResizeObserver(showCut).observe($("known"));
 new ResizeObserver(() => page.history && drawHistory($("chart"), page.history.updates)).observe($("chart"));
+
+// The link to the part in the middle of the window is marked.
+const inMiddle = new IntersectionObserver((parts) => {
+  for (const { target, isIntersecting } of parts) {
+    document.querySelector(`.jump [href="#${target.id}"]`).ariaCurrent = isIntersecting ? "true" : null;
+  }
+}, { rootMargin: "-40% 0px -60% 0px" });
+for (const part of document.querySelectorAll("main section")) inMiddle.observe(part);
+
 refresh().catch((error) => { $("facts").textContent = error.message; });

@@ -1,6 +1,6 @@
-// Asking: photos in, answers out, and what to do with a wrong one.
-import { $, api, isPhoto, make, page, percent, picture, say } from "/static/page.js";
-import { lineUp } from "/static/teach.js";
+// Asking: photos in, answers out.
+import { shownAnswer, shownBad, inWords } from "/static/answers.js";
+import { $, api, isPhoto, page, printable, say } from "/static/page.js";
 
 export async function ask(found) {
   const photos = found.filter(isPhoto).map(({ file }) => file);
@@ -28,12 +28,14 @@ export async function ask(found) {
 export const askAgain = () => ask(page.asked.map((file) => ({ file, path: file.name })));
 
 function show(answers, skipped, photos) {
-  const bad = new Map(skipped.map((one) => [one.index, one]));
+
+function show(answers, skipped, photos) {
+  const bad = new Map(skipped.map((one) => [one.index, one.detail]));
   const good = answers.values();
-  $("answers").replaceChildren(...photos.map((photo, n) =>
-    bad.has(n) ? unreadable(bad.get(n)) : shownAnswer(good.next().value, photo)));
-  $("ask-status").textContent = [...answers.map(inWords),
-    ...skipped.map((one) => `${one.image} cannot be read`)].join(". ");
+  const found = photos.map((photo, n) => (bad.has(n) ? { photo, detail: bad.get(n) } : { photo, answer: good.next().value }));
+  $("answers").replaceChildren(...found.map(({ photo, answer, detail }) => (answer ? shownAnswer(answer, photo) : shownBad(detail, photo))));
+  $("ask-status").textContent = found.map(({ photo, answer }) =>
+    `${printable(photo.name)}: ${answer ? inWords(answer) : "cannot be read"}`).join(". ");
   markOld();
 }
 
@@ -44,57 +46,4 @@ export function markOld() {
   for (const line of $("answers").children) line.classList.toggle("old", old.includes(line));
   $("ask-old").hidden = !old.length;
   if (old.length) $("ask-old-text").textContent = `These answers are of version ${old[0].dataset.version}; version ${now} answers now.`;
-}
-
-const unreadable = (one) => make("li", { className: "bad" }, make("span", { className: "no-picture" }, "no photo"),
-  make("div", {}, make("p", { className: "verdict" }, "Cannot be read"), make("p", { className: "why" }, `${one.image}: ${one.detail}.`)));
-
-const inWords = (answer) => `${answer.image}: ${isUnknown(answer) ? "unknown, unlike everything it was taught"
-  : answer.verdict === "unsure" ? `unsure: ${namesOf(answer)}` : `${answer.class}, ${percent(answer.probability)} sure`}`;
-
-const isUnknown = (answer) => answer.verdict === "unknown";
-const namesOf = (answer) => answer.candidates.map((one) => one.class).join(" or ");
-const noneOfThese = (answer) => `None of the classes: ${percent(answer.none_of_these)}.`;
-
-function shownAnswer(answer, photo) {
-  const verdict = isUnknown(answer)
-    ? [make("p", { className: "verdict" }, "Unknown"), make("p", { className: "why" }, noneOfThese(answer))]
-    : answer.verdict === "unsure"
-      ? [make("p", { className: "verdict" }, "Unsure"),
-         make("p", { className: "why" }, `It may be ${namesOf(answer)}. ${noneOfThese(answer)}`)]
-      : [make("p", { className: "verdict" }, answer.class, make("small", {}, `${percent(answer.probability)} sure`))];
-  const likely = answer.top.map((guess) => {
-    const fill = make("div", { className: "fill" });
-    fill.style.width = `${Math.max(0.5, 100 * guess.probability)}%`;
-    return make("li", {}, make("span", { title: guess.class }, guess.class), make("b", {}, percent(guess.probability)),
-      make("div", { className: "track", ariaHidden: "true" }, fill));
-  });
-  const line = make("li", { className: isUnknown(answer) ? "unknown" : "" }, picture(photo, answer.image),
-    make("div", {}, ...verdict, make("ol", { className: "likely" }, ...likely),
-      ...(page.health?.teaching ? [correction(answer, photo)] : [])));
-  line.dataset.version = answer.version;
-  return line;
-}
-
-// "No, this is ...": the photo joins those to be taught, under its right name.
-function correction(answer, photo) {
-  const words = answer.verdict !== "answer" ? "This is …" : "No, this is …";
-  const open = make("button", { type: "button", className: "link" }, words);
-  const name = make("input", { type: "text", maxLength: 200, autocomplete: "off", placeholder: "what it shows", ariaLabel: `What ${answer.image} shows` });
-  name.setAttribute("list", "known-classes");
-  const form = make("form", { className: "correct", hidden: true }, name,
-    make("button", { type: "submit", className: "quiet" }, "Teach this"));
-  open.addEventListener("click", () => {
-    open.hidden = true;
-    form.hidden = false;
-    name.focus();
-  });
-  form.addEventListener("submit", (event) => {
-    event.preventDefault();
-    if (!name.value.trim()) return name.focus();
-    lineUp(name.value.trim(), [photo]);
-    form.replaceWith(make("p", { className: "why" }, `Lined up as “${name.value.trim()}”; press Teach when all is there.`));
-    $("lined").scrollIntoView({ block: "nearest" });
-  });
-  return make("div", {}, open, form);
 }

@@ -11,7 +11,14 @@ export function make(tag, properties = {}, ...children) {
 
 export const count = (n, one, many) => `${n.toLocaleString("en")} ${n === 1 ? one : many}`;
 export const photoCount = (n) => count(n, "photo", "photos");
-export const percent = (share) => (share > 0.9995 ? "100 %" : share < 0.001 ? "< 0.1 %" : `${(100 * share).toFixed(1)} %`);
+
+const HIDDEN = /[\p{Cc}\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/gu;
+
+// A name with its control characters and changes of direction as escapes, as commands print them.
+export const printable = (name) => name.replace(HIDDEN, (char) => `\\u${char.charCodeAt(0).toString(16).padStart(4, "0")}`);
+
+// A name whose direction does not turn the text around it.
+export const bdi = (name) => make("bdi", {}, printable(name));
 
 export function say(id, text) {
   $(id).textContent = text;
@@ -75,7 +82,7 @@ export function sure(button, question, rest) {
   return false;
 }
 
-export function picture(photo, alt) {
+export function picture(photo, alt = printable(photo.name)) {
   const image = make("img", { src: URL.createObjectURL(photo), alt });
   image.addEventListener("load", () => URL.revokeObjectURL(image.src));
   image.addEventListener("error", () => { // not every browser can show every photo, such as HEIC

@@ -1,5 +1,5 @@
 // Teaching: photos of one class, of several, a folder of class folders or a zip; then one update.
-import { $, api, droppable, isPhoto, make, page, photoCount, picture, say, teacherApi } from "/static/page.js";
+import { $, api, bdi, count, droppable, isPhoto, make, page, photoCount, picture, printable, say, teacherApi } from "/static/page.js";
 
 const MOST_THUMBS = 40;
 let taught = async () => {};
@@ -16,6 +16,22 @@ export function startTeaching(done) {
     $("teach-files").focus();
   });
   $("teach-form").addEventListener("submit", teach);
+  new IntersectionObserver((seen) => {
+    dockInView = seen.at(-1).isIntersecting;
+    showDock();
+  }).observe($("teach-dock"));
+}
+
+let dockInView = true;
+
+// While there is something to teach, the button stays in view: at its place, or else at the foot of the window.
+function showDock() {
+  const photos = page.photos.length + page.lined.reduce((sum, one) => sum + (one.photos?.length ?? 0), 0);
+  const zips = page.lined.filter((one) => one.zip).length;
+  const waiting = [photos && photoCount(photos), zips && count(zips, "zip", "zips")].filter(Boolean);
+  const words = waiting.length ? `${waiting.join(" and ")} to teach` : "";
+  if ($("teach-sum").textContent !== words) $("teach-sum").textContent = words;
+  $("teach-dock").classList.toggle("afloat", waiting.length > 0 && !dockInView);
 }
 
 // Photos of none of the classes have no name, and nothing is taught beside them.
@@ -63,12 +79,13 @@ function another() {
 
 function thumbs(place, photos, again) {
   place.replaceChildren(...photos.slice(0, MOST_THUMBS).map((photo, n) => {
-    const remove = make("button", { type: "button", title: `Remove ${photo.name}`, ariaLabel: `Remove ${photo.name}` }, "×");
+    const words = `Remove ${printable(photo.name)}`;
+    const remove = make("button", { type: "button", title: words, ariaLabel: words }, "×");
     remove.addEventListener("click", () => {
       photos.splice(n, 1);
       again();
     });
-    return make("li", {}, picture(photo, photo.name), remove);
+    return make("li", {}, picture(photo), remove);
   }));
   const more = photos.length - MOST_THUMBS;
   if (more > 0) place.append(make("li", { className: "more" }, `+${more}`));
@@ -79,6 +96,7 @@ function showPhotos() {
   $("teach-clear").hidden = !page.photos.length;
   $("teach-count").textContent = page.photos.length ? photoCount(page.photos.length)
     : $("teach-none").checked ? "One or more." : "Two or more; ten or more are better.";
+  showDock();
 }
 
 function showLined() {
@@ -89,8 +107,8 @@ function showLined() {
       page.lined = page.lined.filter((other) => other !== one);
       showLined();
     });
-    const what = one.zip ? [make("b", {}, one.zip.name), " (zip of class folders) "]
-      : [make("b", {}, one.label), ` · ${photoCount(one.photos.length)} `];
+    const what = one.zip ? [make("b", {}, bdi(one.zip.name)), " (zip of class folders) "]
+      : [make("b", {}, bdi(one.label)), ` · ${photoCount(one.photos.length)} `];
     const line = make("li", {}, make("p", {}, ...what, remove));
     if (!one.zip) {
       const place = make("ul", { className: "thumbs" });
@@ -100,6 +118,7 @@ function showLined() {
     return line;
   }));
   $("lined-title").hidden = !page.lined.length;
+  showDock();
 }
 
 function showKnown() {
@@ -113,6 +132,9 @@ function inWords(names) {
   const [last, ...others] = names.length > 3 ? [`${names.length - 2} more`, ...names.slice(0, 2)] : [names.at(-1), ...names.slice(0, -1)];
   return others.length ? `${others.join(", ")} and ${last}` : last;
 }
+
+// What the history calls an update: at most 200 characters, all of them printable.
+const updateName = (words) => [...words.replace(/[\p{C}\p{Z}]+/gu, " ").trim()].slice(0, 200).join("").trim() || "update";
 
 // What is to be sent, or one sentence about what is missing.
 function requests() {
@@ -136,11 +158,11 @@ function requests() {
   const all = groups.flatMap(({ label, photos }) => photos.map((photo) => [label, photo]));
   const most = page.health.learn_files;
   if (Math.max(all.length, none.length) > most) throw new Error(`Send at most ${most} photos at a time, or a zip of class folders.`);
-  const forms = zips.map(({ zip }) => ({ path: "/learn", words: zip.name, fields: [["zip", zip], ["name", zip.name.slice(0, 200)]] }));
+  const forms = zips.map(({ zip }) => ({ path: "/learn", words: updateName(zip.name), fields: [["zip", zip], ["name", updateName(zip.name)]] }));
   if (all.length) {
-    const words = inWords(groups.map(({ label }) => label));
+    const words = updateName(inWords(groups.map(({ label }) => label)));
     const fields = all.flatMap(([label, photo]) => [["class", label], ["images", photo]]);
-    forms.push({ path: "/learn", words, fields: [...fields, ["name", words.slice(0, 200)]] });
+    forms.push({ path: "/learn", words, fields: [...fields, ["name", words]] });
   }
   if (none.length) {
     const words = "none of the classes";
@@ -165,6 +187,7 @@ async function teach(event) {
     showKnown();
   } catch (error) {
     say("teach-error", error.message);
+    if (error.status !== 401) $("teach-error").scrollIntoView({ block: "nearest" }); // or else the focus is on the token
   } finally {
     $("training").hidden = true;
     $("teach-go").disabled = false;
@@ -192,7 +215,10 @@ async function taughtOnce({ path, words, fields }) {
 }
 
 function showTraining(note, done = 0, total = 0) {
-  $("training").hidden = false;
+  if ($("training").hidden) {
+    $("training").hidden = false;
+    $("training").scrollIntoView({ block: "nearest" });
+  }
   if ($("training-note").textContent !== note) $("training-note").textContent = note;
   if (total) Object.assign($("training-bar"), { max: total, value: done });
   else $("training-bar").removeAttribute("value");
