@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Teach a small drawn shop, serve it, and take the pictures in docs/screenshots from a real browser.
+"""Teach a small drawn shop, serve it, and take the pictures of the page in docs/screenshots from a real browser.
 
     python benchmarks/serve_screenshots.py [--out docs/screenshots]
 
@@ -100,6 +100,14 @@ def drawn(name: str, seed: int, side: int = 320) -> bytes:
     return content.getvalue()
 
 
+def between(one: str, other: str, seed: int, share: float) -> bytes:
+    """A picture of two products, one shining through the other."""
+    pictures = [Image.open(io.BytesIO(drawn(name, seed))) for name in (one, other)]
+    content = io.BytesIO()
+    Image.blend(*pictures, share).save(content, "JPEG", quality=88)
+    return content.getvalue()
+
+
 def strange(side: int = 320) -> bytes:
     """A picture of nothing that the shop sells."""
     tiles = np.indices((side, side)).sum(0) // 20 % 2 * 255
@@ -123,11 +131,10 @@ def take(address: str, out: Path, files: Path) -> None:
     from playwright.sync_api import sync_playwright
 
     asked = []
-    for name in ("strawberry jam", "lemon"):
-        (files / f"{name}.jpg").write_bytes(drawn(name, 900))
-        asked.append(str(files / f"{name}.jpg"))
-    (files / "tiles.jpg").write_bytes(strange())
-    asked.append(str(files / "tiles.jpg"))
+    pictures = drawn("strawberry jam", 900), between("olive oil", "apple juice", 906, 0.3), strange()
+    for name, picture in zip(("IMG_2041.jpg", "IMG_2042.jpg", "tiles.jpg"), pictures, strict=True):
+        (files / name).write_bytes(picture)
+        asked.append(str(files / name))
     taught = []
     for n in range(14):
         (files / f"jam-{n}.jpg").write_bytes(drawn(TAUGHT_LIVE, 800 + n))
@@ -151,17 +158,16 @@ def take(address: str, out: Path, files: Path) -> None:
             page.fill("#teach-class", TAUGHT_LIVE)
             page.set_input_files("#teach-files", taught)
             page.fill("#token", TOKEN)
+            page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
             page.wait_for_timeout(300)
+            page.evaluate("document.getElementById('teach-dock').classList.remove('afloat')")  # all is in this view
             suffix = "" if scheme == "light" else "-dark"
             page.screenshot(path=out / f"serve-{width}{suffix}.png", full_page=True)
             page.close()
-        page = browser.new_page(viewport={"width": 1280, "height": 900})
-        page.goto(f"{address}/docs")
-        page.wait_for_selector(".op")
-        page.screenshot(path=out / "serve-docs-1280.png", full_page=True)
         browser.close()
     for picture in out.glob("serve-*.png"):
-        Image.open(picture).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(picture, optimize=True)
+        page = Image.open(picture).convert("RGB")  # 256 colours that are refined, or flat greys become white
+        page.quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=3, dither=Image.Dither.NONE).save(picture, optimize=True)
 
 
 def main() -> None:

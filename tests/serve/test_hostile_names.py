@@ -99,7 +99,7 @@ def test_hostile_file_names(open_page, tiny_images, width):
     page.get_by_role("button", name="Teach", exact=True).click()
     page.get_by_text("Learned “plum” from 6 photos").wait_for()
     page.get_by_text("Left out, as it cannot be read").wait_for()
-    page.wait_for_function(f"document.documentElement.scrollWidth <= {width}")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert not executed(page)
 
 

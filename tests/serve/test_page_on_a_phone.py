@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import httpx
 import pytest
-from serving import TEACHER, TOKEN, photos, saved
+from serving import TEACHER, TOKEN, photos, saved, wait_for
 
 from onea.data.decode import formats_of_uploads
 
@@ -52,8 +52,8 @@ def test_on_a_phone_every_part_is_one_step_away(open_page, tiny_images, tmp_path
         page.evaluate(f"scrollTo(0, {'document.body.scrollHeight' if far else 0})")
         assert in_view(page, ".jump a[href='#teach']")
         parts.get_by_role("link", name="Teach").click()
-        page.wait_for_function("Math.abs(document.getElementById('teach').getBoundingClientRect().top - 58) < 30")
-        assert in_view(page, "#teach-title")
+        wait_for(lambda: in_view(page, "#teach-title"))
+        assert page.locator("#teach").bounding_box()["y"] < 100
         assert in_view(page, "#teach-class")
         page.locator(".jump a[href='#teach'][aria-current]").wait_for()
         assert page.locator(".jump [aria-current]").count() == 1
@@ -77,7 +77,7 @@ def test_a_list_of_classes_that_goes_on_shows_it(open_page, tiny_images):
     fades = "getComputedStyle(document.getElementById('classes')).maskImage !== 'none'"
     assert page.evaluate(fades)
     listed.evaluate("(list) => list.scrollTo(0, list.scrollHeight)")
-    page.wait_for_function(f"!({fades})")
+    wait_for(lambda: not page.evaluate(fades))
 
     page.get_by_role("button", name="Show all 4", exact=True).click()
     assert listed.evaluate("(list) => list.scrollHeight <= list.clientHeight")

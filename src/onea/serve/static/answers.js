@@ -8,17 +8,17 @@ export function percents(shares) {
   const rest = (n) => 1000 * shares[n] - tenths[n];
   const missing = 1000 - tenths.reduce((sum, one) => sum + one, 0);
   for (const n of [...shares.keys()].sort((a, b) => rest(b) - rest(a)).slice(0, missing)) tenths[n] += 1;
-  return tenths.map((one) => (one === 0 ? "< 0.1 %" : `${(one / 10).toFixed(one === 1000 ? 0 : 1)} %`));
+  return tenths.map((one, n) => (one === 0 && shares[n] > 0 ? "< 0.1 %" : `${(one / 10).toFixed(one % 1000 ? 1 : 0)} %`));
 }
 
 // The whole distribution, the largest first: classes, none of them, and what is left for all other classes.
 function distribution(answer) {
-  const likely = new Set(answer.verdict === "unsure" ? answer.candidates.map((one) => one.class) : [answer.class]);
-  const known = answer.top.map((one) => ({ name: one.class, share: one.probability, kind: likely.has(one.class) ? "likely" : "" }));
-  const none = { words: "None of the classes", share: answer.none_of_these, kind: "none" };
+  const chosen = new Set(answer.verdict === "unsure" ? answer.candidates.map((one) => one.class) : [answer.class]);
+  const known = answer.top.map((one) => ({ name: one.class, share: one.probability, kind: chosen.has(one.class) ? "chosen" : "" }));
+  const none = { words: "none of the classes", share: answer.none_of_these, kind: "none" };
   const parts = [...known, none].sort((a, b) => b.share - a.share);
   const left = 1 - parts.reduce((sum, one) => sum + one.share, 0);
-  if (left > 1e-6) parts.push({ words: "All other classes", share: left, kind: "" });
+  if (left > 1e-6) parts.push({ words: "all other classes", share: left, kind: "" });
   const texts = percents(parts.map((one) => one.share));
   return parts.map((one, n) => ({ ...one, percent: texts[n] }));
 }
@@ -26,11 +26,15 @@ function distribution(answer) {
 const ofVerdict = (answer) => distribution(answer).find((one) =>
   (answer.verdict === "unknown" ? one.kind === "none" : one.name === answer.class)).percent;
 
-const candidates = (answer) => answer.candidates.map((one) => one.class);
+// What an unsure answer may be: its candidates, and none of the classes if that is more probable than one of them.
+function alternatives(answer) {
+  const parts = distribution(answer);
+  return parts.slice(0, 1 + parts.findLastIndex((one) => one.kind === "chosen"));
+}
 
 export function inWords(answer) {
   if (answer.verdict === "unknown") return `unknown, ${ofVerdict(answer)} none of the classes`;
-  return answer.verdict === "unsure" ? `unsure, ${candidates(answer).map(printable).join(" or ")}`
+  return answer.verdict === "unsure" ? `unsure, ${alternatives(answer).map((one) => one.words ?? printable(one.name)).join(" or ")}`
     : `${printable(answer.class)}, ${ofVerdict(answer)} sure`;
 }
 
@@ -51,14 +55,15 @@ export function shownAnswer(answer, photo) {
 
 function verdict(answer) {
   const sure = (words) => make("small", {}, `${ofVerdict(answer)} ${words}`);
-  const words = answer.verdict === "unknown" ? ["Unknown", sure("none of the classes")]
-    : answer.verdict === "answer" ? [bdi(answer.class), sure("sure")]
-      : ["Unsure: ", ...candidates(answer).flatMap((name, n) => (n ? [" or ", bdi(name)] : [bdi(name)]))];
+  const doubt = (words) => make("span", { className: "doubt" }, words);
+  const words = answer.verdict === "unknown" ? [doubt("Unknown"), " ", sure("none of the classes")]
+    : answer.verdict === "answer" ? [bdi(answer.class), " ", sure("sure")]
+      : [doubt("Unsure:"), " ", ...alternatives(answer).flatMap(({ words, name }, n) => [make("small", {}, n ? " or " : ""), words ?? bdi(name)])];
   return make("p", { className: "verdict" }, ...words);
 }
 
 function bar({ name, words, share, kind, percent }) {
-  const fill = make("div", { className: "fill" });
+  const fill = make("div", { className: "fill", hidden: !share });
   fill.style.width = `${100 * share}%`;
   return make("li", { className: kind }, name === undefined ? make("span", {}, words) : make("span", { title: name }, bdi(name)),
     make("b", {}, percent), make("div", { className: "track", ariaHidden: "true" }, fill));
@@ -73,7 +78,7 @@ function correction(answer, photo) {
     place.replaceChildren(done);
     done.focus(); // the keyboard goes on from here
   };
-  const choices = candidates(answer).map((name) => {
+  const choices = answer.candidates.map(({ class: name }) => {
     const choose = make("button", { type: "button", className: "quiet" }, "It is ", bdi(name));
     choose.addEventListener("click", () => correct(name));
     return choose;

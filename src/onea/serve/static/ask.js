@@ -28,8 +28,6 @@ export async function ask(found) {
 export const askAgain = () => ask(page.asked.map((file) => ({ file, path: file.name })));
 
 function show(answers, skipped, photos) {
-
-function show(answers, skipped, photos) {
   const bad = new Map(skipped.map((one) => [one.index, one.detail]));
   const good = answers.values();
   const found = photos.map((photo, n) => (bad.has(n) ? { photo, detail: bad.get(n) } : { photo, answer: good.next().value }));
