@@ -102,9 +102,9 @@ def drawn(name: str, seed: int, side: int = 320) -> bytes:
 
 def between(one: str, other: str, seed: int, share: float) -> bytes:
     """A picture of two products, one shining through the other."""
-    pictures = [Image.open(io.BytesIO(drawn(name, seed))) for name in (one, other)]
+    under, over = (Image.open(io.BytesIO(drawn(name, seed))) for name in (one, other))
     content = io.BytesIO()
-    Image.blend(*pictures, share).save(content, "JPEG", quality=88)
+    Image.blend(under, over, share).save(content, "JPEG", quality=88)
     return content.getvalue()
 
 
@@ -132,8 +132,8 @@ def take(address: str, out: Path, files: Path) -> None:
 
     asked = []
     pictures = drawn("strawberry jam", 900), between("olive oil", "apple juice", 906, 0.3), strange()
-    for name, picture in zip(("IMG_2041.jpg", "IMG_2042.jpg", "tiles.jpg"), pictures, strict=True):
-        (files / name).write_bytes(picture)
+    for name, content in zip(("IMG_2041.jpg", "IMG_2042.jpg", "tiles.jpg"), pictures, strict=True):
+        (files / name).write_bytes(content)
         asked.append(str(files / name))
     taught = []
     for n in range(14):
