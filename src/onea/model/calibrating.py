@@ -12,7 +12,7 @@ from onea.classifiers.familiarity import SIGNALS, SignalScaler
 from onea.classifiers.statistics import ClassStatistics
 from onea.classifiers.validation import classes_left_out, left_out
 from onea.model import calibration
-from onea.model.rolling import taken_out
+from onea.model.rolling import Measured, taken_out
 from onea.model.state import State
 
 ENOUGH = 20  # known images that say where 5 % lie; with fewer held out, training images have a say too
@@ -34,8 +34,10 @@ def calibrated(
     groups: Tensor,
     honest: Tensor,
     earlier: State | None = None,
-) -> State:
+) -> tuple[State, Measured]:
     """The same state with probabilities and familiarity fitted to the images of its last update.
+
+    And how many of these images are right by statistics without their series: cross-validation.
 
     Args:
         state: what was learned.
@@ -51,6 +53,7 @@ def calibrated(
     scores, signals = torch.empty(len(rows), len(state.classes)), torch.empty(len(rows), SIGNALS)
     for here, others in left_out(before, views, rows, groups, _FOLDS):
         scores[here], signals[here] = _judged(state, others, features[here])
+    validated = Measured.of(scores.argmax(1), rows)
     margins = state.margins
     if earlier is not None:
         margins = _as_of_now(margins, _watched(earlier, rows), _watched(state, rows))
@@ -67,7 +70,7 @@ def calibrated(
     fair = honest if honest.any() else torch.ones_like(honest)
     temperature = calibration.fit_temperature(scores[fair], rows[fair])
     told = int(fair.sum()) if len(state.classes) > 1 else 0  # of one class, all probabilities are one
-    return dataclasses.replace(
+    fitted = dataclasses.replace(
         state,
         margins=margins,
         margin_rows=margin_rows,
@@ -76,11 +79,12 @@ def calibrated(
         temperature=calibration.combined_temperature(state.temperature, state.calibrated_on, temperature, told),
         calibrated_on=state.calibrated_on + told,
     )
+    return fitted, validated
 
 
 def _watched(state: State, rows: Tensor) -> Tensor:
     """Signals of images that were held out of updates, of all classes but these, judged by all others."""
-    others, features, shown = taken_out(state.statistics, state.held, state.held_rows)
+    others, features, shown = taken_out(state.statistics, state.held_out)
     here = ~torch.isin(shown, rows)
     return _judged(state, others, features[here])[1] if bool(here.any()) else torch.empty(0, SIGNALS)
 

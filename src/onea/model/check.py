@@ -20,6 +20,7 @@ from onea.model.images import DecodedImages
 from onea.model.learning_curve import SHARES, learning_curves
 from onea.model.names import check_spelling
 from onea.model.overlap import Nearest, gaussian_overlap, held_out_overlap, nearest
+from onea.model.sentences import MANY
 from onea.model.state import State
 from onea.model.suspicion import Neighbours, Suspicion, classifier, cross_examine
 from onea.model.update_images import FEW
@@ -41,7 +42,6 @@ NEEDIEST: tuple[Advice, ...] = (
     "taught enough",
 )
 
-MANY = 10  # photos; a class with fewer has few
 GOOD = 0.9  # share of held-out photos that are right where a class is taught enough
 RISE = 0.02  # of that share from half of the photos to all; where it is less, more of the same do not help
 ALIKE = 0.25  # share of two classes' photos that are nearer to the other one: they can hardly be told apart

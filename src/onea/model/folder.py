@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 
 _ADAPTER = "adapter."
 _HALVED = ("factors", "background", "held")  # kept in bfloat16, which holds them exactly
-_OPTIONAL = ("background", "fingerprints", "fingerprint_rows", "held", "held_rows")  # not written where there are none
+# Not written where there are none.
+_OPTIONAL = ("background", "fingerprints", "fingerprint_rows", "held", "held_rows", "held_prints")
 _TENSORS = ("familiar", "margins", "margin_rows", "hidden", "hidden_rows", *_OPTIONAL)
 _VALUES = (
     *("version", "id", "backbone", "preprocess", "options", "readout"),

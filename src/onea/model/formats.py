@@ -57,6 +57,7 @@ def modern_tensors(written: Tensors) -> Tensors:
     """The tensors of a state as today's; signals that mean something else now are measured anew by the next update."""
     found = {"hidden": NO_SIGNALS, "hidden_rows": NO_ROWS, "background": written["prototypes"][:0], **written}
     found = {"fingerprints": NO_PRINTS, "fingerprint_rows": NO_ROWS, "held": NO_HELD, "held_rows": NO_ROWS, **found}
+    found = {"held_prints": NO_PRINTS, **found}
     if found["margins"].dim() > 1 and found["margins"].shape[1] in EARLIER_SIGNALS:
         found |= {"margins": NO_SIGNALS, "margin_rows": NO_ROWS, "hidden": NO_SIGNALS, "hidden_rows": NO_ROWS}
     return found

@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onea.classifiers.contract import Classifier
 from onea.classifiers.statistics import ClassStatistics
+from onea.classifiers.validation import cross_validated_scores
 from onea.data.image_storage import Images, PackedImages, choose_storage_tier
 from onea.learner.merged_adapter import AdapterLearner, MergedAdapter, MergingOptions
 from onea.learner.tasks import Task
@@ -25,8 +27,8 @@ from onea.model.engine import Engine
 from onea.model.images import DecodedImages
 from onea.model.photo_report import PhotoReport, conflicts_of
 from onea.model.recipe import options_of
-from onea.model.rolling import measure, newest_held
-from onea.model.sentences import share_fields
+from onea.model.rolling import HeldOut, Measured, measure
+from onea.model.sentences import few_photos_fields, share_fields
 from onea.model.state import NO_ROWS, NO_SIGNALS, State, Update, merged_with, new_id, statistics_for
 from onea.model.update_images import UpdateImages, checked_classes, given_as_numbers
 from onea.model.views import Views
@@ -119,9 +121,10 @@ def learn(
             return views.features(view, adapters) if view else features
         return views.features(view, engine.adapters_from(merged.tensors, options.scale))
 
+    recomputed = _recomputed(images, state)
     done = learn_update(
         known,
-        NewImages(rows, look, ~images.trained, views.looks, options.views, new, _recomputed(images, state)),
+        NewImages(rows, look, ~images.trained, views.looks, options.views, new, recomputed),
         adapt if trains else None,
         kind=state.statistics.kind,
         classifier=classifier,
@@ -135,11 +138,15 @@ def learn(
     right = 0
     if bool(measured.any()):
         right = int((classifier.fit(learned_from[before.kind])(by_view[0, measured]).argmax(1) == rows[measured]).sum())
-    # What an adapter was trained on since says no more how new images are answered.
-    still = ~torch.isin(state.held_rows, rows[images.repeats.before & images.trained]) | (not report["trained"])
-    newest = by_view[:, measured].transpose(0, 1), rows[measured]
-    held, held_rows = newest_held(*newest, done.known.features["held"][still], state.held_rows[still])
-    overall = measure(classifier, after, held, held_rows)
+    held_before, prints = state.held_out, images.repeats.fingerprints
+    held = dataclasses.replace(held_before, features=done.known.features["held"])
+    if report["trained"]:
+        # What an adapter was trained on since says no more how new images are answered.
+        still = held_before.unseen_by(prints[images.trained])
+        held_before, held = held_before[still], held[still]
+        held = held.seen_anew(by_view, rows, prints, recomputed[0])
+    held = held.behind(HeldOut(by_view[:, measured].transpose(0, 1), rows[measured], prints[measured]))
+    overall = measure(classifier, after, held)
 
     learned = dataclasses.replace(
         state,
@@ -149,14 +156,24 @@ def learn(
         adapter=_on_cpu(done.known.adapter.tensors),
         statistics=after,
         background=done.known.features["background"],
-        fingerprints=torch.cat([state.fingerprints, images.repeats.fingerprints[new]]),
+        fingerprints=torch.cat([state.fingerprints, prints[new]]),
         fingerprint_rows=torch.cat([state.fingerprint_rows, rows[new]]),
-        held=compact(held),
-        held_rows=held_rows,
+        held=compact(held.features),
+        held_rows=held.rows,
+        held_prints=held.prints,
         merged=merged_with(state.merged, images.taught) if report["trained"] else state.merged,
         numbers=given_as_numbers(state, batch),
     )
-    learned = _calibrated(learned, state, before, by_view, images, trained=report["trained"])
+    learned, validated = _calibrated(learned, state, before, by_view, images, trained=report["trained"])
+    overall_before = validated_before = None
+    if report["trained"] and not bool(new.any()):  # before and after are measured on the same photos
+        overall_before = measure(classifier, state.statistics, held_before)
+    if overall_before and overall_before.share is None:
+        again = recomputed[0]
+        validated = _cross_validated(classifier, after.cleared(again), by_view[0], images, recomputed[1])
+        validated_before = _cross_validated(
+            classifier, state.statistics.cleared(again), features, images, recomputed[1]
+        )
     conflicts = conflicts_of(batch.names, batch.labels, images.repeats.conflicts)
     photos = PhotoReport(batch.skipped, conflicts, batch.left_out, batch.groups)
     update: Update = {
@@ -175,6 +192,11 @@ def learn(
         **share_fields("overall", overall.right, overall.images),
         "overall_images": overall.images,
         "overall_classes": overall.classes,
+        "overall_before": overall_before and overall_before.share,
+        **share_fields("cross_validated", validated.right, validated.images),
+        "cross_validated_images": validated.images,
+        "cross_validated_before": validated_before and validated_before.share,
+        **few_photos_fields({name: learned.images[learned.row(name)] for name in names}),
         "trained": report["trained"],
         "epochs": report.get("epochs", 0),
         "merge": {key: value for key, value in report.get("merge", {}).items() if key in _GATE_SUMMARY} or None,
@@ -196,6 +218,17 @@ def _recomputed(images: UpdateImages, state: State) -> tuple[Tensor, Tensor]:
     found = torch.bincount(state.fingerprint_rows[repeats.known], minlength=len(state.classes))
     again = ((found > 0) & (found >= torch.tensor(state.images, dtype=torch.int64))).nonzero()[:, 0]
     return again, torch.isin(rows, again) & repeats.before & ~repeats.twice
+
+
+def _cross_validated(
+    classifier: Classifier, others: ClassStatistics, features: Tensor, images: UpdateImages, chosen: Tensor
+) -> Measured:
+    """How many of the chosen images are right by statistics of others and of further series of their class."""
+    if not bool(chosen.any()):
+        return Measured(0, 0, 0)
+    rows, series = images.rows[chosen], images.series[chosen]
+    scores = cross_validated_scores(classifier, others, features[chosen], rows, others.classes, series)
+    return Measured.of(scores.argmax(1), rows)
 
 
 def _adapt(
@@ -229,15 +262,18 @@ def _adapt(
 
 def _calibrated(
     learned: State, earlier: State, before: ClassStatistics, views: Tensor, images: UpdateImages, trained: bool
-) -> State:
-    """What was learned, with probabilities and familiarity fitted to those images that are new."""
+) -> tuple[State, Measured]:
+    """What was learned, with probabilities and familiarity fitted to those images that are new.
+
+    And how many of these are right by statistics without their series.
+    """
     comparable: State | None = earlier
     if len(earlier.familiar):  # an earlier version measured familiarity otherwise
         learned = dataclasses.replace(learned, familiar=torch.empty(0), margins=NO_SIGNALS, margin_rows=NO_ROWS)
         comparable = None
     new, measured = images.new, images.measured
     if not bool(new.any()):
-        return learned
+        return learned, Measured(0, 0, 0)
     # Images that an adapter was trained on look more familiar than others; how much, only those held out can tell.
     enough = trained and int(measured.sum()) + len(learned.margins) >= ENOUGH
     chosen = views[:, new], images.rows[new], images.series[new], measured[new] & enough

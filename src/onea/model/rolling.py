@@ -7,7 +7,7 @@ they are taken out again, all together: whole series were held out, and no image
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,60 +15,95 @@ from torch import Tensor
 from onea.classifiers.contract import Classifier
 from onea.classifiers.removal import without_images
 from onea.classifiers.statistics import ClassStatistics
+from onea.model.fingerprints import first_copies
 
 MOST_OF_CLASS, LEAST_OF_CLASS, _ALL = 16, 4, 512  # images whose features are kept
+ENOUGH = 20  # images; a share of fewer misleads
 
 
 @dataclass(frozen=True)
-class Overall:
-    """How many held-out images of all classes are answered right.
-
-    Attributes:
-        right: of them.
-        images: that were judged.
-        classes: that they show.
-    """
+class Measured:
+    """How many images were answered right, of all that were judged, and how many classes they show."""
 
     right: int
     images: int
     classes: int
 
+    @classmethod
+    def of(cls, answers: Tensor, rows: Tensor) -> Measured:
+        """Answers compared with the classes that images show."""
+        return cls(int((answers == rows).sum()), len(rows), len(rows.unique()))
 
-def newest_held(new: Tensor, rows: Tensor, earlier: Tensor, earlier_rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The features that are kept, ``[H, views, width]``, newest first, and their classes."""
-    held, rows = torch.cat([new, earlier]) if len(earlier) else new, torch.cat([rows, earlier_rows])
-    if not len(rows):
-        return held, rows
-    classes = rows.unique()
-    most = max(LEAST_OF_CLASS, min(MOST_OF_CLASS, _ALL // len(classes)))
-    kept = torch.cat([(rows == row).nonzero()[:most, 0] for row in classes]).sort().values
-    return held[kept], rows[kept]
+    @property
+    def share(self) -> float | None:
+        """Of right answers; None where they are of too few images."""
+        return self.right / self.images if self.images >= ENOUGH else None
 
 
-def measure(classifier: Classifier, known: ClassStatistics, held: Tensor, rows: Tensor) -> Overall:
-    """Judge held-out images among all classes, by statistics that have them.
+@dataclass(frozen=True)
+class HeldOut:
+    """Images held out of training, newest first.
 
-    Args:
-        classifier: answers.
-        known: statistics of all images, these among them.
-        held: their features, ``[H, views, width]``.
-        rows: their classes.
+    Attributes:
+        features: of each, ``[H, views, width]``.
+        rows: the class that each of them shows, ``[H]``.
+        prints: their fingerprints, ``[H, 2]``, so that one that is taught again is held out again.
     """
-    others, features, rows = taken_out(known, held, rows)
-    if not len(rows):
-        return Overall(0, 0, 0)
-    right = classifier.fit(others)(features).argmax(1) == rows
-    return Overall(int(right.sum()), len(rows), len(rows.unique()))
+
+    features: Tensor
+    rows: Tensor
+    prints: Tensor
+
+    def __getitem__(self, chosen: Tensor) -> HeldOut:
+        return HeldOut(self.features[chosen], self.rows[chosen], self.prints[chosen])
+
+    def behind(self, newer: HeldOut) -> HeldOut:
+        """The newest of both: so many of each class that all of them take little room."""
+        features = torch.cat([newer.features, self.features]) if len(self.rows) else newer.features
+        both = HeldOut(features, torch.cat([newer.rows, self.rows]), torch.cat([newer.prints, self.prints]))
+        if not len(both.rows):
+            return both
+        classes = both.rows.unique()
+        most = max(LEAST_OF_CLASS, min(MOST_OF_CLASS, _ALL // len(classes)))
+        return both[torch.cat([(both.rows == row).nonzero()[:most, 0] for row in classes]).sort().values]
+
+    def shown_by(self, rows: Tensor, prints: Tensor) -> Tensor:
+        """Which photos with these classes and fingerprints are among them, ``bool [N]``."""
+        found = first_copies(prints, self.prints)
+        shown = found >= 0
+        shown[shown.clone()] = self.rows[found[shown]] == rows[shown]
+        return shown
+
+    def unseen_by(self, trained: Tensor) -> Tensor:
+        """Which are none of the photos with these fingerprints, that an adapter was trained on, ``bool [H]``."""
+        return first_copies(self.prints, trained) < 0
+
+    def seen_anew(self, views: Tensor, rows: Tensor, prints: Tensor, classes: Tensor) -> HeldOut:
+        """The same with the features of these images, ``[views, N, width]``, for those of some classes among them."""
+        found = first_copies(self.prints, prints)
+        here = ((found >= 0) & torch.isin(self.rows, classes)).nonzero()[:, 0]
+        here = here[rows[found[here]] == self.rows[here]]
+        if not len(here):
+            return self
+        return replace(self, features=self.features.index_copy(0, here, views[:, found[here]].transpose(0, 1)))
 
 
-def taken_out(known: ClassStatistics, held: Tensor, rows: Tensor) -> tuple[ClassStatistics, Tensor, Tensor]:
+def measure(classifier: Classifier, known: ClassStatistics, held: HeldOut) -> Measured:
+    """Judge held-out images among all classes, by statistics that have them."""
+    others, features, rows = taken_out(known, held)
+    return Measured.of(classifier.fit(others)(features).argmax(1), rows) if len(rows) else Measured(0, 0, 0)
+
+
+def taken_out(known: ClassStatistics, held: HeldOut) -> tuple[ClassStatistics, Tensor, Tensor]:
     """Statistics without held-out images, the features of these images ``[R, width]``, and their classes.
 
     Images of a class of which nothing would be left stay where they are.
     """
-    taken = held.shape[1] * torch.bincount(rows, minlength=known.classes)
+    features, rows = held.features, held.rows
+    taken = features.shape[1] * torch.bincount(rows, minlength=known.classes)
     here = (known.counts > taken)[rows]
-    held, rows = held[here], rows[here]
+    features, rows = features[here], rows[here]
     if not len(rows):
-        return known, held.new_empty(0, known.width), rows
-    return without_images(known, held.flatten(0, 1), rows.repeat_interleave(held.shape[1])), held[:, 0], rows
+        return known, features.new_empty(0, known.width), rows
+    views = features.shape[1]
+    return without_images(known, features.flatten(0, 1), rows.repeat_interleave(views)), features[:, 0], rows

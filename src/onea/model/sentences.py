@@ -10,21 +10,33 @@ from typing import Any
 from onea.metrics import wilson_interval
 from onea.model.names import is_folder_name
 from onea.model.photo_report import Conflict, PhotoReport
+from onea.model.rolling import ENOUGH
 from onea.text import count, printable, some
 
-_NAMED = 3  # photos or files in one sentence
+_NAMED = 3  # photos, files or classes in one sentence
+MANY = 10  # photos; a class with fewer has few
 _NO_NAMES = PhotoReport()
 
 
 def share_fields(name: str, right: int, images: int) -> dict[str, Any]:
-    """A share of images and its interval; None of both where there was no image.
+    """A share of images and its interval; None of both where there are too few images for a share that means anything.
 
-    >>> share_fields("held_out", 1, 2)["held_out_accuracy"], share_fields("held_out", 0, 0)
+    >>> share_fields("held_out", 10, 20)["held_out_accuracy"], share_fields("held_out", 0, 4)
     (0.5, {'held_out_accuracy': None, 'held_out_interval': None})
     """
-    if not images:
+    if images < ENOUGH:
         return {f"{name}_accuracy": None, f"{name}_interval": None}
     return {f"{name}_accuracy": right / images, f"{name}_interval": list(wilson_interval(right, images))}
+
+
+def few_photos_fields(images: Mapping[str, int]) -> dict[str, Any]:
+    """Classes that have few images: how many, and the first of those with the fewest.
+
+    >>> few_photos_fields({"kiwi": 10, "lemon": 9})
+    {'few_photos': 1, 'fewest': {'lemon': 9}}
+    """
+    few = sorted((name for name in images if images[name] < MANY), key=lambda name: images[name])
+    return {"few_photos": len(few), "fewest": {name: images[name] for name in few[:_NAMED]}}
 
 
 def held_out_share(update: Mapping[str, Any], name: str = "held_out") -> str:
@@ -50,14 +62,25 @@ def held_out_sentences(update: Mapping[str, Any], *, own: bool = True) -> list[s
     if overall and (not own or update["overall_images"] > update["held_out"]):
         measured, known = update["overall_classes"], update["known"]
         of = _all(known) if measured == known else f"{measured:,} of {known:,} classes"
-        told.append(f"overall: {_in_words(overall)} right, of {of}")
+        told.append(f"overall: {_in_words(overall)} right, of {of}{_since(update, 'overall')}")
+    if own and update.get("held_out_accuracy") is None and (share := held_out_share(update, "cross_validated")):
+        by = ", by an adapter that was trained on them" if update["trained"] else ""
+        right = f"{_in_words(share, 'taught')} right without their own series, among {_all(update['known'])}{by}"
+        told.append(f"cross-validated: {right}{_since(update, 'cross_validated')}")
     return told
 
 
-def _in_words(share: str) -> str:
+def _in_words(share: str, which: str = "held-out") -> str:
     what, _, interval = share.partition(" (")
-    images = "image" if what.endswith(" of 1") else "images"
-    return f"{what} held-out {images} ({interval.rstrip(')')} %, 19 times out of 20)"
+    return f"{what} {which} images ({interval.rstrip(')')} %, 19 times out of 20)"
+
+
+def _since(update: Mapping[str, Any], name: str) -> str:
+    """What the same images were before the update, where they can be compared."""
+    if (before := update.get(f"{name}_before")) is None:
+        return ""
+    gained = "" if update[f"{name}_accuracy"] > before else ": it gained nothing, and undo takes it back"
+    return f"; {100 * before:.1f} % before this update{gained}"
 
 
 def sentences(update: Mapping[str, Any], report: PhotoReport = _NO_NAMES) -> list[str]:
@@ -78,12 +101,21 @@ def sentences(update: Mapping[str, Any], report: PhotoReport = _NO_NAMES) -> lis
         *_were_background(update),
         *_groups(update.get("groups", 0), report.groups),
         *_left_out(update.get("left_out", 0), report.left_out),
+        *(_few_photos(update) if update.get("seen", 0) < update["images"] else []),
     ]
 
 
 def told(update: Mapping[str, Any], report: PhotoReport = _NO_NAMES) -> list[str]:
     """All of it: figures, and what a person should know."""
     return [*held_out_sentences(update), *sentences(update, report)]
+
+
+def _few_photos(update: Mapping[str, Any]) -> list[str]:
+    if not (found := update.get("few_photos", 0)):
+        return []
+    fewest = sorted(update["fewest"].items(), key=lambda one: one[1])
+    named = some([f"'{name}' ({images})" for name, images in fewest], found)
+    return [f"few photos: {named}; {MANY} or more of a class are advisable"]
 
 
 def _seen(update: Mapping[str, Any]) -> list[str]:

@@ -23,6 +23,7 @@ from onea.classifiers.statistics import ClassStatistics
 from onea.errors import OneaError, nearest, short
 from onea.model.fingerprints import NO_PRINTS, Repeats, find_repeats, first_copies
 from onea.model.names import as_numbers, check_names
+from onea.model.rolling import HeldOut
 from onea.runtime import NOBODY, Progress
 from onea.tensors import Tensors
 
@@ -87,6 +88,7 @@ class State:
         fingerprint_rows: the class that each of them was taught as, ``[P]``.
         held: features of images held out of training, newest first, ``[H, views, width]``; exact in bfloat16.
         held_rows: the class that each of them shows, ``[H]``.
+        held_prints: their fingerprints, ``[H, 2]``.
         temperature: of the probabilities.
         calibrated_on: images that the temperature was fitted on.
         updates: what happened so far, oldest first, as JSON-able values.
@@ -115,6 +117,7 @@ class State:
     fingerprint_rows: Tensor = NO_ROWS
     held: Tensor = NO_HELD
     held_rows: Tensor = NO_ROWS
+    held_prints: Tensor = NO_PRINTS
     numbers: bool = False
     id: str = field(default_factory=new_id)
 
@@ -133,6 +136,11 @@ class State:
             return Margin(self.familiar), self.margins, self.hidden[:, 0]
         rule = Typicality(self.signals(), self.margins, self.hidden)
         return rule, rule.total(rule.scale(self.margins)), rule.total(self.hidden)
+
+    @property
+    def held_out(self) -> HeldOut:
+        """What is kept of images held out of training."""
+        return HeldOut(self.held, self.held_rows, self.held_prints)
 
     @property
     def background_images(self) -> int:
@@ -201,6 +209,7 @@ class State:
             fingerprint_rows=prints[prints >= 0],
             held=self.held[held >= 0],
             held_rows=held[held >= 0],
+            held_prints=self.held_prints[held >= 0],
             updates=(*self.updates, note),
         )
 

@@ -90,8 +90,8 @@ def check_shapes(file: BinaryIO, size: int, state: Mapping[str, Any]) -> Shapes:
         if rolling[0] > MOST_OF_CLASS * classes:
             raise Damage(f"{rolling[0]} features held out are more than are kept")
         if rolling[0]:
-            views = (*rolling, options.views, width)
-            wanted |= {"held": ("BF16", views), "held_rows": ("I64", rolling)}
+            wanted |= {"held": ("BF16", (*rolling, options.views, width)), "held_rows": ("I64", rolling)}
+            wanted |= {"held_prints": ("I64", (*rolling, WORDS))}
     if (factors := statistics_for(state["readout"], width).factors) is not None:
         wanted |= {"factors": ("BF16", (classes, *factors.shape[1:])), "cut": ("F64", (classes,))}
     for block in _adapter_blocks(found, (len(found) - len(wanted)) // 4, options.adapted_blocks):

@@ -57,21 +57,28 @@ class UpdateImages:
         seed: int,
         progress: Progress,
     ) -> UpdateImages:
-        """Sort out images by their features and by what the model was taught; about the share ``held_out`` is."""
+        """Sort out images by their features and by what the model was taught; about the share ``held_out`` is.
+
+        A photo that was held out of training before is held out again, and others that were taught before are not.
+        """
         assert batch.labels is not None
         position = {label: index for index, label in enumerate(names)}
         labels = torch.tensor([position[label] for label in batch.labels])
         classes = state.classes + tuple(label for label in names if label not in state.classes)
         alike = series(features, labels, state.statistics)
         held = held_out_rows(labels, names, alike, held_out, seed, state.next_update)
+        trained = torch.ones(len(labels), dtype=torch.bool).index_fill(0, held, False)
+        rows = torch.tensor([classes.index(label) for label in names])[labels]
+        repeats = state.repeats(fingerprints(batch.pixels), batch.labels, progress)
+        held_before = state.held_out.shown_by(rows, repeats.fingerprints)
         return cls(
             names=names,
             labels=labels,
             classes=classes,
-            rows=torch.tensor([classes.index(label) for label in names])[labels],
+            rows=rows,
             series=alike,
-            trained=torch.ones(len(labels), dtype=torch.bool).index_fill(0, held, False),
-            repeats=state.repeats(fingerprints(batch.pixels), batch.labels, progress),
+            trained=_as_before(trained, rows, repeats.before, held_before),
+            repeats=repeats,
         )
 
     @property
@@ -102,6 +109,19 @@ def held_out_rows(labels: Tensor, names: Sequence[str], groups: Tensor, share: f
             generator = seeds.generator(seed, update, f"held out/{name}")
             orders.append(own[torch.randperm(len(own), generator=generator)])
     return hold_out(orders, share, groups, least=1).sort().values
+
+
+def _as_before(trained: Tensor, rows: Tensor, before: Tensor, held: Tensor) -> Tensor:
+    """Which images the adapter may be trained on: of those taught before, the ones that were not held out then.
+
+    A class of which nothing was held out, or nothing else comes again, is divided anew.
+
+    >>> trained, held = torch.tensor([True, False, True, True]), torch.tensor([True, False, False, False])
+    >>> _as_before(trained, torch.zeros(4, dtype=torch.int64), torch.tensor([True, True, True, False]), held).tolist()
+    [False, True, True, True]
+    """
+    divided = torch.isin(rows, rows[held]) & torch.isin(rows, rows[before & ~held])
+    return trained.where(~(divided & before), ~held)
 
 
 def checked_classes(batch: DecodedImages, state: State) -> list[str]:

@@ -75,17 +75,29 @@ _LATER = {  # what earlier histories lack
     "were_background": int,
     "left_out": int,
     "groups": int,
+    "few_photos": int,
+    "fewest": dict[str, int],
     "held_out_interval": tuple[float, float] | None,
     "overall_accuracy": float | None,
     "overall_interval": tuple[float, float] | None,
     "overall_images": int,
     "overall_classes": int,
+    "overall_before": float | None,
+    "cross_validated_accuracy": float | None,
+    "cross_validated_interval": tuple[float, float] | None,
+    "cross_validated_images": int,
+    "cross_validated_before": float | None,
 }
 _BACKGROUND = {"name": str, "images": int, "like_known": int, "skipped": int, "seconds": float}
 _LONGEST_PATH = 4_096
 _COUNTS = (
     *("version", "calibrated_on", "freedom", "known", "new_classes", "images", "held_out", "like_known", "skipped"),
-    *("seen", "two_names", "were_background", "left_out", "groups", "overall_images", "overall_classes"),
+    *("seen", "two_names", "were_background", "left_out", "groups", "few_photos"),
+    *("overall_images", "overall_classes", "cross_validated_images"),
+)
+_SHARES = (
+    *("held_out_accuracy", "overall_accuracy", "overall_before"),
+    *("cross_validated_accuracy", "cross_validated_before"),
 )
 _SIDES = range(1, 8193)  # of images, in pixels
 _TEMPERATURES = (1e-6, 1e3)  # fitted ones lie in 0.001 .. 1
@@ -212,7 +224,7 @@ def _check_update(update: dict[str, Any]) -> None:
     if update["kind"] == "learn":
         _check_fields(update, _LEARN)
         _check_fields(update, {name: hint for name, hint in _LATER.items() if name in update})
-        shares = [update.get(f"{name}_accuracy") or 0 for name in ("held_out", "overall")]
+        shares = [update.get(name) or 0 for name in _SHARES]
         if not all(0 <= share <= 1 for share in shares) or update["held_out"] > update["images"]:
             raise Damage("its history is impossible")
     if update["kind"] == "background":
