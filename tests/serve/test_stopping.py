@@ -40,7 +40,8 @@ def test_a_training_job_that_never_stops_does_not_keep_the_process_alive(shop, t
         for _ in range(times):
             server.send_signal(signal.SIGTERM)
             wait_for(lambda: server.poll() is not None or _refuses(address))
-        server.wait(PATIENCE)
+        ended = server.wait(PATIENCE)
+        assert times > 1 or ended == 0, "stopped as asked"
         assert server.stderr.read() == ""
     assert folder_hash(shop) == before
 
@@ -79,9 +80,10 @@ def test_an_abandoned_job_writes_nothing_even_if_it_finishes_later(shop, tiny_im
         assert begun.status_code == 202
         service.close(0)
         assert service.settle() is False
+        report = service.job(begun.json()["id"]).report()
+        assert report["status"] == "failed"
+        assert "nothing was changed" in report["detail"], "who waits for the job is told at once"
         go_on.set()
-        job = service.job(begun.json()["id"])
-        assert job.ended.wait(60)
-        assert "nothing was changed" in job.report()["detail"]
-        assert service.settle() is True
+        wait_for(service.settle)
+        assert service.job(report["id"]).report() == report
     assert folder_hash(shop) == before

@@ -84,6 +84,7 @@ def serve(
 
         run_on_ray(model, settings, machine, replicas, host, port, address)
         return
+    import os
     import socket
 
     from onea.serve.server import bind, server_of
@@ -98,3 +99,5 @@ def serve(
     print(f"{model} (version {state.version}, {len(state.classes):,} classes) at http://{shown}:{port}", flush=True)
     print(f"{teaching}; stop with Ctrl-C", flush=True)
     server_of(service).run([opened])
+    if not service.settle():
+        os._exit(0)  # an interpreter that is taken down below a thread that computes may crash

@@ -82,7 +82,7 @@ def bind(host: str, port: int) -> socket.socket:
     return opened
 
 
-def server_of(service: Service, graceful: int = 1) -> Server:
+def server_of(service: Service, graceful: int = 3) -> Server:
     """The server of a service, not yet running; ``graceful`` seconds are left to open connections in the end."""
     app, limits = create_app(service), service.settings.limits
     idle: Idle = {}

@@ -172,7 +172,7 @@ class Service:
         self._deadline = time.monotonic() + min(seconds, self.seconds_left)
 
     def settle(self) -> bool:
-        """Wait for the current training job, and abandon it when no time is left; whether it is over."""
+        """Wait for the current training job, and abandon it when no time is left; whether its thread has ended."""
         thread = self._thread
         while thread is not None and thread.is_alive() and self.seconds_left:
             thread.join(min(_TICK, self.seconds_left))  # a little at a time: what is left may become less
@@ -264,11 +264,11 @@ class Service:
                 learned = learn_background(
                     present.snapshot, batch, version=version, name=name, seed=seed, started=started
                 )
-                job.note("saving")
+                job.save()
                 return learned
             own = {key: params[key] for key in inspect.signature(learn).parameters if key in params}
             learned, report = learn(self._engine, state, batch, version=version, name=name, progress=job, **own)
-            job.note("saving")  # which an abandoned one must not do
+            job.save()
             return learned
 
         try:
@@ -276,8 +276,8 @@ class Service:
             with self._swapping:
                 self._swap(state, read_manifest(self.path))
             return state, report
-        except Abandoned:
-            return Problem(503, "The service was stopped before the training job was over; nothing was changed.")
+        except Abandoned as error:
+            return error
         except OneaError as error:
             return of_folder(error, self.path)
         except Exception as error:

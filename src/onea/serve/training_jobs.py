@@ -15,8 +15,11 @@ from onea.serve.problems import Problem
 Status = Literal["waiting", "learning", "done", "failed"]
 
 
-class Abandoned(Exception):  # noqa: N818 - not a mistake
+class Abandoned(Problem):
     """The service is being stopped and the training job is not going to be finished."""
+
+    def __init__(self) -> None:
+        super().__init__(503, "The service was stopped before the training job was over; nothing was changed.")
 
 
 class TrainingJob(Progress):
@@ -36,6 +39,7 @@ class TrainingJob(Progress):
         self.began = False
         self.error: Problem | None = None
         self._lock, self._abandoned, self._started = threading.Lock(), False, time.monotonic()
+        self._saving = False
         self._classes, self._images = classes, images
         self._status: Status = "waiting"
         self._note, self._done, self._total = "waiting for the model", 0, 0
@@ -64,8 +68,13 @@ class TrainingJob(Progress):
             }
 
     def abandon(self) -> None:
-        """Stop at the next step; the model stays as it was."""
-        self._abandoned = True
+        """Stop at the next step; the model stays as it was, unless the new version is being saved already."""
+        with self._lock:
+            if self._saving:
+                return
+            self._abandoned = True
+        # Told at once, however long the next step takes: from here on nothing is saved.
+        self.fail(Abandoned())
 
     # what the training tells
 
@@ -93,31 +102,41 @@ class TrainingJob(Progress):
         self._check()
         self._set("learning", text)
 
+    def save(self) -> None:
+        """The new version is about to be saved; from here on it is too late to abandon it."""
+        with self._lock:
+            if self._abandoned:
+                raise Abandoned()
+            self._saving = True
+        self._set("learning", "saving")
+
     # how it ends
 
     def finish(self, version: int, remarks: list[str]) -> None:
         """The new version answers, and this is what there is to say about it."""
         with self._lock:
             self._version, self._done, self._remarks = version, self._total, remarks
-        self._end("done", "done")
+        self._end("done")
 
     def fail(self, error: Problem) -> None:
-        """Nothing was changed."""
-        with self._lock:
-            self.error, self._detail = error, error.detail
-        self._end("failed", "failed")
+        """Nothing was changed. A job that was abandoned has failed before."""
+        self._end("failed", error)
 
-    def _end(self, status: Status, note: str) -> None:
+    def _end(self, status: Status, error: Problem | None = None) -> None:
         with self._lock:
+            if self._seconds is not None:
+                return
             self._seconds = time.monotonic() - self._started
-        self._set(status, note)
+            self._status = self._note = status
+            self.error, self._detail = error, error.detail if error else None
         self.ended.set()
         self.settled.set()
 
     def _set(self, status: Status, note: str) -> None:
         with self._lock:
-            self._status, self._note = status, note
+            if self._seconds is None:
+                self._status, self._note = status, note
 
     def _check(self) -> None:
         if self._abandoned:
-            raise Abandoned
+            raise Abandoned()
