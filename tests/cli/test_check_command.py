@@ -3,12 +3,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from pathlib import Path
 
 import pytest
 from PIL import Image
+from rich.console import Console
+
+from onea.cli.check_display import print_check
+from onea.model.check import Check
+from onea.model.mistakes import Absorber, Misclassified, Mistakes
 
 
 def test_a_folder_is_told_in_tables_and_pictures(onea, shop, tiny_images):
@@ -84,3 +90,23 @@ def test_a_mistake_gets_one_sentence(onea, shop, words, sentence):
     assert code == 2
     assert sentence in err
     assert err.count("\n") == 1
+
+
+def test_a_check_without_a_folder_judges_what_was_held_out(onea, shop):
+    code, out, err = onea("check", str(shop))
+    assert code == 0, err
+    assert " of 4 held-out photos misclassified" in out
+    assert "not measured" not in out
+    told = json.loads(onea("check", str(shop), "--json")[1])["mistakes"]
+    assert told["images"] == 4
+    assert told.keys() == {"images", "mistakes", "absorbing", "misclassified"}
+
+
+def test_the_class_that_mistakes_end_in_is_printed():
+    console = Console(width=100, file=io.StringIO())
+    mistakes = Mistakes(60, 8, (Absorber("fig", 4, 0.5, ("kiwi", "plum")),), (Misclassified("kiwi", 3, 4, "fig"),))
+    print_check(console, Check(1, (), (), mistakes=mistakes), 20)
+    lines = [line.split() for line in console.file.getvalue().splitlines()]
+    assert ["fig", "4", "50", "kiwi,", "plum"] in lines
+    assert ["kiwi", "3", "of", "4", "fig"] in lines
+    assert ["8", "of", "60", "held-out", "photos", "misclassified"] in lines

@@ -17,6 +17,7 @@ from onea.text import count
 
 if TYPE_CHECKING:
     from onea.model.check import Check, ClassCheck
+    from onea.model.mistakes import Mistakes
 
 
 def print_check(console: Console, found: Check, most: int) -> None:
@@ -35,6 +36,7 @@ def print_check(console: Console, found: Check, most: int) -> None:
         heads: tuple[str, ...] = ("class", "and", "", share)
         _print(console, Table.of_texts("classes that are taken for each other", heads, pairs, left=3))
         _rest(console, len(found.pairs) - most, "pair", "pairs")
+    _print_mistakes(console, found.mistakes, most)
     if found.duplicates:
         duplicates = [
             (
@@ -80,6 +82,24 @@ def _print_suspects(console: Console, found: Check, most: int) -> None:
     heads = ("named", "photo", "looks like", "suspicion")
     _print(console, Table.of_texts("photos that may have the wrong name, the most suspicious first", heads, lines, 3))
     _rest(console, len(found.suspects) - most, "photo", "photos")
+
+
+def _print_mistakes(console: Console, found: Mistakes, most: int) -> None:
+    if found.absorbing:
+        absorbing = [
+            (one.name, f"{one.mistakes:,}", f"{100 * one.share:.0f}", ", ".join(one.of))
+            for one in found.absorbing[:most]
+        ]
+        heads: tuple[str, ...] = ("class", "mistakes", "of all %", "mostly photos of")
+        _print(console, Table.of_texts("classes that many mistakes end in", heads, absorbing, left=1))
+    if found.misclassified:
+        often = [(one.name, f"{one.mistakes:,} of {one.images:,}", one.taken_for) for one in found.misclassified[:most]]
+        heads = ("class", "mistakes", "mostly taken for")
+        _print(console, Table.of_texts("classes that are often misclassified", heads, often, left=1))
+        _rest(console, len(found.misclassified) - most, "class", "classes")
+    if found.images:
+        photos = count(found.images, "held-out photo", "held-out photos")
+        console.print(f"{found.mistakes:,} of {photos} misclassified", highlight=False)
 
 
 def _print(console: Console, table: Table) -> None:

@@ -18,6 +18,7 @@ from onea.model.answers import Snapshot
 from onea.model.groups import GROUPS, groups_by_class
 from onea.model.images import DecodedImages
 from onea.model.learning_curve import SHARES, learning_curves
+from onea.model.mistakes import GOOD, NO_MISTAKES, Mistakes, held_out_mistakes, mistakes_of
 from onea.model.names import check_spelling
 from onea.model.overlap import Nearest, gaussian_overlap, held_out_overlap, nearest
 from onea.model.sentences import MANY
@@ -30,19 +31,22 @@ Advice = Literal[
     "not measured",
     "more photos would help",
     "too like another class",
+    "often misclassified",
+    "no mistakes stand out",
     "few photos",
     "too few to judge",
 ]
 NEEDIEST: tuple[Advice, ...] = (
     "too few to judge",
     "few photos",
+    "often misclassified",
     "more photos would help",
     "too like another class",
     "not measured",
+    "no mistakes stand out",
     "taught enough",
 )
 
-GOOD = 0.9  # share of held-out photos that are right where a class is taught enough
 RISE = 0.02  # of that share from half of the photos to all; where it is less, more of the same do not help
 ALIKE = 0.25  # share of two classes' photos that are nearer to the other one: they can hardly be told apart
 SAME = 6.0  # grey levels by which thumbnails of one photo differ on average, after it was saved or resized again
@@ -72,7 +76,7 @@ class ClassCheck:
     @property
     def needy(self) -> bool:
         """Whether something is known that would help."""
-        return self.advice not in ("taught enough", "not measured")
+        return self.advice not in ("taught enough", "no mistakes stand out", "not measured")
 
 
 @dataclass(frozen=True)
@@ -122,6 +126,7 @@ class Check:
         duplicates: photos that come under two names.
         skipped: ``path: reason`` of each photo that could not be read.
         measured: whether there were photos to measure with.
+        mistakes: among held-out photos of the folder; without one, of updates.
     """
 
     version: int
@@ -131,6 +136,7 @@ class Check:
     duplicates: tuple[Duplicate, ...] = ()
     skipped: tuple[str, ...] = ()
     measured: bool = False
+    mistakes: Mistakes = NO_MISTAKES
 
     def as_json(self) -> dict[str, Any]:
         """The same as JSON-able values."""
@@ -139,21 +145,24 @@ class Check:
 
 
 def check_model(state: State) -> Check:
-    """What a model's own statistics tell: classes with few photos, and pairs of classes that overlap.
+    """What a model's own statistics tell: classes with few photos, pairs of classes that overlap, and mistakes.
 
-    They are statistics of photos that the adapter was trained on, so that an overlap is less than that of new photos;
-    which pairs overlap most is what they tell.
+    Mistakes are those among photos that were held out of updates, as far as their features are kept. Overlaps come from
+    statistics of photos that the adapter was trained on, so that an overlap is less than that of new photos; which
+    pairs overlap most is what they tell.
     """
     if not state.classes:
         return Check(state.version, (), ())
     near = gaussian_overlap(state.statistics, state.images)
     most = near.overlap[:, 0].tolist() if len(state.classes) > 1 else [0.0]
     rivals = _rivals(near, state.classes)
+    mistakes, held_out = held_out_mistakes(state)
+    often = {one.name for one in mistakes.misclassified}
     found = [
-        ClassCheck(name, images, 0, None, rival, _advice(images, None, overlap))
+        ClassCheck(name, images, 0, None, rival, _kept_advice(images, overlap, name in often, name in held_out))
         for name, images, rival, overlap in zip(state.classes, state.images, rivals, most, strict=True)
     ]
-    return Check(state.version, _neediest_first(found), _pairs(near, state.classes, least=0.01))
+    return Check(state.version, _neediest_first(found), _pairs(near, state.classes, least=0.01), mistakes=mistakes)
 
 
 def check_photos(model: Snapshot, batch: DecodedImages) -> Check:
@@ -181,10 +190,12 @@ def check_photos(model: Snapshot, batch: DecodedImages) -> Check:
     right = torch.full((len(names), len(SHARES)), torch.nan, dtype=torch.float64)
     overlap = torch.zeros(len(names), len(names), dtype=torch.float64)
     judged = torch.tensor([counts[label] >= FEW for label in batch.labels])
+    mistakes = NO_MISTAKES
     if bool(judged.any()):
         rest, part, rows = known.add(features[~judged], labels[~judged]), features[judged], labels[judged]
         curves = learning_curves(classifier(), rest, part, rows, groups_by_class(part, rows, GROUPS))
         right, overlap = curves.right, held_out_overlap(curves.scores, rows)
+        mistakes = mistakes_of(curves.scores.argmax(1), rows, names)
 
     taught = dict(zip(model.classes, model.state.images, strict=True))
     rivals = _rivals(nearest(overlap), names)
@@ -192,7 +203,7 @@ def check_photos(model: Snapshot, batch: DecodedImages) -> Check:
     for row, name in enumerate(names):
         if name in counts:
             curve = None if right[row].isnan().any() else tuple(right[row].tolist())
-            advice = _advice(counts[name], curve, 0.0)
+            advice = _advice(counts[name], curve)
             classes.append(ClassCheck(name, taught.get(name, 0), counts[name], curve, rivals[row], advice))
     pairs = _pairs(nearest((overlap + overlap.T) / 2), names)
     return Check(
@@ -203,6 +214,7 @@ def check_photos(model: Snapshot, batch: DecodedImages) -> Check:
         _duplicates(batch, examined.near),
         batch.skipped,
         measured=True,
+        mistakes=mistakes,
     )
 
 
@@ -214,10 +226,26 @@ def _statistics(state: State, kept: list[str]) -> ClassStatistics:
     return dataclasses.replace(state.statistics.keep(rows), factors=None, cut=None)
 
 
-def _advice(photos: int, curve: tuple[float, ...] | None, overlap: float) -> Advice:
+def _kept_advice(photos: int, overlap: float, misclassified: bool, held_out: bool) -> Advice:
+    """The same from what a model keeps.
+
+    >>> _kept_advice(30, 0.3, False, True), _kept_advice(30, 0.0, False, True), _kept_advice(30, 0.0, False, False)
+    ('too like another class', 'no mistakes stand out', 'not measured')
+    """
+    found = _advice(photos, None)
+    if found != "not measured":
+        return found
+    if misclassified:
+        return "often misclassified"
+    if overlap >= ALIKE:
+        return "too like another class"
+    return "no mistakes stand out" if held_out else "not measured"
+
+
+def _advice(photos: int, curve: tuple[float, ...] | None) -> Advice:
     """The plain rule that the documentation states.
 
-    >>> _advice(30, (0.5, 0.6, 0.7, 0.8), 0.0), _advice(30, (0.7, 0.7, 0.7, 0.7), 0.0)
+    >>> _advice(30, (0.5, 0.6, 0.7, 0.8)), _advice(30, (0.7, 0.7, 0.7, 0.7))
     ('more photos would help', 'too like another class')
     """
     if photos < FEW:
@@ -225,7 +253,7 @@ def _advice(photos: int, curve: tuple[float, ...] | None, overlap: float) -> Adv
     if photos < MANY:
         return "few photos"
     if curve is None:
-        return "too like another class" if overlap >= ALIKE else "not measured"
+        return "not measured"
     if curve[-1] >= GOOD:
         return "taught enough"
     return "more photos would help" if curve[-1] - curve[SHARES.index(0.5)] >= RISE else "too like another class"

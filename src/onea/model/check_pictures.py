@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from onea.data.dataset import Pixels
-from onea.model.check import GOOD, Advice, Check, ClassCheck, Suspect
+from onea.model.check import Advice, Check, ClassCheck, Suspect
 from onea.model.learning_curve import SHARES
+from onea.model.mistakes import GOOD
 from onea.report import style
 from onea.text import printable
 

@@ -18,6 +18,7 @@ from onea.classifiers.statistics import ClassStatistics
 from onea.model.fingerprints import first_copies
 
 MOST_OF_CLASS, LEAST_OF_CLASS, _ALL = 16, 4, 512  # images whose features are kept
+_AT_ONCE = 512  # images whose scores for all classes are held at a time
 ENOUGH = 20  # images; a share of fewer misleads
 
 
@@ -90,8 +91,16 @@ class HeldOut:
 
 def measure(classifier: Classifier, known: ClassStatistics, held: HeldOut) -> Measured:
     """Judge held-out images among all classes, by statistics that have them."""
+    return Measured.of(*answered(classifier, known, held))
+
+
+def answered(classifier: Classifier, known: ClassStatistics, held: HeldOut) -> tuple[Tensor, Tensor]:
+    """The classes that held-out images are taken for, by statistics that have them, and those that they show."""
     others, features, rows = taken_out(known, held)
-    return Measured.of(classifier.fit(others)(features).argmax(1), rows) if len(rows) else Measured(0, 0, 0)
+    if not len(rows):
+        return rows, rows
+    fitted = classifier.fit(others)
+    return torch.cat([fitted(part).argmax(1) for part in features.split(_AT_ONCE)]), rows
 
 
 def taken_out(known: ClassStatistics, held: HeldOut) -> tuple[ClassStatistics, Tensor, Tensor]:

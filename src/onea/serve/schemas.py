@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
@@ -90,12 +91,40 @@ class OverlappingPair(BaseModel):
     overlap: float = Field(description="Share of their images that would be taken for the other, as far as is known.")
 
 
+class AbsorbingClass(BaseModel):
+    """A class that many held-out images of others are taken for."""
+
+    name: str
+    mistakes: int = Field(description="Held-out images of other classes that are taken for it.")
+    share: float = Field(description="Of all mistakes.")
+    of: list[str] = Field(description="The classes that most of them are of.")
+
+
+class MisclassifiedClass(BaseModel):
+    """A class whose held-out images are often taken for others."""
+
+    name: str
+    mistakes: int
+    images: int = Field(description="Held-out images of the class.")
+    taken_for: str = Field(description="The class that most of the mistakes end in.")
+
+
+class HeldOutMistakes(BaseModel):
+    """Mistakes among images that were held out of updates, as far as they are kept."""
+
+    images: int
+    mistakes: int
+    absorbing: list[AbsorbingClass] = Field(description="Classes that many mistakes end in.")
+    misclassified: list[MisclassifiedClass] = Field(description="Classes that are often misclassified.")
+
+
 class Checked(BaseModel):
     """What the model's own statistics tell about its classes."""
 
     version: int
     classes: list[CheckedClass] = Field(description="The neediest first.")
     pairs: list[OverlappingPair] = Field(description="The most alike first; of each class its nearest.")
+    mistakes: HeldOutMistakes
 
     @classmethod
     def of(cls, found: Check) -> Checked:
@@ -107,6 +136,7 @@ class Checked(BaseModel):
                 for one in found.classes
             ],
             pairs=[OverlappingPair(first=one.first, second=one.second, overlap=one.overlap) for one in found.pairs],
+            mistakes=HeldOutMistakes.model_validate(dataclasses.asdict(found.mistakes)),
         )
 
 

@@ -36,13 +36,17 @@ function showFormats(formats) {
 const MOST_NEEDY = 12;
 
 function showCheck(found) {
-  const needy = found.classes.filter((known) => known.advice !== "not measured");
-  $("check").hidden = !needy.length;
+  const needy = found.classes.filter((known) => !["not measured", "no mistakes stand out"].includes(known.advice));
+  $("check").hidden = !needy.length && !found.mistakes.absorbing.length;
   $("check-summary").textContent = `${count(needy.length, "class needs", "classes need")} something`;
   $("check-list").replaceChildren(...needy.slice(0, MOST_NEEDY).map((known) => make("li", {},
     known.advice === "too like another class" ? `${known.name}: too like ${known.most_like}`
-      : `${known.name}: few photos (${known.images.toLocaleString("en")})`)));
+      : known.advice === "often misclassified" ? `${known.name}: often misclassified`
+        : `${known.name}: few photos (${known.images.toLocaleString("en")})`)));
   if (needy.length > MOST_NEEDY) $("check-list").append(make("li", {}, `and ${needy.length - MOST_NEEDY} more`));
+  const { absorbing, mistakes, images } = found.mistakes;
+  $("check-list").append(...absorbing.map((one) => make("li", {},
+    `${one.name}: ${one.mistakes} of ${mistakes} mistakes among ${images} held-out photos end here`)));
 }
 
 function showClasses() {
