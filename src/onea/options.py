@@ -70,6 +70,23 @@ BelowOne = Annotated[float, Range(ge=0, lt=1)]
 Share = Annotated[float, Range(gt=0, le=1)]
 
 
+class MachineOptions:
+    """Defaults and meanings of options that research runs and models share.
+
+    Attributes:
+        precision: of the computation: ``bf16``, ``fp32`` or ``auto`` (bf16 where the chip has it); ``fp8`` is bf16 with
+            products of frozen weights in eight bits, on an NVIDIA GPU that has them.
+        device: ``cpu``, ``cuda``, ... or ``auto``.
+        threads: CPU threads; 0 is all.
+        on_bad: how to handle unreadable images: ``fail`` or ``skip``.
+    """
+
+    precision: Literal["auto", "fp8", "bf16", "fp32"] = "auto"
+    device: str = "auto"
+    threads: int = 0
+    on_bad: Literal["fail", "skip"] = "fail"
+
+
 class Validated:
     """Base of dataclasses with a ``Range`` in the type of some fields; a subclass that redeclares a field keeps it."""
 

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 
@@ -16,13 +17,12 @@ from onea.errors import OneaError
 from onea.openmp import outnumber_cores
 from onea.options import check_threads
 from onea.processes import Processes, join_processes
-from onea.record import Record
 
 
 class Progress:
     """Listens to a run. This one ignores everything; a display overrides what it shows."""
 
-    def begin(self, record: Record) -> None:
+    def begin(self, record: Any) -> None:
         """A run begins or is taken up again. The record stays up to date: what it holds grows with every task."""
 
     def start_task(self, task: int, tasks: int, name: str) -> None:
@@ -60,7 +60,7 @@ class CombinedProgress(Progress):
     def __init__(self, *listeners: Progress) -> None:
         self._listeners = listeners
 
-    def begin(self, record: Record) -> None:
+    def begin(self, record: Any) -> None:
         """Tell everyone."""
         for listener in self._listeners:
             listener.begin(record)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from torch import Tensor
 
@@ -34,3 +34,21 @@ def row_blocks(rows: int, columns: int, pairs: int = _PAIRS) -> Iterator[slice]:
     """
     size = max(1, pairs // max(1, columns))
     return (slice(start, min(start + size, rows)) for start in range(0, rows, size))
+
+
+def prefixed(prefix: str, part: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A part's tensors under its prefix.
+
+    >>> prefixed("head.", {"bias": Tensor([1.0])})
+    {'head.bias': tensor([1.])}
+    """
+    return {prefix + name: value for name, value in part.items()}
+
+
+def part_of(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors under a prefix, without it.
+
+    >>> part_of("head.", {"head.bias": Tensor([1.0]), "other": Tensor([2.0])})
+    {'bias': tensor([1.])}
+    """
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}

@@ -13,7 +13,7 @@ from PIL import Image, ImageColor
 
 from onea.metrics import wilson_interval
 from onea.model.history_picture import MOST, SIZE, history_picture, ticks
-from onea.report.style import PALETTE
+from onea.presentation.style import PALETTE
 
 BLUE, ORANGE, GREEN = PALETTE[:3]
 HALF = 310  # above it, classes; below it, held-out images

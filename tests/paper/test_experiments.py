@@ -27,8 +27,8 @@ from onea.paper.page import detailed, grid_table, write_experiment
 from onea.paper.pictures import pictures
 from onea.paper.reported import reported_tables
 from onea.paper.scale import Changes, ExperimentPlan, estimate, make_plan, pieces, stream_of
+from onea.presentation.table import Value
 from onea.record_metrics import METRICS, forgetting_curve
-from onea.report.table import Value
 from onea.runs.config import RunConfig, make_config
 
 COUNTS = {

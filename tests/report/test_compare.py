@@ -20,12 +20,12 @@ from typer.testing import CliRunner
 from onea.cli.report import compare as command
 from onea.errors import OneaError
 from onea.learner.data_rule import DataShape, data_rule
+from onea.presentation.formats import fitting
+from onea.presentation.table import Table
 from onea.record_metrics import metric
 from onea.report.aggregate import curve, grid_table, over_seeds, settings
 from onea.report.compare import compare
-from onea.report.formats import fitting
 from onea.report.load import load_records
-from onea.report.table import Table
 
 Record = dict[str, Any]
 SEEDS = (1, 2, 3, 4, 5)

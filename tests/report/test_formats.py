@@ -11,8 +11,9 @@ from html.parser import HTMLParser
 from rich.console import Console
 from rich.table import Table as TerminalTable
 
-from onea.report import formats, html
-from onea.report.table import Row, Table, TableColumn, Value
+from onea.presentation import formats
+from onea.presentation.table import Row, Table, TableColumn, Value
+from onea.report import html
 
 COLUMNS = (
     TableColumn("A_T", "CIFAR & co"),

@@ -17,9 +17,9 @@ from record_tools import NAMES, NINE, Reader, Record, method_lines, record
 
 from onea.cli.demo import _open
 from onea.errors import OneaError
+from onea.presentation.formats import markdown
 from onea.record_metrics import headline_metrics
 from onea.report.curves import accuracy_curves, spread
-from onea.report.formats import markdown
 from onea.report.matrices import accuracy_matrix
 from onea.report.provenance import provenance as how_made
 from onea.report.run_page import run_page as page

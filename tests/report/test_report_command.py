@@ -18,12 +18,12 @@ from typer.testing import CliRunner
 
 from onea.cli.report import report as command
 from onea.errors import OneaError
+from onea.presentation.table import Table, TableColumn, Value
 from onea.report.aggregate import setting_names, settings
 from onea.report.curves import banded_curves
 from onea.report.experiment_page import experiment_page, with_titles, write_report
 from onea.report.matrices import matrix_panels
 from onea.report.page import Picture
-from onea.report.table import Table, TableColumn, Value
 from onea.runs.config import make_config
 from onea.runs.runner import run
 

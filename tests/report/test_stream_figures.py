@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from onea.cli.stream import stream as stream_command
 from onea.errors import OneaError
-from onea.report import style
+from onea.presentation import style
 from onea.report.stream_figures import comparison_figure, descending_figure, draw_stream_figures, generation_figure
 from onea.streams import Stream, make_stream
 

@@ -12,8 +12,8 @@ from onea.bench.answering import timm_column
 from onea.bench.exported import EXPORT, PYTORCH
 from onea.bench.rows import FAST, OFFICIAL, PLAIN, SAME, Row, find
 from onea.bench.run import BenchResult
-from onea.report.formats import terminal
-from onea.report.table import Table
+from onea.presentation.formats import terminal
+from onea.presentation.table import Table
 
 _MORE_IS_BETTER = ("images/s", "%", "TFLOP/s")
 _NOISY = 0.05  # a spread worth mentioning; the file has them all

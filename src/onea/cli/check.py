@@ -18,7 +18,7 @@ from onea.cli.options import (
     check_on_bad,
 )
 from onea.data.pixel_limit import allow_megapixels
-from onea.runs.config import RunConfig
+from onea.options import MachineOptions
 
 if TYPE_CHECKING:
     from onea.model.check import Check
@@ -32,11 +32,11 @@ def check(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the pictures.")] = Path("check"),
     most: Annotated[int, typer.Option(help="How many rows of each table to show.")] = 20,
     as_json: Annotated[bool, typer.Option("--json", help="All that was found, as JSON.")] = False,
-    on_bad: OnBad = RunConfig.on_bad,
+    on_bad: OnBad = MachineOptions.on_bad,
     max_megapixels: MaxMegapixels = None,
     backbone: MovedBackbone = None,
-    device: Device = RunConfig.device,
-    threads: Threads = RunConfig.threads,
+    device: Device = MachineOptions.device,
+    threads: Threads = MachineOptions.threads,
 ) -> None:
     """Say which classes need more photos, which are taken for each other, and which photos may have the wrong name.
 
@@ -92,7 +92,7 @@ def _draw(found: Check, out: Path) -> list[Path]:
     """Write the pictures that there is something to draw for."""
     from onea.model.check_pictures import MOST_PHOTOS, PHOTO_SIDE, curves_picture, suspects_picture
     from onea.model.images import read_unlabelled
-    from onea.report.style import save
+    from onea.presentation.style import save
 
     shown = found.suspects[:MOST_PHOTOS]
     photos = read_unlabelled([one.image for one in shown], PHOTO_SIDE).pixels

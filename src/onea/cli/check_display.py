@@ -11,8 +11,8 @@ from rich.console import Console
 
 from onea.model.check import NEEDIEST
 from onea.model.learning_curve import SHARES
-from onea.report.formats import terminal
-from onea.report.table import NOTHING, Table
+from onea.presentation.formats import terminal
+from onea.presentation.table import NOTHING, Table
 from onea.text import count
 
 if TYPE_CHECKING:

@@ -31,8 +31,9 @@ def demo(
     from onea.files import write_text
     from onea.learner.merged_adapter import AdapterCache
     from onea.methods import method_class
+    from onea.presentation import style
     from onea.record import read_record
-    from onea.report import curves, style
+    from onea.report import curves
     from onea.report.run_page import run_page
     from onea.runs.runner import run
 

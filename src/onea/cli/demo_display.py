@@ -15,8 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from onea.cli.display import OnScreen
+from onea.presentation.formats import terminal, terminal_look
 from onea.record import Record
-from onea.report.formats import terminal, terminal_look
 from onea.report.html import two_lines
 from onea.report.tables import results_table
 from onea.runtime import Progress

@@ -14,10 +14,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bars
 from rich.text import Text
 
+from onea.presentation.formats import terminal
+from onea.presentation.table import NOTHING, Table
 from onea.record import Record, record_path
 from onea.record_metrics import headline_metrics
-from onea.report.formats import terminal
-from onea.report.table import NOTHING, Table
 from onea.runtime import Progress
 from onea.text import count, printable
 

@@ -20,7 +20,7 @@ from onea.cli.options import (
     check_on_bad,
 )
 from onea.data.pixel_limit import allow_megapixels
-from onea.runs.config import RunConfig
+from onea.options import MachineOptions
 
 
 def teach(
@@ -59,11 +59,11 @@ def teach(
             help="Share of known images that may be answered 'unknown'.", show_default="0.05, or as the model has it"
         ),
     ] = None,
-    on_bad: OnBad = RunConfig.on_bad,
+    on_bad: OnBad = MachineOptions.on_bad,
     max_megapixels: MaxMegapixels = None,
-    device: Device = RunConfig.device,
-    precision: Precision = RunConfig.precision,
-    threads: Threads = RunConfig.threads,
+    device: Device = MachineOptions.device,
+    precision: Precision = MachineOptions.precision,
+    threads: Threads = MachineOptions.threads,
     seed: Annotated[int | None, typer.Option(help="Of a new model: decides every draw.", show_default="0")] = None,
 ) -> None:
     """Teach a model the classes in a folder: add to what it knows. A class it knows gets more evidence.
@@ -101,11 +101,11 @@ def predict(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="A header and one line per image.")] = False,
     unknown: UnknownRate = None,
-    on_bad: OnBad = RunConfig.on_bad,
+    on_bad: OnBad = MachineOptions.on_bad,
     max_megapixels: MaxMegapixels = None,
     backbone: MovedBackbone = None,
-    device: Device = RunConfig.device,
-    threads: Threads = RunConfig.threads,
+    device: Device = MachineOptions.device,
+    threads: Threads = MachineOptions.threads,
 ) -> None:
     """One verdict for each image: a class, unsure between two or three, or unknown: like nothing that was taught."""
     import sys
@@ -175,11 +175,11 @@ def evaluate(
         bool, typer.Option("--wrong", help="List the images that are taken for another class, the surest first.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="All of it as JSON; a picture only with --out.")] = False,
-    on_bad: OnBad = RunConfig.on_bad,
+    on_bad: OnBad = MachineOptions.on_bad,
     max_megapixels: MaxMegapixels = None,
     backbone: MovedBackbone = None,
-    device: Device = RunConfig.device,
-    threads: Threads = RunConfig.threads,
+    device: Device = MachineOptions.device,
+    threads: Threads = MachineOptions.threads,
 ) -> None:
     """Ask a model about images whose class is known: a table of classes, the worst first, and a confusion picture."""
     import json
@@ -195,7 +195,7 @@ def evaluate(
     from onea.model.images import CLASS_FOLDERS, check_folder
     from onea.model.open_set_picture import open_set_picture
     from onea.model.progress_bar import AskingBar
-    from onea.report.style import save
+    from onea.presentation.style import save
     from onea.text import printable
 
     check_folder(folder, CLASS_FOLDERS)

@@ -17,8 +17,8 @@ from onea.cli.display import shown
 from onea.data.unreadable import by_reason
 from onea.model.network import advice, remarks, taught_before
 from onea.model.sentences import held_out_sentences, told
-from onea.report.formats import terminal, terminal_look
-from onea.report.table import Table
+from onea.presentation.formats import terminal, terminal_look
+from onea.presentation.table import Table
 from onea.text import count
 from onea.vit.backbones import shortened
 

@@ -16,8 +16,7 @@ import typer
 
 from onea.data.pixel_limit import MAX_PIXELS, MEGAPIXEL
 from onea.errors import OneaError
-from onea.options import describe
-from onea.runs.config import RunConfig
+from onea.options import MachineOptions, describe
 
 Command = Callable[..., None]
 
@@ -25,8 +24,8 @@ Command = Callable[..., None]
 def meaning(kind: type, name: str) -> str:
     """What the docstring of a dataclass says about one of its fields, as the help of an option.
 
-    >>> meaning(RunConfig, "method")
-    'A name that `onea methods` lists.'
+    >>> meaning(MachineOptions, "threads")
+    'CPU threads; 0 is all.'
     """
     text = _meanings(kind)[name]
     plain = re.sub(r"``(.+?)``", lambda code: f"`{code[1]}`" if " " in code[1] else code[1], text)
@@ -93,15 +92,15 @@ def check_on_bad(choice: str) -> None:
         raise OneaError(f"--on-bad is '{choice}'; choose fail or skip.")
 
 
-def _of_a_run(name: str) -> Any:
-    return typer.Option(help=meaning(RunConfig, name))
+def _of_machine(name: str) -> Any:
+    return typer.Option(help=meaning(MachineOptions, name))
 
 
 # Options that several commands have.
-Device = Annotated[str, _of_a_run("device")]
-Precision = Annotated[str, _of_a_run("precision")]
-Threads = Annotated[int, _of_a_run("threads")]
-OnBad = Annotated[str, _of_a_run("on_bad")]
+Device = Annotated[str, _of_machine("device")]
+Precision = Annotated[str, _of_machine("precision")]
+Threads = Annotated[int, _of_machine("threads")]
+OnBad = Annotated[str, _of_machine("on_bad")]
 Model = Annotated[Path, typer.Argument(help="Model folder.")]
 UnknownRate = Annotated[
     float | None,

@@ -18,9 +18,9 @@ from rich.text import Text
 
 from onea.cli.display import OnScreen
 from onea.data.names import data_name
+from onea.presentation.formats import fitting, terminal
+from onea.presentation.table import NOTHING, Table
 from onea.record import Record
-from onea.report.formats import fitting, terminal
-from onea.report.table import NOTHING, Table
 from onea.runs.config import RunConfig
 from onea.runs.grid import GridProgress
 from onea.runs.record_store import Failure

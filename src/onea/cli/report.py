@@ -34,10 +34,10 @@ def compare(
     """Compare two configurations: paired differences over their common seeds, with 95 % intervals by Student's t."""
     from rich.console import Console
 
+    from onea.presentation.formats import fitting
+    from onea.presentation.table import Table
     from onea.report.compare import compare as compare_records
-    from onea.report.formats import fitting
     from onea.report.load import load_records, with_present_options
-    from onea.report.table import Table
 
     found = compare_records(*(with_present_options(load_records(place)) for place in (first, second)))
     seeds = f"{'seed' if len(found.seeds) == 1 else 'seeds'} {', '.join(map(str, found.seeds))}"

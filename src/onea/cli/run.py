@@ -82,8 +82,8 @@ def _try_rates(settings: RunConfig) -> None:
     """Say what a trial found, and which option would take it."""
     from rich.console import Console
 
-    from onea.report.formats import terminal
-    from onea.report.table import Table
+    from onea.presentation.formats import terminal
+    from onea.presentation.table import Table
     from onea.runs.rate_trial import try_rates
     from onea.runtime import make_runtime
 

@@ -10,7 +10,7 @@ import typer
 
 from onea.cli.options import Device, Model, MovedBackbone, Threads, UnknownRate
 from onea.data.pixel_limit import MEGAPIXEL
-from onea.runs.config import RunConfig
+from onea.options import MachineOptions
 from onea.serve.settings import MEGABYTE, Limits, Settings, check_settings
 
 
@@ -50,8 +50,8 @@ def serve(
     ] = None,
     unknown: UnknownRate = None,
     backbone: MovedBackbone = None,
-    device: Device = RunConfig.device,
-    threads: Threads = RunConfig.threads,
+    device: Device = MachineOptions.device,
+    threads: Threads = MachineOptions.threads,
 ) -> None:
     """Serve a model over HTTP: predictions, teaching for whoever has the token, and a page.
 

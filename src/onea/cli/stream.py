@@ -92,7 +92,7 @@ def _print_bars(made: Stream) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from onea.report.formats import terminal_look
+    from onea.presentation.formats import terminal_look
 
     console = Console(highlight=False)
     block = "#" if console.options.ascii_only else "█"

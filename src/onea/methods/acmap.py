@@ -18,10 +18,9 @@ from onea.merging.average import RunningMean
 from onea.merging.operator import Sizes
 from onea.methods.contract import Method
 from onea.methods.options import tuned
-from onea.methods.state import part_of, prefixed
 from onea.options import Count
 from onea.runtime import Runtime
-from onea.tensors import Tensors
+from onea.tensors import Tensors, part_of, prefixed
 from onea.vit.adapter import Adapters
 from onea.vit.frozen import FrozenViT
 from onea.vit.heads import cosine_scores

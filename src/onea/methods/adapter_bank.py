@@ -15,9 +15,8 @@ from onea.learner.local_head import local_head, new_adapters, train_with_local_h
 from onea.learner.options import AdapterOptions
 from onea.learner.tasks import StreamPlan, Task
 from onea.methods.contract import Method
-from onea.methods.state import part_of
 from onea.runtime import Runtime
-from onea.tensors import Tensors
+from onea.tensors import Tensors, part_of
 from onea.vit.adapter import Adapters
 from onea.vit.frozen import FrozenViT
 from onea.vit.hooks import BlockHooks

@@ -17,9 +17,8 @@ from onea.learner.tasks import StreamPlan, Task
 from onea.learner.update import Known, NewImages, learn_update
 from onea.methods.classification import FeatureClassification
 from onea.methods.options import tuned
-from onea.methods.state import part_of, prefixed
 from onea.runtime import Runtime
-from onea.tensors import Tensors
+from onea.tensors import Tensors, part_of, prefixed
 from onea.vit.frozen import FrozenViT
 from onea.vit.hooks import BlockHooks
 

@@ -21,9 +21,8 @@ from onea.learner.tasks import Task
 from onea.learner.training import Optimiser
 from onea.methods.contract import Method
 from onea.methods.options import tuned
-from onea.methods.state import part_of
 from onea.options import Count, Positive
-from onea.tensors import Tensors
+from onea.tensors import Tensors, part_of
 from onea.vit.adapter import Adapters
 from onea.vit.finetune import FineTuned
 from onea.vit.heads import cosine_scores

@@ -22,10 +22,9 @@ from onea.learner.options import ClassifierOptions
 from onea.learner.tasks import StreamPlan, Task
 from onea.learner.update import with_images
 from onea.methods.contract import Method
-from onea.methods.state import part_of, prefixed
 from onea.options import Count, parse_pairs
 from onea.runtime import Runtime
-from onea.tensors import Tensors
+from onea.tensors import Tensors, part_of, prefixed
 from onea.vit.batching import EVALUATION_BATCH, pad_rows
 from onea.vit.frozen import FrozenViT
 from onea.vit.hooks import BlockHooks

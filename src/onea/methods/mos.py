@@ -18,10 +18,9 @@ from onea.learner.tasks import StreamPlan, Task
 from onea.learner.training import Trained, train
 from onea.methods.contract import Method
 from onea.methods.options import tuned
-from onea.methods.state import part_of
 from onea.options import BelowOne, Count, NotNegative, Positive
 from onea.runtime import Runtime
-from onea.tensors import Tensors
+from onea.tensors import Tensors, part_of
 from onea.vit.adapter import Adapters
 from onea.vit.batching import EVALUATION_BATCH
 from onea.vit.frozen import FrozenViT

@@ -16,9 +16,8 @@ from onea.learner.options import TrainingOptions
 from onea.learner.tasks import StreamPlan, Task
 from onea.learner.training import Recipe, Trained, train
 from onea.methods.contract import Method
-from onea.methods.state import part_of
 from onea.runtime import Runtime
-from onea.tensors import Tensors, to_float64
+from onea.tensors import Tensors, part_of, to_float64
 from onea.vit.batching import EVALUATION_BATCH
 from onea.vit.frozen import FrozenViT
 from onea.vit.heads import GrowingHead

@@ -18,10 +18,9 @@ from onea.learner.tasks import StreamPlan, Task
 from onea.learner.training import Loss, Recipe, Trained, train
 from onea.methods.contract import Method
 from onea.methods.options import tuned
-from onea.methods.state import part_of, prefixed
 from onea.options import Count, NotNegative, Share
 from onea.runtime import Runtime
-from onea.tensors import Tensors
+from onea.tensors import Tensors, part_of, prefixed
 from onea.vit.batching import EVALUATION_BATCH
 from onea.vit.frozen import FrozenViT
 from onea.vit.heads import GrowingHead, masked_cross_entropy

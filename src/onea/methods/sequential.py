@@ -19,9 +19,8 @@ from onea.learner.tasks import StreamPlan, Task
 from onea.learner.training import Trained, train
 from onea.methods.contract import Method
 from onea.methods.options import tuned
-from onea.methods.state import part_of, prefixed
 from onea.runtime import Runtime
-from onea.tensors import Tensors
+from onea.tensors import Tensors, part_of, prefixed
 from onea.vit.adapter import Adapters
 from onea.vit.frozen import FrozenViT
 from onea.vit.heads import GrowingHead

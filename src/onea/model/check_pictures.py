@@ -11,7 +11,7 @@ from onea.data.dataset import Pixels
 from onea.model.check import Advice, Check, ClassCheck, Suspect
 from onea.model.learning_curve import SHARES
 from onea.model.mistakes import GOOD
-from onea.report import style
+from onea.presentation import style
 from onea.text import printable
 
 if TYPE_CHECKING:

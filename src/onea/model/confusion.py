@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from onea.model.evaluation import Evaluation
-from onea.report import style
-from onea.report.curves import round_numbers
-from onea.report.matrices import blues
+from onea.presentation import style
+from onea.presentation.style import blues, round_numbers
 from onea.text import printable
 
 if TYPE_CHECKING:

@@ -25,7 +25,6 @@ from safetensors.torch import save as save_tensors
 from onea.classifiers.statistics import ClassStatistics
 from onea.errors import OneaError
 from onea.files import check_plain, open_plain, read_plain, sync_folder, unwritable, write_atomically
-from onea.methods.state import part_of, prefixed
 from onea.model import layout, tensor_validation, validation
 from onea.model.card import card, history_row
 from onea.model.formats import FORMAT
@@ -36,7 +35,7 @@ from onea.model.params import MACHINE, plain
 from onea.model.state import State, statistics_for
 from onea.model.versions import Versions
 from onea.sealed import Damage
-from onea.tensors import Tensors
+from onea.tensors import Tensors, part_of, prefixed
 from onea.text import now
 from onea.version import __version__
 

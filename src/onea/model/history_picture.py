@@ -17,7 +17,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from onea.metrics import wilson_interval
 from onea.model.state import Update
-from onea.report.style import GRID, INK, MUTED, PALETTE
+from onea.presentation.style import GRID, INK, MUTED, PALETTE
 
 MOST = 60  # updates that are shown, the newest
 SIZE = (1184, 672)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onea.model.open_set import OpenSet
-from onea.report import style
+from onea.presentation import style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

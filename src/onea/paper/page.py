@@ -14,10 +14,10 @@ from onea.paper.experiment import Cell, Experiment
 from onea.paper.names import BACKBONE, BACKBONE_TITLE, DATASETS, METHODS
 from onea.paper.pictures import pictures
 from onea.paper.reported import number, reported_tables
+from onea.presentation.table import Table, TableColumn, Value
 from onea.record import Record
 from onea.record_metrics import Metric, metric
 from onea.report.aggregate import summarise
-from onea.report.table import Table, TableColumn, Value
 
 if TYPE_CHECKING:
     from onea.paper.scale import ExperimentPlan, PlannedCell
@@ -33,7 +33,7 @@ _DRAWN_ALREADY = {"curves": ("curves",), "directions": ("updates",), "alignment"
 
 def write_experiment(plan: ExperimentPlan, records: Records, folder: Path) -> tuple[Table | None, list[Path]]:
     """Write everything that can be told so far; returns the table, where there is one, and the files."""
-    from onea.report import formats, style
+    from onea.presentation import formats, style
 
     name = plan.experiment.name
     table = None if plan.experiment.kind == "streams" else grid_table(plan, records)

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 from onea.errors import OneaError
 from onea.paper.names import DATASETS
 from onea.paper.tables import LONG_TAIL_FACTOR, PAPER_STREAMS
+from onea.presentation import style
+from onea.presentation.table import Table
 from onea.record import Record
 from onea.record_metrics import forgetting_curve
-from onea.report import style
 from onea.report.page import Picture
-from onea.report.table import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from onea.paper.page import Records
     from onea.paper.scale import ExperimentPlan
-    from onea.report.table import Table
+    from onea.presentation.table import Table
 
 
 WIDTH = 8.6

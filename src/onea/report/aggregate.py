@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
+from onea.presentation.table import Table, TableColumn, Value
 from onea.record import Record
 from onea.record_metrics import Metric, headline_metrics
-from onea.report.table import Table, TableColumn, Value
 from onea.report.tables import finished
 
 # What a record tells elsewhere as it turned out: the stream, the inputs, and the options that a preset stands for.

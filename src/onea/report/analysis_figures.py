@@ -8,10 +8,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from onea.errors import OneaError
+from onea.presentation import style
+from onea.presentation.style import blues
 from onea.record import Record
-from onea.report import style
 from onea.report.curves import NARROW
-from onea.report.matrices import blues
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

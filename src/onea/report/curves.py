@@ -9,8 +9,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from onea.errors import OneaError
+from onea.presentation import style
 from onea.record import Record
-from onea.report import style
 from onea.report.aggregate import Group, Setting, curve
 from onea.report.tables import finished, labels
 
@@ -200,7 +200,7 @@ def name_tasks(axes: Any, record: Record, width: float) -> None:
     seen = [round(n, 1) for n in accumulate(record["stream"]["sizes"])]
     tasks = range(1, len(names) + 1)
     if len(names) > MOST_NAMES:
-        shown = round_numbers(len(names), max(3, int(width / 0.75)))
+        shown = style.round_numbers(len(names), max(3, int(width / 0.75)))
         axes.set_xticks(shown, [f"{t}\n{seen[t - 1]:g}" for t in shown])
         axes.set_xlabel("task (above) and classes seen after it (below)")
     elif max(map(len, names)) * LETTER * len(names) <= width:
@@ -209,19 +209,6 @@ def name_tasks(axes: Any, record: Record, width: float) -> None:
     else:
         axes.set_xticks(tasks, names, rotation=50, ha="right", rotation_mode="anchor", parse_math=False)
         axes.set_xlabel(f"tasks in order of arrival, {seen[-1]:g} classes in all")
-
-
-def round_numbers(count: int, most: int) -> list[int]:
-    """The first, the last and round numbers between, at most about so many.
-
-    >>> round_numbers(40, 9)
-    [1, 5, 10, 15, 20, 25, 30, 35, 40]
-    >>> round_numbers(200, 5)
-    [1, 50, 100, 150, 200]
-    """
-    step = next(s * 10**e for e in range(9) for s in (1, 2, 5) if count / (s * 10**e) <= most)
-    between = [n for n in range(step, count, step) if n - 1 > step / 2 and count - n > step / 2]
-    return sorted({1, *between, count})
 
 
 def short(name: str) -> str:

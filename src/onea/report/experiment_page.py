@@ -11,8 +11,10 @@ from typing import Any
 
 from onea.errors import OneaError
 from onea.files import write_text
+from onea.presentation import formats, style
+from onea.presentation.table import Table
 from onea.record import Record
-from onea.report import analysis_figures, formats, style
+from onea.report import analysis_figures
 from onea.report.aggregate import Setting, best_first, curve, grid_table, settings
 from onea.report.curves import banded_curves, same_sizes, stream_bars
 from onea.report.html import document, series
@@ -20,7 +22,6 @@ from onea.report.matrices import matrix_panels
 from onea.report.page import Block, Details, Page, Picture, Section, Text, remarks
 from onea.report.provenance import provenance
 from onea.report.sensitivity_figures import cost_scatter, inference_cost
-from onea.report.table import Table
 from onea.text import count
 
 MOST_MATRICES = 12  # of a setting; beyond, a page would weigh more than it tells

@@ -10,9 +10,9 @@ from html import escape
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from onea.report import style
+from onea.presentation import style
+from onea.presentation.table import NOTHING, Mark, Row, Table, Value
 from onea.report.page import Block, Details, Page, Picture, Section, Terms, Text, remarks
-from onea.report.table import NOTHING, Mark, Row, Table, Value
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
+from onea.presentation import style
 from onea.record import Record
-from onea.report import style
-from onea.report.curves import LETTER, MOST_NAMES, NARROW, WIDTH, round_numbers, short, task_names
+from onea.report.curves import LETTER, MOST_NAMES, NARROW, WIDTH, short, task_names
 from onea.report.tables import labels
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def accuracy_matrix(record: Record, width: float = 7.4) -> Figure:
     with style.themed():
         figure = style.blank(width, min(1.6 + 0.42 * steps, 0.9 * width) if steps > 1 else 2.4)
         axes = figure.subplots()
-        image = axes.imshow(filled(matrix), cmap=blues(), vmin=0, vmax=100, aspect="auto")
+        image = axes.imshow(filled(matrix), cmap=style.blues(), vmin=0, vmax=100, aspect="auto")
         if steps <= MOST_CELLS:
             _write_cells(axes, matrix, 7.0 if width < NARROW else 8.5)
         _matrix_axes(axes, record, steps, width)
@@ -47,8 +47,8 @@ def matrix_panels(records: Sequence[Record], width: float = WIDTH) -> Figure:
         for axes, record in zip(panels, records, strict=False):
             matrix = record["metrics"]["matrix"]
             steps = len(matrix)
-            image = axes.imshow(filled(matrix), cmap=blues(), vmin=0, vmax=100)
-            ticks = round_numbers(steps, 6)
+            image = axes.imshow(filled(matrix), cmap=style.blues(), vmin=0, vmax=100)
+            ticks = style.round_numbers(steps, 6)
             axes.set_xticks([t - 1 for t in ticks], [str(t) for t in ticks])
             axes.set_yticks([t - 1 for t in ticks], [str(t) for t in ticks])
             axes.tick_params(length=0)
@@ -73,14 +73,6 @@ def filled(matrix: Sequence[Sequence[float | None]]) -> Any:
     return np.ma.masked_invalid(np.array(matrix, dtype=np.float64))  # None becomes NaN: the task had not arrived
 
 
-def blues() -> Any:
-    """White to dark blue; grey where there is no number."""
-    from matplotlib.colors import LinearSegmentedColormap
-
-    stops: list[Any] = ["#ffffff", style.tint(style.PALETTE[0], 0.45), "#00466e"]
-    return LinearSegmentedColormap.from_list("onea", stops).with_extremes(bad="#f1f1f1")
-
-
 def _write_cells(axes: Any, matrix: Sequence[Sequence[float | None]], size: float) -> None:
     for j, row in enumerate(matrix):
         for k, value in enumerate(row):
@@ -99,7 +91,7 @@ def _matrix_axes(axes: Any, record: Record, steps: int, width: float) -> None:
         turn = {} if upright else {"rotation": 50, "ha": "right", "rotation_mode": "anchor"}
         axes.set_xticks(range(steps), names, parse_math=False, **turn)
     else:
-        shown = round_numbers(steps, 9)
+        shown = style.round_numbers(steps, 9)
         for setter in (axes.set_xticks, axes.set_yticks):
             setter([t - 1 for t in shown], [str(t) for t in shown])
     axes.set_xlabel("after learning task")

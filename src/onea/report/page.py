@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from onea.report.table import Table
+from onea.presentation.table import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

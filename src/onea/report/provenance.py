@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from onea.presentation.table import NOTHING, Row, Table, TableColumn
 from onea.record import Record
 from onea.report.page import Section
-from onea.report.table import NOTHING, Row, Table, TableColumn
 from onea.report.tables import finished, labels, lent, lent_note
 
 SHORT = 12  # characters of a digest that tell it apart

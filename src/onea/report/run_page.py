@@ -8,6 +8,7 @@ from functools import partial
 from itertools import accumulate
 from typing import Any
 
+from onea.presentation.table import NOTHING, Table
 from onea.record import Record
 from onea.record_metrics import headline_metrics
 from onea.report.curves import accuracy_curves, task_names
@@ -15,7 +16,6 @@ from onea.report.html import MOST_IN_ALT, document, series
 from onea.report.matrices import accuracy_matrix
 from onea.report.page import Block, Details, Page, Picture, Section, Terms, Text
 from onea.report.provenance import provenance
-from onea.report.table import NOTHING, Table
 from onea.report.tables import labels, results_table
 from onea.text import count
 

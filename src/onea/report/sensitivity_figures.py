@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from onea.errors import OneaError
+from onea.presentation import style
+from onea.presentation.style import blues
+from onea.presentation.table import Value
 from onea.record import Record
 from onea.record_metrics import metric
-from onea.report import style
 from onea.report.aggregate import Group, over_seeds, settings, summarise
 from onea.report.curves import MARKERS, NARROW, legend_columns, spread
-from onea.report.matrices import blues
-from onea.report.table import Value
 from onea.report.tables import finished
 
 if TYPE_CHECKING:

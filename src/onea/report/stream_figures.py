@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onea.report import style
+from onea.presentation import style
 from onea.report.curves import NARROW, WIDTH
 
 if TYPE_CHECKING:

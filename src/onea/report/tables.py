@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from onea.presentation.table import Row, Table, TableColumn, Value
 from onea.record import Record
 from onea.record_metrics import Metric, headline_metrics
-from onea.report.table import Row, Table, TableColumn, Value
 
 
 def labels(records: Sequence[Record]) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from onea.data.names import data_name
 from onea.errors import OneaError, short
 from onea.methods.presets import Preset
-from onea.options import LARGEST, build, check_threads, upgraded
+from onea.options import LARGEST, MachineOptions, build, check_threads, upgraded
 from onea.vit.embedded import FAST, full_name
 from onea.vit.network_config import PLAIN, check_image_size
 
@@ -33,7 +33,7 @@ _INPUTS, _STREAM, _MACHINE = ({"panel": name} for name in ("Images and network",
 
 
 @dataclass(frozen=True)
-class RunConfig:
+class RunConfig(MachineOptions):
     """Everything that defines a run. Fields are the command line's options and the keys of a YAML file.
 
     >>> config = RunConfig(method="one-a", data="cifar100", tasks=10, seed=1)
@@ -63,16 +63,11 @@ class RunConfig:
         geometry: ``direct`` (resize to the network's size), ``resize-crop``, or ``backbone`` (crop and interpolation
             that the weights were made with).
         protocol: ``pilot`` is normalise none and geometry resize-crop, as published.
-        precision: of the computation: ``bf16``, ``fp32`` or ``auto`` (bf16 where the chip has it); ``fp8`` is bf16 with
-            products of frozen weights in eight bits, on an NVIDIA GPU that has them.
-        device: ``cpu``, ``cuda``, ... or ``auto``.
-        threads: CPU threads; 0 is all.
         compile: whether to compile the network: ``yes``, ``no`` or ``auto`` (on a GPU, with enough images to repay it).
         store: where packed images live: ``auto``, ``device``, ``host``, ``disk``; ``exact`` streams the originals.
         budget: gigabytes of memory the images may take.
         cache_gb: gigabytes of host memory for test features of frozen modules, which are then computed only once; 0 is
             none, and by default half of what is free may be used.
-        on_bad: what an unreadable image does: ``fail`` or ``skip``.
         per_class: at most so many training images of each class, chosen by the seed.
         holdout: evaluate on this share of the training images, held out by the seed, instead of the test images.
         open_set: after each task, also judge the test images of classes yet to come, and record how well they are told
@@ -97,14 +92,14 @@ class RunConfig:
     normalise: Literal["backbone", "none"] = field(default="backbone", metadata=_INPUTS)
     geometry: Literal["direct", "resize-crop", "backbone"] = field(default="direct", metadata=_INPUTS)
     protocol: Literal["pilot"] | None = field(default=None, metadata=_INPUTS)
-    precision: Literal["auto", "fp8", "bf16", "fp32"] = field(default="auto", metadata=_MACHINE)
-    device: str = field(default="auto", metadata=_MACHINE)
-    threads: int = field(default=0, metadata=_MACHINE)
+    precision: Literal["auto", "fp8", "bf16", "fp32"] = field(default=MachineOptions.precision, metadata=_MACHINE)
+    device: str = field(default=MachineOptions.device, metadata=_MACHINE)
+    threads: int = field(default=MachineOptions.threads, metadata=_MACHINE)
     compile: Literal["auto", "yes", "no"] = field(default="auto", metadata=_MACHINE)
     store: Literal["auto", "device", "host", "disk", "exact"] = field(default="auto", metadata=_MACHINE)
     budget: float | None = field(default=None, metadata=_MACHINE)
     cache_gb: float | None = field(default=None, metadata=_MACHINE)
-    on_bad: Literal["fail", "skip"] = field(default="fail", metadata=_INPUTS)
+    on_bad: Literal["fail", "skip"] = field(default=MachineOptions.on_bad, metadata=_INPUTS)
     per_class: int | None = field(default=None, metadata=_INPUTS)
     holdout: float | None = field(default=None, metadata=_INPUTS)
     open_set: bool = False

@@ -7,7 +7,7 @@ import csv
 import io
 from typing import TYPE_CHECKING, Any
 
-from onea.report.table import NOTHING, Cell, Mark, Table, Value
+from onea.presentation.table import NOTHING, Cell, Mark, Table, Value
 from onea.text import printable
 
 if TYPE_CHECKING:

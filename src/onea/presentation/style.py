@@ -102,6 +102,27 @@ def tint(colour: str, strength: float) -> tuple[float, float, float]:
     return red, green, blue
 
 
+def blues() -> Any:
+    """White to dark blue; grey where there is no number."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    stops: list[Any] = ["#ffffff", tint(PALETTE[0], 0.45), "#00466e"]
+    return LinearSegmentedColormap.from_list("onea", stops).with_extremes(bad="#f1f1f1")
+
+
+def round_numbers(count: int, most: int) -> list[int]:
+    """The first, the last and round numbers between, at most about so many.
+
+    >>> round_numbers(40, 9)
+    [1, 5, 10, 15, 20, 25, 30, 35, 40]
+    >>> round_numbers(200, 5)
+    [1, 50, 100, 150, 200]
+    """
+    step = next(s * 10**e for e in range(9) for s in (1, 2, 5) if count / (s * 10**e) <= most)
+    between = [n for n in range(step, count, step) if n - 1 > step / 2 and count - n > step / 2]
+    return sorted({1, *between, count})
+
+
 def save(figure: Figure, path: Path) -> Path:
     """Write a PNG, whole or not at all: a reader never meets half a file."""
     content = BytesIO()
