@@ -1,9 +1,9 @@
 # `make demo` and `make test` do all set-up themselves, in .venv, and are quick the second time.
 PYTHON ?= python3
 BIN := .venv/bin
-NUMBERS := $(addprefix tests/,$(addsuffix .py,test_decompose test_training merging/test_one_a merging/test_operators \
-  merging/test_average methods/test_dual_gpm classifiers/test_carrying classifiers/test_classifiers \
-  data/test_transforms vit/test_vit)) tests/runs/test_runs.py::test_golden_record
+NUMBERS := $(addprefix tests/,$(addsuffix .py,test_decompose learner/test_training merging/test_one_a merging/test_operators \
+  merging/test_average research/methods/test_dual_gpm classifiers/test_carrying classifiers/test_classifiers \
+  data/test_transforms vit/test_vit)) tests/research/runs/test_runs.py::test_golden_record
 # uv fetches and unpacks several packages at once. It knows nothing of what pip is told: where that is another index, or
 # none, and where uv cannot, pip does it.
 # Neither compiles 23,000 files, of which a tenth is ever imported: Python does it when it imports them.
@@ -75,7 +75,7 @@ clean:
 	$(PYTHON) -m venv .venv
 
 .venv/.core: pyproject.toml constraints.txt | .venv/bin/pip
-	! $(OWN_INDEX) && $(PIP) --only-binary uv uv && $(UV) -e . || $(PIP) -e .
+	! $(OWN_INDEX) && $(PIP) --only-binary uv uv && $(UV) -e '.[research]' || $(PIP) -e '.[research]'
 	touch $@
 
 # Everything at once: installing the core first would resolve and build twice.

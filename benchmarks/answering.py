@@ -15,9 +15,9 @@ from typing import Any
 import timm
 import torch
 
-from onea.bench.timing import timed_in_turn
 from onea.learner.tasks import StreamPlan
-from onea.methods import method_class
+from onea.research.bench.timing import timed_in_turn
+from onea.research.methods import method_class
 from onea.runtime import make_runtime
 from onea.vit.backbones import load_backbone
 from onea.vit.frozen import FrozenViT

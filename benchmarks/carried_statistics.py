@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from onea.classifiers.statistics import ClassStatistics
-from onea.runs.config import make_config
-from onea.runs.setup import Prepared, prepare
+from onea.research.runs.config import make_config
+from onea.research.runs.setup import Prepared, prepare
 from onea.runtime import make_runtime
 
 FIELDS = ("data", "seed", "task", "classes", "trained", "statistics", "mean", "shared", "own", "right")

@@ -21,12 +21,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from onea.bench.timing import synchronise, timed_in_turn
 from onea.learner.one_a import OneAOptions
-from onea.methods.one_a import OneAMethod
-from onea.runs.evaluation import correct_per_class
-from onea.runs.setup import Prepared, Side
-from onea.streams import Stream
+from onea.research.bench.timing import synchronise, timed_in_turn
+from onea.research.methods.one_a import OneAMethod
+from onea.research.runs.evaluation import correct_per_class
+from onea.research.runs.setup import Prepared, Side
+from onea.research.streams import Stream
 from onea.vit.batching import EVALUATION_BATCH
 
 
@@ -41,16 +41,16 @@ def _first(*places: str) -> Any:
     raise ImportError(f"none of {', '.join(places)} is there")
 
 
-BenchConfig = _first("onea.bench.config:BenchConfig", "onea.bench.scene:BenchConfig")
-Measurements = _first("onea.bench.measure:Measurements", "onea.bench.measure:Column")
+BenchConfig = _first("onea.research.bench.config:BenchConfig", "onea.research.bench.scene:BenchConfig")
+Measurements = _first("onea.research.bench.measure:Measurements", "onea.research.bench.measure:Column")
 PackedImages = _first("onea.data.image_storage:PackedImages", "onea.data.store:PackedImages")
 StreamPlan = _first("onea.learner.tasks:StreamPlan", "onea.learner.tasks:Plan")
-TimmBaseline = _first("onea.bench.answering:TimmBaseline", "onea.bench.timm_baseline:TimmBaseline")
-Workload = _first("onea.bench.workload:Workload", "onea.bench.scene:Scene")
-bench_backbone = _first("onea.bench.workload:bench_backbone", "onea.bench.backbone:bench_backbone")
-make_workload = _first("onea.bench.workload:make_workload", "onea.bench.scene:make_scene")
-preprocess_of = _first("onea.bench.workload:preprocess_of", "onea.bench.scene:preprocess_of")
-OLD = importlib.util.find_spec("onea.bench.workload") is None
+TimmBaseline = _first("onea.research.bench.answering:TimmBaseline", "onea.research.bench.timm_baseline:TimmBaseline")
+Workload = _first("onea.research.bench.workload:Workload", "onea.research.bench.scene:Scene")
+bench_backbone = _first("onea.research.bench.workload:bench_backbone", "onea.research.bench.backbone:bench_backbone")
+make_workload = _first("onea.research.bench.workload:make_workload", "onea.research.bench.scene:make_scene")
+preprocess_of = _first("onea.research.bench.workload:preprocess_of", "onea.research.bench.scene:preprocess_of")
+OLD = importlib.util.find_spec("onea.research.bench.workload") is None
 
 TASK_SIZES = (14, 1, 3, 6, 36, 9, 23, 2, 2, 4)  # CIFAR-100, T=10, gamma 0.01, seed 1
 IN_FLIGHT = 8  # batches asked for before the host waits, as an evaluation does
@@ -264,7 +264,7 @@ class Measured:
 
 
 def _plain_training(given: argparse.Namespace) -> torch.device:
-    from onea.bench.plain import plain_epoch, plain_network
+    from onea.research.bench.plain import plain_epoch, plain_network
 
     vit = bench_backbone(given.large)
     device = torch.device("cuda" if given.device == "auto" else given.device)

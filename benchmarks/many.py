@@ -14,12 +14,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from onea.cli.paper_display import GridDisplay
 from onea.files import write_atomically
-from onea.runs.config import RunConfig, make_config
-from onea.runs.executors import LocalProcesses
-from onea.runs.grid import run_grid
-from onea.runs.record_store import RecordStore
+from onea.research.cli.paper_display import GridDisplay
+from onea.research.runs.config import RunConfig, make_config
+from onea.research.runs.executors import LocalProcesses
+from onea.research.runs.grid import run_grid
+from onea.research.runs.record_store import RecordStore
 
 
 def line(name: str, config: RunConfig, store: RecordStore) -> dict[str, Any]:

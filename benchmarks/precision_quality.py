@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from onea.data.names import data_name
-from onea.record import Record
-from onea.runs.config import RunConfig, make_config
-from onea.runs.executors import LocalProcesses
-from onea.runs.grid import GridProgress, run_grid
-from onea.runs.record_store import Failure, RecordStore
+from onea.research.record import Record
+from onea.research.runs.config import RunConfig, make_config
+from onea.research.runs.executors import LocalProcesses
+from onea.research.runs.grid import GridProgress, run_grid
+from onea.research.runs.record_store import Failure, RecordStore
 from onea.vit.embedded import EMBEDDED
 
 

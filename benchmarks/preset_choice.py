@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from onea.learner.options import TrainingOptions
-from onea.methods import METHODS
-from onea.methods.contract import Method
+from onea.research.methods import METHODS
+from onea.research.methods.contract import Method
 
 TRIALS = Path(__file__).parent / "preset-trials.csv"
 FACTORS = (0.16, 0.4, 1.0, 2.5, 6.25)  # of a method's rate before

@@ -34,11 +34,11 @@ from statistics import fmean
 from typing import Any, Literal
 
 from onea.files import write_atomically
-from onea.methods import METHODS
-from onea.record import Record, read_record_file, record_path, records_below
-from onea.runs.config import RunConfig, make_config
-from onea.runs.executors import LocalProcesses
-from onea.runs.jobs import RunJob
+from onea.research.methods import METHODS
+from onea.research.record import Record, read_record_file, record_path, records_below
+from onea.research.runs.config import RunConfig, make_config
+from onea.research.runs.executors import LocalProcesses
+from onea.research.runs.jobs import RunJob
 from onea.sealed import seal
 
 ROOT = Path(__file__).parent.parent

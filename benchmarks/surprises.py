@@ -31,7 +31,7 @@ from typing import Any
 
 from onea.files import write_atomically
 from onea.metrics import fall_per_step
-from onea.record import Record
+from onea.research.record import Record
 
 _PLAIN = {"gating": False}
 MERGES: dict[str, dict[str, Any]] = {
@@ -111,8 +111,8 @@ def _floats(matrix: Sequence[Sequence[float | None]]) -> list[list[float]]:
 def make(name: str, seed: int, given: Mapping[str, Any], out: Path, runs: Path) -> Path:
     """Run one setting with every merge of it, unless that has been done; returns the file with a row for each."""
     from onea.learner.merged_adapter import AdapterCache
-    from onea.runs.config import make_config
-    from onea.runs.runner import run
+    from onea.research.runs.config import make_config
+    from onea.research.runs.runner import run
 
     stem = f"{name.replace(' ', '-')}-seed{seed}"
     file = out / f"{stem}.csv"

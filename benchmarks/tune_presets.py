@@ -34,16 +34,16 @@ import numpy as np
 from preset_choice import COLUMNS, FACTORS, TRIALS, append, mean_scores, next_rate, read_rows, tell, trained_methods
 
 from onea.data.dataset import Split
-from onea.data.pack import pack, stored_shape
-from onea.data.sources import load_dataset
 from onea.errors import OneaError
 from onea.learner.data_rule import DataShape
-from onea.methods import METHODS
-from onea.methods.contract import Method
-from onea.methods.presets import preset_options
 from onea.options import build
-from onea.runs.mps import multi_process_service
-from onea.streams import Stream, make_stream
+from onea.research.data.pack import pack, stored_shape
+from onea.research.data.sources import load_dataset
+from onea.research.methods import METHODS
+from onea.research.methods.contract import Method
+from onea.research.methods.presets import preset_options
+from onea.research.runs.mps import multi_process_service
+from onea.research.streams import Stream, make_stream
 
 BACKBONE = "vit_small_patch14_112"
 FIRST_SEED = 100  # the streams that results are made of have small seeds
@@ -172,8 +172,8 @@ class Bench:
     def _accuracy(self, method: str, options: Any, which: tuple[str, int]) -> float:
         """Percent of the held-out images of all tasks that are answered right after the last one."""
         from onea.learner.tasks import StreamPlan
-        from onea.runs.evaluation import answer_tasks
-        from onea.runs.setup import Prepared
+        from onea.research.runs.evaluation import answer_tasks
+        from onea.research.runs.setup import Prepared
 
         material = self.materials[which]
         stream = Stream(tuple(range(sum(material.sizes))), material.sizes)
@@ -192,7 +192,7 @@ class Bench:
 
             from onea.data.image_storage import PackedImages
             from onea.data.transforms import Preprocess
-            from onea.runs.setup import Side
+            from onea.research.runs.setup import Side
 
             material = self.materials[which]
             with np.load(material.file) as file:

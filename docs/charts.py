@@ -10,7 +10,7 @@ import evidence
 from evidence import DATA, HIGHLIGHTED, JOINT, ONE_A, SEQUENTIAL, Mean, Runs, main_runs
 from svg import Canvas, figure, linear
 
-from onea.record import Record
+from onea.research.record import Record
 
 _LOOK = dict(zip(HIGHLIGHTED, ("a", "b", "c"), strict=True))
 ROW = 18.2  # of dots
@@ -230,7 +230,7 @@ STEPS: dict[str, tuple[str, str]] = {
 
 def paper_gain(first: str, second: str, tasks: int) -> float:
     """By how much the second row of the paper's Table 3 exceeds the first on CIFAR-100."""
-    from onea.paper.reported import number, reported
+    from onea.research.paper.reported import number, reported
 
     a, b = (number(reported("table3", row, f"CIFAR100 / T={tasks}") or "").value for row in (first, second))
     return b - a
@@ -278,8 +278,8 @@ def against_paper() -> str:
 
 def distances(data: str, column: str) -> list[tuple[str, Mean, float]]:
     """Rivals of the paper's Table 1: the method, its paired difference to One-A here, and the paper's."""
-    from onea.paper.names import METHODS
-    from onea.paper.reported import number, reported_table
+    from onea.research.paper.names import METHODS
+    from onea.research.paper.reported import number, reported_table
 
     table = reported_table("table1")
     best = number(table.cell("One-A", column) or "").value

@@ -17,7 +17,7 @@ from typing import Literal
 from evidence import ROOT, Mean, difference, mean, parts
 
 from onea.metrics import fall_per_step
-from onea.record import Record
+from onea.research.record import Record
 
 FILE = ROOT / "benchmarks" / "surprises.csv"
 LATE = "large task late"  # the setting whose largest task meets fewer classes than it has

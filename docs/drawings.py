@@ -9,7 +9,7 @@ import torch
 from svg import PICTURE, Canvas, apart, linear
 
 from onea.merging.fusion import Gate, fuse, gates
-from onea.streams import make_stream
+from onea.research.streams import make_stream
 
 _SHARE = 0.4  # of the smaller side, in the example of a merge
 
@@ -99,9 +99,9 @@ def merge_steps() -> tuple[Canvas, str]:
 
 def prototypes() -> tuple[Canvas, str]:
     """Test images of some embedded classes and their prototypes, in the plane that tells the prototypes apart best."""
-    from onea.data.sources import load_dataset
     from onea.model.engine import Engine
     from onea.model.images import read_unlabelled
+    from onea.research.data.sources import load_dataset
     from onea.vit.embedded import FAST
     from onea.vit.heads import cosine_scores
     from onea.vit.hooks import NO_HOOKS

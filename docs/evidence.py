@@ -14,14 +14,14 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from onea.methods import method_class
 from onea.metrics import t_interval
 from onea.options import completed
-from onea.paper.names import METHODS as PAPER_NAMES
-from onea.record import Record
-from onea.record_metrics import metric
-from onea.report.load import by_classifier, load_records, with_present_options
-from onea.runs.config import make_config
+from onea.research.methods import method_class
+from onea.research.paper.names import METHODS as PAPER_NAMES
+from onea.research.record import Record
+from onea.research.record_metrics import metric
+from onea.research.report.load import by_classifier, load_records, with_present_options
+from onea.research.runs.config import make_config
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"
@@ -177,7 +177,7 @@ def select(
 
 def is_current(record: Record) -> bool:
     """Whether a run has the network that comes with onea, and the options that its configuration stands for today."""
-    from onea.runs.options import options_of, shape_in
+    from onea.research.runs.options import options_of, shape_in
 
     if record["config"]["backbone"] != NETWORK:
         return False
@@ -206,7 +206,7 @@ def main_runs(data: str) -> dict[str, Runs]:
 @cache
 def parts(tasks: int, row: str) -> Runs:
     """One-A on CIFAR-100 with some of its parts, a row of the paper's Table 3."""
-    from onea.paper.tables import ABLATION
+    from onea.research.paper.tables import ABLATION
 
     return _one_a(tasks, **ABLATION[row])
 
@@ -214,7 +214,7 @@ def parts(tasks: int, row: str) -> Runs:
 @cache
 def proxy(row: str) -> Runs:
     """One-A on CIFAR-100 with another information proxy, a row of the paper's Table 5."""
-    from onea.paper.tables import PROXIES
+    from onea.research.paper.tables import PROXIES
 
     return _one_a(10, weights=PROXIES[row])
 

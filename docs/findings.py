@@ -13,9 +13,9 @@ import charts
 import evidence
 from evidence import DATA, JOINT, MOS, ONE_A, PLUS, Mean, difference, main_runs, parts, proxy
 
-from onea.paper.names import METHODS
-from onea.paper.reported import number, reported
-from onea.record import Record
+from onea.research.paper.names import METHODS
+from onea.research.paper.reported import number, reported
+from onea.research.record import Record
 
 Verdict = Literal["holds", "does not hold", "not seen", "undecided", "one run"]
 _TABLE_1 = {"cifar100": "CIFAR100 (T=10) / A_T", "cub200": "CUB (T=20) / A_T"}
@@ -201,7 +201,7 @@ def _figures() -> Iterable[Claim]:
 
 def update_ratio(record: Record, kind: str) -> float:
     """How much farther the weakest quarter of the base's directions moves than the strongest, mean over all merges."""
-    from onea.report.analysis_figures import numbers
+    from onea.research.report.analysis_figures import numbers
 
     found = []
     for task in record["tasks"]:
@@ -215,7 +215,7 @@ def update_ratio(record: Record, kind: str) -> float:
 
 def basis_kept(record: Record) -> float:
     """How much of each of the base's strongest directions (a quarter) is still itself after a merge, mean over all."""
-    from onea.report.analysis_figures import square
+    from onea.research.report.analysis_figures import square
 
     found = []
     for task in record["tasks"]:

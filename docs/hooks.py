@@ -30,7 +30,7 @@ OPTIONS_FOR = "cifar100"  # epochs and batch size follow from the data
 
 def methods_table() -> str:
     """Every registered method."""
-    from onea.methods import METHODS, method_class
+    from onea.research.methods import METHODS, method_class
 
     def row(name: str) -> Sequence[str]:
         kind = method_class(name)
@@ -44,7 +44,7 @@ def methods_table() -> str:
 
 def base_rates() -> str:
     """The learning rate of the default preset, for every method that trains."""
-    from onea.methods import METHODS, method_class
+    from onea.research.methods import METHODS, method_class
 
     rates = {name: method_class(name).base_rate for name in METHODS.own}
     return table(("method", "base rate"), ((f"`{name}`", f"{rate:g}") for name, rate in rates.items() if rate))
@@ -52,9 +52,9 @@ def base_rates() -> str:
 
 def method_options() -> str:
     """The options of every method, each below its name, with the values that a run has by default."""
-    from onea.methods import METHODS, method_class
-    from onea.paper.scale import option_values
-    from onea.runs.config import RunConfig
+    from onea.research.methods import METHODS, method_class
+    from onea.research.paper.scale import option_values
+    from onea.research.runs.config import RunConfig
 
     def options(kind: Any, name: str) -> str:
         return _options(kind.Options, option_values(name, RunConfig.preset, OPTIONS_FOR), f"default for {OPTIONS_FOR}")
@@ -102,7 +102,7 @@ def classifiers_table() -> str:
 
 def datasets_table() -> str:
     """Every dataset by its name on the command line."""
-    from onea.data.sources import DATASETS
+    from onea.research.data.sources import DATASETS
 
     return table(
         ("`--data`", "what it is"), ((f"`{info.usage}`", info.description) for info in DATASETS.load_all().values())

@@ -11,7 +11,7 @@ import turns
 from evidence import DATA, ROOT, mean
 from result_tables import table
 
-from onea.methods import METHODS
+from onea.research.methods import METHODS
 
 GPU = "bench-nvidia-h200-16-random-vit_base_patch16_224.csv"
 CPU = "bench-amd-epyc-2-vit_small_d6_patch14_84.csv"

@@ -24,8 +24,8 @@ from evidence import JOINT, MOS, ONE_A, PLUS, Mean, main_runs
 from svg import PICTURE, Canvas, apart, linear
 
 from onea.metrics import wilson_interval
-from onea.record import Record
-from onea.report.analysis_figures import analysed_merge, numbers
+from onea.research.record import Record
+from onea.research.report.analysis_figures import analysed_merge, numbers
 
 HERE = Path(__file__).parent
 OUT = HERE / "pictures"
@@ -38,7 +38,7 @@ KINDS = {"down": "down-projection", "up": "up-projection"}
 
 def records(data: str, *methods: str) -> list[Record]:
     """Seed 1 of methods on one of the main streams, as the results show it, with their names as papers write them."""
-    from onea.methods import method_class
+    from onea.research.methods import method_class
 
     return [main_runs(data)[name].seeds[1] | {"title": method_class(name).title} for name in methods]
 

@@ -13,7 +13,7 @@ import findings
 from evidence import JOINT, ONE_A, PLUS, SEQUENTIAL, Mean, Runs, difference, main_runs, parts
 from findings import Verdict
 
-from onea.record import Record
+from onea.research.record import Record
 
 
 def presets(docs: str = "") -> str:

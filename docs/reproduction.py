@@ -15,10 +15,10 @@ import evidence
 from evidence import ONE_A, ROOT, SEEDS, USUAL
 from findings import Verdict, claims
 
-from onea.paper.experiment import Cell, Experiment
-from onea.paper.experiments import experiments
-from onea.record import Record
-from onea.report.load import load_records
+from onea.research.paper.experiment import Cell, Experiment
+from onea.research.paper.experiments import experiments
+from onea.research.record import Record
+from onea.research.report.load import load_records
 
 BENCH = ROOT / "benchmarks" / "bench-nvidia-h200-16-random-vit_base_patch16_224.csv"
 NO_CLAIM = "–"
@@ -119,7 +119,7 @@ def _alone(name: str) -> str:
 @cache
 def _configs(name: str) -> tuple[Any, ...]:
     """The runs of an experiment in the paper's own setting."""
-    from onea.paper.scale import Changes, make_plan
+    from onea.research.paper.scale import Changes, make_plan
 
     experiment = experiments()[name]
     return make_plan(experiment, Changes(), _published).configs if experiment.cells else ()
@@ -128,8 +128,8 @@ def _configs(name: str) -> tuple[Any, ...]:
 @cache
 def _published(data: str) -> Any:
     """Counts as published, whatever lies on this machine: the page must be the same everywhere."""
-    from onea.paper.facts import DataFacts
-    from onea.paper.names import DATASETS
+    from onea.research.paper.facts import DataFacts
+    from onea.research.paper.names import DATASETS
 
     known = DATASETS[data]
     each = {
@@ -140,7 +140,7 @@ def _published(data: str) -> Any:
 
 
 def _hours(config: Any) -> float:
-    from onea.paper.scale import estimate
+    from onea.research.paper.scale import estimate
 
     cost = estimate(config, _published(config.data))
     return (cost.training / bench("training") + cost.evaluation / bench("inference", "batch 256")) / 3600

@@ -21,7 +21,7 @@ import reproduction
 import turns
 from evidence import MOS, ONE_A, PLUS, ROOT, Runs, difference, main_runs, select
 
-from onea.record import Record
+from onea.research.record import Record
 
 GROCERY = ROOT / "benchmarks" / "grocery-2-cores-amd-epyc.json"
 _CHOSEN = {"classifier": "rgda"}  # One-A+'s classifier

@@ -39,8 +39,8 @@ import result_tables
 from decisions import forgotten
 from evidence import DATA, JOINT, MOS, ONE_A, PLUS, ROOT, difference, main_runs
 
-from onea.methods.one_a_plus import OneAPlus
-from onea.record import write_record
+from onea.research.methods.one_a_plus import OneAPlus
+from onea.research.record import write_record
 
 WIDTH = 130
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "docs/results/README.md")
@@ -238,7 +238,7 @@ def attribution() -> str:
 
 def comparison() -> str:
     """What `onea compare` prints about One-A without gates and with them."""
-    from onea.cli.report import compare
+    from onea.research.cli.report import compare
 
     before = os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = "100"

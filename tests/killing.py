@@ -273,7 +273,7 @@ class ModelKilling(Killing):
 class RunKilling(Killing):
     """``onea run`` of three tasks: from the beginning, after the first of them, and when all is done."""
 
-    modules = ("onea.runs.runner", "onea.cli.run", "onea.cli.display", "onea.methods.one_a")
+    modules = ("onea.research.runs.runner", "onea.research.cli.run", "onea.cli.display", "onea.research.methods.one_a")
     name = "run"
 
     def run(self) -> None:
@@ -292,7 +292,7 @@ class RunKilling(Killing):
             self.run()
 
     def first_task(self) -> None:
-        from onea.runs import runner
+        from onea.research.runs import runner
 
         learn = runner._learn_task
 
@@ -305,7 +305,7 @@ class RunKilling(Killing):
         self.run()
 
     def found(self) -> dict[str, Any] | None:
-        from onea.runs.record import comparable_fields, load_checkpoint, read_run
+        from onea.research.runs.record import comparable_fields, load_checkpoint, read_run
 
         record = read_run(self.folder)
         if record is None:
@@ -358,7 +358,7 @@ class PackKilling(RunKilling):
         return {file.name: file.read_bytes() if file.suffix == ".bin" else None for file in files}
 
     def figures(self) -> dict[str, Any]:
-        from onea.runs.record import comparable_fields, read_run
+        from onea.research.runs.record import comparable_fields, read_run
 
         record = read_run(self.place / "out")
         assert record is not None

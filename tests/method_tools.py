@@ -8,10 +8,10 @@ import dataclasses
 import torch
 
 from onea.learner.merged_adapter import AdapterCache
-from onea.methods import method_class
-from onea.methods.adapter_merging import AdapterMerging
-from onea.runs.config import make_config
-from onea.runs.setup import prepare
+from onea.research.methods import method_class
+from onea.research.methods.adapter_merging import AdapterMerging
+from onea.research.runs.config import make_config
+from onea.research.runs.setup import prepare
 from onea.runtime import make_runtime
 
 # Small values for options that only some methods have, so that every method learns the tiny stream in a second.

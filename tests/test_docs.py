@@ -54,9 +54,9 @@ def check_onea(words: list[str]) -> None:
     context = group.commands[name].make_context(name, arguments)
     given = context.params
     if name == "run":
-        from onea.data.sources import DATASETS
         from onea.options import from_arguments
-        from onea.runs.config import RunConfig, make_config
+        from onea.research.data.sources import DATASETS
+        from onea.research.runs.config import RunConfig, make_config
 
         fields = {key: value for key, value in given.items() if key in RunConfig.__dataclass_fields__}
         config = make_config(fields | from_arguments(context.args))
@@ -71,11 +71,11 @@ def check_onea(words: list[str]) -> None:
     elif name == "teach":
         assert (given["folder"] is None) != (given["background"] is None), "teach takes one folder"
     elif name == "methods" and given["name"] and not given["backbones"]:
-        from onea.methods import method_class
+        from onea.research.methods import method_class
 
         method_class(given["name"])
     elif name == "paper" and given["name"]:
-        from onea.paper.experiments import find_experiment
+        from onea.research.paper.experiments import find_experiment
 
         find_experiment(given["name"])
 

@@ -113,7 +113,7 @@ def test_broken_packages_of_others_do_not_break_ours(tmp_path, tiny_run):
     package = installed(tmp_path) / "my_package"
     (package / "broken.py").write_text("import nothing_of_this_name\n")
     (package / "odd.py").write_text(
-        "from onea.record_metrics import Metric\n"
+        "from onea.research.record_metrics import Metric\n"
         "NO_METRIC = 3\n"
         "ABSENT = Metric('absent', 'of another version', lambda record: record['no such part'], headline=True)\n"
         "NAN = Metric('mean of none', 'of no images', lambda record: float('nan'), headline=True)\n"

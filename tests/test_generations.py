@@ -20,9 +20,9 @@ import reproduction
 import result_tables
 import written
 
-from onea.record import Record
-from onea.runs.config import make_config
-from onea.runs.options import options_of, shape_in
+from onea.research.record import Record
+from onea.research.runs.config import make_config
+from onea.research.runs.options import options_of, shape_in
 
 
 @dataclasses.dataclass(frozen=True)

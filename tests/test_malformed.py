@@ -37,14 +37,14 @@ from tiny import Stopped, save_plain
 
 from onea.data.dataset import Split
 from onea.data.decode import fit, image_size, read_image
-from onea.data.pack import pack, stored_shape
 from onea.data.pixel_limit import MAX_PIXELS
 from onea.errors import OneaError
 from onea.model import engine
-from onea.runs import runner as runs
-from onea.runs import setup
-from onea.runs.config import make_config
-from onea.runs.record_store import RecordStore
+from onea.research.data.pack import pack, stored_shape
+from onea.research.runs import runner as runs
+from onea.research.runs import setup
+from onea.research.runs.config import make_config
+from onea.research.runs.record_store import RecordStore
 from onea.serve.settings import Limits
 from onea.vit import backbones
 

@@ -24,8 +24,8 @@ from typing import Any
 import pytest
 from documented import ROOT
 
-from onea.record_metrics import metric
-from onea.report.compare import compare
+from onea.research.record_metrics import metric
+from onea.research.report.compare import compare
 
 sys.path.insert(0, str(ROOT / "docs"))
 import evidence

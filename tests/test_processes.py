@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onea.processes import Processes
-from onea.runs.config import make_config
-from onea.runs.runner import run
+from onea.research.runs.config import make_config
+from onea.research.runs.runner import run
 
 
 @given(st.integers(1, 20), st.integers(1, 6))

@@ -15,11 +15,11 @@ import pytest
 import typer
 from documented import script
 
-from onea.methods import METHODS
 from onea.options import from_arguments
-from onea.record import read_record_file, write_record
-from onea.runs.config import RunConfig, make_config
-from onea.runs.runner import run
+from onea.research.methods import METHODS
+from onea.research.record import read_record_file, write_record
+from onea.research.runs.config import RunConfig, make_config
+from onea.research.runs.runner import run
 
 
 @pytest.fixture(scope="module")

@@ -50,9 +50,9 @@ def assert_links_lead_to_files(site: Path) -> None:
 
 def assert_results_are_complete(site: Path) -> None:
     """Every method with records is in both tables; all of the paper has its state; charts come for desk and phone."""
-    from onea.methods import method_class
-    from onea.paper.experiments import experiments
-    from onea.report.load import load_records
+    from onea.research.methods import method_class
+    from onea.research.paper.experiments import experiments
+    from onea.research.report.load import load_records
 
     page = (site / "results.html").read_text("utf-8")
     run = {record["config"]["method"] for record in load_records(ROOT / "docs/results/methods/runs")} | {"one-a-plus"}
@@ -197,7 +197,7 @@ def test_the_site_is_built_strictly_and_offline(tmp_path: Path, onea: Callable[.
     assert (site / "results/figure11/rank.png").is_file()
     methods = (site / "methods.html").read_text("utf-8")
     from onea.merging import OPERATORS
-    from onea.methods import METHODS
+    from onea.research.methods import METHODS
 
     assert all(f"<code>{name}</code>" in methods for name in (*METHODS.own, *OPERATORS.own))
     assert "<h1" in (site / "notebooks/quick-start.html").read_text("utf-8")

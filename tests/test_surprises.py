@@ -155,8 +155,8 @@ def test_a_setting_is_run_with_every_merge_on_the_same_adapters(runs, tiny_run: 
 
 
 def test_every_listed_run_can_be_made_and_first_tasks_say_something(runs) -> None:
-    from onea.runs.config import make_config
-    from onea.streams import make_stream
+    from onea.research.runs.config import make_config
+    from onea.research.streams import make_stream
 
     commands = runs.jobs("folder:cub200", "--out found")
     assert len(commands) == len(set(commands)) == sum(len(setting.seeds) for setting in runs.SETTINGS.values())

@@ -84,8 +84,8 @@ print(len(found))
 USE = """
 from pathlib import Path
 import onea
-from onea.runs.config import make_config
-from onea.runs.runner import run
+from onea.research.runs.config import make_config
+from onea.research.runs.runner import run
 
 images, vit, folder = json.loads(sys.argv[2])
 values = {"method": "simplecil", "data": "folder:" + images, "backbone": vit, "sizes": "3,1,2", "precision": "fp32"}
@@ -153,9 +153,9 @@ def test_a_folder_is_called_by_its_name_on_windows_too(monkeypatch):
 
 def test_pipes_may_be_of_another_class(tiny_run, tmp_path, monkeypatch):
     """On Windows they are."""
-    from onea.runs import executors
-    from onea.runs.config import make_config
-    from onea.runs.jobs import RunJob
+    from onea.research.runs import executors
+    from onea.research.runs.config import make_config
+    from onea.research.runs.jobs import RunJob
 
     class Other:
         pass

@@ -8,6 +8,8 @@ import re
 import shlex
 import sys
 from collections.abc import Iterable, Iterator
+from importlib import import_module
+from typing import Any
 
 _LISTED = 40  # names in one sentence
 _ROOM = 80  # characters of a value in one sentence
@@ -17,7 +19,7 @@ _NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 class OneaError(ValueError):
     """A mistake in what we were given. The message is complete; the command line prints it and exits with 2.
 
-    >>> from onea.data.sources import load_dataset
+    >>> from onea.research.data.sources import load_dataset
     >>> try:
     ...     load_dataset("cifar10")
     ... except OneaError as error:
@@ -58,6 +60,19 @@ def nearest(word: str, known: Iterable[str]) -> str:
         return f"did you mean '{close[0]}'?"
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     return f"known: {', '.join(names[:_LISTED])}{more}."
+
+
+def import_extra(module: str, extra: str) -> Any:
+    """A module that an extra of onea installs.
+
+    Raises:
+        OneaError: it is not installed.
+    """
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        package = module.partition(".")[0]
+        raise OneaError(f"This needs {package}, which is not installed; run: {to_install(extra)}") from error
 
 
 def to_install(extra: str) -> str:

@@ -225,13 +225,20 @@ def parse_pairs(text: str, name: str = "the text") -> dict[str, str]:
 
 
 def describe(kind: type) -> list[tuple[str, Any, str]]:
-    """Name, default and meaning of every option, the meanings from the classes' own ``Attributes`` sections."""
-    meanings: dict[str, str] = {}
+    """Name, default and meaning of every option."""
+    known = meanings(kind)
+    return [(field.name, field.default, known.get(field.name, "")) for field in _fields(kind)]
+
+
+@cache
+def meanings(kind: type) -> dict[str, str]:
+    """The meaning of every option by name, from the ``Attributes`` sections of a class and its bases."""
+    found: dict[str, str] = {}
     for parent in kind.__mro__:
-        meanings = _attributes(parent.__doc__ or "") | meanings
+        found = _attributes(parent.__doc__ or "") | found
     for name, allowed in _ranges(kind).items():
-        meanings[name] = f"{meanings.get(name, '')} It must {allowed}.".lstrip()
-    return [(field.name, field.default, meanings.get(field.name, "")) for field in _fields(kind)]
+        found[name] = f"{found.get(name, '')} It must {allowed}.".lstrip()
+    return found
 
 
 def _fields(kind: type) -> tuple[dataclasses.Field[Any], ...]:

@@ -17,6 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from onea.errors import import_extra
+
 
 @dataclass(frozen=True)
 class Processes:
@@ -95,9 +97,7 @@ def join_processes(device: str) -> tuple[Processes, torch.device | None]:
     """Join the processes that a launcher started, with the device it gives to this one; nothing when alone."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         return Processes(), None
-    from accelerate import PartialState
-
-    state = PartialState(cpu=device == "cpu" or not torch.cuda.is_available())
+    state = import_extra("accelerate", "research").PartialState(cpu=device == "cpu" or not torch.cuda.is_available())
     atexit.register(_leave)
     own = torch.device("cpu") if state.device.type == "cpu" else state.device
     return Processes(state.process_index, state.num_processes), own

@@ -14,7 +14,7 @@ from test_docs import check_command
 
 from onea.cli.app import app
 from onea.cli.examples import EXAMPLES, START
-from onea.methods import METHODS
+from onea.research.methods import METHODS
 
 GROUP: Any = typer.main.get_command(app)
 SOURCES = sorted(Path(__file__).parents[2].glob("src/onea/cli/*.py"))

@@ -18,10 +18,10 @@ from tiny import needs_unicode
 
 from onea.errors import OneaError
 from onea.merging import OPERATORS, make_operator, operator_class
-from onea.methods import METHODS, method_class
-from onea.runs.config import make_config, read_yaml
+from onea.research.methods import METHODS, method_class
+from onea.research.runs.config import make_config, read_yaml
+from onea.research.task_sizes import MOST_CLASSES, parse_sizes
 from onea.runtime import make_runtime
-from onea.task_sizes import MOST_CLASSES, parse_sizes
 from onea.vit.backbones import load_backbone
 
 # Out of every range that an option could have; some commands get only these, because they take minutes otherwise.
@@ -298,12 +298,12 @@ def test_too_little_memory_is_one_sentence(error, onea, monkeypatch):
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("onea.task_sizes.step_imbalanced", fail)
-    monkeypatch.setattr("onea.streams.step_imbalanced", fail)
+    monkeypatch.setattr("onea.research.task_sizes.step_imbalanced", fail)
+    monkeypatch.setattr("onea.research.streams.step_imbalanced", fail)
     code, _, err = onea("stream", "--no-figures")
     assert code == 3
     assert err.startswith("onea: There is not enough memory for this; close other programs")
-    monkeypatch.setattr("onea.streams.step_imbalanced", lambda *_: 1 / 0)
+    monkeypatch.setattr("onea.research.streams.step_imbalanced", lambda *_: 1 / 0)
     monkeypatch.setattr(sys, "argv", ["onea", "stream", "--no-figures"])
     from onea.cli import main
 

@@ -14,10 +14,10 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from onea.data import cifar
-from onea.data.cifar import read_classes, read_images
-from onea.data.sources import load_dataset
 from onea.errors import OneaError
+from onea.research.data import cifar
+from onea.research.data.cifar import read_classes, read_images
+from onea.research.data.sources import load_dataset
 
 CLASSES = [b"apple", b"bear"]
 RANDOM = np.random.default_rng(0)

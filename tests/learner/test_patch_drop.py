@@ -14,7 +14,7 @@ from toys import images_for, toy
 from onea.errors import OneaError
 from onea.learner import training
 from onea.learner.adapter_training import AdapterTraining, blank_adapters, train_adapter
-from onea.runs.evaluation import count_flops
+from onea.research.runs.evaluation import count_flops
 from onea.vit.adapter import Adapters
 from onea.vit.backbones import load_backbone
 from onea.vit.hooks import NO_HOOKS

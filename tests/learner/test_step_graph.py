@@ -10,8 +10,8 @@ import torch
 
 from onea.learner import training
 from onea.learner.adapter_training import AdapterTraining, blank_adapters, train_adapter
-from onea.runs.config import make_config
-from onea.runs.setup import prepare
+from onea.research.runs.config import make_config
+from onea.research.runs.setup import prepare
 from onea.runtime import make_runtime
 
 

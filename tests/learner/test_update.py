@@ -14,11 +14,11 @@ from model_tools import tiny_model
 from onea.data.image_storage import PackedImages
 from onea.learner.held_out import hold_out
 from onea.learner.tasks import Task
-from onea.methods import adapter_merging
-from onea.methods.one_a_plus import OneAPlus
 from onea.model import learning
 from onea.model.images import read_labelled
 from onea.model.recipe import options_of
+from onea.research.methods import adapter_merging
+from onea.research.methods.one_a_plus import OneAPlus
 
 
 @pytest.mark.parametrize("carry", [True, False])

@@ -23,11 +23,11 @@ from onea.data.transforms import Preprocess
 from onea.errors import OneaError
 from onea.model.card import card
 from onea.model.export import export
-from onea.record import read_record
-from onea.runs.config import RunConfig, make_config
-from onea.runs.record import comparable_fields
-from onea.runs.runner import run
-from onea.runs.setup import _geometry
+from onea.research.record import read_record
+from onea.research.runs.config import RunConfig, make_config
+from onea.research.runs.record import comparable_fields
+from onea.research.runs.runner import run
+from onea.research.runs.setup import _geometry
 from onea.vit.network_config import NetworkConfig
 
 

@@ -15,7 +15,7 @@ from onea.learner.fixed_views import FixedViews
 from onea.model.engine import Engine
 from onea.model.estimator import OneA
 from onea.model.images import read_labelled
-from onea.runs.evaluation import count_flops
+from onea.research.runs.evaluation import count_flops
 from onea.vit.batching import padded
 from onea.vit.frozen import FrozenViT
 from onea.vit.hooks import NO_HOOKS

@@ -13,19 +13,19 @@ from torch._dynamo.utils import counters
 
 from onea.errors import OneaError
 from onea.learner.local_head import local_head, train_with_local_head
-from onea.runs.config import make_config
-from onea.runs.runner import run
-from onea.runs.setup import prepare
+from onea.research.hooks.lora import FoldedUpdates, LowRank, LowRankUpdates, SummedUpdates
+from onea.research.hooks.mixture import ExpandableAdapters, Listener
+from onea.research.hooks.prompts import InputPrompts, PrefixPrompts
+from onea.research.hooks.vpt import VPT
+from onea.research.runs.config import make_config
+from onea.research.runs.runner import run
+from onea.research.runs.setup import prepare
 from onea.runtime import make_runtime
 from onea.vit import compiled
 from onea.vit.adapter import Adapters, FlatAdapters
 from onea.vit.backbones import load_backbone
 from onea.vit.batching import EVALUATION_BATCH
 from onea.vit.hooks import NO_HOOKS
-from onea.vit.lora import FoldedUpdates, LowRank, LowRankUpdates, SummedUpdates
-from onea.vit.mixture import ExpandableAdapters, Listener
-from onea.vit.prompts import InputPrompts, PrefixPrompts
-from onea.vit.vpt import VPT
 
 CPU = torch.device("cpu")
 needs_compiler = pytest.mark.skipif(not compiled.can_compile(CPU), reason="no C++ compiler")

@@ -13,7 +13,7 @@ from toys import toy
 import onea
 from onea.errors import OneaError
 from onea.model.recipe import choose_options
-from onea.runs.config import make_config
+from onea.research.runs.config import make_config
 from onea.vit.backbones import load_backbone
 from onea.vit.embedded import depth_for_models
 

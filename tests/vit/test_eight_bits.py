@@ -15,7 +15,7 @@ from tiny import save_plain
 
 from onea.errors import OneaError
 from onea.model.params import Parameters
-from onea.runs.config import RunConfig
+from onea.research.runs.config import RunConfig
 from onea.vit import embedded
 from onea.vit.backbones import digest_of, load_backbone, stamp_of_weights
 from onea.vit.eight_bits import expanded, packed

@@ -14,16 +14,16 @@ from torch.nn import functional as F
 from toys import SHAPES, images_for, toy, toy_config
 
 from onea.errors import OneaError
+from onea.research.hooks.finetune import FineTuned
+from onea.research.hooks.lora import LowRank, LowRankUpdates, check_rank
+from onea.research.hooks.prompts import InputPrompts, PrefixPrompts
+from onea.research.hooks.ssf import SSF
+from onea.research.hooks.vpt import VPT
 from onea.vit.adapter import Adapters
 from onea.vit.backbones import load_backbone
 from onea.vit.families import rotations
 from onea.vit.features import FrozenFeatures, frozen
-from onea.vit.finetune import FineTuned
 from onea.vit.frozen import FrozenViT
-from onea.vit.lora import LowRank, LowRankUpdates, check_rank
-from onea.vit.prompts import InputPrompts, PrefixPrompts
-from onea.vit.ssf import SSF
-from onea.vit.vpt import VPT
 
 
 @pytest.fixture(params=sorted(SHAPES), scope="module")
@@ -227,7 +227,7 @@ def test_other_networks_give_their_features_and_take_no_hooks(name, generator):
 
 
 def test_names_are_judged_before_anything_is_fetched(monkeypatch):
-    from onea.methods import method_class
+    from onea.research.methods import method_class
     from onea.vit.backbones import nearest_with_hooks, why_frozen_only
 
     monkeypatch.setattr("onea.vit.timm_names.pretrained_network", lambda *_: pytest.fail("fetched"))

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from onea.errors import OneaError
+from onea.research.hooks.finetune import FineTuned
 from onea.runtime import make_runtime
 from onea.vit.adapter import Adapters
 from onea.vit.backbones import load_backbone
-from onea.vit.finetune import FineTuned
 from onea.vit.fp8 import Fp8Linear, from_fp8, product, quantised, to_fp8
 from onea.vit.hooks import NO_HOOKS
 

@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All commands. Their modules import nothing heavy; the work is imported when a command runs."""
+"""All commands. Their modules import nothing heavy; the work is imported when a command runs.
+
+Commands of research are found by name, so that nothing of a model depends on research.
+"""
 
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -12,18 +16,11 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from onea.cli.admin import classes, forget, history, info, rename, undo
-from onea.cli.bench import bench
 from onea.cli.check import check
-from onea.cli.demo import demo
 from onea.cli.examples import EXAMPLES, START, epilog
 from onea.cli.merge import merge
-from onea.cli.methods import methods
 from onea.cli.model import evaluate, export, predict, teach
-from onea.cli.paper import paper
-from onea.cli.report import compare, report
-from onea.cli.run import run
 from onea.cli.serve import serve
-from onea.cli.stream import stream
 from onea.cli.tour import tour
 from onea.files import check_path
 
@@ -83,15 +80,16 @@ def _check_paths(values: Iterable[Any]) -> None:
             check_path(value)
 
 
+_research = importlib.import_module("onea.research.cli")
 _PHOTOS = (teach, predict, evaluate, check, info, classes, history, undo, forget, rename, export, serve, tour)
 
 for person, kept, commands in (
     ("Your photos", _AS_IT_WAS, _PHOTOS),
-    ("Research", _KEPT, (demo, run, methods, stream, paper, report, compare)),
-    ("Merging and engineering", "there is no result", (merge, bench)),
+    ("Research", _KEPT, _research.COMMANDS),
+    ("Merging and engineering", "there is no result", (merge, _research.bench)),
 ):
     for each in commands:
-        settings = _LOOSE if each in (run, merge) else {}
+        settings = _LOOSE if each.__name__ in ("run", "merge") else {}
         told = epilog(EXAMPLES[each.__name__])
         named = app.command(cls=_Command, rich_help_panel=person, context_settings=settings, epilog=told)
         named(_guarded(each, kept))

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -14,12 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bars
 from rich.text import Text
 
-from onea.presentation.formats import terminal
-from onea.presentation.table import NOTHING, Table
-from onea.record import Record, record_path
-from onea.record_metrics import headline_metrics
 from onea.runtime import Progress
-from onea.text import count, printable
+from onea.text import printable
 
 
 class OnScreen:
@@ -104,31 +99,6 @@ class RunDisplay(OnScreen, Progress):
             self._plain.print(f"task {task + 1}/{total:g}: A {accuracy:.2f} %, {took:.1f} s", highlight=False)
 
 
-def print_summary(record: Record, folder: Path) -> None:
-    """One table: what each task brought and where the run ended."""
-    metrics, console = record["metrics"], Console()
-    steps = {"A_t %": metrics["A"], "class-balanced %": metrics["balanced_A"]}
-    steps |= {"open-set AUROC %": record["open_set"]} if record.get("open_set") else {}
-    heads, lines = ("task", "classes", "images", *steps), []
-    for number, (task, *values) in enumerate(zip(record["tasks"], *steps.values(), strict=True), 1):
-        name = f"{number}" if task["name"] == f"task {number}" else f"{number} {task['name']}"
-        shares = (NOTHING if value is None else f"{value:.2f}" for value in values)
-        lines.append((name, str(task["classes"]), str(task["images"]), *shares))
-    console.print(terminal(Table.of_texts(_title(record), heads, lines)))
-    shown_metrics = headline_metrics([record], machine_dependent=False).values()
-    numbers = (f"{metric.title} {metric.text(record)}" for metric in shown_metrics)
-    console.print(Text("   ".join(numbers)), highlight=False)
-    if skipped := record["data"].get("skipped"):
-        left_out = count(len(skipped), "image that cannot be read was", "images that cannot be read were")
-        console.print(f"{left_out} left out; the record names {'it' if len(skipped) == 1 else 'them'}.", soft_wrap=True)
-    console.print(shown(f"record: {record_path(folder)}"), soft_wrap=True)
-
-
 def shown(text: str, style: str = "") -> Text:
     """Text of somebody else's, such as a class's name: seen as it is, with no meaning to the terminal or to rich."""
     return Text(printable(text), style)
-
-
-def _title(record: Record) -> str:
-    config = record["config"]
-    return f"{config['method']} on {config['data']}, seed {config['seed']}, {record['backbone']['name']}"

@@ -16,7 +16,7 @@ import typer
 
 from onea.data.pixel_limit import MAX_PIXELS, MEGAPIXEL
 from onea.errors import OneaError
-from onea.options import MachineOptions, describe
+from onea.options import MachineOptions, meanings
 
 Command = Callable[..., None]
 
@@ -27,14 +27,9 @@ def meaning(kind: type, name: str) -> str:
     >>> meaning(MachineOptions, "threads")
     'CPU threads; 0 is all.'
     """
-    text = _meanings(kind)[name]
+    text = meanings(kind)[name]
     plain = re.sub(r"``(.+?)``", lambda code: f"`{code[1]}`" if " " in code[1] else code[1], text)
     return plain if text.startswith("``") else plain[:1].upper() + plain[1:]
-
-
-@functools.cache
-def _meanings(kind: type) -> dict[str, str]:
-    return {name: text for name, _, text in describe(kind)}
 
 
 def options_of(kind: type, leave_out: Collection[str] = ()) -> Callable[[Command], Command]:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import logging
 import signal
 import threading
@@ -12,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from onea.errors import OneaError, to_install
+from onea.errors import OneaError, import_extra
 from onea.model.folder import read_manifest
-from onea.runs.ray_executor import connected, import_ray
+from onea.ray_cluster import connected, import_ray
 from onea.serve.settings import Settings
 
 APP = "onea"
@@ -80,7 +79,4 @@ def deployment(path: Path, settings: Settings, machine: Mapping[str, Any], repli
 
 def _import_serve() -> Any:
     import_ray()
-    try:
-        return importlib.import_module("ray.serve")
-    except ModuleNotFoundError as error:
-        raise OneaError(f"Ray Serve is not installed; install it with: {to_install('ray')}") from error
+    return import_extra("ray.serve", "ray")

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,22 +12,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from onea.errors import OneaError, to_install
+from onea.errors import import_extra
 
 OPSET = 18
-
-
-def needed(name: str) -> Any:
-    """A module of one of the libraries that ONNX files need.
-
-    Raises:
-        OneaError: it is not installed.
-    """
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        package = name.partition(".")[0]
-        raise OneaError(f"Export to ONNX needs {package}; install it with: {to_install('export')}") from None
 
 
 def onnx_runtime(module: str = "onnxruntime") -> Any:
@@ -40,8 +26,8 @@ def onnx_runtime(module: str = "onnxruntime") -> Any:
         OneaError: it is not installed.
     """
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # is read when it is imported
-    needed("onnxruntime").disable_telemetry_events()  # for who imported it before
-    return needed(module)
+    import_extra("onnxruntime", "export").disable_telemetry_events()  # for who imported it before
+    return import_extra(module, "export")
 
 
 def check_installed() -> None:
@@ -51,7 +37,7 @@ def check_installed() -> None:
         OneaError: one is.
     """
     for library in ("onnx", "onnxscript"):
-        needed(library)
+        import_extra(library, "export")
     onnx_runtime()
 
 
@@ -79,7 +65,7 @@ def to_onnx(module: nn.Module, images: Tensor, outputs: Sequence[str]) -> Any:
 
 def save(model: Any, path: Path, metadata: Mapping[str, str]) -> None:
     """Check an ONNX model and write it with what there is to know about it."""
-    onnx = needed("onnx")
+    onnx = import_extra("onnx", "export")
     onnx.helper.set_model_props(model, dict(metadata))
     onnx.checker.check_model(model)
     onnx.save(model, path)

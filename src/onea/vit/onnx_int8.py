@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from onea.errors import import_extra
 from onea.vit.frozen import FrozenViT
-from onea.vit.onnx_files import needed, onnx_runtime
+from onea.vit.onnx_files import onnx_runtime
 
 _SHARE = 0.75  # of the activations' spread that moves into the weights, which have finer scales
 _LEAST = 1e-5
@@ -60,7 +61,7 @@ def to_int8(model: Any, folder: Path) -> Any:
 
     A file ``int8.onnx`` is left in ``folder``.
     """
-    onnx, quantization = needed("onnx"), onnx_runtime("onnxruntime.quantization")
+    onnx, quantization = import_extra("onnx", "export"), onnx_runtime("onnxruntime.quantization")
     weights = {tensor.name for tensor in model.graph.initializer if len(tensor.dims) == 2}
     nodes = list(model.graph.node)  # in the order of computation
     norms = [place for place, node in enumerate(nodes) if node.op_type == "LayerNormalization"]

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from onea.vit.onnx_files import OPSET, needed
+from onea.errors import import_extra
+from onea.vit.onnx_files import OPSET
 
 # Cut what lies far outside the final crop and scale until the square is covered, width first; only the square itself is
 # computed. All sizes are (height, width). Round takes halves to the even number, as Python does.
@@ -116,7 +117,7 @@ def take_photos(model: Any, side: int) -> None:
     axes = {"down": "photo_zero", "across": "photo_one"}
     parts = {axis: _WEIGHTS.format(axis=axis, index=index) for axis, index in axes.items()}
     parts |= {f"{axis}_rounded": _ROUNDED.format(axis=axis) for axis in axes}
-    front = needed("onnx.parser").parse_model(_FRONT.format(opset=OPSET, side=side, **parts)).graph
+    front = import_extra("onnx.parser", "export").parse_model(_FRONT.format(opset=OPSET, side=side, **parts)).graph
     body = model.graph
     for node in body.node:
         node.input[:] = ["squares" if name == "images" else name for name in node.input]

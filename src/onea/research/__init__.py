@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Class-incremental learning as research: methods, streams, runs, records and reports."""

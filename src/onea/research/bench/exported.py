@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The same network in PyTorch and as an exported file, on the CPU, all in one run."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import importlib.util
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from onea import cpu
+from onea.errors import OneaError
+from onea.research.bench.answering import answering
+from onea.research.bench.config import CLASSES, BenchConfig
+from onea.research.bench.rows import Row
+from onea.research.bench.run import BenchResult, OnStatus
+from onea.research.bench.workload import SEED, bench_backbone
+from onea.research.runs.record import environment
+from onea.runtime import make_runtime
+from onea.vit.adapter import Adapters
+from onea.vit.frozen import FrozenViT
+from onea.vit.heads import cosine_scores
+from onea.vit.onnx_files import Session, save, to_onnx
+from onea.vit.onnx_int8 import to_int8
+
+EXPORT = "export"
+PYTORCH = "PyTorch fp32"
+Images = npt.NDArray[np.float32]
+Answering = Callable[[Images], object]
+
+
+class _Network(nn.Module):
+    """From the network's input to the scores of some classes."""
+
+    def __init__(self, vit: FrozenViT, rank: int) -> None:
+        super().__init__()
+        draw = torch.Generator().manual_seed(SEED)
+        self.vit, self.adapters = vit, Adapters(vit.depth, vit.width, rank, generator=draw, dropout=0.0)
+        self.register_buffer("prototypes", torch.randn(CLASSES, vit.width, generator=draw))
+        self.eval().requires_grad_(False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Scores ``[N, classes]``."""
+        return cosine_scores(self.vit(images, self.adapters), self.get_buffer("prototypes"))
+
+
+def export_bench(config: BenchConfig, on_status: OnStatus = lambda text: None) -> BenchResult:
+    """Time one request of each batch size on the CPU; the columns take turns.
+
+    Raises:
+        OneaError: another device was asked for, or a library is missing.
+    """
+    if config.device not in ("auto", "cpu"):
+        raise OneaError(f"--export measures the CPU, not {config.device}; leave --device out.")
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    config = dataclasses.replace(config, device="cpu")
+    runtime = config.runtime(same_numerics=True)
+    vit = bench_backbone(config.backbone)
+    network = _Network(vit, config.rank)
+    with tempfile.TemporaryDirectory() as folder:
+        on_status("writing files")
+        columns = _columns(network, torch.get_num_threads(), Path(folder))
+        rows: list[Row] = []
+        for batch in config.batches:
+            on_status(f"inference at batch {batch}")
+            images = np.random.default_rng(SEED).standard_normal((batch, 3, vit.size, vit.size), dtype=np.float32)
+            asked = {name: _asked(answer, images) for name, answer in columns.items()}
+            rows += answering(asked, batch, runtime.device, config.seconds)
+    return BenchResult(config, rows, vit.name, "fp32", False, load, environment(runtime.device), EXPORT)
+
+
+def _asked(answer: Answering, images: Images) -> Callable[[], object]:
+    return lambda: answer(images)
+
+
+def _columns(network: _Network, threads: int, folder: Path) -> dict[str, Answering]:
+    size = network.vit.size
+    model = to_onnx(network, torch.zeros(2, 3, size, size), ["scores"])
+    whole, small = folder / "fp32.onnx", folder / "int8.onnx"
+    save(model, whole, {})
+    save(to_int8(model, folder), small, {})
+    columns: dict[str, Answering] = {PYTORCH: _pytorch(network, "fp32", threads)}
+    if cpu.has_bf16():
+        columns["PyTorch bf16"] = _pytorch(network, "bf16", threads)
+    columns |= {"ONNX Runtime fp32": Session(whole, threads), "ONNX Runtime int8": Session(small, threads)}
+    if importlib.util.find_spec("openvino"):
+        columns["OpenVINO"] = _openvino(whole, threads)
+    return columns
+
+
+def _pytorch(network: _Network, precision: str, threads: int) -> Answering:
+    runtime = make_runtime("cpu", precision, threads)
+    network = copy.deepcopy(network)
+    network.vit.keep_matrices_in(runtime.dtype)
+
+    def answer(images: Images) -> Tensor:
+        with torch.no_grad(), runtime.autocast():
+            scores: Tensor = network(torch.from_numpy(images))
+            return scores
+
+    return answer
+
+
+def _openvino(path: Path, threads: int) -> Answering:
+    """In the precision that it chooses for this chip."""
+    openvino: Any = importlib.import_module("openvino")
+    compiled = openvino.Core().compile_model(
+        str(path), "CPU", {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
+    )
+
+    def answer(images: Images) -> object:
+        return compiled([images])[0]
+
+    return answer

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The network of the published One-A code as a baseline, imported from a checkout that the user gives.
+
+Nothing of it is part of onea. It runs in a process of its own, whose modules have names such as ``backbone`` and
+``utils``, with random weights of the same shape as ours, in full precision and eager, as published. Its batches are
+ready on the device: what its loader takes is not counted, which is to its advantage.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from onea.errors import OneaError, short
+from onea.files import check_path
+from onea.learner.losses import contrastive, contrastive_share
+from onea.research.bench.config import CLASSES, BenchConfig
+from onea.research.bench.rows import OFFICIAL, Row, duration, rate
+from onea.research.bench.timing import Timing, timed
+from onea.vit.frozen import FrozenViT
+
+_NETWORK = Path("backbone") / "vit_onea.py"
+
+
+def check_checkout(checkout: Path) -> None:
+    """Refuse a folder that is not a checkout of the published code.
+
+    Raises:
+        OneaError: it is not.
+    """
+    check_path(checkout)
+    if not (checkout / _NETWORK).is_file():
+        raise OneaError(
+            f"{checkout} does not look like the published One-A code: it has no {_NETWORK.as_posix()}; give the folder "
+            "of its checkout."
+        )
+
+
+def official_rows(checkout: Path, config: BenchConfig, vit: FrozenViT, device: torch.device) -> list[Row]:
+    """The published network's training step and inference, timed as ours are.
+
+    Raises:
+        OneaError: it cannot be run here.
+    """
+    check_checkout(checkout)
+    settings = {
+        "network": {
+            "img_size": vit.size,
+            "patch_size": vit.vit.patch_embed.patch_size[0],
+            "embed_dim": vit.width,
+            "depth": vit.depth,
+            "num_heads": vit.heads,
+        },
+        "rank": config.rank,
+        "batch": config.batch,
+        "batches": config.batches,
+        "device": str(device),
+        "seconds": config.seconds,
+        "threads": torch.get_num_threads(),
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        found = Path(folder) / "timings.json"
+        command = [sys.executable, "-m", __name__, str(checkout.resolve()), json.dumps(settings), str(found)]
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+        if done.returncode or not found.exists():
+            reason = short((done.stderr.strip().splitlines() or ["no reason given"])[-1])
+            raise OneaError(f"The published code in {checkout} could not be timed ({reason}); leave --official out.")
+        timings = {name: Timing(*values) for name, values in json.loads(found.read_text(encoding="utf-8")).items()}
+    rows = [rate("training", f"batch {config.batch}", OFFICIAL, config.batch, timings["training"])]
+    for batch in config.batches:
+        timing = timings[f"batch {batch}"]
+        rows.append(duration("inference", f"batch {batch}", OFFICIAL, timing))
+        rows.append(rate("inference", f"batch {batch}", OFFICIAL, batch, timing))
+    return rows
+
+
+def _measure(checkout: str, settings: dict[str, Any]) -> dict[str, list[float]]:
+    """Timings of the network of a checkout, by what was timed."""
+    sys.path.insert(0, checkout)
+    published: Any = importlib.import_module("backbone.vit_onea")
+    torch.set_num_threads(settings["threads"])
+    device, seconds = torch.device(settings["device"]), settings["seconds"]
+    width, size, batch = settings["network"]["embed_dim"], settings["network"]["img_size"], settings["batch"]
+    tuning = SimpleNamespace(  # as its configurations have them
+        ffn_adapt=True,
+        ffn_option="parallel",
+        ffn_adapter_layernorm_option="none",
+        ffn_adapter_init_option="lora",
+        ffn_adapter_scalar="0.1",
+        ffn_num=settings["rank"],
+        d_model=width,
+        vpt_on=False,
+        vpt_num=0,
+        _device=device,
+    )
+    network: Any = published.VisionTransformer(
+        **settings["network"], num_classes=0, global_pool=False, tuning_config=tuning
+    ).to(device)
+    network.requires_grad_(False)
+    network.cur_adapter.requires_grad_(True)
+    head = nn.Linear(width, CLASSES).to(device)
+    optimiser = torch.optim.SGD(
+        [*network.cur_adapter.parameters(), *head.parameters()], lr=0.01, momentum=0.9, weight_decay=5e-4
+    )
+    labels, share = torch.arange(batch, device=device) % CLASSES, contrastive_share(CLASSES)
+
+    def images(count: int) -> Tensor:
+        return torch.randn(count, 3, size, size, device=device)
+
+    def step(given: Tensor) -> float:
+        network.train()
+        features = network(given, False)
+        loss = (1 - share) * F.cross_entropy(head(features), labels) + share * contrastive(features, labels)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        return float(loss)  # it reads the loss of every step
+
+    @torch.no_grad()
+    def answer(given: Tensor) -> Tensor:
+        network.eval()
+        found: Tensor = network(given, True)
+        return found
+
+    training = images(batch)
+    found = {"training": timed(lambda: step(training), device, seconds)}
+    network.add_adapter_to_list()  # what it does after a task: answers then come from the kept adapter
+    for count in settings["batches"]:
+        asked = images(count)
+        found[f"batch {count}"] = timed(lambda asked=asked: answer(asked), device, seconds)  # type: ignore[misc]
+    return {name: [timing.seconds, timing.spread, timing.best] for name, timing in found.items()}
+
+
+if __name__ == "__main__":
+    Path(sys.argv[3]).write_text(json.dumps(_measure(sys.argv[1], json.loads(sys.argv[2]))), encoding="utf-8")

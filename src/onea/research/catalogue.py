@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Backbones by name, as far as they can be told without their weights: size, what fits them, and their licence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from onea.errors import OneaError
+from onea.research.hooks.ssf import why_not_affine
+from onea.vit.backbones import load_backbone
+from onea.vit.embedded import EMBEDDED, full_name
+from onea.vit.features import frozen
+from onea.vit.frozen import FrozenViT
+from onea.vit.licences import about
+from onea.vit.timm_names import blank_network, check_name
+from onea.vit.weight_files import split_name
+
+Row = tuple[str, str]
+
+
+def describe(name: str) -> Iterator[Row]:
+    """What there is to know about a backbone; nothing is fetched.
+
+    Raises:
+        OneaError: it does not exist or cannot be used.
+    """
+    name = full_name(name)
+    vit = _looked_at(name)
+    millions = sum(parameter.numel() for parameter in vit.parameters()) / 1e6
+    yield "backbone", name
+    yield "input", f"{vit.size} x {vit.size} pixels" + (f", {vit.tokens:,} tokens" if vit.tokens else "")
+    yield (
+        "features",
+        f"{vit.width}" + (f", after {vit.depth} blocks" if vit.depth else "") + f"; {millions:,.1f} M weights",
+    )
+    yield "normalised by", f"mean {_numbers(vit.mean)}, deviation {_numbers(vit.std)}"
+    yield "takes", _what_fits(vit)
+    yield "licence", about(vit.config.licence)
+
+
+def matching(pattern: str) -> Iterator[Row]:
+    """The names that match a pattern with asterisks, each with its licence; without one, what all names look like."""
+    import timm
+
+    if not pattern:
+        for own in EMBEDDED:
+            yield own, "comes with onea, apache-2.0"
+        known = len(timm.list_pretrained())
+        yield (
+            "ARCHITECTURE.TAG",
+            f"one of {known:,} of timm; list some with a pattern: onea methods --backbones 'vit_*dinov3*'",
+        )
+        yield "FILE.safetensors", "a file; ARCHITECTURE.TAG:FILE or plain:FILE where it does not say what it holds"
+        return
+    names = timm.list_pretrained(pattern)
+    if not names:
+        raise OneaError(f"timm has no weights whose name fits '{pattern}'; try 'vit_*' or 'convnext*'.")
+    for name in names:
+        yield name, check_licence(name)
+
+
+def check_licence(name: str) -> str:
+    """The licence of timm's weights, in a word."""
+    from timm.models import get_pretrained_cfg
+
+    return getattr(get_pretrained_cfg(name), "license", None) or "licence unknown"
+
+
+def _looked_at(name: str) -> FrozenViT:
+    if name in EMBEDDED or split_name(name):
+        return load_backbone(name)
+    config = check_name(name)
+    return frozen(blank_network(name, config), name, "", config)
+
+
+def _what_fits(vit: FrozenViT) -> str:
+    if vit.frozen_only:
+        return f"methods that train nothing (simplecil, slda, ranpac): {vit.frozen_only}"
+    misfits = [what for what, reason in (("LoRA", vit.shares_keys), ("SSF", why_not_affine(vit))) if reason]
+    return "all methods" + (f" but those of {' and '.join(misfits)}" if misfits else "")
+
+
+def _numbers(values: tuple[float, ...]) -> str:
+    return ", ".join(f"{value:g}" for value in values)

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``onea bench``: how fast this machine learns and answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from onea.cli.options import options_of
+from onea.research.bench.config import BenchConfig
+
+_NO_EFFECT = {
+    "data": ("rank", "batch", "workers", "tasks", "seconds", "quick", "official"),
+    "export": ("batch", "precision", "compile", "tasks", "workers", "official"),
+}
+
+
+@options_of(BenchConfig)
+def bench(
+    *,
+    data: Annotated[
+        str | None,
+        typer.Option(help="Instead of all that, time One-A on this dataset: 10 tasks, the paper's epochs."),
+    ] = None,
+    export: Annotated[
+        bool,
+        typer.Option(
+            "--export",
+            help="Instead of all that, time answers on the CPU: PyTorch, ONNX Runtime in fp32 and int8, OpenVINO if "
+            "it is installed.",
+        ),
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Folder of the CSV.", show_default="benchmarks/ if it exists, else here"),
+    ] = None,
+    **given: Any,
+) -> None:
+    """Measure training, inference, merge, memory and growth, next to plain baselines in the same run.
+
+    Leaves a CSV whose name carries the hardware.
+    """
+    from rich.console import Console
+
+    from onea.errors import OneaError
+    from onea.files import check_writable
+    from onea.options import build
+    from onea.research.bench.exported import export_bench
+    from onea.research.bench.run import bench as measure
+    from onea.research.bench.stream import stream_bench
+    from onea.research.cli.bench_display import print_result
+
+    if data and export:
+        raise OneaError("--data and --export exclude each other; give one of them.")
+    instead = "data" if data else "export" if export else ""
+    if wrong := next((name for name in _NO_EFFECT.get(instead, ()) if name in given), None):
+        reason = "runs One-A as its preset says" if data else "compares fixed ways to answer"
+        raise OneaError(f"--{wrong} has no effect with --{instead}, which {reason}; drop it.")
+    if given.get("quick"):
+        given.setdefault("seconds", BenchConfig.seconds / 10)
+    config = build(BenchConfig, given)
+    folder = out or (Path("benchmarks") if Path("benchmarks").is_dir() else Path())
+    check_writable(folder)
+    console = Console(stderr=True)
+    with console.status("preparing") as status:
+        on_status = status.update
+        if data:
+            result = stream_bench(config, data, folder, on_status)
+        else:
+            result = export_bench(config, on_status) if export else measure(config, on_status)
+    print_result(result)
+    print(result.write(folder))

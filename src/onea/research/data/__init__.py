@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Published datasets by name, and images packed for runs."""

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Class-incremental methods on one contract; looked up by name, imported when used."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from onea.registry import Registry
+
+if TYPE_CHECKING:
+    from onea.research.methods.contract import Method
+
+_OWN = {
+    "one-a": "onea.research.methods.one_a:OneAMethod",
+    "one-a-plus": "onea.research.methods.one_a_plus:OneAPlus",
+    "adapter": "onea.research.methods.adapter:MergedAdapter",
+    "simplecil": "onea.research.methods.simplecil:SimpleCIL",
+    "slda": "onea.research.methods.simplecil:SLDA",
+    "ranpac": "onea.research.methods.simplecil:RanPACFrozen",
+    "ranpac-first": "onea.research.methods.first_task:RanPACFirst",
+    "first-task": "onea.research.methods.first_task:FirstTask",
+    "running-mean": "onea.research.methods.running_mean:RunningMeanOfAdapters",
+    "running-mean-shared": "onea.research.methods.running_mean:RunningMeanSharedStart",
+    "aper-adapter": "onea.research.methods.aper:AperAdapter",
+    "aper-finetune": "onea.research.methods.aper:AperFinetune",
+    "aper-ssf": "onea.research.methods.aper:AperSSF",
+    "aper-vpt-shallow": "onea.research.methods.aper:AperVPTShallow",
+    "aper-vpt-deep": "onea.research.methods.aper:AperVPTDeep",
+    "per-task": "onea.research.methods.per_task:PerTaskAdapter",
+    "ease": "onea.research.methods.ease:EASE",
+    "mos": "onea.research.methods.mos:MOS",
+    "acmap": "onea.research.methods.acmap:ACMap",
+    "l2p": "onea.research.methods.l2p:L2P",
+    "dualprompt": "onea.research.methods.dualprompt:DualPrompt",
+    "coda-prompt": "onea.research.methods.coda_prompt:CODAPrompt",
+    "inflora": "onea.research.methods.inflora:InfLoRA",
+    "cl-lora": "onea.research.methods.cl_lora:CLLoRA",
+    "sema": "onea.research.methods.sema:SEMA",
+    "joint": "onea.research.methods.joint:Joint",
+    "sequential": "onea.research.methods.sequential:Sequential",
+}
+
+METHODS = Registry("method", "onea.methods", _OWN)
+
+
+def method_class(name: str) -> type[Method]:
+    """The class of a method."""
+    found: type[Method] = METHODS.load(name)
+    return found

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ACMap: one adapter, the mean of the first tasks' adapters; old prototypes follow it by the shift of a centroid."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from onea import seeds
+from onea.learner.local_head import local_head, new_adapters, train_with_local_head
+from onea.learner.options import AdapterOptions
+from onea.learner.tasks import StreamPlan, Task
+from onea.merging.average import RunningMean
+from onea.merging.operator import Sizes
+from onea.options import Count
+from onea.research.methods.contract import Method
+from onea.research.methods.options import tuned
+from onea.runtime import Runtime
+from onea.tensors import Tensors, part_of, prefixed
+from onea.vit.adapter import Adapters
+from onea.vit.frozen import FrozenViT
+from onea.vit.heads import cosine_scores
+from onea.vit.hooks import NO_HOOKS, BlockHooks
+
+_MERGED = "merged."
+
+
+@dataclass(frozen=True)
+class ACMapOptions(AdapterOptions):
+    """Options of ACMap.
+
+    Attributes:
+        limit: number of adapters that are merged; later tasks train none and only add prototypes.
+        acmap_map_at_limit: map old prototypes also in the last task that is merged; off reproduces the official code,
+            which changes the adapter there and leaves the prototypes behind.
+        acmap_test_dropout: keep dropout on for prototypes and answers, as the official code does by accident.
+    """
+
+    limit: Count = 10
+    acmap_map_at_limit: bool = True
+    acmap_test_dropout: bool = False
+
+
+def _recipe(rate: float, batch: int, decay: float) -> dict[str, Any]:
+    return {"epochs": 20, "learning_rate": rate, "batch_size": batch, "weight_decay": decay, "rank": 64, "limit": 10}
+
+
+class ACMap(Method):
+    """Adapter merging with centroid prototype mapping. Inference is one pass, for ever."""
+
+    title: ClassVar[str] = "ACMap"
+    paper: ClassVar[str] = "https://arxiv.org/abs/2412.18219"
+    trains: ClassVar[str] = "an adapter for each of the first tasks"
+    stores: ClassVar[str] = "a merged adapter for each of the first tasks, two prototypes per class"
+    Options: ClassVar[type] = ACMapOptions
+    base_rate: ClassVar[float | None] = 0.1
+    published: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "cifar100": _recipe(0.025, 48, 5e-4),
+        "cub200": _recipe(0.008, 32, 5e-4),
+        "imagenet-a": _recipe(0.05, 32, 5e-3),
+        "imagenet-r": _recipe(0.05, 16, 5e-3),
+        "": _recipe(0.05, 16, 5e-3),
+    }
+    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.2, 0.4)
+    options: ACMapOptions
+
+    def __init__(self, vit: FrozenViT, options: ACMapOptions, runtime: Runtime, plan: StreamPlan | None = None):
+        super().__init__(vit, options, runtime, plan)
+        self.merged = nn.ModuleList()  # the mean of the adapters of tasks 1..i, for every i up to the limit
+        self.sizes: list[tuple[int, int]] = []  # classes and images of every task
+        self.sources = torch.empty(0, vit.width, device=runtime.device)  # prototypes as first measured
+        self.prototypes = self.sources  # the same, mapped to where the newest merged adapter puts them
+
+    @classmethod
+    def epochs(cls, options: ACMapOptions, sizes: Sequence[int]) -> list[int]:
+        """Every task until the limit is trained on."""
+        planned = super().epochs(options, sizes)
+        return [epochs if task < options.limit else 0 for task, epochs in enumerate(planned)]
+
+    def learn(self, task: Task) -> dict[str, Any]:
+        """Train and merge an adapter while the limit allows, measure the new prototypes, map the old ones."""
+        report: dict[str, Any] = {"trained": len(self.merged) < self.options.limit}
+        if report["trained"]:
+            trained, report["losses"] = self._trained(task)
+            self._merge(trained, task)
+            report["epochs"] = self.epochs_for(task)
+        self.runtime.progress.note("prototypes")
+        current = self.prototypes_of(task, self._merged(-1))
+        if report["trained"] and self._maps():
+            shifts = self._shifts(task, current)
+            report["shifts"] = [float(shift.norm()) for shift in shifts]
+            classes = torch.tensor([count for count, _ in self.sizes], device=self.runtime.device)
+            # Always from the prototypes as first measured: shifts do not add up over tasks.
+            self.prototypes = self.sources + shifts.repeat_interleave(classes, dim=0)
+        self.sources = torch.cat([self.sources, current])
+        self.prototypes = torch.cat([self.prototypes, current])
+        self.sizes.append((len(task.classes), len(task)))
+        return report
+
+    def cacheable_modules(self) -> dict[str, BlockHooks]:
+        """The newest merged adapter, which stands still once the limit is reached."""
+        # The accident with dropout draws anew for every task, which makes every task's features others.
+        drawn = f", drawn in task {len(self.sizes)}" if self.options.acmap_test_dropout else ""
+        return {f"merge of {len(self.merged)}{drawn}": self._merged(-1)}
+
+    def scores_from_features(self, features: Mapping[str, Tensor]) -> Tensor:
+        """Cosine of the adapted features to every mapped prototype."""
+        (adapted,) = features.values()
+        return cosine_scores(adapted, self.prototypes)
+
+    def features(self, images: Tensor, hooks: BlockHooks = NO_HOOKS) -> Tensor:
+        """Features for inference; with dropout where the official code's accident is asked for."""
+        if not (self.options.acmap_test_dropout and isinstance(hooks, Adapters)):
+            return super().features(images, hooks)
+        devices = [self.runtime.device] if self.runtime.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            torch.manual_seed(seeds.derive(0, len(self.sizes), "test dropout"))  # the same images, the same answer
+            hooks.train()
+            try:
+                return super().features(images, hooks)
+            finally:
+                hooks.eval()
+
+    def state_dict(self) -> Tensors:
+        """The merged adapters, the prototypes as measured and as mapped, and the sizes of the tasks."""
+        return {
+            **prefixed(_MERGED, self.merged.state_dict()),
+            "sources": self.sources,
+            "prototypes": self.prototypes,
+            "sizes": torch.tensor(self.sizes, dtype=torch.int64).reshape(-1, 2),
+        }
+
+    def load_state_dict(self, state: Tensors) -> None:
+        """Continue from a saved state."""
+        self.sizes = [(classes, images) for classes, images in state["sizes"].tolist()]
+        merged = part_of(_MERGED, state)
+        self.merged = nn.ModuleList()
+        for _ in {name.split(".")[0] for name in merged}:
+            self._keep(self._blank(seed=0))
+        self.merged.load_state_dict(merged)
+        self.sources = state["sources"].to(self.runtime.device)
+        self.prototypes = state["prototypes"].to(self.runtime.device)
+
+    def _trained(self, task: Task) -> tuple[Adapters, list[float]]:
+        """Initial weight replacement: every task but the first starts from the first one's trained adapter."""
+        adapters = self._blank(task.seed)
+        if len(self.merged):
+            adapters.load_state_dict(self._merged(0).state_dict())  # the mean of one adapter is that adapter
+        head = local_head(self.vit.width, task, self.options.head, self.options.head_scale)
+        recipe = self.options.recipe(epochs=self.epochs_for(task))
+        losses = train_with_local_head(self.vit, adapters, head, task, recipe, self.runtime)
+        return adapters, losses
+
+    def _merge(self, trained: Adapters, task: Task) -> None:
+        """Every adapter merged so far counts the same, whatever the size of its task."""
+        if len(self.merged):
+            accumulated, new = dict(self._merged(-1).state_dict()), dict(trained.state_dict())
+            classes, images = (sum(counts) for counts in zip(*self.sizes, strict=True))
+            sizes = Sizes(classes, len(task.classes), images, len(task))
+            mean = RunningMean()(accumulated, new, sizes, {"count": torch.tensor(len(self.merged))})
+            trained.load_state_dict(mean.tensors)
+        self._keep(trained)
+
+    def _maps(self) -> bool:
+        """Once the adapter stands still, so do the prototypes: they are where it puts them."""
+        return len(self.merged) > 1 and (self.options.acmap_map_at_limit or len(self.merged) < self.options.limit)
+
+    def _shifts(self, task: Task, current: Tensor) -> Tensor:
+        """How far the centroid of the new classes moved from each older merged adapter to the newest one.
+
+        A centroid is the mean of class prototypes, not of images.
+        """
+        older = self.prototypes_under(task, [self._merged(index) for index in range(len(self.merged) - 1)])
+        return current.mean(0) - older.mean(1)
+
+    def _blank(self, seed: int) -> Adapters:
+        return new_adapters(self.vit, self.options, seeds.generator(seed, 0, "adapter"))
+
+    def _keep(self, adapters: Adapters) -> None:
+        self.merged.append(adapters.requires_grad_(False).eval().to(self.runtime.device))
+
+    def _merged(self, index: int) -> Adapters:
+        found = self.merged[index]
+        assert isinstance(found, Adapters)
+        return found

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Methods that train an adapter per task and merge it into the one that is kept; they differ in the operator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from onea.learner.fixed_views import FixedViews
+from onea.learner.held_out import held_out_of_task
+from onea.learner.merged_adapter import AdapterCache, AdapterLearner, MergedAdapter, MergingOptions
+from onea.learner.one_a import PUBLISHED
+from onea.learner.tasks import StreamPlan, Task
+from onea.learner.update import Known, NewImages, learn_update
+from onea.research.methods.classification import FeatureClassification
+from onea.research.methods.options import tuned
+from onea.runtime import Runtime
+from onea.tensors import Tensors, part_of, prefixed
+from onea.vit.frozen import FrozenViT
+from onea.vit.hooks import BlockHooks
+
+_KEPT, _MEMORY, _START, _ORIGIN = "adapter.", "operator.", "start.", "origin."
+
+
+class AdapterMerging(FeatureClassification):
+    """One adapter, merged task by task, and statistics of each class. Inference is one pass, for ever.
+
+    The options name the operator.
+
+    Attributes:
+        merged: the kept adapter, as a value.
+        kept: the same as a module that the network is run with.
+    """
+
+    options: MergingOptions
+    published: ClassVar[Mapping[str, Mapping[str, Any]]] = PUBLISHED
+    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.28, 0.2)
+
+    def __init__(
+        self,
+        vit: FrozenViT,
+        options: MergingOptions,
+        runtime: Runtime,
+        plan: StreamPlan | None = None,
+        adapter_cache: AdapterCache | None = None,
+    ):
+        super().__init__(vit, options, runtime, plan)
+        self.learner = AdapterLearner(vit, options, runtime, plan, adapter_cache)
+        self.kept = self.learner.blank().requires_grad_(False).eval().to(runtime.device)
+        self.merged = MergedAdapter(_copied(self.kept.state_dict()))
+
+    @classmethod
+    def epochs(cls, options: MergingOptions, sizes: Sequence[int]) -> list[int]:
+        """More for larger tasks, none for those that are not trained on."""
+        plan, merged, epochs = StreamPlan(sum(sizes), len(sizes)), 0, []
+        for classes in sizes:
+            trained = options.trains(classes, classes / (classes + merged))
+            epochs.append(options.epochs_for(classes, plan) if trained else 0)
+            merged += classes * trained
+        return epochs
+
+    def learn(self, task: Task) -> dict[str, Any]:
+        """Train an adapter, merge it into the kept one and add the task's images to what is known of its classes."""
+        trains = self.options.trains(len(task.classes), self.merged.sizes_with(task).new_share)
+        held_out, views = torch.zeros(len(task), dtype=torch.bool), None
+        if trains and self.options.guard:
+            held_out = held_out_of_task(task, self.options.guard)
+        if trains and self.options.fixed_views:
+            count = self.options.drawn_views(len(task), len(task.classes))
+            views = FixedViews.drawn(self.vit, self.runtime, task, count, self.options.crop_scale, self.kept)
+
+        def adapt(merged: MergedAdapter) -> tuple[MergedAdapter, dict[str, Any]]:
+            result = self.learner.adapt(merged, task.only(~held_out), views=views, held_out=task.only(held_out))
+            self.runtime.progress.note("prototypes")
+            return result
+
+        def features(view: int, merged: MergedAdapter) -> Tensor:
+            self._use(merged)
+            return self.features_of(task, self.kept, view, views)
+
+        name, classifier = next(iter(self.classifiers.items()))
+        update = learn_update(
+            Known(self.merged, self.statistics),
+            NewImages(task.labels, features, held_out, *self.looks(task)),
+            adapt if trains else None,
+            kind=self.known_kind(name),
+            classifier=classifier,
+            carry=self.options.carry and self.known_classes > 0,
+        )
+        self._use(update.known.adapter)
+        self.set_statistics(update.known.statistics)
+        return update.report
+
+    @property
+    def known_classes(self) -> int:
+        """The number of classes in the statistics."""
+        return next(iter(self.statistics.values())).classes
+
+    def hooks(self) -> BlockHooks:
+        """The kept adapter."""
+        return self.kept
+
+    def state_dict(self) -> Tensors:
+        """The kept adapter, the statistics, the counts of what was merged, the operator's state, next start, origin."""
+        merged = self.merged
+        return {
+            **super().state_dict(),
+            **prefixed(_KEPT, self.kept.state_dict()),
+            **prefixed(_MEMORY, merged.memory),
+            **prefixed(_START, merged.start),
+            **prefixed(_ORIGIN, merged.origin),
+            "merged": torch.tensor([merged.classes, merged.samples]),
+        }
+
+    def load_state_dict(self, state: Tensors) -> None:
+        """Continue from a saved state."""
+        super().load_state_dict(state)
+        adapter, memory, start, origin = (part_of(prefix, state) for prefix in (_KEPT, _MEMORY, _START, _ORIGIN))
+        classes, samples = state["merged"].tolist()
+        self._use(MergedAdapter(adapter, classes, samples, memory, start, origin))
+
+    def _use(self, merged: MergedAdapter) -> None:
+        """Run the network with this adapter from now on."""
+        if merged is not self.merged:
+            self.kept.load_state_dict(merged.tensors)
+            self.merged = merged
+
+
+def _copied(tensors: Tensors) -> Tensors:
+    return {name: value.clone() for name, value in tensors.items()}

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CODA-Prompt: a prompt per image, blended from components; every task adds its own and freezes those before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from onea import schedules, seeds
+from onea.errors import OneaError
+from onea.learner.tasks import StreamPlan, Task
+from onea.learner.training import Recipe
+from onea.options import Count, NotNegative
+from onea.research.hooks.prompts import Growing, PrefixPrompts
+from onea.research.methods.options import tuned
+from onea.research.methods.prompting import PromptMethod, PromptOptions, by_dataset
+from onea.runtime import Runtime
+from onea.tensors import Tensors, to_float64
+from onea.vit.frozen import FrozenViT
+
+
+@dataclass(frozen=True)
+class CODAOptions(PromptOptions):
+    """Options of CODA-Prompt.
+
+    Attributes:
+        components: of all tasks together, in each block (M).
+        length: of a component; the first half are keys, the second half values.
+        blocks: that are prompted, from the first on, and no more than the network has.
+        orthogonality: weight of the penalty on components that are not orthonormal.
+        allocation: components of a task: ``equal`` (M / T each, as published) or ``proportional`` to its classes; at
+            least one.
+        schedule: of the learning rate: ``late-cosine`` as published, which ends a run of few epochs at a high rate, or
+            the ordinary ``cosine``.
+    """
+
+    batch_size: int = 128
+    epochs: int = 50
+    components: Count = 100
+    length: int = 8
+    blocks: Count = 5
+    orthogonality: NotNegative = 0.0
+    allocation: Literal["equal", "proportional"] = "equal"
+    schedule: Literal["late-cosine", "cosine"] = "late-cosine"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.length < 2 or self.length % 2:
+            raise OneaError(f"length is {self.length}; it must be even and at least 2 (half keys, half values).")
+
+
+class Components(nn.Module):
+    """Per component and block: a prompt ``[length, width]``, a key and an attention vector ``[width]``."""
+
+    def __init__(self, blocks: int, length: int, width: int):
+        super().__init__()
+        self.prompts = Growing(blocks, length, width)
+        self.keys = Growing(blocks, width)
+        self.attention = Growing(blocks, width)
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def kinds(self) -> dict[str, Growing]:
+        """The three by name."""
+        return {"prompts": self.prompts, "keys": self.keys, "attention": self.attention}
+
+    def grow(self, count: int, generator: torch.Generator) -> None:
+        """Add components that are orthonormal and orthogonal to all before, in each block."""
+        for kind in self.kinds().values():
+            old = kind().detach().cpu()
+            fresh = torch.randn(count, *old.shape[1:], generator=generator)
+            blocks = [
+                orthonormal_rows(old[:, block].flatten(1), fresh[:, block].flatten(1)) for block in range(old.shape[1])
+            ]
+            kind.grow(torch.stack(blocks, dim=1).reshape(fresh.shape))
+
+    def forward(self, queries: Tensor) -> Tensor:
+        """The blended prompts ``[blocks, B, length, width]``: sum over components of weight times prompt."""
+        prompts, keys, attention = (kind() for kind in self.kinds().values())
+        with torch.autocast(queries.device.type, enabled=False):
+            blended = [
+                torch.einsum("bk,kld->bld", component_weights(queries, attention[:, i], keys[:, i]), prompts[:, i])
+                for i in range(keys.shape[1])
+            ]
+        return torch.stack(blended)
+
+    def penalty(self) -> Tensor:
+        """How far keys, attention vectors and prompts are from orthonormal, summed over the blocks."""
+        kinds = [kind() for kind in self.kinds().values()]
+        with torch.autocast(kinds[0].device.type, enabled=False):
+            rows = [kind[:, block].flatten(1) for kind in kinds for block in range(kind.shape[1])]
+            identity = torch.eye(len(self), device=rows[0].device)
+            return torch.stack([(r @ r.T - identity).square().mean() for r in rows]).sum()
+
+
+class CODAPrompt(PromptMethod):
+    """Prefix prompts blended by attention to the query; needs the number of tasks in advance."""
+
+    title: ClassVar[str] = "CODA-Prompt"
+    paper: ClassVar[str] = "https://arxiv.org/abs/2211.13218"
+    trains: ClassVar[str] = "prompt components with keys and attention, a linear head"
+    stores: ClassVar[str] = "all components, the head"
+    Options: ClassVar[type] = CODAOptions
+    base_rate: ClassVar[float | None] = 0.0072
+    options: CODAOptions
+    prompts: Components
+    new_rows: ClassVar[Literal["truncated", "uniform"]] = "uniform"
+    published: ClassVar[Mapping[str, Mapping[str, Any]]] = by_dataset(
+        cifar100={"epochs": 20, "learning_rate": 0.001, "batch_size": 128, "weight_decay": 0.0, "crop_scale": 0.08},
+        others={"epochs": 50, "learning_rate": 0.001, "batch_size": 128, "weight_decay": 0.0, "crop_scale": 0.08},
+        fallback={"crop_scale": 0.05},
+    )
+    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.005, 0.005, weight_decay=0.0, schedule="cosine")
+
+    def __init__(self, vit: FrozenViT, options: CODAOptions, runtime: Runtime, plan: StreamPlan | None = None):
+        super().__init__(vit, options, runtime, plan)
+        self.blocks = range(min(options.blocks, vit.depth))
+        self.prompts = Components(len(self.blocks), options.length, vit.width).eval().to(runtime.device)
+        if plan is not None and options.allocation == "equal" and plan.tasks > options.components:
+            raise OneaError(
+                f"components is {options.components}, too few for {plan.tasks} tasks; "
+                f"give at least --components {plan.tasks}."
+            )
+        if options.components > vit.width:
+            raise OneaError(
+                f"components is {options.components}; a backbone of width {vit.width} has room for that many at most."
+            )
+
+    def recipe(self, task: Task) -> Recipe:
+        """Adam with the schedule of the options."""
+        return self.options.recipe("adam", schedules.named(self.options.schedule), self.epochs_for(task))
+
+    def begin(self, task: Task) -> dict[str, Any]:
+        """Draw the task's components."""
+        start, count = len(self.prompts), self._allot(len(task.classes))
+        if start + count > self.vit.width:
+            raise OneaError(
+                f"Task {task.index + 1} would need components {start + 1} to {start + count}, and only "
+                f"{self.vit.width} can be orthogonal; lower --components."
+            )
+        self.prompts.grow(count, seeds.generator(task.seed, task.index, "components"))
+        return {"components": [start, start + count]}
+
+    def _allot(self, classes: int) -> int:
+        """Components for a task of this many classes."""
+        if self.plan is None:
+            raise OneaError(
+                "CODA-Prompt shares its components out among the tasks in advance, so it needs to know how many tasks "
+                "and classes will come; choose another method for an open stream."
+            )
+        if self.options.allocation == "proportional":
+            return max(1, round(self.options.components * classes / self.plan.classes))
+        return max(1, self.options.components // self.plan.tasks)
+
+    def prompts_for_training(self, queries: Tensor) -> tuple[PrefixPrompts, Tensor | float]:
+        """All components so far take part; the old ones get no gradient."""
+        weight = self.options.orthogonality
+        return self.prompts_for(queries), weight * self.prompts.penalty() if weight else 0.0
+
+    def prompts_for(self, queries: Tensor) -> PrefixPrompts:
+        """The blended prompt of each image, half keys and half values."""
+        if not len(self.prompts):  # all tasks so far were skipped
+            return PrefixPrompts(self.vit.heads, {})
+        half = self.options.length // 2
+        blended = self.prompts(queries)
+        by_block = {block: (p[:, :half], p[:, half:]) for block, p in zip(self.blocks, blended, strict=True)}
+        return PrefixPrompts(self.vit.heads, by_block)
+
+    def prompt_state(self) -> Tensors:
+        """All components; their number is the length of the tensors."""
+        return {name: kind() for name, kind in self.prompts.kinds().items()}
+
+    def load_prompt_state(self, state: Tensors) -> None:
+        """Take as many components back as were saved."""
+        for name, kind in self.prompts.kinds().items():
+            kind.load_rows(state[name])
+
+
+def component_weights(queries: Tensor, attention: Tensor, keys: Tensor) -> Tensor:
+    """Cosine of each attended query ``q * A_k`` to its key ``K_k``, ``[B, components]``; may be negative.
+
+    The products with ``A`` are folded into two matrix products, so that no ``[B, components, width]`` is made.
+
+    >>> component_weights(torch.tensor([[3.0, 4.0]]), torch.ones(2, 2), torch.tensor([[2.0, 0.0], [0.0, -1.0]]))
+    tensor([[ 0.6000, -0.8000]])
+    """
+    dots = queries @ (attention * F.normalize(keys, dim=1)).T
+    norms = (queries.square() @ attention.square().T).clamp_min(1e-24).sqrt()
+    return dots / norms
+
+
+def orthonormal_rows(old: Tensor, fresh: Tensor) -> Tensor:
+    """Gram-Schmidt: ``fresh`` made orthonormal and orthogonal to the span of ``old`` (rows, in float64).
+
+    Trained rows are not orthogonal among themselves, so subtracting the projection on each would leave a rest; QR works
+    with their span.
+
+    >>> old, fresh = torch.tensor([[2.0, 0.0, 0.0], [1.0, 1.0, 0.0]]), torch.tensor([[5.0, 6.0, 7.0]])
+    >>> orthonormal_rows(old, fresh).abs().round()
+    tensor([[0., 0., 1.]])
+    """
+    basis, upper = torch.linalg.qr(to_float64(torch.cat([old, fresh])).T)
+    signs = upper.diagonal()[len(old) :].sign()  # QR is free to flip a direction; Gram-Schmidt does not
+    rows: Tensor = (basis[:, len(old) :] * signs).T
+    return rows.to(fresh)

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DualPrompt: general prompts that every task trains, and an expert slot for each task, found again by its key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from onea import seeds
+from onea.learner.tasks import StreamPlan, Task
+from onea.options import Count, NotNegative, Range
+from onea.research.hooks.matching import Selection, match_keys
+from onea.research.hooks.prompts import Growing, PrefixPrompts
+from onea.research.methods.options import tuned
+from onea.research.methods.prompting import PromptMethod, PromptOptions, by_dataset
+from onea.runtime import Runtime
+from onea.tensors import Tensors
+from onea.vit.frozen import FrozenViT
+from onea.vit.heads import cosine_scores
+
+
+@dataclass(frozen=True)
+class DualPromptOptions(PromptOptions):
+    """Options of DualPrompt.
+
+    Attributes:
+        g_length: length of the general prompt's keys and values.
+        e_length: length of an expert prompt's keys and values.
+        g_blocks: blocks with a general prompt, from the first on.
+        e_blocks: blocks with an expert prompt, after those; at least one, and no more than the network has.
+        pull: weight of the term that draws the task's key to its queries.
+        prompt_selection: in testing, ``instance`` (every image the slot of its nearest key) or ``batch`` (the official
+            code: the slot that most of the batch chose).
+        eprompt_layout: ``correct``, or ``official`` to reproduce a defect of the PyTorch code: the expert's keys and
+            values are mixed up along the batch, so that one half of it gets keys only and the other half values only.
+    """
+
+    g_length: Count = 5
+    e_length: Count = 5
+    g_blocks: Annotated[int, Range(ge=0)] = 2
+    e_blocks: Count = 3
+    pull: NotNegative = 0.1
+    prompt_selection: Selection = "instance"
+    eprompt_layout: Literal["correct", "official"] = "correct"
+
+
+class DualPrompts(nn.Module):
+    """Prompts ``[blocks, key or value, length, width]``: a general one, and an expert with a matching key per slot."""
+
+    def __init__(self, general: tuple[int, ...], expert: tuple[int, ...], width: int):
+        super().__init__()
+        self.general = nn.Parameter(torch.zeros(general))
+        self.experts = Growing(*expert)
+        self.keys = Growing(width)
+
+    def draw_general(self, generator: torch.Generator) -> None:
+        """Start uniformly within (-1, 1)."""
+        with torch.no_grad():
+            self.general.copy_(torch.empty(self.general.shape).uniform_(-1, 1, generator=generator))
+
+    def add_slot(self, generator: torch.Generator) -> None:
+        """A slot that starts as a copy of the last one (the first: uniform in (-1, 1)), and a new key."""
+        shape = self.experts.old.shape[1:]
+        last = self.experts()[-1:].detach()
+        drawn = torch.empty(1, *shape).uniform_(-1, 1, generator=generator)
+        self.experts.grow(last if len(last) else drawn)
+        self.keys.grow(torch.empty(1, *self.keys.old.shape[1:]).uniform_(-1, 1, generator=generator))
+
+
+class DualPrompt(PromptMethod):
+    """Prefix prompts of two kinds : general in the first blocks, the task's expert in the next ones.
+
+    A slot is added per task, so there are always enough, and matching only ever sees slots that were trained.
+    """
+
+    title: ClassVar[str] = "DualPrompt"
+    paper: ClassVar[str] = "https://arxiv.org/abs/2204.04799"
+    trains: ClassVar[str] = "a general prompt, an expert prompt with a key per task, a linear head"
+    stores: ClassVar[str] = "the general prompt, an expert prompt and a key per task, the head"
+    Options: ClassVar[type] = DualPromptOptions
+    base_rate: ClassVar[float | None] = 0.0027
+    options: DualPromptOptions
+    prompts: DualPrompts
+    published: ClassVar[Mapping[str, Mapping[str, Any]]] = by_dataset(
+        cifar100={"epochs": 5, "learning_rate": 0.001, "batch_size": 24, "weight_decay": 0.0},
+        others={"epochs": 10, "learning_rate": 0.001, "batch_size": 24, "weight_decay": 0.0},
+    )
+    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.0055, 0.0055, weight_decay=0.0)
+
+    def __init__(self, vit: FrozenViT, options: DualPromptOptions, runtime: Runtime, plan: StreamPlan | None = None):
+        super().__init__(vit, options, runtime, plan)
+        first = min(options.g_blocks, vit.depth - 1)  # a shallow network keeps at least its last block for experts
+        self.g_blocks = range(first)
+        self.e_blocks = range(first, min(first + options.e_blocks, vit.depth))
+        general = (len(self.g_blocks), 2, options.g_length, vit.width)
+        expert = (len(self.e_blocks), 2, options.e_length, vit.width)
+        self.prompts = DualPrompts(general, expert, vit.width).eval().to(runtime.device)
+
+    def start(self, task: Task) -> None:
+        """Draw the general prompt."""
+        self.prompts.draw_general(seeds.generator(task.seed, task.index, "general prompt"))
+
+    def begin(self, task: Task) -> dict[str, Any]:
+        """Add the task's slot."""
+        self.prompts.add_slot(seeds.generator(task.seed, task.index, "expert prompt"))
+        return {"slots": len(self.prompts.keys)}
+
+    def prompts_for_training(self, queries: Tensor) -> tuple[PrefixPrompts, Tensor]:
+        """The task's own slot for every image; its key approaches the direction of the task's queries."""
+        experts = self.prompts.experts.new.expand(len(queries), -1, -1, -1, -1)
+        return self._hooks(experts), -self.options.pull * cosine_scores(queries, self.prompts.keys.new).mean()
+
+    def prompts_for(self, queries: Tensor) -> PrefixPrompts:
+        """The slot of the nearest key: a guess at the task."""
+        if not len(self.prompts.keys):  # all tasks so far were skipped
+            return self._hooks(None)
+        match = match_keys(queries, self.prompts.keys(), 1, self.options.prompt_selection)
+        return self._hooks(self.prompts.experts()[match.chosen[:, 0]])
+
+    def _hooks(self, experts: Tensor | None) -> PrefixPrompts:
+        """Prefixes of a batch, given its expert prompts ``[B, blocks, key or value, length, width]``."""
+        by_block = {
+            block: (k[None], v[None]) for block, (k, v) in zip(self.g_blocks, self.prompts.general, strict=True)
+        }
+        if experts is not None:
+            by_block |= {
+                block: _pair(experts[:, i], self.options.eprompt_layout) for i, block in enumerate(self.e_blocks)
+            }
+        return PrefixPrompts(self.vit.heads, by_block)
+
+    def prompt_state(self) -> Tensors:
+        """The general prompt, and all slots with their keys."""
+        prompts = self.prompts
+        return {"general": prompts.general, "experts": prompts.experts(), "keys": prompts.keys()}
+
+    def load_prompt_state(self, state: Tensors) -> None:
+        """Take as many slots back as were saved."""
+        self.prompts.general = nn.Parameter(state["general"].to(self.runtime.device, copy=True))
+        self.prompts.experts.load_rows(state["experts"])
+        self.prompts.keys.load_rows(state["keys"])
+
+
+def _pair(expert: Tensor, layout: str) -> tuple[Tensor, Tensor]:
+    """Keys and values ``[B, length, width]`` of one block's prompts ``[B, key or value, length, width]``."""
+    if layout == "official":  # gathered as [key or value, B, ...], then reshaped where a transpose was meant
+        expert = expert.transpose(0, 1).reshape(expert.shape)
+    return expert[:, 0], expert[:, 1]

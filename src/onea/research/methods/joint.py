@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The upper bound: retrain on all images so far whenever classes arrive. No incremental method may do this."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from onea import seeds
+from onea.errors import OneaError
+from onea.learner.local_head import local_head, new_adapters, new_head, train_with_local_head
+from onea.learner.one_a import PUBLISHED
+from onea.learner.options import AdapterOptions
+from onea.learner.tasks import StreamPlan, Task
+from onea.research.methods.contract import Method
+from onea.research.methods.options import tuned
+from onea.runtime import Runtime
+from onea.tensors import Tensors, part_of, prefixed
+from onea.vit.adapter import Adapters
+from onea.vit.frozen import FrozenViT
+from onea.vit.heads import cosine_scores
+
+_ADAPTER, _HEAD = "adapter.", "head."
+
+# A bound has no authors: One-A's hyper-parameters and its linear head, so that the two differ only in what they see.
+_RECIPES: dict[str, dict[str, Any]] = {data: recipe | {"head": "linear"} for data, recipe in PUBLISHED.items()}
+
+
+@dataclass(frozen=True)
+class JointOptions(AdapterOptions):
+    """Options of joint training.
+
+    Attributes:
+        head: ``linear`` or ``cosine`` head over all classes seen.
+        classifier: what answers: the ``head``, or ``prototypes`` as in the methods that are bounded.
+    """
+
+    classifier: Literal["head", "prototypes"] = "head"
+
+
+class Joint(Method):
+    """A fresh adapter and head on all images of all classes seen, every time."""
+
+    title: ClassVar[str] = "Joint (upper bound)"
+    paper: ClassVar[str] = "https://arxiv.org/abs/2603.10237"
+    trains: ClassVar[str] = "an adapter on all images so far"
+    stores: ClassVar[str] = "every image, one adapter, a head over all classes"
+    in_paper: ClassVar[bool] = False
+    Options: ClassVar[type] = JointOptions
+    base_rate: ClassVar[float | None] = 0.13
+    published: ClassVar[Mapping[str, Mapping[str, Any]]] = _RECIPES
+    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.4, 0.4)
+    options: JointOptions
+
+    def __init__(self, vit: FrozenViT, options: JointOptions, runtime: Runtime, plan: StreamPlan | None = None):
+        super().__init__(vit, options, runtime, plan)
+        self.adapters: Adapters = new_adapters(vit, options, torch.Generator()).eval().to(runtime.device)
+        self.head = self._blank_head(0)
+        self.prototypes = torch.empty(0, vit.width, device=runtime.device)
+
+    @classmethod
+    def epochs(cls, options: JointOptions, sizes: Sequence[int]) -> list[int]:
+        """Those of a task that brings all classes so far."""
+        plan = StreamPlan(sum(sizes), len(sizes))
+        return [options.epochs_for(classes, plan) for classes in accumulate(sizes)]
+
+    def learn(self, task: Task) -> dict[str, Any]:
+        """Forget everything and train on all classes seen so far."""
+        if task.cumulative_task is None:
+            raise OneaError(
+                "Method 'joint' retrains on the images of all earlier tasks, and they are not kept here; "
+                "use it with 'onea run' on a whole stream, or choose another method."
+            )
+        # Draws go by the index: each retraining differs from the last, and a resumed run repeats an uninterrupted one.
+        whole = dataclasses.replace(task.cumulative_task(), index=task.index)
+        options = self.options
+        self.adapters = new_adapters(self.vit, options, seeds.generator(task.seed, task.index, "adapter"))
+        self.head = local_head(self.vit.width, whole, options.head, options.head_scale)
+        recipe = options.recipe(epochs=self.epochs_for(whole))
+        losses = train_with_local_head(self.vit, self.adapters, self.head, whole, recipe, self.runtime)
+        if options.classifier == "prototypes":
+            self.runtime.progress.note("prototypes")
+            self.prototypes = self.prototypes_of(whole, self.adapters)
+        return {"epochs": recipe.epochs, "losses": losses, "images": len(whole)}
+
+    def scores(self, images: Tensor) -> Tensor:
+        """Logits of the head, or the cosine of the adapted features to every prototype."""
+        features = self.features(images, self.adapters)
+        if self.options.classifier == "prototypes":
+            return cosine_scores(features, self.prototypes)
+        with torch.no_grad():
+            logits: Tensor = self.head(features)
+            return logits
+
+    def state_dict(self) -> Tensors:
+        """The newest adapter, its head and the prototypes made with it."""
+        return {
+            **prefixed(_ADAPTER, self.adapters.state_dict()),
+            **prefixed(_HEAD, self.head.state_dict()),
+            "prototypes": self.prototypes,
+        }
+
+    def load_state_dict(self, state: Tensors) -> None:
+        """Continue from a saved state."""
+        kept, head = (part_of(part, state) for part in (_ADAPTER, _HEAD))
+        self.adapters.load_state_dict(kept)
+        self.head = self._blank_head(len(head["weight"]))
+        self.head.load_state_dict(head)
+        self.prototypes = state["prototypes"].to(self.runtime.device)
+
+    def _blank_head(self, classes: int) -> nn.Module:
+        options = self.options
+        head = new_head(self.vit.width, classes, options.head, options.head_scale, torch.Generator())
+        return head.eval().to(self.runtime.device)

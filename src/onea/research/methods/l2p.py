@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""L2P: a pool of prompts for all tasks; every image takes the few whose keys are nearest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from onea import seeds
+from onea.errors import OneaError
+from onea.learner.tasks import StreamPlan, Task
+from onea.options import Count, NotNegative
+from onea.research.hooks.matching import Match, Selection, match_keys
+from onea.research.hooks.prompts import InputPrompts
+from onea.research.methods.options import tuned
+from onea.research.methods.prompting import PromptMethod, PromptOptions, by_dataset
+from onea.runtime import Runtime
+from onea.tensors import Tensors
+from onea.vit.frozen import FrozenViT
+
+
+@dataclass(frozen=True)
+class L2POptions(PromptOptions):
+    """Options of L2P.
+
+    Attributes:
+        pool: number of prompts.
+        prompt_length: tokens of each prompt.
+        top_k: prompts that an image gets.
+        pull: weight of the term that draws the chosen keys to the query.
+        prompt_selection: ``instance`` (every image its own nearest prompts) or ``batch`` (the official code: the batch
+            shares those that most of its images chose, in testing too, so that answers depend on the neighbours).
+    """
+
+    learning_rate: float = 0.001875
+    batch_size: int = 32
+    pool: Count = 10
+    prompt_length: Count = 5
+    top_k: Count = 5
+    pull: NotNegative = 0.1
+    prompt_selection: Selection = "instance"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.top_k > self.pool:
+            raise OneaError(f"top_k is {self.top_k}; it must not exceed pool {self.pool}.")
+
+
+class PromptPool(nn.Module):
+    """Prompts ``[pool, length, width]`` and a key for each, ``[pool, width]``."""
+
+    def __init__(self, pool: int, length: int, width: int):
+        super().__init__()
+        self.prompts = nn.Parameter(torch.zeros(pool, length, width))
+        self.keys = nn.Parameter(torch.zeros(pool, width))
+
+    def draw(self, generator: torch.Generator) -> None:
+        """Start uniformly within (-1, 1)."""
+        with torch.no_grad():
+            for parameter in (self.prompts, self.keys):
+                parameter.copy_(torch.empty(parameter.shape).uniform_(-1, 1, generator=generator))
+
+
+class L2P(PromptMethod):
+    """Learning to prompt: input prompts that each image queries from one pool, read out by their own mean output.
+
+    Nothing keeps the tasks apart but the keys: the same prompts may serve all of them.
+    """
+
+    title: ClassVar[str] = "L2P"
+    paper: ClassVar[str] = "https://arxiv.org/abs/2112.08654"
+    trains: ClassVar[str] = "a pool of input prompts with keys, a linear head"
+    stores: ClassVar[str] = "the pool, the head"
+    Options: ClassVar[type] = L2POptions
+    base_rate: ClassVar[float | None] = 0.014
+    options: L2POptions
+    prompts: PromptPool
+    published: ClassVar[Mapping[str, Mapping[str, Any]]] = by_dataset(
+        cifar100={"epochs": 5, "learning_rate": 0.001875, "batch_size": 16, "weight_decay": 0.0},
+        others={"epochs": 10, "learning_rate": 0.001875, "batch_size": 32, "weight_decay": 0.0},
+    )
+    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.0055, 0.03, weight_decay=0.0)
+
+    def __init__(self, vit: FrozenViT, options: L2POptions, runtime: Runtime, plan: StreamPlan | None = None):
+        super().__init__(vit, options, runtime, plan)
+        self.prompts = PromptPool(options.pool, options.prompt_length, vit.width).eval().to(runtime.device)
+
+    def start(self, task: Task) -> None:
+        """Draw the pool."""
+        self.prompts.draw(seeds.generator(task.seed, task.index, "prompts"))
+
+    def prompts_for_training(self, queries: Tensor) -> tuple[InputPrompts, Tensor]:
+        """The chosen prompts; the loss loses the weighted cosines of the chosen keys, their only teacher."""
+        match = self._match(queries)
+        return self._hooks(match), -self.options.pull * match.pull()
+
+    def prompts_for(self, queries: Tensor) -> InputPrompts:
+        """The same choice as in training: keys know nothing of tasks."""
+        return self._hooks(self._match(queries))
+
+    def _match(self, queries: Tensor) -> Match:
+        return match_keys(queries, self.prompts.keys, self.options.top_k, self.options.prompt_selection)
+
+    def _hooks(self, match: Match) -> InputPrompts:
+        return InputPrompts(self.vit, self.prompts.prompts[match.chosen].flatten(1, 2))
+
+    def prompt_state(self) -> Tensors:
+        """The pool."""
+        return dict(self.prompts.state_dict())
+
+    def load_prompt_state(self, state: Tensors) -> None:
+        """The pool never grows."""
+        self.prompts.load_state_dict(state)

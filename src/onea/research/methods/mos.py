@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MOS: an adapter per task, pulled towards the mean of its elders; at inference the answer chooses the adapter."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from onea import seeds
+from onea.learner.options import TrainingOptions
+from onea.learner.tasks import StreamPlan, Task
+from onea.learner.training import Trained, train
+from onea.options import BelowOne, Count, NotNegative, Positive
+from onea.research.hooks.gaussians import Covariance, Gaussians, align
+from onea.research.methods.contract import Method
+from onea.research.methods.options import tuned
+from onea.runtime import Runtime
+from onea.tensors import Tensors, part_of
+from onea.vit.adapter import Adapters
+from onea.vit.batching import EVALUATION_BATCH
+from onea.vit.frozen import FrozenViT
+from onea.vit.heads import GrowingHead, cosine_scores, masked_cross_entropy
+from onea.vit.hooks import BlockHooks
+
+_HEAD_RATE = 0.1  # the head learns ten times slower than the adapter
+_PARTS = ("working", "snapshots", "head", "gaussians")
+
+
+@dataclass(frozen=True)
+class MOSOptions(TrainingOptions):
+    """Options of MOS.
+
+    Attributes:
+        rank: width of the adapter's bottleneck.
+        scale: factor on the adapter's output.
+        dropout: inside the adapter, while training.
+        momentum: how far one merge pulls the adapter towards the mean of all earlier ones.
+        mos_ema: ``per-step`` merges once after every optimiser step; ``official`` also at every block of every forward
+            pass of learning, as the official code does (it even does so when answering, which we never do).
+        regulariser: weight of the term that keeps features apart from each other and from old class means.
+        regulariser_temperature: divides the similarities of that term.
+        covariance: of the Gaussian kept for every class, ``full`` or ``diagonal``.
+        alignment_epochs: passes over drawn features that retrain the head after every task but the first; 0 is off.
+        alignment_learning_rate: of that retraining.
+        alignment_samples: features drawn for each class and epoch, and in each step, in multiples of the batch size.
+        refinements: most adapters that are tried, one after the other, for one image.
+    """
+
+    rank: Count = 16
+    scale: float = 0.1
+    dropout: BelowOne = 0.1
+    momentum: BelowOne = 0.1
+    mos_ema: Literal["per-step", "official"] = "per-step"
+    regulariser: float = 0.1
+    regulariser_temperature: Positive = 0.8
+    covariance: Covariance = "full"
+    alignment_epochs: int = 30
+    alignment_learning_rate: NotNegative = 0.005
+    alignment_samples: Count = 5
+    refinements: Count = 4
+
+
+def _recipe(epochs: int, rate: float, batch: int, decay: float, covariance: Covariance = "full") -> dict[str, Any]:
+    training = {"epochs": epochs, "learning_rate": rate, "batch_size": batch, "weight_decay": decay}
+    return training | {"rank": 16, "covariance": covariance}
+
+
+class MOS(Method):
+    """Model surgery: progressively merged adapters, and self-refined retrieval among them."""
+
+    title: ClassVar[str] = "MOS"
+    paper: ClassVar[str] = "https://arxiv.org/abs/2412.09441"
+    trains: ClassVar[str] = "one adapter and a linear head, through all tasks"
+    stores: ClassVar[str] = "an adapter per task, a linear head, a prototype and a Gaussian per class"
+    Options: ClassVar[type] = MOSOptions
+    base_rate: ClassVar[float | None] = 0.022
+    published: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "cifar100": _recipe(20, 0.03, 48, 5e-4),
+        "cub200": _recipe(10, 0.01, 32, 5e-4),
+        "imagenet-a": _recipe(10, 0.05, 32, 5e-3, "diagonal"),
+        "imagenet-r": _recipe(10, 0.05, 16, 5e-3),
+        "": _recipe(10, 0.05, 16, 5e-3),
+    }
+    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.1, 0.01, rank=16)
+    options: MOSOptions
+
+    def __init__(self, vit: FrozenViT, options: MOSOptions, runtime: Runtime, plan: StreamPlan | None = None):
+        super().__init__(vit, options, runtime, plan)
+        self.working = self._blank(seed=0)  # trained on in every task, never started afresh
+        self.snapshots = nn.ModuleList()  # what it was after each task
+        self.head = GrowingHead(vit.width).to(runtime.device)
+        self.gaussians = Gaussians(vit.width, options.covariance, device=runtime.device)
+        self.prototypes = torch.empty(0, vit.width, device=runtime.device)  # under the first snapshot
+        self.sizes: list[int] = []  # classes of each task
+
+    @classmethod
+    def passes(cls, options: MOSOptions, tasks: int) -> float:
+        """One pass under the first adapter, and one for each other adapter that an image asks for."""
+        return min(tasks, 1 + options.refinements)
+
+    @classmethod
+    def adapters_used(cls, options: Any, tasks: int) -> int:
+        """One for every task."""
+        return tasks
+
+    def learn(self, task: Task) -> dict[str, Any]:
+        """Train and merge the adapter, keep a copy, summarise the new classes, realign the head over all classes."""
+        if not self.sizes:
+            self.working = self._blank(task.seed)
+        self.head.grow(len(task.classes), seeds.generator(task.seed, task.index, "head"))
+        merge = self._merge_towards(self.snapshots)
+        hooks = _MergingAdapters(self.working, merge) if self.options.mos_ema == "official" else self.working
+        report: dict[str, Any] = {"epochs": self.epochs_for(task), "losses": self._train(task, hooks, merge)}
+        self.snapshots.append(copy.deepcopy(self.working).requires_grad_(False))
+        self.sizes.append(len(task.classes))
+        self._summarise(task, hooks)
+        if len(self.sizes) > 1 and self.options.alignment_epochs:
+            report["alignment_losses"] = self._align(task)
+        return report
+
+    def scores(self, images: Tensor) -> Tensor:
+        """Multi-stage ensemble: the head under the retrieved adapter, and prototypes under the first one."""
+        first = self.features(images, self._snapshot(0))
+        similar = cosine_scores(first, self.prototypes)
+        with torch.no_grad():
+            logits = self._retrieved_logits(images, first, similar)
+        return logits.softmax(1) + (len(self.sizes) * similar).softmax(1)
+
+    def state_dict(self) -> Tensors:
+        """The adapter in work and its copies, the head, the Gaussians, the prototypes and the sizes of the tasks."""
+        parts = {f"{part}.{name}": value for part in _PARTS for name, value in getattr(self, part).state_dict().items()}
+        return parts | {"prototypes": self.prototypes, "sizes": torch.tensor(self.sizes, dtype=torch.int64)}
+
+    def load_state_dict(self, state: Tensors) -> None:
+        """Continue from a saved state."""
+        parts: dict[str, Tensors] = {part: part_of(part + ".", state) for part in _PARTS}
+        self.sizes = state["sizes"].tolist()
+        self.working.load_state_dict(parts["working"])
+        self.snapshots = nn.ModuleList(self._blank(seed=0).requires_grad_(False) for _ in self.sizes)
+        self.snapshots.load_state_dict(parts["snapshots"])
+        self.head.load_rows(parts["head"]["weight"], parts["head"]["bias"])
+        self.gaussians.load_state_dict(parts["gaussians"])
+        self.prototypes = state["prototypes"].to(self.runtime.device)
+
+    def _train(self, task: Task, hooks: BlockHooks, merge: Callable[[], None]) -> list[float]:
+        options, old_means = self.options, self.gaussians.means
+
+        def loss(images: Tensor, labels: Tensor) -> Tensor:
+            features = self.vit(images, hooks)
+            own = masked_cross_entropy(self.head(features), labels, task.classes)
+            return own + options.regulariser * separation(features, old_means, options.regulariser_temperature)
+
+        trained = [Trained(self.working), Trained(self.head, rate=_HEAD_RATE)]
+        return train(trained, loss, task, options.recipe(epochs=self.epochs_for(task)), self.runtime, after_step=merge)
+
+    def _merge_towards(self, elders: nn.ModuleList) -> Callable[[], None]:
+        """Progressive merging: ``W <- (1 - m) W + m mean(elders)``, weights and biases alike; nothing in task 1."""
+        means = [torch.stack(same).mean(0) for same in zip(*(elder.parameters() for elder in elders), strict=True)]
+
+        def merge() -> None:
+            if means:
+                for parameter, mean in zip(self.working.parameters(), means, strict=True):
+                    parameter.data.lerp_(mean, self.options.momentum)
+
+        return merge
+
+    def _summarise(self, task: Task, hooks: BlockHooks) -> None:
+        """A Gaussian of each new class under the newest adapter, a prototype under the first."""
+        self.runtime.progress.note("prototypes")
+        features = [self.features(images, hooks) for images, _ in task.plain_batches(EVALUATION_BATCH)]
+        self.gaussians.add(torch.cat(features), task.labels, task.classes)
+        first = len(self.sizes) == 1  # then the two adapters are one
+        new = self.gaussians.means if first else self.prototypes_of(task, self._snapshot(0))
+        self.prototypes = torch.cat([self.prototypes, new])
+
+    def _align(self, task: Task) -> list[float]:
+        """Classifier alignment: the head alone, over all classes seen, on features drawn from the Gaussians."""
+        options = self.options
+        self.runtime.progress.note("classifier alignment")
+        return align(
+            self.head,
+            self.gaussians,
+            epochs=options.alignment_epochs,
+            learning_rate=options.alignment_learning_rate,
+            weight_decay=options.weight_decay,
+            batch_size=options.alignment_samples * options.batch_size,
+            generator=seeds.generator(task.seed, task.index, "alignment"),
+        )
+
+    def _retrieved_logits(self, images: Tensor, first: Tensor, similar: Tensor) -> Tensor:
+        """Self-refined retrieval: ask the adapter of the answer's task again, until it confirms its own task.
+
+        Images that want the same adapter share a pass, and an adapter that an image has had is not run for it again.
+        """
+        sizes = torch.tensor(self.sizes, device=similar.device)
+        task_of = torch.arange(len(sizes), device=similar.device).repeat_interleave(sizes)
+        chosen = task_of[similar.argmax(1)]
+        logits = torch.zeros_like(similar)
+        rows = torch.arange(len(images), device=similar.device)  # of images still looking for their adapter
+        known = {0: self.head(first)}
+        had = {0: torch.ones(len(images), dtype=torch.bool, device=similar.device)}
+        for _ in range(self.options.refinements):
+            for adapter in chosen[rows].unique().tolist():
+                own = rows[chosen[rows] == adapter]
+                table = known.setdefault(adapter, torch.zeros_like(similar))
+                done = had.setdefault(adapter, torch.zeros_like(had[0]))
+                new = own[~done[own]]
+                if len(new):
+                    table[new] = self.head(self.features(images[new], self._snapshot(adapter)))
+                    done[new] = True
+                logits[own] = table[own]
+            answer = task_of[logits[rows].argmax(1)]
+            moved = answer != chosen[rows]
+            rows = rows[moved]
+            if not len(rows):
+                break
+            chosen[rows] = answer[moved]
+        return logits
+
+    def _blank(self, seed: int) -> Adapters:
+        options = self.options
+        adapters = Adapters(
+            self.vit.depth,
+            self.vit.width,
+            options.rank,
+            generator=seeds.generator(seed, 0, "adapter"),
+            scale=options.scale,
+            dropout=options.dropout,
+        )
+        return adapters.eval().to(self.runtime.device)
+
+    def _snapshot(self, index: int) -> Adapters:
+        found = self.snapshots[index]
+        assert isinstance(found, Adapters)
+        return found
+
+
+@dataclass(frozen=True)
+class _MergingAdapters(BlockHooks):
+    """The official code's adapters: every block merges those of all blocks, once more, before it runs."""
+
+    adapters: Adapters
+    merge: Callable[[], None]
+
+    def before_block(self, block: int, x: Tensor) -> Tensor:
+        self.merge()
+        return x
+
+    def mlp_update(self, block: int, u: Tensor) -> Tensor | None:
+        return self.adapters.mlp_update(block, u)
+
+
+def separation(features: Tensor, old_means: Tensor, temperature: float = 0.8) -> Tensor:
+    """How little each row of ``Q = [old class means; features]`` resembles itself rather than the others.
+
+    The mean over rows of ``-log softmax(Q Q^T / temperature)`` on the diagonal, un-normalised; zero for a single row.
+    """
+    with torch.autocast(features.device.type, enabled=False):
+        rows = torch.cat([old_means, features.float()])
+        return F.cross_entropy(rows @ rows.T / temperature, torch.arange(len(rows), device=rows.device))

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cells of a table or figure of the paper."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from onea.research.paper.names import BACKBONE, data_title
+
+Kind = Literal[
+    "table",  # numbers by row and column
+    "settings",  # hyper-parameters, nothing to run
+    "streams",  # pictures of streams, nothing to run
+    "bars",  # one number by row, grouped by column
+    "curves",  # accuracy after every task, a panel a group
+    "forgetting",  # forgetting after every task, a panel a group
+    "directions",  # update strength per singular direction of the merges
+    "alignment",  # bases before against bases after a merge
+    "heatmap",  # one number by row and column, a panel a group
+    "scatter",  # accuracy against cost, a point a row
+]
+
+# What every run of the paper shares. PILOT's preprocessing goes with the paper's backbone only.
+SHARED: dict[str, Any] = {"backbone": BACKBONE, "protocol": "pilot", "stream": "step", "gamma": 0.01}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The runs behind one place of a table or figure: one for each seed.
+
+    Attributes:
+        row: the row's name.
+        group: heading over the columns; ``{data}``, ``{tasks}`` and ``{gamma}`` stand for the run's own.
+        columns: a heading (with the same words in braces) and a metric for each number that the runs give here.
+        options: what ``make_config`` takes, without the seed.
+        split: cut every task into pieces of at most so many classes, in the same class order.
+    """
+
+    row: str
+    group: str
+    columns: tuple[tuple[str, str], ...]
+    options: Mapping[str, Any]
+    split: int | None = None
+
+    def headings(self) -> tuple[tuple[str, str], ...]:
+        """Group and name of each column."""
+        words = {
+            "data": data_title(self.options["data"]),
+            "tasks": self.options["tasks"],
+            "gamma": f"{self.options['gamma']:g}",
+        }
+        return tuple((self.group.format(**words), name.format(**words)) for name, _ in self.columns)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A table or figure of the paper.
+
+    Attributes:
+        name: ``table1``, ``figure4``, ... in the paper's order of appearance.
+        alias: a readable name.
+        title: one line.
+        label: the paper's own label.
+        kind: how it is shown.
+        cells: what it is made of; empty where nothing is run.
+        seeds: how many, counted from 1.
+        per_task: whether it shows one stream step by step, so that all rows must share one seed.
+        notes: choices that are ours because the paper does not say.
+    """
+
+    name: str
+    alias: str
+    title: str
+    label: str
+    kind: Kind
+    cells: tuple[Cell, ...] = ()
+    seeds: int = 1
+    per_task: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def heading(self) -> str:
+        """What a page calls it."""
+        return f"{self.name.replace('table', 'Table ').replace('figure', 'Figure ')}: {self.title}"
+
+    @property
+    def datasets(self) -> tuple[str, ...]:
+        """The datasets it runs on, in order."""
+        return tuple(dict.fromkeys(str(cell.options["data"]) for cell in self.cells))

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loading records from disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from onea.errors import OneaError
+from onea.files import check_path
+from onea.options import completed
+from onea.research.record import FILES, NAME, Record, read_record_file, records_below
+from onea.research.record_shape import can_be_shown
+
+
+def load_records(place: str | Path) -> list[Record]:
+    """All records at or below a folder, in a file, or at or below whatever a pattern such as ``runs/one-a-*`` matches.
+
+    Raises:
+        OneaError: if there is none, or one of them cannot be read.
+    """
+    given = Path(place)
+    check_path(given)
+    roots = [given] if given.exists() else _matching(given)
+    if not roots:
+        raise OneaError(f"{place} does not exist; give a run's folder, a folder of runs or a pattern in quotes.")
+    files = [file for root in roots for file in ([root] if root.is_file() else records_below(root))]
+    if not files:
+        raise OneaError(f"There is no {NAME} in or below {place}; `onea run` writes one after its first task.")
+    return [_read(file) for file in dict.fromkeys(files)]
+
+
+def by_classifier(record: Record) -> list[Record]:
+    """A record, and one of its own for every further classifier that was scored in the same run."""
+    from onea.metrics import summarise  # numpy takes a while
+
+    found = [record]
+    for name, correct in (record.get("classifiers") or {}).items():
+        own = {"classifier": name, "classifier_options": "", "compare_classifiers": ""}
+        changes: Record = {
+            "config": record["config"] | {"options": (record["config"].get("options") or {}) | own},
+            "options": (record.get("options") or {}) | own,
+            "correct": correct,
+            "classifiers": {},
+            "metrics": summarise(correct, record["total"], record["stream"]["sizes"]),
+            "cost": [],  # measured for the classifier that answered
+            "open_set": [],  # likewise
+        }
+        found.append(record | changes)
+    return found
+
+
+def with_present_options(records: Sequence[Record]) -> list[Record]:
+    """Records with their options under the names of today, and with the defaults of options that came later.
+
+    Those of methods that are not installed here stay as they are.
+    """
+    from onea.research.methods import method_class
+
+    found = []
+    for record in records:
+        try:
+            kind = method_class(record["config"]["method"]).Options
+        except OneaError:
+            found.append(record)
+        else:
+            found.append(record | {"options": completed(kind, record.get("options") or {})})
+    return found
+
+
+def _matching(pattern: Path) -> list[Path]:
+    """What a pattern names: folders and records, or other files where it names only such.
+
+    A report lies beside the runs it is about, and ``runs/*`` means the runs.
+    """
+    if not pattern.parts:
+        return []
+    found = sorted(Path(pattern.anchor or ".").glob(str(pattern.relative_to(pattern.anchor))))
+    return [place for place in found if place.is_dir() or place.name in FILES] or found
+
+
+def _read(file: Path) -> Record:
+    record = read_record_file(file)
+    if not can_be_shown(record):
+        raise OneaError(f"{file} is damaged; restore it from a copy, or move it out of the way.")
+    return record

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One HTML page about runs on one stream."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+from onea.presentation.table import NOTHING, Table
+from onea.research.record import Record
+from onea.research.record_metrics import headline_metrics
+from onea.research.report.curves import accuracy_curves, task_names
+from onea.research.report.html import MOST_IN_ALT, document, series
+from onea.research.report.matrices import accuracy_matrix
+from onea.research.report.page import Block, Details, Page, Picture, Section, Terms, Text
+from onea.research.report.provenance import provenance
+from onea.research.report.tables import labels, results_table
+from onea.text import count
+
+
+def run_page(records: Sequence[Record], title: str) -> str:
+    """The page as text.
+
+    Args:
+        records: runs on the same stream; the first one is emphasised and has its matrix shown. A record may carry a
+            ``title``, a ``paper`` link and a ``note`` on top of what a run writes.
+        title: heading of the page.
+    """
+    blocks: list[Block] = [
+        _lead(records),
+        _results(records),
+        _curves(records),
+        _stream(records),
+        _matrix(records[0]),
+        *(
+            _merges(record, name)
+            for record, name in zip(records, labels(records), strict=True)
+            if any("base" in (task.get("merge") or {}) for task in record["tasks"])
+        ),
+        provenance(records),
+    ]
+    return document(Page(title, blocks))
+
+
+def _lead(records: Sequence[Record]) -> Text:
+    first, sizes = records[0], records[0]["stream"]["sizes"]
+    spread = f"{min(sizes)} to {max(sizes)}" if min(sizes) < max(sizes) else f"{sizes[0]}"
+    who = f"{len(records)} methods learn" if len(records) > 1 else f"{labels(records)[0]} learns"
+    return Text(
+        f"{who} {count(sum(sizes), 'class', 'classes')} of {_data(first)} that arrive in "
+        f"{count(len(sizes), 'task', 'tasks')} of {spread}; after every task, accuracy is measured over all "
+        "classes seen so far.",
+        "lead",
+    )
+
+
+def _results(records: Sequence[Record]) -> Section:
+    table = results_table(records)
+    meanings = tuple((metric.heading, metric.meaning) for metric in headline_metrics(records).values())
+    notes = [Text(note) for note in (*table.row_notes, _resolution(records))]
+    return Section("Results", [table, *notes, Details("What the columns mean", [Terms(meanings)])])
+
+
+def _resolution(records: Sequence[Record]) -> str:
+    """How fine the numbers are, which two decimals do not tell."""
+    seeds, images = dict.fromkeys(str(record["config"]["seed"]) for record in records), sum(records[0]["total"])
+    return (
+        f"{'Seed' if len(seeds) == 1 else 'Seeds'} {', '.join(seeds)}; {images:,} test images, "
+        f"so one image is {100 / images:.2f} points of A_T."
+    )
+
+
+def _curves(records: Sequence[Record]) -> Section:
+    lines = [f"{name}: {series(r['metrics']['A'])}" for name, r in zip(labels(records), records, strict=True)]
+    picture = Picture(
+        "Accuracy as classes arrive",
+        partial(accuracy_curves, records),
+        "Line chart, accuracy in percent over all classes seen after each task. "
+        f"{'. '.join(lines)}. Bars: new classes of each task.",
+        "Grey bars: how many classes each task brings. Each line ends with the accuracy over all classes.",
+    )
+    return picture.section()
+
+
+def _stream(records: Sequence[Record]) -> Section:
+    first = records[0]
+    sizes = first["stream"]["sizes"]
+    images = [task["images"] for task in max((r["tasks"] for r in records), key=len)]
+    heads = ["task", "new classes", "classes seen", "training images", *(f"{name}\nA_t %" for name in labels(records))]
+    open_set = {name: r["open_set"] for name, r in zip(labels(records), records, strict=True) if r.get("open_set")}
+    heads += [f"{name}\nopen-set AUROC %" for name in open_set]
+    lines = []
+    for t, (task, size, seen) in enumerate(zip(task_names(first), sizes, accumulate(sizes), strict=True)):
+        numbers = [str(size), str(seen), f"{images[t]:,}" if t < len(images) else NOTHING]
+        numbers += [_after(r["metrics"]["A"], t) for r in records] + [_after(areas, t) for areas in open_set.values()]
+        lines.append([task, *numbers])
+    caption = "Tasks in order of arrival, and the accuracy over all classes seen after each."
+    return Section("The stream", [Table.of_texts(caption, heads, lines), *_class_names(first)])
+
+
+def _after(values: Sequence[float | None], t: int) -> str:
+    """What was measured after a task, if anything."""
+    value = values[t] if t < len(values) else None
+    return NOTHING if value is None else f"{value:.1f}"
+
+
+def _class_names(record: Record) -> list[Block]:
+    classes, start, items = record.get("data", {}).get("classes") or [], 0, []
+    for task, size in zip(task_names(record), record["stream"]["sizes"], strict=True):
+        items.append((task, ", ".join(str(name) for name in classes[start : start + size])))
+        start += size
+    return [Details("All class names", [Terms(tuple(items))])] if classes else []
+
+
+def _matrix(record: Record) -> Section:
+    name, matrix, tasks = labels([record])[0], record["metrics"]["matrix"], task_names(record)
+    last = ", ".join(f"{task} {row[-1]:.1f}" for task, row in list(zip(tasks, matrix, strict=False))[:MOST_IN_ALT])
+    picture = Picture(
+        f"What {name} keeps of each task",
+        partial(accuracy_matrix, record),
+        f"Heat map, accuracy of each task after each task for {name}. After the last one, in percent: {last}.",
+        "Along a row: how well one task's test images are still recognised, among all classes seen by then.",
+    )
+    heads = ["task", *(f"after {task}" for task in tasks[: len(matrix)])]
+    lines = (
+        [task, *("" if value is None else f"{value:.1f}" for value in row)]
+        for task, row in zip(tasks, matrix, strict=False)
+    )
+    table = Table.of_texts(f"Percent right of each task, {name}", heads, lines)
+    return Section(picture.heading, [picture, Details("The same as numbers", [table])])
+
+
+def _merges(record: Record, name: str) -> Section:
+    """Which side led each merge and how far its directions were open."""
+    lines, before = [], 0
+    for task in record["tasks"]:
+        lines.append((str(task["name"]), *_merge_cells(task, task.get("merge") or {}, before)))
+        before += task["classes"]
+    heads = ("task", "classes before", "new classes", "base side", "align share", "gates,\nlowest to highest")
+    caption = (
+        "The larger side is the base. The smaller one enters with its share, through gates that hold back the "
+        "base's strongest directions (0 is closed, 1 is open)."
+    )
+    return Section(f"What each merge of {name} did", [Table.of_texts(caption, heads, lines)])
+
+
+def _merge_cells(task: dict[str, Any], merge: dict[str, Any], before: int) -> tuple[str, ...]:
+    sizes = (str(before), str(task["classes"]))
+    if "base" not in merge:
+        return (*sizes, "not trained" if task.get("trained") is False else "taken whole", NOTHING, NOTHING)
+    side = {"accumulated": "what was known", "new": "the new task"}.get(merge["base"], str(merge["base"]))
+    return (*sizes, side, f"{merge['align_share']:.3f}", f"{merge['gate_min']:.3f} – {merge['gate_max']:.3f}")
+
+
+def _data(record: Record) -> str:
+    return str(record.get("data", {}).get("name") or record["config"].get("data", "the dataset"))

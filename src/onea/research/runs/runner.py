@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run: learn every task of the stream, evaluate after each, and leave a record."""
+
+from __future__ import annotations
+
+import math
+import time
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+from onea.errors import OneaError, is_out_of_memory, short
+from onea.files import check_no_model, check_writable
+from onea.learner.merged_adapter import AdapterCache
+from onea.locks import folder_lock
+from onea.metrics import summarise
+from onea.processes import is_first
+from onea.research.record import FORMAT, Record, leftovers, tidy
+from onea.research.runs.config import RunConfig
+from onea.research.runs.evaluation import (
+    MEASURED_AFTER,
+    FeatureCache,
+    answer_tasks,
+    count_correct,
+    measure,
+    open_set_auroc,
+)
+from onea.research.runs.inputs import Inputs
+from onea.research.runs.record import (
+    check_same_inputs,
+    check_same_run,
+    environment,
+    load_checkpoint,
+    peak_memory,
+    read_run,
+    save_checkpoint,
+)
+from onea.research.runs.setup import Prepared, prepare
+from onea.runtime import Progress, Runtime, make_runtime
+from onea.text import now
+from onea.vit.batching import pad_rows
+
+
+def run(
+    config: RunConfig,
+    folder: Path | str,
+    progress: Progress | None = None,
+    adapter_cache: AdapterCache | None = None,
+    *,
+    wait: bool = False,
+) -> Record:
+    """Run to the end and return the record; continues what the folder holds, and does not repeat a finished run.
+
+    A kill at any moment loses at most the current task. Before the first task is finished, the folder holds nothing but
+    the lock that keeps other processes out.
+
+    >>> import tempfile
+    >>> from onea.research.runs.config import make_config
+    >>> config = make_config({"method": "simplecil", "data": "glyphs-mini", "tasks": 2, "per_class": 2, "threads": 1})
+    >>> record = run(config, tempfile.mkdtemp())
+    >>> record["status"], len(record["metrics"]["A"])
+    ('finished', 2)
+
+    Args:
+        config: what to run.
+        folder: where the record and the checkpoint go.
+        progress: hears about it.
+        adapter_cache: adapters that other runs of this process have trained.
+        wait: whether to wait until another process that is at this run is done, instead of refusing.
+
+    Raises:
+        OneaError: it cannot be run as asked; the folder holds a model, another run, or a finished one of other images,
+            weights or presets than those of now; another process is at it.
+    """
+    folder, progress = Path(folder), progress or Progress()
+    if record := _finished(config, folder, progress):
+        if is_first() and leftovers(folder, record):
+            _tidy_finished(folder)
+        return record
+    check_writable(folder)
+    check_no_model(folder)
+    with folder_lock(folder, wait=wait) if is_first() else nullcontext():
+        return _finished(config, folder, progress) or _continue(config, folder, progress, adapter_cache)
+
+
+def _finished(config: RunConfig, folder: Path, progress: Progress) -> Record | None:
+    """The record of a run that is over, if it may be used again. It needs no lock: nobody writes it any more."""
+    record = read_run(folder)
+    if record is None or record["status"] != "finished":
+        return None
+    check_same_run(record, config, folder)
+    for remark in Inputs().check(record, config, folder):
+        if is_first():
+            progress.remark(remark)
+    return record
+
+
+def _tidy_finished(folder: Path) -> None:
+    """Remove what a kill in the last step of a run has left; what cannot be removed does no harm."""
+    with suppress(OneaError), folder_lock(folder):
+        if record := read_run(folder):
+            tidy(folder, record)
+
+
+def _continue(config: RunConfig, folder: Path, progress: Progress, adapter_cache: AdapterCache | None) -> Record:
+    record = read_run(folder)
+    if record is not None:
+        check_same_run(record, config, folder)
+    runtime = _runtime(config, record, progress)
+    prepared = prepare(config, runtime, adapter_cache)
+    if record is None:
+        record = _new_record(config, prepared, runtime)
+    else:
+        check_same_inputs(record, prepared.description, folder)
+        _restore(prepared, folder, record)
+        record["dates"]["resumed"].append(now())
+    record |= {"format": FORMAT, "stamps": prepared.stamps}
+    runtime.progress.begin(record)
+    bound = None if config.cache_gb is None else int(config.cache_gb * 1e9)
+    known = FeatureCache(prepared.test.rows, bound)
+    for index in range(len(record["correct"]), prepared.stream.tasks):
+        _learn_task(index, prepared, runtime, record, known)
+        if runtime.processes.first:
+            save_checkpoint(folder, record, prepared.method.state_dict())
+        runtime.processes.wait()
+        runtime.progress.end_task(index, record["metrics"]["A"][-1])  # said only now that it cannot be lost any more
+    return record
+
+
+def _restore(prepared: Prepared, folder: Path, record: Record) -> None:
+    """Put the method where the checkpoint left it: it must take the state, and answer with all classes learned."""
+    state, method = load_checkpoint(folder, record), prepared.method
+    classes = prepared.class_ranges(len(record["correct"]) - 1)[-1].stop
+    try:
+        method.load_state_dict(state)
+        scores = method.scores(prepared.test.images.plain(pad_rows(prepared.test.rows[:1])))
+        if scores.shape[1:] != (classes,) or bool(scores.isnan().any()):
+            raise ValueError(f"it does not answer with {classes} classes")
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        if isinstance(error, OneaError) or is_out_of_memory(error):
+            raise
+        reason = short(" ".join(str(error).split()))
+        raise OneaError(
+            f"The checkpoint in {folder} does not fit this run ({reason}); delete that folder to start over."
+        ) from error
+
+
+def _runtime(config: RunConfig, record: Record | None, progress: Progress) -> Runtime:
+    # Threads change the order of floating-point sums, and precision everything: a resumed run keeps both.
+    earlier = record["runtime"] if record else {}
+    precision, threads = earlier.get("precision", config.precision), earlier.get("threads", config.threads)
+    return make_runtime(config.device, precision, threads, progress)
+
+
+def _new_record(config: RunConfig, prepared: Prepared, runtime: Runtime) -> Record:
+    totals = prepared.test.labels[prepared.test.rows].bincount(minlength=prepared.stream.classes).tolist()
+    return {
+        "status": "running",
+        "config": config.identity(),
+        **prepared.description,
+        "runtime": {
+            "device": runtime.device.type,
+            "precision": runtime.precision,
+            "threads": runtime.threads,
+            "processes": runtime.processes.count,
+            "compiled": prepared.compiled,
+        },
+        "total": totals,
+        "correct": [],
+        "tasks": [],
+        "metrics": {},
+        "cost": [],
+        "timings": {"learn_s": [], "evaluate_s": []},
+        "memory": {"peak_bytes": []},
+        "dates": {"started": now(), "resumed": [], "finished": None},
+        "environment": environment(runtime.device),
+    }
+
+
+def shortened(value: Any) -> Any:
+    """A report with six digits of every number: losses with all of theirs would be half of a record.
+
+    >>> shortened({"epochs": 2, "losses": [3.9270573343549455, 0.00012345678]})
+    {'epochs': 2, 'losses': [3.92706, 0.000123457]}
+
+    A method of somebody else may also tell tensors and numbers that JSON has none for; a task must not be lost for it.
+
+    >>> import torch
+    >>> shortened({"loss": torch.tensor(0.5), "deviations": (float("nan"), 2.0)})
+    {'loss': 0.5, 'deviations': [None, 2.0]}
+    """
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: shortened(inner) for key, inner in value.items()}
+    return [shortened(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def _learn_task(index: int, prepared: Prepared, runtime: Runtime, record: Record, known: FeatureCache) -> None:
+    task, stream, method = prepared.task(index), prepared.stream, prepared.method
+    runtime.progress.start_task(index, stream.tasks, task.name)
+    started = time.perf_counter()
+    report = method.learn(task)
+    learned = time.perf_counter()
+    runtime.progress.note("evaluating")
+    seen = answer_tasks(method, prepared.test, prepared.class_ranges(index), prepared.seed, known)
+    evaluated = time.perf_counter()  # what --open-set adds is no part of it, or runs with and without would not compare
+
+    correct = count_correct(seen, task.classes.stop)
+    (answered, *compared) = correct
+    record["correct"].append(correct[answered])
+    for name in compared:
+        record.setdefault("classifiers", {}).setdefault(name, []).append(correct[name])
+    if record["config"].get("open_set"):
+        later = prepared.later_class_ranges(index)
+        to_come = answer_tasks(method, prepared.test, later, prepared.seed, known) if later else None
+        record.setdefault("open_set", []).append(open_set_auroc(seen, to_come))
+    told = {"name": task.name, "classes": len(task.classes), "images": len(task), **report}
+    record["tasks"].append(shortened(told))
+    record["metrics"] = summarise(record["correct"], record["total"], stream.sizes)
+    record["timings"]["learn_s"].append(learned - started)
+    record["timings"]["evaluate_s"].append(evaluated - learned)
+    record["memory"]["peak_bytes"].append(peak_memory(runtime.device))
+    if index + 1 in MEASURED_AFTER or index + 1 == stream.tasks:
+        record["cost"].append(measure(method, prepared.test.images, index + 1))
+    if index + 1 == stream.tasks:
+        record["status"] = "finished"
+        record["dates"]["finished"] = now()

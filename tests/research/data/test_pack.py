@@ -1,0 +1,519 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packing: lossless where it can be, cached, atomic, and clear about files that cannot be read."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import threading
+from collections import namedtuple
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from onea.data.dataset import Split
+from onea.data.decode import read_image, to_square
+from onea.data.many_files import in_threads, sha256_of_files
+from onea.data.unreadable import OnBad
+from onea.errors import OneaError
+from onea.files import default_cache
+from onea.research.data import pack as pack_module
+from onea.research.data.pack import Packed, pack, stored_shape
+
+
+def noise(width: int, height: int, seed: int = 0) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+def make_split(folder: Path, sizes: list[tuple[int, int]], suffix: str = "png") -> Split:
+    """Images of these widths and heights; their classes alternate between 0 and 1."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = [folder / f"{i}.{suffix}" for i in range(len(sizes))]
+    for i, (file, (width, height)) in enumerate(zip(files, sizes, strict=True)):
+        noise(width, height, i).save(file)
+    return Split(labels=np.arange(len(files), dtype=np.int64) % 2, files=tuple(files))
+
+
+def content(cache: Path) -> list[str]:
+    return sorted(path.suffix for path in cache.iterdir()) if cache.exists() else []
+
+
+def refusal(split: Split, cache: Path, on_bad: OnBad = "fail", names: list[str] | None = None) -> str:
+    with pytest.raises(OneaError) as caught:
+        pack(split, 8, cache=cache, on_bad=on_bad, class_names=names)
+    assert content(cache) == []
+    return str(caught.value)
+
+
+def break_file(split: Split, *rows: int) -> None:
+    assert split.files is not None
+    for row in rows:
+        split.files[row].write_bytes(b"not an image")
+
+
+def test_pixels_pass_through(tmp_path: Path) -> None:
+    pixels = np.zeros((3, 3, 32, 16), dtype=np.uint8)
+    packed = pack(Split(np.zeros(3, np.int64), pixels=pixels), 224, cache=tmp_path / "c", on_bad="fail")
+    assert packed.pixels is pixels
+    assert packed.rows.tolist() == [0, 1, 2]
+    assert (packed.height, packed.width, packed.skipped) == (32, 16, ())
+    assert not (tmp_path / "c").exists()
+
+
+def test_images_of_one_small_size_stay_as_they_are(tmp_path: Path) -> None:
+    split = make_split(tmp_path / "d", [(16, 12)] * 5)
+    packed = pack(split, 8, cache=tmp_path / "c", on_bad="fail")
+    assert (packed.height, packed.width) == (12, 16)
+    assert isinstance(packed.pixels, np.memmap)
+    assert not packed.pixels.flags.writeable
+    assert packed.rows.dtype == np.int64
+    for row in range(5):
+        assert np.array_equal(packed.pixels[row].transpose(1, 2, 0), np.asarray(noise(16, 12, row)))
+
+
+@pytest.mark.parametrize("sizes", [[(16, 12), (12, 16)], [(17, 12)] * 2, [(8, 8), (9, 9)]])
+def test_other_images_become_squares(tmp_path: Path, sizes: list[tuple[int, int]]) -> None:
+    split = make_split(tmp_path / "d", sizes)
+    packed = pack(split, 8, cache=tmp_path / "c", on_bad="fail")
+    assert packed.pixels.shape == (2, 3, 8, 8)
+    assert split.files is not None
+    for row, file in enumerate(split.files):
+        assert np.array_equal(packed.pixels[row], to_square(read_image(file), 8))
+
+
+def test_one_shape_for_both_sides(tmp_path: Path) -> None:
+    train = make_split(tmp_path / "train", [(10, 10)] * 3)
+    test = make_split(tmp_path / "test", [(10, 10), (12, 10)])
+    assert stored_shape([train], 8) == (10, 10)
+    shape = stored_shape([train, test], 8)
+    assert shape == (8, 8)
+    for split in (train, test):
+        packed = pack(split, 8, shape=shape, cache=tmp_path / "c", on_bad="fail")
+        assert packed.pixels.shape == (len(split), 3, 8, 8)
+
+
+def test_the_shape_of_pixels_is_given() -> None:
+    def pixels(height: int, width: int) -> Split:
+        return Split(np.zeros(1, np.int64), pixels=np.zeros((1, 3, height, width), np.uint8))
+
+    assert stored_shape([pixels(32, 30), pixels(32, 30)], 8) == (32, 30)
+    with pytest.raises(OneaError, match=r"differ in size \(32 x 30 and 32 x 32\): give both the same"):
+        stored_shape([pixels(32, 30), pixels(32, 32)], 8)
+
+
+def test_headers_of_the_same_files_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    split, cache = make_split(tmp_path / "d", [(9, 9)] * 3), tmp_path / "c"
+    assert stored_shape([split], 8, cache) == (9, 9)
+    with monkeypatch.context() as patch:
+        patch.setattr("onea.research.data.pack.image_size", lambda file: pytest.fail(f"reads {file} again"))
+        assert stored_shape([split], 8, cache) == (9, 9)
+    [known] = cache.glob("shape-*.json")
+    known.write_text("broken")
+    assert stored_shape([split], 8, cache) == (9, 9)
+    assert split.files is not None
+    noise(10, 9).save(split.files[0])
+    assert stored_shape([split], 8, cache) == (8, 8)
+    assert stored_shape([split], 16, cache) == (16, 16)
+
+
+def test_a_shape_is_not_remembered_while_a_file_cannot_be_read(tmp_path: Path) -> None:
+    split, cache = make_split(tmp_path / "d", [(9, 9), (9, 9), (50, 50)]), tmp_path / "c"
+    assert split.files is not None
+    content = split.files[2].read_bytes()
+    break_file(split, 2)
+    assert stored_shape([split], 20, cache) == (9, 9)
+    assert not list(cache.glob("shape-*"))
+    split.files[2].write_bytes(content)
+    assert stored_shape([split], 20, cache) == (20, 20)
+
+
+def test_absolute_files_need_no_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    split = make_split(tmp_path / "d", [(9, 9)] * 2)
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert stored_shape([split], 8, tmp_path / "c") == (9, 9)
+    assert len(pack(split, 8, cache=tmp_path / "c", on_bad="fail").rows) == 2
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 300])
+@pytest.mark.parametrize("threads", [None, 1, 3])
+def test_results_come_in_order(count: int, threads: int | None) -> None:
+    assert list(in_threads(lambda item: -item, range(count), threads)) == [-item for item in range(count)]
+
+
+def test_unreadable_files_have_no_say_in_the_shape(tmp_path: Path) -> None:
+    split = make_split(tmp_path / "d", [(9, 9)] * 3)
+    break_file(split, 0)
+    assert stored_shape([split], 8) == (9, 9)
+    break_file(split, 1, 2)
+    assert stored_shape([split], 8) == (8, 8)
+
+
+def test_a_second_call_maps_the_first_ones_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    split = make_split(tmp_path / "d", [(20, 30)] * 4)
+    first = pack(split, 8, cache=tmp_path / "c", on_bad="fail")
+    assert content(tmp_path / "c") == [".bin", ".json"]
+    monkeypatch.setattr(pack_module, "read_image", None)
+    second = pack(split, 8, cache=tmp_path / "c", on_bad="fail")
+    assert np.array_equal(first.pixels, second.pixels)
+
+
+def test_a_changed_file_is_decoded_again(tmp_path: Path) -> None:
+    split = make_split(tmp_path / "d", [(20, 30)] * 2)
+    before = np.array(pack(split, 8, cache=tmp_path / "c", on_bad="fail").pixels)
+    assert split.files is not None
+    noise(20, 30, seed=9).save(split.files[1])
+    os.utime(split.files[1], ns=(1, 1))
+    after = pack(split, 8, cache=tmp_path / "c", on_bad="fail").pixels
+    assert np.array_equal(before[0], after[0])
+    assert not np.array_equal(before[1], after[1])
+
+
+def test_an_edit_that_keeps_size_and_time_is_decoded_again(tmp_path: Path) -> None:
+    split = make_split(tmp_path / "d", [(9, 9)] * 3, "bmp")
+    assert split.files is not None
+    before = pack(split, 8, cache=tmp_path / "c", on_bad="fail")
+    pixels, status = np.array(before.pixels), split.files[1].stat()
+    noise(9, 9, seed=7).save(split.files[1])
+    os.utime(split.files[1], ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert split.files[1].stat().st_size == status.st_size
+    after = pack(split, 8, cache=tmp_path / "c", on_bad="fail")
+    assert not np.array_equal(pixels[1], after.pixels[1])
+    assert before.sha256 != after.sha256
+    assert content(tmp_path / "c") == [".bin", ".json"], "what nobody will ask for again is deleted"
+    assert np.array_equal(pixels, before.pixels), "whoever has it keeps it"
+
+
+def test_packs_of_other_files_are_left_alone(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        pack(make_split(tmp_path / name, [(9, 9)] * 3), 8, cache=tmp_path / "c", on_bad="fail")
+    pack(make_split(tmp_path / "a", [(9, 9)] * 3), 8, cache=tmp_path / "c", on_bad="skip")
+    assert content(tmp_path / "c") == [".bin"] * 3 + [".json"] * 3
+
+
+def test_the_index_holds_the_digest_of_the_pixels(tmp_path: Path) -> None:
+    split = make_split(tmp_path / "d", [(20, 30)] * 40)
+    break_file(split, 4)
+    packed = pack(split, 8, cache=tmp_path / "c", on_bad="skip")
+    assert packed.sha256 == hashlib.sha256(np.ascontiguousarray(packed.pixels).data).hexdigest()
+    assert pack(split, 8, cache=tmp_path / "c", on_bad="skip").sha256 == packed.sha256
+    assert pack(split, 8, cache=tmp_path / "other", on_bad="skip").sha256 == packed.sha256
+    pixels = Split(np.zeros(1, np.int64), pixels=np.zeros((1, 3, 4, 4), np.uint8))
+    assert pack(pixels, 8, cache=tmp_path / "c", on_bad="fail").sha256 == "", "the dataset's fingerprint has them"
+
+
+def test_files_are_digested_in_order(tmp_path: Path) -> None:
+    split = make_split(tmp_path / "d", [(9, 9)] * 50)
+    assert split.files is not None
+    whole = sha256_of_files(split.files)
+    assert whole == sha256_of_files(split.files)
+    assert whole != sha256_of_files(split.files[::-1])
+    split.files[3].unlink()
+    assert whole != sha256_of_files(split.files)
+
+
+def damage_pixels(cache: Path) -> None:
+    (file,) = cache.glob("*.bin")
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def lose_pixels(cache: Path) -> None:
+    next(cache.glob("*.bin")).unlink()
+
+
+def lose_index(cache: Path) -> None:
+    next(cache.glob("*.json")).unlink()
+
+
+def cut_index(cache: Path) -> None:
+    (file,) = cache.glob("*.json")
+    file.write_text(file.read_text()[:-5])
+
+
+def confuse_index(cache: Path, **changes: object) -> None:
+    (file,) = cache.glob("*.json")
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        damage_pixels,
+        lose_pixels,
+        lose_index,
+        cut_index,
+        lambda cache: confuse_index(cache, rows=[0, 0, 1]),
+        lambda cache: confuse_index(cache, rows=[0, 1, 3]),
+        lambda cache: confuse_index(cache, rows=[[0], [1], [2]]),
+        lambda cache: confuse_index(cache, rows="many"),
+        lambda cache: confuse_index(cache, shape=[3, 3, 9, 9]),
+        lambda cache: confuse_index(cache, skipped=["one"]),
+        lambda cache: (
+            file := next(cache.glob("*.json")),
+            file.write_text(json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k != "sha256"})),
+        ),
+        lambda cache: next(cache.glob("*.json")).write_text("[]"),
+        lambda cache: next(cache.glob("*.json")).write_bytes(b"\xff"),
+    ],
+)
+def test_a_damaged_cache_is_made_again(tmp_path: Path, damage: object) -> None:
+    split = make_split(tmp_path / "d", [(20, 30)] * 3)
+    before = np.array(pack(split, 8, cache=tmp_path / "c", on_bad="fail").pixels)
+    damage(tmp_path / "c")  # type: ignore[operator]
+    after = pack(split, 8, cache=tmp_path / "c", on_bad="fail")
+    assert np.array_equal(before, after.pixels)
+    assert after.rows.tolist() == [0, 1, 2]
+    assert content(tmp_path / "c") == [".bin", ".json"]
+
+
+def flip(file: Path, place: int = 100) -> None:
+    """Change one bit."""
+    data = bytearray(file.read_bytes())
+    data[place] ^= 1
+    file.write_bytes(data)
+
+
+def test_a_changed_pixel_is_noticed_and_an_untouched_pack_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    split, cache = make_split(tmp_path / "d", [(20, 30)] * 3), tmp_path / "c"
+    before = np.array(pack(split, 8, cache=cache, on_bad="fail").pixels)
+    (file,) = cache.glob("*.bin")
+    flip(file)
+    assert np.array_equal(pack(split, 8, cache=cache, on_bad="fail").pixels, before), "it is made again"
+    whole = file.read_bytes()
+    file.unlink()
+    file.write_bytes(whole)  # as a copy is: the same pixels, read once
+    with monkeypatch.context() as patch:
+        patch.setattr(pack_module, "read_image", lambda *_, **__: pytest.fail("decodes"))
+        pack(split, 8, cache=cache, on_bad="fail")
+        patch.setattr(pack_module, "sha256_of", lambda *_: pytest.fail("reads"))
+        assert np.array_equal(pack(split, 8, cache=cache, on_bad="fail").pixels, before)
+
+
+def test_a_changed_shape_is_noticed(tmp_path: Path) -> None:
+    split, cache = make_split(tmp_path / "d", [(9, 9)] * 3), tmp_path / "c"
+    assert stored_shape([split], 8, cache) == (9, 9)
+    (known,) = cache.glob("shape-*.json")
+    known.write_text(known.read_text().replace("  9", "  8"))
+    assert stored_shape([split], 8, cache) == (9, 9)
+    known.write_text("[8, 8]")
+    assert stored_shape([split], 8, cache) == (9, 9)
+
+
+def test_a_pack_under_another_name_is_not_used(tmp_path: Path) -> None:
+    """Its checksums are right, but they are of other images."""
+    caches = [tmp_path / "mine", tmp_path / "theirs"]
+    mine, theirs = make_split(tmp_path / "d", [(9, 9)] * 3), make_split(tmp_path / "e", [(9, 9)] * 3)
+    noise(9, 9, 77).save(theirs.files[0])  # type: ignore[index]
+    expected = [
+        np.array(pack(*each, cache=to, on_bad="fail").pixels)
+        for each, to in zip([(mine, 8), (theirs, 8)], caches, strict=True)
+    ]
+    assert not np.array_equal(*expected)
+    for suffix in ("bin", "json"):
+        (target,), (source,) = caches[0].glob(f"*.{suffix}"), caches[1].glob(f"*.{suffix}")
+        source.replace(target)
+    assert np.array_equal(pack(mine, 8, cache=caches[0], on_bad="fail").pixels, expected[0])
+
+
+def test_what_a_kill_has_left_is_deleted(tmp_path: Path) -> None:
+    split, cache = make_split(tmp_path / "d", [(9, 9)] * 3), tmp_path / "c"
+    pack(split, 8, cache=cache, on_bad="fail")
+    (file,) = cache.glob("*.bin")
+    family = file.stem.rpartition("-")[0]
+    names = (f"{file.stem}-ab.tmp", f".{file.stem}.json.7.partial", f"{family}.lock", f"{family}-{'0' * 24}.bin")
+    for name in names:
+        (cache / name).touch()
+    (cache / "packed-of-somebody-else.bin.tmp").touch()
+    pack(split, 8, cache=cache, on_bad="fail")
+    assert content(cache) == [".bin", ".json", ".tmp"]
+
+
+def test_two_processes_do_not_pack_the_same_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second waits for the first, and then finds them packed."""
+    split, cache = make_split(tmp_path / "d", [(9, 9)] * 3), tmp_path / "c"
+    began, go_on, write = threading.Event(), threading.Event(), pack_module._write
+
+    def slow(*rest: object) -> object:
+        began.set()
+        assert go_on.wait(60)
+        return write(*rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(pack_module, "_write", slow)
+    with ThreadPoolExecutor(2) as both:
+        first = both.submit(pack, split, 8, cache=cache, on_bad="fail")
+        assert began.wait(60)
+        monkeypatch.setattr(pack_module, "_write", lambda *_: pytest.fail("packs"))
+        second = both.submit(pack, split, 8, cache=cache, on_bad="fail")
+        go_on.set()
+        assert np.array_equal(first.result(60).pixels, second.result(60).pixels)
+
+
+def test_a_bad_file_is_fatal(tmp_path: Path) -> None:
+    split = make_split(tmp_path / "d", [(20, 30)] * 9)
+    break_file(split, 4)
+    assert split.files is not None
+    assert refusal(split, tmp_path / "c") == (
+        f"1 of 9 images cannot be read ({split.files[4]}: it is not an image in a format we know): "
+        'remove it or pass on_bad="skip".'
+    )
+
+
+def test_many_bad_files_are_counted_and_have_their_reason_once(tmp_path: Path) -> None:
+    split = make_split(tmp_path / "d", [(20, 30)] * 9)
+    break_file(split, *range(1, 8))
+    message = refusal(split, tmp_path / "c")
+    assert message.startswith(f"7 of 9 images cannot be read ({tmp_path / 'd' / '1.png'}, ")
+    assert message.endswith(
+        f"{tmp_path / 'd' / '5.png'} and 2 more: it is not an image in a format we know): "
+        'remove them or pass on_bad="skip".'
+    )
+
+
+def test_missing_files_are_bad_files(tmp_path: Path) -> None:
+    split = make_split(tmp_path / "d", [(20, 30)] * 3)
+    assert split.files is not None
+    split.files[2].unlink()
+    assert f"{split.files[2]}: there is no such file" in refusal(split, tmp_path / "c")
+
+
+def test_bad_files_can_be_skipped(tmp_path: Path) -> None:
+    split = make_split(tmp_path / "d", [(20, 30)] * 6)
+    whole = np.array(pack(split, 8, cache=tmp_path / "c", on_bad="skip").pixels)
+    break_file(split, 1, 4)
+    for _ in range(2):  # decoded, then from the cache
+        packed = pack(split, 8, cache=tmp_path / "c", on_bad="skip")
+        assert packed.rows.tolist() == [0, 2, 3, 5]
+        assert np.array_equal(packed.pixels, whole[[0, 2, 3, 5]])
+        assert packed.skipped == tuple(
+            f"{tmp_path / 'd' / name}: it is not an image in a format we know" for name in ("1.png", "4.png")
+        )
+
+
+def test_skipping_may_not_empty_a_class(tmp_path: Path) -> None:
+    split = make_split(tmp_path / "d", [(20, 30)] * 4)
+    break_file(split, 1, 3)
+    assert refusal(split, tmp_path / "c", "skip", ["cat", "dog"]).startswith(
+        f"No image of class 'dog' can be read ({tmp_path / 'd' / '1.png'}: it is not an image"
+    )
+    assert refusal(split, tmp_path / "c", "skip").startswith("No image of class 1 can be read")
+    break_file(split, 0, 2)
+    assert refusal(split, tmp_path / "c", "skip").startswith("No image of class 0 (and of 1 more) can be read")
+
+
+def test_new_labels_on_a_cached_array_are_checked_too(tmp_path: Path) -> None:
+    split = make_split(tmp_path / "d", [(20, 30)] * 4)
+    break_file(split, 1)
+    pack(split, 8, cache=tmp_path / "c", on_bad="skip")
+    relabelled = Split(np.array([0, 1, 0, 0]), files=split.files)
+    with pytest.raises(OneaError, match="No image of class 1 can be read"):
+        pack(relabelled, 8, cache=tmp_path / "c", on_bad="skip")
+
+
+def test_an_empty_split_packs_to_nothing(tmp_path: Path) -> None:
+    packed = pack(Split(np.empty(0, np.int64), files=()), 8, cache=tmp_path, on_bad="fail")
+    assert packed.pixels.shape == (0, 3, 8, 8)
+
+
+def test_progress_is_told(tmp_path: Path) -> None:
+    split = make_split(tmp_path / "d", [(20, 30)] * 4)
+    break_file(split, 1)
+    told: list[tuple[int, int]] = []
+    pack(split, 8, cache=tmp_path / "c", on_bad="skip", on_progress=lambda done, total: told.append((done, total)))
+    assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
+
+
+def test_an_interrupted_pack_leaves_nothing(tmp_path: Path) -> None:
+    split = make_split(tmp_path / "d", [(20, 30)] * 40)
+
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pack(split, 8, cache=tmp_path / "c", on_bad="fail", on_progress=interrupt)
+    assert content(tmp_path / "c") == []
+
+
+def test_a_disk_that_is_too_small_is_noticed_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    split = make_split(tmp_path / "d", [(20, 30)] * 4)
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(pack_module.shutil, "disk_usage", lambda _: usage(100, 100, 0))
+    assert refusal(split, tmp_path / "c") == (
+        f"No space left in {tmp_path / 'c'}: needs 1 MB; free some or set ONEA_CACHE to another folder."
+    )
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("step", ["_decode_into", "index"])
+def test_a_disk_that_fills_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, step: str) -> None:
+    split = make_split(tmp_path / "d", [(20, 30)] * 4)
+
+    def full(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    if step == "_decode_into":
+        monkeypatch.setattr(pack_module, step, full)
+    else:  # the pixels find their place, the index does not
+        monkeypatch.setattr(os, "fsync", full)
+    assert refusal(split, tmp_path / "c").startswith(f"No space left in {tmp_path / 'c'}: needs 1 MB; free some")
+
+
+def test_a_really_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("needs /dev/full")
+    split = make_split(tmp_path / "d", [(20, 30)] * 4)
+    decode_into = pack_module._decode_into
+
+    def into_full(_: object, *rest: object) -> object:
+        with Path("/dev/full").open("wb") as stream:
+            return decode_into(stream, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(pack_module, "_decode_into", into_full)
+    assert refusal(split, tmp_path / "c").startswith(f"No space left in {tmp_path / 'c'}")
+
+
+def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
+    split = make_split(tmp_path / "d", [(20, 30)] * 2)
+    (tmp_path / "c").touch()
+    with pytest.raises(OneaError) as caught:
+        pack(split, 8, cache=tmp_path / "c", on_bad="fail")
+    assert str(caught.value) == (
+        f"Cannot write to {tmp_path / 'c'} (File exists): make it writable or set ONEA_CACHE to another folder."
+    )
+
+
+def test_default_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("ONEA_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert default_cache() == tmp_path / ".cache" / "onea"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert default_cache() == tmp_path / "xdg" / "onea"
+    monkeypatch.setenv("ONEA_CACHE", "~/own")
+    assert default_cache() == tmp_path / "own"
+
+
+@settings(max_examples=15, deadline=None)
+@given(bad=st.sets(st.integers(0, 39)))
+def test_rows_and_skipped_share_the_split_between_them(tmp_path_factory: pytest.TempPathFactory, bad: set[int]) -> None:
+    folder = tmp_path_factory.mktemp("rows")
+    split = Split(np.arange(40, dtype=np.int64) * 0, files=make_split(folder / "d", [(4, 4)] * 40, "bmp").files)
+    break_file(split, *bad)
+    if len(bad) == 40:
+        refusal(split, folder / "c", "skip")
+        return
+    packed: Packed = pack(split, 8, cache=folder / "c", on_bad="skip")
+    assert packed.rows.tolist() == [row for row in range(40) if row not in bad]
+    assert len(packed.skipped) == len(bad)
+    for row, pixels in zip(packed.rows, packed.pixels, strict=True):
+        assert np.array_equal(pixels.transpose(1, 2, 0), np.asarray(noise(4, 4, int(row))))

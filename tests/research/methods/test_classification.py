@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Views of images: more rows in the statistics, drawn alike every time; classifiers that are compared or exchanged."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from method_tools import prepared
+
+from onea.research.runs.config import make_config
+from onea.research.runs.setup import prepare
+from onea.runtime import make_runtime
+
+
+def learned(values: dict, **options):
+    config = make_config(values | {"method": "simplecil", "options": {"classifier": "slda", **options}})
+    ready = prepare(config, make_runtime("cpu", "fp32", 1))
+    task = ready.task(0)
+    ready.method.learn(task)
+    return ready.method, task
+
+
+def test_every_view_counts_as_an_image(tiny_run):
+    (plain, task), (seen, _) = learned(tiny_run), learned(tiny_run, views=3)
+    known, more = plain.known("slda"), seen.known("slda")
+    assert known.counts.tolist() == task.labels.bincount().tolist()
+    assert more.counts.tolist() == (3 * known.counts).tolist()
+    views = torch.cat([seen.features_of(task, seen.hooks(), view) for view in range(3)])
+    torch.testing.assert_close(views[: len(task)], plain.features_of(task, plain.hooks()))
+    for row in task.classes:
+        own = views[task.labels.repeat(3) == row]
+        torch.testing.assert_close(more.means[row], own.mean(0), rtol=1e-4, atol=1e-5)
+
+
+def test_views_differ_from_each_other_and_are_drawn_alike_every_time(tiny_run):
+    (first, task), (second, _) = learned(tiny_run, views=3), learned(tiny_run, views=3)
+    assert torch.equal(first.known("slda").scatter, second.known("slda").scatter)
+    one, two, three = (first.features_of(task, first.hooks(), view) for view in range(3))
+    assert not torch.allclose(one, two)
+    assert not torch.allclose(two, three)
+
+
+def test_images_of_classes_with_enough_of_them_count_in_place_of_their_crops(tiny_run):
+    images = int(learned(tiny_run)[1].labels.bincount().min())
+    (plain, _), (enough, _), (few, _) = (
+        learned(tiny_run, views=views, enough_images=bound) for views, bound in ((1, 0), (3, images), (3, images + 1))
+    )
+    once, thrice = plain.known("slda"), enough.known("slda")
+    assert thrice.counts.tolist() == (3 * once.counts).tolist() == few.known("slda").counts.tolist()
+    torch.testing.assert_close(thrice.means, once.means)
+    assert not torch.allclose(few.known("slda").means, once.means)
+
+
+@pytest.mark.parametrize(
+    ("options", "compared"),
+    [
+        ({"classifier": "ncm"}, "slda"),
+        ({"classifier": "ncm"}, "rgda,fecam"),
+        ({"classifier": "slda"}, "ranpac,rgda"),
+        ({"classifier": "rgda", "classifier_options": "directions=2"}, "rgda-full"),
+    ],
+)
+def test_what_is_compared_is_no_part_of_what_answers_keep(options, compared, tiny_run):
+    (alone, _), (beside, _) = learned(tiny_run, **options), learned(tiny_run, compare_classifiers=compared, **options)
+    sizes, others = ({k: v.shape for k, v in method.answering_state().items()} for method in (alone, beside))
+    assert sizes == others == {k: v.shape for k, v in alone.state_dict().items()}
+
+
+def test_ranpac_takes_part_only_where_it_is_asked_for(tiny_run):
+    def of(**options):
+        return prepared(tiny_run, "ranpac", options=options | {"random_features": 64}).method.classifiers
+
+    assert list(of()) == ["ranpac"]
+    assert list(of(classifier="slda", classifier_options="shrinkage=0.1")) == ["slda"]
+    beside = of(classifier="slda", classifier_options="shrinkage=0.1", compare_classifiers="ranpac")
+    assert list(beside) == ["slda", "ranpac"]
+    assert beside["ranpac"].features == of()["ranpac"].features == 64
+    assert of(classifier_options="features=32")["ranpac"].features == 32

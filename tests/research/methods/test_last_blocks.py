@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adapters in the last blocks alone, in every method that trains adapters by the same options."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from method_tools import learn_all, prepared, shown_images
+
+from onea.errors import OneaError
+from onea.learner.adapter_training import AdapterTraining
+from onea.research.methods import METHODS, method_class
+
+TRAINING = [name for name in sorted(METHODS.own) if issubclass(method_class(name).Options, AdapterTraining)]
+
+
+def asked(values: dict, method: str = "one-a-plus", **options):
+    return prepared(values, method, options=values["options"] | options)
+
+
+def test_there_are_methods_to_test():
+    assert {"one-a", "one-a-plus", "adapter", "running-mean", "first-task"} <= set(TRAINING)
+
+
+@pytest.mark.parametrize("method", TRAINING)
+def test_every_method_that_trains_adapters_can_have_them_in_the_last_blocks(method, tiny_run):
+    whole = learn_all(asked(tiny_run, method, adapter_blocks=1))
+    kept = whole.kept.state_dict()
+    assert {name.rsplit(".", 2)[0] for name in kept} == {f"blocks.{whole.vit.depth - 1}"}
+    assert any(bool(value.any()) for name, value in kept.items() if "up." in name), "it was trained"
+    first, second = (asked(tiny_run, method, adapter_blocks=1) for _ in range(2))
+    learn_all(first, [0, 1])
+    second.method.load_state_dict({name: value.clone() for name, value in first.method.state_dict().items()})
+    learn_all(second, [2])
+    expected, found = whole.state_dict(), second.method.state_dict()
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    assert torch.isfinite(whole.scores(shown_images(second))).all()
+
+
+def test_a_network_has_no_more_blocks_than_it_has(tiny_run):
+    with pytest.raises(
+        OneaError, match=r"adapter_blocks is 3, and 'tiny\.safetensors' has 2 blocks; give 2 or less, or 0 for all"
+    ):
+        asked(tiny_run, adapter_blocks=3)
+    with pytest.raises(OneaError, match="adapter_blocks is -1; it must not be negative"):
+        asked(tiny_run, adapter_blocks=-1)
+
+
+@pytest.mark.parametrize("operator", ["one-a", "fisher", "regmean", "ties", "knots", "opcm", "acmap"])
+def test_operators_merge_them_by_name(operator, tiny_run):
+    method = learn_all(asked(tiny_run, "adapter", adapter_blocks=1, merge=operator))
+    assert all(torch.isfinite(value).all() for value in method.kept.state_dict().values())

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One-A+: epochs that follow the images, statistics that follow the adapter, and a guard against bad adapters."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny import write_tiny_images
+
+from onea.errors import OneaError
+from onea.learner.held_out import held_out_of_task
+from onea.learner.one_a import OneAPlusOptions
+from onea.merging import make_operator
+from onea.research.record import read_record
+from onea.research.runs.config import make_config
+from onea.research.runs.runner import run
+from onea.research.runs.setup import prepare
+from onea.runtime import make_runtime
+
+
+def prepared(values: dict, **options):
+    config = make_config(values | {"method": "one-a-plus", "options": values["options"] | options})
+    return prepare(config, make_runtime("cpu", "fp32", 1))
+
+
+@pytest.mark.parametrize(("images_per_class", "epochs"), [(2, 20), (30, 20), (100, 15), (500, 10), (5000, 10)])
+def test_the_images_of_a_class_decide_the_epochs(images_per_class, epochs):
+    chosen = OneAPlusOptions().training_for(10, 10 * images_per_class)
+    assert (chosen.epochs, chosen.min_epochs, chosen.max_epochs) == (epochs, round(epochs / 2), round(epochs * 1.5))
+
+
+@given(classes=st.integers(1, 500), images=st.integers(1, 10**6))
+def test_what_is_asked_for_is_kept(classes, images):
+    asked = {"epochs": 7, "min_epochs": 2, "max_epochs": 9, "batch_size": 5, "rank": 3}
+    found = OneAPlusOptions(**asked).training_for(classes, images)
+    assert {name: getattr(found, name) for name in asked} == asked
+    assert OneAPlusOptions().training_for(classes, images).batch_size == (64 if images < 2500 else 128)
+    alone = OneAPlusOptions(epochs=4).training_for(classes, images)
+    assert (alone.epochs, alone.min_epochs, alone.max_epochs) == (4, 2, 6)
+
+
+@pytest.mark.parametrize("merge", ["one-a", "ties", "newest"])
+def test_other_merges_need_no_other_options(merge):
+    assert OneAPlusOptions(merge=merge).operator() == make_operator(merge)
+    assert OneAPlusOptions().operator() == make_operator("weighted-mean", boost=2.0)
+
+
+def test_statistics_follow_the_adapter_and_only_then(tiny_run):
+    ready = prepared(tiny_run | {"sizes": "3,1,2"}, learning_rate=0.5, guard=0.0)
+    moved = []
+    for index in range(3):
+        before = ready.method.prototypes.clone()
+        report = ready.method.learn(ready.task(index))
+        same = torch.equal(ready.method.prototypes[: len(before)], before)
+        moved.append((report["trained"], not same))
+    assert moved == [(True, False), (False, False), (True, True)]
+
+
+def test_an_adapter_that_does_harm_is_not_merged(tiny_run, tmp_path):
+    """A rate at which training destroys the features: what was there before is there afterwards, and answers."""
+    write_tiny_images(tmp_path, classes=6, train=30, test=2)
+    values = tiny_run | {"sizes": "6", "data": f"folder:{tmp_path}"}
+    ready = prepared(values, learning_rate=50.0, guard=0.5, weight_decay=0.0)
+    before = {name: value.clone() for name, value in ready.method.kept.state_dict().items()}
+    report = ready.method.learn(ready.task(0))
+    assert not report["trained"]
+    assert report["guard"]["after"] < report["guard"]["before"]
+    after = ready.method.kept.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert (ready.method.merged.classes, ready.method.known_classes) == (0, 6)
+
+
+def test_the_guard_holds_out_the_same_share_of_every_class(tiny_run):
+    ready = prepared(tiny_run | {"sizes": "6"}, guard=0.25)
+    task = ready.task(0)
+    held_out = held_out_of_task(task, 0.25)
+    assert task.labels[held_out].bincount().tolist() == [round(0.25 * n) for n in task.labels.bincount().tolist()]
+    report = ready.method.learn(task)
+    assert report["guard"]["images"] == held_out.sum()
+
+
+@pytest.mark.parametrize(("images", "share", "least", "most"), [(5, 0.1, 1, 3), (4, 0.9, 1, 12), (60, 0.9, 190, 210)])
+def test_the_guard_never_takes_the_last_images_of_a_class(tiny_run, tmp_path, images, share, least, most):
+    write_tiny_images(tmp_path, classes=6, train=images, test=1)
+    ready = prepared(tiny_run | {"sizes": "6", "data": f"folder:{tmp_path}"}, guard=share)
+    task = ready.task(0)
+    held_out = held_out_of_task(task, share)
+    assert least <= held_out.sum() <= most
+    assert task.labels[~held_out].bincount().min() >= 2
+
+
+def test_a_bound_that_is_given_holds():
+    assert OneAPlusOptions(min_epochs=25).training_for(1, 500).max_epochs == 25
+    assert OneAPlusOptions(max_epochs=4).training_for(1, 500).min_epochs == 4
+
+
+def test_compared_classifiers_are_those_of_runs_of_their_own(tiny_run, tmp_path):
+    values = tiny_run | {"method": "one-a-plus"}
+    options = tiny_run["options"] | {"compare_classifiers": "slda,whitened", "guard": 0.0}
+    record = run(make_config(values | {"options": options}), tmp_path / "all")
+    assert sorted(record["classifiers"]) == ["slda", "whitened"]
+    alone = tiny_run["options"] | {"classifier": "slda", "guard": 0.0}
+    assert run(make_config(values | {"options": alone}), tmp_path / "slda")["correct"] == record["classifiers"]["slda"]
+
+
+def test_the_name_of_a_folder_changes_nothing(tiny_run, tiny_images, tmp_path):
+    records = []
+    for name in ("cifar100", "holiday"):
+        (tmp_path / name).symlink_to(tiny_images)
+        values = tiny_run | {"method": "one-a-plus", "data": f"folder:{tmp_path / name}", "options": {"rank": 4}}
+        run(make_config(values), tmp_path / f"run-{name}")
+        records.append(read_record(tmp_path / f"run-{name}"))
+    first, second = records
+    assert first["correct"] == second["correct"]
+    assert first["options"] == second["options"]
+    assert [task["losses"] for task in first["tasks"] if task["trained"]] == [
+        task["losses"] for task in second["tasks"] if task["trained"]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"classifier": "lda"}, "Unknown classifier 'lda'"),
+        ({"classifier_options": "directions"}, "classifier_options has 'directions'"),
+        ({"compare_classifiers": "slda,nothing"}, "Unknown classifier 'nothing'"),
+        ({"guard": 1.0}, "guard is 1.0"),
+        ({"min_epochs": 9, "max_epochs": 3, "epochs": 5}, "min_epochs is 9"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_trained(tiny_run, options, sentence):
+    with pytest.raises(OneaError, match=sentence):
+        prepared(tiny_run, **options)

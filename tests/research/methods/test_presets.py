@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Presets: the default looks at numbers and at nothing else, and gives every method the same work."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from documented import ROOT, script
+from method_tools import prepared
+
+from onea.errors import OneaError
+from onea.learner.data_rule import DataShape, data_rule
+from onea.learner.options import TrainingOptions
+from onea.learner.tasks import StreamPlan
+from onea.options import build
+from onea.research.methods import METHODS, method_class
+from onea.research.methods.presets import Preset, preset_options
+from onea.research.runs.config import RunConfig, make_config
+from onea.research.runs.options import options_of, shape_in
+from onea.research.runs.runner import run
+
+TRAINED = [name for name in METHODS.names if issubclass(method_class(name).Options, TrainingOptions)]
+CIFAR, CUB = DataShape(50_000, 100, 10), DataShape(5_994, 200, 20)
+SHARED = ("batch_size", "epochs", "min_epochs", "max_epochs", "epoch_growth")
+
+
+@pytest.mark.parametrize("method", METHODS.names)
+def test_every_preset_fits_every_method(method: str) -> None:
+    kind = method_class(method)
+    for preset in get_args(Preset):
+        build(kind.Options, preset_options(method, preset, CIFAR))
+    assert (method in TRAINED) == (kind.base_rate is not None), "whatever is trained has a rate that was tuned"
+    assert (method in TRAINED) == ("learning_rate" in preset_options(method, "auto", CUB))
+
+
+@pytest.mark.parametrize("method", TRAINED)
+def test_all_methods_get_the_same_epochs_and_batches(method: str) -> None:
+    for shape in (CIFAR, CUB, DataShape(36, 6, 3)):
+        options = preset_options(method, "auto", shape)
+        assert {name: options[name] for name in SHARED} == data_rule(shape)
+        built = build(method_class(method).Options, options)
+        plan = StreamPlan(shape.classes, shape.tasks)
+        ours = build(method_class("one-a").Options, preset_options("one-a", "auto", shape))
+        assert [built.epochs_for(size, plan) for size in range(1, 40)] == [
+            ours.epochs_for(size, plan) for size in range(1, 40)
+        ]
+
+
+@pytest.mark.parametrize("method", TRAINED)
+def test_every_task_is_trained_for_the_epochs_of_its_size(method: str, tiny_run) -> None:
+    """The same number for every method, whichever of the tasks it trains on."""
+    given = {"rank": 4, "batch_size": 8, "epochs": 2, "epoch_growth": 0.5}
+    known = {field.name for field in dataclasses.fields(method_class(method).Options)}
+    ready = prepared(tiny_run | {"options": {n: v for n, v in given.items() if n in known}}, method, sizes="4,1,1")
+    seen, plan = 0, StreamPlan(6, 3)
+    for index, size in enumerate(ready.stream.sizes):
+        report, seen = ready.method.learn(ready.task(index)), seen + size
+        if report.get("trained") is not False:
+            classes = seen if method == "joint" else size  # which retrains on all of them
+            assert report["epochs"] == ready.method.options.epochs_for(classes, plan)
+            assert report["epochs"] == (3 if classes >= 4 else 1), "two for a task of average size"
+
+
+def test_a_folder_may_be_called_anything(tiny_run, tiny_images: Path, tmp_path: Path) -> None:
+    options = []
+    for name in ("cifar100", "cub200", "holiday"):
+        shutil.copytree(tiny_images, tmp_path / name)
+        config = make_config(tiny_run | {"data": f"folder:{tmp_path / name}", "method": "ease", "options": {"rank": 4}})
+        options.append(run(config, tmp_path / f"{name}-run")["options"])
+    assert options[0] == options[1] == options[2]
+    assert options[0]["learning_rate"] == method_class("ease").base_rate
+
+
+def test_the_rule_is_monotone() -> None:
+    shapes = [DataShape(10 * images, 10, 2) for images in (1, 2, 5, 10, 20, 30, 50, 100, 250, 500, 1300, 5000)]
+    rules = [data_rule(shape) for shape in shapes]
+    epochs, batches = ([rule[name] for rule in rules] for name in ("epochs", "batch_size"))
+    assert epochs == sorted(epochs, reverse=True), "the more images a class has, the fewer times they are seen"
+    assert batches == sorted(batches)
+    work = [rule["epochs"] * shape.images for rule, shape in zip(rules, shapes, strict=True)]
+    assert work == sorted(work), "and yet more images are never less work"
+    assert all(1 <= rule["min_epochs"] <= rule["epochs"] <= rule["max_epochs"] for rule in rules)
+
+
+def test_options_that_are_given_win_and_bounds_follow_epochs() -> None:
+    config = make_config({"method": "ease", "epochs": 2, "learning_rate": 0.5})
+    options = options_of(config, CUB)
+    assert (options.epochs, options.min_epochs, options.max_epochs) == (2, 1, 3)
+    assert (options.learning_rate, options.batch_size) == (0.5, 64)
+    bound = options_of(make_config({"method": "ease", "max_epochs": 9}), CUB)
+    assert (bound.epochs, bound.max_epochs) == (20, 9)
+
+
+def test_named_presets_keep_what_was_tuned_and_published() -> None:
+    assert preset_options("one-a", "small/cifar100")["learning_rate"] == 0.28
+    assert preset_options("one-a", "small/cub200")["batch_size"] == 64
+    assert preset_options("one-a", "paper/cub200")["learning_rate"] == 0.07
+    with pytest.raises(OneaError, match="preset is 'flowers'; choose one of: auto, paper, paper/cifar100"):
+        make_config({"preset": "flowers"})
+    assert RunConfig.preset == "auto"
+
+
+def test_a_record_tells_what_the_rule_looked_at(tiny_run, tmp_path: Path) -> None:
+    config = make_config(tiny_run | {"method": "acmap", "options": {"rank": 4}, "long_tail": 0.5})
+    record = run(config, tmp_path / "r")
+    images = sum(task["images"] for task in record["tasks"])
+    assert record["data"]["task_images"] == images < record["data"]["train_images"]
+    assert dataclasses.asdict(options_of(config, shape_in(record))) == record["options"]
+    del record["data"]["task_images"]  # an older one
+    assert shape_in(record).images == record["data"]["train_images"]
+
+
+@pytest.mark.skipif(not (ROOT / "benchmarks/preset-trials.csv").exists(), reason="no trials yet")
+def test_base_rates_are_those_that_the_trials_speak_for() -> None:
+    choice = script("preset_choice", "benchmarks")
+    rows = choice.read_rows(choice.TRIALS)
+    for name in TRAINED:
+        scores = choice.mean_scores(rows, name)
+        assert len(scores) >= len(choice.FACTORS), name
+        assert choice.choose(scores) == method_class(name).base_rate, name

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records of runs that scored several classifiers: each becomes a row, and impossible counts are refused."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+from record_tools import record
+
+from onea.errors import OneaError
+from onea.research.record import write_record
+from onea.research.record_shape import can_be_shown
+from onea.research.report.aggregate import best_first, setting_names, settings
+from onea.research.report.experiment_page import with_titles
+from onea.research.report.load import by_classifier, load_records, with_present_options
+
+
+@pytest.fixture
+def compared():
+    found = record("one-a", share=0.5)
+    return found | {"classifiers": {"slda": record("one-a", share=0.9, seed=2)["correct"]}}
+
+
+def test_every_classifier_becomes_a_record_of_its_own(compared):
+    first, second = with_titles(by_classifier(compared))
+    assert (first["title"], second["title"]) == ("One-A", "One-A, slda")
+    assert second["metrics"]["A_T"] > first["metrics"]["A_T"]
+    assert second["correct"] == compared["classifiers"]["slda"]
+    assert can_be_shown(first)
+    assert can_be_shown(second)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda counts: counts["slda"].pop(),
+        lambda counts: counts["slda"][0].pop(),
+        lambda counts: counts["slda"][0].__setitem__(0, 11),
+        lambda counts: counts["slda"][0].__setitem__(0, -1),
+        lambda counts: counts["slda"][0].__setitem__(0, "many"),
+        lambda counts: counts.__setitem__("slda", None),
+        lambda counts: counts.__setitem__("slda", {}),
+    ],
+)
+def test_impossible_counts_are_refused(compared, spoil):
+    assert can_be_shown(compared)
+    spoil(compared["classifiers"])
+    assert not can_be_shown(compared)
+
+
+@pytest.mark.parametrize("options", [None, {}, {"classifier": "rgda"}])
+def test_records_without_options_are_shown(compared, options):
+    found = copy.deepcopy(compared)
+    found["config"]["options"] = found["options"] = options
+    assert can_be_shown(found)
+    assert len(with_titles(by_classifier(found))) == 2
+
+
+def test_options_that_are_none_are_refused(compared):
+    compared["config"]["options"] = []
+    assert not can_be_shown(compared)
+
+
+def test_runs_of_earlier_versions_meet_those_of_today_in_one_row():
+    old, new = record("one-a-plus", seed=1), record("one-a-plus", seed=2)
+    old["options"] = {"min_epochs": 20, "max_epochs": 40, "epochs": 0, "merge_options": "boost=2"}
+    new["options"] = {"epochs": 0, "views": 1, "new_votes": 2.0, "compare_classifiers": "ncm"}
+    records = with_titles(with_present_options([old, new]))
+    ((group,),) = (setting.groups for setting in settings(records))
+    assert group.name == "One-A+"
+    assert [each["config"]["seed"] for each in group.records] == [1, 2]
+
+
+def test_options_of_methods_that_are_not_installed_stay_as_they_are():
+    (found,) = with_present_options([record("somebody-elses") | {"options": {"own": 1}}])
+    assert found["options"] == {"own": 1}
+
+
+def test_a_row_of_another_classifier_says_how_its_run_differs(compared):
+    usual = compared | {"options": {"min_share": 0.25}}
+    other = compared | {"options": {"min_share": 1.0}, "classifiers": {"ranpac": compared["correct"]}}
+    records = with_titles(with_present_options([each for run in (usual, other) for each in by_classifier(run)]))
+    assert {group.name for setting in settings(records) for group in setting.groups} == {
+        "One-A (min_share 0.25)",
+        "One-A (min_share 1)",
+        "One-A, slda (min_share 0.25)",
+        "One-A, ranpac (min_share 1)",
+    }
+
+
+def test_rows_are_in_order_of_their_mean_over_seeds():
+    lucky = [record("simplecil", seed=1, share=0.9), record("simplecil", seed=2, share=0.3)]
+    steady = [record("mos", seed=seed, share=0.8) for seed in (1, 2)]
+    assert [each["config"]["method"] for each in best_first([*lucky, *steady])] == ["mos"] * 2 + ["simplecil"] * 2
+
+
+def test_streams_of_given_sizes_say_them():
+    plain, given = record(sizes=(1, 2, 3), names=()), record(sizes=(1, 2, 3), names=())
+    given["config"] |= {"sizes": "1,2,3", "order": "given"}
+    assert "3 tasks of 1 to 3 classes" in setting_names([plain])[0]
+    assert "3 tasks of 1, 2, 3 classes" in setting_names([given])[0]
+
+
+def test_two_records_without_options_meet_in_one_row():
+    records = with_present_options([record("somebody-elses", seed=seed) | {"options": None} for seed in (1, 2)])
+    ((group,),) = (setting.groups for setting in settings(records))
+    assert len(group.records) == 2
+
+
+def test_a_pattern_means_the_runs_and_not_what_lies_beside_them(tmp_path):
+    for seed in (1, 2):
+        write_record(tmp_path / f"run-{seed}", record(seed=seed))
+        (tmp_path / f"run-{seed}" / "failure.json").write_text("{}")
+    (tmp_path / "report.html").write_text("a report of both")
+    for pattern in ("*", "r*", "run-*/*"):
+        assert [each["config"]["seed"] for each in load_records(tmp_path / pattern)] == [1, 2]
+    (tmp_path / "run-1" / "record.json").rename(tmp_path / "first.json")
+    assert [each["config"]["seed"] for each in load_records(tmp_path / "first.*")] == [1]
+    with pytest.raises(OneaError, match="damaged"):
+        load_records(tmp_path / "report.*")

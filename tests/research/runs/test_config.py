@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run is told: every field is an option of the command, and a later field changes no key of today."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from onea.cli.app import app
+from onea.cli.options import meaning, options_of
+from onea.research.record import read_record_file, records_below
+from onea.research.runs.config import RunConfig
+from onea.research.runs.record_store import RecordStore
+
+RESULTS = Path(__file__).parent.parent.parent / "docs" / "results"
+RECORDS = records_below(RESULTS)
+
+
+@dataclass(frozen=True)
+class Later(RunConfig):
+    """A version to come.
+
+    Attributes:
+        dropout: share of features that ``training`` leaves out.
+        many: words.
+        shuffle: draw anew.
+        fast: hurry.
+    """
+
+    dropout: float = field(default=0.25, metadata={"panel": "Machine"})
+    many: tuple[str, ...] = ()
+    shuffle: bool | None = None
+    fast: bool = False
+
+
+def test_a_later_field_enters_the_key_only_where_it_differs_from_its_default() -> None:
+    now, then = Later(seed=3, options={"rank": 4}), RunConfig(seed=3, options={"rank": 4})
+    assert now.identity() == then.identity()
+    assert now.key() == then.key()
+    other = Later(seed=3, options={"rank": 4}, dropout=0.5)
+    assert other.key() != then.key()
+    assert other.identity() == then.identity() | {"dropout": 0.5}
+
+
+def test_a_long_name_of_data_is_cut_between_two_characters() -> None:
+    for seed in (1, 10):
+        name = RunConfig(data=f"folder:{'д' * 200}", seed=seed).folder().name
+        assert 253 < len(name.encode()) <= 255  # which half of a character could not be part of
+
+
+def test_every_committed_record_is_found() -> None:
+    assert len(RECORDS) > 100
+    for path in RECORDS:
+        told = read_record_file(path)["config"]
+        config = RunConfig(**told | {"store": {"packed": "auto"}.get(told["store"], told["store"])})
+        assert config.identity() == told
+        if path.parent.parent.name == "runs":
+            assert path.parent.name == config.folder().name
+            assert RecordStore(path.parent.parent).find(config) is not None
+
+
+def options(command: str) -> dict[str, Any]:
+    found: Any = typer.main.get_command(app)
+    return {option.name: option for option in found.commands[command].params}
+
+
+def test_every_field_of_a_run_is_an_option_with_its_meaning() -> None:
+    known = options("run")
+    for item in fields(RunConfig):
+        if item.name != "options":
+            assert known[item.name].help == meaning(RunConfig, item.name)
+            assert known[item.name].default is None, "or a YAML file would not be heard"
+            assert known[item.name].help[-1] == "."
+    assert known["gamma"].show_default == "0.01"
+    assert known["threads"].show_default == "0"
+    assert known["tasks"].show_default is False
+
+
+def test_a_new_field_is_an_option_without_further_ado() -> None:
+    heard: dict[str, Any] = {}
+
+    @options_of(Later, leave_out=["options"])
+    def command(method: str = "x", *, last: int = 1, **given: Any) -> None:
+        heard.update(given, method=method, last=last)
+
+    parameters = inspect.signature(command).parameters
+    assert list(parameters)[:2] == ["method", "data"]
+    assert list(parameters)[-2:] == ["fast", "last"]
+    kind, option = parameters["dropout"].annotation.__origin__, parameters["dropout"].annotation.__metadata__[0]
+    assert kind == float | None
+    assert (option.help, option.show_default) == ("Share of features that training leaves out.", "0.25")
+    assert option.rich_help_panel == "Machine"
+    program = typer.Typer()
+    program.command()(command)
+    words = ["--dropout", "0.5", "--many", "a", "--many", "b", "--no-shuffle", "--fast", "--stream", "any word"]
+    program(words, standalone_mode=False)
+    assert heard == {
+        "dropout": 0.5,
+        "many": ["a", "b"],
+        "shuffle": False,
+        "fast": True,
+        "stream": "any word",
+        "method": "x",
+        "last": 1,
+    }
+
+
+@pytest.mark.parametrize(("command", "name"), [("bench", "rank"), ("paper", "scale"), ("teach", "device")])
+def test_other_commands_take_their_options_from_their_dataclasses(command: str, name: str) -> None:
+    assert options(command)[name].help
+    assert options(command)[name].help[-1] == "."

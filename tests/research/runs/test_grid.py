@@ -1,0 +1,528 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Grids: nothing is run twice, nothing finished is lost, and what fails does not stop the rest."""
+
+from __future__ import annotations
+
+import gc
+import io
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from onea.errors import OneaError
+from onea.learner.merged_adapter import AdapterCache
+from onea.research.cli.paper_display import GridDisplay, labels
+from onea.research.runs import executors
+from onea.research.runs.config import make_config
+from onea.research.runs.executors import InProcess, LocalProcesses, choose_executor
+from onea.research.runs.grid import GridProgress, run_grid
+from onea.research.runs.jobs import RunJob, ignore_progress, once_per_training, run_job, with_adapter_caches
+from onea.research.runs.record import comparable_fields
+from onea.research.runs.record_store import Failure, RecordStore
+from onea.research.runs.runner import run
+from onea.research.runs.setup import prepare
+from onea.runtime import make_runtime
+
+# A grid as a program of its own, to be killed.
+GRID = """
+import json, sys
+from onea.research.runs.config import make_config
+from onea.research.runs.executors import LocalProcesses
+from onea.research.runs.grid import GridProgress, run_grid
+from onea.research.runs.record_store import RecordStore
+
+class Lines(GridProgress):
+    def advance(self, config, task, tasks):
+        print("at", config.seed, task, flush=True)
+    def end(self, config, result):
+        print("end", config.seed, flush=True)
+
+if __name__ == "__main__":
+    values, root = json.loads(sys.argv[1])
+    run_grid([make_config(value) for value in values], RecordStore(root), LocalProcesses(2), Lines())
+"""
+
+
+@pytest.fixture
+def quick(tiny_run):
+    """Values of a run without training, and with it a function of its seed."""
+    values = {name: value for name, value in tiny_run.items() if name != "options"} | {"method": "simplecil"}
+    return lambda seed=1, **more: make_config(values | {"seed": seed} | more)
+
+
+@pytest.fixture
+def store(tmp_path):
+    return RecordStore(tmp_path / "store")
+
+
+class Heard(GridProgress):
+    """Remembers what it was told."""
+
+    def __init__(self):
+        self.starts, self.steps, self.ends = [], [], []
+
+    def start(self, configs, finished):
+        self.starts.append((len(configs), len(finished)))
+
+    def advance(self, config, task, tasks):
+        self.steps.append((config.seed, task, tasks))
+
+    def end(self, config, result):
+        self.ends.append((config.seed, result))
+
+
+def slow_values(tiny_run, seed):
+    """A run whose tasks take long enough to be hit by a signal."""
+    same = dict.fromkeys(("epochs", "min_epochs", "max_epochs"), 60)
+    return tiny_run | {"seed": seed, "options": tiny_run["options"] | same}
+
+
+def stamps(store):
+    return {path: path.stat().st_mtime_ns for path in sorted(store.root.rglob("record.json"))}
+
+
+def test_nothing_is_run_twice(quick, store):
+    first = run_grid([quick(1), quick(2), quick(1, threads=2)], store)
+    assert [config.seed for config in first.finished] == [1, 2]
+    assert (first.failed, first.skipped) == ((), ())
+    before = stamps(store)
+    heard = Heard()
+    again = run_grid([quick(2), quick(1), quick(3)], store, InProcess(), heard)
+    assert [config.seed for config in again.finished] == [3]
+    assert [config.seed for config in again.skipped] == [2, 1]
+    assert {path: stamp for path, stamp in stamps(store).items() if path in before} == before
+    assert heard.starts == [(3, 2)]
+    assert heard.steps == [(3, 0, 0), (3, 0, 3), (3, 1, 3), (3, 2, 3)]
+    assert [seed for seed, _ in heard.ends] == [3]
+    assert heard.ends[0][1] == store.find(quick(3))
+
+
+def test_a_store_finds_records_by_their_configuration(quick, store, tmp_path):
+    assert store.folder(quick()) == store.root / quick().folder().name
+    assert (store.find(quick()), store.state(quick()), list(store.records())) == (None, "missing", [])
+    run_grid([quick()], store)
+    record = store.find(quick(threads=3))  # threads do not make another run
+    assert record["status"] == "finished"
+    assert (store.state(quick()), store.state(quick(2))) == ("finished", "missing")
+    nested = RecordStore(tmp_path)
+    assert list(nested.records()) == [record], "records lie anywhere below the root"
+    assert not [path for path in store.folder(quick()).iterdir() if path.name.startswith(".")]
+
+
+def test_foreign_and_spoilt_files_are_passed_over(quick, store):
+    run_grid([quick()], store)
+    record = store.find(quick())
+    for name, content in {"a": "not JSON", "b": "[1]", "c": '{"format": 1}', "d": '{"format": 99}'}.items():
+        (store.root / name).mkdir()
+        (store.root / name / "record.json").write_text(content)
+    (store.root / "notes.txt").write_text("mine")
+    (store.root / "e" / "record.json").mkdir(parents=True)
+    assert list(store.records()) == [record]
+    for content in ("not JSON", '{"format": 1}', json.dumps(record | {"config": quick(2).identity()})):
+        (store.folder(quick()) / "record.json").write_text(content)
+        assert (store.state(quick()), store.find(quick())) == ("failed", None)
+        assert "delete" in str(store.failure(quick()))
+
+
+def test_a_spoilt_note_of_a_failure_is_told(quick, store):
+    from onea.research.runs.record_store import Failure
+
+    store.note_failure(quick(), Failure("It rained."))
+    path = store.folder(quick()) / "failure.json"
+    for change in ({"error": 5}, {"attempts": "x"}, {"attempts": []}, {"date": None}):
+        path.write_text(json.dumps(json.loads(path.read_text()) | change))
+        assert str(store.failure(quick()))
+
+
+def test_a_partial_run_is_running_and_is_continued(tiny_run, store, monkeypatch):
+    config = make_config(tiny_run)
+    whole = run(config, store.root / "elsewhere")
+
+    class Stop(GridProgress):
+        def advance(self, config, task, tasks):
+            if task == 2:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_grid([config], store, progress=Stop())
+    assert (store.state(config), store.find(config), store.failure(config)) == ("running", None, None)
+    assert len(run_grid([config], store).finished) == 1
+    record = store.find(config)
+    assert len(record["dates"]["resumed"]) == 1
+    assert comparable_fields(record) == comparable_fields(whole)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_failure_is_recorded_and_the_rest_goes_on(quick, store, workers):
+    bad = quick(2, holdout=0.99)
+    heard = Heard()
+    outcome = run_grid([bad, quick(1)], store, choose_executor(workers), heard)
+    assert [config.seed for config in outcome.finished] == [1]
+    assert outcome.failed == (bad,)
+    assert store.state(bad) == "failed"
+    failure = store.failure(bad)
+    assert str(failure) == "holdout 0.99 leaves a class without training images; hold out less."
+    assert dict(heard.ends)[2].error == failure.error
+    noted = json.loads((store.folder(bad) / "failure.json").read_text())
+    assert noted["config"]["seed"] == 2
+    assert noted["date"]
+
+
+def test_an_unforeseen_error_keeps_its_trace_and_success_clears_it(quick, store, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("onea.research.runs.runner.count_correct", lambda *_: 1 / 0)
+        outcome = run_grid([quick(1), quick(2)], store)
+    assert len(outcome.failed) == 2
+    failure = store.failure(quick())
+    assert failure.error == "ZeroDivisionError: division by zero"
+    assert "count_correct" in failure.details
+    assert len(run_grid([quick(1)], store).finished) == 1, "a failed run is tried again"
+    assert (store.state(quick()), store.failure(quick())) == ("finished", None)
+    assert not (store.folder(quick()) / "failure.json").exists()
+    (store.folder(quick(2)) / "failure.json").write_text("{}")
+    assert "no longer says why" in str(store.failure(quick(2)))
+
+
+def test_a_folder_that_cannot_be_written_fails_alone(quick, store):
+    store.root.mkdir()
+    store.folder(quick(1)).write_text("a file where a folder should be")
+    outcome = run_grid([quick(1), quick(2)], store)
+    assert [config.seed for config in outcome.failed] == [1]
+    assert [config.seed for config in outcome.finished] == [2]
+
+
+def test_two_grids_at_once_share_the_work(quick, store):
+    """The second one waits for the first at a run that both want, and then finds it finished."""
+    job = RunJob(quick(), store.folder(quick()))
+    inside, results = threading.Event(), []
+
+    def tell(_job, task, _tasks):
+        if task == 1 and not inside.is_set():
+            inside.set()
+            time.sleep(0.5)
+
+    first = threading.Thread(target=lambda: results.append(run_job(job, tell)))
+    first.start()
+    assert inside.wait(60)
+    told = []
+    second = run_job(job, lambda _, task, tasks: told.append(task))
+    first.join()
+    assert (second.failure, second.record) == (None, results[0].record)
+    assert told == [], "the second learned nothing itself"
+
+
+def test_a_killed_worker_is_retried(tiny_run, store):
+    victim = make_config(slow_values(tiny_run, 1))
+    killed = []
+
+    class Killer(Heard):
+        def advance(self, config, task, tasks):
+            super().advance(config, task, tasks)
+            if (config.seed, task) == (1, 1) and not killed:
+                child = next(child for child in multiprocessing.active_children())
+                killed.append(child.pid)
+                os.kill(child.pid, signal.SIGKILL)
+
+    heard = Killer()
+    outcome = run_grid([victim], store, LocalProcesses(1), heard)
+    assert outcome.finished == (victim,)
+    assert killed
+    record = store.find(victim)
+    assert len(record["dates"]["resumed"]) == 1, "it went on where it was killed"
+    assert comparable_fields(record) == comparable_fields(run(victim, store.root / "whole"))
+    assert heard.steps.count((1, 0, 0)) == 2
+
+
+def test_a_worker_that_always_dies_is_given_up_and_the_rest_goes_on(tiny_run, quick, store):
+    victim = make_config(slow_values(tiny_run, 1))
+
+    class Killer(Heard):
+        def advance(self, config, task, tasks):
+            super().advance(config, task, tasks)
+            if config.seed == 1:
+                for child in multiprocessing.active_children():
+                    child.kill()
+
+    heard = Killer()
+    outcome = run_grid([victim, quick(2)], store, LocalProcesses(1, retries=1), heard)
+    assert [config.seed for config in outcome.failed] == [1]
+    assert [config.seed for config in outcome.finished] == [2]
+    assert store.failure(victim).attempts == 2
+    assert "signal 9" in str(store.failure(victim))
+    assert heard.steps.count((1, 0, 0)) == 2
+
+
+def test_a_worker_that_dies_takes_no_run_along_that_shares_its_training(tiny_run, store):
+    """The run at hand is given up; the next one of its group trains by itself."""
+    victim, next_one = (make_config(slow_values(tiny_run, 1) | {"kappa": kappa}) for kappa in (3.0, 9.0))
+
+    class Killer(Heard):
+        def advance(self, config, task, tasks):
+            super().advance(config, task, tasks)
+            if config.key() == victim.key() and task == 1:
+                for child in multiprocessing.active_children():
+                    child.kill()
+
+    outcome = run_grid([victim, next_one], store, LocalProcesses(2, retries=0, share_adapters=True), Killer())
+    assert outcome.failed == (victim,)
+    assert outcome.finished == (next_one,)
+
+
+def test_closing_ends_the_processes(tiny_run, quick, tmp_path):
+    endless = dict.fromkeys(
+        ("epochs", "min_epochs", "max_epochs"), 100_000
+    )  # whichever process is held up, the quick ends
+    values = tiny_run | {"seed": 2, "options": tiny_run["options"] | endless}
+    jobs = [RunJob(quick(1), tmp_path / "1"), RunJob(make_config(values), tmp_path / "2")]
+    with closing(LocalProcesses(2).run(jobs)) as results:
+        assert next(results).job is jobs[0]
+        assert len(multiprocessing.active_children()) == 1
+    assert multiprocessing.active_children() == []
+
+
+def start_grid(values, root):
+    arguments = [sys.executable, "-c", GRID, json.dumps([values, str(root)])]
+    return subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def interrupted_grid(tiny_run, quick, store, number):
+    """Send a signal to a grid when one run is finished and another has begun to learn; returns its process."""
+    fast = tiny_run | {"method": "simplecil", "options": {}}
+    values = [fast | {"seed": 2}, slow_values(tiny_run, 1), fast | {"seed": 3}]
+    with start_grid(values, store.root) as grid:
+        lines: list[str] = []
+        while not {"end 2", "at 1 1"} <= set(lines):
+            line = grid.stdout.readline()
+            assert line, grid.stderr.read()
+            lines.append(line.strip())
+        assert "end 1" not in lines
+        if number == signal.SIGKILL:
+            grid.kill()
+        else:
+            os.killpg(grid.pid, number)  # as a terminal does
+        # The workers hold the other end of the pipe too: it closes when the last of them has died with the grid.
+        _, error = grid.communicate(timeout=30)
+    return [make_config(value) for value in values], grid.returncode, error
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+def test_a_grid_stopped_in_the_middle_repeats_no_finished_run(number, tiny_run, quick, store, tmp_path):
+    configs, code, error = interrupted_grid(tiny_run, quick, store, number)
+    assert code == (-9 if number == signal.SIGKILL else -2), error
+    if number == signal.SIGINT:
+        assert "KeyboardInterrupt" in error
+    assert (store.state(configs[0]), store.state(configs[1])) == ("finished", "running")
+    before, finished = stamps(store), store.find(configs[0])
+    outcome = run_grid(configs, store)
+    assert configs[0] in outcome.skipped
+    assert store.find(configs[0])["dates"] == finished["dates"]
+    assert stamps(store)[store.folder(configs[0]) / "record.json"] == before[store.folder(configs[0]) / "record.json"]
+    assert len(store.find(configs[1])["dates"]["resumed"]) == 1
+    whole = RecordStore(tmp_path / "whole")
+    run_grid(configs, whole)
+    assert [comparable_fields(store.find(config)) for config in configs] == [
+        comparable_fields(whole.find(config)) for config in configs
+    ]
+
+
+def test_ctrl_c_keeps_what_is_finished(quick, store):
+    class Stop(GridProgress):
+        def end(self, config, result):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_grid([quick(1), quick(2)], store, progress=Stop())
+    assert (store.state(quick(1)), store.state(quick(2))) == ("finished", "missing")
+
+
+@pytest.mark.parametrize("kind", [InProcess, partial(LocalProcesses, 2)], ids=["one process", "two"])
+def test_shared_adapters_change_nothing_but_the_time(tiny_run, tmp_path, kind):
+    other = tiny_run | {"options": tiny_run["options"] | {"kappa": 9.0}}
+    configs = [make_config(value) for value in (tiny_run, other, other | {"normalise": "none"})]
+    apart, shared = RecordStore(tmp_path / "apart"), RecordStore(tmp_path / "shared")
+    run_grid(configs, apart)
+    run_grid(configs, shared, kind(share_adapters=True))
+
+    def results(store):
+        records = [comparable_fields(store.find(config)) for config in configs]
+        marks = [[task.pop("training_shared", False) for task in record["tasks"]] for record in records]
+        return records, marks
+
+    assert results(shared)[0] == results(apart)[0]
+    assert results(shared)[1] == [[False] * 3, [True] * 3, [False] * 3], "other images are not the same training"
+
+
+def test_adapters_are_kept_only_while_a_later_job_needs_them(tiny_run, tmp_path):
+    def config(seed, method="one-a", **options):
+        values = tiny_run | {"seed": seed, "method": method}
+        return make_config(values | {"options": values["options"] | options})
+
+    mixed = [config(1), config(2), config(1, rank=5), config(1, kappa=9.0), config(3), config(2, "running-mean")]
+    alone = make_config(
+        {"method": "simplecil", **{k: v for k, v in tiny_run.items() if k not in ("method", "options")}}
+    )
+    given = list(with_adapter_caches([RunJob(one, tmp_path) for one in [*mixed, alone]]))
+    assert [job.config for job, _ in given] == [mixed[index] for index in (0, 3, 1, 5, 2, 4)] + [alone]
+    adapter_caches = [adapter_cache for _, adapter_cache in given]
+    assert adapter_caches[0] is adapter_caches[1]
+    assert adapter_caches[2] is adapter_caches[3]
+    assert adapter_caches[0] is not adapter_caches[2]
+    assert adapter_caches[4:] == [None] * 3, "nobody could use what they train"
+    assert once_per_training([*mixed, alone]) == [mixed[0], mixed[1], mixed[2], mixed[4], alone]
+
+    walk = with_adapter_caches([RunJob(one, tmp_path) for one in mixed])
+    first = weakref.ref(next(walk)[1])
+    assert next(walk)[1] is first()
+    next(walk)
+    gc.collect()
+    assert first() is None, "dropped with the last job that trains alike"
+
+
+def test_shared_adapters_lie_in_host_memory_and_are_lent_as_copies(tiny_run):
+    adapter_cache = AdapterCache()
+    ready = prepare(make_config(tiny_run), make_runtime("cpu"), adapter_cache)
+    own, lent = (ready.method._trained(ready.task(0)) for _ in range(2))
+    assert lent.report["training_shared"]
+    ((kept, _),) = adapter_cache.values()
+    for name, value in kept.items():
+        assert value.device.type == "cpu"
+        assert torch.equal(value, own.tensors[name])
+        assert len({value.data_ptr(), own.tensors[name].data_ptr(), lent.tensors[name].data_ptr()}) == 3
+
+
+def test_training_is_shared_by_default_only_within_one_process():
+    assert choose_executor(1).share_adapters
+    assert not choose_executor(1, share_training=False).share_adapters
+    assert not choose_executor(2).share_adapters
+    assert choose_executor(2, share_training=True).share_adapters
+    with pytest.raises(OneaError, match="leave out --share-training"):
+        choose_executor(ray="local", share_training=True)
+
+
+def test_each_process_gets_a_gpu_and_its_part_of_the_threads(quick, store, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, 5")
+    monkeypatch.setattr(executors, "_cores", lambda: 8)
+    started = []
+
+    class Pipe:
+        close = staticmethod(lambda: None)
+
+    class Context:
+        def Pipe(self):  # noqa: N802
+            return Pipe(), Pipe()
+
+        def Process(self, target, args, daemon):  # noqa: N802
+            started.append((args[0][0].config.threads, args[2]["CUDA_VISIBLE_DEVICES"]))
+            return self
+
+        def start(self):
+            pass
+
+    monkeypatch.setattr(executors.multiprocessing, "get_context", lambda _: Context())
+    pool, busy = LocalProcesses(), []
+    for config in (quick(1, threads=0), quick(2, threads=0), quick(3, threads=1)):
+        busy.append(pool._start(deque([RunJob(config, store.folder(config))]), busy)[1])
+    assert started == [(4, "3"), (4, "5"), (1, "3")]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    assert executors.visible_gpus() == []
+
+
+def test_the_executor_a_command_line_asks_for(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert isinstance(choose_executor(), InProcess)
+    assert isinstance(choose_executor(2), LocalProcesses)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert isinstance(choose_executor(), LocalProcesses)
+    assert isinstance(choose_executor(1), InProcess)
+    with pytest.raises(OneaError, match="at least 1"):
+        choose_executor(0)
+    with pytest.raises(OneaError, match="leave out the number of workers"):
+        choose_executor(2, ray="auto")
+
+
+def test_labels_name_what_differs(quick):
+    first, second = quick(1, gamma=0.1), quick(2, gamma=0.5)
+    data = first.data.split("/")[-1]
+    assert labels([first, second])[second.key()] == f"simplecil {data} seed 2, gamma 0.5"
+    assert labels([first])[first.key()] == f"simplecil {data} seed 1"
+
+
+def display(terminal):
+    text = io.StringIO()
+    return GridDisplay(Console(file=text, force_terminal=terminal, width=120, highlight=False)), text
+
+
+def test_lines_without_a_terminal(quick, store):
+    run_grid([quick(1)], store)
+    shown, text = display(terminal=False)
+    with shown:
+        run_grid([quick(1), quick(2), quick(3, holdout=0.99)], store, progress=shown)
+    lines = text.getvalue().splitlines()
+    assert lines[0] == "3 runs, 1 of them finished earlier"
+    assert lines[1].startswith("2/3  simplecil")
+    assert "seed 2: A_T " in lines[1]
+    assert "left)" in lines[1]
+    assert "seed 3, holdout 0.99 failed: holdout 0.99 leaves" in lines[2]
+    assert len(lines) == 3
+
+
+def test_the_live_picture(quick, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("onea.research.cli.paper_display.time.perf_counter", lambda: now[0])
+    configs = [quick(seed) for seed in range(1, 6)]
+    shown, _ = display(terminal=True)
+
+    def picture():
+        console = Console(file=io.StringIO(), width=120)
+        console.print(shown._draw())
+        return console.file.getvalue()
+
+    shown.start(configs, configs[:1])
+    assert "1 of 5 runs  1 finished earlier" in picture()
+    shown.advance(configs[1], 0, 0)
+    assert "preparing" in picture()
+    assert "left" not in picture(), "nothing to go by yet"
+    shown.advance(configs[1], 2, 4)  # half of it was learned by an earlier grid
+    shown.advance(configs[1], 3, 4)
+    now[0] += 10
+    assert "task 4 of 4" in picture()
+    assert "10 s so far, about 2 min left" in picture()  # 10 s for a quarter of a run, 3.25 runs left: 130 s
+    shown.end(configs[1], {"metrics": {"A_T": 50.0, "mean_A": 60.0}})
+    shown.advance(configs[2], 0, 0)
+    shown.end(configs[2], Failure("It broke; mend it."))
+    assert "3 of 5 runs  1 failed  1 finished earlier" in picture()
+    assert "about 40 s left" in picture()  # 10 s for half a run, 2 runs left
+
+
+def test_a_terminal_keeps_only_the_failures(quick, store):
+    shown, text = display(terminal=True)
+    with shown:
+        run_grid([quick(1), quick(2, holdout=0.99)], store, progress=shown)
+    written = text.getvalue()
+    assert "2 runs" in written
+    assert "seed 2, holdout 0.99 failed: holdout 0.99 leaves" in written
+    assert "A_T" not in written
+
+
+def test_nobody_needs_to_listen(quick, tmp_path):
+    job = RunJob(quick(), tmp_path)
+    assert ignore_progress(job, 1, 2) is None
+    results = list(InProcess().run([job]))
+    assert [result.failure for result in results] == [None]
+    assert Path(tmp_path / "record.json").exists()

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NVIDIA's Multi-Process Service around a grid, with a program of its name that notes what it is told."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from onea.research.runs import executors, mps
+from onea.research.runs.executors import LocalProcesses
+from onea.research.runs.mps import multi_process_service
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the service exists on Linux")
+
+PROGRAM = """#!/bin/sh
+echo "$1 $(if [ -z "$1" ]; then cat; fi) pipes=$CUDA_MPS_PIPE_DIRECTORY gpus=$CUDA_VISIBLE_DEVICES" >> "$NOTES"
+[ -d "$CUDA_MPS_PIPE_DIRECTORY" ] && [ -d "$CUDA_MPS_LOG_DIRECTORY" ]
+"""
+
+
+@pytest.fixture
+def notes(tmp_path, monkeypatch):
+    """The lines that the program has noted; it is on the path, and a client could reach it."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    program = folder / "nvidia-cuda-mps-control"
+    program.write_text(PROGRAM)
+    program.chmod(0o755)
+    noted = tmp_path / "notes"
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+    monkeypatch.setenv("NOTES", str(noted))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    monkeypatch.setattr(mps, "_USUAL_PLACE", tmp_path / "nvidia-mps")
+    monkeypatch.setattr(mps, "_TRIAL", "import os; assert os.environ['CUDA_MPS_PIPE_DIRECTORY']")
+    return lambda: noted.read_text().splitlines() if noted.exists() else []
+
+
+def test_it_is_started_and_told_to_quit_with_folders_of_its_own(notes):
+    with multi_process_service() as clients:
+        pipes = clients["CUDA_MPS_PIPE_DIRECTORY"]
+        assert Path(pipes).is_dir()
+        assert Path(clients["CUDA_MPS_LOG_DIRECTORY"]).is_dir()
+        assert notes() == [f"-d  pipes={pipes} gpus="], "which GPUs there are is the clients' affair"
+    assert notes()[1:] == [f" quit pipes={pipes} gpus="]
+    assert not Path(pipes).parent.exists()
+
+
+def test_it_quits_when_the_grid_fails(notes):
+    with pytest.raises(KeyboardInterrupt), multi_process_service():
+        raise KeyboardInterrupt
+    assert len(notes()) == 2
+
+
+def test_nothing_is_started_where_somebody_has_set_it_up_or_it_is_not_there(notes, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/somewhere")
+        with multi_process_service() as clients:
+            assert clients == {}
+    with multi_process_service(wanted=False) as clients:
+        assert clients == {}
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", str(tmp_path))
+        with multi_process_service() as clients:
+            assert clients == {}
+    mps._USUAL_PLACE.mkdir()
+    (mps._USUAL_PLACE / "control").touch()
+    with multi_process_service() as clients:
+        assert clients == {}
+    assert notes() == []
+
+
+@pytest.mark.parametrize("trial", ["raise SystemExit(1)", "import time; time.sleep(9)"])
+def test_where_no_client_can_use_it_runs_go_without(notes, trial, monkeypatch):
+    monkeypatch.setattr(mps, "_TRIAL", trial)
+    monkeypatch.setattr(mps, "_SECONDS", 2)
+    with multi_process_service() as clients:
+        assert clients == {}
+    assert [line.split()[0] for line in notes()] == ["-d", "quit"]
+
+
+def test_a_service_that_does_not_start_is_not_told_to_quit(notes, monkeypatch):
+    monkeypatch.setattr(mps, "_LOGS", "OTHER")  # so that the program finds no folder of logs
+    with multi_process_service() as clients:
+        assert clients == {}
+    assert len(notes()) == 1
+
+
+@pytest.mark.parametrize(
+    ("gpus", "workers", "jobs", "wanted"),
+    [(["0"], 2, 2, True), (["0"], 2, 1, False), (["0", "1"], 2, 5, False), (["0", "1"], 3, 5, True), ([], 4, 5, False)],
+)
+def test_it_is_wanted_where_runs_share_a_gpu(gpus, workers, jobs, wanted, monkeypatch):
+    asked = []
+    monkeypatch.setattr(executors, "visible_gpus", lambda: gpus)
+    monkeypatch.setattr(executors, "multi_process_service", lambda wanted: asked.append(wanted) or mps_of_nobody())
+    monkeypatch.setattr(LocalProcesses, "_run", lambda *_: iter(()))
+    list(LocalProcesses(workers).run([None] * jobs))
+    assert asked == [wanted]
+
+
+def mps_of_nobody():
+    return multi_process_service(wanted=False)

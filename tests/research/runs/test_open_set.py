@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs with --open-set: classes yet to come are the unknown ones, and nothing else of the run changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from method_tools import prepared
+from record_tools import record
+from tiny import Stopped
+
+from onea.cli.display import print_summary
+from onea.research.record_metrics import headline_metrics, metric
+from onea.research.record_shape import can_be_continued, can_be_shown
+from onea.research.report.aggregate import grid_table, settings
+from onea.research.report.compare import compare
+from onea.research.report.experiment_page import with_titles
+from onea.research.report.load import by_classifier
+from onea.research.report.run_page import run_page
+from onea.research.report.tables import results_table
+from onea.research.runs.config import RunConfig, make_config
+from onea.research.runs.evaluation import answer_tasks, open_set_auroc
+from onea.research.runs.record import comparable_fields
+from onea.research.runs.runner import run
+
+AREAS = [80.0, 75.0, 70.0, 65.0, 60.0, 55.0, 52.0, 51.0, None]
+MEAN = 63.5
+
+
+def expected(scores: torch.Tensor, labels: torch.Tensor, seen: int) -> float:
+    """The share of pairs in which the image of a class seen has the larger score, in percent."""
+    largest = scores.max(1).values.tolist()
+    known = [value for value, label in zip(largest, labels.tolist(), strict=True) if label < seen]
+    unknown = [value for value, label in zip(largest, labels.tolist(), strict=True) if label >= seen]
+    assert min(abs(a - b) for a in known for b in unknown) > 1e-5, "or rounding in batches of other sizes could decide"
+    won = sum((a > b) + 0.5 * (a == b) for a in known for b in unknown)
+    return 100 * won / (len(known) * len(unknown))
+
+
+@pytest.mark.parametrize("method", ["one-a", "simplecil", "ease", "l2p", "sequential"])
+def test_the_area_is_that_of_the_largest_score(method, tiny_run):
+    ready = prepared(tiny_run, method)
+    images, labels = ready.test.images.plain(ready.test.rows), ready.test.labels[ready.test.rows]
+    for index, seen in enumerate((3, 4)):
+        ready.method.learn(ready.task(index))
+        found = [
+            answer_tasks(ready.method, ready.test, ranges, ready.seed)
+            for ranges in (ready.class_ranges(index), ready.later_class_ranges(index))
+        ]
+        assert sorted(found[0].truth.tolist()) == sorted(labels[labels < seen].tolist())
+        assert sorted(found[1].truth.tolist()) == sorted(labels[labels >= seen].tolist())
+        assert open_set_auroc(*found) == pytest.approx(expected(ready.method.scores(images), labels, seen))
+    assert not ready.later_class_ranges(2)
+    assert open_set_auroc(found[0], None) is None
+
+
+def test_nothing_but_the_area_is_added_to_a_record(tiny_run, tmp_path):
+    tiny_run["options"] |= {"compare_classifiers": "slda"}
+    plain = run(make_config(tiny_run), tmp_path / "plain")
+    asked = run(make_config(tiny_run | {"open_set": True}), tmp_path / "asked")
+    assert "open_set" not in plain
+    *areas, last = asked["open_set"]
+    assert len(areas) == 2
+    assert all(0 <= area <= 100 for area in areas)
+    assert last is None, "nothing is yet to come"
+    more = {"config": plain["config"] | {"open_set": True}, "open_set": asked["open_set"]}
+    assert comparable_fields(asked) == comparable_fields(plain) | more
+    assert can_be_continued(asked)
+    assert metric("open_set").value(asked) == pytest.approx(sum(areas) / 2)
+    assert metric("open_set").value(by_classifier(asked)[1]) is None, "it was measured for the classifier that answered"
+
+
+def test_a_run_that_was_stopped_ends_the_same(tiny_run, tmp_path):
+    config = make_config(tiny_run | {"open_set": True})
+    whole = run(config, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        run(config, tmp_path / "parts", Stopped())
+    resumed = run(config, tmp_path / "parts")
+    assert resumed["dates"]["resumed"]
+    assert comparable_fields(resumed) == comparable_fields(whole)
+
+
+def test_one_task_leaves_nothing_to_come(tiny_run, tmp_path):
+    found = run(
+        make_config(tiny_run | {"method": "simplecil", "options": {}, "sizes": "6", "open_set": True}), tmp_path
+    )
+    assert found["open_set"] == [None]
+    assert metric("open_set").value(found) is None
+    assert can_be_continued(found)
+
+
+def test_the_option_is_part_of_a_key_only_where_it_is_on():
+    assert RunConfig(open_set=False).identity() == RunConfig().identity()
+    assert RunConfig(open_set=True).identity() == RunConfig().identity() | {"open_set": True}
+
+
+def test_tables_have_the_metric_where_a_record_has_it():
+    plain, asked = record("simplecil"), record(open_set=AREAS)
+    assert metric("open_set").value(asked) == MEAN
+    heads = {
+        name: [column.name for column in results_table(records).columns]
+        for name, records in {"plain": [plain], "both": [asked, plain]}.items()
+    }
+    assert "open-set AUROC %" not in heads["plain"]
+    assert set(heads["both"]) - set(heads["plain"]) == {"open-set AUROC %"}
+    assert [m.title for m in headline_metrics([asked]).values()].count("open-set AUROC") == 1
+    for records, shown in (([plain], False), ([asked, plain], True)):
+        (setting,) = settings(with_titles(records))
+        assert ("open-set AUROC %" in [column.name for column in grid_table(setting).columns]) is shown
+        assert ("open-set AUROC" in run_page(records, "A page")) is shown
+    assert f"{MEAN:.2f}" in run_page([asked], "A page")
+    row = next(row for row in compare([asked], [record(open_set=[90.0] * 8 + [None])]).rows if "open-set" in row.name)
+    assert row.mean == 90 - MEAN
+    assert not [row for row in compare([asked], [record()]).rows if "open-set" in row.name]
+
+
+def test_the_summary_shows_every_step(capsys):
+    print_summary(record(open_set=AREAS), Path("somewhere"))
+    said = capsys.readouterr().out
+    assert "open-set" in said
+    assert all(f"{area:.2f}" in said for area in AREAS[:-1])
+    print_summary(record(), Path("somewhere"))
+    assert "open-set" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("wrong", [[80.0], [101.0] * 9, [-1.0] * 9, ["80"] * 9, 80.0, {"1": 80.0}, [True] * 9])
+def test_areas_that_cannot_be_are_refused(wrong):
+    assert can_be_shown(record(open_set=AREAS))
+    assert can_be_shown(record(open_set=[]))
+    assert can_be_shown(record(open_set=None))
+    assert not can_be_shown(record(open_set=wrong))

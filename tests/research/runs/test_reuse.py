@@ -1,0 +1,505 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a finished run may be used again, and who may be at one: images, weights and presets as they are now."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from malformed import leaves, replaced, without
+from PIL import Image
+from safetensors.torch import load_file
+from tiny import Stopped, save_plain
+
+from onea.errors import OneaError
+from onea.locks import folder_lock
+from onea.research.methods import METHODS
+from onea.research.record import read_record_file, records_below, write_record
+from onea.research.runs.config import make_config
+from onea.research.runs.executors import InProcess
+from onea.research.runs.grid import run_grid
+from onea.research.runs.inputs import Inputs
+from onea.research.runs.record import comparable_fields, read_run
+from onea.research.runs.record_store import RecordStore
+from onea.research.runs.runner import run
+from onea.runtime import Progress
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def images(tiny_images, tmp_path) -> Path:
+    """Images of one's own to spoil, in a format whose files keep their size whatever they show."""
+    root = tmp_path / "images"
+    for file in sorted(tiny_images.rglob("*.png")):
+        target = (root / file.relative_to(tiny_images)).with_suffix(".bmp")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        Image.open(file).save(target)
+    return root
+
+
+@pytest.fixture
+def weights(tiny_vit, tmp_path) -> Path:
+    return Path(shutil.copy(tiny_vit, tmp_path / "own.safetensors"))
+
+
+@pytest.fixture
+def values(tiny_run, images, weights) -> dict:
+    rest = {name: value for name, value in tiny_run.items() if name != "options"}
+    return rest | {"method": "simplecil", "data": f"folder:{images}", "backbone": str(weights)}
+
+
+class Remarks(Progress):
+    def __init__(self):
+        self.texts: list[str] = []
+
+    def remark(self, text: str) -> None:
+        self.texts.append(text)
+
+
+def invert(file: Path) -> None:
+    """Other pixels in a file of the same name, size and modification time."""
+    before = file.stat()
+    Image.fromarray(255 - np.asarray(Image.open(file))).save(file)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = file.stat()
+    assert (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)
+
+
+def unfinished(folder: Path) -> None:
+    """As if the run had been killed after its first task."""
+    write_record(folder, json.loads((folder / "record.json").read_text()) | {"status": "running"})
+
+
+# what is compared
+
+
+def test_a_finished_run_of_other_images_is_not_returned(values, images, tmp_path):
+    run(make_config(values), tmp_path / "o")
+    before = (tmp_path / "o/record.json").read_bytes()
+    for file in sorted((images / "train").rglob("*.bmp"))[::2]:
+        file.unlink()
+    with pytest.raises(OneaError, match=r"finished run with other images \(names, sizes or classes.*another --out"):
+        run(make_config(values), tmp_path / "o")
+    assert (tmp_path / "o/record.json").read_bytes() == before
+
+
+def test_the_command_says_what_differs_and_writes_nothing(values, images, onea):
+    words = ["run", "simplecil", *(f"--{name}={value}" for name, value in values.items() if name != "method")]
+    assert onea(*words, "--out", "o")[0] == 0
+    kept = {path: path.stat().st_mtime_ns for path in Path("o").iterdir()}
+    shutil.rmtree(images / "train/class03")
+    code, out, err = onea(*words, "--out", "o")
+    assert (code, out) == (2, "")
+    assert err.startswith("onea: o holds a finished run with other images (Class 'class03' is in test/")
+    assert len(err.splitlines()) == 1
+    assert {path: path.stat().st_mtime_ns for path in Path("o").iterdir()} == kept
+
+
+@pytest.mark.parametrize("store", ["auto", "exact"])
+@pytest.mark.parametrize("side", ["train", "test"])
+def test_an_edit_that_keeps_size_and_time_is_noticed(store, side, values, images, tmp_path):
+    config = make_config(values | {"store": store})
+    run(config, tmp_path / "o")
+    invert(images / side / "class00" / "0.bmp")
+    with pytest.raises(OneaError, match=rf"other images \(the pixels of {side} have changed\)"):
+        run(config, tmp_path / "o")
+    unfinished(tmp_path / "o")
+    with pytest.raises(OneaError, match=r"The data of the run .* changed since it began \(sha256\)"):
+        run(config, tmp_path / "o")
+
+
+def test_images_that_were_only_touched_or_copied_are_the_same(values, images, tmp_path):
+    config = make_config(values)
+    first = run(config, tmp_path / "o")
+    for file in images.rglob("*.bmp"):
+        os.utime(file, ns=(1, 1))
+    assert run(config, tmp_path / "o") == first
+    shutil.copytree(images, tmp_path / "copy")
+    shutil.rmtree(images)
+    (tmp_path / "copy").rename(images)
+    assert run(config, tmp_path / "o") == first
+    unfinished(tmp_path / "o")
+    assert comparable_fields(run(config, tmp_path / "o"))["data"] == first["data"]
+
+
+def test_nothing_is_read_where_nobody_has_touched_anything(values, tmp_path, monkeypatch):
+    config = make_config(values)
+    first = run(config, tmp_path / "o")
+    for name in (
+        "onea.research.data.pack.read_image",
+        "onea.research.data.pack.image_size",
+        "onea.research.runs.inputs.load_backbone",
+    ):
+        monkeypatch.setattr(name, lambda *_, **__: pytest.fail("reads"))
+    monkeypatch.setenv("ONEA_CACHE", str(tmp_path / "empty cache"))
+    assert run(config, tmp_path / "o") == first
+
+
+def test_a_finished_run_outlives_its_images_and_weights(values, images, weights, tmp_path, onea):
+    words = ["run", "simplecil", *(f"--{name}={value}" for name, value in values.items() if name != "method")]
+    first = onea(*words, "--out", "o")
+    shutil.rmtree(images)
+    weights.unlink()
+    code, out, err = onea(*words, "--out", "o")
+    assert code == 0
+    assert out.startswith(first[1])
+    remarks = [
+        f"its {what} are not here and were not compared"
+        for what in (f"images (folder:{images})", f"weights ({weights})")
+    ]
+    assert err.splitlines() == remarks
+    heard = Remarks()
+    run(make_config(values), Path("o"), heard)
+    assert heard.texts == remarks
+
+
+@pytest.mark.parametrize("spec", ["list:missing.txt", "list:a.txt,b.txt", "cub200", "imagenet-a", "cifar100"])
+def test_data_that_is_nowhere_is_missing_and_is_not_fetched(spec, tmp_path, monkeypatch):
+    from onea.data.dataset import MissingData
+    from onea.research.data.sources import load_dataset
+
+    monkeypatch.setattr("torchvision.datasets.CIFAR100.download", lambda _: pytest.fail("fetches"))
+    with pytest.raises(MissingData):
+        load_dataset(spec, root=tmp_path, fetch=False)
+
+
+def test_a_cache_that_cannot_be_written_is_no_change_of_the_images(tmp_path, monkeypatch):
+    from onea.files import default_cache
+    from onea.research.data.sources import load_dataset
+
+    config = make_config({"data": "glyphs-mini"})
+    record = {"data": {"fingerprint": load_dataset("glyphs-mini", cache=default_cache()).fingerprint}}
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("ONEA_CACHE", str(tmp_path / "file"))
+    assert Inputs()._data(record, config, []) == ""
+
+
+def test_other_weights_are_noticed_whatever_their_times(values, weights, tmp_path):
+    config = make_config(values)
+    run(config, tmp_path / "o")
+    before, tensors = weights.stat(), load_file(weights)
+    tensors["cls_token"] = tensors["cls_token"] + 1
+    save_plain(tensors, weights)
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert weights.stat().st_size == before.st_size
+    with pytest.raises(OneaError, match=r"finished run with other weights \(of .*own\.safetensors\)"):
+        run(config, tmp_path / "o")
+
+
+def test_weights_that_were_only_copied_are_the_same(values, weights, tmp_path):
+    first = run(make_config(values), tmp_path / "o")
+    content = weights.read_bytes()
+    weights.unlink()
+    weights.write_bytes(content)
+    assert run(make_config(values), tmp_path / "o") == first
+
+
+def test_a_preset_that_has_changed_is_noticed(values, tiny_run, tmp_path, monkeypatch):
+    options = {name: value for name, value in tiny_run["options"].items() if name != "learning_rate"}
+    config = make_config(values | {"method": "one-a", "options": options})
+    run(config, tmp_path / "o")
+    before = METHODS.load("one-a").base_rate
+    monkeypatch.setattr(METHODS.load("one-a"), "base_rate", 0.125)
+    with pytest.raises(OneaError, match=rf"finished run with learning_rate {before} instead of 0\.125; choose another"):
+        run(config, tmp_path / "o")
+
+
+def test_all_that_differs_is_said_at_once(values, images, weights, tmp_path):
+    config = make_config(values)
+    run(config, tmp_path / "o")
+    (images / "train/class00/0.bmp").unlink()
+    weights.write_bytes(weights.read_bytes()[:999])
+    with pytest.raises(OneaError, match=r"with other images \(names.* and other weights \(Backbone file .* is damaged"):
+        run(config, tmp_path / "o")
+
+
+def test_precision_auto_elsewhere_is_said(values, tmp_path, monkeypatch):
+    config = make_config({name: value for name, value in values.items() if name != "precision"})
+    monkeypatch.setattr("onea.runtime._has_bf16", lambda _: False)
+    first = run(config, tmp_path / "o")
+    monkeypatch.setattr("onea.runtime._has_bf16", lambda _: True)
+    heard = Remarks()
+    assert run(config, tmp_path / "o", heard) == first, "a run keeps its precision, finished or not"
+    assert heard.texts == ["it was computed in fp32, and auto is bf16 here: --precision bf16 makes a run of its own"]
+
+
+# records made before
+
+
+def older(folder: Path, status: str = "finished") -> dict:
+    """The record as it was before pixels were digested and records had a checksum."""
+    record = json.loads((folder / "record.json").read_text()) | {"format": 1, "status": status}
+    del record["stamps"], record["data"]["sha256"], record["content_sha256"]
+    (folder / "record.json").write_text(json.dumps(record))
+    return record
+
+
+def test_an_older_record_is_compared_by_what_it_holds(values, images, tmp_path):
+    config = make_config(values)
+    run(config, tmp_path / "o")
+    record = older(tmp_path / "o")
+    assert run(config, tmp_path / "o") == record
+    invert(images / "train/class00/0.bmp")
+    assert run(config, tmp_path / "o") == record, "names and sizes are all that it knows"
+    (images / "train/class00/0.bmp").unlink()
+    with pytest.raises(OneaError, match="other images"):
+        run(config, tmp_path / "o")
+
+
+def test_an_older_run_is_continued(values, tmp_path):
+    config = make_config(values)
+    with pytest.raises(KeyboardInterrupt):
+        run(config, tmp_path / "o", Stopped())
+    record = older(tmp_path / "o", "running")
+    resumed = run(config, tmp_path / "o")
+    assert (record["format"], resumed["format"], resumed["status"]) == (1, 2, "finished")
+    assert read_run(tmp_path / "o") == resumed, "it has a checksum from now on"
+
+
+def test_an_option_that_came_later_does_not_make_another_run(values, tmp_path):
+    config = make_config(values | {"method": "one-a", "options": {"rank": 4, "epochs": 1, "min_epochs": 1}})
+    run(config, tmp_path / "o")
+    record = read_run(tmp_path / "o")
+    del record["options"]["margin"]
+    record["options"]["dropped_since"] = 1
+    write_record(tmp_path / "o", record)
+    assert run(config, tmp_path / "o") == record
+
+
+def test_the_committed_records_are_all_found():
+    """By the commands that made docs/results, with neither data nor backbone at hand."""
+    from onea.research.paper.experiments import find_experiment
+    from onea.research.paper.facts import Recorded
+    from onea.research.paper.scale import Changes, make_plan
+
+    store = RecordStore(ROOT / "docs/results/runs")
+    known, found = Recorded(store.records(), None), {}
+    for name, seeds, runs in (("table3", 3, 30), ("table5", 3, 9), ("figure7", 1, 25), ("figure11", 1, 5)):
+        changes = Changes(("folder:cifar100",), None, "vit_small_patch14_112.safetensors", seeds)
+        plan = make_plan(find_experiment(name), changes, known.facts)
+        records = {config.key(): record for config in plan.configs if (record := store.find(config))}
+        assert len(records) == len(plan.configs) == runs
+        found |= records
+    assert len(found) == len(list(store.records())) == len(list(store.root.iterdir()))
+
+
+def test_the_folder_of_every_committed_record_is_that_of_its_configuration():
+    found = [path for path in records_below(ROOT / "docs/results") if path.parent.parent.name == "runs"]
+    assert len(found) > 100
+    for path in found:
+        config = read_record_file(path)["config"]
+        config = make_config(config | {"store": "exact" if config["store"] == "exact" else "auto"})
+        assert path.parent.name == config.folder().name
+
+
+def mutations(record: dict, draw: random.Random):
+    """The record with one part at a time, at any depth, removed or replaced."""
+    places = [path for path in leaves(record) if path]
+    tops = [path for path in places if len(path) <= 2 and isinstance(path[-1], str)]
+    for path in tops + draw.choices(places, k=100):
+        yield without(record, path)
+        for other in (None, "x", -1, [], {}, [[{}]], 1e400):
+            yield replaced(record, path, other)
+
+
+@pytest.mark.parametrize("status", ["finished", "running"])
+def test_a_damaged_record_is_told_in_a_sentence(status, values, tmp_path):
+    """Whatever was changed in it: it is shown, or refused, and never a traceback."""
+    from onea.cli.display import print_summary
+
+    config = make_config(values)
+    record = run(config, tmp_path / "o") | {"status": status, "format": 1}  # which has no checksum
+    file, refused, count = tmp_path / "o/record.json", 0, 0
+    draw = random.Random(12)
+    cases = list(mutations(record, draw))
+    for damaged in cases if status == "finished" else draw.sample(cases, 100):
+        file.write_text(json.dumps(damaged))
+        count += 1
+        try:
+            print_summary(run(config, tmp_path / "o"), tmp_path / "o")
+        except OneaError:
+            refused += 1
+    assert count // 4 < refused < count, (refused, count)
+
+
+def test_the_committed_records_are_whole():
+    for path in records_below(ROOT / "docs/results"):
+        assert read_run(path.parent) is not None
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_in_place_of_a_file_keeps_nobody_waiting(values, tmp_path):
+    config, folder = make_config(values), tmp_path / "o"
+    record = run(config, folder)
+    unfinished(folder)
+    state = folder / record["checkpoint"]["file"]
+    state.unlink()
+    os.mkfifo(state)
+    with pytest.raises(OneaError, match=r"Checkpoint .* is missing or cannot be read; delete .* to start over"):
+        run(config, folder)
+    (folder / "record.json").unlink()
+    os.mkfifo(folder / "record.json")
+    with pytest.raises(OneaError, match=r"record\.json is not a plain file; remove it"):
+        run(config, folder)
+
+
+def test_what_a_kill_in_the_last_step_has_left_is_deleted(values, tmp_path):
+    config, folder = make_config(values), tmp_path / "o"
+    record = run(config, folder)
+    kept = {path.name for path in folder.iterdir()}
+    for name in ("state-002.safetensors", ".record.json.7.partial", ".state-003.safetensors.7.partial"):
+        (folder / name).touch()
+    (folder / "state-of-the-art.safetensors").touch()
+    assert run(config, folder) == record
+    assert {path.name for path in folder.iterdir()} == kept | {"state-of-the-art.safetensors"}
+
+
+# grids
+
+
+def test_a_grid_neither_repeats_nor_shows_runs_of_other_images(values, images, tmp_path):
+    store = RecordStore(tmp_path / "store")
+    configs = [make_config(values | {"seed": seed}) for seed in (1, 2)]
+    run_grid(configs, store)
+    assert run_grid(configs, store).skipped == tuple(configs)
+    before = {config.key(): store.find(config) for config in configs}
+    invert(images / "test/class01/1.bmp")
+    new = make_config(values | {"seed": 3})
+    outcome = run_grid([*configs, new], store, InProcess())
+    assert (outcome.finished, outcome.failed, outcome.skipped) == ((new,), tuple(configs), ())
+    assert outcome.failures.keys() == {config.key() for config in configs}
+    assert "the pixels of test have changed" in str(outcome.failures[configs[0].key()])
+    assert {config.key(): store.find(config) for config in configs} == before, "nothing is lost"
+
+
+def test_a_grid_looks_at_its_images_once(values, images, tmp_path, monkeypatch):
+    store = RecordStore(tmp_path / "store")
+    configs = [make_config(values | {"seed": seed}) for seed in (1, 2, 3)]
+    run_grid(configs, store)
+    invert(images / "test/class01/1.bmp")
+    real, calls = Inputs._data.__globals__["dataset_of"], []
+    monkeypatch.setattr("onea.research.runs.inputs.dataset_of", lambda *a, **k: calls.append(a) or real(*a, **k))
+    assert len(run_grid(configs, store).failed) == 3
+    assert len(calls) == 1
+
+
+def test_a_table_leaves_out_what_was_made_of_other_images(images, weights, onea, monkeypatch):
+    shown: list[int] = []
+
+    def write(_, records, __):
+        shown.append(len(records))
+        return None, []
+
+    monkeypatch.setattr("onea.runtime._has_bf16", lambda _: False)
+    monkeypatch.setattr("onea.research.paper.page.write_experiment", write)
+    monkeypatch.setattr(
+        "onea.research.cli.paper_display.print_result", lambda _, __, failures: told.extend(failures.values())
+    )
+    words = ["paper", "proxies", "--data", f"folder:{images}", "--backbone", str(weights), "--tasks", "3", "--scale"]
+    words += ["0.01", "--device", "cpu", "--out", "o"]
+    told: list[str] = []
+    assert onea(*words)[0] == 0
+    invert(images / "train/class00/0.bmp")
+    assert onea(*words)[0] == 1
+    assert len(told) == 3
+    assert all("the pixels of train have changed" in why for why in told)
+    assert onea(*words, "--render-only")[0] == 0
+    assert shown == [3, 0, 3], "rendering shows what is there"
+
+
+# one process at a time
+
+SLOW = """
+import json, pathlib, sys
+from onea.research.runs.config import make_config
+from onea.research.runs.runner import run
+from onea.runtime import Progress
+
+class Lines(Progress):
+    def start_task(self, task, tasks, name):
+        print("at", task, flush=True)
+
+values, folder = json.loads(sys.argv[1])
+run(make_config(values), pathlib.Path(folder), Lines())
+"""
+
+
+def test_a_second_process_is_told_who_is_at_the_run(tiny_run, tmp_path, onea):
+    slow = tiny_run["options"] | {"epochs": 3000, "min_epochs": 3000, "max_epochs": 3000}
+    values = tiny_run | {"options": slow}
+    command = [sys.executable, "-c", SLOW, json.dumps([values, str(tmp_path / "o")])]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+        try:
+            assert other.stdout is not None
+            assert other.stdout.readline() == "at 0\n"
+            with pytest.raises(OneaError, match=rf"o is being written by process {other.pid}, for \d+ s so far; wait"):
+                run(make_config(values), tmp_path / "o")
+            options = [f"--{name.replace('_', '-')}={value}" for name, value in slow.items()]
+            rest = [f"--{name}={value}" for name, value in values.items() if name not in ("method", "options")]
+            code, _, err = onea("run", "one-a", *rest, *options, "--out", str(tmp_path / "o"))
+            assert code == 2
+            assert f"is being written by process {other.pid}" in err
+            assert [path.name for path in (tmp_path / "o").iterdir()] == ["lock"]
+        finally:
+            other.kill()
+    quick = tiny_run | {"method": "simplecil", "options": {}}
+    assert run(make_config(quick), tmp_path / "o")["status"] == "finished", "its lock has died with it"
+
+
+def test_a_finished_run_needs_no_lock(values, tmp_path):
+    first = run(make_config(values), tmp_path / "o")
+    with folder_lock(tmp_path / "o"):
+        assert run(make_config(values), tmp_path / "o") == first
+
+
+def test_only_the_first_of_several_processes_locks(values, tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    with folder_lock(tmp_path / "o"):
+        assert run(make_config(values), tmp_path / "o")["status"] == "finished"
+
+
+def test_a_run_that_fails_leaves_no_folders(values, tmp_path):
+    with pytest.raises(OneaError, match="holdout"):
+        run(make_config(values | {"holdout": 0.99}), tmp_path / "a/b/c")
+    assert not (tmp_path / "a").exists()
+    (tmp_path / "a").mkdir()
+    with pytest.raises(OneaError, match="holdout"):
+        run(make_config(values | {"holdout": 0.99}), tmp_path / "a/b/c")
+    assert list((tmp_path / "a").iterdir()) == []
+
+
+WAITER = """
+import pathlib, sys
+from onea.locks import folder_lock
+with folder_lock(pathlib.Path(sys.argv[1]), wait=True):
+    print("in", flush=True)
+"""
+
+
+def test_a_waiter_goes_on_when_the_folder_it_waits_in_is_taken_away(tmp_path):
+    with folder_lock(tmp_path / "o"):
+        command = [sys.executable, "-c", WAITER, str(tmp_path / "o")]
+        waiter = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        time.sleep(2)  # long enough that it has come to the lock; if not, it finds none, which is as well
+    out, err = waiter.communicate(timeout=60)
+    assert (out, waiter.returncode) == ("in\n", 0), err
+
+
+def test_a_fresh_demo_does_not_delete_what_another_one_writes(onea, tmp_path):
+    folder = Path("onea-demo/one-a")
+    folder.mkdir(parents=True)
+    (folder / "record.json").write_text(json.dumps({"format": 1, "config": {"method": "one-a"}}))
+    with folder_lock(folder):
+        code, _, err = onea("demo", "--fresh")
+    assert code == 2
+    assert f"being written by process {os.getpid()}" in err
+    assert (folder / "record.json").exists()
