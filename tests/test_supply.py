@@ -61,7 +61,10 @@ def test_every_requirement_has_a_pinned_version(extra):
 
 def test_the_lowest_versions_that_can_be_tried_are_those_that_are_allowed():
     lowest = pins("constraints-lowest.txt")
-    allowed = {normal(each): each.partition(">=")[2] for each in PROJECT["dependencies"]}
+    allowed = {
+        normal(each): each.partition(">=")[2]
+        for each in (*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["research"])
+    }
     assert lowest.keys() == allowed.keys()
     for name, version in allowed.items():
         assert re.sub(r"(\.0)+$", "", lowest[name]) == re.sub(r"(\.0)+$", "", version), name

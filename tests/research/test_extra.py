@@ -12,7 +12,6 @@ import pytest
 @pytest.mark.parametrize(
     ("missing", "words"),
     [
-        ("yaml", ["paper", "table1"]),
         ("yaml", ["run", "one-a", "--config", "run.yaml"]),
         ("accelerate", ["run", "one-a", "--track", "tensorboard"]),
     ],

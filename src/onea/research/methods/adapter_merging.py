@@ -120,7 +120,9 @@ class AdapterMerging(FeatureClassification):
         super().load_state_dict(state)
         adapter, memory, start, origin = (part_of(prefix, state) for prefix in (_KEPT, _MEMORY, _START, _ORIGIN))
         classes, samples = state["merged"].tolist()
-        self._use(MergedAdapter(adapter, classes, samples, memory, start, origin))
+        self.kept.load_state_dict(adapter)
+        # In the order of the module, not of the file.
+        self.merged = MergedAdapter(_copied(self.kept.state_dict()), classes, samples, memory, start, origin)
 
     def _use(self, merged: MergedAdapter) -> None:
         """Run the network with this adapter from now on."""
