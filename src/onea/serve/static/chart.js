@@ -59,10 +59,10 @@ export function drawHistory(figure, all) {
   draw(svg, "text", { class: "title", x: 0, y: base - 14 }, "Held-out photos right");
   for (const share of [0, 0.5, 1]) line(svg, width, z(share), `${100 * share} %`);
   const measured = updates.map((update, n) => [n, update]).filter(([, update]) => update.held_out_accuracy != null);
-  if (!measured.length) draw(svg, "text", { x: LEFT + 6, y: z(0.5) - 6 }, "Not measured yet: needs four photos of a class.");
+  const both = updates.some((update) => update.overall_accuracy != null);
+  if (!measured.length && !both) draw(svg, "text", { x: LEFT + 6, y: z(0.5) - 6 }, "Not measured: fewer than 20 photos were held out.");
   // Dots with their intervals: of few photos, a line from one to the next says nothing.
   const apart = Math.min(7, slot * 0.2);
-  const both = measured.some(([, update]) => update.overall_accuracy != null);
   for (const [n, update] of measured) {
     if (both) point(svg, middle(n) - apart, z, update, "held_out", update.held_out, "dot");
     else point(svg, middle(n), z, update, "held_out", update.held_out, "dot");
