@@ -221,6 +221,8 @@ class ModelKilling(Killing):
             command("rename", str(self.folder), "class01", "one")
         elif self.case == "forget":
             command("forget", str(self.folder), "class01")
+        elif self.case == "forget everywhere":
+            command("forget", str(self.folder), "class01", "--everywhere")
         elif self.case == "undo":
             command("undo", str(self.folder))
         elif self.case == "save":
@@ -267,6 +269,10 @@ class ModelKilling(Killing):
         assert sorted(entry.name for entry in (self.folder / "states").iterdir()) == versions, "versions were left over"
         names = {entry.name for entry in self.folder.iterdir()}
         assert names == {"model.json", "states", "README.md", "history.png", "lock"}, f"left over: {sorted(names)}"
+        if self.case == "forget everywhere" and found == after:
+            files = (file for file in self.folder.rglob("*") if file.is_file())
+            holding = [file.name for file in files if b"class01" in file.read_bytes()]
+            assert not holding, f"the class is still in {holding}"
         return found == after
 
 

@@ -27,11 +27,27 @@ def test_rename_forget_and_undo(client, shop):
     renamed = client.post("/rename", params={"old": "class01", "new": "pear"}, headers=TEACHER)
     assert renamed.json() == {"version": 2, "classes": 4, "remarks": []}
     forgotten = client.post("/forget", params={"class": ["class00", "pear"]}, headers=TEACHER)
-    assert forgotten.json() == {"version": 3, "classes": 2, "remarks": []}
+    (remark,) = forgotten.json()["remarks"]
+    assert forgotten.json() == {"version": 3, "classes": 2, "remarks": [remark]}
+    assert "everywhere=true" in remark
     assert names(client) == ["class02", "class03"]
     assert onea.load(shop).classes_.tolist() == ["class02", "class03"]
     assert client.post("/undo", headers=TEACHER).json() == {"undone": 3, "version": 2, "classes": 4}
     assert names(client) == ["class00", "pear", "class02", "class03"]
+
+
+def test_forget_everywhere(client, shop):
+    assert client.post("/rename", params={"old": "class01", "new": "Quince"}, headers=TEACHER).status_code == 200
+    forgotten = client.post("/forget", params={"class": "Quince", "everywhere": True}, headers=TEACHER)
+    assert (forgotten.status_code, forgotten.json()["classes"]) == (200, 3)
+    files = [file.read_bytes() for file in shop.rglob("*") if file.is_file()]
+    assert not any(name in content for name in (b"Quince", b"class01") for content in files)
+    history = client.get("/history").json()
+    assert (history["kept"], history["updates"][-1]["everywhere"]) == ([3], 1)
+    assert "Quince" not in str(history)
+    refused = client.post("/undo", headers=TEACHER)
+    assert refused.status_code >= 400
+    assert names(client) == ["class00", "class02", "class03"]
 
 
 def test_a_name_that_no_folder_can_have_is_explained(client):

@@ -104,13 +104,27 @@ def undo(model: Model) -> None:
     print(f"{model} is at version {now.version} again and knows {count(len(now.classes), 'class', 'classes')}")
 
 
-def forget(model: Model, classes: Annotated[list[str], typer.Argument(help="Classes no longer to answer.")]) -> None:
+def forget(
+    model: Model,
+    classes: Annotated[list[str], typer.Argument(help="Classes no longer to answer.")],
+    everywhere: Annotated[
+        bool,
+        typer.Option("--everywhere", help="Remove earlier versions and the names in the history: there is no undo."),
+    ] = False,
+) -> None:
     """No longer answer some classes. What the adapter learned from their images stays in it."""
+    from onea.model.erasure import erased
     from onea.model.folder import change
+    from onea.model.sentences import sentences
 
-    state = change(model, lambda before, version, date: before.without(classes, version, date))
+    def next_state(before: State, version: int, date: str) -> State:
+        return erased(before, classes, version, date) if everywhere else before.without(classes, version, date)
+
+    state = change(model, next_state, keep=0 if everywhere else None)
     gone = printable(", ".join(dict.fromkeys(classes)))
     print(f"{model} no longer answers {gone}; it knows {count(len(state.classes), 'class', 'classes')} now")
+    for remark in sentences(state.updates[-1]):
+        print(remark)
 
 
 def rename(

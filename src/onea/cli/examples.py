@@ -18,7 +18,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "classes": ("onea classes shop.onea",),
     "history": ("onea history shop.onea",),
     "undo": ("onea undo shop.onea",),
-    "forget": ("onea forget shop.onea Papaya",),
+    "forget": ("onea forget shop.onea Papaya", "onea forget shop.onea Papaya --everywhere"),
     "rename": ("onea rename shop.onea Papaya Pawpaw", "onea rename shop.onea Pawpaw Papaya --merge"),
     "export": ("onea export shop.onea --to onnx", "onea export shop.onea --to torch"),
     "serve": ("onea serve shop.onea", "onea serve shop.onea --port 8080 --token-file token.txt"),

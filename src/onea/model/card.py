@@ -7,7 +7,8 @@ import json
 from collections.abc import Sequence
 
 from onea.classifiers.familiarity import WEIGHTED, fitted_weights
-from onea.model.layout import PICTURE
+from onea.model.history_picture import history_picture
+from onea.model.layout import CARD, PICTURE
 from onea.model.sentences import held_out_share
 from onea.model.state import State, Update
 from onea.text import count, printable
@@ -21,6 +22,11 @@ tags:
 - one-a
 ---
 """
+
+
+def card_files(state: State, name: str) -> dict[str, bytes]:
+    """The model card and its picture, by the names of their files."""
+    return {PICTURE: history_picture(state.updates), CARD: card(state, name).encode()}
 
 
 def card(state: State, name: str) -> str:
@@ -105,8 +111,9 @@ def history_row(update: Update) -> tuple[str, ...]:
         cells = (version, date, f"background: {update['name']}", "", f"{update['images']:,}", str(update["known"]))
         return (*cells, "", "", f"{update['seconds']:.1f}")
     if update["kind"] != "learn":
+        forgot = ", ".join(update["classes"]) or f"{count(update.get('everywhere', 0), 'class', 'classes')} everywhere"
         what = (
-            f"forgot {', '.join(update['classes'])}"
+            f"forgot {forgot}"
             if update["kind"] == "forget"
             else f"{'joined' if update.get('joined') else 'renamed'} {' to '.join(update['classes'])}"
         )

@@ -14,7 +14,7 @@ import io
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,9 +26,8 @@ from onea.classifiers.statistics import ClassStatistics
 from onea.errors import OneaError
 from onea.files import check_plain, open_plain, read_plain, sync_folder, unwritable, write_atomically
 from onea.model import layout, tensor_validation, validation
-from onea.model.card import card, history_row
+from onea.model.card import card_files, history_row
 from onea.model.formats import FORMAT
-from onea.model.history_picture import history_picture
 from onea.model.layout import check_can_hold, holds_model, state_folder
 from onea.model.lock import locked
 from onea.model.params import MACHINE, plain
@@ -136,14 +135,23 @@ def model_params(model: OneA) -> dict[str, Any]:
     return params | {"backbone": model.snapshot().state.backbone["name"]}
 
 
-def change(path: Path, how: Callable[[State, int, str], State]) -> State:
-    """Make a change that needs no network, such as another name for a class, to the model in a folder."""
+def change(path: Path, how: Callable[[State, int, str], State], keep: int | None = None) -> State:
+    """Make a change that needs no network, such as another name for a class, to the model in a folder.
+
+    Args:
+        path: the model folder.
+        how: the next state, from the present one, the number of the next version and the time.
+        keep: earlier versions to keep; None is as many as the model keeps.
+    """
     read_manifest(path)
     with locked(path):
         check_can_hold(path)
         manifest = read_manifest(path)
-        state = how(read_state(path, manifest.versions.present), manifest.versions.next, now())
-        versions = manifest.versions.committed(manifest.params["keep"])
+        present = read_state(path, manifest.versions.present)
+        if present.erased:  # by a process that was killed, perhaps
+            _tidy(path, present, manifest.versions, card_files(present, layout.named(path).name))
+        state = how(present, manifest.versions.next, now())
+        versions = manifest.versions.committed(manifest.params["keep"] if keep is None else keep)
         write(path, state, Manifest(versions, manifest.params), [state])
         return state
 
@@ -270,8 +278,7 @@ def write(path: Path, present: State, manifest: Manifest, new: Sequence[State] =
     numbers = {"versions": manifest.versions.kept, "counter": manifest.versions.counter}
     described = validation.seal({"format": FORMAT, "onea": __version__, **numbers, "params": manifest.params})
     _check(lambda: validation.manifest_values(described))
-    named = layout.named(path).name
-    shown = {layout.PICTURE: history_picture(present.updates), layout.CARD: card(present, named).encode()}
+    shown = card_files(present, layout.named(path).name)
     try:
         layout.begin(path)
         for state in new:
@@ -284,10 +291,22 @@ def write(path: Path, present: State, manifest: Manifest, new: Sequence[State] =
         if isinstance(error, OneaError):
             raise
         raise unwritable(path, len(described), error, _REMEDY) from error
-    with suppress(OneaError):  # it is done; the next update tidies up and writes the card anew
-        layout.tidy(path, manifest.versions.kept)
+    _tidy(path, present, manifest.versions, shown)
+
+
+def _tidy(path: Path, present: State, versions: Versions, shown: Mapping[str, bytes]) -> None:
+    """Remove other versions and write the model card.
+
+    Raises:
+        OneaError: something cannot be removed or written, and it may hold a class that was forgotten everywhere.
+    """
+    # After any other update it does not matter now: the next one does the same.
+    with nullcontext() if present.erased else suppress(OneaError):
+        layout.tidy(path, versions.kept)
         for name, content in shown.items():
             write_atomically(path / name, content)
+        if left := layout.leftovers(path, versions.kept):
+            raise OneaError(f"The model forgot the class, but {left[0]} may hold it; remove that file.")
 
 
 def _state(values: Mapping[str, Any], tensors: Tensors) -> State:

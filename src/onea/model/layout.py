@@ -105,12 +105,25 @@ def tidy(path: Path, versions: Collection[int]) -> None:
 def remove_version(folder: Path) -> None:
     """Remove the folder of a version and our files in it; with anything else in it, it stays."""
     if check_plain(folder, folder=True):
-        for place in _entries(folder):
-            if place.name in _STATE_FILES or _PARTIAL_STATE_FILES.fullmatch(place.name):
-                with suppress(OSError):
-                    place.unlink()
+        for place in _version_files(folder):
+            with suppress(OSError):
+                place.unlink()
         with suppress(OSError):
             folder.rmdir()
+
+
+def leftovers(path: Path, versions: Collection[int]) -> list[Path]:
+    """Our files of versions other than these, which ``tidy`` could not remove."""
+    kept = {state_folder(path, version) for version in versions}
+    others = (version for version in _our_versions(path) if version not in kept)
+    return [place for version in others for place in _version_files(version)]
+
+
+def _version_files(folder: Path) -> list[Path]:
+    """Our files in the folder of a version, whole or half written."""
+    return [
+        place for place in _entries(folder) if place.name in _STATE_FILES or _PARTIAL_STATE_FILES.fullmatch(place.name)
+    ]
 
 
 def _our_files(path: Path) -> Iterator[Path]:

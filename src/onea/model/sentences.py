@@ -83,6 +83,12 @@ def _since(update: Mapping[str, Any], name: str) -> str:
     return f"; {100 * before:.1f} % before this update{gained}"
 
 
+_ERASED = "earlier versions and the names in the history were removed: undo cannot go back from here"
+_NOT_ERASED = (
+    "versions kept for undo still hold it; forget it with --everywhere (everywhere=true) to remove it there, too"
+)
+
+
 def sentences(update: Mapping[str, Any], report: PhotoReport = _NO_NAMES) -> list[str]:
     """What a person should know about an update besides what was learned; photos by name where a report has them.
 
@@ -91,6 +97,8 @@ def sentences(update: Mapping[str, Any], report: PhotoReport = _NO_NAMES) -> lis
     """
     if update["kind"] == "background" and (like := update["like_known"]):
         return [f"{like:,} of them clearly looked like a known class; if they show one, undo"]
+    if update["kind"] == "forget":
+        return [_ERASED if "everywhere" in update else _NOT_ERASED]
     if update["kind"] == "rename":
         return _no_folder_name(update["classes"][1])
     if update["kind"] != "learn":

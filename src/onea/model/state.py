@@ -33,6 +33,7 @@ READOUTS = ("rgda", "whitened", "slda", "ncm", "uncentred")  # and any other cla
 NO_SIGNALS, NO_ROWS = torch.empty(0, SIGNALS), torch.empty(0, dtype=torch.int64)
 NO_HELD = torch.empty(0, 1, 1)
 KNOWS_NOTHING = "The model knows no class yet; teach it some first."
+NOTHING_NAMED = "No class is named, so nothing would change; name at least one to forget."
 _ROWS = ("margin_rows", "hidden_rows", "fingerprint_rows", "held_rows")  # which class each of their images shows
 _CHOICE = f"{', '.join(READOUTS[:-1])} or {READOUTS[-1]}"
 
@@ -153,6 +154,11 @@ class State:
         return (self.statistics.counts // int(self.options.get("views", 1))).tolist()
 
     @property
+    def erased(self) -> bool:
+        """Whether the last update forgot classes everywhere."""
+        return bool(self.updates) and "everywhere" in self.updates[-1]
+
+    @property
     def next_update(self) -> int:
         """Which update the next one is; it decides all draws, so that one undone and taught again is the same."""
         return len(self.updates) + 1
@@ -181,14 +187,14 @@ class State:
         return np.array(names, dtype=np.str_) if numbers is None else numbers
 
     def without(self, names: Sequence[str], version: int, date: str) -> State:
-        """The next state, which no longer answers these classes. What the adapter learned from them stays in it."""
+        """The next state, which no longer answers these classes; ``onea.model.erasure`` removes their names, too."""
         gone = {self.row(name): name for name in names}  # whoever names a class twice means it once
         if not gone:
-            raise OneaError("No class is named, so nothing would change; name at least one to forget.")
+            raise OneaError(NOTHING_NAMED)
         kept = [row for row in range(len(self.classes)) if row not in gone]
-        return self._reduced(kept, version, noted("forget", version, date, list(gone.values()), len(kept)))
+        return self.reduced(kept, version, noted("forget", version, date, list(gone.values()), len(kept)))
 
-    def _reduced(self, kept: list[int], version: int, note: Update) -> State:
+    def reduced(self, kept: list[int], version: int, note: Update) -> State:
         """The next state with these classes alone, and with what is known of images of these."""
         chosen = torch.tensor(kept, dtype=torch.int64)
         position = torch.full((len(self.classes),), -1).scatter(0, chosen, torch.arange(len(kept)))
@@ -226,7 +232,7 @@ class State:
             merged=merged_under(self.merged, old, new),
             **{name: rows.where(rows != row, into) for name in _ROWS for rows in (getattr(self, name),)},
         )
-        return both._reduced(kept, version, note)
+        return both.reduced(kept, version, note)
 
     def renamed(self, old: str, new: str, version: int, date: str) -> State:
         """The next state, in which a class has another name; it takes the place of a forgotten one of that name."""

@@ -92,7 +92,7 @@ _BACKGROUND = {"name": str, "images": int, "like_known": int, "skipped": int, "s
 _LONGEST_PATH = 4_096
 _COUNTS = (
     *("version", "calibrated_on", "freedom", "known", "new_classes", "images", "held_out", "like_known", "skipped"),
-    *("seen", "two_names", "were_background", "left_out", "groups", "few_photos"),
+    *("everywhere", "seen", "two_names", "were_background", "left_out", "groups", "few_photos"),
     *("overall_images", "overall_classes", "cross_validated_images"),
 )
 _SHARES = (
@@ -231,6 +231,8 @@ def _check_update(update: dict[str, Any]) -> None:
         _check_fields(update, _BACKGROUND)
     if update["kind"] == "rename" and len(update["classes"]) != 2:
         raise Damage("its history renames something else than one class")
+    if update["kind"] == "forget":
+        _check_fields({"everywhere": 1} | update, {"everywhere": int})
     if not isinstance(update.get("joined", False), bool):
         raise Damage(f"'joined' is {update['joined']!r:.80}")
 

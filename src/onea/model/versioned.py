@@ -19,6 +19,7 @@ from onea.errors import OneaError
 from onea.model.answers import Snapshot
 from onea.model.asking import Asking
 from onea.model.engine import Engine
+from onea.model.erasure import erased
 from onea.model.names import check_numbers, name_of
 from onea.model.state import KNOWS_NOTHING, State
 from onea.model.versions import Versions
@@ -104,11 +105,18 @@ class Versioned(Asking):
 
     # changes that need no images
 
-    def forget(self, *classes: str | int) -> Self:
-        """No longer answer these classes. What the adapter learned from their images stays in it."""
+    def forget(self, *classes: str | int, everywhere: bool = False) -> Self:
+        """No longer answer these classes. What the adapter learned from their images stays in it.
+
+        Earlier versions, to which ``undo`` can go back, still hold them. With ``everywhere`` these versions and the
+        names in the history are removed, too: there is no undo, and ``save`` leaves nothing of it in the model folder.
+        """
         with self._changing:
-            names = [name_of(label) for label in classes]
-            self._commit(self.snapshot().state.without(names, self._versions.next, now()))
+            names, state = [name_of(label) for label in classes], self.snapshot().state
+            if everywhere:
+                self._commit(erased(state, names, self._versions.next, now()), keep=0)
+            else:
+                self._commit(state.without(names, self._versions.next, now()))
         return self
 
     def rename(self, old: str | int, new: str | int, *, merge: bool = False) -> Self:
@@ -146,9 +154,9 @@ class Versioned(Asking):
                 self._snapshot, self._versions = before
                 raise
 
-    def _commit(self, state: State) -> None:
+    def _commit(self, state: State, keep: int | None = None) -> None:
         self._states[state.version] = state
-        self._turn_to(self.versions.committed(self.keep))
+        self._turn_to(self.versions.committed(self.keep if keep is None else keep))
 
     def _turn_to(self, versions: Versions) -> None:
         """Make other versions the ones that are kept, the last of them the present."""

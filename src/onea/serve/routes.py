@@ -202,10 +202,14 @@ async def undo(serving: Serving) -> Undone:
 
 @_teaching("/forget", "No longer answer some classes", 422)
 async def forget(
-    serving: Serving, name: Annotated[list[str], Query(alias="class", min_length=1, description="Each of them.")]
+    serving: Serving,
+    name: Annotated[list[str], Query(alias="class", min_length=1, description="Each of them.")],
+    everywhere: Annotated[
+        bool, Query(description="Remove earlier versions and the names in the history, too: there is no undo.")
+    ] = False,
 ) -> Changed:
     """No longer answer these classes. What the adapter learned from their images stays in it."""
-    return _changed(await run_in_threadpool(serving.service.forget, name))
+    return _changed(await run_in_threadpool(serving.service.forget, name, everywhere))
 
 
 @_teaching("/rename", "Call a class by another name", 422)

@@ -19,6 +19,7 @@ import torch
 from onea.errors import OneaError
 from onea.model.answers import Snapshot
 from onea.model.background import learn_background
+from onea.model.erasure import erased
 from onea.model.estimator import load_for
 from onea.model.folder import Manifest, Undone, change, read_id, read_manifest, read_state, undo
 from onea.model.images import DecodedImages
@@ -133,8 +134,10 @@ class Service:
         """Go back to before the last update; returns what was undone and what answers now."""
         return self._changed(lambda: undo(self.path), lambda found: found[1])
 
-    def forget(self, names: Sequence[str]) -> State:
-        """No longer answer these classes; returns what answers now."""
+    def forget(self, names: Sequence[str], everywhere: bool = False) -> State:
+        """No longer answer these classes, perhaps without a way back; returns what answers now."""
+        if everywhere:
+            return self._edited(lambda state, version, date: erased(state, names, version, date), keep=0)
         return self._edited(lambda state, version, date: state.without(names, version, date))
 
     def rename(self, old: str, new: str, merge: bool = False) -> State:
@@ -189,10 +192,10 @@ class Service:
 
     # inside
 
-    def _edited(self, how: Callable[[State, int, str], State]) -> State:
+    def _edited(self, how: Callable[[State, int, str], State], keep: int | None = None) -> State:
         """Make a change that needs no network; what is wrong with it is told before anything is touched."""
         how(self._present.state, self._present.manifest.versions.next, "")
-        return self._changed(lambda: change(self.path, how), lambda state: state)
+        return self._changed(lambda: change(self.path, how, keep), lambda state: state)
 
     def _changed(self, act: Callable[[], Result], state_of: Callable[[Result], State]) -> Result:
         """Change the model folder at once, without a training job."""

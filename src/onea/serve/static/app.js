@@ -152,7 +152,7 @@ function showHistory() {
 }
 
 function what(update) {
-  if (update.kind === "forget") return `Forgot ${update.classes.join(", ")}`;
+  if (update.kind === "forget") return `Forgot ${update.classes.join(", ") || `${count(update.everywhere, "class", "classes")} everywhere`}`;
   if (update.kind === "rename") return `${update.joined ? "Joined" : "Renamed"} ${update.classes[0]} to ${update.classes[1]}`;
   if (update.kind === "background") return `Background: ${update.name}`;
   return update.name;
