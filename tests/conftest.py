@@ -13,7 +13,8 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ _OTHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "XDG_CACHE_HOME", "MATPLOTLIBRC",
 _COLOURS = ("FORCE_COLOR", "NO_COLOR", "PY_COLORS", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "GITHUB_ACTIONS")
 for _name in [name for name in os.environ if name.startswith("ONEA_") or name in (*_OTHERS, *_COLOURS)]:
     del os.environ[_name]
+_TRIED = "tried"  # a property of reports
 _CACHE = tempfile.TemporaryDirectory(prefix="onea-tests-")
 os.environ |= {
     "ONEA_CACHE": _CACHE.name,
@@ -86,6 +88,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(skip)
 
 
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """What the slow tests have tried and what came of it, by kind and in all (see ``tried``)."""
+    reports = [report for found in terminalreporter.stats.values() for report in found]
+    last = [report for report in reports if getattr(report, "when", "") == "teardown"]
+    noted = [value for report in last for name, value in report.user_properties if name == _TRIED]
+    if not noted or not config.getoption("--slow"):
+        return
+    terminalreporter.section("what was tried")
+    for kind in sorted({kind for kind, _, _ in noted}):
+        rows = [(label, outcomes) for each, label, outcomes in noted if each == kind]
+        total: Counter[str] = Counter()
+        for _, outcomes in rows:
+            total.update(outcomes)
+        for label, outcomes in [*rows, ("in all", total)] if len(rows) > 1 else rows:
+            told = ", ".join(f"{number:,} {name}" for name, number in outcomes.items())
+            terminalreporter.write_line(f"{kind}, {label}: {told}")
+
+
 def pytest_collection_finish() -> None:
     """What has been imported and collected stays: garbage need not be looked for among a million objects again."""
     gc.collect()
@@ -99,6 +119,16 @@ def _same_start() -> Iterator[None]:
     torch.manual_seed(0)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def tried(record_property: Callable[[str, object], None]) -> Callable[..., None]:
+    """Note how many things of a kind were tried and what came of them; the slow suite prints it at its end."""
+
+    def note(kind: str, label: str, outcomes: dict[str, int]) -> None:
+        record_property(_TRIED, [kind, label, outcomes])
+
+    return note
 
 
 @pytest.fixture(scope="session")

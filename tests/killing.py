@@ -399,12 +399,16 @@ def kill_all(case: str, backbone: str, images: Path, place: Path, step: int) -> 
     return found
 
 
-def kill_at_every_event(case: str, backbone: str, images: Path, place: Path, fewest: int = 20) -> dict[str, Any]:
+def kill_at_every_event(
+    case: str, backbone: str, images: Path, place: Path, tried: Callable[..., None], fewest: int = 20
+) -> dict[str, Any]:
     """Kill the command of a case at every event, of which there must be some, and find nothing wrong."""
     found = kill_all(case, backbone, images, place, 1)
+    unusable = sum("cannot be" in problem or "AssertionError" not in problem for problem in found["problems"])
+    outcomes = {"kills": found["kills"], "wrong contents": len(found["problems"]) - unusable}
+    tried("kills at file-system calls", case, outcomes | {"unusable folders": unusable})
     assert not found["problems"], "\n".join(found["problems"])
     assert found["kills"] == found["events"] > fewest
-    print(f"\n{case}: killed at each of {found['kills']} events of the file system")
     return found
 
 

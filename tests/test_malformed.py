@@ -91,25 +91,18 @@ class Trials:
         self.outcomes["refused"] += refused
         self.outcomes["harmless"] -= refused
 
-    def __str__(self) -> str:
-        total = self.outcomes.total()
-        return (
-            f"{self.kind}: {total:,} malformed inputs (seed {SEED}), {self.outcomes['refused']:,} refused, "
-            f"{self.outcomes['harmless']:,} harmless"
-        )
-
 
 @pytest.fixture
-def trials(request, capsys) -> Iterator[Trials]:
+def trials(request, tried) -> Iterator[Trials]:
     """The trials of the test that asks, whose name says of which kind they are."""
     resource = pytest.importorskip("resource")
-    tried = Trials(request.function.__name__.removeprefix("test_"))
+    made = Trials(request.function.__name__.removeprefix("test_"))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    yield tried
+    yield made
+    outcomes = {"tried": made.outcomes.total() + len(made.failures)}
+    outcomes |= {"refused with one sentence": made.outcomes["refused"], "harmless": made.outcomes["harmless"]}
+    tried("malformed inputs", f"{made.kind} (seed {SEED})", outcomes | {"tracebacks or too slow": len(made.failures)})
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before < LARGEST
-    if request.config.getoption("--slow"):
-        with capsys.disabled():
-            print(f"\n{tried}")
 
 
 def counts(sample: int, many: int) -> Any:

@@ -23,6 +23,5 @@ def test_a_kill_leaves_the_model_as_before_or_as_after(case, step, tiny_vit, tin
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_every_kill_leaves_the_model_as_before_or_as_after(case, tiny_vit, tiny_images, tmp_path, capsys):
-    with capsys.disabled():
-        kill_at_every_event(case, tiny_vit, tiny_images, tmp_path / "kills")
+def test_every_kill_leaves_the_model_as_before_or_as_after(case, tiny_vit, tiny_images, tmp_path, tried):
+    kill_at_every_event(case, tiny_vit, tiny_images, tmp_path / "kills", tried)

@@ -10,7 +10,7 @@ import json
 import math
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -104,6 +104,10 @@ class Trial:
                 assert np.array_equal(chances, self.chances), f"{what}: other answers"
             self._verify(what)
 
+    def report(self, tried: Callable[..., None], what: str) -> None:
+        """What became of all; whatever else a change had led to would have failed the test."""
+        tried("changed model folders", what, {"refused with one sentence": self.refused, "harmless": self.same})
+
     def _verify(self, what: str) -> None:
         """The present version is whole; earlier ones are read on request."""
         try:
@@ -151,16 +155,15 @@ def test_accidents_are_noticed_or_harmless(trial):
 
 
 @pytest.mark.slow
-def test_many_accidents_are_noticed_or_harmless(trial, capsys):
+def test_many_accidents_are_noticed_or_harmless(trial, tried):
     count = try_accidents(trial, each=100)
-    with capsys.disabled():
-        print(f"\n{count} accidents (seed {SEED}): {trial.refused} refused, {trial.same} harmless")
+    trial.report(tried, "accidents")
     assert count > 1_000
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["model.json", "states/000003/state.json"])
-def test_every_single_bit_of_the_json_files(trial, name, capsys):
+def test_every_single_bit_of_the_json_files(trial, name, tried):
     path = trial.fresh()
     whole = (path / name).read_bytes()
     for place in range(len(whole)):
@@ -168,8 +171,7 @@ def test_every_single_bit_of_the_json_files(trial, name, capsys):
         data[place] ^= 1 << (place % 8)
         (path / name).write_bytes(data)
         trial._ask(f"{name}: bit at {place}", hostile=False)
-    with capsys.disabled():
-        print(f"\n{name}: {len(whole)} flipped bits: {trial.refused} refused, {trial.same} harmless")
+    trial.report(tried, f"flipped bits of {name}")
     assert trial.refused > len(whole) / 2
 
 
@@ -198,10 +200,9 @@ def test_hostile_values_give_a_sentence_and_remove_nothing(trial, name, share):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "share"), [("model.json", 1.0), ("states/000003/state.json", 0.3)])
-def test_many_hostile_values_give_a_sentence_and_remove_nothing(trial, name, share, capsys):
+def test_many_hostile_values_give_a_sentence_and_remove_nothing(trial, name, share, tried):
     count = try_hostile_json(trial, name, share)
-    with capsys.disabled():
-        print(f"\n{name}: {count} hostile values (seed {SEED}): {trial.refused} refused, {trial.same} taken")
+    trial.report(tried, f"hostile values in {name}")
     assert count > 500
 
 
@@ -357,7 +358,7 @@ def hostile_tensors(tensors: dict[str, torch.Tensor]) -> Iterator[tuple[str, byt
     yield "a network of 100,000 features", with_header(json.dumps(wide))
 
 
-def test_hostile_tensors_give_a_sentence(trial, capsys):
+def test_hostile_tensors_give_a_sentence(trial):
     """Their checksums are right, so only a look at them tells."""
     cases = list(hostile_tensors(load_file(trial.shop / "states/000003/state.safetensors")))
     chosen = [case for number, case in enumerate(cases) if number % 5 == 0 or number >= len(cases) - 20]
@@ -368,13 +369,12 @@ def test_hostile_tensors_give_a_sentence(trial, capsys):
 
 
 @pytest.mark.slow
-def test_all_hostile_tensors_give_a_sentence(trial, capsys):
+def test_all_hostile_tensors_give_a_sentence(trial, tried):
     cases = list(hostile_tensors(load_file(trial.shop / "states/000003/state.safetensors")))
     for what, tensors in cases:
         with_tensors(trial.fresh() / "states/000003", tensors)
         trial.check(what, hostile=True)
-    with capsys.disabled():
-        print(f"\n{len(cases)} hostile files of tensors: {trial.refused} refused, {trial.same} taken")
+    trial.report(tried, "hostile tensors")
 
 
 def test_sparse_gigabytes_of_tensors_are_not_read(trial):

@@ -22,9 +22,9 @@ def test_a_kill_does_not_change_what_a_run_ends_with(case, step, tiny_vit, tiny_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_no_kill_changes_what_a_run_ends_with(case, tiny_vit, tiny_images, tmp_path, capsys):
-    with capsys.disabled():
-        found = kill_at_every_event(case, tiny_vit, tiny_images, tmp_path / "kills", 5 if case == "copied pack" else 20)
+def test_no_kill_changes_what_a_run_ends_with(case, tiny_vit, tiny_images, tmp_path, tried):
+    fewest = 5 if case == "copied pack" else 20
+    found = kill_at_every_event(case, tiny_vit, tiny_images, tmp_path / "kills", tried, fewest)
     assert found["switched"] or case.endswith("pack"), "the last events come after the new files are valid"
 
 

@@ -182,17 +182,16 @@ def test_no_change_of_a_file_makes_another_record(kind, share, trial_of):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_none_of_many_changes_makes_another_record(kind, trial_of, capsys):
+def test_none_of_many_changes_makes_another_record(kind, trial_of, tried):
     trial = trial_of(kind)
     count = try_all(trial, each=60, share=1.0, of_json=0.01)
-    with capsys.disabled():
-        print(f"\n{kind}: {count} changes (seed {SEED}): {trial.refused} refused, {trial.same} harmless")
+    tried("changed run folders", kind, {"refused with one sentence": trial.refused, "harmless": trial.same})
     assert count > 200
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS[:2])
-def test_every_single_byte_of_a_record(kind, trial_of, capsys):
+def test_every_single_byte_of_a_record(kind, trial_of, tried):
     """One bit of each: what is read is what was written."""
     trial = trial_of(kind)
     file = trial.fresh() / "record.json"
@@ -207,8 +206,8 @@ def test_every_single_byte_of_a_record(kind, trial_of, capsys):
         except OneaError as error:
             check_sentence(f"bit at {place}", error)
             refused += 1
-    with capsys.disabled():
-        print(f"\n{kind}: {len(whole)} flipped bits of record.json: {refused} refused, {len(whole) - refused} harmless")
+    outcomes = {"refused with one sentence": refused, "harmless": len(whole) - refused}
+    tried("changed run folders", f"flipped bits of record.json, {kind}", outcomes)
     assert refused > len(whole) / 2
 
 
