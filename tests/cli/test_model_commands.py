@@ -75,7 +75,7 @@ def test_predict_in_three_forms(onea, shop, tiny_images):
     assert [Path(line["image"]).name for line in lines] == ["0.png", "1.png", "2.png", "0.png"]
     assert all(len(line["top"]) == 2 and line["version"] == 1 for line in lines)
     rows = list(csv.DictReader(io.StringIO(onea("predict", "shop.onea", *where, "--csv", "--top", "2")[1])))
-    assert [row["answer"] for row in rows] == [line["answer"] for line in lines]
+    assert [row["class"] for row in rows] == [line["class"] for line in lines]
     assert [float(row["probability_1"]) for row in rows] == [line["top"][0]["probability"] for line in lines]
 
 
@@ -299,11 +299,11 @@ def test_bad_photos_get_one_sentence_and_change_nothing(onea, shop, kind):
 def test_photos_of_many_pixels_are_refused_unless_allowed(onea, shop, tmp_path):
     """A small file can claim gigabytes."""
     Image.new("RGB", (1_500, 1_000)).save(tmp_path / "wide.webp", lossless=True)
-    code, _, err = onea("predict", shop, str(tmp_path / "wide.webp"), "--max-megapixels", "1", "--threads", "1")
+    code, _, err = onea("predict", "shop.onea", str(tmp_path / "wide.webp"), "--max-megapixels", "1", "--threads", "1")
     assert (code, len(err.splitlines())) == (2, 1)
     assert "wide.webp: it has 1.5 megapixels, and 1 are allowed; --max-megapixels" in err
-    assert onea("predict", shop, str(tmp_path / "wide.webp"), "--max-megapixels", "2", "--threads", "1")[0] == 0
-    assert "choose a whole number from 1 to 300" in onea("teach", shop, "x", "--max-megapixels", "0")[2]
+    assert onea("predict", "shop.onea", str(tmp_path / "wide.webp"), "--max-megapixels", "2", "--threads", "1")[0] == 0
+    assert "choose a whole number from 1 to 300" in onea("teach", "shop.onea", "x", "--max-megapixels", "0")[2]
 
 
 def test_unreadable_photos_can_be_left_out(onea, shop):

@@ -141,13 +141,17 @@ def predict(
     elif as_csv:
         import csv
 
-        shown = min(top, len(loaded.classes))
-        likely = [name for place in range(1, shown + 1) for name in (f"class_{place}", f"probability_{place}")]
+        places = range(1, min(top, len(loaded.classes)) + 1)
+        likely = [name for place in places for name in (f"class_{place}", f"probability_{place}")]
         writer = csv.writer(sys.stdout, lineterminator="\n")
         head = ("image", "class", "verdict", "probability", "candidates", "none_of_these", "version")
         writer.writerow([*head, *likely])
         for answer in answers:
-            row = answer.as_json() | {"candidates": "|".join(printable(name) for name, _ in answer.candidates)}
+            shown = {
+                "class": printable(answer.label),
+                "candidates": "|".join(printable(n) for n, _ in answer.candidates),
+            }
+            row = answer.as_json() | shown
             cells = [cell for name, chance in answer.top for cell in (printable(name), chance)]
             writer.writerow([*(row[name] for name in head), *cells])
     else:

@@ -223,7 +223,7 @@ def _decoded(stream: BinaryIO, path: Path, limit: int | None, wary: bool = False
         if is_out_of_memory(error) or not _has_room(pixels):
             raise OutOfMemory(f"There is not enough memory to decode {path}; {MORE_MEMORY}") from error
         # Decoders meet broken bytes with almost any exception (OSError, SyntaxError, struct.error, IndexError...).
-        raise BadImage(path, _reason(stream, error, wary)) from error
+        raise BadImage(path, _reason(stream, error, limit, wary)) from error
 
 
 def _has_room(pixels: int) -> bool:
@@ -329,9 +329,9 @@ def _to_8_bits(image: Image.Image) -> Pixels:
     return np.clip(np.rint(values), 0, 255).astype(np.uint8)
 
 
-def _reason(stream: BinaryIO, error: Exception, wary: bool) -> str:
+def _reason(stream: BinaryIO, error: Exception, limit: int | None, wary: bool) -> str:
     if isinstance(error, (Image.DecompressionBombError, Image.DecompressionBombWarning)):
-        return too_many_pixels(MOST_PIXELS, MOST_PIXELS)
+        return too_many_pixels(MOST_PIXELS + 1, limit)
     if isinstance(error, UnidentifiedImageError):
         if stream.seek(0, SEEK_END) == 0:
             return "the file is empty"
