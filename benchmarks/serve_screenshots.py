@@ -131,7 +131,7 @@ def take(address: str, out: Path, files: Path) -> None:
     from playwright.sync_api import sync_playwright
 
     asked = []
-    pictures = drawn("strawberry jam", 900), between("olive oil", "apple juice", 906, 0.3), strange()
+    pictures = drawn("strawberry jam", 900), between("olive oil", "apple juice", 901, 0.8), strange()
     for name, content in zip(("IMG_2041.jpg", "IMG_2042.jpg", "tiles.jpg"), pictures, strict=True):
         (files / name).write_bytes(content)
         asked.append(str(files / name))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 
+import httpx
 import pytest
 from serving import TOKEN, checkerboard, class_zip, folder_hash, live, photos, png, saved, service_of
 
@@ -40,9 +41,13 @@ def test_teach_a_class_and_recognise_it(open_page, tiny_images, tmp_path, width)
 
     assert page.locator("#chart .new").count() == 2
     assert page.locator("#chart polyline, #chart path").count() == 0, "dots, and no line through few photos"
-    assert page.locator("#chart circle.dot").count() == 0, "no figure of fewer than 20 held-out photos"
-    assert "Not measured: fewer than 20 photos were held out." in page.locator("#chart").text_content()
-    assert page.locator("#overall").inner_text() == ""
+    assert page.locator("#chart circle.dot").count() == 1, "six photos are too few for a share"
+    assert page.get_by_text("Not measured").count() == 0
+    share = r"\d+ % of \d+ \(\d+ to \d+ %\)"
+    assert re.fullmatch(
+        rf"Of the photos of “first”: {share}, cross-validated, answered right among all 4 classes of version 1\.",
+        page.locator("#overall").inner_text(),
+    )
     assert page.get_by_text("Several classes at once are learned better than one by one").is_visible()
     page.get_by_text("As a table").click()
     assert page.locator("#history-rows tr").all_inner_texts()[0].startswith("2\t")
@@ -207,7 +212,8 @@ def test_no_this_is(open_page, shop, tiny_images, tmp_path):
 
 def test_held_out_figures_are_drawn_and_told_of_the_version_that_was_measured(open_page, shop):
     page = open_page(1280)
-    figures = {"held_out": 9, "overall_accuracy": 0.75, "overall_images": 40, "overall_classes": 4}
+    of_all = {"overall_accuracy": 0.75, "overall_interval": [0.6, 0.86], "overall_images": 40, "overall_classes": 4}
+    figures = of_all | {"held_out": 9, "cross_validated_accuracy": None}
 
     def with_figures(route):
         told = route.fetch().json()
@@ -242,6 +248,7 @@ def test_rename_and_forget(open_page, shop):
     page.get_by_text("Knows 3 classes · version 3").wait_for()
     assert onea_load(shop).classes_.tolist() == ["class00", "class03", "pear"]
     assert page.locator("#history-rows td").nth(2).text_content() == "Forgot class02"
+    assert "among all 4 classes of version 1." in page.locator("#overall").inner_text(), "not of those known now"
     page.locator("#classes").get_by_role("button", name="class03").click()
     page.get_by_label("New name for “class03”").fill("pear")
     page.get_by_role("button", name="Rename", exact=True).click()
@@ -304,3 +311,22 @@ def test_without_a_token_the_page_says_that_teaching_is_off(browser, shop):
         assert page.get_by_text("Choose a class to rename it").is_hidden()
         assert page.get_by_role("button", name="Undo").count() == 0
         page.close()
+
+
+DRAWN = """async (updates) => {
+    const { drawHistory } = await import("/static/chart.js");
+    drawHistory(document.getElementById("chart"), updates);
+}"""
+
+
+def test_the_history_shows_held_out_and_cross_validated_shares(open_page):
+    page = open_page(390)
+    first = httpx.get(f"{page.url}history").json()["updates"][0]
+    share = {"held_out": 40, "held_out_accuracy": 0.9, "held_out_interval": [0.77, 0.96]}
+    of_all = {"overall_accuracy": 0.8, "overall_interval": [0.65, 0.9], "overall_images": 40, "overall_classes": 4}
+    page.evaluate(DRAWN, [first, first | share | of_all | {"version": 2}])
+    dots = page.locator("#chart circle[class=dot] title")
+    assert "cross-validated" in dots.nth(0).text_content()
+    assert dots.nth(1).text_content().endswith("right: 90 % of 40 (77 to 96 %)")
+    assert page.locator("#chart g, #chart text", has_text="all classes").count() == 1, "a legend"
+    assert page.locator("#chart circle.all title").count() == 1

@@ -1,6 +1,6 @@
 // The page: asks, shows what is known, draws the history, teaches. No library, nothing stored.
 import { ask, askAgain, markOld } from "/static/ask.js";
-import { drawHistory, shareInWords } from "/static/chart.js";
+import { drawHistory, measuredInWords, measureOf, shareInWords } from "/static/chart.js";
 import { $, api, bdi, count, droppable, hasToken, make, page, say, sure, teacherApi } from "/static/page.js";
 import { startTeaching } from "/static/teach.js";
 
@@ -139,16 +139,24 @@ function showHistory() {
   $("history-rows").replaceChildren(...updates.toReversed().map((update) => {
     const cells = [update.version, new Date(update.date).toLocaleDateString("en-GB", { dateStyle: "medium" }), what(update),
       update.kind === "learn" ? update.classes.length : "", update.images ?? "",
-      shareInWords(update, "held_out", update.held_out), shareInWords(update, "overall", update.overall_images)];
+      measuredInWords(update), shareInWords(update, "overall")];
     return make("tr", {}, ...cells.map((cell) => make("td", {}, String(cell))));
   }));
-  const last = updates.findLast((update) => update.overall_accuracy != null);
-  const then = last === updates.at(-1) ? "" : ` of version ${last?.version}`; // classes were forgotten or joined since
-  say("overall", last ? `Of held-out photos of ${last.overall_classes === last.known ? "all" : `${last.overall_classes} of`} ` +
-    `${count(last.known, "class", "classes")}${then}: ${shareInWords(last, "overall", last.overall_images)} answered right.` : "");
+  say("overall", accuracyInWords(updates));
   $("undo").hidden = !(page.health.teaching && kept.length > 1);
   $("undo").textContent = "Undo the last update";
   delete $("undo").dataset.sure;
+}
+
+// The last accuracy over all classes or, where held-out photos are too few for one, that on the photos of an update.
+function accuracyInWords(updates) {
+  const last = updates.findLast((update) => update.overall_accuracy != null) ?? updates.findLast(measureOf);
+  if (!last) return "";
+  const known = count(last.known, "class", "classes");
+  const then = last === updates.at(-1) ? "" : ` of version ${last.version}`; // the classes may be others now
+  if (last.overall_accuracy == null) return `Of the photos of “${what(last)}”: ${measuredInWords(last)}, answered right among all ${known}${then}.`;
+  const measured = last.overall_classes === last.known ? "all" : `${last.overall_classes} of`;
+  return `Of held-out photos of ${measured} ${known}${then}: ${shareInWords(last, "overall")} answered right.`;
 }
 
 function what(update) {

@@ -56,21 +56,17 @@ export function drawHistory(figure, all) {
 
   const base = TOP + BARS + GAP;
   const z = (share) => base + POINTS * (1 - share);
-  draw(svg, "text", { class: "title", x: 0, y: base - 14 }, "Held-out photos right");
+  draw(svg, "text", { class: "title", x: 0, y: base - 14 }, "Photos right");
   for (const share of [0, 0.5, 1]) line(svg, width, z(share), `${100 * share} %`);
-  const measured = updates.map((update, n) => [n, update]).filter(([, update]) => update.held_out_accuracy != null);
-  const both = updates.some((update) => update.overall_accuracy != null);
-  if (!measured.length && !both) draw(svg, "text", { x: LEFT + 6, y: z(0.5) - 6 }, "Not measured: fewer than 20 photos were held out.");
+  const own = updates.some(measureOf), ofAll = updates.some((update) => update.overall_accuracy != null), both = own && ofAll;
+  if (!own && !ofAll) draw(svg, "text", { x: LEFT + 6, y: z(0.5) - 6 }, "Not measured: fewer than 20 photos.");
   // Dots with their intervals: of few photos, a line from one to the next says nothing.
   const apart = Math.min(7, slot * 0.2);
-  for (const [n, update] of measured) {
-    if (both) point(svg, middle(n) - apart, z, update, "held_out", update.held_out, "dot");
-    else point(svg, middle(n), z, update, "held_out", update.held_out, "dot");
-  }
   updates.forEach((update, n) => {
-    if (update.overall_accuracy != null) point(svg, middle(n) + apart, z, update, "overall", update.overall_images, "dot all");
+    if (measureOf(update)) point(svg, middle(n) - (both ? apart : 0), z, update, measureOf(update), "dot");
+    if (update.overall_accuracy != null) point(svg, middle(n) + (both ? apart : 0), z, update, "overall", "dot all");
   });
-  if (both) {
+  if (ofAll) {
     [["dot", "update", 134], ["dot all", "all classes", 62]].forEach(([kind, words, left]) => {
       draw(svg, "circle", { class: kind, cx: width - RIGHT - left - 8, cy: base - 18, r: 5 });
       draw(svg, "text", { x: width - RIGHT - left, y: base - 14 }, words);
@@ -83,24 +79,25 @@ export function drawHistory(figure, all) {
   figure.replaceChildren(svg);
 }
 
-// The interval in which the share lies 19 times out of 20 (Wilson, 1927); older histories do not have it.
-function interval(right, total) {
-  const share = right / total, z = 1.959964 ** 2 / total;
-  const half = Math.sqrt(z * (share * (1 - share) + z / 4)), middle = share + z / 2;
-  return [Math.max(0, (middle - half) / (1 + z)), Math.min(1, (middle + half) / (1 + z))];
-}
+// By which photos an update was measured: its own held-out ones or, of too few, all of its own by cross-validation.
+export const measureOf = (update) => ["held_out", "cross_validated"].find((name) => update[`${name}_accuracy`] != null);
 
-const intervalOf = (update, name, images) => update[`${name}_interval`] ?? interval(update[`${name}_accuracy`] * images, images);
-
-export function shareInWords(update, name, images) {
+// The share of right answers, of how many, and the interval in which it lies 19 times out of 20.
+export function shareInWords(update, name) {
   const share = update[`${name}_accuracy`];
   if (share == null) return "";
-  const [low, high] = intervalOf(update, name, images).map((end) => (100 * end).toFixed(0));
+  const images = update[name === "held_out" ? name : `${name}_images`];
+  const [low, high] = update[`${name}_interval`].map((end) => (100 * end).toFixed(0));
   return `${(100 * share).toFixed(0)} % of ${images.toLocaleString("en")} (${low} to ${high} %)`;
 }
 
-function point(svg, x, z, update, name, images, kind) {
-  const [low, high] = intervalOf(update, name, images);
+export function measuredInWords(update) {
+  const name = measureOf(update);
+  return name ? `${shareInWords(update, name)}${name === "held_out" ? "" : ", cross-validated"}` : "";
+}
+
+function point(svg, x, z, update, name, kind) {
+  const [low, high] = update[`${name}_interval`];
   draw(svg, "line", { class: `range ${kind.split(" ")[1] ?? ""}`, x1: x, x2: x, y1: z(low), y2: z(high) });
   const dot = draw(svg, "circle", { class: kind, cx: x, cy: z(update[`${name}_accuracy`]), r: 5 });
   draw(dot, "title", {}, about(update));
@@ -120,12 +117,12 @@ function line(svg, width, height, label) {
 
 function about(update) {
   if (update.kind !== "learn") return `Version ${update.version}: ${update.kind}`;
-  const right = update.held_out_accuracy == null ? "" : `, ${shareInWords(update, "held_out", update.held_out)} held-out right`;
+  const right = measureOf(update) ? `, right: ${measuredInWords(update)}` : "";
   return `Version ${update.version}, ${update.name}: ${update.classes.length} classes, ${update.images} photos${right}`;
 }
 
 function inWords(updates, all) {
-  const last = updates.findLast((update) => update.held_out_accuracy != null);
-  const accuracy = last ? ` At the last measurement ${shareInWords(last, "held_out", last.held_out)} held-out photos were right.` : "";
+  const last = updates.findLast(measureOf);
+  const accuracy = last ? ` Of the photos of the last measured update, ${measuredInWords(last)}, were right.` : "";
   return `${all} updates; the last one made version ${updates.at(-1)?.version}.${accuracy} The table below has every number.`;
 }
