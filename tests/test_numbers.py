@@ -246,12 +246,21 @@ def lines(name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def privacy() -> Iterator[str]:
+    told = {line["what"]: float(line["value"]) for line in lines("features.csv")}
+    yield from shown(100 * told["features: share of photos found by a copy"], digits=(1,))
+    yield from shown(
+        told["mean picture alone: correlation"], told["features, kernel decoder: correlation"], digits=(2,)
+    )
+
+
 SOURCES = {
     "README.md": teaching,
     "docs/index.md": blocks_of_examples,
     "docs/expect.md": blocks_of_examples,
     "docs/grocery.md": blocks_of_examples,
     "docs/models.md": models,
+    "docs/privacy.md": privacy,
     "docs/research.md": research,
     "docs/speed.md": speed,
     "docs/results/README.md": records,

@@ -75,9 +75,10 @@ def file_lock(path: Path, *, wait: bool = False, remedy: str = "choose another f
     except OSError as error:
         raise unwritable(path.parent, len(_signature()), error, remedy) from error
     try:
-        _sign(path)
+        _write(path, _signature())
         yield
     finally:
+        _write(path, b"")  # whoever gets a copy of the folder needs not know on which machine it was written
         lock.release()
 
 
@@ -94,12 +95,12 @@ def _acquired(path: Path, wait: bool) -> BaseFileLock:
         return lock
 
 
-def _sign(path: Path) -> None:
+def _write(path: Path, holder: bytes) -> None:
     """Write down the holder, for the sentence that others get; where a held file cannot be written, they get less."""
     with suppress(OSError):
         handle = os.open(path, os.O_WRONLY | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0))
         try:
-            os.write(handle, _signature())
+            os.write(handle, holder)
         finally:
             os.close(handle)
 

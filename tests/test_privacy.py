@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/privacy.md: each of its sentences beside the test or the measurement that carries it."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from documented import ROOT
+from model_tools import class_folders, tiny_model
+from safetensors.torch import load_file
+
+import onea as product
+from onea.files import default_cache
+from onea.model.params import Parameters
+
+PAGE = ROOT / "docs/privacy.md"
+OFFLINE = "tests/cli/test_offline.py"
+FORGET = "tests/test_privacy.py::test_forgetting_removes_this_and_no_more"
+
+# The beginning of each sentence, in the order of the page, and what carries it: tests, or files of measured values.
+CLAIMS = (
+    ("What a model keeps of your photos", "tests/test_privacy.py::test_every_sentence_is_carried"),
+    ("Each sentence below has a test", "tests/test_privacy.py::test_every_sentence_is_carried"),
+    ("A model folder holds these files", "tests/test_privacy.py::test_the_files_are_those_of_the_page"),
+    ("A version holds these tensors", "tests/test_privacy.py::test_the_tensors_are_those_of_the_page"),
+    ("No photo is kept", "tests/test_privacy.py::test_the_tensors_are_those_of_the_page"),
+    ("No name of a photo", "tests/model/test_photo_names.py::test_a_saved_model_has_no_name_of_a_photo"),
+    ("No name of a photo", "tests/model/test_shared_folders.py::test_a_model_folder_holds_no_path"),
+    (
+        "Of each class, the features of 16",
+        "tests/model/test_rolling.py::test_so_many_are_kept_of_each_class_the_newest",
+    ),
+    (
+        "Of each class, the features of 16",
+        "tests/model/test_background.py::test_so_many_are_kept_and_the_seed_says_which",
+    ),
+    ("An update in the history has", "tests/test_privacy.py::test_the_history_has_names_and_numbers"),
+    ("Its name is that of the folder", "tests/test_privacy.py::test_the_history_has_names_and_numbers"),
+    ("A model keeps what it was taught", FORGET),
+    ("Each change makes a version", "tests/model/test_folder.py::test_only_the_last_versions_are_kept"),
+    ("Each change makes a version", "tests/test_privacy.py::test_five_versions_are_kept"),
+    ("What is removed from the present", FORGET),
+    ("Whoever has a model folder can read", "tests/test_privacy.py::test_the_history_has_names_and_numbers"),
+    ("A fingerprint reveals the average", "benchmarks/fingerprints.csv"),
+    ("Whoever has a copy of a photo", "tests/test_privacy.py::test_a_copy_tells_what_was_taught"),
+    ("Pictures cannot be drawn", "benchmarks/fingerprints.csv"),
+    ("Kept features tell more", "benchmarks/features.csv"),
+    ("A photo that was saved again", "benchmarks/features.csv"),
+    ("Pictures that the same decoders draw", "benchmarks/features.csv"),
+    ("Of a class that was taught with two", "tests/test_privacy.py::test_statistics_of_two_photos_are_their_features"),
+    ("So treat a model", "benchmarks/features.csv"),
+    ("`onea forget shop.onea CLASS` removes", FORGET),
+    ("Its name stays in the history", FORGET),
+    ("`onea undo shop.onea` removes", "tests/test_privacy.py::test_undo_removes_a_version_from_the_disk"),
+    ("Folders of earlier versions", "tests/test_privacy.py::test_an_earlier_version_may_be_deleted_by_hand"),
+    ("A new model, taught without", "tests/test_privacy.py::test_a_new_model_knows_no_name_of_an_old_one"),
+    ("Whoever deletes the model folder", "tests/test_privacy.py::test_the_cache_holds_the_place_of_the_network_alone"),
+    ("No command of onea looks up", f"{OFFLINE}::test_a_model"),
+    ("No command of onea looks up", f"{OFFLINE}::test_research"),
+    ("No command of onea looks up", f"{OFFLINE}::test_long_commands"),
+    ("No command of onea looks up", f"{OFFLINE}::test_the_tour"),
+    ("No command of onea looks up", f"{OFFLINE}::test_the_service"),
+    ("No command of onea looks up", f"{OFFLINE}::test_every_command_is_here"),
+    ("It does so for a network", "tests/data/test_sources.py::test_cifar100_without_a_network"),
+    ("It does so for a network", "tests/model/test_folder.py::test_to_the_hub_and_back"),
+    ("The telemetry of ONNX Runtime", f"{OFFLINE}::test_onnx_runtime_is_imported_in_one_place"),
+    ("The telemetry of ONNX Runtime", f"{OFFLINE}::test_a_model"),
+    ("Below your home folder", f"{OFFLINE}::test_a_model"),
+    ("Teaching and asking leave no copy", "tests/test_privacy.py::test_the_cache_holds_the_place_of_the_network_alone"),
+    ("The service leaves no photo", "tests/test_privacy.py::test_the_service_leaves_no_photo_on_the_disk"),
+    (
+        "Its history tells nobody",
+        "tests/model/test_photo_names.py::test_the_history_of_a_service_tells_nobody_which_photos_there_were",
+    ),
+    ("`push_to_hub` uploads the present", "tests/model/test_folder.py::test_to_the_hub_and_back"),
+    ("Exported files hold no path", "tests/model/test_shared_folders.py::test_an_exported_file_holds_no_path"),
+    ("Research runs", "tests/data/test_pack.py::test_a_second_call_maps_the_first_ones_file"),
+    ("You may delete it", "tests/runs/test_reuse.py"),
+)
+
+
+def sentences(text: str) -> list[str]:
+    """The sentences of a page, without headings and tables."""
+    lines = [line for line in text.splitlines() if not line.startswith(("#", "|"))]
+    flat = re.sub(r"\]\([^)]*\)|<!--.*?-->|\[", "", " ".join(lines))
+    return re.split(r"(?<=[.:]) +(?=[A-Z`])", " ".join(flat.split()))
+
+
+def listed(heading: str) -> set[str]:
+    """The names in the first column of the table below a sentence that begins so."""
+    after = PAGE.read_text("utf-8").split(heading, 1)[1].split("\n\n")[1]
+    return {name for line in after.splitlines()[2:] for name in re.findall(r"`([^`]+)`", line.split("|")[1])}
+
+
+def test_every_sentence_is_carried():
+    found = sentences(PAGE.read_text("utf-8"))
+    for sentence in found:
+        assert any(sentence.startswith(start) for start, _ in CLAIMS), f"nothing carries: {sentence}"
+    for start, _ in CLAIMS:
+        assert any(sentence.startswith(start) for sentence in found), f"the page does not say: {start}"
+
+
+@pytest.mark.parametrize("evidence", sorted({evidence for _, evidence in CLAIMS}))
+def test_what_carries_a_sentence_exists(evidence):
+    file, _, test = evidence.partition("::")
+    assert (ROOT / file).is_file()
+    if test:
+        tree = ast.parse((ROOT / file).read_text("utf-8"))
+        assert test in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def test_readme_and_the_pages_agree():
+    readme = (ROOT / "README.md").read_text("utf-8")
+    assert re.search(r"No photo is kept, nothing leaves\s+your machine \(\[privacy\]\(docs/privacy.md\)\)", readme)
+
+
+# What can be looked at directly
+
+
+@pytest.fixture(scope="module")
+def taught(tiny_vit, tiny_images) -> product.OneA:
+    """A model that was taught in every way: several updates, more photos of a class, a background."""
+    folders = class_folders(tiny_images / "train")
+    model = tiny_model(tiny_vit, preset="thorough", held_out=0.3)
+    for names in (["class00", "class01", "class02"], ["class03"], ["class04"]):
+        files = [(str(file), name) for name in names for file in folders[name]]
+        model.learn([file for file, _ in files], [name for _, name in files])
+    return model.learn_background([str(file) for file in folders["class05"]])
+
+
+@pytest.fixture
+def saved(taught, tmp_path) -> Path:
+    return Path(taught.save(tmp_path / "shop.onea"))
+
+
+def state_of(folder: Path, version: int) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / f"states/{version:06d}/state.json").read_bytes())
+    return found
+
+
+def tensors_of(folder: Path, version: int) -> dict[str, torch.Tensor]:
+    return load_file(folder / f"states/{version:06d}/state.safetensors")
+
+
+def test_the_files_are_those_of_the_page(saved):
+    files = {str(path.relative_to(saved)) for path in saved.rglob("*") if path.is_file()}
+    names = {re.sub(r"[0-9]{6}", "000001", name) for name in files}
+    assert names == listed("A model folder holds these files")
+    assert (saved / "lock").read_bytes() == b"", "only while a process writes"
+
+
+def test_the_tensors_are_those_of_the_page(saved):
+    names = {re.sub(r"^adapter\..*", "adapter.*", name) for name in tensors_of(saved, 4)}
+    assert names == listed("A version holds these tensors")
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors_of(saved, 4).items()}
+    side = state_of(saved, 4)["preprocess"]["side"]
+    assert all(shape[-2:] != (side, side) for shape in shapes.values())
+    assert shapes["margins"][1] == shapes["hidden"][1] == 5
+
+
+def test_the_history_has_names_and_numbers(saved, tiny_vit, tiny_images, onea):
+    for update in state_of(saved, 4)["updates"]:
+        texts = {name: value for name, value in update.items() if isinstance(value, str)}
+        assert texts.keys() <= {"kind", "name", "date"}
+        for name in update.keys() - {*texts, "classes", "merge"}:
+            parts = update[name]
+            if isinstance(parts, dict):
+                assert parts.keys() <= set(update["classes"]), name
+                parts = list(parts.values())
+            for part in parts if isinstance(parts, list) else [parts]:
+                assert part is None or isinstance(part, int | float), name
+    shutil.copytree(tiny_images / "train", "monday")
+    for more in ((), ("--name", "other")):
+        assert onea("teach", "own.onea", "monday", "--backbone", tiny_vit, "--epochs", "1", *more)[0] == 0
+    assert [update["name"] for update in product.load("own.onea").history] == ["monday", "other"]
+
+
+def test_five_versions_are_kept():
+    assert Parameters.defaults()["keep"] == 5
+
+
+def test_a_copy_tells_what_was_taught(taught, tiny_images):
+    from onea.model.fingerprints import fingerprints
+    from onea.model.images import read_unlabelled
+
+    state = taught.snapshot().state
+    read = read_unlabelled([tiny_images / "train/class02/3.png"], taught.snapshot().side)
+    assert state.taught_as(fingerprints(read.pixels)) == {0: "class02"}
+
+
+def test_statistics_of_two_photos_are_their_features(tiny_vit, tiny_images, tmp_path):
+    """Each is its class's mean, and half the difference away from it along the one direction in which they spread."""
+    photos = [str(tiny_images / f"train/class{k:02d}/{i}.png") for k in range(3) for i in range(2)]
+    model = tiny_model(tiny_vit, views=1).learn(photos, [photo.split("/")[-2] for photo in photos])
+    kept = tensors_of(Path(model.save(tmp_path / "shop.onea")), 1)
+    first, second = torch.from_numpy(model.transform(photos[:2]))
+    torch.testing.assert_close(kept["prototypes"][0], (first + second) / 2, rtol=1e-3, atol=1e-3)
+    [direction] = [one for one in kept["factors"][0].float() if one.norm() > 0.01]
+    assert torch.cosine_similarity(direction, first - second, dim=0).abs() > 0.99
+
+
+def test_forgetting_removes_this_and_no_more(saved):
+    before = tensors_of(saved, 4)
+    model = product.load(saved, device="cpu", threads=1)
+    row = model.snapshot().state.row("class01")
+    model.forget("class01").save(saved)
+    after = tensors_of(saved, 5)
+    for name in ("prototypes", "counts", "factors", "cut"):
+        assert len(after[name]) == len(before[name]) - 1
+    for rows, values in (("fingerprint_rows", "fingerprints"), ("held_rows", "held"), ("margin_rows", "margins")):
+        gone = int((before[rows] == row).sum())
+        assert gone > 0
+        assert len(after[values]) == len(after[rows]) == len(before[values]) - gone
+    adapter = [name for name in before if name.startswith("adapter.")]
+    assert adapter
+    assert all(torch.equal(before[name], after[name]) for name in (*adapter, "scatter"))
+    assert "class01" not in state_of(saved, 5)["classes"]
+    assert "class01" in json.dumps(state_of(saved, 5)["updates"])
+    assert "class01" in state_of(saved, 4)["classes"]
+
+
+def test_undo_removes_a_version_from_the_disk(saved):
+    from onea.model.folder import undo
+
+    assert (saved / "states/000004").is_dir()
+    undo(saved)
+    assert not (saved / "states/000004").exists()
+
+
+def test_an_earlier_version_may_be_deleted_by_hand(saved):
+    shutil.rmtree(saved / "states/000001")
+    shutil.rmtree(saved / "states/000003")
+    model = product.load(saved, device="cpu", threads=1)
+    assert model.version == 4
+    assert model.undo().version == 2
+
+
+def test_a_new_model_knows_no_name_of_an_old_one(tiny_vit, tiny_images, tmp_path):
+    shutil.copytree(tiny_images / "train/class00", tmp_path / "photos/class00")
+    shutil.copytree(tiny_images / "train/class02", tmp_path / "photos/class02")
+    saved = tiny_model(tiny_vit).learn(tmp_path / "photos").save(tmp_path / "shop.onea")
+    assert not any(b"class01" in path.read_bytes() for path in saved.rglob("*") if path.is_file())
+
+
+def test_the_cache_holds_the_place_of_the_network_alone(tiny_vit, tiny_images, tmp_path, monkeypatch):
+    monkeypatch.setenv("ONEA_CACHE", str(tmp_path / "cache"))
+    model = tiny_model(tiny_vit).learn(tiny_images / "train")
+    model.predict(tiny_images / "test")
+    shutil.rmtree(model.save(tmp_path / "shop.onea"))
+    [note] = [path for path in default_cache().rglob("*") if path.is_file()]
+    assert json.loads(note.read_bytes()) == {"file": str(Path(tiny_vit).resolve())}
+
+
+def test_the_service_leaves_no_photo_on_the_disk(shop, tmp_path, monkeypatch):
+    """Requests that are too large for memory pass through a file without a name."""
+    serving = pytest.importorskip("serving", exc_type=ImportError)
+    from PIL import Image
+
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    noise = Image.effect_noise((1500, 1500), 90).convert("RGB")
+    noise.save(tmp_path / "large.png")
+    large = (tmp_path / "large.png").read_bytes()
+    assert len(large) > 2_000_000
+    before = {path: path.read_bytes() for path in shop.rglob("*") if path.is_file() and path.name != "lock"}
+    with serving.client_of(shop) as client:
+        for sent in (
+            {"content": large, "headers": {"content-type": "image/png"}},
+            {"files": [("images", ("a.png", large))]},
+        ):
+            assert client.post("/predict", **sent).status_code == 200
+    assert list((tmp_path / "temporary").iterdir()) == []
+    assert before == {path: path.read_bytes() for path in shop.rglob("*") if path.is_file() and path.name != "lock"}
