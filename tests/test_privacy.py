@@ -69,7 +69,7 @@ CLAIMS = (
     ("No command of onea looks up", f"{OFFLINE}::test_the_tour"),
     ("No command of onea looks up", f"{OFFLINE}::test_the_service"),
     ("No command of onea looks up", f"{OFFLINE}::test_every_command_is_here"),
-    ("It does so for a network", "tests/data/test_sources.py::test_cifar100_without_a_network"),
+    ("It does so for a network", "tests/research/data/test_sources.py::test_cifar100_without_a_network"),
     ("It does so for a network", "tests/model/test_folder.py::test_to_the_hub_and_back"),
     ("The telemetry of ONNX Runtime", f"{OFFLINE}::test_onnx_runtime_is_imported_in_one_place"),
     ("The telemetry of ONNX Runtime", f"{OFFLINE}::test_a_model"),
@@ -82,8 +82,8 @@ CLAIMS = (
     ),
     ("`push_to_hub` uploads the present", "tests/model/test_folder.py::test_to_the_hub_and_back"),
     ("Exported files hold no path", "tests/model/test_shared_folders.py::test_an_exported_file_holds_no_path"),
-    ("Research runs", "tests/data/test_pack.py::test_a_second_call_maps_the_first_ones_file"),
-    ("You may delete it", "tests/runs/test_reuse.py"),
+    ("Research runs", "tests/research/data/test_pack.py::test_a_second_call_maps_the_first_ones_file"),
+    ("You may delete it", "tests/research/runs/test_reuse.py"),
 )
 
 
