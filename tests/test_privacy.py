@@ -59,9 +59,14 @@ CLAIMS = (
     ("So treat a model", "benchmarks/features.csv"),
     ("`onea forget shop.onea CLASS` removes", FORGET),
     ("Its name stays in the history", FORGET),
+    (
+        "`onea forget shop.onea CLASS --everywhere`",
+        "tests/model/test_erasure.py::test_neither_name_nor_rows_are_left_in_any_file",
+    ),
+    ("What was learned from its photos", FORGET),
+    ("A new model, taught without", "tests/test_privacy.py::test_a_new_model_has_nothing_of_an_old_one"),
     ("`onea undo shop.onea` removes", "tests/test_privacy.py::test_undo_removes_a_version_from_the_disk"),
     ("Folders of earlier versions", "tests/test_privacy.py::test_an_earlier_version_may_be_deleted_by_hand"),
-    ("A new model, taught without", "tests/test_privacy.py::test_a_new_model_knows_no_name_of_an_old_one"),
     ("Whoever deletes the model folder", "tests/test_privacy.py::test_the_cache_holds_the_place_of_the_network_alone"),
     ("No command of onea looks up", f"{OFFLINE}::test_a_model"),
     ("No command of onea looks up", f"{OFFLINE}::test_research"),
@@ -243,11 +248,15 @@ def test_an_earlier_version_may_be_deleted_by_hand(saved):
     assert model.undo().version == 2
 
 
-def test_a_new_model_knows_no_name_of_an_old_one(tiny_vit, tiny_images, tmp_path):
+def test_a_new_model_has_nothing_of_an_old_one(tiny_vit, tiny_images, tmp_path):
     shutil.copytree(tiny_images / "train/class00", tmp_path / "photos/class00")
     shutil.copytree(tiny_images / "train/class02", tmp_path / "photos/class02")
-    saved = tiny_model(tiny_vit).learn(tmp_path / "photos").save(tmp_path / "shop.onea")
-    assert not any(b"class01" in path.read_bytes() for path in saved.rglob("*") if path.is_file())
+    tiny_model(tiny_vit).learn(tiny_images / "train").save(tmp_path / "old.onea")
+    again = [tiny_model(tiny_vit).learn(tmp_path / "photos").save(tmp_path / f"{name}.onea") for name in "ab"]
+    first, second = (tensors_of(folder, 1) for folder in again)
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first), "whatever was taught before"
+    assert not any(b"class01" in path.read_bytes() for path in again[0].rglob("*") if path.is_file())
 
 
 def test_the_cache_holds_the_place_of_the_network_alone(tiny_vit, tiny_images, tmp_path, monkeypatch):

@@ -36,6 +36,7 @@ PHOTOS = (
     "rename shop.onea class00 zero",
     "forget shop.onea class01",
     "undo shop.onea",
+    "forget shop.onea class01 --everywhere",
     "export shop.onea --to onnx",
 )
 RESEARCH = (
