@@ -101,5 +101,6 @@ def test_ticks_reach_the_largest_in_few_round_steps(most):
 
 def test_saving_a_model_needs_no_matplotlib():
     """Which takes longer to load than an update of few photos takes to save."""
-    code = "import sys, onea.model.folder as f; f.history_picture([]); sys.exit('matplotlib' in sys.modules)"
+    code = "import sys, onea.model.folder; from onea.model.card import history_picture as draw; draw([]); "
+    code += "sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
