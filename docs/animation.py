@@ -40,7 +40,7 @@ SAID = (
 MONDAY = ("spade", "heart", "diamond", "club", "sun", "cloud", "umbrella", "lightning")
 SCENE, WIDTH, HEIGHT, EDGE, SIDE = 3.6, 440, 196, 18, 44  # seconds; pixels
 STILL = 1  # the scene that is seen where nothing moves
-_ROW = re.compile(r"^new/(\S+)\.png +(\S+)", re.M)
+_ROW = re.compile(r"^new/(\S+)\.png +(.+?) {2,}", re.M)
 _STYLE = """
 svg { --paper: #f6f8fa; --line: #d0d7de; --ink: #1f2328; --soft: #59636e; --good: #0a6640; --odd: #9a3412; }
 @media (prefers-color-scheme: dark) {

@@ -22,7 +22,7 @@ _TOTAL = re.compile(
 )
 _UPDATE = re.compile(
     r"^(\d+)  \S+  (.+)\n +classes \+(\d+), images \d+, known (\d+), seconds \S+\n"
-    r" +held-out right (\d+\.\d) % of (\d+) \((\d+) to (\d+)\)$",
+    r" +held-out accuracy (\d+\.\d) % of (\d+) \((\d+) to (\d+)\)$",
     re.M,
 )
 

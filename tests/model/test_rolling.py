@@ -176,7 +176,7 @@ def test_what_gained_nothing_is_said():
     update = {"held_out": 0, "held_out_accuracy": None, "known": 40, "overall_accuracy": 0.75, "overall_images": 200}
     again = {"overall_classes": 40, "trained": True}
     better, worse = (held_out_sentences(update | again | {"overall_before": share})[0] for share in (0.7, 0.75))
-    assert better.endswith("right, of all 40 classes; 70.0 % before this update")
+    assert better.endswith("correct, of all 40 classes; 70.0 % before this update")
     assert worse.endswith("75.0 % before this update: it gained nothing, and undo takes it back")
 
 
@@ -192,14 +192,14 @@ def test_it_is_said_with_how_many_and_how_sure():
     update = {"held_out": 29, "held_out_accuracy": 1.0, "known": 40}
     assert held_out_share(update) == "100.0 % of 29 (88 to 100)"
     assert held_out_sentences(update) == [
-        "100.0 % of 29 held-out images (88 to 100 %, 19 times out of 20) right, among all 40 classes"
+        "100.0 % of 29 held-out images (88 to 100 %, 19 times out of 20) correct, among all 40 classes"
     ]
     overall = update | {"overall_accuracy": 0.75, "overall_images": 200, "overall_classes": 38}
     assert held_out_sentences(overall)[1] == (
-        "overall: 75.0 % of 200 held-out images (69 to 80 %, 19 times out of 20) right, of 38 of 40 classes"
+        "overall: 75.0 % of 200 held-out images (69 to 80 %, 19 times out of 20) correct, of 38 of 40 classes"
     )
     assert held_out_sentences({"held_out": 0, "held_out_accuracy": None, "known": 3}) == []
-    assert held_out_sentences(update | {"known": 1})[0].endswith("right, among 1 class")
+    assert held_out_sentences(update | {"known": 1})[0].endswith("correct, among 1 class")
 
 
 def test_the_overall_figure_is_that_of_the_version_that_was_measured():

@@ -61,7 +61,7 @@ def print_check(console: Console, found: Check, most: int) -> None:
 
 def _measured(classes: list[ClassCheck]) -> Table:
     shares = "/".join(f"{100 * share:.0f}" for share in SHARES)
-    heads = ("class", "advice", "taken for", "photos", f"right % with {shares} % of them")
+    heads = ("class", "advice", "taken for", "photos", f"correct % with {shares} % of them")
     lines = []
     for one in classes:
         curve = "  ".join(f"{100 * share:.0f}" for share in one.curve) if one.curve else NOTHING

@@ -175,7 +175,7 @@ def print_history(console: Console, updates: Sequence[dict[str, Any]], kept: Seq
     """All updates, in a table where it fits, and the versions that undo can go back to."""
     from onea.model.card import history_row
 
-    heads = ("version", "date", "what", "classes", "images", "known", "held-out right", "seconds")
+    heads = ("version", "date", "what", "classes", "images", "known", "held-out accuracy", "seconds")
     rows = map(history_row, updates)
     lines = [[version, date[:10], *rest, right, seconds] for version, date, *rest, right, _, seconds in rows]
     table = Table.of_texts("", heads, lines, left=3)

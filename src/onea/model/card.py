@@ -58,11 +58,11 @@ def card(state: State, name: str) -> str:
         "",
         *history_table(state.updates),
         "",
-        "Held-out accuracy: of images of that update kept out of training, answered among all classes known by then; "
-        "in brackets where it lies for all such photos, 19 times out of 20. Overall: of held-out images of all "
-        "updates and classes, answered by that version. Images that look alike were kept out together, to stand for "
-        "photos of another day. A class that was forgotten is no longer answered; what the adapter learned from its "
-        "images stays in it.",
+        "Held-out accuracy: the share of images of that update kept out of training that are answered with their "
+        "class, among all classes known by then and with `unknown` off; in brackets where it lies for all such photos, "
+        "19 times out of 20. Overall: of held-out images of all updates and classes, answered by that version. Images "
+        "that look alike were kept out together, to stand for photos of another day. A class that was forgotten is no "
+        "longer answered; what the adapter learned from its images stays in it.",
         "",
         *_unknown(state),
         "## Classes",

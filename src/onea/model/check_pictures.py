@@ -45,7 +45,7 @@ def curves_picture(found: Check) -> Figure | None:
             if number + columns >= len(shown):
                 axes.tick_params(labelbottom=True)
         figure.supxlabel("% of the class's photos used", fontsize=style.LABEL_SIZE)
-        figure.supylabel("% of its held-out photos right", fontsize=style.LABEL_SIZE)
+        figure.supylabel("% of its held-out photos correct", fontsize=style.LABEL_SIZE)
         rest = sum(1 for one in found.classes if one.curve) - len(shown)
         title = f"The {len(shown)} neediest classes" if rest else "Learning curves"
         figure.suptitle(title, x=0.01, ha="left", fontsize=style.TITLE_SIZE, fontweight="bold")

@@ -45,7 +45,7 @@ _MEASURES = (
 
 
 def history_picture(updates: Sequence[Update]) -> bytes:
-    """Two panels over the updates, as PNG: classes that arrived and classes known; held-out images that are right."""
+    """Two panels over the updates, as PNG: classes that arrived and classes known; held-out images that are correct."""
     shown = updates[-MOST:]
     sheet = _Sheet(max(len(shown), _FEWEST))
     _classes(sheet, shown)
@@ -73,7 +73,7 @@ def _classes(sheet: _Sheet, updates: Sequence[Update]) -> None:
 def _held_out(sheet: _Sheet, updates: Sequence[Update]) -> None:
     panel = _Panel(_TOPS[1], range(0, 101, 20))
     shown = [each for each in _MEASURES if any(update.get(each.accuracy) is not None for update in updates)]
-    sheet.frame(panel, "held-out images right, %", [(each.name, each.colour) for each in shown])
+    sheet.frame(panel, "held-out accuracy, %", [(each.name, each.colour) for each in shown])
     for each in shown:
         for step, update in enumerate(updates):
             accuracy = update.get(each.accuracy)

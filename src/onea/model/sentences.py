@@ -40,7 +40,7 @@ def few_photos_fields(images: Mapping[str, int]) -> dict[str, Any]:
 
 
 def held_out_share(update: Mapping[str, Any], name: str = "held_out") -> str:
-    """The share of held-out photos that are right, of how many, and where the true share may lie; empty without any.
+    """The share of held-out photos that are correct, of how many, and where the true share may lie; empty without any.
 
     >>> held_out_share({"held_out": 9, "held_out_accuracy": 1.0})
     '100.0 % of 9 (70 to 100)'
@@ -57,15 +57,15 @@ def held_out_sentences(update: Mapping[str, Any], *, own: bool = True) -> list[s
     """What held-out photos say of an update, where asked, and of all classes, where that is something else."""
     told = []
     if own and (share := held_out_share(update)):
-        told.append(f"{_in_words(share)} right, among {_all(update['known'])}")
+        told.append(f"{_in_words(share)} correct, among {_all(update['known'])}")
     overall = held_out_share(update, "overall")
     if overall and (not own or update["overall_images"] > update["held_out"]):
         measured, known = update["overall_classes"], update["known"]
         of = _all(known) if measured == known else f"{measured:,} of {known:,} classes"
-        told.append(f"overall: {_in_words(overall)} right, of {of}{_since(update, 'overall')}")
+        told.append(f"overall: {_in_words(overall)} correct, of {of}{_since(update, 'overall')}")
     if own and update.get("held_out_accuracy") is None and (share := held_out_share(update, "cross_validated")):
         by = ", by an adapter that was trained on them" if update["trained"] else ""
-        right = f"{_in_words(share, 'taught')} right without their own series, among {_all(update['known'])}{by}"
+        right = f"{_in_words(share, 'taught')} correct without their own series, among {_all(update['known'])}{by}"
         told.append(f"cross-validated: {right}{_since(update, 'cross_validated')}")
     return told
 
