@@ -216,7 +216,7 @@ def test_the_overall_figure_is_that_of_the_version_that_was_measured():
     gone = {"version": 2, "kind": "forget", "date": "2026-01-01", "classes": ["a"], "known": 1}
     console = Console(width=200, file=io.StringIO())
     print_history(console, [learned | figures | overall, gone], (1, 2))
-    assert " right, of all 2 classes of version 1\n" in console.file.getvalue(), "not of those known now"
+    assert " correct, of all 2 classes of version 1\n" in console.file.getvalue(), "not of those known now"
 
 
 def test_it_is_kept_forgotten_and_undone(model, tmp_path):
