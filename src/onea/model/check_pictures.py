@@ -29,7 +29,7 @@ _COLOURS: dict[Advice, str] = {
 
 
 def curves_picture(found: Check) -> Figure | None:
-    """Held-out photos that are right by the share of a class's photos used, for the neediest classes with a curve."""
+    """Held-out photos that are correct by the share of a class's photos used, for the neediest classes with a curve."""
     shown = [one for one in found.classes if one.curve][:MOST_CURVES]
     if not shown:
         return None
