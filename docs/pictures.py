@@ -172,13 +172,13 @@ def share(right: int, total: int) -> Mean:
 
 
 def grocery_history(updates: Sequence[dict[str, Any]]) -> tuple[Canvas, str]:
-    """Held-out photos right: those of each update, and those of all classes known by then."""
+    """Held-out accuracy: photos of each update, and those of all classes known by then."""
     canvas, top = Canvas(PICTURE), 0.0
     for title, side, count in (
         ("photos of the update", "held_out", "held_out"),
         ("photos of all classes known by then", "overall", "overall_images"),
     ):
-        canvas.text(0, top + 16, f"Held-out {title}: right, %", "head")
+        canvas.text(0, top + 16, f"Held-out {title}: accuracy, %", "head")
         rows = []
         for update in updates:
             if update[f"{side}_accuracy"] is None:  # too few photos
@@ -197,9 +197,9 @@ def grocery_classes(found: dict[str, Any]) -> tuple[Canvas, str]:
     for mistake in reversed(found["confusions"]):  # the most frequent come first
         taken[mistake["class"]] = mistake
     worst = found["classes"][:WORST]
-    canvas.text(0, 16, f"Test photos right, %: the {WORST} worst of {len(found['classes'])} products", "head")
+    canvas.text(0, 16, f"Test photos correct, %: the {WORST} worst of {len(found['classes'])} products", "head")
     canvas.text(PICTURE, 34, "mostly taken for", "soft", "end")
-    rows = [DotRow(each["class"], [(share(each["right"], each["images"]), "hollow")]) for each in worst]
+    rows = [DotRow(each["class"], [(share(each["correct"], each["images"]), "hollow")]) for each in worst]
     dots(canvas, rows, Panel(0, 40, PICTURE - 184), "", (0, 100))
     for number, each in enumerate(worst):
         mistake = taken[each["class"]]

@@ -98,7 +98,7 @@ def blocks_of_examples() -> Iterator[str]:
     """What the examples' commands say of all test photos, and of the worst class; as whole percentages."""
     for page in ("index.md", "grocery.md"):
         text = (ROOT / "docs" / page).read_text("utf-8")
-        for pattern in (r"^(\d+\.\d+) % of [\d,]+ images right", r"right % .*\n─+\n\S+ +\d+ +(\d+\.\d)"):
+        for pattern in (r"^(\d+\.\d+) % correct", r"correct % .*\n─+\n\S+ +\d+ +(\d+\.\d)"):
             yield from (str(round(float(found))) for found in re.findall(pattern, text, re.M))
 
 

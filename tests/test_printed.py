@@ -11,13 +11,16 @@ import pytest
 from documented import ROOT
 
 from onea.metrics import wilson_interval
+from onea.model.accuracy import Counts
 
 EXAMPLE = json.loads((ROOT / "benchmarks/grocery-example.json").read_text("utf-8"))
-_ROW = re.compile(r"^(\S+) +(\d+) +(\d+\.\d)(?: +(\d+))?$", re.M)
+_ROW = re.compile(r"^(\S+) +(\d+) +(\d+\.\d) +(\d+) +(\d+)$", re.M)
 _MISTAKE = re.compile(r"^(\S+) +(\S+) +(\d+)$", re.M)
 _TOTAL = re.compile(
-    r"^(\d+\.\d+) % of ([\d,]+) images right \((\d+) to (\d+) %, 19 times out of 20\), (\d+\.\d+) % with every class"
-    r"\s+weighing\s+the\s+same; (\d+\.\d) % of known classes' images answered unknown",
+    (
+        r"^([\d.]+ % correct, [\d.]+ % wrong, [\d.]+ % unknown) of ([\d,]+) images \(version \d\); accuracy (\d+) to "
+        r"(\d+) %, 19 times out of 20; mean accuracy of the classes (\d+\.\d) %$"
+    ).replace(" ", r"\s+"),
     re.M,
 )
 _UPDATE = re.compile(
@@ -37,45 +40,39 @@ def percent(right: int, total: int) -> tuple[str, str, str]:
     return f"{100 * right / total:.2f}", f"{100 * low:.0f}", f"{100 * high:.0f}"
 
 
-def assert_total(text: str, classes: list[tuple[int, int, int]]) -> None:
-    """The last line of an evaluation is that of its classes: images, right, unknown."""
+def assert_total(text: str, classes: list[Counts]) -> None:
+    """The last line of an evaluation is that of its classes."""
+    total = sum(classes, Counts(0, 0, 0))
     found = _TOTAL.search(text)
     assert found
-    total, right = sum(images for images, _, _ in classes), sum(right for _, right, _ in classes)
-    share, low, high = percent(right, total)
-    assert found.groups() == (
-        share,
-        f"{total:,}",
-        low,
-        high,
-        f"{100 * fmean(right / images for images, right, _ in classes):.2f}",
-        f"{100 * sum(unknown for _, _, unknown in classes) / total:.1f}",
-    )
+    shares, *others = (" ".join(part.split()) for part in found.groups())
+    _, low, high = percent(total.correct, total.images)
+    mean = f"{100 * fmean(one.accuracy for one in classes):.1f}"
+    assert (shares, others) == (str(total), [f"{total.images:,}", low, high, mean])
 
 
 def test_the_quick_start_adds_up() -> None:
     rows = _ROW.findall(page("index.md"))
     assert len(rows) == 5
-    classes = [(int(n), round(float(share) * int(n) / 100), int(unknown or 0)) for _, n, share, unknown in rows]
-    for (_, images, share, _), (_, right, _) in zip(rows, classes, strict=True):
-        assert share == f"{100 * right / int(images):.1f}"
+    classes = [Counts(int(n), int(n) - int(wrong) - int(unknown), int(unknown)) for _, n, _, wrong, unknown in rows]
+    assert [share for _, _, share, _, _ in rows] == [f"{100 * one.accuracy:.1f}" for one in classes]
     assert_total(page("index.md"), classes)
-    wrong = sum(int(images) for *_, images in _MISTAKE.findall(page("index.md").partition("taken for  images")[2]))
-    assert wrong == sum(images - right for images, right, _ in classes), "all mistakes are shown"
+    mistakes = sum(int(images) for *_, images in _MISTAKE.findall(page("index.md").partition("taken for  images")[2]))
+    assert mistakes == sum(one.wrong for one in classes), "all mistakes are shown"
 
 
 def test_the_grocery_shop_is_the_one_of_the_file() -> None:
     text = page("grocery.md")
-    known = {each["class"]: each for each in EXAMPLE["classes"]}
+    known = {one["class"]: Counts(one["images"], one["correct"], one["unknown"]) for one in EXAMPLE["classes"]}
     rows = _ROW.findall(text)
     assert len(rows) > 5
-    for name, images, share, unknown in rows:
-        each = known[name]
-        assert (int(images), int(unknown or 0)) == (each["images"], each["unknown"])
-        assert share == f"{100 * each['right'] / each['images']:.1f}"
+    for name, images, share, wrong, unknown in rows:
+        one = known[name]
+        assert (int(images), int(wrong), int(unknown)) == (one.images, one.wrong, one.unknown)
+        assert share == f"{100 * one.accuracy:.1f}"
     mistakes = [(a, b, int(n)) for a, b, n in _MISTAKE.findall(text.partition("is                taken for")[2])]
     assert mistakes == [(one["class"], one["taken_for"], one["images"]) for one in EXAMPLE["confusions"][:10]]
-    assert_total(text, [(each["images"], each["right"], each["unknown"]) for each in known.values()])
+    assert_total(text, list(known.values()))
 
 
 def test_the_history_is_the_one_of_the_file() -> None:

@@ -31,7 +31,9 @@ def test_every_command_is_shown_before_it_runs(onea, monkeypatch, tiny_vit):
     assert "now knows 8 classes (version 1)" in told[2]
     assert all(f"new/{name}.png" in told[3] for name in ("cloud", "heart", "yin-yang"))
     assert "now knows 9 classes (version 2)" in told[4]
-    assert re.search(r"% correct, .* % wrong, .* % unknown of \d+ images", told[6])
+    shares = re.search(r"([\d.]+) % correct, ([\d.]+) % wrong, ([\d.]+) % unknown of \d+ images", told[6])
+    assert shares
+    assert sum(round(10 * float(share)) for share in shares.groups()) == 1000
     assert "at version 1 again and knows 8 classes" in told[7]
     assert re.search(r"tour\.onea \(version 1, 8 classes\) at http://127\.0\.0\.1:\d+", told[9])
     assert json.loads(onea("info", "here/tour.onea", "--json")[1])["classes"] == 8

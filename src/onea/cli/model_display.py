@@ -126,7 +126,7 @@ def _verdict(answer: Answer) -> Text:
 def print_evaluation(console: Console, found: Evaluation) -> None:
     """Every class, the worst first; the most frequent mistakes; and the sum of it."""
     lines = [
-        (name, str(one.images), f"{100 * one.accuracy:.1f}", str(one.wrong or ""), str(one.unknown or ""))
+        (name, str(one.images), f"{100 * one.accuracy:.1f}", str(one.wrong), str(one.unknown))
         for name, one in found.worst_first()
     ]
     console.print(terminal(Table.of_texts("", ("class", "images", "correct %", "wrong", "unknown"), lines)))

@@ -61,7 +61,7 @@ class ClassCheck:
         name: of the class.
         taught: photos that the model has learned it from; 0 where it does not know it.
         photos: in the folder; 0 without one.
-        curve: share of held-out photos that are correct with 25, 50, 75 and 100 % of the others; None where not measured.
+        curve: accuracy on held-out photos with 25, 50, 75 and 100 % of the others; None where not measured.
         rival: the class it is most often taken for, if any.
         advice: what follows.
     """
