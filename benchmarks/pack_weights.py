@@ -4,7 +4,8 @@
     python benchmarks/pack_weights.py float16/vit_small_patch14_112.safetensors --photos FOLDER \
         --out vit_small_patch14_112.safetensors
 
-The file holds a plain timm ViT under timm's names. Its classification head, which features do without, is left out.
+The file holds a ViT under timm's names: a plain one, or that of ``ARCHITECTURE:FILE``. Its classification head, which
+features do without, is left out. Positions stay as they are; photos are looked at in the size of ``--image-size``.
 The new file says which weights it was made of. ``--photos`` names a folder with about a thousand photos: each matrix is
 then rounded column by column, and later columns make up for what earlier ones lose on the inputs that these photos give
 (GPTQ, https://arxiv.org/abs/2210.17323). Without it every weight is rounded on its own. ``--expanded FILE`` also writes
@@ -16,20 +17,20 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from onea.files import read_tensors, write_atomically
+from onea.files import write_atomically
 from onea.model.images import find_images, read_unlabelled
 from onea.tensors import Tensors
 from onea.vit.backbones import digest_of
 from onea.vit.eight_bits import LARGEST, SCALE, expanded, packed, rounded
-from onea.vit.network_config import IMAGENET_MEAN, IMAGENET_STD
-from onea.vit.weight_files import infer_architecture, without_head
+from onea.vit.network_config import NetworkConfig
+from onea.vit.weight_files import config_of, network_of, read_weights, split_name, without_head
 
 DAMPING = 0.01  # of the mean square of the inputs
 MATRICES = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")  # of a block, in the order of computation
@@ -56,11 +57,14 @@ def rounded_together(matrix: Tensor, scales: Tensor, inputs: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def packed_for(weights: Mapping[str, Tensor], pixels: Tensor) -> Tensors:
-    """These weights in eight bits; each matrix is rounded for the inputs that the matrices before it, rounded, give."""
-    vit = VisionTransformer(**infer_architecture(weights))
-    vit.load_state_dict({name: tensor.float() for name, tensor in weights.items()})
-    vit.eval()
+def packed_for(vit: Any, weights: Mapping[str, Tensor], pixels: Tensor) -> Tensors:
+    """These weights in eight bits; each matrix is rounded for the inputs that the matrices before it, rounded, give.
+
+    Args:
+        vit: timm's network with these weights, for images of the size of ``pixels``; its matrices are replaced.
+        weights: as they are in the file.
+        pixels: photos as the network gets them.
+    """
     result: Tensors = dict(weights)
 
     def store(layer: nn.Module, name: str, inputs: Tensor) -> None:
@@ -85,25 +89,34 @@ def packed_for(weights: Mapping[str, Tensor], pixels: Tensor) -> Tensors:
     return result
 
 
-def network_input(folder: Path, size: int) -> Tensor:
+def network_input(folder: Path, size: int, config: NetworkConfig) -> Tensor:
     """The photos of a folder as a network of this size gets them."""
     pixels = torch.from_numpy(read_unlabelled(find_images(folder), size).pixels).float() / 255
-    return (pixels - torch.tensor(IMAGENET_MEAN)[:, None, None]) / torch.tensor(IMAGENET_STD)[:, None, None]
+    return (pixels - torch.tensor(config.mean)[:, None, None]) / torch.tensor(config.std)[:, None, None]
 
 
 def main() -> None:
     """Read, pack, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("weights", type=Path)
+    parser.add_argument("weights", help="FILE of a plain ViT, or ARCHITECTURE:FILE")
     parser.add_argument("--photos", type=Path)
+    parser.add_argument("--image-size", type=int, help="if not that which the positions are for")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--expanded", type=Path)
     arguments = parser.parse_args()
 
-    source = read_tensors(arguments.weights, f"Backbone file {arguments.weights}", "fetch it again")
+    parts = split_name(arguments.weights)
+    if parts is None:
+        parser.error(f"{arguments.weights} is no .safetensors file")
+    told, path = parts
+    source, config = read_weights(path), config_of(path, told) or NetworkConfig()
     weights = without_head(source)
     if arguments.photos:
-        small = packed_for(weights, network_input(arguments.photos, infer_architecture(weights)["img_size"]))
+        vit = network_of(weights, config, path).eval()
+        if size := arguments.image_size:
+            vit.set_input_size(img_size=(size, size))
+        side = vit.patch_embed.img_size[0]
+        small = packed_for(vit, weights, network_input(arguments.photos, side, config))
     else:
         small = packed(weights)
     # One entry, because safetensors writes several in any order.

@@ -1,55 +1,65 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the base learning rate of every method: as many trials for each, on training images only.
+"""Find the base learning rate of every method on a network, on training images only.
 
-    python benchmarks/tune_presets.py --data cifar100=DIR cub200=DIR --workers 15 --limit-seconds 400
+    python benchmarks/tuning_data.py cifar100=DIR cub200=DIR --draws 3 --to DRAWN
+    python benchmarks/tune_presets.py DRAWN --backbone ARCHITECTURE:FILE --image-size 112 --scale 0.4 --workers 16
     python benchmarks/tune_presets.py --choose [--write]
 
-A trial learns the first tasks of a stream on some training images of each class and answers others, which are held out
-of the training side; test images are never read. The stream is drawn until its first task has ten classes. Epochs and
-batch size are those of the default preset's rule. Every method gets five rates around its present one, on each dataset;
-where the best of them (mean over the datasets) is the first or the last, one more in that direction, again on every
-dataset, up to three times.
+A trial learns the first tasks of a stream and answers images that are held out of the training side. Epochs and batch
+size are those of the default preset's rule. Every method gets rates around its present one (six for One-A+, One-A,
+joint training, MOS and RanPAC, three for others), on each dataset; where the best of them (mean over the datasets) is
+the first or the last, one more in that direction, up to three times. Then all its rates are tried on the next draw of
+the streams. ``--scale`` is by how much the steps of SGD are smaller on this network than on the one before; Adam's
+stay, as they do not depend on the size of gradients.
 
-Trials run in processes that share the GPU, the longest first. Each ends as a row of benchmarks/preset-trials.csv; the
-same command goes on where it was stopped. ``--choose`` reads the rows and tells the rate of each method, ``--write``
-puts them into the classes.
+Trials run in processes that share the GPU: those of the first draw first, of these those of methods with six rates,
+the longest first. Each ends as a row of ``--trials``; the same command goes on where it was stopped. Draws that come
+into the folder are taken up. ``--choose`` reads the rows and prints the rate of each method, ``--write`` puts them into
+the classes.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import multiprocessing
 import os
 import tempfile
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import count
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from preset_choice import COLUMNS, FACTORS, TRIALS, append, mean_scores, next_rate, read_rows, tell, trained_methods
+from preset_choice import (
+    COLUMNS,
+    SIX,
+    TRIALS,
+    append,
+    first_rates,
+    mean_scores,
+    next_rate,
+    number_of_rates,
+    read_rows,
+    tell,
+    trained_methods,
+)
+from tuning_data import Material, draws_in, material_of
 
-from onea.data.dataset import Split
 from onea.errors import OneaError
-from onea.learner.data_rule import DataShape
 from onea.options import build
-from onea.research.data.pack import pack, stored_shape
-from onea.research.data.sources import load_dataset
 from onea.research.methods import METHODS
 from onea.research.methods.contract import Method
 from onea.research.methods.presets import preset_options
 from onea.research.runs.mps import multi_process_service
-from onea.research.streams import Stream, make_stream
+from onea.research.streams import Stream
 
 BACKBONE = "vit_small_patch14_112"
-FIRST_SEED = 100  # the streams that results are made of have small seeds
-SHARE = (0.25, 0.36)  # of all classes that are in a trial
 RANDOM_FEATURES = 1000
-CLASSES_OF_TASK = 10  # on average in the whole stream
+ADAM = frozenset(("aper-finetune", "l2p", "dualprompt", "coda-prompt", "inflora"))
 # Work beside one forward and backward pass per image and epoch, roughly; only the order of the trials depends on it.
 WEIGHTS = {"sema": 6.0, "joint": 3.0, "cl-lora": 2.0, "mos": 1.5, "l2p": 1.5, "dualprompt": 1.5, "coda-prompt": 1.5}
 
@@ -69,90 +79,33 @@ class Trial:
         return self.data, self.method, f"{self.rate:.4g}", str(self.draw)
 
 
-@dataclass(frozen=True)
-class Material:
-    """The images of the trials of a dataset, in a file that every worker reads once."""
-
-    file: Path
-    sizes: tuple[int, ...]
-    train_images: int
-    held_out_images: int
-    seed: int
-    mirror: bool
-
-    @property
-    def shape(self) -> DataShape:
-        """What the rule of the default preset looks at."""
-        return DataShape(self.train_images, sum(self.sizes), len(self.sizes))
-
-    def options(self, method: str, rate: float) -> Any:
-        """Those of the default preset with another rate; RanPAC has fewer random features, or it would take longest."""
-        kind = METHODS.load(method)
-        values = preset_options(method, "auto", self.shape) | {"learning_rate": rate}
-        few = {"random_features": RANDOM_FEATURES} if hasattr(kind.Options, "random_features") else {}
-        return build(kind.Options, values | few)
-
-
-def draw_stream(classes: int, draw: int) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-    """Seed, class order and sizes of the first tasks of a step-imbalanced stream that begins with ten classes or more.
-
-    With a small task among them, where there are three or more: methods are to be tuned for uneven streams.
-    """
-    tasks = max(2, round(classes / CLASSES_OF_TASK))
-    few, first = max(2, round(0.4 * tasks)), min(CLASSES_OF_TASK, classes // 4)
-    for seed in count(FIRST_SEED):
-        stream = make_stream(classes=classes, tasks=tasks, gamma=0.01, seed=seed)
-        sizes = stream.sizes[:few]
-        uneven = few < 3 or min(sizes) <= 3
-        if sizes[0] >= first and uneven and (few < 3 or SHARE[0] <= sum(sizes) / classes <= SHARE[1]):
-            draw -= 1
-            if draw < 0:
-                return seed, stream.class_order[: sum(sizes)], sizes
-    raise AssertionError("there is always one more seed")
-
-
-def prepare(name: str, path: str, draw: int, place: Path, arguments: argparse.Namespace) -> Material:
-    """Read the images of a dataset's trials, once for all workers."""
-    dataset = load_dataset(f"folder:{path}")
-    seed, order, sizes = draw_stream(len(dataset.classes), draw)
-    numbers = np.random.default_rng(seed)
-    rows, labels, held = [], [], []
-    for position, label in enumerate(order):
-        own = numbers.permutation(np.flatnonzero(dataset.train.labels == label))
-        out = min(max(1, round(arguments.holdout * len(own))), arguments.most_held_out)
-        chosen = own[: out + arguments.per_class]
-        rows += chosen.tolist()
-        labels += [position] * len(chosen)
-        held += [True] * out + [False] * (len(chosen) - out)
-    side = dataset.train
-    files = None if side.files is None else tuple(side.files[row] for row in rows)
-    pixels = None if side.pixels is None else side.pixels[rows]
-    split = Split(np.array(labels), files, pixels)
-    stored = arguments.stored_size
-    packed = pack(split, stored, cache=place, on_bad="fail", shape=stored_shape([split], stored))
-    file = place / f"{name}-{draw}.npz"
-    np.savez(file, pixels=packed.pixels, labels=np.array(labels), held=np.array(held))
-    return Material(file, sizes, len(held) - sum(held), sum(held), seed, dataset.mirror)
+def options_of(material: Material, method: str, rate: float) -> Any:
+    """Those of the default preset with another rate; RanPAC has fewer random features, or it would take longest."""
+    kind = METHODS.load(method)
+    values = preset_options(method, "auto", material.shape) | {"learning_rate": rate}
+    few = {"random_features": RANDOM_FEATURES} if hasattr(kind.Options, "random_features") else {}
+    return build(kind.Options, values | few)
 
 
 class Bench:
     """What a worker keeps between trials: the network, and the images of each dataset on its device."""
 
-    def __init__(self, materials: dict[tuple[str, int], Material], backbone: str, device: str) -> None:
+    def __init__(self, backbone: str, image_size: int | None, device: str) -> None:
         from onea.runtime import make_runtime
         from onea.vit.backbones import load_backbone
 
-        self.materials, self.runtime = materials, make_runtime(device, threads=1)
-        self.vit = load_backbone(backbone)
+        self.materials: dict[tuple[str, int], Material] = {}
+        self.runtime = make_runtime(device, threads=1)
+        self.vit = load_backbone(backbone, image_size)
         self.vit.keep_matrices_in(self.runtime.dtype, self.runtime.fp8).to(self.runtime.device)
         self._sides: dict[tuple[str, int], Any] = {}
         self._frozen: dict[tuple[str, int], float] = {}
 
-    def run(self, trial: Trial) -> dict[str, Any]:
+    def run(self, trial: Trial, material: Material) -> dict[str, Any]:
         """A row about a trial."""
-        which = trial.data, trial.draw
-        material, started = self.materials[which], time.perf_counter()
-        options = material.options(trial.method, trial.rate)
+        which, started = (trial.data, trial.draw), time.perf_counter()
+        self.materials[which] = material
+        options = options_of(material, trial.method, trial.rate)
         found = {"A_T": "", "error": ""}
         try:
             found["A_T"] = f"{self._accuracy(trial.method, options, which):.2f}"
@@ -172,6 +125,7 @@ class Bench:
     def _accuracy(self, method: str, options: Any, which: tuple[str, int]) -> float:
         """Percent of the held-out images of all tasks that are answered right after the last one."""
         from onea.learner.tasks import StreamPlan
+
         from onea.research.runs.evaluation import answer_tasks
         from onea.research.runs.setup import Prepared
 
@@ -214,17 +168,17 @@ class Bench:
         return self._sides[which]
 
 
-def work(connection: Connection, materials: dict[tuple[str, int], Material], backbone: str, device: str) -> None:
+def work(connection: Connection, backbone: str, image_size: int | None, device: str) -> None:
     """The life of a worker: trials come one by one, and a row goes back for each."""
-    bench = Bench(materials, backbone, device)
-    while (trial := connection.recv()) is not None:
-        connection.send(bench.run(trial))
+    bench = Bench(backbone, image_size, device)
+    while (given := connection.recv()) is not None:
+        connection.send(bench.run(*given))
 
 
-def run_all(waiting: deque[Trial], start: Any, workers: int, deadline: float) -> Iterator[dict[str, Any]]:
-    """Rows as they come, until none waits; whoever gets one may add trials.
+def run_all(waiting: list[Trial], material: Any, start: Any, workers: int, deadline: float) -> Iterator[Any]:
+    """Each trial with its row as it comes, until none waits; whoever gets one may add trials.
 
-    A worker that dies costs its trial, and nothing is left running at the deadline.
+    A trial whose worker dies has no row, and nothing is left running at the deadline.
     """
     active: dict[Connection, tuple[Trial, Any]] = {}
     idle: list[tuple[Connection, Any]] = []
@@ -232,19 +186,21 @@ def run_all(waiting: deque[Trial], start: Any, workers: int, deadline: float) ->
         while (waiting or active) and time.monotonic() < deadline:
             while waiting and len(active) < workers:
                 connection, process = idle.pop() if idle else start()
-                connection.send(waiting[0])
-                active[connection] = waiting.popleft(), process
+                trial = waiting.pop(0)
+                active[connection] = trial, process
+                with contextlib.suppress(OSError):  # it died while idle: the wait below finds out
+                    connection.send((trial, material(trial)))
             for ready in wait(list(active), timeout=max(0.0, min(1.0, deadline - time.monotonic()))):
                 connection = cast(Connection, ready)
                 trial, process = active.pop(connection)
                 try:
                     row = connection.recv()
                 except (EOFError, OSError):
-                    print(f"{trial} died with its process, and is left out", flush=True)
                     process.join()
+                    yield trial, None
                     continue
                 idle.append((connection, process))
-                yield row
+                yield trial, row
     finally:
         for connection, process in [*idle, *((one, process) for one, (_, process) in active.items())]:
             process.kill()
@@ -252,84 +208,109 @@ def run_all(waiting: deque[Trial], start: Any, workers: int, deadline: float) ->
             connection.close()
 
 
+class Queue:
+    """Which trials of each method come next: first rates, then rates beyond the edges, then further draws."""
+
+    def __init__(self, arguments: argparse.Namespace, place: Path) -> None:
+        wanted = arguments.methods
+        self.methods = {name: kind for name, kind in trained_methods().items() if name in (wanted or [name])}
+        self.materials: dict[tuple[str, int], Material] = {}
+        self.waiting: list[Trial] = []
+        self.open: Counter[str] = Counter()
+        self.deaths: Counter[Trial] = Counter()
+        self.known = read_rows(arguments.trials)
+        self._arguments, self._place = arguments, place
+
+    def look(self) -> None:
+        """Take up draws that have come, and plan for every method without an open trial."""
+        for which, file in draws_in(self._arguments.drawn).items():
+            if which not in self.materials and which[1] < self._arguments.draws:
+                self.materials[which] = material_of(file, self._arguments.stored_size, self._place)
+                print(f"{which}: {self.materials[which]}", flush=True)
+        for name in self.methods:
+            if not self.open[name]:
+                found = self._missing(name)
+                self.open[name] = len(found)
+                self.waiting += found
+        self.waiting.sort(key=lambda one: (one.draw, one.method not in SIX, -self.cost(one)))
+
+    def cost(self, trial: Trial) -> float:
+        """Roughly, in image passes."""
+        material = self.materials[trial.data, trial.draw]
+        options = options_of(material, trial.method, trial.rate)
+        epochs = self.methods[trial.method].epochs(options, material.sizes)
+        images = sum(size * times for size, times in zip(material.sizes, epochs, strict=True))
+        return WEIGHTS.get(trial.method, 1.0) * images * material.train_images / sum(material.sizes)
+
+    def _missing(self, name: str) -> list[Trial]:
+        """Trials that a method lacks: on one draw, all that came before being done."""
+        own = [row for row in self.known if row["method"] == name]
+        centre = (self.methods[name].base_rate or 0.01) * (1 if name in ADAM else self._arguments.scale)
+        rates, first = {float(row["learning_rate"]) for row in own}, number_of_rates(name)
+        if len(rates) < first:  # otherwise a base rate that has been chosen since would move the grid
+            rates |= set(first_rates(name, centre))
+        done = {tuple(row[column] for column in COLUMNS[:4]) for row in own}
+        for draw in sorted({draw for _, draw in self.materials}):
+            streams = [data for data, of in self.materials if of == draw]
+            every = [Trial(data, name, rate, draw) for rate in sorted(rates) for data in streams]
+            if not draw and all(one.key in done for one in every):
+                more = next_rate(mean_scores(own, name, draws=1), first)
+                every += [] if more is None else [Trial(data, name, more, draw) for data in streams]
+            if found := [one for one in every if one.key not in done and self.deaths[one] < 2]:
+                return found
+        return []
+
+
 def tune(arguments: argparse.Namespace) -> None:
     """Run whatever is missing."""
     deadline = time.monotonic() + arguments.limit_seconds
-    paths = dict(one.split("=", 1) for one in arguments.data)
-    chosen = {name: kind for name, kind in trained_methods().items() if name in (arguments.methods or [name])}
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the workers
     with tempfile.TemporaryDirectory() as place, multi_process_service(arguments.device != "cpu") as service:
         os.environ.update(service)
-        materials = {
-            (name, draw): prepare(name, path, draw, Path(place), arguments)
-            for name, path in paths.items()
-            for draw in range(arguments.draws)
-        }
-        for (name, draw), material in materials.items():
-            print(f"{name}, draw {draw}: seed {material.seed}, {material}", flush=True)
+        print("with" if service else "without", "NVIDIA MPS", flush=True)
         context = multiprocessing.get_context("spawn")
 
         def start() -> tuple[Connection, Any]:
             ours, theirs = context.Pipe()
-            process = context.Process(
-                target=work, args=(theirs, materials, arguments.backbone, arguments.device), daemon=True
-            )
+            given = theirs, arguments.backbone, arguments.image_size, arguments.device
+            process = context.Process(target=work, args=given, daemon=True)
             process.start()
             theirs.close()  # so that its death closes the pipe
             return ours, process
 
-        def cost(trial: Trial) -> float:
-            material = materials[trial.data, trial.draw]
-            epochs = chosen[trial.method].epochs(material.options(trial.method, trial.rate), material.sizes)
-            images = sum(size * times for size, times in zip(material.sizes, epochs, strict=True))
-            return WEIGHTS.get(trial.method, 1.0) * images * material.train_images / sum(material.sizes)
+        begun, queue = time.monotonic(), Queue(arguments, Path(place))
+        queue.look()
+        passes = sum(map(queue.cost, queue.waiting)) / 1e6
+        print(f"{len(queue.waiting)} trials at first, about {passes:.1f} million image passes", flush=True)
 
-        known = read_rows(arguments.trials)
+        def material(trial: Trial) -> Material:
+            return queue.materials[trial.data, trial.draw]
 
-        def missing(name: str) -> list[Trial]:
-            """Trials that a method lacks: of its first rates, or of one more."""
-            own = [row for row in known if row["method"] == name]
-            rates = {float(row["learning_rate"]) for row in own}
-            if len(rates) < len(FACTORS):  # otherwise a base rate that has been chosen since would move the grid
-                rates |= {float(f"{(chosen[name].base_rate or 0.01) * factor:.4g}") for factor in FACTORS}
-            done = {tuple(row[column] for column in COLUMNS[:4]) for row in own}
-            every = [Trial(data, name, rate, draw) for rate in sorted(rates) for data, draw in materials]
-            if not (found := [one for one in every if one.key not in done]):
-                more = next_rate(mean_scores(own, name))
-                found = [] if more is None else [Trial(data, name, more, draw) for data, draw in materials]
-            return found
-
-        begun = time.monotonic()
-        every = [one for name in chosen for one in missing(name)]
-        waiting = deque(sorted(every, key=lambda one: (one.draw, -cost(one))))
-        open_trials = Counter(one.method for one in waiting)
-        passes = sum(cost(one) for one in waiting) / 1e6
-        print(f"{len(waiting)} trials, about {passes:.1f} million image passes", flush=True)
-        for row in run_all(waiting, start, arguments.workers, deadline):
-            append(arguments.trials, row)
-            known.append({name: str(value) for name, value in row.items()})
-            print(f"{time.monotonic() - begun:6.0f} s  {','.join(known[-1].values())}", flush=True)
-            open_trials[row["method"]] -= 1
-            if not open_trials[row["method"]]:
-                more = missing(row["method"])
-                waiting.extendleft(more)
-                open_trials[row["method"]] = len(more)
+        for trial, row in run_all(queue.waiting, material, start, arguments.workers, deadline):
+            queue.open[trial.method] -= 1
+            if row is None:
+                queue.deaths[trial] += 1
+                print(f"{trial} died with its process", flush=True)
+            else:
+                append(arguments.trials, row)
+                queue.known.append({name: str(value) for name, value in row.items()})
+                print(f"{time.monotonic() - begun:6.0f} s  {','.join(queue.known[-1].values())}", flush=True)
+            queue.look()
         print("time is up; the same command goes on from here" if time.monotonic() >= deadline else "done", flush=True)
 
 
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", nargs="+", default=[], help="NAME=FOLDER for each dataset")
+    parser.add_argument("drawn", nargs="?", type=Path, help="folder with what tuning_data.py has drawn")
     parser.add_argument("--methods", nargs="+", help="only these")
     parser.add_argument("--trials", type=Path, default=TRIALS)
     parser.add_argument("--workers", type=int, default=15)
     parser.add_argument("--limit-seconds", type=float, default=400.0)
-    parser.add_argument("--draws", type=int, default=1, help="streams of each dataset")
-    parser.add_argument("--per-class", type=int, default=60, help="training images of a class, at most")
-    parser.add_argument("--holdout", type=float, default=0.25, help="share of a class's images that is held out")
-    parser.add_argument("--most-held-out", type=int, default=50, help="images of a class, at most")
+    parser.add_argument("--draws", type=int, default=100, help="streams of each dataset, at most")
     parser.add_argument("--backbone", default=BACKBONE)
+    parser.add_argument("--image-size", type=int, help="side of the network's input, if not its own")
+    parser.add_argument("--scale", type=float, default=1.0, help="of the rates of SGD, against the present ones")
     parser.add_argument(
         "--stored-size", type=int, default=128, help="side of stored images: the network's input x 8 / 7"
     )
@@ -339,10 +320,10 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.choose:
         tell(arguments.trials, arguments.write)
-    elif arguments.data:
+    elif arguments.drawn:
         tune(arguments)
     else:
-        parser.error("give --data NAME=FOLDER ..., or --choose")
+        parser.error("give a folder with drawn images, or --choose")
 
 
 if __name__ == "__main__":

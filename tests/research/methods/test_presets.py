@@ -120,5 +120,5 @@ def test_base_rates_are_those_that_the_trials_speak_for() -> None:
     rows = choice.read_rows(choice.TRIALS)
     for name in TRAINED:
         scores = choice.mean_scores(rows, name)
-        assert len(scores) >= len(choice.FACTORS), name
+        assert len(scores) >= 5, name  # in the trials of this network
         assert choice.choose(scores) == method_class(name).base_rate, name
