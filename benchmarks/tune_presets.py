@@ -125,7 +125,6 @@ class Bench:
     def _accuracy(self, method: str, options: Any, which: tuple[str, int]) -> float:
         """Percent of the held-out images of all tasks that are answered right after the last one."""
         from onea.learner.tasks import StreamPlan
-
         from onea.research.runs.evaluation import answer_tasks
         from onea.research.runs.setup import Prepared
 
