@@ -175,7 +175,7 @@ def print_history(console: Console, updates: Sequence[dict[str, Any]], kept: Seq
     """All updates, in a table where it fits, and the versions that undo can go back to."""
     from onea.model.card import history_row
 
-    heads = ("version", "date", "what", "classes", "images", "known", "held-out accuracy", "seconds")
+    heads = ("version", "date", "what", "classes", "images", "known", "held-out\naccuracy", "seconds")
     rows = map(history_row, updates)
     lines = [[version, date[:10], *rest, right, seconds] for version, date, *rest, right, _, seconds in rows]
     table = Table.of_texts("", heads, lines, left=3)
@@ -185,7 +185,7 @@ def print_history(console: Console, updates: Sequence[dict[str, Any]], kept: Seq
     else:
         for version, date, what, *cells in lines:
             *counts, right, seconds = (
-                f"{head} {cell}" if cell else "" for head, cell in zip(heads[3:], cells, strict=True)
+                f"{head} {cell}".replace("\n", " ") if cell else "" for head, cell in zip(heads[3:], cells, strict=True)
             )
             counted = ", ".join(filter(None, (*counts, seconds)))
             _print_block(console, shown(f"{version}  {date}  {what}"), [counted, right])
