@@ -31,7 +31,7 @@ def check_sentence(what: str, error: OneaError) -> None:
 
 def accidents(path: Path, rng: random.Random, each: int) -> Iterator[str]:
     """Change a fresh folder in one way at a time; the caller looks at it in between."""
-    files = sorted(place.relative_to(path) for place in path.rglob("*") if place.is_file())
+    files = sorted(place.relative_to(path) for place in path.rglob("*") if place.is_file() and place.stat().st_size)
     for name in files:
         whole = (path / name).read_bytes()
         for _ in range(each):

@@ -356,17 +356,6 @@ def test_forget_undo_and_rename_keep_them(model, before, files):
     assert len(model.snapshot().state.fingerprints) == 0
 
 
-def test_an_earlier_folder_knows_no_photo_and_answers_as_it_did(tiny_vit, files, tmp_path):
-    model = onea.load(GOLDEN, backbone=tiny_vit, threads=1, precision="fp32")
-    assert len(model.snapshot().state.fingerprints) == 0
-    model.learn(*pairs(files, A))
-    assert model.history[-1]["seen"] == 0
-    model.learn(*pairs(files, A))
-    assert model.history[-1]["seen"] == 6
-    loaded = onea.load(model.save(tmp_path / "new.onea"), backbone=tiny_vit, threads=1)
-    assert torch.equal(loaded.snapshot().state.fingerprints, model.snapshot().state.fingerprints)
-
-
 @pytest.mark.parametrize(
     "spoil",
     [

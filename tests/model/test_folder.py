@@ -18,14 +18,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from model_tools import class_folders, tiny_model
+from model_tools import class_folders, resealed, tiny_model
 
 import onea
 from onea.errors import OneaError
 from onea.model import folder as folders
 from onea.model.lock import locked
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "format-1.onea"
+GOLDEN = Path(__file__).parents[1] / "golden" / "format-5.onea"
 
 
 @pytest.fixture(scope="module")
@@ -369,9 +369,9 @@ def test_a_flipped_bit_does_not_rename_a_class(saved):
     assert onea.load(saved).version == 3
 
 
-def test_a_file_of_the_first_format_needs_no_checksum_and_a_newer_one_cannot_pass_for_one(saved, tmp_path):
+def test_every_file_needs_its_checksum(saved, tmp_path):
     content = json.loads((saved / "states/000003/state.json").read_text())
-    for change in ({"format": 1}, {"content_sha256": None}, {"content_sha256": "0" * 64}):
+    for change in ({"content_sha256": None}, {"content_sha256": "0" * 64}):
         (saved / "states/000003/state.json").write_text(json.dumps(content | change))
         with pytest.raises(OneaError, match="checksum"):
             onea.load(saved)
@@ -407,7 +407,18 @@ def test_another_backbone_is_refused(saved, tmp_path, tiny_vit):
         onea.load(saved, backbone=str(tmp_path / "other.safetensors"))
 
 
-def test_a_folder_of_format_1_loads_for_ever(tiny_vit, photos):
+@pytest.mark.parametrize(
+    ("number", "words"), [(4, "before its first release .format 4.; teach a new model"), (6, "update onea")]
+)
+def test_a_folder_of_another_format_is_refused_and_left_alone(saved, number, words):
+    content = json.loads((saved / "model.json").read_text("utf-8")) | {"format": number}
+    (saved / "model.json").write_bytes(resealed(content))
+    with pytest.raises(OneaError, match=words):
+        onea.load(saved)
+    assert json.loads((saved / "model.json").read_text("utf-8"))["format"] == number
+
+
+def test_the_golden_folder_answers_as_it_did(tiny_vit, photos):
     model = onea.load(GOLDEN, backbone=tiny_vit, threads=1)
     expected = json.loads((GOLDEN / "expected.json").read_text())
     assert model.classes_.tolist() == expected["classes"]

@@ -1,24 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Presets of models: what each trains, the names they had, and folders that were made under those names."""
+"""Presets of models: what each trains, and what options given later change."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 
 import pytest
-from model_tools import class_folders, resealed, tiny_model
+from model_tools import class_folders, tiny_model
 from toys import toy
 
 import onea
 from onea.errors import OneaError
-from onea.model.formats import modern_params
 from onea.model.recipe import change_options, choose_options
 from onea.model.teaching import teach_folder
 
 MACHINE = {"threads": 1, "precision": "fp32", "device": "cpu"}
-# What `quick` trained at first; no preset does today.
-FIRST_QUICK = {"adapter_blocks": 1, "cached_views": 3, "batch_size": 4, "epochs": 1, "min_epochs": 1, "max_epochs": 1}
 
 
 def test_the_thorough_preset_trains_all_blocks_on_all_patches():
@@ -44,24 +40,10 @@ def test_an_option_that_a_model_has_anyway_changes_nothing_when_it_is_given():
     assert change_options(noted, {"views": 3}, vit).enough_images == 0
 
 
-@pytest.mark.parametrize("name", ["quick", "small"])
-def test_earlier_names_mean_the_default(name):
-    vit = toy("CLIP")
-    assert choose_options(name, {}, vit) == choose_options("auto", {}, vit)
-
-
 @pytest.mark.parametrize("preset", ["tiny", "", None, ["auto"]])
 def test_a_preset_that_models_do_not_have_is_refused(preset):
     with pytest.raises(OneaError, match="choose auto, thorough or paper"):
         choose_options(preset, {}, toy("CLIP"))
-
-
-@pytest.mark.parametrize(
-    ("written", "found"), [("auto", "thorough"), ("small", "thorough"), ("quick", "auto"), ("paper", "paper")]
-)
-def test_folders_of_earlier_formats_called_presets_otherwise(written, found):
-    assert {modern_params({"preset": written}, number)["preset"] for number in (1, 2, 3)} == {found}
-    assert modern_params({"preset": written}, 4) == {"preset": written}
 
 
 @pytest.fixture(scope="module")
@@ -74,42 +56,9 @@ def lesson(files):
     return files, [file.parent.name for file in files]
 
 
-def earlier_folder(model, path, preset, **params):
-    """The folder of a model as format 3 wrote it, with the views and other parameters that it noted then."""
-    model.save(path)
-    manifest = json.loads((path / "model.json").read_text("utf-8"))
-    noted = manifest["params"] | {"preset": preset} | params
-    (path / "model.json").write_bytes(resealed(manifest | {"format": 3, "params": noted}))
-    for file in path.glob("states/*/state.json"):
-        file.write_bytes(resealed(json.loads(file.read_text("utf-8")) | {"format": 3}))
-    return path
-
-
-@pytest.mark.parametrize(
-    ("preset", "made", "noted"),
-    [
-        ("auto", {"preset": "thorough"}, {}),
-        ("small", {"preset": "thorough"}, {"views": 3}),
-        ("quick", {"views": 3, "options": FIRST_QUICK}, {"options": None, "epochs": None, "batch_size": None}),
-    ],
-)
-def test_a_model_of_earlier_goes_on_as_it_was_taught(tiny_vit, files, tmp_path, preset, made, noted):
-    model = tiny_model(tiny_vit, **made).learn(*lesson(files[:12]))
-    options = dict(model.snapshot().state.options)
-    path = earlier_folder(model, tmp_path / "m.onea", preset, **noted)
-    loaded = onea.load(path, **MACHINE)
-    assert loaded.preset == ("auto" if preset == "quick" else "thorough")
-    model.learn(*lesson(files[12:]))
-    assert loaded.learn(*lesson(files[12:])).snapshot().state.options == options
-    assert loaded.predict_proba(files).tolist() == model.predict_proba(files).tolist()
-    anew = onea.load(path, **MACHINE).fit(*lesson(files)).snapshot().state
-    assert anew.options == options
-    assert anew.adapter.keys() == model.snapshot().state.adapter.keys()
-
-
 def test_a_model_taught_anew_takes_what_is_asked_for(tiny_vit, files, tmp_path):
     model = tiny_model(tiny_vit, preset="thorough").learn(*lesson(files))
-    path = earlier_folder(model, tmp_path / "m.onea", "auto")
+    path = model.save(tmp_path / "m.onea")
     longer = onea.load(path, epochs=1, options={"max_epochs": 1}, **MACHINE).fit(*lesson(files)).snapshot().state
     assert longer.options == model.snapshot().state.options | {"epochs": 1, "max_epochs": 1}
     lighter = onea.load(path, preset="auto", **MACHINE).fit(*lesson(files)).snapshot().state
@@ -172,29 +121,11 @@ def test_a_loaded_model_with_adapters_in_all_blocks_trains_on_all_patches(tiny_v
     assert (anew["adapter_blocks"], anew["patch_drop_rate"]) == (0, 0.0)
 
 
-def test_an_earlier_name_is_the_preset_that_a_folder_was_made_with(tiny_vit, tiny_images, tmp_path):
+def test_a_folder_is_taught_on_by_the_preset_that_it_was_made_with(tiny_vit, tiny_images, tmp_path):
     path, photos = tmp_path / "m.onea", tiny_images / "train"
-    given = {"backbone": tiny_vit, "epochs": 1, "preset": "quick"}
-    teach_folder(path, photos, None, given, MACHINE, "fail")
-    for preset in ("auto", "quick"):
-        taught = teach_folder(path, photos, None, {"preset": preset}, MACHINE, "fail")
-    assert taught.version == 3
+    teach_folder(path, photos, None, {"backbone": tiny_vit, "epochs": 1}, MACHINE, "fail")
+    assert teach_folder(path, photos, None, {"preset": "auto"}, MACHINE, "fail").version == 2
     with pytest.raises(OneaError, match="was made with preset auto; leave out preset="):
         teach_folder(path, photos, None, {"preset": "thorough"}, MACHINE, "fail")
-
-
-@pytest.mark.parametrize("preset", ["auto", "small"])
-def test_whoever_uses_the_earlier_name_of_a_preset_is_told_the_present_one(
-    tiny_vit, files, tiny_images, tmp_path, onea, preset
-):
-    model = tiny_model(tiny_vit, preset="thorough").learn(*lesson(files))
-    path = earlier_folder(model, tmp_path / "m.onea", preset)
-    written = (path / "model.json").read_bytes()
-    code, _, err = onea("teach", str(path), str(tiny_images / "train"), "--preset", preset)
-    assert code == 2
-    assert f"was made with preset thorough (called {preset} before); leave out --preset, or teach a new model." in err
-    assert (path / "model.json").read_bytes() == written
-    assert "learns by the preset thorough; answers by" in onea("info", str(path))[1]
-    assert json.loads(onea("info", str(path), "--json")[1])["preset"] == "thorough"
-    err = onea("teach", str(path), str(tiny_images / "train"), "--image-size", "42")[2]
-    assert "was made without image_size; leave out --image-size, or teach a new model." in err
+    with pytest.raises(OneaError, match="was made without image_size; leave out image_size="):
+        teach_folder(path, photos, None, {"image_size": 42}, MACHINE, "fail")

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ import onea
 from onea.errors import OneaError
 from onea.merging.operator import Sizes
 from onea.model import folder as folders
-from onea.model.formats import modern
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "format-1.onea"
 A, B, C, D, E, F = (f"class{number:02d}" for number in range(6))
@@ -181,50 +179,6 @@ def test_a_service_counts_alike(shop, files):
         assert job.error is None
     assert [update["trained"] for update in service.present.state.updates] == [True, True, False]  # 1/4, then 1/6
     assert dict(service.present.state.merged) == merged(onea.load(shop)) == {A: 10, B: 10, C: 5, D: 5}
-
-
-# folders of format 1 noted two sums: classes, each as often as it was taught, and images
-
-
-def test_an_old_folder_counts_its_classes_once(tiny_vit, files, tmp_path):
-    path = Path(shutil.copytree(GOLDEN, tmp_path / "old.onea"))
-    model = onea.load(path, backbone=tiny_vit, threads=1, precision="fp32")
-    assert merged(model) == dict.fromkeys((A, B, C, D, E, F), 5)
-    assert merged(model.undo()) == dict.fromkeys((A, B, C), 5)  # the fourth, alone, trained no adapter
-    model = onea.load(path, backbone=tiny_vit, threads=1, precision="fp32")
-    teach(model, files, A, B, C)
-    assert new_share(model) == pytest.approx(3 * 0.5 / 6)
-    model.save(path)
-    assert json.loads((path / "model.json").read_text())["format"] == 4
-    assert merged(onea.load(path, backbone=tiny_vit)) == {A: 10, B: 10, C: 10, D: 5, E: 5, F: 5}
-
-
-def test_an_old_folder_keeps_a_rate_that_nobody_can_set_any_more(tiny_vit, tmp_path):
-    path = Path(shutil.copytree(GOLDEN, tmp_path / "old.onea"))
-    manifest = json.loads((path / "model.json").read_text("utf-8"))
-    (path / "model.json").write_text(json.dumps(manifest | {"params": manifest["params"] | {"unknown": 0.75}}), "utf-8")
-    model = onea.load(path, backbone=tiny_vit, threads=1)
-    assert (model.unknown, model.views, model.readout) == (0.75, 1, "uncentred")
-    with pytest.raises(OneaError, match=r"between 0 .never. and 0.5"):
-        onea.load(path, backbone=tiny_vit, unknown=0.75)
-
-
-def test_the_history_of_an_old_folder_tells_what_its_adapter_met():
-    learned = {"kind": "learn", "trained": True}
-    updates = [
-        learned | {"classes": ["a", "b", "c"], "images": 20, "held_out": 3},
-        learned | {"classes": ["d"], "images": 9, "held_out": 1, "trained": False},
-        {"kind": "rename", "classes": ["a", "x"]},
-        {"kind": "rename", "classes": ["d", "y"]},
-        learned | {"classes": ["a", "b"], "images": 8, "held_out": 0},
-        {"kind": "forget", "classes": ["b"]},
-        learned | {"classes": ["b", "c"], "images": 4, "held_out": 0},
-    ]
-    written = {"format": 1, "merged": [7, 29], "updates": updates}
-    found = modern(written)["merged"]
-    assert found == {"x": 6, "b": 12, "c": 7, "a": 4}  # 17 as 6 + 6 + 5, then 4 + 4, then 2 + 2
-    assert sum(found.values()) == 29
-    assert modern({"format": 2, "merged": {"a": 3}})["merged"] == {"a": 3}
 
 
 @pytest.mark.parametrize("merged", [[6, 30], {"a": "many"}, {"a": -1}, {"a": 0}, {"a": 2.5}, 7, None])

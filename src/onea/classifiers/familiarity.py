@@ -49,21 +49,6 @@ class Familiarity(ScoreReader):
     """One number for each image, ``[B]``."""
 
 
-class Margin(Familiarity):
-    """How much nearer an image is to its nearest class than that class's own images are on average; mostly below 0.
-
-    What models had before format 3; those that were taught then keep it until they are taught again.
-    """
-
-    def __init__(self, familiar: Tensor):
-        super().__init__(familiar=familiar)
-
-    def forward(self, features: Tensor, scores: Tensor) -> Tensor:
-        """The largest score, less the mean score of that class's own images."""
-        best, index = scores.max(1)
-        return best - self.get_buffer("familiar")[index]
-
-
 class Signals(ScoreReader):
     """What tells new images from known ones, ``[B, 5]``.
 

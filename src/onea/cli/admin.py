@@ -29,7 +29,6 @@ def info(
     from onea.cli.model_display import print_info
     from onea.model import folder as folders
     from onea.model.network import advice, remarks
-    from onea.model.recipe import preset_name
 
     manifest, state = folders.read_present(model)
     facts = {
@@ -38,7 +37,7 @@ def info(
         "images": sum(state.images),
         "background_images": state.background_images,
         "updates": len(state.updates),
-        "preset": preset_name(manifest.params["preset"]),
+        "preset": manifest.params["preset"],
         "readout": state.readout,
         "unknown": manifest.params["unknown"],
         "backbone": {**state.backbone, "input": state.preprocess["size"]},

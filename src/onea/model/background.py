@@ -49,8 +49,6 @@ def learn_background(
     model.check_taught()
     if not len(batch):
         raise OneaError("There are no background images to learn from; give at least one.")
-    if len(state.familiar):
-        raise OneaError("The model was taught by an earlier onea and knows no background; teach it a class first.")
     taught = state.taught_as(fingerprints(batch.pixels))
     if taught:
         raise OneaError(

@@ -81,7 +81,7 @@ def _licence(state: State) -> list[str]:
 
 def _unknown(state: State) -> list[str]:
     """How known images are told from others, where it was measured."""
-    if len(state.familiar) or not len(state.margins):
+    if not len(state.margins):
         return []
     if len(state.classes) == 1:
         return ["## Unknown images", "", "Told by their distance to the only class.", ""]

@@ -27,11 +27,11 @@ from onea.errors import OneaError
 from onea.files import check_plain, open_plain, read_plain, sync_folder, unwritable, write_atomically
 from onea.model import layout, tensor_validation, validation
 from onea.model.card import card_files, history_row
-from onea.model.formats import FORMAT
-from onea.model.layout import check_can_hold, holds_model, state_folder
+from onea.model.fingerprints import NO_PRINTS
+from onea.model.layout import FORMAT, check_can_hold, holds_model, state_folder
 from onea.model.lock import locked
 from onea.model.params import MACHINE, plain
-from onea.model.state import State, statistics_for
+from onea.model.state import NO_HELD, NO_ROWS, State, statistics_for
 from onea.model.versions import Versions
 from onea.sealed import Damage
 from onea.tensors import Tensors, part_of, prefixed
@@ -43,9 +43,14 @@ if TYPE_CHECKING:
 
 _ADAPTER = "adapter."
 _HALVED = ("factors", "background", "held")  # kept in bfloat16, which holds them exactly
-# Not written where there are none.
-_OPTIONAL = ("background", "fingerprints", "fingerprint_rows", "held", "held_rows", "held_prints")
-_TENSORS = ("familiar", "margins", "margin_rows", "hidden", "hidden_rows", *_OPTIONAL)
+_OPTIONAL = {  # not written where there are none; the background is as wide as the network
+    "fingerprints": NO_PRINTS,
+    "fingerprint_rows": NO_ROWS,
+    "held": NO_HELD,
+    "held_rows": NO_ROWS,
+    "held_prints": NO_PRINTS,
+}
+_TENSORS = ("margins", "margin_rows", "hidden", "hidden_rows", "background", *_OPTIONAL)
 _VALUES = (
     *("version", "id", "backbone", "preprocess", "options", "readout"),
     *("classes", "merged", "temperature", "calibrated_on", "updates", "numbers"),
@@ -258,8 +263,8 @@ def _told(
     """What is wrong with a place in a model folder as one sentence."""
     try:
         yield
-    except validation.TooNew as reason:
-        raise OneaError(f"{path} {reason}; update onea.") from reason
+    except validation.OtherFormat as reason:
+        raise OneaError(f"{path} {reason}.") from reason
     except Damage as reason:
         raise OneaError(f"{place} is damaged ({reason}); {remedy}.") from reason
     except OSError as error:
@@ -311,7 +316,8 @@ def _tidy(path: Path, present: State, versions: Versions, shown: Mapping[str, by
 
 def _state(values: Mapping[str, Any], tensors: Tensors) -> State:
     """A state from what its two files hold."""
-    tensors = {name: value.float() if name in _HALVED else value for name, value in tensors.items()}
+    absent = {"background": tensors["prototypes"][:0], **_OPTIONAL}
+    tensors = absent | {name: value.float() if name in _HALVED else value for name, value in tensors.items()}
     return State(
         **{name: values[name] for name in _VALUES}
         | {name: tuple(values[name]) for name in ("classes", "updates")}
@@ -329,7 +335,7 @@ def _statistics(values: Mapping[str, Any], tensors: Tensors) -> ClassStatistics:
 def _write_state(path: Path, state: State) -> None:
     tensors = {name: getattr(state, name) for name in _TENSORS} | prefixed(_ADAPTER, state.adapter)
     tensors |= state.statistics.state_dict()
-    for name in ("freedom", *(name for name in _OPTIONAL if not len(tensors[name]))):
+    for name in ("freedom", *(name for name in ("background", *_OPTIONAL) if not len(tensors[name]))):
         del tensors[name]
     tensors = {name: value.bfloat16() if name in _HALVED else value for name, value in tensors.items()}
     content = save_tensors({name: value.contiguous() for name, value in tensors.items()})

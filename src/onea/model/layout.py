@@ -25,6 +25,7 @@ from onea.files import MODEL_FILE, check_plain, sync_folder, write_atomically
 MANIFEST, STATES, LOCK = MODEL_FILE, "states", "lock"
 CARD, PICTURE = "README.md", "history.png"
 STATE, TENSORS = "state.json", "state.safetensors"
+FORMAT = 5  # of model.json and state.json
 LAST_VERSION = 999_999  # names of versions have six digits
 _VERSION = "[0-9]" * 6
 FILES = (MANIFEST, f"{STATES}/{_VERSION}/{STATE}", f"{STATES}/{_VERSION}/{TENSORS}")  # that make a model, as globs

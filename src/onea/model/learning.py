@@ -56,7 +56,6 @@ def blank(engine: Engine, options: MergingOptions, readout: str) -> State:
         merged={},
         statistics=statistics_for(readout, engine.vit.width),
         readout=readout,
-        familiar=torch.empty(0),
         margins=NO_SIGNALS,
         margin_rows=NO_ROWS,
         hidden=NO_SIGNALS,
@@ -267,17 +266,13 @@ def _calibrated(
 
     And how many of these are right by statistics without their series.
     """
-    comparable: State | None = earlier
-    if len(earlier.familiar):  # an earlier version measured familiarity otherwise
-        learned = dataclasses.replace(learned, familiar=torch.empty(0), margins=NO_SIGNALS, margin_rows=NO_ROWS)
-        comparable = None
     new, measured = images.new, images.measured
     if not bool(new.any()):
         return learned, Measured(0, 0, 0)
     # Images that an adapter was trained on look more familiar than others; how much, only those held out can tell.
     enough = trained and int(measured.sum()) + len(learned.margins) >= ENOUGH
     chosen = views[:, new], images.rows[new], images.series[new], measured[new] & enough
-    return calibrated(learned, before, *chosen, earlier=comparable)
+    return calibrated(learned, before, *chosen, earlier=earlier)
 
 
 def _on_cpu(tensors: Mapping[str, Tensor]) -> Tensors:

@@ -14,7 +14,6 @@ from onea.options import build, upgraded
 from onea.vit.frozen import FrozenViT
 
 PRESETS = ("auto", "thorough", "paper")
-_EARLIER = {"quick": "auto", "small": "auto"}  # names that presets had
 # What differs from One-A+ in research runs, because a person waits: fewer epochs, and an update trains the adapter only
 # if it brings as many classes as the adapter has seen, or more. Chosen on photos held out (docs/research.md).
 _VIEWS = {"views": 3}
@@ -35,7 +34,7 @@ _ELSEWHERE = {
 
 def choose_options(preset: str, given: Mapping[str, Any], vit: FrozenViT) -> MergingOptions:
     """Options of the training and the merge: those of the preset for a network, then what was given."""
-    preset = preset_name(preset)
+    check_preset(preset)
     if preset == "paper":
         return _laid_over(OneAOptions, PUBLISHED[""] | _VIEWS, given, vit)
     ours = _THOROUGH if preset == "thorough" else _AUTO
@@ -73,16 +72,10 @@ def _laid_over(
     return options
 
 
-def preset_name(preset: str) -> str:
-    """The present name of a preset; refuses one that models do not have.
-
-    >>> preset_name("quick"), preset_name("thorough")
-    ('auto', 'thorough')
-    """
-    name = _EARLIER.get(str(preset), preset)
-    if name not in PRESETS:
+def check_preset(preset: object) -> None:
+    """Refuse a preset that models do not have."""
+    if preset not in PRESETS:
         raise OneaError(f"preset is '{preset}'; choose {', '.join(PRESETS[:-1])} or {PRESETS[-1]}.")
-    return name
 
 
 def options_of(options: Mapping[str, Any]) -> MergingOptions:

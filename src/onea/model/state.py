@@ -17,7 +17,7 @@ from torch import Tensor
 
 from onea.classifiers import make_classifier
 from onea.classifiers.contract import Classifier
-from onea.classifiers.familiarity import SIGNALS, Familiarity, Margin, Signals, Typicality
+from onea.classifiers.familiarity import SIGNALS, Familiarity, Signals, Typicality
 from onea.classifiers.gaussian import RegularisedGaussian
 from onea.classifiers.statistics import ClassStatistics
 from onea.errors import OneaError, nearest, short
@@ -29,7 +29,7 @@ from onea.tensors import Tensors
 
 Update = dict[str, Any]
 
-READOUTS = ("rgda", "whitened", "slda", "ncm", "uncentred")  # and any other classifier that a model can keep
+READOUTS = ("rgda", "whitened", "slda", "ncm")  # and any other classifier that a model can keep
 NO_SIGNALS, NO_ROWS = torch.empty(0, SIGNALS), torch.empty(0, dtype=torch.int64)
 NO_HELD = torch.empty(0, 1, 1)
 KNOWS_NOTHING = "The model knows no class yet; teach it some first."
@@ -40,11 +40,9 @@ _CHOICE = f"{', '.join(READOUTS[:-1])} or {READOUTS[-1]}"
 
 @cache
 def classifier_for(readout: str) -> Classifier:
-    """The classifier that a readout names; ``cosine`` is an earlier name of ``ncm``, ``uncentred`` what models had."""
-    if readout == "uncentred":
-        return make_classifier("whitened", centred=False)
+    """The classifier that a readout names."""
     try:
-        found = make_classifier("ncm" if readout == "cosine" else readout)
+        found = make_classifier(readout)
     except OneaError:
         raise OneaError(f"readout is '{short(readout)}'; choose {_CHOICE}.") from None
     if not found.carried or not isinstance(found.statistics(1), ClassStatistics):
@@ -78,14 +76,12 @@ class State:
         merged: the number of images of each class that the adapter was trained on, forgotten classes included.
         statistics: the prototype of each class, and how images spread around them.
         readout: the name of the classifier that answers from them.
-        familiar: mean similarity of a class's images to its prototype, ``[C]``, of a model that was taught before
-            format 3; empty in others.
-        margins: signals of familiarity of images that were held out, ``[R, 5]``; before format 3 margins, ``[R]``.
+        margins: signals of familiarity of images that were held out, ``[R, 5]``.
         margin_rows: the class that each of them shows, ``[R]``.
         hidden: those of images of classes that were left out, as deviations from known images, ``[S, 5]``.
         hidden_rows: the class that each of these shows, ``[S]``.
         background: features of images that show none of the classes, ``[B, width]``; exact in bfloat16.
-        fingerprints: of the images that were taught, ``int64 [P, 2]``; of none that an earlier version taught.
+        fingerprints: of the images that were taught, ``int64 [P, 2]``.
         fingerprint_rows: the class that each of them was taught as, ``[P]``.
         held: features of images held out of training, newest first, ``[H, views, width]``; exact in bfloat16.
         held_rows: the class that each of them shows, ``[H]``.
@@ -105,7 +101,6 @@ class State:
     merged: Mapping[str, int]
     statistics: ClassStatistics
     readout: str
-    familiar: Tensor
     margins: Tensor
     margin_rows: Tensor
     hidden: Tensor
@@ -133,8 +128,6 @@ class State:
 
     def calibrated_familiarity(self) -> tuple[Familiarity, Tensor, Tensor]:
         """The familiarity of images as a module, that of images held out, and that of images of classes left out."""
-        if len(self.familiar):
-            return Margin(self.familiar), self.margins, self.hidden[:, 0]
         rule = Typicality(self.signals(), self.margins, self.hidden)
         return rule, rule.total(rule.scale(self.margins)), rule.total(self.hidden)
 
@@ -206,7 +199,6 @@ class State:
             version=version,
             classes=tuple(self.classes[row] for row in kept),
             statistics=self.statistics.keep(chosen),
-            familiar=self.familiar[chosen] if len(self.familiar) else self.familiar,
             margins=self.margins[rows >= 0],
             margin_rows=rows[rows >= 0],
             hidden=self.hidden[hidden >= 0],

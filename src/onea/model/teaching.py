@@ -10,11 +10,10 @@ from typing import Any
 from onea.errors import OneaError
 from onea.model.estimator import OneA, load_for
 from onea.model.folder import save
-from onea.model.formats import was_called
 from onea.model.images import CLASS_FOLDERS, check_folder
 from onea.model.layout import check_can_hold, holds_model
 from onea.model.lock import locked
-from onea.model.recipe import preset_name
+from onea.model.recipe import check_preset
 from onea.runtime import Progress
 
 _FOR_NEW = ("image_size", "preset", "epochs", "seed")
@@ -62,11 +61,10 @@ def _opened(path: Path, params: Mapping[str, Any], machine: Mapping[str, Any]) -
     if not holds_model(path):
         return OneA(**params, **machine)
     model = load_for(path, backbone=params.get("backbone"), **machine)
-    asked = {**params, "preset": preset_name(params.get("preset", model.preset))}
-    made = {**model.get_params(), "preset": preset_name(model.preset)}
+    check_preset(params.get("preset", model.preset))
+    made = model.get_params()
     for name in _FOR_NEW:
-        if asked.get(name, made[name]) != made[name]:
+        if params.get(name, made[name]) != made[name]:
             with_it = f"without {name}" if made[name] is None else f"with {name} {made[name]}"
-            before = f" (called {params[name]} before)" if was_called(made[name], params[name]) else ""
-            raise OneaError(f"{path} was made {with_it}{before}; leave out {name}=, or teach a new model.")
+            raise OneaError(f"{path} was made {with_it}; leave out {name}=, or teach a new model.")
     return model.set_params(**{name: value for name, value in params.items() if name == "unknown"})

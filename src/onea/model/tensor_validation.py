@@ -22,7 +22,6 @@ from onea.classifiers.familiarity import SIGNALS
 from onea.model.background import MOST_FEATURES
 from onea.model.calibrating import MOST_MARGINS
 from onea.model.fingerprints import WORDS
-from onea.model.formats import EARLIER_SIGNALS, modern_tensors
 from onea.model.json_types import MOST
 from onea.model.recipe import options_of
 from onea.model.rolling import MOST_OF_CLASS
@@ -53,7 +52,7 @@ def read_tensors(file: BinaryIO, size: int, state: Mapping[str, Any]) -> Tensors
     if {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()} != declared:
         raise Damage("the tensors are declared twice")
     check_numbers(tensors)
-    return modern_tensors(tensors)
+    return tensors
 
 
 def check_shapes(file: BinaryIO, size: int, state: Mapping[str, Any]) -> Shapes:
@@ -61,13 +60,9 @@ def check_shapes(file: BinaryIO, size: int, state: Mapping[str, Any]) -> Shapes:
     found, data = _header(file, size)
     try:
         width, rows = found["prototypes"][1][1], found["margins"][1][0]
-        hidden = found["hidden"][1][0] if state["format"] > 2 else 0
-        # Familiarity may be measured as before format 3.
-        earlier = state["format"] < 3 or found["familiar"] != ("F32", (0,))
+        hidden = found["hidden"][1][0]
     except (KeyError, IndexError):
         raise Damage("tensors are missing") from None
-    told = found["hidden"][1][-1] if "hidden" in found and found["hidden"][1] else SIGNALS
-    signals = told if told in EARLIER_SIGNALS else SIGNALS
     classes, options = len(state["classes"]), options_of(state["options"])
     rank = options.rank
     if not 1 <= width <= _WIDEST or max(rows, hidden) > MOST_MARGINS * classes:
@@ -76,12 +71,11 @@ def check_shapes(file: BinaryIO, size: int, state: Mapping[str, Any]) -> Shapes:
         "prototypes": ("F32", (classes, width)),
         "counts": ("I64", (classes,)),
         "scatter": ("F64", (width, width)),
-        "familiar": ("F32", (classes if earlier else 0,)),
-        "margins": ("F32", (rows,) if earlier else (rows, signals)),
+        "margins": ("F32", (rows, SIGNALS)),
         "margin_rows": ("I64", (rows,)),
+        "hidden": ("F32", (hidden, SIGNALS)),
+        "hidden_rows": ("I64", (hidden,)),
     }
-    if state["format"] > 2:
-        wanted |= {"hidden": ("F32", (hidden, signals)), "hidden_rows": ("I64", (hidden,))}
     if photos := _background(found, state["updates"]):
         wanted |= {"background": ("BF16", (photos, width))}
     if prints := _fingerprints(found, state["updates"]):
@@ -117,7 +111,7 @@ def _background(found: Shapes, updates: Sequence[Mapping[str, Any]]) -> int:
 
 
 def _fingerprints(found: Shapes, updates: Sequence[Mapping[str, Any]]) -> int:
-    """The number of fingerprints that a file declares; images that an earlier version taught have none."""
+    """The number of fingerprints that a file declares; forgotten classes have none."""
     count = found["fingerprints"][1][0] if "fingerprints" in found and found["fingerprints"][1] else 0
     if count > sum(update["images"] for update in updates if update["kind"] == "learn"):
         raise Damage(f"{count} fingerprints are more than there were images")

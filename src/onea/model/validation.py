@@ -16,9 +16,8 @@ from typing import Any, Literal, get_type_hints
 from onea import sealed
 from onea.data.transforms import Preprocess
 from onea.errors import OneaError
-from onea.model.formats import FORMAT, modern, modern_params, modern_readout
 from onea.model.json_types import MOST, fits, is_text
-from onea.model.layout import LAST_VERSION
+from onea.model.layout import FORMAT, LAST_VERSION
 from onea.model.names import UNKNOWN
 from onea.model.params import MACHINE, Parameters, check_params
 from onea.model.recipe import options_of
@@ -44,12 +43,6 @@ _STATE = {
     "numbers": bool,
     "freedom": int,
     "sha256": str,
-}
-# All that files of format 1 held, which had no checksum; so none can get lost.
-_MANIFEST_1 = {"format", "onea", "versions", "counter", "params"}
-_STATE_1 = {
-    *("version", "id", "backbone", "preprocess", "options", "readout", "classes", "merged", "temperature"),
-    *("calibrated_on", "updates", "format", "freedom", "sha256"),
 }
 _BACKBONE = {"name": str, "sha256": str}
 _OF_BACKBONE = {*_BACKBONE, "depth", "licence", "config"}
@@ -103,8 +96,8 @@ _SIDES = range(1, 8193)  # of images, in pixels
 _TEMPERATURES = (1e-6, 1e3)  # fitted ones lie in 0.001 .. 1
 
 
-class TooNew(Damage):
-    """What a file has that only a newer onea can read."""
+class OtherFormat(Damage):
+    """A file of a format that this version does not read."""
 
 
 def seal(content: Mapping[str, Any]) -> bytes:
@@ -117,34 +110,29 @@ def seal(content: Mapping[str, Any]) -> bytes:
 
 def manifest_values(content: bytes) -> tuple[tuple[int, ...], int, dict[str, Any]]:
     """Versions, counter and parameters in ``model.json``."""
-    found = _opened(content, _MANIFEST_1)
+    found = _opened(content)
     _check_fields(found, _MANIFEST)
     versions, counter = found["versions"], found["counter"]
     if not versions or versions[0] < 1 or any(old >= new for old, new in itertools.pairwise(versions)):
         raise Damage("its versions do not increase")
     if not versions[-1] <= counter <= LAST_VERSION:
         raise Damage(f"its counter is not between its last version and {LAST_VERSION:,}")
-    return tuple(versions), counter, _params(modern_params(found["params"], found["format"]), found["format"])
+    return tuple(versions), counter, _params(found["params"])
 
 
 def state_values(content: bytes, version: int) -> dict[str, Any]:
-    """The values in ``state.json`` of a version, as today's format has them."""
-    found = _opened(content, _STATE_1)
+    """The values in ``state.json`` of a version."""
+    found = _opened(content)
     _check_fields(found, {"updates": _STATE["updates"]})
     for update in found["updates"]:
         _check_update(update)
-    try:
-        found = modern(found)
-    except (KeyError, TypeError, ValueError) as error:
-        raise Damage(f"{error!s:.300}") from error
     _check_fields(found, _STATE)
-    found["readout"] = modern_readout(found["readout"], found["format"])
     if found["version"] != version:
         raise Damage(f"it says that it is version {found['version']}")
     if not re.fullmatch("[0-9a-f]{32}", found["id"]):
         raise Damage("it has no id")
     classes = found["classes"]
-    if not is_text(classes) or (found["format"] > 1 and not is_text(found["updates"])):  # 1 took any name of a folder
+    if not is_text(classes) or not is_text(found["updates"]):
         raise Damage("a name in it is no text")
     if len(set(classes)) < len(classes) or UNKNOWN in classes or "" in classes:
         raise Damage("its classes do not have names of their own")
@@ -172,29 +160,30 @@ def state_values(content: bytes, version: int) -> dict[str, Any]:
     return found
 
 
-def _opened(content: bytes, before: set[str]) -> dict[str, Any]:
-    """The values of a JSON file, whose checksum is right; of format 1, which had none, it must hold just those."""
+def _opened(content: bytes) -> dict[str, Any]:
+    """The values of a JSON file, whose checksum is right."""
     found = sealed.parsed(content)
     number = found.get("format")
     if type(number) is not int or not 1 <= number < MOST:
         raise Damage("it has no format")
     if number > FORMAT:
-        raise TooNew(f"has format {number}, and this onea ({__version__}) reads up to {FORMAT}")
-    if number > 1 or sealed.SEAL in found:
-        sealed.check_seal(found)
-    if number == 1 and found.keys() != before:
-        raise Damage("it is not what onea wrote in format 1")
+        raise OtherFormat(f"has format {number}, and this onea ({__version__}) reads format {FORMAT}; update onea")
+    if number < FORMAT:
+        raise OtherFormat(f"was made by an onea before its first release (format {number}); teach a new model")
+    sealed.check_seal(found)
     return found
 
 
-def _params(given: dict[str, Any], number: int) -> dict[str, Any]:
+def _params(given: dict[str, Any]) -> dict[str, Any]:
     """The parameters that belong to a model: as the file has them, else their defaults."""
     hints = get_type_hints(Parameters)
     defaults = {name: default for name, default in Parameters.defaults().items() if name not in MACHINE}
     found = dict(defaults)
     for name, value in given.items():
         if name not in defaults:
-            raise TooNew(f"has a parameter {name!r:.80}, which this onea ({__version__}) does not know")
+            raise OtherFormat(
+                f"has a parameter {name!r:.80}, which this onea ({__version__}) does not have; update onea"
+            )
         # Python takes 2.0 for 2 and 1 for True, and whoever gave them was never told otherwise.
         same = [kind(value) for kind in (int, bool) if isinstance(value, int | float) and kind(value) == value]
         fitting = [each for each in (value, *same) if fits(each, hints[name])]
@@ -202,7 +191,7 @@ def _params(given: dict[str, Any], number: int) -> dict[str, Any]:
             raise Damage(f"its parameter '{name}' is {value!r:.80}")
         found[name] = fitting[0]
     try:
-        check_params(found, highest_rate=0.5 if number > 2 else 1)  # what nobody can set any more can still be read
+        check_params(found)
     except OneaError as error:
         raise Damage(f"{str(error).rstrip('.'):.300}") from error
     return found
