@@ -244,13 +244,6 @@ def test_how_it_was_made_is_told() -> None:
     assert "f" * 13 not in text
 
 
-def test_the_old_name_of_the_page_still_works_with_a_warning() -> None:
-    from onea.research.report import page as module
-
-    with pytest.warns(DeprecationWarning, match="run_page"):
-        assert module.page is page
-
-
 def test_the_same_records_give_the_same_page() -> None:
     assert page([one()], "A page") == page([one()], "A page")
 

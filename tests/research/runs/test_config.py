@@ -17,7 +17,7 @@ from onea.research.record import read_record_file, records_below
 from onea.research.runs.config import RunConfig
 from onea.research.runs.record_store import RecordStore
 
-RESULTS = Path(__file__).parent.parent.parent / "docs" / "results"
+RESULTS = Path(__file__).parents[3] / "docs" / "results"
 RECORDS = records_below(RESULTS)
 
 

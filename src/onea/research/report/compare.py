@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from onea.errors import OneaError
-from onea.metrics import t_interval
 from onea.research.record import Record
 from onea.research.record_metrics import headline_metrics
 from onea.research.report.aggregate import Group, configuration_names, settings
@@ -59,6 +58,8 @@ def compare(first: Sequence[Record], second: Sequence[Record]) -> Comparison:
     """
     left, right = _one("first", first), _one("second", second)
     a, b = ({record["config"]["seed"]: record for record in side.done} for side in (left, right))
+    from onea.metrics import t_interval  # loads numpy, which the commands need not
+
     seeds = tuple(sorted(a.keys() & b.keys()))
     if not seeds:
         raise OneaError(
