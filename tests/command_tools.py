@@ -54,4 +54,4 @@ def in_one_process(
     words = [python, *before, "-c", _ONE_BY_ONE, json.dumps(commands), *packages]
     done = subprocess.run(words, capture_output=True, encoding="utf-8", timeout=_LONGEST * len(commands), **how)
     assert done.returncode == 0, done.stderr
-    return [tuple(said) for said in json.loads(done.stdout)]
+    return [tuple(said) for said in json.loads(done.stdout.splitlines()[-1])]  # others may have printed before

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """``python offline.py -c CODE ARGUMENTS``: Python code in a process that is stopped when it uses the network.
 
-On Linux the kernel ends the process, or a child of it, at the first socket for datagrams, which a look-up needs, and at
-the first connection, whichever library makes it (seccomp; needs no rights). Python's own look-ups and connections are
-refused on every system. Listening is allowed; with ``--loopback`` in front, so are connections within the machine.
+On Linux the kernel ends the process, or a child of it, at the first connection or message to an address, whichever
+library makes it (seccomp; needs no rights); looking up a name takes one. Python's own look-ups and connections are
+refused on every system. Listening is allowed. In front of ``-c``, ``--loopback`` allows connections within the machine,
+and ``--workers`` those to sockets that are files, by which processes pass each other tensors.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ STOPPED = 97
 _LOOPBACK = {"127.0.0.1", "::1", "localhost", "", None}
 
 # struct seccomp_data: int nr; __u32 arch; __u64 instruction_pointer; __u64 args[6]
-_NUMBER, _ARCH, _DOMAIN, _TYPE = 0, 4, 16, 24
-_CALLS = {"x86_64": (0xC000003E, 41, 42), "aarch64": (0xC00000B7, 198, 203)}  # architecture, socket, connect
+_NUMBER, _ARCH, _DOMAIN, _TYPE, _ADDRESS = 0, 4, 16, 24, 48
+# Of each kind of machine: its number, and those of socket, connect, sendto and sendmmsg.
+_CALLS = {"x86_64": (0xC000003E, 41, 42, 44, 307), "aarch64": (0xC00000B7, 198, 203, 206, 269)}
 KERNEL_GUARDS = sys.platform == "linux" and platform.machine() in _CALLS
 _UNIX, _INET, _INET6, _STREAM = 1, 2, 10, 1
-_KILL, _REFUSE, _ALLOW = 0x80000000, 0x00050000 | 13, 0x7FFF0000  # the second with EACCES
-_LOAD, _MASK, _EQUAL, _RETURN = 0x20, 0x54, 0x15, 0x06
+_KILL, _REFUSE, _ALLOW = ((0x06, 0, 0, value) for value in (0x80000000, 0x00050000 | 13, 0x7FFF0000))  # 13: EACCES
+_LOAD, _MASK, _EQUAL = 0x20, 0x54, 0x15
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _FILTER = 38, 22, 2
 
 
@@ -33,39 +35,43 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("steps", ctypes.c_void_p))
 
 
-def _steps(loopback: bool) -> list[tuple[int, int, int, int]]:
-    """Code, steps to skip if equal and if not, and operand of each step.
+Steps = list[tuple[int, int, int, int]]
+"""Of a filter: code, how many steps to skip if equal and if not, operand."""
 
-    A resolver that runs elsewhere (nscd, systemd-resolved) is asked through a socket of the machine; those are refused,
-    so that the process has to look up names by itself.
+
+def _where(place: int, value: int, *then: Steps | tuple[int, int, int, int]) -> Steps:
+    """Steps to take where a call has this value."""
+    steps = [step for part in then for step in (part if isinstance(part, list) else [part])]
+    return [(_LOAD, 0, 0, place), (_EQUAL, 0, len(steps), value), *steps]
+
+
+def _steps(loopback: bool, workers: bool) -> Steps:
+    """The filter. It does not see to which address a socket is connected, so it looks at what sockets there are.
+
+    A resolver that runs elsewhere (nscd, systemd-resolved) is asked through a socket of the machine. Without these the
+    process has to look up names by itself.
     """
-    arch, socket, connect = _CALLS[platform.machine()]
+    arch, socket, connect, sendto, sendmmsg = _CALLS[platform.machine()]
+    if workers:  # none of the internet; urllib3 tries whether there is IPv6
+        internet = [*_where(_DOMAIN, _INET, _KILL), *_where(_DOMAIN, _INET6, _REFUSE)]
+    elif loopback:  # none that looks up names
+        stream = [(_LOAD, 0, 0, _TYPE), (_MASK, 0, 0, 0xF), (_EQUAL, 0, 1, _STREAM), _ALLOW, _KILL]
+        internet = [*_where(_DOMAIN, _INET, stream), *_where(_DOMAIN, _INET6, stream)]
+    else:  # any, without a use: libuuid asks one of them for the number of the network card
+        internet = []
     return [
-        (_LOAD, 0, 0, _ARCH),
-        (_EQUAL, 1, 0, arch),
-        (_RETURN, 0, 0, _KILL),
-        (_LOAD, 0, 0, _NUMBER),
-        (_EQUAL, 0, 1, connect),
-        (_RETURN, 0, 0, _ALLOW if loopback else _KILL),
-        (_EQUAL, 1, 0, socket),
-        (_RETURN, 0, 0, _ALLOW),
-        (_LOAD, 0, 0, _DOMAIN),
-        (_EQUAL, 0, 1, _UNIX),
-        (_RETURN, 0, 0, _REFUSE),
-        (_EQUAL, 2, 0, _INET),
-        (_EQUAL, 1, 0, _INET6),
-        (_RETURN, 0, 0, _ALLOW),
-        (_LOAD, 0, 0, _TYPE),
-        (_MASK, 0, 0, 0xF),
-        (_EQUAL, 1, 0, _STREAM),
-        (_RETURN, 0, 0, _KILL),
-        (_RETURN, 0, 0, _ALLOW),
+        *((_LOAD, 0, 0, _ARCH), (_EQUAL, 1, 0, arch), _KILL),
+        *_where(_NUMBER, connect, _ALLOW if loopback or workers else _KILL),
+        *_where(_NUMBER, sendmmsg, _KILL),
+        *_where(_NUMBER, sendto, _where(_ADDRESS, 0, _where(_ADDRESS + 4, 0, _ALLOW)), _KILL),
+        *_where(_NUMBER, socket, _where(_DOMAIN, _UNIX, _ALLOW if workers else _REFUSE), internet, _ALLOW),
+        _ALLOW,
     ]
 
 
-def guard_calls(loopback: bool = False) -> None:
+def guard_calls(loopback: bool = False, workers: bool = False) -> None:
     """Have the kernel end this process, and those that it starts, when they use the network."""
-    steps = _steps(loopback)
+    steps = _steps(loopback, workers)
     packed = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *step) for step in steps))
     program = _Program(len(steps), ctypes.addressof(packed))
     prctl = ctypes.CDLL(None, use_errno=True).prctl
@@ -73,7 +79,7 @@ def guard_calls(loopback: bool = False) -> None:
     assert prctl(_PR_SET_SECCOMP, _FILTER, ctypes.byref(program)) == 0, os.strerror(ctypes.get_errno())
 
 
-def guard_python(loopback: bool = False) -> None:
+def guard_python(loopback: bool = False, workers: bool = False) -> None:
     """End this process when Python code of it looks up a name or connects."""
 
     def look(event: str, arguments: tuple[object, ...]) -> None:
@@ -81,7 +87,8 @@ def guard_python(loopback: bool = False) -> None:
             allowed = arguments[0] in _LOOPBACK
         elif event in ("socket.connect", "socket.sendto", "socket.sendmsg"):
             address = arguments[1]
-            allowed = address is None or (loopback and isinstance(address, tuple) and address[0] in _LOOPBACK)
+            within = isinstance(address, tuple) and address[0] in _LOOPBACK
+            allowed = address is None or (loopback and within) or (workers and isinstance(address, str | bytes))
         else:
             return
         if not allowed:
@@ -93,14 +100,14 @@ def guard_python(loopback: bool = False) -> None:
 
 def main(words: Sequence[str]) -> None:
     """Run code as ``python -c`` does."""
-    loopback = words[0] == "--loopback"
-    flag, code, *arguments = words[loopback:]
+    allowed = {"loopback": words[0] == "--loopback", "workers": words[0] == "--workers"}
+    flag, code, *arguments = words[any(allowed.values()) :]
     assert flag == "-c"
     sys.argv = ["-c", *arguments]
     sys.path[0] = ""
-    guard_python(loopback)
+    guard_python(**allowed)
     if KERNEL_GUARDS:
-        guard_calls(loopback)
+        guard_calls(**allowed)
     exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
 
 

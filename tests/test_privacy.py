@@ -71,6 +71,7 @@ CLAIMS = (
     ("No command of onea looks up", f"{OFFLINE}::test_a_model"),
     ("No command of onea looks up", f"{OFFLINE}::test_research"),
     ("No command of onea looks up", f"{OFFLINE}::test_long_commands"),
+    ("No command of onea looks up", f"{OFFLINE}::test_commands_with_workers"),
     ("No command of onea looks up", f"{OFFLINE}::test_the_tour"),
     ("No command of onea looks up", f"{OFFLINE}::test_the_service"),
     ("No command of onea looks up", f"{OFFLINE}::test_every_command_is_here"),

@@ -51,17 +51,17 @@ RESEARCH = (
 )
 LONG = (
     "demo",
-    "bench --backbone {vit} --quick --tasks 0",
     "bench --backbone {vit} --quick --export --rank 4 --seconds 0.01",
     "paper proxies --data folder:{images} --backbone {vit} --tasks 3 --out results",
     "run one-a-plus --data folder:{images} --backbone {vit} --sizes 3,1,2 --track tensorboard",
     "export shop.onea --to torch",
 )
+WITH_WORKERS = ("bench --backbone {vit} --quick --tasks 0",)  # of a DataLoader, which it compares with
 BY_ITSELF = ("serve", "tour")  # below
 
 
 def test_every_command_is_here():
-    assert {words.split()[0] for words in (*PHOTOS, *RESEARCH, *LONG)} | {*BY_ITSELF} == COMMANDS.keys()
+    assert {words.split()[0] for words in (*PHOTOS, *RESEARCH, *LONG, *WITH_WORKERS)} | {*BY_ITSELF} == COMMANDS.keys()
 
 
 @pytest.fixture
@@ -83,9 +83,9 @@ def home(tmp_path, monkeypatch) -> Path:
 def run(home, tiny_images, tiny_vit):
     """Run commands in one guarded process; below HOME there is nothing but the cache afterwards."""
 
-    def call(*commands: str) -> None:
+    def call(*commands: str, allowed: tuple[str, ...] = ()) -> None:
         words = [line.format(images=tiny_images, vit=tiny_vit).split() for line in commands]
-        for command, (code, out, err) in zip(words, in_one_process(words, before=[GUARD]), strict=True):
+        for command, (code, out, err) in zip(words, in_one_process(words, before=[GUARD, *allowed]), strict=True):
             assert code == 0, (command, out, err)
         check_home(home)
 
@@ -113,6 +113,11 @@ def test_long_commands(run):
     onnx_runtime_or_skip()
     pytest.importorskip("tensorboard")
     run(PHOTOS[0], *LONG)
+
+
+@pytest.mark.slow
+def test_commands_with_workers(run):
+    run(*WITH_WORKERS, allowed=("--workers",))
 
 
 @pytest.mark.slow
@@ -149,28 +154,35 @@ IN_C = (
 )
 
 
-def guarded(code: str) -> int:
-    words = [sys.executable, GUARD, "-c", f"import ctypes, socket; {code}"]
+def guarded(code: str, *allowed: str) -> int:
+    words = [sys.executable, GUARD, *allowed, "-c", f"import ctypes, socket; {code}"]
     return subprocess.run(words, capture_output=True).returncode
 
 
 def test_the_guard_stops_what_python_and_other_code_asks_of_the_network():
     assert guarded(LOOK_UP) == guarded(CONNECTION) == STOPPED
+    assert guarded(CONNECTION, "--workers") == (-signal.SIGSYS if KERNEL_GUARDS else STOPPED)
     assert guarded("socket.create_server(('127.0.0.1', 0))") == 0
     if KERNEL_GUARDS:
-        assert [guarded(code) for code in IN_C] == [-signal.SIGSYS, -signal.SIGSYS]
+        for allowed in ((), ("--workers",)):
+            assert [guarded(code, *allowed) for code in IN_C] == [-signal.SIGSYS, -signal.SIGSYS]
+        assert guarded(IN_C[0], "--loopback") == -signal.SIGSYS
 
 
 @pytest.mark.parametrize("folder", ["src", "tests", "docs", "benchmarks"])
 def test_onnx_runtime_is_imported_in_one_place(folder):
     """Where its telemetry is switched off first."""
-    imports = re.compile(r"import .*onnxruntime|from onnxruntime|(import_module|importorskip|needed)\(.onnxruntime")
+    imports = re.compile(
+        r"import .*onnxruntime|from onnxruntime|(import_module|importorskip|import_extra)\(.onnxruntime"
+    )
     places = [file for file in (ROOT / folder).rglob("*") if file.suffix in (".py", ".md", ".ipynb")]
     for file in places:
         text = file.read_text(encoding="utf-8")
         found = [line for line in text.splitlines() if imports.search(line)]
         if file.name == "onnx_files.py":
-            assert found == ['    needed("onnxruntime").disable_telemetry_events()  # for who imported it before']
+            assert found == [
+                '    import_extra("onnxruntime", "export").disable_telemetry_events()  # for who imported it before'
+            ]
         elif file.name == "models.md":
             assert found == ["import onnxruntime"]
             assert re.search(
