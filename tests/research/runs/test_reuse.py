@@ -314,7 +314,7 @@ def mutations(record: dict, draw: random.Random):
 @pytest.mark.parametrize("status", ["finished", "running"])
 def test_a_damaged_record_is_told_in_a_sentence(status, values, tmp_path):
     """Whatever was changed in it: it is shown, or refused, and never a traceback."""
-    from onea.cli.display import print_summary
+    from onea.research.cli.run_summary import print_summary
 
     config = make_config(values)
     record = run(config, tmp_path / "o") | {"status": status, "format": 1}  # which has no checksum
