@@ -31,6 +31,7 @@ for words in json.loads(sys.argv[1]):
         except SystemExit as stop:
             code = stop.code or 0
     said.append((code, out.getvalue(), err.getvalue()))
+print()  # whatever a command has left on the last line
 print(json.dumps(said))
 """
 
