@@ -11,7 +11,7 @@ from method_tools import prepared
 from record_tools import record
 from tiny import Stopped
 
-from onea.cli.display import print_summary
+from onea.research.cli.run_summary import print_summary
 from onea.research.record_metrics import headline_metrics, metric
 from onea.research.record_shape import can_be_continued, can_be_shown
 from onea.research.report.aggregate import grid_table, settings
