@@ -56,8 +56,8 @@ class OneA(Versioned, Parameters):
     ((2, 3), (2, 384), 6)
     >>> model.score(light, ["light"] * 6) == float((model.familiarity(light) >= model.threshold_).mean())
     True
-    >>> model.rename("grey", "gray").forget("gray").version, len(model.history)  # each is an update, too
-    (4, 4)
+    >>> model.rename("grey", "gray").forget("gray").version, len(model.history), model.last_report.skipped
+    (4, 4, ())
     >>> model.undo().undo().undo().version, model.evaluate(dark, ["dark"] * 6).accuracy
     (1, 1.0)
     >>> model.set_params(unknown=0).get_params()["unknown"], model.snapshot().version, model.versions.kept
