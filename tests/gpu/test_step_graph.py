@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from onea.learner import training
 from onea.data.image_storage import PackedImages
 from onea.data.transforms import Preprocess
+from onea.learner import training
 from onea.learner.adapter_training import AdapterTraining, blank_adapters, train_adapter
-from onea.runtime import make_runtime
 from onea.learner.step_graph import StepGraph
 from onea.learner.tasks import Task
+from onea.runtime import make_runtime
 from onea.vit.backbones import load_backbone
 from onea.vit.compiled import can_compile
 
