@@ -53,7 +53,7 @@ def can_be_shown(record: Any) -> bool:
     sizes, metrics = record["stream"]["sizes"], record["metrics"]
     steps = len(record["tasks"])
     parts = (*(metrics[name] for name in _STEPS), *record["timings"].values(), *metrics["matrix"])
-    if any(len(part) != steps for part in parts) or not 1 <= steps <= len(sizes):
+    if any(not isinstance(part, list) or len(part) != steps for part in parts) or not 1 <= steps <= len(sizes):
         return False
     if record.get("open_set") and not _open_set(record["open_set"], steps):
         return False
