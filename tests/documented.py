@@ -77,9 +77,9 @@ def blocks(page: Path) -> list[Block]:
     ]
 
 
-def script(name: str, folder: str = "docs") -> ModuleType:
-    """A module of docs/ or of benchmarks/, which are no packages."""
-    found = spec_from_file_location(f"{folder}_{name}", ROOT / folder / f"{name}.py")
+def script(name: str, folder: str = "tools/docs") -> ModuleType:
+    """A module of tools/docs/ or of benchmarks/, which are no packages."""
+    found = spec_from_file_location(f"{Path(folder).name}_{name}", ROOT / folder / f"{name}.py")
     assert found
     assert found.loader
     module = module_from_spec(found)

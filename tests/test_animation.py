@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 from documented import ROOT
 
-sys.path.insert(0, str(ROOT / "docs"))
+sys.path.insert(0, str(ROOT / "tools/docs"))
 import animation
 
 TEXT = animation.FILE.read_text("utf-8")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from documented import ROOT
 
-sys.path.insert(0, str(ROOT / "docs"))
+sys.path.insert(0, str(ROOT / "tools/docs"))
 import evidence
 import expected
 import findings

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from documented import ROOT
 
-sys.path.insert(0, str(ROOT / "docs"))
+sys.path.insert(0, str(ROOT / "tools/docs"))
 import notebooks
 
 pytest.importorskip("nbclient")

@@ -27,7 +27,7 @@ from documented import ROOT
 from onea.research.record_metrics import metric
 from onea.research.report.compare import compare
 
-sys.path.insert(0, str(ROOT / "docs"))
+sys.path.insert(0, str(ROOT / "tools/docs"))
 import evidence
 import findings
 import measured

@@ -96,7 +96,7 @@ def test_the_image_can_be_built_on_a_digest_and_asks_no_second_index():
 
 
 def test_every_file_says_its_licence():
-    files = [file for folder in ("src", "tests", "docs", "benchmarks") for file in (ROOT / folder).rglob("*.py")]
+    files = [file for folder in ("src", "tests", "tools", "benchmarks") for file in (ROOT / folder).rglob("*.py")]
     missing = [
         file for file in files if file.stat().st_size and "SPDX-License-Identifier" not in file.read_text("utf-8")[:200]
     ]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from documented import ROOT, script
 
-sys.path.insert(0, str(ROOT / "docs"))
+sys.path.insert(0, str(ROOT / "tools/docs"))
 import decisions
 import remarks
 import reproduction

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from documented import ROOT
 
-sys.path.insert(0, str(ROOT / "docs"))
+sys.path.insert(0, str(ROOT / "tools/docs"))
 import written
 
 WITH = [page for page in written.PAGES if written.MARK.search(page.read_text("utf-8"))]

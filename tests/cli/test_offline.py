@@ -169,7 +169,7 @@ def test_the_guard_stops_what_python_and_other_code_asks_of_the_network():
         assert guarded(IN_C[0], "--loopback") == -signal.SIGSYS
 
 
-@pytest.mark.parametrize("folder", ["src", "tests", "docs", "benchmarks"])
+@pytest.mark.parametrize("folder", ["src", "tests", "tools", "docs", "benchmarks"])
 def test_onnx_runtime_is_imported_in_one_place(folder):
     """Where its telemetry is switched off first."""
     imports = re.compile(

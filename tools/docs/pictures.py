@@ -3,7 +3,7 @@
 
 Nothing is trained.
 
-python docs/pictures.py
+python tools/docs/pictures.py
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from onea.metrics import wilson_interval
 from onea.research.record import Record
 from onea.research.report.analysis_figures import analysed_merge, numbers
 
-HERE = Path(__file__).parent
-OUT = HERE / "pictures"
-CARRIED = HERE.parent / "benchmarks" / "carried-statistics.csv"
-GROCERY = HERE.parent / "benchmarks" / "grocery-example.json"
+ROOT = Path(__file__).parents[2]
+OUT = ROOT / "docs/pictures"
+CARRIED = ROOT / "benchmarks/carried-statistics.csv"
+GROCERY = ROOT / "benchmarks/grocery-example.json"
 WORST = 20  # products of the example that are shown
 BIG_TASK = 4  # the fifth task, 36 classes: larger than all before it together
 KINDS = {"down": "down-projection", "up": "up-projection"}

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What README and pages say of the records in sentences and tables that are kept in the repository.
 
-    python docs/written.py [--made FOLDER]
+    python tools/docs/written.py [--made FOLDER]
 
 is what ``make results`` runs before it builds the site. It renews, from the committed records: the tables below
 docs/results, the pictures, and whatever stands between ``<!-- written: NAME -->`` and ``<!-- end -->`` in README and
 docs. With ``--made``, finished records of benchmarks/results_grid.py are brought into docs/results first. What can wait
-for the site is not written but generated when it is built (``<!-- generated: NAME -->``, docs/hooks.py).
+for the site is not written but generated when it is built (``<!-- generated: NAME -->``, tools/docs/hooks.py).
 """
 
 from __future__ import annotations
@@ -363,7 +363,7 @@ def main() -> None:
     for path in sorted(made.rglob("*")):
         if path.suffix in (".csv", ".md"):
             shutil.copy(path, evidence.RESULTS / path.relative_to(made))
-    subprocess.run([sys.executable, str(ROOT / "docs" / "pictures.py")], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, str(ROOT / "tools/docs/pictures.py")], check=True, stdout=subprocess.DEVNULL)
     for page in PAGES:
         text = page.read_text("utf-8")
         if (new := renewed(text)) != text:

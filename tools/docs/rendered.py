@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 RESULTS = Path("docs/results")
 CACHE = ROOT / "build" / "results"
 KEPT = (".csv", ".gz", ".md")  # what the repository holds

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run the commands of a page on the Grocery photos and put what they print below them.
 
-What the figures of grocery.md show is left in benchmarks/grocery-example.json, from which docs/pictures.py draws them.
+What the figures of grocery.md show is left in benchmarks/grocery-example.json, from which pictures.py draws them.
 
-    python docs/outputs.py FOLDER docs/index.md docs/grocery.md
+    python tools/docs/outputs.py FOLDER docs/index.md docs/grocery.md
 
 FOLDER holds ``train/CLASS/*`` and ``test/CLASS/*`` of the Grocery Store Dataset's 81 fine classes. Blocks of shell
 commands and of Python after ``<!-- test: run -->`` are run in order, in a temporary folder; a block of text that
@@ -34,7 +34,7 @@ _UPDATE = (
     "overall_images",
     "overall_accuracy",
 )
-_EXAMPLE = Path(__file__).parent.parent / "benchmarks/grocery-example.json"
+_EXAMPLE = Path(__file__).parents[2] / "benchmarks/grocery-example.json"
 _MONDAY = ("Banana", "Kiwi", "Lemon", "Mango")
 _NEW = ("Banana", "Floury-Potato", "Leek", "Oatly-Oat-Milk", "Papaya", "Vine-Tomato")
 
@@ -47,7 +47,7 @@ def first(folder: Path) -> Path:
 def prepare(photos: Path, place: Path) -> None:
     """The photos that pages talk about, where their commands expect them."""
     (place / "grocery").symlink_to(photos.resolve())
-    (place / "benchmarks").symlink_to(Path(__file__).parent.parent.resolve() / "benchmarks")
+    (place / "benchmarks").symlink_to(Path(__file__).parents[2].resolve() / "benchmarks")
     for name in (*_MONDAY, "Papaya"):
         day = "tuesday" if name == "Papaya" else "monday"
         shutil.copytree(photos / "train" / name, place / "photos" / day / name)

@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs/notebooks"
 LONGEST = 300  # seconds that a cell may take
 _TERMINAL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # colours and moves of the cursor

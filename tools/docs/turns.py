@@ -7,7 +7,7 @@ import csv
 from pathlib import Path
 from typing import NamedTuple
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 _LATER, _WHOLE = "training, later epochs", "training, 20 epochs with the first"
 _TIMM = "one image, {}, ours / timm"
 _TODAY = ("-frozen", "-stream")  # the runs of today's code; the others measured what it was then

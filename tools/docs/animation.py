@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The moving picture of the README: a model is taught, asked, taught once more, asked again, and taken back.
 
-    python docs/animation.py
+    python tools/docs/animation.py
 
 runs the commands of ``onea tour`` on its pictures and draws what they print, as an SVG that CSS moves. What they
 printed is kept inside the file, as its description; ``tests/test_animation.py`` compares both.
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-FILE = Path(__file__).parent / "pictures" / "teach-predict-undo.svg"
+FILE = Path(__file__).parents[2] / "docs/pictures" / "teach-predict-undo.svg"
 COMMANDS = (
     "onea teach tour.onea photos/monday --backbone fast",
     "onea predict tour.onea new --top 2",

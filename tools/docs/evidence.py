@@ -23,7 +23,7 @@ from onea.research.record_metrics import metric
 from onea.research.report.load import by_classifier, load_records, with_present_options
 from onea.research.runs.config import make_config
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
 DATA = {"cifar100": "CIFAR-100, 10 tasks", "cub200": "CUB-200, 20 tasks"}
 PLUS, ONE_A, MOS, JOINT, SEQUENTIAL = "one-a-plus", "one-a", "mos", "joint", "sequential"
