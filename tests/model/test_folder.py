@@ -19,10 +19,12 @@ from typing import Any
 import numpy as np
 import pytest
 from model_tools import class_folders, resealed, tiny_model
+from PIL import Image
 
 import onea
 from onea.errors import OneaError
 from onea.model import folder as folders
+from onea.model.evaluation import evaluate
 from onea.model.lock import locked
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "format-5.onea"
@@ -425,6 +427,23 @@ def test_the_golden_folder_answers_as_it_did(tiny_vit, photos):
     np.testing.assert_allclose(model.predict_proba(photos)[::6], expected["probabilities"], atol=1e-4)
     assert model.predict(photos)[::6].tolist() == expected["answers"]
     assert model.version == 3
+
+
+def test_the_golden_folder_is_evaluated_as_it_was(tiny_vit, photos, tmp_path):
+    """Answers, shares, mistakes and the measures of unknown images, as `onea evaluate --json` prints them."""
+    generator = np.random.default_rng(3)
+    for number in range(6):
+        pixels = generator.integers(0, 256, (32, 32, 3), dtype=np.uint8) // (1 + number % 3)
+        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
+    model = onea.load(GOLDEN, backbone=tiny_vit, threads=1)
+    files = class_folders(photos)
+    labels = [name for name in files for _ in files[name]]
+    labels[0], labels[-1] = labels[-1], "class99"  # a mistake, and a class that was never taught
+    found = evaluate(model.snapshot(), [file for name in files for file in files[name]], labels, tmp_path).as_json()
+    for mistake in found["mistakes"]:
+        mistake["image"] = "/".join(Path(mistake["image"]).parts[-2:])
+    found = json.loads(json.dumps(found), parse_float=lambda text: round(float(text), 4))
+    assert found == json.loads((GOLDEN / "evaluation.json").read_text())
 
 
 def test_to_the_hub_and_back(original, photos, tmp_path, monkeypatch, tiny_vit):
