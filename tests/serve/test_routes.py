@@ -17,6 +17,9 @@ from onea.cli import main
 from onea.serve.access import read_token
 
 
+GOLDEN = Path(__file__).parents[1] / "golden" / "openapi.json"
+
+
 @pytest.fixture
 def client(shop):
     with client_of(shop) as client:
@@ -283,6 +286,13 @@ def test_the_openapi_document_names_every_address(client):
     for path in ("/learn", "/background", "/undo", "/forget", "/rename"):
         assert document["paths"][path]["post"]["security"] == [{"HTTPBearer": []}]
     assert "ValidationError" not in json.dumps(document)
+
+
+def test_the_openapi_document_changes_only_on_purpose(client):
+    """After a deliberate change write the new document to the golden file, with sorted keys."""
+    document = client.get("/openapi.json").json()
+    del document["info"]["version"]
+    assert document == json.loads(GOLDEN.read_text("utf-8"))
 
 
 # the command
