@@ -16,7 +16,6 @@ import onea
 from onea.cli import main
 from onea.serve.access import read_token
 
-
 GOLDEN = Path(__file__).parents[1] / "golden" / "openapi.json"
 
 
