@@ -39,11 +39,11 @@ unit: .venv/.dev
 
 # What rounds otherwise on an old processor, whose instructions are the only ones used here.
 numbers: .venv/.dev
-	$(BIN)/python tests/settings.py parallel+old-cpu -- $(NUMBERS)
+	$(BIN)/python tests/support/settings.py parallel+old-cpu -- $(NUMBERS)
 
-# The suite under every setting of tests/settings.py, in an hour or two; ONLY="old-cpu shuffled" takes some of them.
+# The suite under every setting of tests/support/settings.py, in an hour or two; ONLY="old-cpu shuffled" takes some of them.
 test-settings: .venv/.dev
-	$(BIN)/python tests/settings.py $(ONLY)
+	$(BIN)/python tests/support/settings.py $(ONLY)
 
 slow: .venv/.dev
 	$(BIN)/python -m pytest -q --slow -m slow

@@ -22,7 +22,7 @@ import pytest
 import torch
 import typer.main
 from hypothesis import HealthCheck, settings
-from tiny import write_tiny_images, write_tiny_vit
+from support.tiny import write_tiny_images, write_tiny_vit
 
 # What the shell of whoever runs the tests may have set, and what torchrun leaves to its children.
 _OTHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "XDG_CACHE_HOME", "MATPLOTLIBRC", "MPLBACKEND", "PYTHONWARNINGS")
@@ -195,7 +195,7 @@ def onea(monkeypatch, tmp_path, capsys):
 
 @pytest.fixture(scope="session")
 def _taught(tmp_path_factory: pytest.TempPathFactory, tiny_vit: str, tiny_images: Path) -> Path:
-    from serving import teach_first
+    from support.serving import teach_first
 
     path = tmp_path_factory.mktemp("taught") / "shop.onea"
     teach_first(path, tiny_images, tiny_vit)
@@ -204,7 +204,7 @@ def _taught(tmp_path_factory: pytest.TempPathFactory, tiny_vit: str, tiny_images
 
 @pytest.fixture(scope="session")
 def _taught_slowly(tmp_path_factory: pytest.TempPathFactory, tiny_vit: str, tiny_images: Path) -> Path:
-    from serving import teach_first
+    from support.serving import teach_first
 
     path = tmp_path_factory.mktemp("slow") / "shop.onea"
     teach_first(path, tiny_images, tiny_vit, epochs=200, preset="thorough")

@@ -11,12 +11,12 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from support import ROOT
 
 import onea
 from onea.errors import OneaError, nearest, to_install
 from onea.vit.timm_names import check_name
 
-ROOT = Path(__file__).parents[1]
 FILES = sorted(Path(onea.__file__).parent.rglob("*.py"))
 
 

@@ -22,18 +22,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import malformed
 import numpy as np
 import pytest
 import torch
 import typer
-from adapter_files import BARE_OPERATORS, CONFIG, write_lora, write_matrices
-from command_tools import COMMANDS
-from malformed import draws
-from model_tools import class_folders, resealed
 from safetensors.torch import load_file, save
-from serving import TEACHER, ZIP, client_of, folder_hash, png, zipped
-from tiny import Stopped, save_plain
+from support import malformed
+from support.adapters import BARE_OPERATORS, CONFIG, write_lora, write_matrices
+from support.commands import COMMANDS
+from support.malformed import draws
+from support.models import class_folders, resealed
+from support.serving import TEACHER, ZIP, client_of, folder_hash, png, zipped
+from support.tiny import Stopped, save_plain
 
 from onea.data.dataset import Split
 from onea.data.decode import fit, image_size, read_image

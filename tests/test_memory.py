@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from serving import TEACHER, client_of, folder_hash, form, job_end, png
+from support.serving import TEACHER, client_of, folder_hash, form, job_end, png
 
 from onea.data import decode
 from onea.data.decode import BadImage, read_image

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model_tools import class_folders, tiny_model
+from support.models import class_folders, tiny_model
 
 from onea.classifiers.carrying import feature_map
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from serving import folder_hash
+from support.serving import folder_hash
 
 from onea.cli import main
 

@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
-from model_tools import class_folders, tiny_model
 from rich.console import Console
+from support.models import class_folders, tiny_model
 
 from onea import load as onea_load
 from onea.cli.model_display import print_learned

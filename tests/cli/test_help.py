@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 import typer
-from test_docs import check_command
+from support import ROOT
+from support.commands import check_command
 
 from onea.cli.app import app
 from onea.cli.examples import EXAMPLES, START
 from onea.research.methods import METHODS
 
 GROUP: Any = typer.main.get_command(app)
-SOURCES = sorted(Path(__file__).parents[2].glob("src/onea/cli/*.py"))
+SOURCES = sorted(ROOT.glob("src/onea/cli/*.py"))
 
 
 def test_every_command_has_examples():

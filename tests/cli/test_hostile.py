@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
-from command_tools import COMMANDS
-from malformed import aliases
-from tiny import needs_unicode
+from support.commands import COMMANDS
+from support.malformed import aliases
+from support.tiny import needs_unicode
 
 from onea.errors import OneaError
 from onea.merging import OPERATORS, make_operator, operator_class

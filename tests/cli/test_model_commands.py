@@ -16,9 +16,9 @@ import zlib
 from pathlib import Path
 
 import pytest
-from model_tools import resealed
 from PIL import Image
-from tiny import needs_unicode
+from support.models import resealed
+from support.tiny import needs_unicode
 
 FAST = ["--epochs", "2", "--threads", "1", "--precision", "fp32"]
 

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import httpx
 import pytest
-from adapter_files import write_matrices
-from command_tools import COMMANDS, in_one_process
-from documented import ROOT
-from offline import KERNEL_GUARDS, STOPPED
-from onnx_tools import onnx_runtime_or_skip
+from support import ROOT
+from support.adapters import write_matrices
+from support.commands import COMMANDS, in_one_process
+from support.models import onnx_runtime_or_skip
+from support.offline import KERNEL_GUARDS, STOPPED
 
 from onea.files import default_cache
 
-GUARD = Path(__file__).parents[1] / "offline.py"
+GUARD = ROOT / "tests/support/offline.py"
 SETTINGS = ("ONEA_", "XDG_", "ORT_", "MPL", "HF_", "TORCH", "TRITON")  # where caches are, and what calls out
 
 # Every command with words that make it do all that it does; those of one group run in one process, in this order.

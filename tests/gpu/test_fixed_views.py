@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tiny import write_tiny_vit
+from support.tiny import write_tiny_vit
 
 from onea.data.image_storage import PackedImages
 from onea.data.transforms import Preprocess

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny import write_tiny_vit
+from support.tiny import write_tiny_vit
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor
 from torch._inductor.utils import run_and_get_code

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from method_tools import learn_all, prepared
+from support.methods import learn_all, prepared
 
 from onea.learner import fixed_views
 from onea.learner.fixed_views import FixedViews

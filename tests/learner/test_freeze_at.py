@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from method_tools import learn_all, prepared
-from model_tools import tiny_model
+from support.methods import learn_all, prepared
+from support.models import tiny_model
 
 import onea
 from onea import schedules

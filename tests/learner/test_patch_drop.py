@@ -7,9 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from method_tools import learn_all, prepared
-from tiny import write_tiny_vit
-from toys import images_for, toy
+from support.methods import learn_all, prepared
+from support.tiny import write_tiny_vit
+from support.toys import images_for, toy
 
 from onea.errors import OneaError
 from onea.learner import training

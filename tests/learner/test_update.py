@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model_tools import tiny_model
+from support.models import tiny_model
 
 from onea.data.image_storage import PackedImages
 from onea.learner.held_out import hold_out

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 import typer
-from adapter_files import BARE_OPERATORS, CONFIG, MODULES, random, write_lora, write_matrices
 from safetensors.torch import load_file, save_file
+from support.adapters import BARE_OPERATORS, CONFIG, MODULES, random, write_lora, write_matrices
 from torch import Tensor
 from typer.testing import CliRunner
 

@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 import timm
 import torch
-from model_tools import class_folders, tiny_model
-from onnx_tools import onnx_runtime_or_skip
 from safetensors.torch import load_file, save_file
-from tiny import Stopped, but_slow
-from toys import SHAPES, randomised, write_toy
+from support.models import class_folders, onnx_runtime_or_skip, tiny_model
+from support.tiny import Stopped, but_slow
+from support.toys import SHAPES, randomised, write_toy
 
 import onea
 from onea.data.transforms import Preprocess

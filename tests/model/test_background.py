@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from model_tools import class_folders, resealed, tiny_model
 from safetensors.torch import load_file, save
+from support.models import class_folders, resealed, tiny_model
 
 import onea
 from onea.classifiers.carrying import feature_map
@@ -27,7 +27,6 @@ from onea.model.state import NO_ROWS
 from onea.model.versions import Versions
 from onea.tensors import compact
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "format-1.onea"
 KNOWN = ("class00", "class01", "class02", "class03")
 
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model_tools import tiny_model
-from tiny import write_tiny_images
+from support.models import tiny_model
+from support.tiny import write_tiny_images
 from torch.nn import functional as F
 
 from onea.classifiers.statistics import ClassStatistics

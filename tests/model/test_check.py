@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from model_tools import tiny_model
 from PIL import Image
+from support.models import tiny_model
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from onea.classifiers import make_classifier

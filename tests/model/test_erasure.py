@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from model_tools import class_folders, tiny_model
+from support.models import class_folders, tiny_model
 
 import onea
 from onea.errors import OneaError

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from model_tools import class_folders, tiny_model, wait_for
 from PIL import Image
+from support.models import class_folders, tiny_model, wait_for
 
 import onea
 from onea.errors import OneaError

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from model_tools import tiny_model
+from support.models import tiny_model
 
 from onea.errors import OneaError
 from onea.model.evaluation import evaluate

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from documented import ROOT, blocks
-from model_tools import tiny_model
-from onnx_tools import onnx_runtime_or_skip
 from PIL import Image
+from support import ROOT
+from support.models import onnx_runtime_or_skip, tiny_model
+from support.pages import blocks
 
 from onea.errors import OneaError
 from onea.model import export as exporting
@@ -164,7 +164,7 @@ def heic_kinds(picture, number, random, saved):
 
 def answered_by_the_service(shop, files):
     """Probabilities of every class, of files in formats that strangers may send."""
-    serving = pytest.importorskip("serving", exc_type=ImportError)
+    serving = pytest.importorskip("support.serving", exc_type=ImportError)
     with serving.client_of(shop) as client:
         known = [one["name"] for one in client.get("/classes").json()["classes"]]
         found = []

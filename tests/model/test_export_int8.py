@@ -10,8 +10,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from model_tools import tiny_model
-from onnx_tools import onnx_runtime_or_skip
+from support.models import onnx_runtime_or_skip, tiny_model
 
 from onea.cli.model_display import print_quality
 from onea.errors import OneaError

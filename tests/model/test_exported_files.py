@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from model_tools import tiny_model
+from support.models import tiny_model
 
 from onea.errors import OneaError
 from onea.model.export import export

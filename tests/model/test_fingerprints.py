@@ -7,14 +7,13 @@ import hashlib
 import json
 import time
 from io import BytesIO
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from model_tools import class_folders, resealed, tiny_model
 from PIL import Image, ImageDraw
 from safetensors.torch import load_file, save_file
+from support.models import class_folders, resealed, tiny_model
 
 import onea
 from onea.classifiers.statistics import ClassStatistics
@@ -29,7 +28,6 @@ from onea.model.sentences import sentences
 from onea.runtime import Progress
 from onea.tensors import row_blocks
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "format-1.onea"
 A, B, C, D = (f"class{number:02d}" for number in range(4))
 SIDE = 128
 

@@ -11,9 +11,9 @@ import sys
 import numpy as np
 import pytest
 import torch
-from model_tools import class_folders, tiny_model
 from PIL import Image
 from rich.console import Console
+from support.models import class_folders, tiny_model
 
 import onea
 from onea.errors import OneaError

@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from model_tools import class_folders, resealed, tiny_model
 from PIL import Image
+from support import ROOT
+from support.models import class_folders, resealed, tiny_model
 
 import onea
 from onea.errors import OneaError
@@ -27,7 +28,7 @@ from onea.model import folder as folders
 from onea.model.evaluation import evaluate
 from onea.model.lock import locked
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "format-5.onea"
+GOLDEN = ROOT / "tests/golden/format-5.onea"
 
 
 @pytest.fixture(scope="module")
@@ -399,7 +400,7 @@ def test_what_could_not_be_read_again_is_not_written(original, tmp_path, monkeyp
 
 
 def test_another_backbone_is_refused(saved, tmp_path, tiny_vit):
-    from tiny import write_tiny_vit
+    from support.tiny import write_tiny_vit
 
     from onea.vit.backbones import load_backbone
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from model_tools import class_folders
 from PIL import Image
+from support.models import class_folders
 
 from onea.errors import OneaError
 from onea.model.images import find_images, read_labelled, read_unlabelled

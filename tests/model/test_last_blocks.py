@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from model_tools import resealed, tiny_model
+from support.models import resealed, tiny_model
 
 import onea
 from onea.errors import OneaError

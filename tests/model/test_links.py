@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from model_tools import class_folders, tiny_model
+from support.models import class_folders, tiny_model
 
 import onea
 from onea.errors import OneaError

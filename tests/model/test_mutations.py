@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from malformed import ODD, leaves, replaced
-from model_tools import class_folders, resealed, tiny_model
-from mutating import accidents, check_sentence, content
 from safetensors.torch import load_file, save
+from support.damage import accidents, check_sentence, content
+from support.malformed import ODD, leaves, replaced
+from support.models import class_folders, resealed, tiny_model
 
 import onea
 from onea.errors import OneaError

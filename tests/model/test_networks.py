@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from model_tools import class_folders, resealed
+from support.models import class_folders, resealed
 
 import onea as product
 from onea.errors import OneaError

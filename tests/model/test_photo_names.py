@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from model_tools import tiny_model
-from serving import TEACHER, client_of, form, job_end, photos, png, zipped
+from support.models import tiny_model
+from support.serving import TEACHER, client_of, form, job_end, photos, png, zipped
 
 import onea
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from model_tools import class_folders, tiny_model
-from toys import toy
+from support.models import class_folders, tiny_model
+from support.toys import toy
 
 import onea
 from onea.errors import OneaError

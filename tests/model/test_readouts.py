@@ -6,8 +6,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from model_tools import class_folders, tiny_model
 from safetensors.torch import load_file
+from support.models import class_folders, tiny_model
 
 import onea
 from onea.classifiers.familiarity import SIGNALS

@@ -9,8 +9,8 @@ import random
 
 import pytest
 import torch
-from model_tools import class_folders, tiny_model
 from rich.console import Console
+from support.models import class_folders, tiny_model
 
 import onea
 from onea.classifiers import make_classifier

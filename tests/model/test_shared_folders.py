@@ -10,8 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from model_tools import resealed, tiny_model
-from onnx_tools import onnx_runtime_or_skip
+from support.models import onnx_runtime_or_skip, resealed, tiny_model
 
 import onea
 from onea.errors import OneaError

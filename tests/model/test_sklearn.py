@@ -11,8 +11,8 @@ import warnings
 
 import numpy as np
 import pytest
-from model_tools import class_folders, tiny_model
 from PIL import Image
+from support.models import class_folders, tiny_model
 
 import onea
 from onea.errors import OneaError

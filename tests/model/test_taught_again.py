@@ -4,20 +4,18 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from model_tools import class_folders, resealed
-from model_tools import tiny_model as made
+from support.models import class_folders, resealed
+from support.models import tiny_model as made
 
 import onea
 from onea.errors import OneaError
 from onea.merging.operator import Sizes
 from onea.model import folder as folders
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "format-1.onea"
 A, B, C, D, E, F = (f"class{number:02d}" for number in range(6))
 IMAGES = st.dictionaries(st.sampled_from("abcdefgh"), st.integers(1, 10**6), min_size=1)
 
@@ -168,7 +166,7 @@ def test_a_saved_model_counts_on(tiny_vit, files, tmp_path):
 
 
 def test_a_service_counts_alike(shop, files):
-    from serving import service_of
+    from support.serving import service_of
 
     from onea.model.images import read_labelled
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from model_tools import tiny_model
 from PIL import Image
-from tiny import write_tiny_images
+from support.models import tiny_model
+from support.tiny import write_tiny_images
 
 from onea.model.accuracy import Counts
 from onea.model.answers import MAJORITY, Answer, Snapshot, candidates

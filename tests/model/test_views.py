@@ -7,8 +7,8 @@ from functools import partial
 
 import pytest
 import torch
-from model_tools import class_folders, tiny_model
-from tiny import write_tiny_images, write_tiny_vit
+from support.models import class_folders, tiny_model
+from support.tiny import write_tiny_images, write_tiny_vit
 
 from onea.learner import fixed_views
 from onea.learner.fixed_views import FixedViews

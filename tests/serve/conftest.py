@@ -48,7 +48,7 @@ def browser() -> Iterator[Any]:
 @pytest.fixture
 def open_page(browser: Any, shop: Path) -> Iterator[Callable[..., Any]]:
     """Open the page of a live service at some width; afterwards the browser must have reported no error."""
-    from serving import live, service_of
+    from support.serving import live, service_of
 
     complaints: list[str] = []
     asked: set[str] = set()

@@ -7,7 +7,7 @@ import re
 
 import httpx
 import pytest
-from serving import TOKEN, checkerboard, class_zip, folder_hash, live, photos, png, saved, service_of
+from support.serving import TOKEN, checkerboard, class_zip, folder_hash, live, photos, png, saved, service_of
 
 from onea import load as onea_load
 

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from serving import (
+from support.serving import (
     TEACHER,
     ZIP,
     class_zip,

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from serving import TEACHER, client_of, live, png, service_of, wait_for
+from support.serving import TEACHER, client_of, live, png, service_of, wait_for
 
 from onea.serve.schemas import Checked
 

@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from PIL import Image
-from serving import client_of, connect, form, head, live, png, process, service_of, wait_for
+from support.serving import client_of, connect, form, head, live, png, process, service_of, wait_for
 
 from onea.data.decode import formats_of_uploads
 from onea.serve import uploads

@@ -6,8 +6,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from model_tools import tiny_model
-from serving import TEACHER, checkerboard, class_zip, client_of, folder_hash, form, job_end, photos, png, zipped
+from support.models import tiny_model
+from support.serving import TEACHER, checkerboard, class_zip, client_of, folder_hash, form, job_end, photos, png, zipped
 
 import onea
 from onea.serve.training_jobs import TrainingJob

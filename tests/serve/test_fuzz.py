@@ -11,8 +11,8 @@ import random
 import httpx
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
-from malformed import damaged
-from serving import TEACHER, connect, folder_hash, live, service_of, wait_for
+from support.malformed import damaged
+from support.serving import TEACHER, connect, folder_hash, live, service_of, wait_for
 
 from onea import load
 from onea.serve.settings import Limits

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import httpx
 import pytest
-from serving import TEACHER, TOKEN, class_zip, job_end, photos
+from support.serving import TEACHER, TOKEN, class_zip, job_end, photos
 
 pytestmark = pytest.mark.browser
 

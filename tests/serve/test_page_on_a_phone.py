@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import httpx
 import pytest
-from serving import TEACHER, TOKEN, photos, saved, wait_for
+from support.serving import TEACHER, TOKEN, photos, saved, wait_for
 
 from onea.data.decode import formats_of_uploads
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import httpx
 import pytest
-from serving import TOKEN, checkerboard, form, photos, saved
+from support.serving import TOKEN, checkerboard, form, photos, saved
 
 from onea import load as onea_load
 from onea.model.answers import Answer, candidates

@@ -13,7 +13,7 @@ import sys
 
 import httpx
 import pytest
-from serving import TEACHER, ZIP, class_zip, form, photos, wait_for
+from support.serving import TEACHER, ZIP, class_zip, form, photos, wait_for
 
 import onea
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 import httpx
 import pytest
-from serving import (
+from support.serving import (
     TEACHER,
     TOKEN,
     ZIP,
@@ -32,7 +32,7 @@ from serving import (
     service_of,
     zipped,
 )
-from tiny import needs_unicode
+from support.tiny import needs_unicode
 
 from onea.cli import main
 from onea.model.lock import locked

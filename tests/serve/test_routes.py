@@ -10,7 +10,19 @@ import sys
 from pathlib import Path
 
 import pytest
-from serving import TEACHER, TOKEN, ZIP, checkerboard, class_zip, client_of, folder_hash, form, job_end, photos, zipped
+from support.serving import (
+    TEACHER,
+    TOKEN,
+    ZIP,
+    checkerboard,
+    class_zip,
+    client_of,
+    folder_hash,
+    form,
+    job_end,
+    photos,
+    zipped,
+)
 
 import onea
 from onea.cli import main

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from serving import TEACHER, ZIP, class_zip, client_of, folder_hash, form, photos, process, wait_for
+from support.serving import TEACHER, ZIP, class_zip, client_of, folder_hash, form, photos, process, wait_for
 
 PATIENCE = 100  # seconds, on a loaded machine; the promise is 5 after the grace
 ENDLESS_JOB = """

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from serving import TEACHER, client_of
+from support.serving import TEACHER, client_of
 
 from onea.serve import failed_tokens
 from onea.serve.failed_tokens import FREE, WINDOW, FailedTokens

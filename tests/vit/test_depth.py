@@ -6,9 +6,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from model_tools import class_folders, tiny_model
-from tiny import write_tiny_vit
-from toys import toy
+from support.models import class_folders, tiny_model
+from support.tiny import write_tiny_vit
+from support.toys import toy
 
 import onea
 from onea.errors import OneaError

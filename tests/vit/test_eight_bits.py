@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from tiny import save_plain
+from support.tiny import save_plain
 
 from onea.errors import OneaError
 from onea.model.params import Parameters

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import timm
 import torch
+from support.toys import SHAPES, images_for, toy, toy_config
 from torch import nn
 from torch.nn import functional as F
-from toys import SHAPES, images_for, toy, toy_config
 
 from onea.errors import OneaError
 from onea.research.hooks.finetune import FineTuned

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny import write_tiny_vit
+from support.tiny import write_tiny_vit
 
 from onea.vit.adapter import Adapters
 from onea.vit.backbones import load_backbone

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import timm
 import torch
-from toys import randomised
+from support.toys import randomised
 
 from onea.errors import OneaError
 from onea.vit.features import FrozenFeatures, frozen

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.tiny import write_tiny_vit
 from timm.models.vision_transformer import Attention
-from tiny import write_tiny_vit
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 

@@ -9,7 +9,7 @@ import pytest
 import timm
 import torch
 from safetensors.torch import load_file
-from tiny import save_plain
+from support.tiny import save_plain
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from onea import seeds

@@ -12,7 +12,7 @@ import pytest
 import timm
 import torch
 from safetensors.torch import load_file, save_file
-from toys import images_for, randomised, toy, write_toy
+from support.toys import images_for, randomised, toy, write_toy
 
 from onea.errors import OneaError
 from onea.vit.backbones import digest_of, load_backbone, save_backbone

@@ -4,7 +4,7 @@
     python tools/docs/animation.py
 
 runs the commands of ``onea tour`` on its pictures and draws what they print, as an SVG that CSS moves. What they
-printed is kept inside the file, as its description; ``tests/test_animation.py`` compares both.
+printed is kept inside the file, as its description; ``tests/docs/test_animation.py`` compares both.
 """
 
 from __future__ import annotations

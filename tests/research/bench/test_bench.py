@@ -10,8 +10,8 @@ import tempfile
 import numpy as np
 import pytest
 import torch
-from onnx_tools import onnx_runtime_or_skip
 from PIL import Image
+from support.models import onnx_runtime_or_skip
 
 from onea.cli import main
 from onea.data.image_storage import PackedImages

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tiny import write_tiny_vit
+from support.tiny import write_tiny_vit
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from onea import OneA

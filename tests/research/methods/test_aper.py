@@ -7,7 +7,7 @@ import copy
 
 import pytest
 import torch
-from method_tools import learn_all, passes, prepared, shown_images
+from support.methods import learn_all, passes, prepared, shown_images
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 from torch.nn import functional as F

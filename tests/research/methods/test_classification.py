@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from method_tools import prepared
+from support.methods import prepared
 
 from onea.research.runs.config import make_config
 from onea.research.runs.setup import prepare

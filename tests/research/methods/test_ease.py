@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from method_tools import learn_all, passes, prepared, shown_images
+from support.methods import learn_all, passes, prepared, shown_images
 from torch import nn
 from torch.nn import functional as F
 

@@ -8,7 +8,7 @@ import itertools
 
 import pytest
 import torch
-from method_tools import learn_all, prepared, shown_images
+from support.methods import learn_all, prepared, shown_images
 
 from onea import seeds
 from onea.errors import OneaError

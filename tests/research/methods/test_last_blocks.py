@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from method_tools import learn_all, prepared, shown_images
+from support.methods import learn_all, prepared, shown_images
 
 from onea.errors import OneaError
 from onea.learner.adapter_training import AdapterTraining

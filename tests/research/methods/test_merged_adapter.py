@@ -7,7 +7,7 @@ import json
 
 import pytest
 import torch
-from method_tools import learn_all, prepared, shown_images
+from support.methods import learn_all, prepared, shown_images
 from torch.nn import functional as F
 
 from onea.errors import OneaError

@@ -7,8 +7,8 @@ from dataclasses import fields
 
 import pytest
 import torch
-from method_tools import learn_all, prepared, shown_images
-from tiny import but_slow
+from support.methods import learn_all, prepared, shown_images
+from support.tiny import but_slow
 
 from onea.errors import OneaError
 from onea.learner.merged_adapter import AdapterCache

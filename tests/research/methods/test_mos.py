@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from method_tools import learn_all, prepared, shown_images
-from tiny import write_tiny_images
+from support.methods import learn_all, prepared, shown_images
+from support.tiny import write_tiny_images
 from torch.nn import functional as F
 
 from onea.errors import OneaError

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import write_tiny_images
+from support.tiny import write_tiny_images
 
 from onea.errors import OneaError
 from onea.learner.held_out import held_out_of_task

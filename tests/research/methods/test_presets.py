@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from documented import ROOT, script
-from method_tools import prepared
+from support import ROOT
+from support.methods import prepared
+from support.pages import script
 
 from onea.errors import OneaError
 from onea.learner.data_rule import DataShape, data_rule

@@ -7,8 +7,8 @@ import math
 
 import pytest
 import torch
-from method_tools import learn_all, prepared, shown_images
-from tiny import write_tiny_vit
+from support.methods import learn_all, prepared, shown_images
+from support.tiny import write_tiny_vit
 from torch.nn import functional as F
 
 from onea import seeds

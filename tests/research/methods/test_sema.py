@@ -8,9 +8,9 @@ import itertools
 
 import pytest
 import torch
-from method_tools import prepared, shown_images
 from safetensors.torch import load, save
-from tiny import write_tiny_vit
+from support.methods import prepared, shown_images
+from support.tiny import write_tiny_vit
 
 from onea import seeds
 from onea.errors import OneaError

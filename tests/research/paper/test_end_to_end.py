@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny import write_tiny_images, write_tiny_vit
+from support.tiny import write_tiny_images, write_tiny_vit
 
 from onea.cli import main
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from record_tools import SIZES, analysed, record, side
+from support.records import SIZES, analysed, record, side
 
 from onea.errors import OneaError
 from onea.merging.analysis import basis_overlap, block_overlap, describe, update_norms

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import typer
-from record_tools import NINE, record
 from rich.console import Console
+from support.records import NINE, record
 from typer.testing import CliRunner
 
 from onea.errors import OneaError

@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 
 import pytest
-from record_tools import record
+from support.records import record
 
 from onea.errors import OneaError
 from onea.research.record import write_record

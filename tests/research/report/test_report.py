@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matplotlib.text import Text
-from record_tools import NAMES, NINE, Reader, Record, method_lines, record
+from support.records import NAMES, NINE, Reader, Record, method_lines, record
 
 from onea.errors import OneaError
 from onea.presentation.formats import markdown

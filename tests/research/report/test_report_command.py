@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import typer
-from record_tools import NINE, Reader, analysed, method_lines, record
+from support.records import NINE, Reader, analysed, method_lines, record
 from typer.testing import CliRunner
 
 from onea.errors import OneaError

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+from support import ROOT
 
 from onea.cli.app import app
 from onea.cli.options import meaning, options_of
@@ -17,7 +17,7 @@ from onea.research.record import read_record_file, records_below
 from onea.research.runs.config import RunConfig
 from onea.research.runs.record_store import RecordStore
 
-RESULTS = Path(__file__).parents[3] / "docs" / "results"
+RESULTS = ROOT / "docs/results"
 RECORDS = records_below(RESULTS)
 
 

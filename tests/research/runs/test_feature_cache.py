@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from method_tools import prepared
+from support.methods import prepared
 
 from onea.errors import OneaError
 from onea.research.methods import METHODS, method_class

@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from killing import kill_all, kill_at_every_event
+from support.killing import kill_all, kill_at_every_event
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs fork and /proc")
 CASES = ("first run", "resumed run", "first pack", "later pack", "copied pack")

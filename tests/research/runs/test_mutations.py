@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from malformed import ODD, leaves, replaced
-from mutating import accidents, check_sentence, content
 from PIL import Image
+from support.damage import accidents, check_sentence, content
+from support.malformed import ODD, leaves, replaced
 
 from onea import sealed
 from onea.errors import OneaError

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from method_tools import prepared
-from record_tools import record
-from tiny import Stopped
+from support.methods import prepared
+from support.records import record
+from support.tiny import Stopped
 
 from onea.research.cli.run_summary import print_summary
 from onea.research.record_metrics import headline_metrics, metric

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from malformed import leaves, replaced, without
 from PIL import Image
 from safetensors.torch import load_file
-from tiny import Stopped, save_plain
+from support import ROOT
+from support.malformed import leaves, replaced, without
+from support.tiny import Stopped, save_plain
 
 from onea.errors import OneaError
 from onea.locks import folder_lock
@@ -31,8 +32,6 @@ from onea.research.runs.record import comparable_fields, read_run
 from onea.research.runs.record_store import RecordStore
 from onea.research.runs.runner import run
 from onea.runtime import Progress
-
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture

@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny import write_tiny_images
+from support import ROOT
+from support.tiny import write_tiny_images
 
 from onea.errors import OneaError
 from onea.research.record import read_record, write_record
@@ -29,7 +30,7 @@ from onea.research.runs.setup import prepare
 from onea.runtime import Progress, make_runtime
 from onea.vit.frozen import FrozenViT
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "tiny-run.json"
+GOLDEN = ROOT / "tests/golden/tiny-run.json"
 
 KILL_POINTS = {
     "mid-epoch": ("torch.optim.SGD", "step", 7),

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
-from documented import ROOT
+from support import ROOT
 
 sys.path.insert(0, str(ROOT / "tools/docs"))
 import evidence

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tiny model to teach, the files of class folders, and patience."""
+"""A tiny model to teach, the files of class folders, patience, and ONNX Runtime where it is installed."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
+
 from onea.data.assemble import natural_key
+from onea.errors import OneaError
 from onea.model import validation
 from onea.model.estimator import OneA
+from onea.vit.onnx_files import check_installed, onnx_runtime
 
 T = TypeVar("T")
 
@@ -41,3 +45,12 @@ def wait_for(condition: Callable[[], T], seconds: float = 120.0) -> T:
 def resealed(content: dict[str, Any]) -> bytes:
     """A JSON file of a model folder with these values and the checksum that fits them."""
     return validation.seal(content)
+
+
+def onnx_runtime_or_skip() -> Any:
+    """ONNX Runtime; the test is skipped where a library that ONNX files need is missing."""
+    try:
+        check_installed()
+    except OneaError as missing:
+        pytest.skip(str(missing))
+    return onnx_runtime()

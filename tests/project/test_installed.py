@@ -16,10 +16,11 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-from command_tools import in_one_process
-from documented import ROOT, Block, blocks
 from PIL import Image
-from tiny import write_tiny_images
+from support import ROOT
+from support.commands import in_one_process
+from support.pages import Block, blocks
+from support.tiny import write_tiny_images
 
 HERE = Path(sysconfig.get_paths()["purelib"])
 NOT_FOLLOWED = ("pip", "make", ".")  # of the checkout: the fixture below stands for them

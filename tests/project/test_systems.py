@@ -11,9 +11,10 @@ import ast
 import json
 import subprocess
 import sys
-from pathlib import Path
 
-SOURCES = sorted((Path(__file__).parent.parent / "src").rglob("*.py"))
+from support import ROOT
+
+SOURCES = sorted((ROOT / "src").rglob("*.py"))
 
 # By Python's own documentation ("Availability: Unix", "not Windows"). O_NONBLOCK, WNOHANG and statvfs stay: those parts
 # of filelock, subprocess and shutil that are for Linux need them.

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_tools import in_one_process
+from support import ROOT
+from support.commands import in_one_process
 
-PAGE = Path(__file__).parent.parent / "docs" / "extending.md"
+PAGE = ROOT / "docs" / "extending.md"
 
 
 def installed(folder: Path) -> Path:

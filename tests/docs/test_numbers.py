@@ -22,7 +22,7 @@ from statistics import fmean
 from typing import Any
 
 import pytest
-from documented import ROOT
+from support import ROOT
 
 from onea.research.record_metrics import metric
 from onea.research.report.compare import compare

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 import pytest
-from documented import ROOT
+from support import ROOT
 
 import onea
 

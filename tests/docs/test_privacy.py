@@ -13,25 +13,26 @@ from typing import Any
 
 import pytest
 import torch
-from documented import ROOT
-from model_tools import class_folders, tiny_model
 from safetensors.torch import load_file
+from support import ROOT
+from support.models import class_folders, tiny_model
 
 import onea as product
 from onea.files import default_cache
 from onea.model.params import Parameters
 
 PAGE = ROOT / "docs/privacy.md"
+HERE = "tests/docs/test_privacy.py"
 OFFLINE = "tests/cli/test_offline.py"
-FORGET = "tests/test_privacy.py::test_forgetting_removes_this_and_no_more"
+FORGET = f"{HERE}::test_forgetting_removes_this_and_no_more"
 
 # The beginning of each sentence, in the order of the page, and what carries it: tests, or files of measured values.
 CLAIMS = (
-    ("What a model keeps of your photos", "tests/test_privacy.py::test_every_sentence_is_carried"),
-    ("Each sentence below has a test", "tests/test_privacy.py::test_every_sentence_is_carried"),
-    ("A model folder holds these files", "tests/test_privacy.py::test_the_files_are_those_of_the_page"),
-    ("A version holds these tensors", "tests/test_privacy.py::test_the_tensors_are_those_of_the_page"),
-    ("No photo is kept", "tests/test_privacy.py::test_the_tensors_are_those_of_the_page"),
+    ("What a model keeps of your photos", f"{HERE}::test_every_sentence_is_carried"),
+    ("Each sentence below has a test", f"{HERE}::test_every_sentence_is_carried"),
+    ("A model folder holds these files", f"{HERE}::test_the_files_are_those_of_the_page"),
+    ("A version holds these tensors", f"{HERE}::test_the_tensors_are_those_of_the_page"),
+    ("No photo is kept", f"{HERE}::test_the_tensors_are_those_of_the_page"),
     ("No name of a photo", "tests/model/test_photo_names.py::test_a_saved_model_has_no_name_of_a_photo"),
     ("No name of a photo", "tests/model/test_shared_folders.py::test_a_model_folder_holds_no_path"),
     (
@@ -42,20 +43,20 @@ CLAIMS = (
         "Of each class, the features of 16",
         "tests/model/test_background.py::test_so_many_are_kept_and_the_seed_says_which",
     ),
-    ("An update in the history has", "tests/test_privacy.py::test_the_history_has_names_and_numbers"),
-    ("Its name is that of the folder", "tests/test_privacy.py::test_the_history_has_names_and_numbers"),
+    ("An update in the history has", f"{HERE}::test_the_history_has_names_and_numbers"),
+    ("Its name is that of the folder", f"{HERE}::test_the_history_has_names_and_numbers"),
     ("A model keeps what it was taught", FORGET),
     ("Each change makes a version", "tests/model/test_folder.py::test_only_the_last_versions_are_kept"),
-    ("Each change makes a version", "tests/test_privacy.py::test_five_versions_are_kept"),
+    ("Each change makes a version", f"{HERE}::test_five_versions_are_kept"),
     ("What is removed from the present", FORGET),
-    ("Whoever has a model folder can read", "tests/test_privacy.py::test_the_history_has_names_and_numbers"),
+    ("Whoever has a model folder can read", f"{HERE}::test_the_history_has_names_and_numbers"),
     ("A fingerprint reveals the average", "benchmarks/fingerprints.csv"),
-    ("Whoever has a copy of a photo", "tests/test_privacy.py::test_a_copy_tells_what_was_taught"),
+    ("Whoever has a copy of a photo", f"{HERE}::test_a_copy_tells_what_was_taught"),
     ("Pictures cannot be drawn", "benchmarks/fingerprints.csv"),
     ("Kept features tell more", "benchmarks/features.csv"),
     ("A photo that was saved again", "benchmarks/features.csv"),
     ("Pictures that the same decoders draw", "benchmarks/features.csv"),
-    ("Of a class that was taught with two", "tests/test_privacy.py::test_statistics_of_two_photos_are_their_features"),
+    ("Of a class that was taught with two", f"{HERE}::test_statistics_of_two_photos_are_their_features"),
     ("So treat a model", "benchmarks/features.csv"),
     ("`onea forget shop.onea CLASS` removes", FORGET),
     ("Its name stays in the history", FORGET),
@@ -64,10 +65,10 @@ CLAIMS = (
         "tests/model/test_erasure.py::test_neither_name_nor_rows_are_left_in_any_file",
     ),
     ("What was learned from its photos", FORGET),
-    ("A new model, taught without", "tests/test_privacy.py::test_a_new_model_has_nothing_of_an_old_one"),
-    ("`onea undo shop.onea` removes", "tests/test_privacy.py::test_undo_removes_a_version_from_the_disk"),
-    ("Folders of earlier versions", "tests/test_privacy.py::test_an_earlier_version_may_be_deleted_by_hand"),
-    ("Whoever deletes the model folder", "tests/test_privacy.py::test_the_cache_holds_the_place_of_the_network_alone"),
+    ("A new model, taught without", f"{HERE}::test_a_new_model_has_nothing_of_an_old_one"),
+    ("`onea undo shop.onea` removes", f"{HERE}::test_undo_removes_a_version_from_the_disk"),
+    ("Folders of earlier versions", f"{HERE}::test_an_earlier_version_may_be_deleted_by_hand"),
+    ("Whoever deletes the model folder", f"{HERE}::test_the_cache_holds_the_place_of_the_network_alone"),
     ("No command of onea looks up", f"{OFFLINE}::test_a_model"),
     ("No command of onea looks up", f"{OFFLINE}::test_research"),
     ("No command of onea looks up", f"{OFFLINE}::test_long_commands"),
@@ -80,8 +81,8 @@ CLAIMS = (
     ("The telemetry of ONNX Runtime", f"{OFFLINE}::test_onnx_runtime_is_imported_in_one_place"),
     ("The telemetry of ONNX Runtime", f"{OFFLINE}::test_a_model"),
     ("Below your home folder", f"{OFFLINE}::test_a_model"),
-    ("Teaching and asking leave no copy", "tests/test_privacy.py::test_the_cache_holds_the_place_of_the_network_alone"),
-    ("The service leaves no photo", "tests/test_privacy.py::test_the_service_leaves_no_photo_on_the_disk"),
+    ("Teaching and asking leave no copy", f"{HERE}::test_the_cache_holds_the_place_of_the_network_alone"),
+    ("The service leaves no photo", f"{HERE}::test_the_service_leaves_no_photo_on_the_disk"),
     (
         "Its history tells nobody",
         "tests/model/test_photo_names.py::test_the_history_of_a_service_tells_nobody_which_photos_there_were",
@@ -271,7 +272,7 @@ def test_the_cache_holds_the_place_of_the_network_alone(tiny_vit, tiny_images, t
 
 def test_the_service_leaves_no_photo_on_the_disk(shop, tmp_path, monkeypatch):
     """Requests that are too large for memory pass through a file without a name."""
-    serving = pytest.importorskip("serving", exc_type=ImportError)
+    serving = pytest.importorskip("support.serving", exc_type=ImportError)
     from PIL import Image
 
     (tmp_path / "temporary").mkdir()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The suite under every setting in which it must be green, one line for each run.
 
-    python tests/settings.py                             every setting, several in one run
-    python tests/settings.py old-cpu shuffled+ascii      one run with an old processor, one with two settings at once
-    python tests/settings.py old-cpu -- tests/vit/test_vit.py -x      with other arguments for pytest
+    python tests/support/settings.py                          every setting, several in one run
+    python tests/support/settings.py old-cpu shuffled+ascii   one with an old processor, one with two settings at once
+    python tests/support/settings.py old-cpu -- tests/vit/test_vit.py -x   with other arguments for pytest
 
 `make test-settings` and `make test-settings ONLY="old-cpu shuffled"` do the same. What pytest said is kept in
 build/settings/.
@@ -26,7 +26,7 @@ from operator import or_
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "build" / "settings"
 SEED = int(time.time()) % 100_000
 BF16_PRODUCT = "import torch; x = torch.ones(128, 384).bfloat16(); assert torch.nn.functional.linear(x, x)[0, 0] == 384"

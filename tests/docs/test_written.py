@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from documented import ROOT
+from support import ROOT
 
 sys.path.insert(0, str(ROOT / "tools/docs"))
 import written

@@ -15,8 +15,8 @@ from xml.etree import ElementTree
 
 import grimp
 import pytest
+from support import ROOT
 
-ROOT = Path(__file__).parent.parent
 CHECK = "from importlinter.cli import lint_imports_command; lint_imports_command()"
 
 

@@ -10,7 +10,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from documented import ROOT, script
+from support import ROOT
+from support.pages import script
 
 sys.path.insert(0, str(ROOT / "tools/docs"))
 import decisions

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shutil
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,12 @@ from typing import Any
 import pytest
 import torch
 import typer
-from documented import PAGES, ROOT, SHELL, Block, blocks, script
 from PIL import Image
 from safetensors.torch import save_file
-from tiny import write_tiny_images
+from support import ROOT
+from support.commands import check_command
+from support.pages import PAGES, SHELL, Block, blocks, script
+from support.tiny import write_tiny_images
 
 from onea.errors import OneaError
 
@@ -29,7 +30,6 @@ COMMANDS = [
 ]
 RUN = sorted({block.page for block in BLOCKS if block.how in ("run", "exact")})
 ELSEWHERE = ("serve", "bench", "demo", "tour")  # other tests run them: they take minutes, or never end
-NOT_OURS = ("curl", "docker", "export", "git", "tensorboard", "cd")
 USAGE_ERROR = typer.BadParameter.__mro__[1]  # of click, or of the parser that newer typers bring along
 SMALL = ["--threads", "1", "--precision", "fp32"]
 TRAINING = ["--rank", "4", "--batch-size", "8", "--epochs", "1", "--min-epochs", "1", "--max-epochs", "1"]
@@ -40,62 +40,6 @@ def named(page: Path) -> str:
 
 
 # every command is parsed
-
-
-def check_onea(words: list[str]) -> None:
-    """Parse a command as the command line does, and look up every name in it; raises where it would not be accepted."""
-    from onea.cli.app import app
-
-    group: Any = typer.main.get_command(app)
-    name, *arguments = words
-    if name.startswith("-"):
-        return
-    assert name in group.commands, f"there is no command '{name}'"
-    context = group.commands[name].make_context(name, arguments)
-    given = context.params
-    if name == "run":
-        from onea.options import from_arguments
-        from onea.research.data.sources import DATASETS
-        from onea.research.runs.config import RunConfig, make_config
-
-        fields = {key: value for key, value in given.items() if key in RunConfig.__dataclass_fields__}
-        config = make_config(fields | from_arguments(context.args))
-        assert config.data.partition(":")[0] in DATASETS.names
-    elif name == "merge":
-        from onea.merging import make_operator
-        from onea.options import from_arguments
-
-        loose = [*given["inputs"], *context.args]
-        cut = next((index for index, word in enumerate(loose) if word.startswith("--")), len(loose))
-        make_operator(given["operator"], **from_arguments(loose[cut:]))
-    elif name == "teach":
-        assert (given["folder"] is None) != (given["background"] is None), "teach takes one folder"
-    elif name == "methods" and given["name"] and not given["backbones"]:
-        from onea.research.methods import method_class
-
-        method_class(given["name"])
-    elif name == "paper" and given["name"]:
-        from onea.research.paper.experiments import find_experiment
-
-        find_experiment(given["name"])
-
-
-def check_command(words: list[str]) -> None:
-    match words:
-        case ["onea", *rest] | ["accelerate", "launch", "-m", "onea", *rest] | ["torchrun", "-m", "onea", *rest]:
-            check_onea(rest)
-        case ["make", target]:
-            assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text("utf-8"), re.M), f"make has no '{target}'"
-        case ["python", script, *_]:
-            assert (ROOT / script).is_file(), f"there is no {script}"
-        case ["pip", "install", package]:
-            extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
-            wanted = re.fullmatch(r"\.\[(\w+)\]", package)  # of a checkout: no registry has onea
-            assert package == "." or (wanted and wanted[1] in extras), f"pip cannot install {package}"
-        case [".", ".venv/bin/activate"]:
-            assert re.search(r"^BIN := \.venv/bin$", (ROOT / "Makefile").read_text("utf-8"), re.M)
-        case [program, *_]:
-            assert program in NOT_OURS, f"nobody checks '{program}'"
 
 
 @pytest.mark.parametrize(("block", "words"), COMMANDS, ids=[f"{b.where} {' '.join(w)[:50]}" for b, w in COMMANDS])

@@ -16,7 +16,8 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
-from documented import ROOT, script
+from support import ROOT
+from support.pages import script
 
 # results are rendered from the committed records
 

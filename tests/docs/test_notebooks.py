@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from documented import ROOT
+from support import ROOT
 
 sys.path.insert(0, str(ROOT / "tools/docs"))
 import notebooks

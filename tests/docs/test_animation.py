@@ -7,7 +7,7 @@ import re
 import sys
 from xml.etree import ElementTree
 
-from documented import ROOT
+from support import ROOT
 
 sys.path.insert(0, str(ROOT / "tools/docs"))
 import animation

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import typer
-from documented import script
+from support.pages import script
 
 from onea.options import from_arguments
 from onea.research.methods import METHODS

@@ -19,7 +19,6 @@ from pathlib import Path
 import httpx
 import numpy as np
 from fastapi.testclient import TestClient
-from model_tools import wait_for
 from PIL import Image
 
 from onea.model.estimator import OneA
@@ -27,6 +26,7 @@ from onea.serve.app import create_app
 from onea.serve.server import server_of
 from onea.serve.service import Service
 from onea.serve.settings import Settings
+from support.models import wait_for
 
 TOKEN = "a-token-only-for-tests"
 TEACHER = {"Authorization": f"Bearer {TOKEN}"}

@@ -8,11 +8,10 @@ import re
 import shutil
 import subprocess
 import tomllib
-from pathlib import Path
 
 import pytest
+from support import ROOT
 
-ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SAFE = {  # the first version without published holes that a photo or a request could use, and what was mended by then
     "h11": ("0.16", "CVE-2025-43859: chunked bodies with broken ends smuggle requests"),

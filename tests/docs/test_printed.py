@@ -8,7 +8,7 @@ import re
 from statistics import fmean
 
 import pytest
-from documented import ROOT
+from support import ROOT
 
 from onea.metrics import wilson_interval
 from onea.model.accuracy import Counts

@@ -13,7 +13,8 @@ from itertools import takewhile
 from pathlib import Path
 from types import ModuleType
 
-ROOT = Path(__file__).parent.parent
+from support import ROOT
+
 PAGES = tuple(sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs").glob("*/README.md")]))
 SHELL = ("sh", "bash", "console")
 _SETTING = re.compile(r"[A-Z_]+=")  # of the shell, before a command or alone
