@@ -163,7 +163,7 @@ def tell(trials_file: Path, write: bool) -> None:
         streams = {(row["data"], row["draw"]): float(row["frozen_A_T"]) for row in rows if row["method"] == name}
         frozen = statistics.fmean(streams.values())
         print(
-            f"{name:22} {rate:9.2g} {kind.base_rate or 0:9.2g} {max(scores.values()):6.2f} {frozen:6.2f} "
+            f"{name:22} {rate:9.2g} {kind.base_learning_rate or 0:9.2g} {max(scores.values()):6.2f} {frozen:6.2f} "
             f"{trials[name]:6}{'  at an edge' if edge else ''}"
         )
         if write:
@@ -174,7 +174,8 @@ def write_rate(kind: type[Method], rate: float) -> None:
     """Put a base rate into the class that it belongs to."""
     file = Path(inspect.getfile(kind))
     before, head, body = file.read_text("utf-8").partition(f"\nclass {kind.__name__}(")
-    changed, times = re.subn(r"(    base_rate: ClassVar\[float \| None\] = ).*", rf"\g<1>{rate!r}", body, count=1)
-    if times != 1 or "base_rate" not in vars(kind):
-        raise SystemExit(f"{kind.__name__} has no base_rate of its own")
+    assignment = r"(    base_learning_rate: ClassVar\[float \| None\] = ).*"
+    changed, times = re.subn(assignment, rf"\g<1>{rate!r}", body, count=1)
+    if times != 1 or "base_learning_rate" not in vars(kind):
+        raise SystemExit(f"{kind.__name__} has no base_learning_rate of its own")
     file.write_text(before + head + changed, "utf-8")

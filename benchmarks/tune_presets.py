@@ -244,7 +244,7 @@ class Queue:
     def _missing(self, name: str) -> list[Trial]:
         """Trials that a method lacks: on one draw, all that came before being done."""
         own = [row for row in self.known if row["method"] == name]
-        centre = (self.methods[name].base_rate or 0.01) * (1 if name in ADAM else self._arguments.scale)
+        centre = (self.methods[name].base_learning_rate or 0.01) * (1 if name in ADAM else self._arguments.scale)
         rates, first = {float(row["learning_rate"]) for row in own}, number_of_rates(name)
         if len(rates) < first:  # otherwise a base rate that has been chosen since would move the grid
             rates |= set(first_rates(name, centre))

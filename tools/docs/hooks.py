@@ -46,7 +46,7 @@ def base_rates() -> str:
     """The learning rate of the default preset, for every method that trains."""
     from onea.research.methods import METHODS, method_class
 
-    rates = {name: method_class(name).base_rate for name in METHODS.own}
+    rates = {name: method_class(name).base_learning_rate for name in METHODS.own}
     return table(("method", "base rate"), ((f"`{name}`", f"{rate:g}") for name, rate in rates.items() if rate))
 
 

@@ -270,7 +270,7 @@ def gap() -> str:
 
 def plus_rates() -> str:
     """The learning rate of One-A+ in research runs, and in models."""
-    return f"{OneAPlus.base_rate:g} in research runs and {OneAPlus.small['']['learning_rate']:g} in models"
+    return f"{OneAPlus.base_learning_rate:g} in research runs and {OneAPlus.Options.learning_rate:g} in models"
 
 
 def verdicts() -> str:

@@ -179,6 +179,6 @@ def test_one_image_per_class(tiny_run, tmp_path):
 def test_published_adapter_has_the_published_size():
     rank = ACMapOptions().rank
     assert 12 * (2 * 768 * rank + rank + 768) == 1_189_632
-    assert {options["limit"] for options in ACMap.published.values()} == {10}
+    assert {options["limit"] for options in ACMap.paper_presets.values()} == {10}
     with pytest.raises(OneaError, match="limit"):
         ACMapOptions(limit=0)

@@ -302,7 +302,7 @@ def test_published_adapter_has_the_published_size(tiny_run):
     rank, width, depth = 4, 64, 2
     assert sum(p.numel() for p in ready.method.working.parameters()) == depth * (2 * width * rank + rank + width)
     assert 12 * (2 * 768 * MOS.Options().rank + MOS.Options().rank + 768) == 304_320
-    assert MOS.published["imagenet-a"]["covariance"] == "diagonal"
+    assert MOS.paper_presets["imagenet-a"]["covariance"] == "diagonal"
 
 
 @pytest.mark.parametrize("wrong", [{"rank": 0}, {"momentum": 1.0}, {"regulariser_temperature": 0.0}])

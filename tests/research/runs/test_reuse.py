@@ -206,8 +206,8 @@ def test_a_preset_that_has_changed_is_noticed(values, tiny_run, tmp_path, monkey
     options = {name: value for name, value in tiny_run["options"].items() if name != "learning_rate"}
     config = make_config(values | {"method": "one-a", "options": options})
     run(config, tmp_path / "o")
-    before = METHODS.load("one-a").base_rate
-    monkeypatch.setattr(METHODS.load("one-a"), "base_rate", 0.125)
+    before = METHODS.load("one-a").base_learning_rate
+    monkeypatch.setattr(METHODS.load("one-a"), "base_learning_rate", 0.125)
     with pytest.raises(OneaError, match=rf"finished run with learning_rate {before} instead of 0\.125; choose another"):
         run(config, tmp_path / "o")
 

@@ -41,7 +41,7 @@ def demo(
     _open(out, fresh)
     # The running mean is to differ from One-A in its merge alone, so it takes One-A's training.
     one_a = method_class("one-a")
-    training = {"learning_rate": one_a.base_rate, "single_class": one_a.Options().single_class}
+    training = {"learning_rate": one_a.base_learning_rate, "single_class": one_a.Options().single_class}
     configs["running-mean"] = replace(configs["running-mean"], options=training)
     titles = {name: method_class(name).title for name in METHODS}
     earlier = {name: read_record(out / name) for name in METHODS}

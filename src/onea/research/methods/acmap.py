@@ -18,7 +18,6 @@ from onea.merging.average import RunningMean
 from onea.merging.operator import Sizes
 from onea.options import Count
 from onea.research.methods.contract import Method
-from onea.research.methods.options import tuned
 from onea.runtime import Runtime
 from onea.tensors import Tensors, part_of, prefixed
 from onea.vit.adapter import Adapters
@@ -57,15 +56,14 @@ class ACMap(Method):
     trains: ClassVar[str] = "an adapter for each of the first tasks"
     stores: ClassVar[str] = "a merged adapter for each of the first tasks, two prototypes per class"
     Options: ClassVar[type] = ACMapOptions
-    base_rate: ClassVar[float | None] = 0.1
-    published: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    base_learning_rate: ClassVar[float | None] = 0.1
+    paper_presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "cifar100": _recipe(0.025, 48, 5e-4),
         "cub200": _recipe(0.008, 32, 5e-4),
         "imagenet-a": _recipe(0.05, 32, 5e-3),
         "imagenet-r": _recipe(0.05, 16, 5e-3),
         "": _recipe(0.05, 16, 5e-3),
     }
-    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.2, 0.4)
     options: ACMapOptions
 
     def __init__(self, vit: FrozenViT, options: ACMapOptions, runtime: Runtime, plan: StreamPlan | None = None):

@@ -18,4 +18,4 @@ class MergedAdapter(AdapterMerging):
     stores: ClassVar[str] = "one adapter, a prototype per class, what the operator remembers"
     in_paper: ClassVar[bool] = False
     Options: ClassVar[type] = MergedAdapterOptions
-    base_rate: ClassVar[float | None] = 0.17
+    base_learning_rate: ClassVar[float | None] = 0.17

@@ -50,7 +50,7 @@ class AdapterBank(Method):
 
     trains: ClassVar[str] = "an adapter per task"
     Options: ClassVar[type] = AdapterOptions
-    published: ClassVar[Mapping[str, Mapping[str, Any]]] = PUBLISHED
+    paper_presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PUBLISHED
     options: AdapterOptions
 
     def __init__(self, vit: FrozenViT, options: AdapterOptions, runtime: Runtime, plan: StreamPlan | None = None):

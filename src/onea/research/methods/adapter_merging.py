@@ -16,7 +16,6 @@ from onea.learner.one_a import PUBLISHED
 from onea.learner.tasks import StreamPlan, Task
 from onea.learner.update import Known, NewImages, learn_update
 from onea.research.methods.classification import FeatureClassification
-from onea.research.methods.options import tuned
 from onea.runtime import Runtime
 from onea.tensors import Tensors, part_of, prefixed
 from onea.vit.frozen import FrozenViT
@@ -36,8 +35,7 @@ class AdapterMerging(FeatureClassification):
     """
 
     options: MergingOptions
-    published: ClassVar[Mapping[str, Mapping[str, Any]]] = PUBLISHED
-    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.28, 0.2)
+    paper_presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PUBLISHED
 
     def __init__(
         self,

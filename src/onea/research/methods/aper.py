@@ -24,7 +24,6 @@ from onea.research.hooks.finetune import FineTuned
 from onea.research.hooks.ssf import SSF
 from onea.research.hooks.vpt import VPT
 from onea.research.methods.contract import Method
-from onea.research.methods.options import tuned
 from onea.tensors import Tensors, part_of
 from onea.vit.adapter import Adapters
 from onea.vit.heads import cosine_scores
@@ -173,11 +172,10 @@ class AperAdapter(Aper):
     trains: ClassVar[str] = "an adapter on the first task"
     stores: ClassVar[str] = "one adapter, a prototype per class"
     Options: ClassVar[type] = AperAdapterOptions
-    base_rate: ClassVar[float | None] = 0.26
-    published: ClassVar[Mapping[str, Mapping[str, Any]]] = _everywhere(_recipe(20, 0.01, 48)) | dict.fromkeys(
+    base_learning_rate: ClassVar[float | None] = 0.26
+    paper_presets: ClassVar[Mapping[str, Mapping[str, Any]]] = _everywhere(_recipe(20, 0.01, 48)) | dict.fromkeys(
         ("imagenet-r", ""), _recipe(20, 0.05, 24, 5e-3)
     )
-    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.28, 0.4)
     options: AperAdapterOptions
 
     def fresh(self, generator: torch.Generator) -> Adapters:
@@ -193,9 +191,9 @@ class AperFinetune(Aper):
     stores: ClassVar[str] = "a second network, a prototype per class"
     in_paper: ClassVar[bool] = False
     Options: ClassVar[type] = AperFinetuneOptions
-    base_rate: ClassVar[float | None] = 8.1e-06
-    published: ClassVar[Mapping[str, Mapping[str, Any]]] = _everywhere(_recipe(5, 0.01, 128))
-    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(3e-5, 3e-5, optimiser="adamw", head_rate=100.0)
+    base_learning_rate: ClassVar[float | None] = 8.1e-06
+    paper_presets: ClassVar[Mapping[str, Mapping[str, Any]]] = _everywhere(_recipe(5, 0.01, 128))
+    auto_preset: ClassVar[Mapping[str, Any]] = {"optimiser": "adamw", "head_rate": 100.0}
     options: AperFinetuneOptions
 
     def fresh(self, generator: torch.Generator) -> FineTuned:
@@ -218,9 +216,8 @@ class AperSSF(Aper):
     trains: ClassVar[str] = "scales and shifts on the first task"
     stores: ClassVar[str] = "scales and shifts, a prototype per class"
     in_paper: ClassVar[bool] = False
-    base_rate: ClassVar[float | None] = 0.0098
-    published: ClassVar[Mapping[str, Mapping[str, Any]]] = _everywhere(_recipe(20, 0.01, 48))
-    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.02, 0.01)
+    base_learning_rate: ClassVar[float | None] = 0.0098
+    paper_presets: ClassVar[Mapping[str, Mapping[str, Any]]] = _everywhere(_recipe(20, 0.01, 48))
 
     def fresh(self, generator: torch.Generator) -> SSF:
         """Scales near one and shifts near zero."""
@@ -235,9 +232,8 @@ class AperVPTShallow(Aper):
     stores: ClassVar[str] = "prompts, a prototype per class"
     in_paper: ClassVar[bool] = False
     Options: ClassVar[type] = AperVPTOptions
-    base_rate: ClassVar[float | None] = 36.0
-    published: ClassVar[Mapping[str, Mapping[str, Any]]] = _everywhere(_recipe(20, 0.01, 48))
-    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(12.0, 12.0)
+    base_learning_rate: ClassVar[float | None] = 36.0
+    paper_presets: ClassVar[Mapping[str, Mapping[str, Any]]] = _everywhere(_recipe(20, 0.01, 48))
     options: AperVPTOptions
 
     def fresh(self, generator: torch.Generator) -> VPT:
@@ -253,9 +249,8 @@ class AperVPTDeep(Aper):
     stores: ClassVar[str] = "prompts, a prototype per class"
     in_paper: ClassVar[bool] = False
     Options: ClassVar[type] = AperVPTOptions
-    base_rate: ClassVar[float | None] = 0.0025
-    published: ClassVar[Mapping[str, Mapping[str, Any]]] = _everywhere(_recipe(5, 0.05, 16))
-    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.1, 0.025)
+    base_learning_rate: ClassVar[float | None] = 0.0025
+    paper_presets: ClassVar[Mapping[str, Mapping[str, Any]]] = _everywhere(_recipe(5, 0.05, 16))
     options: AperVPTOptions
 
     def fresh(self, generator: torch.Generator) -> VPT:

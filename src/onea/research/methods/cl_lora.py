@@ -20,7 +20,6 @@ from onea.learner.training import Loss, Trained, train
 from onea.options import Positive
 from onea.research.hooks.lora import PROJECTIONS, LowRank, LowRankUpdates, SummedUpdates, check_rank
 from onea.research.methods.contract import Method
-from onea.research.methods.options import tuned
 from onea.runtime import Runtime
 from onea.tensors import Tensors
 from onea.vit.frozen import FrozenViT
@@ -65,8 +64,8 @@ class CLLoRA(Method):
     trains: ClassVar[str] = "low-rank updates of queries and values: shared ones, and new ones per task"
     stores: ClassVar[str] = "shared updates, updates and block weights per task, a prototype per class"
     Options: ClassVar[type] = CLLoRAOptions
-    base_rate: ClassVar[float | None] = 0.0078
-    published: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    base_learning_rate: ClassVar[float | None] = 0.0078
+    paper_presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "cifar100": _recipe(30, 0.03, 64, 1e-4, 8),
         "imagenet-a": _recipe(25, 0.05, 32, 5e-3, 10),
         "imagenet-r": _recipe(20, 0.05, 32, 5e-4, 10),
@@ -74,7 +73,7 @@ class CLLoRA(Method):
         "cub200": _recipe(20, 0.05, 32, 5e-4, 10),
         "": _recipe(20, 0.05, 32, 5e-4, 10),
     }
-    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.055, 0.01, rank=8)
+    auto_preset: ClassVar[Mapping[str, Any]] = {"rank": 8}
     options: CLLoRAOptions
 
     def __init__(self, vit: FrozenViT, options: CLLoRAOptions, runtime: Runtime, plan: StreamPlan | None = None):

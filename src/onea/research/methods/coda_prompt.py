@@ -17,7 +17,6 @@ from onea.learner.tasks import StreamPlan, Task
 from onea.learner.training import Recipe
 from onea.options import Count, NotNegative
 from onea.research.hooks.prompts import Growing, PrefixPrompts
-from onea.research.methods.options import tuned
 from onea.research.methods.prompting import PromptMethod, PromptOptions, by_dataset
 from onea.runtime import Runtime
 from onea.tensors import Tensors, to_float64
@@ -107,16 +106,16 @@ class CODAPrompt(PromptMethod):
     trains: ClassVar[str] = "prompt components with keys and attention, a linear head"
     stores: ClassVar[str] = "all components, the head"
     Options: ClassVar[type] = CODAOptions
-    base_rate: ClassVar[float | None] = 0.0072
+    base_learning_rate: ClassVar[float | None] = 0.0072
     options: CODAOptions
     prompts: Components
     new_rows: ClassVar[Literal["truncated", "uniform"]] = "uniform"
-    published: ClassVar[Mapping[str, Mapping[str, Any]]] = by_dataset(
+    paper_presets: ClassVar[Mapping[str, Mapping[str, Any]]] = by_dataset(
         cifar100={"epochs": 20, "learning_rate": 0.001, "batch_size": 128, "weight_decay": 0.0, "crop_scale": 0.08},
         others={"epochs": 50, "learning_rate": 0.001, "batch_size": 128, "weight_decay": 0.0, "crop_scale": 0.08},
         fallback={"crop_scale": 0.05},
     )
-    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.005, 0.005, weight_decay=0.0, schedule="cosine")
+    auto_preset: ClassVar[Mapping[str, Any]] = {"weight_decay": 0.0, "schedule": "cosine"}
 
     def __init__(self, vit: FrozenViT, options: CODAOptions, runtime: Runtime, plan: StreamPlan | None = None):
         super().__init__(vit, options, runtime, plan)

@@ -59,10 +59,10 @@ class Method(ABC):
         in_paper: whether the One-A paper reports it.
         trains_network: whether something takes part in the network's passes; a method without such fits any network.
         Options: dataclass of the method's own options.
-        base_rate: learning rate of the default preset; None is that of the options. It is the same for all data.
-        published: options that its authors publish, by dataset: the presets ``paper/NAME``. ``""`` is for any other.
-        small: options tuned for a ViT-S, likewise: the presets ``small/NAME``. Those for any other are, but for rate,
-            epochs and batch size, also those of the default preset (see ``presets``).
+        base_learning_rate: learning rate of the preset ``auto``, for any dataset; None is that of the options.
+        auto_preset: further options of the preset ``auto``, where they differ from those of other methods.
+        paper_presets: options that the authors published, by dataset: the presets ``paper/NAME``. The key ``""`` is for
+            any other dataset.
     """
 
     title: ClassVar[str]
@@ -72,9 +72,9 @@ class Method(ABC):
     in_paper: ClassVar[bool] = True
     trains_network: ClassVar[bool] = True
     Options: ClassVar[type] = NoOptions
-    base_rate: ClassVar[float | None] = None
-    published: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    small: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    base_learning_rate: ClassVar[float | None] = None
+    auto_preset: ClassVar[Mapping[str, Any]] = {}
+    paper_presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     def __init__(self, vit: FrozenViT, options: Any, runtime: Runtime, plan: StreamPlan | None = None):
         self.check_fits(vit.name, vit.frozen_only)

@@ -15,7 +15,6 @@ from onea.learner.tasks import StreamPlan, Task
 from onea.options import Count, NotNegative, Range
 from onea.research.hooks.matching import Selection, match_keys
 from onea.research.hooks.prompts import Growing, PrefixPrompts
-from onea.research.methods.options import tuned
 from onea.research.methods.prompting import PromptMethod, PromptOptions, by_dataset
 from onea.runtime import Runtime
 from onea.tensors import Tensors
@@ -82,14 +81,14 @@ class DualPrompt(PromptMethod):
     trains: ClassVar[str] = "a general prompt, an expert prompt with a key per task, a linear head"
     stores: ClassVar[str] = "the general prompt, an expert prompt and a key per task, the head"
     Options: ClassVar[type] = DualPromptOptions
-    base_rate: ClassVar[float | None] = 0.0027
+    base_learning_rate: ClassVar[float | None] = 0.0027
     options: DualPromptOptions
     prompts: DualPrompts
-    published: ClassVar[Mapping[str, Mapping[str, Any]]] = by_dataset(
+    paper_presets: ClassVar[Mapping[str, Mapping[str, Any]]] = by_dataset(
         cifar100={"epochs": 5, "learning_rate": 0.001, "batch_size": 24, "weight_decay": 0.0},
         others={"epochs": 10, "learning_rate": 0.001, "batch_size": 24, "weight_decay": 0.0},
     )
-    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.0055, 0.0055, weight_decay=0.0)
+    auto_preset: ClassVar[Mapping[str, Any]] = {"weight_decay": 0.0}
 
     def __init__(self, vit: FrozenViT, options: DualPromptOptions, runtime: Runtime, plan: StreamPlan | None = None):
         super().__init__(vit, options, runtime, plan)

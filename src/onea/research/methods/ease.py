@@ -15,7 +15,6 @@ from onea.learner.options import AdapterOptions
 from onea.learner.tasks import StreamPlan, Task
 from onea.options import NotNegative
 from onea.research.methods.adapter_bank import AdapterBank
-from onea.research.methods.options import tuned
 from onea.runtime import Runtime
 from onea.tensors import Tensors
 from onea.vit.frozen import FrozenViT
@@ -52,10 +51,7 @@ class EASE(AdapterBank):
     paper: ClassVar[str] = "https://arxiv.org/abs/2403.12030"
     stores: ClassVar[str] = "an adapter per task, a prototype per class and task"
     Options: ClassVar[type] = EASEOptions
-    base_rate: ClassVar[float | None] = 0.019
-    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.1, 0.05) | {
-        "cub200": {"learning_rate": 0.05, "alpha": 0.05}
-    }
+    base_learning_rate: ClassVar[float | None] = 0.019
     options: EASEOptions
 
     def __init__(self, vit: FrozenViT, options: EASEOptions, runtime: Runtime, plan: StreamPlan | None = None):

@@ -35,7 +35,7 @@ class FirstTask(AdapterMerging):
     stores: ClassVar[str] = "one adapter, a prototype per class"
     in_paper: ClassVar[bool] = False
     Options: ClassVar[type] = FirstTaskOptions
-    base_rate: ClassVar[float | None] = 0.21
+    base_learning_rate: ClassVar[float | None] = 0.21
 
     def cacheable_modules(self) -> dict[str, BlockHooks]:
         """The adapter, which stands still after its task."""
@@ -54,4 +54,4 @@ class RanPACFirst(FirstTask):
     paper: ClassVar[str] = "https://arxiv.org/abs/2307.02251"
     stores: ClassVar[str] = "one adapter, two matrices of random features: 200 MB for 5,000"
     Options: ClassVar[type] = RanPACFirstOptions
-    base_rate: ClassVar[float | None] = 0.18
+    base_learning_rate: ClassVar[float | None] = 0.18

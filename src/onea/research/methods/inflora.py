@@ -18,7 +18,6 @@ from onea.options import Range
 from onea.research.hooks.lora import FoldedUpdates, LowRank, LowRankUpdates, SecondMoments, SummedUpdates, check_rank
 from onea.research.methods.contract import Method
 from onea.research.methods.dual_gpm import Energy, Memory, reduction, remember, threshold
-from onea.research.methods.options import tuned
 from onea.runtime import Runtime
 from onea.tensors import Tensors
 from onea.vit.frozen import FrozenViT
@@ -78,8 +77,8 @@ class InfLoRA(Method):
     trains: ClassVar[str] = "a low-rank update of keys and values per task, a linear head per task"
     stores: ClassVar[str] = "folded updates, heads, the input directions of old tasks"
     Options: ClassVar[type] = InfLoRAOptions
-    base_rate: ClassVar[float | None] = 0.0013
-    published: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    base_learning_rate: ClassVar[float | None] = 0.0013
+    paper_presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "cifar100": _recipe(20, 0.95),
         "imagenet-r": _recipe(50, 0.98),
         # Not published: the settings of ImageNet-R.
@@ -87,9 +86,7 @@ class InfLoRA(Method):
         "imagenet-a": _recipe(50, 0.98),
         "": _recipe(50, 0.98),
     }
-    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(
-        0.0012, 0.0012, weight_decay=0.0, rank=10, schedule="cosine"
-    )
+    auto_preset: ClassVar[Mapping[str, Any]] = {"weight_decay": 0.0, "rank": 10, "schedule": "cosine"}
     options: InfLoRAOptions
 
     def __init__(self, vit: FrozenViT, options: InfLoRAOptions, runtime: Runtime, plan: StreamPlan | None = None):

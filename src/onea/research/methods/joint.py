@@ -19,7 +19,6 @@ from onea.learner.one_a import PUBLISHED
 from onea.learner.options import AdapterOptions
 from onea.learner.tasks import StreamPlan, Task
 from onea.research.methods.contract import Method
-from onea.research.methods.options import tuned
 from onea.runtime import Runtime
 from onea.tensors import Tensors, part_of, prefixed
 from onea.vit.adapter import Adapters
@@ -53,9 +52,8 @@ class Joint(Method):
     stores: ClassVar[str] = "every image, one adapter, a head over all classes"
     in_paper: ClassVar[bool] = False
     Options: ClassVar[type] = JointOptions
-    base_rate: ClassVar[float | None] = 0.13
-    published: ClassVar[Mapping[str, Mapping[str, Any]]] = _RECIPES
-    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.4, 0.4)
+    base_learning_rate: ClassVar[float | None] = 0.13
+    paper_presets: ClassVar[Mapping[str, Mapping[str, Any]]] = _RECIPES
     options: JointOptions
 
     def __init__(self, vit: FrozenViT, options: JointOptions, runtime: Runtime, plan: StreamPlan | None = None):

@@ -16,7 +16,6 @@ from onea.learner.tasks import StreamPlan, Task
 from onea.options import Count, NotNegative
 from onea.research.hooks.matching import Match, Selection, match_keys
 from onea.research.hooks.prompts import InputPrompts
-from onea.research.methods.options import tuned
 from onea.research.methods.prompting import PromptMethod, PromptOptions, by_dataset
 from onea.runtime import Runtime
 from onea.tensors import Tensors
@@ -76,14 +75,14 @@ class L2P(PromptMethod):
     trains: ClassVar[str] = "a pool of input prompts with keys, a linear head"
     stores: ClassVar[str] = "the pool, the head"
     Options: ClassVar[type] = L2POptions
-    base_rate: ClassVar[float | None] = 0.014
+    base_learning_rate: ClassVar[float | None] = 0.014
     options: L2POptions
     prompts: PromptPool
-    published: ClassVar[Mapping[str, Mapping[str, Any]]] = by_dataset(
+    paper_presets: ClassVar[Mapping[str, Mapping[str, Any]]] = by_dataset(
         cifar100={"epochs": 5, "learning_rate": 0.001875, "batch_size": 16, "weight_decay": 0.0},
         others={"epochs": 10, "learning_rate": 0.001875, "batch_size": 32, "weight_decay": 0.0},
     )
-    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.0055, 0.03, weight_decay=0.0)
+    auto_preset: ClassVar[Mapping[str, Any]] = {"weight_decay": 0.0}
 
     def __init__(self, vit: FrozenViT, options: L2POptions, runtime: Runtime, plan: StreamPlan | None = None):
         super().__init__(vit, options, runtime, plan)

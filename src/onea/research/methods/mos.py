@@ -19,7 +19,6 @@ from onea.learner.training import Trained, train
 from onea.options import BelowOne, Count, NotNegative, Positive
 from onea.research.hooks.gaussians import Covariance, Gaussians, align
 from onea.research.methods.contract import Method
-from onea.research.methods.options import tuned
 from onea.runtime import Runtime
 from onea.tensors import Tensors, part_of
 from onea.vit.adapter import Adapters
@@ -79,15 +78,15 @@ class MOS(Method):
     trains: ClassVar[str] = "one adapter and a linear head, through all tasks"
     stores: ClassVar[str] = "an adapter per task, a linear head, a prototype and a Gaussian per class"
     Options: ClassVar[type] = MOSOptions
-    base_rate: ClassVar[float | None] = 0.022
-    published: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    base_learning_rate: ClassVar[float | None] = 0.022
+    paper_presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "cifar100": _recipe(20, 0.03, 48, 5e-4),
         "cub200": _recipe(10, 0.01, 32, 5e-4),
         "imagenet-a": _recipe(10, 0.05, 32, 5e-3, "diagonal"),
         "imagenet-r": _recipe(10, 0.05, 16, 5e-3),
         "": _recipe(10, 0.05, 16, 5e-3),
     }
-    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.1, 0.01, rank=16)
+    auto_preset: ClassVar[Mapping[str, Any]] = {"rank": 16}
     options: MOSOptions
 
     def __init__(self, vit: FrozenViT, options: MOSOptions, runtime: Runtime, plan: StreamPlan | None = None):

@@ -17,5 +17,5 @@ class OneAMethod(AdapterMerging):
     trains: ClassVar[str] = "an adapter per task"
     stores: ClassVar[str] = "one adapter, a prototype per class"
     Options: ClassVar[type] = OneAOptions
-    base_rate: ClassVar[float | None] = 0.17
+    base_learning_rate: ClassVar[float | None] = 0.17
     options: OneAOptions

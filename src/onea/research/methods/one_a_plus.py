@@ -36,12 +36,8 @@ class OneAPlus(AdapterMerging):
     stores: ClassVar[str] = "one adapter, a mean and some directions per class, one matrix"
     in_paper: ClassVar[bool] = False
     Options: ClassVar[type] = OneAPlusOptions
-    base_rate: ClassVar[float | None] = 0.15
-    published: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    # Rates and epochs follow the images, whatever a dataset is called.
-    small: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "": {"learning_rate": 0.2, "batch_size": 0, "epochs": 0, "min_epochs": 0, "max_epochs": 0}
-    }
+    base_learning_rate: ClassVar[float | None] = 0.15
+    paper_presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     options: OneAPlusOptions
 
     @classmethod

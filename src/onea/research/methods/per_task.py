@@ -12,7 +12,6 @@ from torch import Tensor
 from onea.learner.options import AdapterOptions
 from onea.learner.tasks import StreamPlan, Task
 from onea.research.methods.adapter_bank import AdapterBank
-from onea.research.methods.options import tuned
 from onea.runtime import Runtime
 from onea.tensors import Tensors
 from onea.vit.frozen import FrozenViT
@@ -29,8 +28,7 @@ class PerTaskAdapter(AdapterBank):
     title: ClassVar[str] = "Per-task adapter"
     paper: ClassVar[str] = "https://arxiv.org/abs/2603.10237"
     stores: ClassVar[str] = "an adapter per task, a prototype per class"
-    base_rate: ClassVar[float | None] = 0.0084
-    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.1, 0.025)
+    base_learning_rate: ClassVar[float | None] = 0.0084
 
     def __init__(self, vit: FrozenViT, options: AdapterOptions, runtime: Runtime, plan: StreamPlan | None = None):
         super().__init__(vit, options, runtime, plan)

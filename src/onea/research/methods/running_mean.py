@@ -15,7 +15,6 @@ from onea.learner.adapter_training import Start
 from onea.learner.merged_adapter import MergingOptions
 from onea.merging.average import RunningMean
 from onea.research.methods.adapter_merging import AdapterMerging
-from onea.research.methods.options import tuned
 
 
 @dataclass(frozen=True)
@@ -36,8 +35,8 @@ class RunningMeanOfAdapters(AdapterMerging):
     stores: ClassVar[str] = "one adapter, a prototype per class"
     in_paper: ClassVar[bool] = False
     Options: ClassVar[type] = RunningMeanOptions
-    base_rate: ClassVar[float | None] = 0.042
-    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.4, 0.05, single_class="skip")
+    base_learning_rate: ClassVar[float | None] = 0.042
+    auto_preset: ClassVar[Mapping[str, Any]] = {"single_class": "skip"}
 
 
 @dataclass(frozen=True)
@@ -53,4 +52,4 @@ class RunningMeanSharedStart(RunningMeanOfAdapters):
     title: ClassVar[str] = "Running mean, shared start"
     trains: ClassVar[str] = "an adapter per task, all from the same random weights"
     Options: ClassVar[type] = SharedStartOptions
-    base_rate: ClassVar[float | None] = 0.042
+    base_learning_rate: ClassVar[float | None] = 0.042

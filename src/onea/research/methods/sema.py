@@ -19,7 +19,6 @@ from onea.learner.training import Loss, Recipe, Trained, train
 from onea.options import Count, NotNegative, Share
 from onea.research.hooks.mixture import ExpandableAdapters, Listener
 from onea.research.methods.contract import Method
-from onea.research.methods.options import tuned
 from onea.runtime import Runtime
 from onea.tensors import Tensors, part_of, prefixed
 from onea.vit.batching import EVALUATION_BATCH
@@ -73,17 +72,15 @@ class SEMA(Method):
     trains: ClassVar[str] = "adapters, router rows and descriptors where data look new, a linear head"
     stores: ClassVar[str] = "modules whose number grows with the tasks, a linear head"
     Options: ClassVar[type] = SEMAOptions
-    base_rate: ClassVar[float | None] = 0.0026
-    published: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    base_learning_rate: ClassVar[float | None] = 0.0026
+    paper_presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "cifar100": {"epochs": 5, "threshold": 2.0, "standardise": False},
         "imagenet-a": {"epochs": 20, "threshold": 1.0, "standardise": False},
         "imagenet-r": {"epochs": 20, "threshold": 2.0, "standardise": False},
         # No official configuration (CUB among them): ImageNet-R's.
         "": {"epochs": 20, "threshold": 2.0, "standardise": False},
     }
-    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(
-        0.005, 0.001, rank=16, batch_size=32, epochs=20, descriptor_rate=0.1
-    )
+    auto_preset: ClassVar[Mapping[str, Any]] = {"rank": 16, "descriptor_rate": 0.1}
     options: SEMAOptions
 
     def __init__(self, vit: FrozenViT, options: SEMAOptions, runtime: Runtime, plan: StreamPlan | None = None):

@@ -18,7 +18,6 @@ from onea.learner.options import AdapterOptions
 from onea.learner.tasks import StreamPlan, Task
 from onea.learner.training import Trained, train
 from onea.research.methods.contract import Method
-from onea.research.methods.options import tuned
 from onea.runtime import Runtime
 from onea.tensors import Tensors, part_of, prefixed
 from onea.vit.adapter import Adapters
@@ -47,10 +46,9 @@ class Sequential(Method):
     stores: ClassVar[str] = "one adapter, a linear head"
     in_paper: ClassVar[bool] = False
     Options: ClassVar[type] = SequentialOptions
-    base_rate: ClassVar[float | None] = 0.00067
+    base_learning_rate: ClassVar[float | None] = 0.00067
     # A bound has no authors: One-A's hyper-parameters, so that the two differ only in how they guard what is known.
-    published: ClassVar[Mapping[str, Mapping[str, Any]]] = PUBLISHED
-    small: ClassVar[Mapping[str, Mapping[str, Any]]] = tuned(0.0025, 0.0025)
+    paper_presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PUBLISHED
     options: SequentialOptions
 
     def __init__(self, vit: FrozenViT, options: SequentialOptions, runtime: Runtime, plan: StreamPlan | None = None):

@@ -56,9 +56,8 @@ class RunConfig(MachineOptions):
         order: of the tasks: ``shuffled``, ``descending`` or ``given``.
         long_tail: also make images per class long-tailed, with this factor, such as 0.1.
         seed: decides class order, task order and every draw.
-        preset: hyper-parameters: ``auto`` (a rule that looks at the number of images, classes and tasks, the same for
-            all methods), ``paper`` or ``paper/NAME`` (as published, for any dataset or one of theirs), ``small`` or
-            ``small/NAME`` (tuned for a ViT-S on CIFAR-100 or CUB-200).
+        preset: hyper-parameters: ``auto`` (computed from the number of images, classes and tasks, the same for all
+            methods), ``paper`` or ``paper/NAME`` (as published, for any dataset or one of theirs).
         normalise: ``backbone`` (the mean and deviation the weights expect) or ``none`` (pixels in [0, 1]).
         geometry: ``direct`` (resize to the network's size), ``resize-crop``, or ``backbone`` (crop and interpolation
             that the weights were made with).
