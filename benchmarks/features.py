@@ -22,7 +22,7 @@ from fingerprints import FIELDS, copied, correlation, drawn, grey, pixels
 from torch import Tensor
 from torch.nn import functional as F
 
-from onea.data.many_files import in_threads
+from onea.data.image_files import in_threads
 from onea.model.engine import Engine
 from onea.model.images import find_images
 from onea.vit.embedded import DEFAULT

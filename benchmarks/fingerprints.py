@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from onea.data.decode import fit, read_image
-from onea.data.many_files import in_threads
+from onea.data.image_files import in_threads
 from onea.model.fingerprints import copies, fingerprints, same_photos
 from onea.model.images import find_images
 

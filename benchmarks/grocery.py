@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from onea.cli.display import RunDisplay
-from onea.data.assemble import natural_key
+from onea.data.dataset import natural_key
 from onea.files import write_json
 from onea.model.answers import Snapshot
 from onea.model.engine import Engine

@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from onea.data.names import data_name
+from onea.research.data import data_name
 from onea.research.record import Record
 from onea.research.runs.config import RunConfig, make_config
 from onea.research.runs.executors import LocalProcesses

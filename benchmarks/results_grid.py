@@ -33,13 +33,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from onea.files import write_atomically
+from onea.files import dump_with_checksum, write_atomically
 from onea.research.methods import METHODS
 from onea.research.record import Record, read_record_file, record_path, records_below
 from onea.research.runs.config import RunConfig, make_config
 from onea.research.runs.executors import LocalProcesses
 from onea.research.runs.jobs import RunJob
-from onea.sealed import seal
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"
@@ -156,7 +155,7 @@ def collect(made: Path, results: Path = RESULTS) -> list[str]:
         else:
             if record["config"]["seed"] != SEEDS[0]:
                 shorter = shortened(record)
-                text = text if shorter == record else seal(shorter)
+                text = text if shorter == record else dump_with_checksum(shorter)
             (results / place).mkdir(parents=True, exist_ok=True)
             write_atomically(results / place / "record.json.gz", packed(text))
     return wrong

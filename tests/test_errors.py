@@ -15,7 +15,7 @@ from support import ROOT
 
 import onea
 from onea.errors import OneaError, nearest, to_install
-from onea.vit.timm_names import check_name
+from onea.vit.weight_files import check_name
 
 FILES = sorted(Path(onea.__file__).parent.rglob("*.py"))
 

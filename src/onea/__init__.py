@@ -3,11 +3,10 @@
 
 from typing import TYPE_CHECKING, Any
 
-from onea.version import __version__
-
 if TYPE_CHECKING:
     from onea.model.estimator import OneA, load
 
+__version__ = "0.1.0"
 __all__ = ["OneA", "__version__", "load"]
 
 _HOMES = {"OneA": "onea.model.estimator", "load": "onea.model.estimator"}
@@ -19,7 +18,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'onea' has no attribute '{name}'")
     from importlib import import_module
 
-    from onea.openmp import sleep_while_waiting
+    from onea.cpu import sleep_while_waiting
 
     sleep_while_waiting()
     return getattr(import_module(_HOMES[name]), name)

@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether this CPU computes in bf16: it must have the instructions, and they must work.
+"""What this CPU can do: bf16 products, usable cores, and how OpenMP threads wait.
 
-Some virtual machines announce AMX, the newest matrix instructions, and then end a process that uses them ("illegal
-instruction"). A small product in a process of its own tells, once for a machine.
-"""
+A CPU computes in bf16 if it has the instructions and they work. Some virtual machines announce AMX, the newest matrix
+instructions, and then kill a process that uses them ("illegal instruction"). A small product in a separate process
+finds out, once per machine.
+
+PyTorch brings GNU's OpenMP, whose threads spin while they wait. On a busy machine they take the cores from the threads
+they wait for, and a prediction takes twenty times as long. ``OMP_WAIT_POLICY`` prevents that if it is set before torch
+is loaded. After that, more OpenMP threads than cores help: such a process spins only for a moment."""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ import os
 import platform
 import subprocess
 import sys
+import threading
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -42,7 +47,7 @@ def broken_amx() -> bool:
     """Whether products in bf16 would end the process."""
     if "amx_bf16" not in _flags() or _allowed() in (*_WITHOUT_BF16, *_WITHOUT_AMX):
         return False
-    from onea.version import __version__
+    from onea import __version__
 
     machine = json.dumps([sorted(_flags()), platform.release(), _allowed(), __version__, sys.executable])
     known = default_cache() / f"amx-{hashlib.sha256(machine.encode()).hexdigest()[:16]}.json"
@@ -74,3 +79,37 @@ def _flags() -> frozenset[str]:
 
 def _allowed() -> str:
     return os.environ.get(ISA_VARIABLE, "").upper()
+
+
+_POLICY = "OMP_WAIT_POLICY"
+_ELEMENTS = 100_000  # of a sum that torch divides between threads
+
+
+def sleep_while_waiting() -> None:
+    """Set the policy, where that is not too late and nobody has set another."""
+    if "torch" not in sys.modules:
+        os.environ.setdefault(_POLICY, "PASSIVE")
+
+
+@cache
+def outnumber_cores() -> threading.Thread | None:
+    """Have more OpenMP threads than cores, most of them asleep for ever, where torch was loaded without a policy.
+
+    Changes PyTorch's number of threads, which is to be set afterwards.
+    """
+    if _POLICY in os.environ or sys.platform != "linux":
+        return None
+    import torch
+
+    started = threading.Event()
+
+    def hold() -> None:
+        torch.set_num_threads(max(2, os.cpu_count() or 1))
+        torch.ones(_ELEMENTS).sum()
+        started.set()
+        threading.Event().wait()
+
+    thread = threading.Thread(target=hold, name="onea-openmp", daemon=True)
+    thread.start()
+    started.wait()
+    return thread

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writing that a crash cannot spoil, and reading that leads nowhere else.
+"""Reading and writing files safely.
 
-New content is complete on disk before the old name points to it. In a folder that somebody else made, a name may be a
-link, a pipe or a device; ``check_plain`` and ``read_plain`` take plain files and folders only.
-"""
+New content is complete on disk before the old name points to it, so a crash leaves no half-written file. In a folder
+from somebody else, a name may be a symbolic link, a pipe or a device: ``check_plain`` and ``read_plain`` accept
+regular files and folders only. JSON files can carry a checksum of their content."""
 
 from __future__ import annotations
 
@@ -22,6 +22,12 @@ from onea.errors import OneaError, short
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+import hashlib
+import math
+from collections.abc import Mapping
+from typing import NoReturn
 
 MODEL_FILE = "model.json"
 """What makes a folder that of a taught model."""
@@ -222,3 +228,67 @@ def read_tensors(source: Path | bytes, what: str, remedy: str) -> dict[str, Tens
     except (SafetensorError, AssertionError, AttributeError, LookupError, ValueError) as error:
         reason = short(" ".join(str(error).split()))
         raise OneaError(f"{what} is damaged or not safetensors ({reason}); {remedy}.") from error
+
+
+CHECKSUM = "content_sha256"
+"""Name under which a file has its checksum."""
+_CLOSE: dict[str, Any] = {"separators": (",", ":"), "allow_nan": False}
+
+
+class DamagedFile(Exception):  # noqa: N818 - a reason, which becomes part of a sentence
+    """The damage of a file, in words."""
+
+
+def dump_with_checksum(content: Mapping[str, Any]) -> bytes:
+    """A JSON file with these values and a new checksum; NaN is refused, because JSON has none."""
+    values = {name: value for name, value in content.items() if name != CHECKSUM}
+    return dump_json({**values, CHECKSUM: _digest(values)})
+
+
+def dump_json(content: Mapping[str, Any]) -> bytes:
+    """A JSON file with a line for each value: easy to look at, and records with many numbers stay small."""
+    lines = (f"{json.dumps(name)}:{json.dumps(value, **_CLOSE)}" for name, value in content.items())
+    return ("{" + ",\n".join(lines) + "}\n").encode()
+
+
+def load_with_checksum(content: bytes) -> dict[str, Any]:
+    """The values in a file that ``dump_with_checksum`` made.
+
+    Raises:
+        DamagedFile: they are not those.
+    """
+    found = parse_json_object(content)
+    verify_checksum(found)
+    return found
+
+
+def parse_json_object(content: bytes) -> dict[str, Any]:
+    """The values in a JSON file, their checksum included; of JSON's numbers only those that Python has."""
+    try:
+        found = json.loads(content, parse_constant=_no_number, parse_float=_finite)
+    except (ValueError, RecursionError):
+        raise DamagedFile("not JSON") from None
+    if not isinstance(found, dict):
+        raise DamagedFile("no JSON object")
+    return found
+
+
+def verify_checksum(found: dict[str, Any]) -> None:
+    """Take the checksum off these values, and refuse them if it is another one."""
+    if found.pop(CHECKSUM, None) != _digest(found):
+        raise DamagedFile("it is not what was written, says its checksum")
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    """sha256 of values, whatever the order and the white space they are written with."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _no_number(word: str) -> NoReturn:
+    raise ValueError(f"{word} is no JSON")
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text} is too large")
+    return number

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from onea import cpu
+from onea.cpu import outnumber_cores
+from onea.distributed import Processes, join_processes
 from onea.errors import OneaError
-from onea.openmp import outnumber_cores
 from onea.options import check_threads
-from onea.processes import Processes, join_processes
 
 
 class Progress:

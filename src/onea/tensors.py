@@ -1,10 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Named tensors, tensors in double precision, and pairs of rows a block at a time."""
+"""Named tensors, double precision, block-wise pairs of rows, and decompositions of small matrices.
+
+Small matrices are decomposed by one thread on a CPU. Several threads would wait for each other at every column: with
+two of them, 12 matrices of 128 x 768 take three times as long. PyTorch has one thread count per process, which a new
+thread copies at its first operation. Threads that may start during a decomposition must set their own."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
+import torch
 from torch import Tensor
 
 Tensors = dict[str, Tensor]
@@ -52,3 +58,33 @@ def part_of(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     {'bias': tensor([1.])}
     """
     return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+
+
+_SMALL_SIDE = 512  # the short side up to which one thread is faster
+
+
+def svd(matrices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Thin singular value decomposition ``U, S, Vt`` of each matrix."""
+    with _single_thread_if_small(matrices):
+        left, spectrum, right = torch.linalg.svd(matrices, full_matrices=False)
+    return left, spectrum, right
+
+
+def eigh(matrices: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues, ascending, and eigenvectors of each symmetric matrix."""
+    with _single_thread_if_small(matrices):
+        values, vectors = torch.linalg.eigh(matrices)
+    return values, vectors
+
+
+@contextmanager
+def _single_thread_if_small(matrices: Tensor) -> Iterator[None]:
+    threads = torch.get_num_threads()
+    if matrices.device.type != "cpu" or threads == 1 or min(matrices.shape[-2:]) > _SMALL_SIDE:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -179,7 +179,7 @@ def test_onnx_runtime_is_imported_in_one_place(folder):
     for file in places:
         text = file.read_text(encoding="utf-8")
         found = [line for line in text.splitlines() if imports.search(line)]
-        if file.name == "onnx_files.py":
+        if file.name == "onnx.py":
             assert found == [
                 '    import_extra("onnxruntime", "export").disable_telemetry_events()  # for who imported it before'
             ]

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchvision.transforms.v2 import InterpolationMode, RandomResizedCrop, functional
 
-from onea.data.resample import axis_weights, crop_resize, resize
-from onea.data.transforms import Preprocess, random_boxes
+from onea.data.transforms import Preprocess, axis_weights, crop_resize, random_boxes, resize
 
 IDENTITY = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
 

@@ -6,8 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from onea.data.resample import crop_resize, resize
-from onea.data.transforms import Preprocess
+from onea.data.transforms import Preprocess, crop_resize, resize
 from onea.runtime import make_runtime
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

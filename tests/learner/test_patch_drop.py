@@ -17,8 +17,8 @@ from onea.learner.adapter_training import AdapterTraining, blank_adapters, train
 from onea.research.runs.evaluation import count_flops
 from onea.vit.adapter import Adapters
 from onea.vit.backbones import load_backbone
+from onea.vit.batching import draw_patches, number_kept
 from onea.vit.hooks import NO_HOOKS
-from onea.vit.patches import draw_patches, number_kept
 
 HALF = {"patch_drop_rate": 0.5}
 

@@ -18,13 +18,13 @@ from support.adapters import BARE_OPERATORS, CONFIG, MODULES, random, write_lora
 from torch import Tensor
 from typer.testing import CliRunner
 
+from onea import __version__
 from onea.cli.merge import merge
 from onea.errors import OneaError
 from onea.merging import OPERATORS, make_operator
 from onea.merging.files import merge_files, read_source
 from onea.merging.lora import matches
 from onea.merging.operator import MergeResult, Sizes
-from onea.version import __version__
 
 
 def deltas(folder: Path, scales: dict[str, float] | float) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ from onea.errors import OneaError
 from onea.model import export as exporting
 from onea.model.export import Graph, export
 from onea.model.images import DecodedImages
-from onea.vit.onnx_files import OPSET
+from onea.vit.onnx import OPSET
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,7 @@ def test_photos_of_any_shape_are_resized_as_pillow_resizes_them(model):
     """The part of the graph before the network, alone, and pixel by pixel."""
     onnx, runtime = pytest.importorskip("onnx"), onnx_runtime_or_skip()
     from onea.data.decode import fit
-    from onea.vit.onnx_photos import take_photos
+    from onea.vit.onnx import take_photos
 
     side, random = 32, np.random.default_rng(5)
     image = onnx.helper.make_tensor_value_info("images", onnx.TensorProto.FLOAT, ["batch", 3, side, side])

@@ -18,7 +18,7 @@ from onea.model import quality
 from onea.model.export import Graph, export
 from onea.model.quality import Quality
 from onea.vit.backbones import load_backbone
-from onea.vit.onnx_int8 import smooth
+from onea.vit.onnx import smooth
 
 
 @pytest.fixture(scope="module")

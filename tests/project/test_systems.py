@@ -145,7 +145,7 @@ def test_text_is_read_and_written_alike_whatever_the_locale():
 
 
 def test_a_folder_is_called_by_its_name_on_windows_too(monkeypatch):
-    from onea.data.names import data_name
+    from onea.research.data import data_name
 
     monkeypatch.setattr("os.sep", "\\")
     assert data_name("folder:C:\\photos\\hats\\") == "hats"

@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 import pytest
 
-from onea.data.assemble import natural_key
+from onea.data.dataset import natural_key
 from onea.errors import OneaError
 from onea.model import validation
 from onea.model.estimator import OneA
-from onea.vit.onnx_files import check_installed, onnx_runtime
+from onea.vit.onnx import check_installed, onnx_runtime
 
 T = TypeVar("T")
 

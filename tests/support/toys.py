@@ -10,8 +10,7 @@ import timm
 import torch
 
 from onea.vit.backbones import save_backbone
-from onea.vit.features import frozen
-from onea.vit.frozen import FrozenViT
+from onea.vit.frozen import FrozenViT, frozen
 from onea.vit.network_config import NetworkConfig
 
 _SMALL = {"depth": 2, "embed_dim": 48, "num_heads": 3}

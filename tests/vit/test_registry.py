@@ -12,8 +12,7 @@ import torch
 from support.toys import randomised
 
 from onea.errors import OneaError
-from onea.vit.features import FrozenFeatures, frozen
-from onea.vit.frozen import FrozenViT
+from onea.vit.frozen import FrozenFeatures, FrozenViT, frozen
 from onea.vit.network_config import NetworkConfig
 
 ARCHITECTURES = sorted(

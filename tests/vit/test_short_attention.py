@@ -18,8 +18,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from onea.vit.adapter import Adapters
-from onea.vit.attention import attention
 from onea.vit.backbones import load_backbone
+from onea.vit.blocks import attention
 from onea.vit.short_attention import short_attention, takes
 
 HEADS = 2
@@ -47,8 +47,8 @@ def interpret(folder: Path) -> None:
             found[f"out {case}"] = out.detach()
             (found[f"grad {case}"],) = torch.autograd.grad(out, qkv, upper)
     calls, patched = [], pytest.MonkeyPatch()
-    patched.setattr("onea.vit.attention.takes", lambda *_: True)
-    patched.setattr("onea.vit.attention.short_attention", lambda *given: calls.append(1) or short_attention(*given))
+    patched.setattr("onea.vit.blocks.takes", lambda *_: True)
+    patched.setattr("onea.vit.blocks.short_attention", lambda *given: calls.append(1) or short_attention(*given))
     save_file({**found, **trained(folder), "calls": torch.tensor(len(calls))}, folder / OUTPUTS)
 
 
@@ -105,8 +105,8 @@ def test_a_network_learns_with_it_as_without(folder):
 
 @pytest.mark.parametrize(("extra", "prefixed"), [({}, True), ({"qk_norm": True}, False)])
 def test_attention_that_does_more_is_left_to_pytorch(monkeypatch, extra, prefixed):
-    monkeypatch.setattr("onea.vit.attention.takes", lambda *_: True)
-    monkeypatch.setattr("onea.vit.attention.short_attention", lambda *_: pytest.fail("it does not do that"))
+    monkeypatch.setattr("onea.vit.blocks.takes", lambda *_: True)
+    monkeypatch.setattr("onea.vit.blocks.short_attention", lambda *_: pytest.fail("it does not do that"))
     attn = Attention(64, num_heads=2, norm_layer=torch.nn.LayerNorm, **extra).eval()
     h = torch.randn(2, 5, 64, generator=torch.Generator().manual_seed(1))
     prefix = (torch.zeros(1, 2, 3, 32), torch.zeros(1, 2, 3, 32)) if prefixed else None

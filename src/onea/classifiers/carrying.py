@@ -10,8 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from onea.decompose import eigh
-from onea.tensors import to_float64
+from onea.tensors import eigh, to_float64
 
 _ROUNDING = 1e-9  # one image predicts as well as no move at all, but for rounding
 _STRENGTHS = torch.logspace(-4, 4, 33, dtype=torch.float64)  # relative to the mean squared singular value

@@ -13,8 +13,7 @@ from onea.classifiers.contract import Scorer
 from onea.classifiers.gaussian import RegularisedGaussian
 from onea.classifiers.logistic import fit_log_odds
 from onea.classifiers.statistics import ClassStatistics
-from onea.decompose import eigh
-from onea.tensors import to_float64
+from onea.tensors import eigh, to_float64
 
 WEIGHTED = ("near", "clear", "likely")  # signals; the two that follow are penalties alone
 SIGNALS = len(WEIGHTED) + 2

@@ -12,9 +12,8 @@ from torch.nn import functional as F
 
 from onea.classifiers.contract import Classifier, Scorer, Statistics
 from onea.classifiers.statistics import ClassStatistics
-from onea.decompose import eigh
 from onea.options import Count, NotNegative, Positive
-from onea.tensors import to_float64
+from onea.tensors import eigh, to_float64
 
 _ROOM = 2**26  # numbers of intermediate results
 

@@ -13,9 +13,8 @@ from torch.nn import functional as F
 
 from onea import seeds
 from onea.classifiers.contract import Classifier, Scorer, Statistics
-from onea.decompose import eigh
 from onea.options import Count
-from onea.tensors import Tensors, to_float64
+from onea.tensors import Tensors, eigh, to_float64
 
 _EVERY = 5  # of so many images of a class one is held out, to choose the strength
 _PART = 4096  # images whose random features are in memory at once

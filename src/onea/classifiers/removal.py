@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from onea.classifiers.statistics import ClassStatistics
-from onea.decompose import eigh
-from onea.tensors import to_float64
+from onea.tensors import eigh, to_float64
 
 
 def without_images(known: ClassStatistics, features: Tensor, rows: Tensor) -> ClassStatistics:

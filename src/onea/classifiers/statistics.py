@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from onea.decompose import eigh
-from onea.tensors import Tensors, compact, to_float64
+from onea.tensors import Tensors, compact, eigh, to_float64
 from onea.vit.heads import class_means
 
 _TINY = 1e-12  # relative to the largest eigenvalue: below it there is rounding only

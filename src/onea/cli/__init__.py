@@ -15,9 +15,9 @@ from contextlib import suppress
 from io import TextIOWrapper
 from typing import NoReturn
 
+from onea.cpu import sleep_while_waiting
 from onea.errors import OUT_OF_MEMORY, OneaError, OutOfMemory, is_out_of_memory
 from onea.files import NO_SPACE, default_cache
-from onea.openmp import sleep_while_waiting
 from onea.text import sentence
 
 # Arguments that messages may name.

@@ -98,7 +98,7 @@ for person, kept, commands in (
 @app.callback(invoke_without_command=True)
 def _version(version: bool = typer.Option(False, "--version", help="Print the version.")) -> None:
     if version:
-        from onea.version import __version__
+        from onea import __version__
 
         print(__version__)
         raise typer.Exit

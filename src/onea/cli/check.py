@@ -48,7 +48,7 @@ def check(
     from rich.console import Console
 
     from onea.cli.check_display import print_check
-    from onea.data.unreadable import by_reason
+    from onea.data.image_files import by_reason
     from onea.errors import OneaError
     from onea.files import check_writable
     from onea.model.check import check_model, check_photos

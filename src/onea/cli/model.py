@@ -113,7 +113,7 @@ def predict(
     from rich.console import Console
 
     from onea.cli.model_display import print_answers
-    from onea.data.unreadable import by_reason
+    from onea.data.image_files import by_reason
     from onea.errors import OneaError
     from onea.model.estimator import load_for
     from onea.model.images import find_images
@@ -192,7 +192,7 @@ def evaluate(
     from rich.console import Console
 
     from onea.cli.model_display import print_evaluation, print_mistakes, print_open_set
-    from onea.data.unreadable import by_reason
+    from onea.data.image_files import by_reason
     from onea.model.confusion import confusion_picture
     from onea.model.estimator import load_for
     from onea.model.evaluation import evaluate as ask
@@ -304,7 +304,7 @@ def export(
     from onea.model.export import export as write
     from onea.model.exported_files import ENDINGS, default_place
     from onea.text import count
-    from onea.vit.onnx_files import OPSET
+    from onea.vit.onnx import OPSET
 
     if to not in ENDINGS:
         raise OneaError(f"Unknown format '{to}'; {nearest(to, ENDINGS)}")

@@ -14,7 +14,7 @@ from rich.table import Table as TerminalTable
 from rich.text import Text
 
 from onea.cli.display import shown
-from onea.data.unreadable import by_reason
+from onea.data.image_files import by_reason
 from onea.model.network import advice, remarks, taught_before
 from onea.model.sentences import held_out_sentences, told
 from onea.presentation.formats import terminal, terminal_look

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A dataset: named classes, a training side and a test side, and perhaps natural groups."""
+"""Datasets: named classes, training and test images, natural groups; and how image files become one."""
 
 from __future__ import annotations
 
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onea.errors import OneaError
+from onea.files import stamp_of
 
 Labels = npt.NDArray[np.int64]
 Pixels = npt.NDArray[np.uint8]
@@ -84,3 +88,148 @@ class Dataset:
     groups: tuple[Group, ...] = ()
     mirror: bool = True
     stamp: str = ""
+
+
+@dataclass(frozen=True)
+class ImageFile:
+    """One image of a dataset: where it lies, and the name that stays the same wherever the dataset is copied to."""
+
+    path: Path
+    name: str
+
+
+ByClass = dict[str, list[ImageFile]]
+
+
+def natural_key(name: str) -> tuple[list[str | tuple[int, str]], str]:
+    """Sort key that reads numbers as numbers.
+
+    >>> sorted(["task10", "task2", "Task1"], key=natural_key)
+    ['Task1', 'task2', 'task10']
+    """
+    # Text and digits alternate, text first, so two keys never compare a number with a word.
+    parts = re.split(r"([0-9]+)", name.casefold())
+    return [_as_number(part) if i % 2 else part for i, part in enumerate(parts)], name
+
+
+def _as_number(digits: str) -> tuple[int, str]:
+    """Sorts as the number does, without making one: Python refuses to read thousands of digits."""
+    significant = digits.lstrip("0")
+    return len(significant), significant
+
+
+def hold_out(names: Iterable[str]) -> frozenset[str]:
+    """Choose about a fifth of at least two names (one or more, never all) as the test side.
+
+    The choice depends on the names alone, not on their order, the machine or a seed.
+
+    >>> sorted(hold_out(f"cat/{i}.png" for i in range(10)))
+    ['cat/0.png', 'cat/8.png']
+    """
+    shuffled = sorted(names, key=lambda name: (_sha256(name), name))
+    return frozenset(shuffled[: max(1, (2 * len(shuffled) + 5) // 10)])
+
+
+def split_by_class(images: Mapping[str, Sequence[ImageFile]]) -> tuple[ByClass, ByClass]:
+    """Divide each class into training and test images with ``hold_out``.
+
+    Raises:
+        OneaError: a class has a single image.
+    """
+    train: ByClass = {}
+    test: ByClass = {}
+    for name, members in images.items():
+        if len(members) < 2:
+            raise OneaError(
+                f"Class '{name}' has only 1 image, which leaves an empty test side: add images, at least 2 to a class."
+            )
+        held_out = hold_out(image.name for image in members)
+        train[name] = [image for image in members if image.name not in held_out]
+        test[name] = [image for image in members if image.name in held_out]
+    return train, test
+
+
+def check_same_classes(train: Iterable[str], test: Iterable[str], *, train_name: str, test_name: str) -> None:
+    """Refuse a class that only one of the two sides has.
+
+    Raises:
+        OneaError: names the class and the side that lacks it.
+    """
+    train_classes, test_classes = set(train), set(test)
+    for there, absent, missing in (
+        (train_name, test_name, train_classes - test_classes),
+        (test_name, train_name, test_classes - train_classes),
+    ):
+        if missing:
+            first = min(missing, key=natural_key)
+            more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+            raise OneaError(
+                f"Class '{first}'{more} is in {there} but not in {absent}: add its images there, or remove the class."
+            )
+
+
+def dataset_of_files(
+    name: str,
+    train: Mapping[str, Sequence[ImageFile]],
+    test: Mapping[str, Sequence[ImageFile]],
+    *,
+    groups: Mapping[str, Sequence[str]] | None = None,
+) -> Dataset:
+    """Put two sides with the same classes together; classes, groups and images all in natural order."""
+    classes = tuple(sorted(train, key=natural_key))
+    train, test = ({label: _in_order(side[label]) for label in classes} for side in (train, test))
+    fingerprint, stamp = _digests(train, test)
+    index = {label: i for i, label in enumerate(classes)}
+    natural_groups = [
+        Group(group, tuple(sorted(index[label] for label in members))) for group, members in (groups or {}).items()
+    ]
+    return Dataset(
+        name=name,
+        classes=classes,
+        train=_split(train),
+        test=_split(test),
+        fingerprint=fingerprint,
+        groups=tuple(sorted(natural_groups, key=lambda group: natural_key(group.name))),
+        stamp=stamp,
+    )
+
+
+def fingerprint_of_pixels(classes: Sequence[str], train: Split, test: Split) -> str:
+    """Hex digest over class names, pixels and labels, for a dataset that is held as arrays."""
+    digest = hashlib.sha256("\n".join(["pixels", *classes]).encode())
+    for side in (train, test):
+        assert side.pixels is not None
+        digest.update(f"\0{side.pixels.shape}\0".encode())
+        digest.update(np.ascontiguousarray(side.pixels).data)
+        digest.update(np.ascontiguousarray(side.labels, dtype="<i8").data)
+    return digest.hexdigest()
+
+
+def _split(images: Mapping[str, Sequence[ImageFile]]) -> Split:
+    files = tuple(image.path for members in images.values() for image in members)
+    labels = np.repeat(np.arange(len(images)), [len(members) for members in images.values()])
+    return Split(labels=labels.astype(np.int64), files=files)
+
+
+def _digests(train: Mapping[str, Sequence[ImageFile]], test: Mapping[str, Sequence[ImageFile]]) -> tuple[str, str]:
+    """The fingerprint and the stamp. Contents are not read: a large dataset need not be to know that it is the same."""
+    fingerprint, stamp = hashlib.sha256(b"files"), hashlib.sha256(b"stamps")
+    for side_name, side in (("train", train), ("test", test)):
+        for i, (label, images) in enumerate(side.items()):
+            for image in images:
+                found = stamp_of(image.path)
+                size = found.partition(" ")[0] or "-1"  # a dangling link: packing the images reports it by name
+                fields = (side_name, str(i), label, image.name, size)
+                fingerprint.update("\0".join(fields).encode("utf-8", "surrogateescape") + b"\n")
+                stamp.update(f"{found}\n".encode())
+    stamp.update(fingerprint.digest())
+    return fingerprint.hexdigest(), stamp.hexdigest()
+
+
+def _in_order(images: Sequence[ImageFile]) -> list[ImageFile]:
+    return sorted(images, key=lambda image: natural_key(image.name))
+
+
+def _sha256(text: str) -> str:
+    # File names on Linux need not be valid UTF-8; surrogateescape gives their very bytes back.
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()

@@ -7,15 +7,16 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from onea.data.assemble import (
+from onea.data.dataset import (
     ByClass,
+    Dataset,
     ImageFile,
+    MissingData,
     check_same_classes,
     dataset_of_files,
     natural_key,
     split_by_class,
 )
-from onea.data.dataset import Dataset, MissingData
 from onea.errors import OneaError
 from onea.files import check_path
 

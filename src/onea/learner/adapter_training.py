@@ -23,8 +23,8 @@ from onea.options import BelowOne, Range
 from onea.runtime import Runtime
 from onea.tensors import Tensors
 from onea.vit.adapter import Adapters
+from onea.vit.batching import draw_patches, number_kept
 from onea.vit.frozen import FrozenViT
-from onea.vit.patches import draw_patches, number_kept
 
 Start = Literal["auto", "fresh", "shared", "merged", "first", "previous"]
 

@@ -17,6 +17,7 @@ from typing import Any
 from safetensors.torch import save
 from torch import Tensor
 
+from onea import __version__
 from onea.errors import OneaError, short
 from onea.files import check_path, read_plain, read_tensors, unwritable, write_atomically, write_json
 from onea.merging import make_operator, operator_class
@@ -25,7 +26,6 @@ from onea.merging.operator import Sizes, check_held, check_mergeable
 from onea.options import LARGEST
 from onea.tensors import Tensors
 from onea.text import now
-from onea.version import __version__
 
 _MOST = 2**53  # classes or samples
 _KEPT = "adapter."  # where the state of an adapter-merging run holds its adapter

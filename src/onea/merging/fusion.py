@@ -16,9 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from onea.decompose import eigh
 from onea.options import NotNegative, Validated, ZeroToOne
-from onea.tensors import Tensors
+from onea.tensors import Tensors, eigh
 
 _DELTA = 1e-8  # keeps the normalised spectrum defined
 _NULL = 1e-6  # directions below this share of the largest singular value carry nothing of the base

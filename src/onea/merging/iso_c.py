@@ -12,11 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from onea.decompose import svd
 from onea.merging.average import join_mean
 from onea.merging.operator import MergeResult, Sizes, Traits, check_mergeable, count_of, is_matrix, matrix
 from onea.options import BelowOne
-from onea.tensors import Tensors, cast_like
+from onea.tensors import Tensors, cast_like, svd
 
 
 @dataclass(frozen=True)

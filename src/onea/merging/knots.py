@@ -13,11 +13,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from onea.decompose import svd
 from onea.merging.operator import MergeResult, Sizes, Traits, check_mergeable, count_of
 from onea.merging.ties import Votes, elect, trim, votes_of
 from onea.options import Positive, Share
-from onea.tensors import Tensors, cast_like, to_float64
+from onea.tensors import Tensors, cast_like, svd, to_float64
 
 _THRESHOLD = 1e-5  # smaller singular values are dropped, as in the official code
 

@@ -15,11 +15,10 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from onea.decompose import svd
 from onea.errors import OneaError
 from onea.files import read_json
 from onea.merging.operator import check_held
-from onea.tensors import Tensors
+from onea.tensors import Tensors, svd
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _NULL = 1e-7  # singular values below this share of the largest are rounding

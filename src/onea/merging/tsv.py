@@ -12,11 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from onea.decompose import svd
 from onea.errors import OneaError
 from onea.merging.average import join_mean
 from onea.merging.operator import MergeResult, Sizes, Traits, check_mergeable, count_of, is_matrix, matrix
-from onea.tensors import Tensors, cast_like
+from onea.tensors import Tensors, cast_like, svd
 
 _NULL = 1e-6  # components below this share of the largest are noise, and would disturb the others
 

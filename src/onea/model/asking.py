@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from onea.data.unreadable import OnBad
+from onea.data.image_files import OnBad
 from onea.model.accuracy import Counts
 from onea.model.answers import Snapshot
 from onea.model.evaluation import Evaluation, evaluate

@@ -12,7 +12,7 @@ from onea.model.layout import CARD, PICTURE
 from onea.model.sentences import held_out_share
 from onea.model.state import State, Update
 from onea.text import count, printable
-from onea.vit.licences import about
+from onea.vit.network_config import about
 
 _FRONT = """---
 library_name: onea

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as F
 
 from onea.classifiers.statistics import ClassStatistics
-from onea.data.assemble import natural_key
+from onea.data.dataset import natural_key
 from onea.errors import OneaError
 from onea.model.answers import Snapshot
 from onea.model.groups import GROUPS, groups_by_class

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from onea.data.unreadable import OnBad
+from onea.data.image_files import OnBad
 from onea.errors import OneaError, nearest
 from onea.learner.merged_adapter import MergingOptions
 from onea.model.background import learn_background

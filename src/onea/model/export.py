@@ -16,8 +16,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from onea import __version__
 from onea.data.dataset import Pixels
-from onea.data.resample import axis_weights
+from onea.data.transforms import axis_weights
 from onea.errors import OneaError
 from onea.model.answers import MAJORITY, Snapshot
 from onea.model.calibration import distribution
@@ -25,10 +26,7 @@ from onea.model.exported_files import check_place, description_of, making, put
 from onea.model.images import CLASS_FOLDERS, DecodedImages, check_folder, read_labelled
 from onea.model.names import UNKNOWN, check_spelling
 from onea.model.quality import Quality
-from onea.version import __version__
-from onea.vit.onnx_files import OPSET, Session, check_installed, save, to_onnx
-from onea.vit.onnx_int8 import smooth, to_int8
-from onea.vit.onnx_photos import take_photos
+from onea.vit.onnx import OPSET, Session, check_installed, save, smooth, take_photos, to_int8, to_onnx
 
 TOLERANCE = 1e-3
 Format = Literal["onnx", "torch"]

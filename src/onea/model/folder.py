@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import save as save_tensors
 
+from onea import __version__
 from onea.classifiers.statistics import ClassStatistics
 from onea.errors import OneaError
-from onea.files import check_plain, open_plain, read_plain, sync_folder, unwritable, write_atomically
+from onea.files import DamagedFile, check_plain, open_plain, read_plain, sync_folder, unwritable, write_atomically
 from onea.model import layout, tensor_validation, validation
 from onea.model.card import card_files, history_row
 from onea.model.fingerprints import NO_PRINTS
@@ -33,10 +34,8 @@ from onea.model.lock import locked
 from onea.model.params import MACHINE, plain
 from onea.model.state import NO_HELD, NO_ROWS, State, statistics_for
 from onea.model.versions import Versions
-from onea.sealed import Damage
 from onea.tensors import Tensors, part_of, prefixed
 from onea.text import now
-from onea.version import __version__
 
 if TYPE_CHECKING:
     from onea.model.estimator import OneA
@@ -97,7 +96,7 @@ class StoredVersions:
         state = read_state(self.path, version)
         with _told(self.path, state_folder(self.path, version)):
             if state.updates != present.updates[: len(state.updates)]:
-                raise Damage(f"version {present.version} did not grow from it")
+                raise DamagedFile(f"version {present.version} did not grow from it")
         return state
 
 
@@ -251,7 +250,7 @@ def _check_there(path: Path, file: Path) -> None:
     """Refuse a version without one of its files as any other damage, from which there may be a way back."""
     with _told(path, file.parent):
         if check_plain(file) is None:
-            raise Damage(f"{file.name} is missing")
+            raise DamagedFile(f"{file.name} is missing")
 
 
 @contextmanager
@@ -265,7 +264,7 @@ def _told(
         yield
     except validation.OtherFormat as reason:
         raise OneaError(f"{path} {reason}.") from reason
-    except Damage as reason:
+    except DamagedFile as reason:
         raise OneaError(f"{place} is damaged ({reason}); {remedy}.") from reason
     except OSError as error:
         raise OneaError(f"{place} cannot be read ({error.strerror}); restore the folder from a copy.") from error
@@ -368,5 +367,5 @@ def _check(check: Callable[[], object]) -> None:
     """Never write what could not be read again."""
     try:
         check()
-    except Damage as reason:
+    except DamagedFile as reason:
         raise OneaError(f"The model cannot be saved ({reason}); undo its last update.") from reason

@@ -18,7 +18,7 @@ from onea.errors import OneaError
 from onea.model.folder import Manifest, model_params, write
 from onea.model.layout import FILES, holds_model
 from onea.model.versions import Versions
-from onea.vit.licences import terms
+from onea.vit.network_config import terms
 
 if TYPE_CHECKING:
     from onea.model.estimator import OneA

@@ -12,12 +12,10 @@ from typing import Any, Literal
 import numpy as np
 from PIL import Image
 
-from onea.data.assemble import natural_key
-from onea.data.dataset import Pixels
+from onea.data.dataset import Pixels, natural_key
 from onea.data.decode import BadImage, fit, read_image, upright_rgb
 from onea.data.folders import NoClassFoldersError, Tree, is_photo, passed_over, read_tree, unlistable
-from onea.data.many_files import in_threads
-from onea.data.unreadable import OnBad, bad_files
+from onea.data.image_files import OnBad, bad_files, in_threads
 from onea.errors import OneaError
 from onea.model.arrays import images_in, is_array, is_list, to_image
 from onea.model.names import is_number, name_of

@@ -19,6 +19,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from onea.classifiers.familiarity import SIGNALS
+from onea.files import DamagedFile
 from onea.model.background import MOST_FEATURES
 from onea.model.calibrating import MOST_MARGINS
 from onea.model.fingerprints import WORDS
@@ -26,7 +27,6 @@ from onea.model.json_types import MOST
 from onea.model.recipe import options_of
 from onea.model.rolling import MOST_OF_CLASS
 from onea.model.state import background_images, became_classes, statistics_for
-from onea.sealed import Damage
 from onea.tensors import Tensors
 
 _MOST_HEADER = 16 * 2**20  # bytes
@@ -43,14 +43,14 @@ def read_tensors(file: BinaryIO, size: int, state: Mapping[str, Any]) -> Tensors
     file.seek(0)
     content = file.read(size)
     if hashlib.sha256(content).hexdigest() != state["sha256"]:
-        raise Damage("the tensors changed")
+        raise DamagedFile("the tensors changed")
     try:
         tensors: Tensors = load(content)
     except (SafetensorError, ValueError) as error:
-        raise Damage("the tensors are not safetensors") from error
+        raise DamagedFile("the tensors are not safetensors") from error
     declared = {name: (_TYPES[kind], shape) for name, (kind, shape) in wanted.items()}
     if {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()} != declared:
-        raise Damage("the tensors are declared twice")
+        raise DamagedFile("the tensors are declared twice")
     check_numbers(tensors)
     return tensors
 
@@ -62,11 +62,11 @@ def check_shapes(file: BinaryIO, size: int, state: Mapping[str, Any]) -> Shapes:
         width, rows = found["prototypes"][1][1], found["margins"][1][0]
         hidden = found["hidden"][1][0]
     except (KeyError, IndexError):
-        raise Damage("tensors are missing") from None
+        raise DamagedFile("tensors are missing") from None
     classes, options = len(state["classes"]), options_of(state["options"])
     rank = options.rank
     if not 1 <= width <= _WIDEST or max(rows, hidden) > MOST_MARGINS * classes:
-        raise Damage(f"tensors of width {width} with {max(rows, hidden)} margins are impossible")
+        raise DamagedFile(f"tensors of width {width} with {max(rows, hidden)} margins are impossible")
     wanted: Shapes = {
         "prototypes": ("F32", (classes, width)),
         "counts": ("I64", (classes,)),
@@ -82,7 +82,7 @@ def check_shapes(file: BinaryIO, size: int, state: Mapping[str, Any]) -> Shapes:
         wanted |= {"fingerprints": ("I64", (prints, WORDS)), "fingerprint_rows": ("I64", (prints,))}
     if rolling := found.get("held", ("", (0,)))[1][:1]:
         if rolling[0] > MOST_OF_CLASS * classes:
-            raise Damage(f"{rolling[0]} features held out are more than are kept")
+            raise DamagedFile(f"{rolling[0]} features held out are more than are kept")
         if rolling[0]:
             wanted |= {"held": ("BF16", (*rolling, options.views, width)), "held_rows": ("I64", rolling)}
             wanted |= {"held_prints": ("I64", (*rolling, WORDS))}
@@ -96,9 +96,9 @@ def check_shapes(file: BinaryIO, size: int, state: Mapping[str, Any]) -> Shapes:
             f"adapter.blocks.{block}.up.bias": ("F32", (width,)),
         }
     if odd := sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name)):
-        raise Damage(f"tensor {odd[0]!r:.80} is not what it should be")
+        raise DamagedFile(f"tensor {odd[0]!r:.80} is not what it should be")
     if data != sum(_TYPES[kind].itemsize * math.prod(shape) for kind, shape in wanted.values()):
-        raise Damage("the tensors are cut short, or more follows")
+        raise DamagedFile("the tensors are cut short, or more follows")
     return wanted
 
 
@@ -114,7 +114,7 @@ def _fingerprints(found: Shapes, updates: Sequence[Mapping[str, Any]]) -> int:
     """The number of fingerprints that a file declares; forgotten classes have none."""
     count = found["fingerprints"][1][0] if "fingerprints" in found and found["fingerprints"][1] else 0
     if count > sum(update["images"] for update in updates if update["kind"] == "learn"):
-        raise Damage(f"{count} fingerprints are more than there were images")
+        raise DamagedFile(f"{count} fingerprints are more than there were images")
     return count
 
 
@@ -124,7 +124,7 @@ def _adapter_blocks(found: Shapes, count: int, asked: int) -> range:
         return range(count)
     blocks = {int(match[1]) for name in found if (match := _BLOCK.match(name))}
     if len(blocks) != asked:
-        raise Damage(f"its adapter is for {len(blocks)} blocks instead of {asked}")
+        raise DamagedFile(f"its adapter is for {len(blocks)} blocks instead of {asked}")
     return range(min(blocks), min(blocks) + asked)
 
 
@@ -132,35 +132,35 @@ def check_numbers(tensors: Mapping[str, Tensor]) -> None:
     """Refuse numbers that no teaching could have given."""
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            raise Damage(f"{name} holds NaN or infinity")
+            raise DamagedFile(f"{name} holds NaN or infinity")
     counts = tensors["counts"]
     if bool(((counts < 1) | (counts >= MOST)).any()):
-        raise Damage("its counts of images are impossible")
+        raise DamagedFile("its counts of images are impossible")
     for name in ("margin_rows", "hidden_rows", "fingerprint_rows", "held_rows"):
         rows = tensors.get(name, counts[:0])
         if bool(((rows < 0) | (rows >= len(counts))).any()):
-            raise Damage(f"{name} are of no class")
+            raise DamagedFile(f"{name} are of no class")
     # Of sums of squares none is larger than the largest on the diagonal, which is not negative but for rounding.
     scatter = tensors["scatter"]
     widest = float(scatter.diagonal().max())
     possible = (scatter.abs() <= 1.001 * widest).all() & (scatter.diagonal() >= -1e-6 * widest).all()
     if not 0 <= widest < 1e100 or not bool(possible):
-        raise Damage("its scatter is impossible")
+        raise DamagedFile("its scatter is impossible")
     if "cut" in tensors and bool((tensors["cut"] < 0).any()):
-        raise Damage("what was cut off its classes is negative")
+        raise DamagedFile("what was cut off its classes is negative")
 
 
 def _header(file: BinaryIO, size: int) -> tuple[Shapes, int]:
     """Types and shapes that a safetensors file declares, and the bytes that follow."""
     length = int.from_bytes(file.read(8), "little")
     if length > min(_MOST_HEADER, size - 8):
-        raise Damage("the tensors are not safetensors")
+        raise DamagedFile("the tensors are not safetensors")
     try:
         found = json.loads(file.read(length))
         found.pop("__metadata__", None)
         shapes = {name: (each["dtype"], tuple(each["shape"])) for name, each in found.items()}
     except (ValueError, RecursionError, AttributeError, KeyError, TypeError):
-        raise Damage("the tensors are not safetensors") from None
+        raise DamagedFile("the tensors are not safetensors") from None
     if not all(type(side) is int and side >= 0 for _, shape in shapes.values() for side in shape):
-        raise Damage("the tensors are not safetensors")
+        raise DamagedFile("the tensors are not safetensors")
     return shapes, size - 8 - length

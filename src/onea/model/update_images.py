@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from onea import seeds
-from onea.data.assemble import natural_key
+from onea.data.dataset import natural_key
 from onea.errors import OneaError
 from onea.learner.held_out import hold_out
 from onea.model.fingerprints import Repeats, fingerprints

@@ -13,17 +13,16 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal, get_type_hints
 
-from onea import sealed
+from onea import __version__
 from onea.data.transforms import Preprocess
 from onea.errors import OneaError
+from onea.files import DamagedFile, dump_with_checksum, parse_json_object, verify_checksum
 from onea.model.json_types import MOST, fits, is_text
 from onea.model.layout import FORMAT, LAST_VERSION
 from onea.model.names import UNKNOWN
 from onea.model.params import MACHINE, Parameters, check_params
 from onea.model.recipe import options_of
 from onea.model.state import classifier_for
-from onea.sealed import Damage
-from onea.version import __version__
 
 _MOST_BLOCKS = 1000
 MOST_JSON = 64 * 2**20  # bytes of model.json or state.json: names of a million classes
@@ -96,13 +95,13 @@ _SIDES = range(1, 8193)  # of images, in pixels
 _TEMPERATURES = (1e-6, 1e3)  # fitted ones lie in 0.001 .. 1
 
 
-class OtherFormat(Damage):
+class OtherFormat(DamagedFile):
     """A file of a format that this version does not read."""
 
 
 def seal(content: Mapping[str, Any]) -> bytes:
     """A JSON file with these values and their checksum."""
-    written = sealed.seal(content)
+    written = dump_with_checksum(content)
     if len(written) > MOST_JSON:
         raise OneaError(f"The model has more than {MOST_JSON >> 20} MB of names and history; use shorter names.")
     return written
@@ -114,9 +113,9 @@ def manifest_values(content: bytes) -> tuple[tuple[int, ...], int, dict[str, Any
     _check_fields(found, _MANIFEST)
     versions, counter = found["versions"], found["counter"]
     if not versions or versions[0] < 1 or any(old >= new for old, new in itertools.pairwise(versions)):
-        raise Damage("its versions do not increase")
+        raise DamagedFile("its versions do not increase")
     if not versions[-1] <= counter <= LAST_VERSION:
-        raise Damage(f"its counter is not between its last version and {LAST_VERSION:,}")
+        raise DamagedFile(f"its counter is not between its last version and {LAST_VERSION:,}")
     return tuple(versions), counter, _params(found["params"])
 
 
@@ -128,49 +127,49 @@ def state_values(content: bytes, version: int) -> dict[str, Any]:
         _check_update(update)
     _check_fields(found, _STATE)
     if found["version"] != version:
-        raise Damage(f"it says that it is version {found['version']}")
+        raise DamagedFile(f"it says that it is version {found['version']}")
     if not re.fullmatch("[0-9a-f]{32}", found["id"]):
-        raise Damage("it has no id")
+        raise DamagedFile("it has no id")
     classes = found["classes"]
     if not is_text(classes) or not is_text(found["updates"]):
-        raise Damage("a name in it is no text")
+        raise DamagedFile("a name in it is no text")
     if len(set(classes)) < len(classes) or UNKNOWN in classes or "" in classes:
-        raise Damage("its classes do not have names of their own")
+        raise DamagedFile("its classes do not have names of their own")
     if not all(0 < images < MOST for images in found["merged"].values()):
-        raise Damage("its counts of merged images are impossible")
+        raise DamagedFile("its counts of merged images are impossible")
     if not _TEMPERATURES[0] <= found["temperature"] <= _TEMPERATURES[1]:
-        raise Damage("its temperature is impossible")
+        raise DamagedFile("its temperature is impossible")
     _check_fields(found["backbone"], _BACKBONE)
     if not all(1 <= len(found["backbone"][name]) <= _LONGEST_PATH for name in _BACKBONE):
-        raise Damage("its backbone has no name")
+        raise DamagedFile("its backbone has no name")
     if re.search(r"[/\\]", found["backbone"]["name"]):
-        raise Damage("the name of its backbone is a path")
+        raise DamagedFile("the name of its backbone is a path")
     found["backbone"] = {name: value for name, value in found["backbone"].items() if name in _OF_BACKBONE}
     _check_fields({"depth": 1} | found["backbone"], {"depth": int})
     if not 1 <= found["backbone"].get("depth", 1) <= _MOST_BLOCKS:
-        raise Damage(f"its backbone has {found['backbone']['depth']} blocks")
+        raise DamagedFile(f"its backbone has {found['backbone']['depth']} blocks")
     if not isinstance(found["backbone"].get("licence", ""), str):
-        raise Damage("its licence is no text")
+        raise DamagedFile("its licence is no text")
     _check_preprocess(found["preprocess"])
     try:
         options_of(found["options"])
         classifier_for(found["readout"])
     except OneaError as error:
-        raise Damage(f"{str(error).rstrip('.'):.300}") from error
+        raise DamagedFile(f"{str(error).rstrip('.'):.300}") from error
     return found
 
 
 def _opened(content: bytes) -> dict[str, Any]:
     """The values of a JSON file, whose checksum is right."""
-    found = sealed.parsed(content)
+    found = parse_json_object(content)
     number = found.get("format")
     if type(number) is not int or not 1 <= number < MOST:
-        raise Damage("it has no format")
+        raise DamagedFile("it has no format")
     if number > FORMAT:
         raise OtherFormat(f"has format {number}, and this onea ({__version__}) reads format {FORMAT}; update onea")
     if number < FORMAT:
         raise OtherFormat(f"was made by an onea before its first release (format {number}); teach a new model")
-    sealed.check_seal(found)
+    verify_checksum(found)
     return found
 
 
@@ -188,24 +187,24 @@ def _params(given: dict[str, Any]) -> dict[str, Any]:
         same = [kind(value) for kind in (int, bool) if isinstance(value, int | float) and kind(value) == value]
         fitting = [each for each in (value, *same) if fits(each, hints[name])]
         if not fitting:
-            raise Damage(f"its parameter '{name}' is {value!r:.80}")
+            raise DamagedFile(f"its parameter '{name}' is {value!r:.80}")
         found[name] = fitting[0]
     try:
         check_params(found)
     except OneaError as error:
-        raise Damage(f"{str(error).rstrip('.'):.300}") from error
+        raise DamagedFile(f"{str(error).rstrip('.'):.300}") from error
     return found
 
 
 def _check_preprocess(found: dict[str, Any]) -> None:
     hints = get_type_hints(Preprocess) | {"side": int}
     if odd := sorted(found.keys() - hints.keys()):
-        raise Damage(f"{odd[0]!r:.80} is nothing that images have")
+        raise DamagedFile(f"{odd[0]!r:.80} is nothing that images have")
     _check_fields(found, {name: hints[name] for name in found.keys() | {"size", "mean", "std", "side"}})
     size, resize = found["size"], found.get("resize", 0)
     least = 0 if found.get("geometry", "direct") == "direct" else size
     if size not in _SIDES or found["side"] not in _SIDES or not least <= resize <= _SIDES[-1] or min(found["std"]) <= 0:
-        raise Damage("what it says of images is impossible")
+        raise DamagedFile("what it says of images is impossible")
 
 
 def _check_update(update: dict[str, Any]) -> None:
@@ -215,21 +214,21 @@ def _check_update(update: dict[str, Any]) -> None:
         _check_fields(update, {name: hint for name, hint in _LATER.items() if name in update})
         shares = [update.get(name) or 0 for name in _SHARES]
         if not all(0 <= share <= 1 for share in shares) or update["held_out"] > update["images"]:
-            raise Damage("its history is impossible")
+            raise DamagedFile("its history is impossible")
     if update["kind"] == "background":
         _check_fields(update, _BACKGROUND)
     if update["kind"] == "rename" and len(update["classes"]) != 2:
-        raise Damage("its history renames something else than one class")
+        raise DamagedFile("its history renames something else than one class")
     if update["kind"] == "forget":
         _check_fields({"everywhere": 1} | update, {"everywhere": int})
     if not isinstance(update.get("joined", False), bool):
-        raise Damage(f"'joined' is {update['joined']!r:.80}")
+        raise DamagedFile(f"'joined' is {update['joined']!r:.80}")
 
 
 def _check_fields(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     """Refuse what lacks one of these fields, or has it of another type."""
     for name, hint in wanted.items():
         if name not in found:
-            raise Damage(f"'{name}' is missing")
+            raise DamagedFile(f"'{name}' is missing")
         if not fits(found[name], hint) or (name in _COUNTS and not 0 <= found[name] < MOST):
-            raise Damage(f"'{name}' is {found[name]!r:.80}")
+            raise DamagedFile(f"'{name}' is {found[name]!r:.80}")

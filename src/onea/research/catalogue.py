@@ -9,11 +9,9 @@ from onea.errors import OneaError
 from onea.research.hooks.ssf import why_not_affine
 from onea.vit.backbones import load_backbone
 from onea.vit.embedded import EMBEDDED, full_name
-from onea.vit.features import frozen
-from onea.vit.frozen import FrozenViT
-from onea.vit.licences import about
-from onea.vit.timm_names import blank_network, check_name
-from onea.vit.weight_files import split_name
+from onea.vit.frozen import FrozenViT, frozen
+from onea.vit.network_config import about
+from onea.vit.weight_files import blank_network, check_name, split_name
 
 Row = tuple[str, str]
 

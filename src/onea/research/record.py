@@ -8,10 +8,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
-from onea import sealed
+from onea import __version__
 from onea.errors import OneaError
-from onea.files import decompressed, read_plain, write_atomically
-from onea.version import __version__
+from onea.files import (
+    CHECKSUM,
+    DamagedFile,
+    decompressed,
+    dump_with_checksum,
+    parse_json_object,
+    read_plain,
+    verify_checksum,
+    write_atomically,
+)
 
 NAME = "record.json"
 _COMPRESSED = f"{NAME}.gz"
@@ -51,7 +59,7 @@ class Record(TypedDict, total=False):
         environment: versions, commit and machine.
         stamps: times and sizes of the files that it used, to see cheaply whether they are the same.
         checkpoint: file and hash of the state after the last task.
-        content_sha256: the seal.
+        content_sha256: the checksum.
         title: name in a report, given by whoever makes it.
         group: heading in a report, likewise.
         paper: link to the method's paper, likewise.
@@ -116,10 +124,10 @@ def read_record_file(path: Path) -> Record:
     """
     content = read_plain(path, follow=True)
     try:
-        record = sealed.parsed(_unpacked(content) if path.suffix == ".gz" else content)
-        if record.get("format") == FORMAT or sealed.SEAL in record:
-            sealed.check_seal(record)
-    except sealed.Damage as reason:
+        record = parse_json_object(_unpacked(content) if path.suffix == ".gz" else content)
+        if record.get("format") == FORMAT or CHECKSUM in record:
+            verify_checksum(record)
+    except DamagedFile as reason:
         raise OneaError(
             f"{path} is damaged ({reason}); restore it from a copy, or delete that folder to run it again."
         ) from reason
@@ -132,12 +140,12 @@ def _unpacked(content: bytes) -> bytes:
     try:
         return decompressed(content)
     except ValueError as reason:
-        raise sealed.Damage(str(reason)) from None
+        raise DamagedFile(str(reason)) from None
 
 
 def write_record(folder: Path, record: Record) -> None:
     """Replace the record in a run's folder."""
-    write_atomically(folder / NAME, sealed.seal(record | {"format": FORMAT}))
+    write_atomically(folder / NAME, dump_with_checksum(record | {"format": FORMAT}))
     (folder / _COMPRESSED).unlink(missing_ok=True)
 
 

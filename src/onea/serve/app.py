@@ -17,6 +17,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import FileResponse
 from starlette.staticfiles import StaticFiles
 
+from onea import __version__
 from onea.serve import metrics, problems
 from onea.serve.batching import Batcher
 from onea.serve.checking import Checks
@@ -26,7 +27,6 @@ from onea.serve.middleware import ServiceMiddleware
 from onea.serve.routes import Parts, router
 from onea.serve.schemas import ProblemDocument
 from onea.serve.service import Service
-from onea.version import __version__
 
 STATIC = Path(__file__).parent / "static"
 _DESCRIPTION = (

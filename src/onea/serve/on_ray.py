@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from onea.distributed import connected, import_ray
 from onea.errors import OneaError, import_extra
 from onea.model.folder import read_manifest
-from onea.ray_cluster import connected, import_ray
 from onea.serve.settings import Settings
 
 APP = "onea"

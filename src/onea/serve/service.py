@@ -239,7 +239,7 @@ class Service:
             )
 
     def _learn(self, job: TrainingJob, batch: DecodedImages, name: str | None, background: bool) -> None:
-        torch.set_num_threads(self._engine.runtime.threads)  # or it keeps those of a decomposition (see decompose)
+        torch.set_num_threads(self._engine.runtime.threads)  # or it keeps those of a decomposition (see onea.tensors)
         outcome = self._learned(job, batch, name, background)
         self._changing.release()  # first, so that whoever hears of the end may teach again at once
         if isinstance(outcome, Problem):

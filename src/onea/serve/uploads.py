@@ -19,8 +19,8 @@ from starlette.requests import ClientDisconnect, Request
 
 from onea.data.dataset import Pixels
 from onea.data.decode import BadImage, fit, pixel_count, read_image
+from onea.data.image_files import OnBad, named_by_reason
 from onea.data.pixel_limit import MEGAPIXEL
-from onea.data.unreadable import OnBad, named_by_reason
 from onea.model.images import DecodedImages
 from onea.serve.archive import Archive
 from onea.serve.decoding import Decoders, DecodingJob

@@ -15,13 +15,24 @@ from torch import Tensor
 
 from onea.errors import OneaError
 from onea.files import default_cache, read_json, stamp_of, write_atomically, write_json
+from onea.vit.blocks import pieces_of
 from onea.vit.embedded import DEFAULT, EMBEDDED, file_of, full_name
-from onea.vit.families import pieces_of
-from onea.vit.features import frozen
-from onea.vit.frozen import FrozenViT
+from onea.vit.frozen import FrozenViT, frozen
 from onea.vit.network_config import NetworkConfig, check_image_size
-from onea.vit.timm_names import EXAMPLE, blank_network, check_name, downloaded, pretrained_network
-from onea.vit.weight_files import METADATA, config_of, network_of, parsed_config, read_weights, split_name, undeclared
+from onea.vit.weight_files import (
+    EXAMPLE,
+    METADATA,
+    blank_network,
+    check_name,
+    config_of,
+    downloaded,
+    network_of,
+    parsed_config,
+    pretrained_network,
+    read_weights,
+    split_name,
+    undeclared,
+)
 
 
 def load_backbone(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes of batches for inference: few different ones, because each costs memory or a compilation."""
+"""Batch sizes for inference, and patch dropout for training."""
 
 from __future__ import annotations
 
@@ -29,3 +29,30 @@ def pad_rows(rows: Tensor) -> Tensor:
     Whoever passes padded rows through a network cuts the results to the original length.
     """
     return torch.cat([rows, rows[-1:].expand(padded(len(rows)) - len(rows))])
+
+
+def number_kept(patches: int, drop_rate: float) -> int:
+    """How many of so many patches are left, never none; as timm's ``PatchDropout`` counts.
+
+    >>> number_kept(64, 0.5), number_kept(49, 0.5), number_kept(4, 0.9)
+    (32, 24, 1)
+    """
+    return max(1, int(patches * (1 - drop_rate)))
+
+
+def draw_patches(kept: int, patches: int, images: int, generator: torch.Generator) -> Tensor:
+    """Which so many of its patches are kept of each image, ``int64 [images, kept]``: its own random choice, in order.
+
+    >>> drawn = draw_patches(3, 9, 2, torch.Generator().manual_seed(1))
+    >>> drawn.shape, bool((drawn.diff(dim=1) > 0).all()), bool((drawn < 9).all())
+    (torch.Size([2, 3]), True, True)
+    """
+    drawn = torch.rand(images, patches, generator=generator, device=generator.device)
+    return drawn.topk(kept, dim=1, sorted=False).indices.sort(dim=1).values
+
+
+def keep_patches(tokens: Tensor, patches: Tensor, prefix: int) -> Tensor:
+    """Of tokens ``[B, N, width]``, the first ``prefix``, which are no patches, and the patches that were drawn."""
+    first = torch.arange(prefix, device=patches.device).expand(len(patches), -1)
+    chosen = torch.cat([first, prefix + patches], dim=1)  # of places: autocast on a CPU does not join tokens in float16
+    return tokens.gather(1, chosen[:, :, None].expand(-1, -1, tokens.shape[2]))

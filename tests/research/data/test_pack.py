@@ -20,8 +20,7 @@ from PIL import Image
 
 from onea.data.dataset import Split
 from onea.data.decode import read_image, to_square
-from onea.data.many_files import in_threads, sha256_of_files
-from onea.data.unreadable import OnBad
+from onea.data.image_files import OnBad, in_threads, sha256_of_files
 from onea.errors import OneaError
 from onea.files import default_cache
 from onea.research.data import pack as pack_module

@@ -18,8 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from onea.data.assemble import hold_out, natural_key
-from onea.data.dataset import Dataset, Group, Split
+from onea.data.dataset import Dataset, Group, Split, hold_out, natural_key
 from onea.errors import OneaError
 from onea.research.data import published
 from onea.research.data.cifar import cifar_dataset

@@ -17,8 +17,8 @@ from PIL import Image
 from support.damage import accidents, check_sentence, content
 from support.malformed import ODD, leaves, replaced
 
-from onea import sealed
 from onea.errors import OneaError
+from onea.files import dump_with_checksum
 from onea.research.report.load import load_records
 from onea.research.runs.config import make_config
 from onea.research.runs.record import comparable_fields, read_run
@@ -229,6 +229,6 @@ def test_a_figure_that_was_changed_is_told(kind, trial_of):
 def test_a_newer_record_is_not_called_damaged(trial_of):
     trial = trial_of("finished")
     record = json.loads((trial.fresh() / "record.json").read_bytes())
-    (trial.path / "record.json").write_bytes(sealed.seal(record | {"format": 3}))
+    (trial.path / "record.json").write_bytes(dump_with_checksum(record | {"format": 3}))
     with pytest.raises(OneaError, match=r"is not a record that this onea .* reads; move it out of the way"):
         trial.command()

@@ -29,8 +29,7 @@ from onea.runtime import make_runtime
 from onea.vit.adapter import Adapters
 from onea.vit.frozen import FrozenViT
 from onea.vit.heads import cosine_scores
-from onea.vit.onnx_files import Session, save, to_onnx
-from onea.vit.onnx_int8 import to_int8
+from onea.vit.onnx import Session, save, to_int8, to_onnx
 
 EXPORT = "export"
 PYTORCH = "PyTorch fp32"

@@ -9,11 +9,11 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from onea.data.names import data_name
 from onea.errors import OneaError
 from onea.research.bench.config import BenchConfig
 from onea.research.bench.rows import FAST, SAME, Row
 from onea.research.bench.run import BenchResult, OnStatus
+from onea.research.data import data_name
 from onea.research.methods.presets import preset_options
 from onea.research.record import Record
 from onea.research.runs.config import RunConfig, make_config

@@ -23,10 +23,9 @@ from onea.runtime import Runtime
 from onea.vit.backbones import load_backbone
 from onea.vit.batching import EVALUATION_BATCH
 from onea.vit.embedded import EMBEDDED
-from onea.vit.features import frozen
-from onea.vit.frozen import FrozenViT
+from onea.vit.frozen import FrozenViT, frozen
 from onea.vit.network_config import NetworkConfig
-from onea.vit.timm_names import blank_network
+from onea.vit.weight_files import blank_network
 
 SEED = 1
 _RANDOM = "random:"

@@ -17,9 +17,9 @@ from rich.table import Table as TerminalTable
 from rich.text import Text
 
 from onea.cli.display import OnScreen
-from onea.data.names import data_name
 from onea.presentation.formats import fitting, terminal
 from onea.presentation.table import NOTHING, Table
+from onea.research.data import data_name
 from onea.research.record import Record
 from onea.research.runs.config import RunConfig
 from onea.research.runs.grid import GridProgress

@@ -46,8 +46,8 @@ def run(
     The same command again resumes an interrupted run and does not repeat a finished one.
     """
     from onea.cli.display import RunDisplay
+    from onea.distributed import is_first
     from onea.options import from_arguments
-    from onea.processes import is_first
     from onea.research.cli.run_summary import print_summary
     from onea.research.record import read_record
     from onea.research.runs.runner import run as run_one

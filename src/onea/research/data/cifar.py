@@ -13,8 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from onea.data.assemble import fingerprint_of_pixels
-from onea.data.dataset import Dataset, MissingData, Split
+from onea.data.dataset import Dataset, MissingData, Split, fingerprint_of_pixels
 from onea.errors import OneaError, short
 
 Pixels = npt.NDArray[np.uint8]

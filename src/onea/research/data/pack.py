@@ -18,13 +18,28 @@ import numpy as np
 
 from onea.data.dataset import Labels, Pixels, Split
 from onea.data.decode import BadImage, fit, image_size, read_image
-from onea.data.many_files import FEW_THREADS, in_threads, sha256_of, threads_for
+from onea.data.image_files import (
+    FEW_THREADS,
+    OnBad,
+    in_threads,
+    refuse_empty_classes,
+    refuse_unreadable,
+    sha256_of,
+    threads_for,
+)
 from onea.data.pixel_limit import max_pixels
-from onea.data.unreadable import OnBad, refuse_empty_classes, refuse_unreadable
 from onea.errors import OneaError
-from onea.files import CACHE_REMEDY, read_plain, stamp_of, unwritable, write_atomically
+from onea.files import (
+    CACHE_REMEDY,
+    DamagedFile,
+    dump_with_checksum,
+    load_with_checksum,
+    read_plain,
+    stamp_of,
+    unwritable,
+    write_atomically,
+)
 from onea.locks import file_lock
-from onea.sealed import Damage, seal, unseal
 
 Progress = Callable[[int, int], None]
 
@@ -72,7 +87,7 @@ def stored_shape(splits: Sequence[Split], size: int, cache: Path | None = None) 
     if cache is None:
         return _common_shape(files, size)[0]
     known = cache / f"shape-{_key(files, (size, size))}.json"
-    with suppress(OneaError, KeyError, TypeError, ValueError, Damage):
+    with suppress(OneaError, KeyError, TypeError, ValueError, DamagedFile):
         height, width = _read_note(known)["shape"]
         if 1 <= min(height, width) <= max(height, width) <= 2 * size:
             return height, width
@@ -87,13 +102,13 @@ def stored_shape(splits: Sequence[Split], size: int, cache: Path | None = None) 
 
 def _write_note(path: Path, content: dict[str, Any]) -> None:
     """A small file beside the pixels, which says of what it is: it would mislead under another name."""
-    write_atomically(path, seal({"of": path.stem, **content}), CACHE_REMEDY)
+    write_atomically(path, dump_with_checksum({"of": path.stem, **content}), CACHE_REMEDY)
 
 
 def _read_note(path: Path) -> dict[str, Any]:
-    found = unseal(read_plain(path, follow=True))
+    found = load_with_checksum(read_plain(path, follow=True))
     if found["of"] != path.stem:
-        raise Damage(f"it is of {found['of']}")
+        raise DamagedFile(f"it is of {found['of']}")
     return found
 
 
@@ -219,7 +234,7 @@ def _mapped(target: Path, shape: tuple[int, int], total: int) -> Packed | None:
             pixels: Pixels = np.memmap(target, np.uint8, mode="r", shape=tuple(found["shape"]))
         else:  # an empty file cannot be mapped
             pixels = np.empty(found["shape"], np.uint8)
-    except (ValueError, OSError, KeyError, TypeError, OverflowError, OneaError, Damage):
+    except (ValueError, OSError, KeyError, TypeError, OverflowError, OneaError, DamagedFile):
         return None
     if stamp != found["stamp"]:  # copied, perhaps: the next look need not read it all
         with suppress(OneaError):

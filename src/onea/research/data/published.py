@@ -7,8 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from onea.data.assemble import ByClass, ImageFile, dataset_of_files, split_by_class
-from onea.data.dataset import Dataset, MissingData
+from onea.data.dataset import ByClass, Dataset, ImageFile, MissingData, dataset_of_files, split_by_class
 from onea.data.folders import load_folder, read_tree
 from onea.errors import OneaError
 

@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from onea.decompose import eigh
+from onea.tensors import eigh
 
 # What counts as the energy of a direction, with s the singular values of the second moment: InfLoRA's code takes s
 # squared, so the fourth power of the inputs' singular values; gradient projection memory as first described takes s.

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from onea.data.names import data_name
 from onea.errors import OneaError
+from onea.research.data import data_name
 from onea.research.paper.names import DATASETS
 from onea.research.record import Record
 

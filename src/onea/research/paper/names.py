@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from onea.data.names import data_name
+from onea.research.data import data_name
 
 BACKBONE = "vit_base_patch16_224.augreg_in21k"
 BACKBONE_TITLE = "ViT-B/16 pretrained on ImageNet-21K"

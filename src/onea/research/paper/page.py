@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onea.data.names import data_name
 from onea.files import write_text
 from onea.presentation.table import Table, TableColumn, Value
+from onea.research.data import data_name
 from onea.research.paper.experiment import Cell, Experiment
 from onea.research.paper.names import BACKBONE, BACKBONE_TITLE, DATASETS, METHODS
 from onea.research.paper.pictures import pictures

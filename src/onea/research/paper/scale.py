@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from onea.data.names import data_name
 from onea.errors import OneaError, short
+from onea.research.data import data_name
 from onea.research.paper.experiment import Cell, Experiment
 from onea.research.paper.names import BACKBONE, data_title
 from onea.vit.embedded import full_name

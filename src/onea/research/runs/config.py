@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from onea.data.names import data_name
 from onea.errors import OneaError, import_extra, short
 from onea.options import LARGEST, MachineOptions, build, check_threads, upgraded
+from onea.research.data import data_name
 from onea.research.methods.presets import Preset
 from onea.vit.embedded import FAST, full_name
 from onea.vit.network_config import PLAIN, check_image_size

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from onea.distributed import connected, import_ray
 from onea.errors import OneaError
-from onea.ray_cluster import connected, import_ray
 from onea.research.runs.jobs import Executor, OnProgress, Result, RunJob, ignore_progress, run_job
 from onea.research.runs.record_store import Failure
 

@@ -18,18 +18,17 @@ from typing import Any
 import torch
 from safetensors.torch import save as save_safetensors
 
+from onea import __version__
 from onea.errors import OneaError, short
-from onea.files import open_plain, read_tensors, write_atomically
+from onea.files import CHECKSUM, open_plain, read_tensors, write_atomically
 from onea.options import completed
 from onea.research.methods import method_class
 from onea.research.record import Record, read_record, record_path, tidy, write_record
 from onea.research.record_shape import can_be_continued
 from onea.research.runs.config import RunConfig
-from onea.sealed import SEAL
 from onea.tensors import Tensors
-from onea.version import __version__
 
-_VOLATILE = ("timings", "memory", "dates", "environment", "stamps", SEAL)  # differ between two equal runs
+_VOLATILE = ("timings", "memory", "dates", "environment", "stamps", CHECKSUM)  # differ between two equal runs
 
 
 def comparable_fields(record: Record) -> dict[str, Any]:

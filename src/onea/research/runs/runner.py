@@ -9,12 +9,12 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+from onea.distributed import is_first
 from onea.errors import OneaError, is_out_of_memory, short
 from onea.files import check_no_model, check_writable
 from onea.learner.merged_adapter import AdapterCache
 from onea.locks import folder_lock
 from onea.metrics import summarise
-from onea.processes import is_first
 from onea.research.record import FORMAT, Record, leftovers, tidy
 from onea.research.runs.config import RunConfig
 from onea.research.runs.evaluation import (

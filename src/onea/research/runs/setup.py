@@ -17,11 +17,9 @@ from torch import Tensor
 
 from onea import seeds
 from onea.data.dataset import Dataset, Split
+from onea.data.image_files import readable, sha256_of_files
 from onea.data.image_storage import ExactImages, Images, PackedImages, choose_storage_tier
-from onea.data.many_files import sha256_of_files
-from onea.data.resample import Filter
-from onea.data.transforms import Geometry, Preprocess
-from onea.data.unreadable import readable
+from onea.data.transforms import Filter, Geometry, Preprocess
 from onea.errors import OneaError
 from onea.files import default_cache
 from onea.learner.merged_adapter import AdapterCache

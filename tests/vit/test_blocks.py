@@ -21,9 +21,8 @@ from onea.research.hooks.ssf import SSF
 from onea.research.hooks.vpt import VPT
 from onea.vit.adapter import Adapters
 from onea.vit.backbones import load_backbone
-from onea.vit.families import rotations
-from onea.vit.features import FrozenFeatures, frozen
-from onea.vit.frozen import FrozenViT
+from onea.vit.blocks import rotations
+from onea.vit.frozen import FrozenFeatures, FrozenViT, frozen
 
 
 @pytest.fixture(params=sorted(SHAPES), scope="module")
@@ -230,7 +229,7 @@ def test_names_are_judged_before_anything_is_fetched(monkeypatch):
     from onea.research.methods import method_class
     from onea.vit.backbones import nearest_with_hooks, why_frozen_only
 
-    monkeypatch.setattr("onea.vit.timm_names.pretrained_network", lambda *_: pytest.fail("fetched"))
+    monkeypatch.setattr("onea.vit.weight_files.pretrained_network", lambda *_: pytest.fail("fetched"))
     assert why_frozen_only("vit_small_patch16_dinov3.lvd1689m") == ""
     reason = why_frozen_only("convnext_tiny.in12k")
     assert nearest_with_hooks("beit_base_patch16_224.in22k_ft_in22k").startswith("deit3_base_patch16_224.fb_in22k")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from onea import decompose
+from onea import tensors
 from onea.serve.batching import Batcher
 
 
@@ -21,17 +21,17 @@ def two_threads():
 @pytest.mark.parametrize("shape", [(3, 5, 8), (3, 8, 5), (6, 6)])
 def test_factors_give_back_the_matrices(shape, two_threads):
     matrices = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    left, spectrum, right = decompose.svd(matrices)
+    left, spectrum, right = tensors.svd(matrices)
     torch.testing.assert_close(left * spectrum[..., None, :] @ right, matrices)
     gram = matrices @ matrices.mT
-    values, vectors = decompose.eigh(gram)
+    values, vectors = tensors.eigh(gram)
     torch.testing.assert_close(vectors * values[..., None, :] @ vectors.mT, gram)
     assert torch.get_num_threads() == 2
 
 
 def test_threads_come_back_after_a_failure(two_threads):
     with pytest.raises(torch.linalg.LinAlgError):
-        decompose.eigh(torch.full((4, 4), torch.nan))
+        tensors.eigh(torch.full((4, 4), torch.nan))
     assert torch.get_num_threads() == 2
 
 
@@ -39,14 +39,14 @@ def test_small_ones_take_one_thread_and_large_ones_all(two_threads, monkeypatch)
     seen = []
     plain = torch.linalg.eigh
     monkeypatch.setattr(torch.linalg, "eigh", lambda m: (seen.append(torch.get_num_threads()), plain(m))[1])
-    for side in (decompose._SMALL, decompose._SMALL + 1):
-        decompose.eigh(torch.eye(side))
+    for side in (tensors._SMALL_SIDE, tensors._SMALL_SIDE + 1):
+        tensors.eigh(torch.eye(side))
     assert seen == [1, 2]
 
 
 def test_a_service_that_begins_to_answer_during_a_decomposition_keeps_its_threads(two_threads):
     batcher = Batcher(lambda: pytest.fail("nobody asks"), most=1, wait=0)
-    with decompose._one_thread_if_small(torch.eye(2)):
+    with tensors._single_thread_if_small(torch.eye(2)):
         during = batcher._thread.submit(torch.get_num_threads).result()
     assert during == 2
     assert batcher._thread.submit(torch.get_num_threads).result() == 2

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several processes that share one run, as ``accelerate launch`` or ``torchrun`` starts them; alone, nothing happens.
+"""Runs across several processes (``accelerate launch``, ``torchrun``) and Ray clusters; alone, nothing happens.
 
-Each process sees the same stream, seeds and batches. A batch is sharded like cards are dealt, position i to process
-i mod n, so that the whole batch can be gathered in its order.
-"""
+Each process uses the same stream, seeds and batches. A batch is sharded round-robin, position i to process i mod n, so
+that the whole batch can be gathered in its order."""
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from onea.errors import import_extra
+from onea.errors import OneaError, import_extra
 
 
 @dataclass(frozen=True)
@@ -106,3 +106,36 @@ def join_processes(device: str) -> tuple[Processes, torch.device | None]:
 def _leave() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def connected(address: str | None) -> Iterator[None]:
+    """Join or start a cluster, and leave it; one that the caller has joined already is used and kept."""
+    ray = import_ray()
+    if ray.is_initialized():
+        yield
+        return
+    quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
+    if address is None:
+        quiet["include_dashboard"] = False
+    try:
+        ray.init(address=address or "local", **quiet)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise OneaError(
+            f"No Ray cluster answers at '{address}' ({reason}); start one with 'ray start --head'."
+        ) from error
+    except OSError as error:
+        reason = " ".join(str(error).split())
+        raise OneaError(f"Ray cannot start ({reason}); set RAY_TMPDIR to a short path that can be written.") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()  # also ends the tasks that are left
+
+
+def import_ray() -> Any:
+    """Ray, or one sentence about how to get it."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is to be sent anywhere
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # what Ray will do by itself, without its warning
+    return import_extra("ray", "ray")

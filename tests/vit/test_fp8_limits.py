@@ -13,8 +13,7 @@ from torch.nn import functional as F
 
 from onea.vit import fp8
 from onea.vit.backbones import load_backbone
-from onea.vit.fp8 import Fp8Linear, Fp8Mlp, from_fp8, to_fp8
-from onea.vit.limits import gradient_limits, hidden_limits, input_limits, norm_limits
+from onea.vit.fp8 import Fp8Linear, Fp8Mlp, from_fp8, gradient_limits, hidden_limits, input_limits, norm_limits, to_fp8
 
 WIDTH, HIDDEN = 64, 96
 

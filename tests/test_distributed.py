@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onea.processes import Processes
+from onea.distributed import Processes
 from onea.research.runs.config import make_config
 from onea.research.runs.runner import run
 
