@@ -56,7 +56,7 @@ class Batcher:
         self._present, self._most, self._wait, self._told = present, most, wait, told
         self._questions: asyncio.Queue[Question] = asyncio.Queue()
         self._left_over: Question | None = None
-        # Told its number of threads, or it would keep the one of a decomposition that happens to go on (see onea.tensors).
+        # A new thread would copy the thread count of a decomposition that happens to run (see onea.tensors).
         threads = torch.get_num_threads()
         self._thread = ThreadPoolExecutor(1, "onea-answers", initializer=torch.set_num_threads, initargs=(threads,))
 
