@@ -30,7 +30,7 @@ from torch import Tensor
 from onea.model.answers import Snapshot
 from onea.model.estimator import OneA
 from onea.openset import auroc, share_below
-from onea.research.task_sizes import step_imbalanced
+from onea.research.streams import step_imbalanced
 
 BINS = 10
 LOOKED_AT = {

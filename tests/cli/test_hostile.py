@@ -20,7 +20,7 @@ from onea.errors import OneaError
 from onea.merging import OPERATORS, make_operator, operator_class
 from onea.research.methods import METHODS, method_class
 from onea.research.runs.config import make_config, read_yaml
-from onea.research.task_sizes import MOST_CLASSES, parse_sizes
+from onea.research.streams import MOST_CLASSES, parse_sizes
 from onea.runtime import make_runtime
 from onea.vit.backbones import load_backbone
 
@@ -298,7 +298,7 @@ def test_too_little_memory_is_one_sentence(error, onea, monkeypatch):
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("onea.research.task_sizes.step_imbalanced", fail)
+    monkeypatch.setattr("onea.research.streams.step_imbalanced", fail)
     monkeypatch.setattr("onea.research.streams.step_imbalanced", fail)
     code, _, err = onea("stream", "--no-figures")
     assert code == 3

@@ -18,7 +18,7 @@ from onea.model import learning
 from onea.model.images import read_labelled
 from onea.model.recipe import options_of
 from onea.research.methods import adapter_merging
-from onea.research.methods.one_a_plus import OneAPlus
+from onea.research.methods.one_a import OneAPlus
 
 
 @pytest.mark.parametrize("carry", [True, False])

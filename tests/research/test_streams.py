@@ -13,8 +13,17 @@ from hypothesis import strategies as st
 
 from onea.data.dataset import Group
 from onea.errors import OneaError
-from onea.research.streams import Stream, arrange, class_order, make_stream, natural
-from onea.research.task_sizes import balanced, long_tailed, parse_sizes, step_imbalanced
+from onea.research.streams import (
+    Stream,
+    arrange,
+    balanced,
+    class_order,
+    long_tailed,
+    make_stream,
+    natural,
+    parse_sizes,
+    step_imbalanced,
+)
 
 HUNDRED = (36, 23, 14, 9, 6, 4, 3, 2, 2, 1)
 

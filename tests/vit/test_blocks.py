@@ -14,11 +14,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from onea.errors import OneaError
-from onea.research.hooks.finetune import FineTuned
-from onea.research.hooks.lora import LowRank, LowRankUpdates, check_rank
-from onea.research.hooks.prompts import InputPrompts, PrefixPrompts
-from onea.research.hooks.ssf import SSF
-from onea.research.hooks.vpt import VPT
+from onea.research.methods.aper import SSF, VPT, FineTuned
+from onea.research.methods.lora import LowRank, LowRankUpdates, check_rank
+from onea.research.methods.prompting import InputPrompts, PrefixPrompts
 from onea.vit.adapter import Adapters
 from onea.vit.backbones import load_backbone
 from onea.vit.blocks import rotations

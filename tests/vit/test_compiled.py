@@ -13,10 +13,10 @@ from torch._dynamo.utils import counters
 
 from onea.errors import OneaError
 from onea.learner.local_head import local_head, train_with_local_head
-from onea.research.hooks.lora import FoldedUpdates, LowRank, LowRankUpdates, SummedUpdates
-from onea.research.hooks.mixture import ExpandableAdapters, Listener
-from onea.research.hooks.prompts import InputPrompts, PrefixPrompts
-from onea.research.hooks.vpt import VPT
+from onea.research.methods.aper import VPT
+from onea.research.methods.lora import FoldedUpdates, LowRank, LowRankUpdates, SummedUpdates
+from onea.research.methods.prompting import InputPrompts, PrefixPrompts
+from onea.research.methods.sema import ExpandableAdapters, Listener
 from onea.research.runs.config import make_config
 from onea.research.runs.runner import run
 from onea.research.runs.setup import prepare

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from onea.errors import OneaError
-from onea.research.hooks.finetune import FineTuned
+from onea.research.methods.aper import FineTuned
 from onea.runtime import make_runtime
 from onea.vit.adapter import Adapters
 from onea.vit.backbones import load_backbone

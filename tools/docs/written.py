@@ -39,7 +39,7 @@ import result_tables
 from decisions import forgotten
 from evidence import DATA, JOINT, MOS, ONE_A, PLUS, ROOT, difference, main_runs
 
-from onea.research.methods.one_a_plus import OneAPlus
+from onea.research.methods.one_a import OneAPlus
 from onea.research.record import write_record
 
 WIDTH = 130

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from onea.errors import OneaError
-from onea.research.hooks.ssf import why_not_affine
+from onea.research.methods.aper import why_not_affine
 from onea.vit.backbones import load_backbone
 from onea.vit.embedded import EMBEDDED, full_name
 from onea.vit.frozen import FrozenViT, frozen

@@ -14,11 +14,8 @@ from torch.nn import functional as F
 
 from onea.errors import OneaError
 from onea.options import build
-from onea.research.hooks.finetune import FineTuned
-from onea.research.hooks.ssf import SSF
-from onea.research.hooks.vpt import VPT
 from onea.research.methods import method_class
-from onea.research.methods.aper import AperAdapterOptions, AperVPTOptions
+from onea.research.methods.aper import SSF, VPT, AperAdapterOptions, AperVPTOptions, FineTuned
 from onea.research.methods.presets import preset_options
 from onea.vit.backbones import digest_of
 from onea.vit.frozen import FrozenViT

@@ -12,9 +12,9 @@ from support.methods import learn_all, prepared, shown_images
 from torch.nn import functional as F
 
 from onea.errors import OneaError
-from onea.research.hooks.lora import LowRank, LowRankUpdates, SummedUpdates
 from onea.research.methods import cl_lora
 from onea.research.methods.cl_lora import CLLoRA, CLLoRAOptions, distillation, orthonormal_rows, overlap, row_weights
+from onea.research.methods.lora import LowRank, LowRankUpdates, SummedUpdates
 from onea.vit.heads import cosine_scores
 
 

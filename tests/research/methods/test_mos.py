@@ -10,8 +10,7 @@ from support.tiny import write_tiny_images
 from torch.nn import functional as F
 
 from onea.errors import OneaError
-from onea.research.hooks.gaussians import Gaussians, align
-from onea.research.methods.mos import MOS, separation
+from onea.research.methods.mos import MOS, Gaussians, align, separation
 from onea.vit.heads import GrowingHead
 
 

@@ -14,12 +14,11 @@ from torch.nn import functional as F
 from onea import seeds
 from onea.errors import OneaError
 from onea.learner.tasks import StreamPlan
-from onea.research.hooks.matching import match_keys
-from onea.research.hooks.prompts import Growing, InputPrompts, PrefixPrompts
 from onea.research.methods.coda_prompt import CODAOptions, CODAPrompt, Components, component_weights, orthonormal_rows
 from onea.research.methods.dualprompt import DualPrompt, DualPromptOptions, _pair
 from onea.research.methods.l2p import L2POptions
 from onea.research.methods.presets import preset_options
+from onea.research.methods.prompting import Growing, InputPrompts, PrefixPrompts, match_keys
 from onea.runtime import make_runtime
 from onea.vit.backbones import load_backbone
 from onea.vit.heads import masked_cross_entropy

@@ -15,9 +15,8 @@ from support.tiny import write_tiny_vit
 from onea import seeds
 from onea.errors import OneaError
 from onea.learner.tasks import Task
-from onea.research.hooks.mixture import Descriptor, ExpandableAdapters, Expert, Listener, Mixture
 from onea.research.methods.presets import preset_options
-from onea.research.methods.sema import SEMA, SEMAOptions
+from onea.research.methods.sema import SEMA, Descriptor, ExpandableAdapters, Expert, Listener, Mixture, SEMAOptions
 from onea.runtime import make_runtime
 from onea.vit.backbones import load_backbone
 

@@ -64,8 +64,7 @@ def _make(
     sizes: str | None,
     long_tail: float | None,
 ) -> Stream:
-    from onea.research.streams import make_stream
-    from onea.research.task_sizes import parse_sizes
+    from onea.research.streams import make_stream, parse_sizes
 
     if even and sizes is not None:
         raise OneaError("--balanced and --sizes both decide the task sizes; give one of them.")

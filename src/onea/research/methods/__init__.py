@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
 _OWN = {
     "one-a": "onea.research.methods.one_a:OneAMethod",
-    "one-a-plus": "onea.research.methods.one_a_plus:OneAPlus",
-    "adapter": "onea.research.methods.adapter:MergedAdapter",
+    "one-a-plus": "onea.research.methods.one_a:OneAPlus",
+    "adapter": "onea.research.methods.adapter_merging:MergedAdapterMethod",
     "simplecil": "onea.research.methods.simplecil:SimpleCIL",
     "slda": "onea.research.methods.simplecil:SLDA",
     "ranpac": "onea.research.methods.simplecil:RanPACFrozen",
-    "ranpac-first": "onea.research.methods.first_task:RanPACFirst",
-    "first-task": "onea.research.methods.first_task:FirstTask",
-    "running-mean": "onea.research.methods.running_mean:RunningMeanOfAdapters",
-    "running-mean-shared": "onea.research.methods.running_mean:RunningMeanSharedStart",
+    "ranpac-first": "onea.research.methods.adapter_merging:RanPACFirst",
+    "first-task": "onea.research.methods.adapter_merging:FirstTask",
+    "running-mean": "onea.research.methods.adapter_merging:RunningMeanOfAdapters",
+    "running-mean-shared": "onea.research.methods.adapter_merging:RunningMeanSharedStart",
     "aper-adapter": "onea.research.methods.aper:AperAdapter",
     "aper-finetune": "onea.research.methods.aper:AperFinetune",
     "aper-ssf": "onea.research.methods.aper:AperSSF",
@@ -36,8 +36,8 @@ _OWN = {
     "inflora": "onea.research.methods.inflora:InfLoRA",
     "cl-lora": "onea.research.methods.cl_lora:CLLoRA",
     "sema": "onea.research.methods.sema:SEMA",
-    "joint": "onea.research.methods.joint:Joint",
-    "sequential": "onea.research.methods.sequential:Sequential",
+    "joint": "onea.research.methods.bounds:Joint",
+    "sequential": "onea.research.methods.bounds:Sequential",
 }
 
 METHODS = Registry("method", "onea.methods", _OWN)

@@ -4,18 +4,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from onea.learner.adapter_training import Start
 from onea.learner.fixed_views import FixedViews
 from onea.learner.held_out import held_out_of_task
-from onea.learner.merged_adapter import AdapterCache, AdapterLearner, MergedAdapter, MergingOptions
+from onea.learner.merged_adapter import (
+    AdapterCache,
+    AdapterLearner,
+    MergedAdapter,
+    MergedAdapterOptions,
+    MergingOptions,
+)
 from onea.learner.one_a import PUBLISHED
 from onea.learner.tasks import StreamPlan, Task
 from onea.learner.update import Known, NewImages, learn_update
-from onea.research.methods.classification import FeatureClassification
+from onea.merging.average import RunningMean
+from onea.options import ZeroToOne
+from onea.research.methods.classification import FeatureClassification, RandomFeatures
 from onea.runtime import Runtime
 from onea.tensors import Tensors, part_of, prefixed
 from onea.vit.frozen import FrozenViT
@@ -131,3 +141,96 @@ class AdapterMerging(FeatureClassification):
 
 def _copied(tensors: Tensors) -> Tensors:
     return {name: value.clone() for name, value in tensors.items()}
+
+
+class MergedAdapterMethod(AdapterMerging):
+    """One adapter, merged by the operator of your choice."""
+
+    title: ClassVar[str] = "Merged adapter"
+    paper: ClassVar[str] = "https://arxiv.org/abs/2603.10237"
+    trains: ClassVar[str] = "an adapter per task"
+    stores: ClassVar[str] = "one adapter, a prototype per class, what the operator remembers"
+    in_paper: ClassVar[bool] = False
+    Options: ClassVar[type] = MergedAdapterOptions
+    base_learning_rate: ClassVar[float | None] = 0.17
+
+
+@dataclass(frozen=True)
+class RunningMeanOptions(MergingOptions):
+    """Options of the running mean: those of the training."""
+
+    def operator(self) -> RunningMean:
+        """The plain mean."""
+        return RunningMean()
+
+
+class RunningMeanOfAdapters(AdapterMerging):
+    """One adapter, the plain mean of all task adapters."""
+
+    title: ClassVar[str] = "Running mean"
+    paper: ClassVar[str] = "https://arxiv.org/abs/2203.05482"
+    trains: ClassVar[str] = "an adapter per task"
+    stores: ClassVar[str] = "one adapter, a prototype per class"
+    in_paper: ClassVar[bool] = False
+    Options: ClassVar[type] = RunningMeanOptions
+    base_learning_rate: ClassVar[float | None] = 0.042
+    auto_preset: ClassVar[Mapping[str, Any]] = {"single_class": "skip"}
+
+
+@dataclass(frozen=True)
+class SharedStartOptions(RunningMeanOptions):
+    """Options of the running mean with a shared start."""
+
+    start: Start = "shared"
+
+
+class RunningMeanSharedStart(RunningMeanOfAdapters):
+    """The plain mean of all task adapters, each trained from the same random weights."""
+
+    title: ClassVar[str] = "Running mean, shared start"
+    trains: ClassVar[str] = "an adapter per task, all from the same random weights"
+    Options: ClassVar[type] = SharedStartOptions
+    base_learning_rate: ClassVar[float | None] = 0.042
+
+
+@dataclass(frozen=True)
+class FirstTaskOptions(MergingOptions):
+    """Options of an adapter of the first task: those of the training."""
+
+    single_class: Literal["train", "skip"] = "skip"
+    min_share: ZeroToOne = 1.0
+
+    def operator(self) -> RunningMean:
+        """Never asked for more than the first adapter."""
+        return RunningMean()
+
+
+class FirstTask(AdapterMerging):
+    """One adapter, trained on the first task that has two classes or more."""
+
+    title: ClassVar[str] = "First task"
+    paper: ClassVar[str] = "https://arxiv.org/abs/2303.07338"
+    trains: ClassVar[str] = "an adapter on the first task"
+    stores: ClassVar[str] = "one adapter, a prototype per class"
+    in_paper: ClassVar[bool] = False
+    Options: ClassVar[type] = FirstTaskOptions
+    base_learning_rate: ClassVar[float | None] = 0.21
+
+    def cacheable_modules(self) -> dict[str, BlockHooks]:
+        """The adapter, which stands still after its task."""
+        return {f"adapter of {self.merged.classes} classes": self.kept}
+
+
+@dataclass(frozen=True)
+class RanPACFirstOptions(RandomFeatures, FirstTaskOptions):
+    """Options of RanPAC on an adapter of the first task."""
+
+
+class RanPACFirst(FirstTask):
+    """Ridge regression on random features of a network adapted to the first task, as published."""
+
+    title: ClassVar[str] = "RanPAC (first task)"
+    paper: ClassVar[str] = "https://arxiv.org/abs/2307.02251"
+    stores: ClassVar[str] = "one adapter, two matrices of random features: 200 MB for 5,000"
+    Options: ClassVar[type] = RanPACFirstOptions
+    base_learning_rate: ClassVar[float | None] = 0.18

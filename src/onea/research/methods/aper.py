@@ -6,8 +6,9 @@ The five variants differ only in what they adapt.
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -15,17 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from onea import seeds
+from onea.errors import OneaError
 from onea.learner.local_head import local_head, new_adapters, train_with_local_head
 from onea.learner.options import AdapterOptions, TrainingOptions
 from onea.learner.tasks import Task
 from onea.learner.training import Optimiser
 from onea.options import Count, Positive
-from onea.research.hooks.finetune import FineTuned
-from onea.research.hooks.ssf import SSF
-from onea.research.hooks.vpt import VPT
 from onea.research.methods.contract import Method
 from onea.tensors import Tensors, part_of
 from onea.vit.adapter import Adapters
+from onea.vit.frozen import FrozenViT
 from onea.vit.heads import cosine_scores
 from onea.vit.hooks import NO_HOOKS, BlockHooks
 
@@ -256,3 +256,118 @@ class AperVPTDeep(Aper):
     def fresh(self, generator: torch.Generator) -> VPT:
         """A set of zero tokens for every block."""
         return VPT(self.vit.depth, self.vit.width, self.options.prompt_length, deep=True)
+
+
+class FineTuned(nn.Module, BlockHooks):
+    """All weights of a network, to be trained in full precision while the network itself stays as it was.
+
+    The frozen matrices may be stored in a lower precision; small steps would vanish there, hence the copy is float32.
+    """
+
+    whole_sequence = False
+
+    def __init__(self, vit: FrozenViT):
+        super().__init__()
+        self.copy: nn.Module = copy.deepcopy(vit.vit).float().requires_grad_(True)
+
+    def weights(self, vit: FrozenViT) -> dict[str, Tensor]:
+        """The copy, under the names of the frozen network."""
+        return {f"vit.{name}": value for name, value in self.copy.named_parameters()}
+
+
+_Layer = nn.LayerNorm | nn.Linear | nn.Conv2d
+
+
+class SSF(nn.Module, BlockHooks):
+    """``scale * y + shift`` per channel of every output ``y`` of a norm, a linear layer or the patch embedding.
+
+    All of these end in an affine map, so the network runs at its own speed with ``scale * weight`` and
+    ``scale * bias + shift`` in place of weight and bias; a layer without a bias gains one. See
+    https://arxiv.org/abs/2210.08823, section 3.
+
+    Raises:
+        OneaError: an operation of the network is of a kind that has no place for a shift.
+    """
+
+    whole_sequence = False
+
+    def __init__(self, vit: FrozenViT, generator: torch.Generator, deviation: float = 0.02):
+        super().__init__()
+        if kind := why_not_affine(vit):
+            raise OneaError(
+                f"Backbone '{vit.name}' has a {kind}, which cannot be shifted as SSF does; choose another method."
+            )
+        self.scale, self.shift = nn.ParameterDict(), nn.ParameterDict()
+        for name, layer in _layers(vit):
+            channels = len(layer.weight)
+            # Near the identity, not at it: the authors draw scales around one and shifts around zero.
+            self.scale[_key(name)] = nn.Parameter(1 + deviation * torch.randn(channels, generator=generator))
+            self.shift[_key(name)] = nn.Parameter(deviation * torch.randn(channels, generator=generator))
+
+    def weights(self, vit: FrozenViT) -> dict[str, Tensor]:
+        """The network's affine maps with scale and shift folded in, in full precision."""
+        folded = {}
+        for name, layer in _layers(vit):
+            scale, shift, weight = self.scale[_key(name)], self.shift[_key(name)], layer.weight.float()
+            folded[f"{name}.weight"] = weight * scale.reshape(-1, *[1] * (weight.dim() - 1))
+            folded[f"{name}.bias"] = shift if layer.bias is None else layer.bias.float() * scale + shift
+            for bias, own in _separate_biases(vit, name, scale):
+                folded[bias] = own
+        return folded
+
+
+def _layers(vit: FrozenViT) -> Iterator[tuple[str, _Layer]]:
+    for name, module in vit.named_modules():
+        if isinstance(module, nn.LayerNorm | nn.Linear | nn.Conv2d):
+            yield name, module
+
+
+def _separate_biases(vit: FrozenViT, name: str, scale: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Biases of a joint projection that its attention keeps apart from it, times their scales."""
+    attention, _, layer = name.rpartition(".")
+    if layer != "qkv":
+        return
+    for part, own in zip(("q_bias", "k_bias", "v_bias"), scale.chunk(3), strict=True):
+        bias = getattr(vit.get_submodule(attention), part, None)
+        if isinstance(bias, nn.Parameter):  # that of the keys is always zero, and no parameter
+            yield f"{attention}.{part}", bias.float() * own
+
+
+def why_not_affine(vit: FrozenViT) -> str:
+    """The operation of a network that cannot be shifted, by its kind; empty where all can."""
+    for name, module in vit.named_modules():
+        known = isinstance(module, nn.Linear | nn.LayerNorm) or name == "vit.patch_embed.proj"
+        if isinstance(getattr(module, "weight", None), nn.Parameter) and not known:
+            return type(module).__name__
+    return ""
+
+
+def _key(name: str) -> str:
+    """A module's name without the dots that parameter names may not have."""
+    return name.removeprefix("vit.").replace(".", "_")
+
+
+class VPT(nn.Module, BlockHooks):
+    """Tokens that every other token attends to, and that are gone before the network pools its output.
+
+    Shallow: one set joins before the first block and leaves after the last. Deep: every block has its own set, which
+    leaves after that block. They start at zero, which is not the same as no tokens: they still draw attention. See
+    https://arxiv.org/abs/2203.12119, section 3.
+    """
+
+    compilable = True
+
+    def __init__(self, depth: int, width: int, length: int, *, deep: bool):
+        super().__init__()
+        self.depth, self.length, self.deep = depth, length, deep
+        self.prompts = nn.Parameter(torch.zeros(depth if deep else 1, length, width))
+
+    def before_block(self, block: int, x: Tensor) -> Tensor:
+        """Append the tokens that this block begins with, if any."""
+        if block >= len(self.prompts):
+            return x
+        return torch.cat([x, self.prompts[block].expand(len(x), -1, -1)], dim=1)
+
+    def after_block(self, block: int, x: Tensor) -> Tensor:
+        """Remove the tokens after their last block, so that pooling over tokens never sees them."""
+        return x[:, : -self.length] if self.deep or block == self.depth - 1 else x

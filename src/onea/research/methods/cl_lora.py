@@ -18,8 +18,8 @@ from onea.learner.options import TrainingOptions
 from onea.learner.tasks import StreamPlan, Task
 from onea.learner.training import Loss, Trained, train
 from onea.options import Positive
-from onea.research.hooks.lora import PROJECTIONS, LowRank, LowRankUpdates, SummedUpdates, check_rank
 from onea.research.methods.contract import Method
+from onea.research.methods.lora import PROJECTIONS, LowRank, LowRankUpdates, SummedUpdates, check_rank
 from onea.runtime import Runtime
 from onea.tensors import Tensors
 from onea.vit.frozen import FrozenViT

@@ -16,8 +16,7 @@ from onea.errors import OneaError
 from onea.learner.tasks import StreamPlan, Task
 from onea.learner.training import Recipe
 from onea.options import Count, NotNegative
-from onea.research.hooks.prompts import Growing, PrefixPrompts
-from onea.research.methods.prompting import PromptMethod, PromptOptions, by_dataset
+from onea.research.methods.prompting import Growing, PrefixPrompts, PromptMethod, PromptOptions, by_dataset
 from onea.runtime import Runtime
 from onea.tensors import Tensors, to_float64
 from onea.vit.frozen import FrozenViT

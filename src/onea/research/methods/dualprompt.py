@@ -13,9 +13,15 @@ from torch import Tensor, nn
 from onea import seeds
 from onea.learner.tasks import StreamPlan, Task
 from onea.options import Count, NotNegative, Range
-from onea.research.hooks.matching import Selection, match_keys
-from onea.research.hooks.prompts import Growing, PrefixPrompts
-from onea.research.methods.prompting import PromptMethod, PromptOptions, by_dataset
+from onea.research.methods.prompting import (
+    Growing,
+    PrefixPrompts,
+    PromptMethod,
+    PromptOptions,
+    Selection,
+    by_dataset,
+    match_keys,
+)
 from onea.runtime import Runtime
 from onea.tensors import Tensors
 from onea.vit.frozen import FrozenViT

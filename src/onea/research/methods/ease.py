@@ -14,7 +14,7 @@ from onea.errors import OneaError
 from onea.learner.options import AdapterOptions
 from onea.learner.tasks import StreamPlan, Task
 from onea.options import NotNegative
-from onea.research.methods.adapter_bank import AdapterBank
+from onea.research.methods.per_task import AdapterBank
 from onea.runtime import Runtime
 from onea.tensors import Tensors
 from onea.vit.frozen import FrozenViT

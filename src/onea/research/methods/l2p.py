@@ -14,9 +14,15 @@ from onea import seeds
 from onea.errors import OneaError
 from onea.learner.tasks import StreamPlan, Task
 from onea.options import Count, NotNegative
-from onea.research.hooks.matching import Match, Selection, match_keys
-from onea.research.hooks.prompts import InputPrompts
-from onea.research.methods.prompting import PromptMethod, PromptOptions, by_dataset
+from onea.research.methods.prompting import (
+    InputPrompts,
+    Match,
+    PromptMethod,
+    PromptOptions,
+    Selection,
+    by_dataset,
+    match_keys,
+)
 from onea.runtime import Runtime
 from onea.tensors import Tensors
 from onea.vit.frozen import FrozenViT

@@ -1,12 +1,60 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One-A: one adapter for all tasks, merged with regard to how much each side knows."""
+"""One-A+: one adapter and one pass like One-A, with three main changes, each of which can be switched off.
+
+1. **Start.** A task's adapter starts from the merged one, not from random weights, and only tasks that bring a quarter
+   of the classes or more train one. The merge is the mean of both adapters, in which a class of the task has two votes
+   and an old one has one.
+2. **Carry.** The merge moves the features of old classes, whose images are gone. The images of the task show how: their
+   features before (rows of ``F0``) and after (``F1``) give the ridge map ``P = I + (F0'F0 + l I)^-1 F0'(F1 - F0)``,
+   with the strength ``l`` that best predicts images left out. What is known of old classes is carried along: means
+   ``m P``, scatters ``P'SP``, directions ``A P``.
+3. **Classify.** A Gaussian per class answers, its covariance between that of the class and the one that all classes
+   share (see ``onea.classifiers.gaussian``), instead of the nearest mean.
+
+An adapter that makes held-out images of its own task worse is taken back. The number of images decides how long a task
+is trained, never the name of a dataset.
+"""
 
 from __future__ import annotations
 
-from typing import ClassVar
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
-from onea.learner.one_a import OneAOptions
+from onea.learner.merged_adapter import MergingOptions
+from onea.learner.one_a import SMALLEST_BATCH, OneAOptions, OneAPlusOptions
 from onea.research.methods.adapter_merging import AdapterMerging
+from onea.vit.hooks import BlockHooks
+
+
+class OneAPlus(AdapterMerging):
+    """One adapter that every task starts from, statistics that follow it, and a Gaussian per class."""
+
+    title: ClassVar[str] = "One-A+"
+    paper: ClassVar[str] = "https://arxiv.org/abs/2603.10237"
+    trains: ClassVar[str] = "an adapter for each large task, from the merged one"
+    stores: ClassVar[str] = "one adapter, a mean and some directions per class, one matrix"
+    in_paper: ClassVar[bool] = False
+    Options: ClassVar[type] = OneAPlusOptions
+    base_learning_rate: ClassVar[float | None] = 0.15
+    paper_presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    options: OneAPlusOptions
+
+    @classmethod
+    def epochs(cls, options: MergingOptions, sizes: Sequence[int]) -> list[int]:
+        """More for larger tasks, none for those that are not trained on; assumes 100 images of a class."""
+        assert isinstance(options, OneAPlusOptions)
+        training = options.training_for(1, 100)
+        values = {name: getattr(training, name) for name in ("epochs", "min_epochs", "max_epochs")}
+        return super().epochs(dataclasses.replace(options, **values), sizes)
+
+    def batch_sizes(self) -> set[int]:
+        """The sizes that steps may have."""
+        return {self.options.batch_size} if self.options.batch_size else {SMALLEST_BATCH, 2 * SMALLEST_BATCH}
+
+    def cacheable_modules(self) -> dict[str, BlockHooks]:
+        """The adapter, which stands still while tasks teach it nothing."""
+        return {f"adapter of {self.merged.classes} classes": self.kept}
 
 
 class OneAMethod(AdapterMerging):

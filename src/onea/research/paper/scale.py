@@ -171,7 +171,7 @@ def pieces(sizes: tuple[int, ...], most: int) -> tuple[int, ...]:
     >>> pieces((14, 1, 3), 5)
     (5, 5, 4, 1, 3)
     """
-    from onea.research.task_sizes import balanced
+    from onea.research.streams import balanced
 
     return tuple(part for size in sizes for part in balanced(size, -(-size // most)))
 
@@ -269,8 +269,7 @@ def estimate(config: RunConfig, facts: DataFacts) -> Cost:
 
 def stream_of(config: RunConfig, facts: DataFacts) -> Stream:
     """The stream of a run of this package, as the run itself will make it."""
-    from onea.research.streams import make_stream
-    from onea.research.task_sizes import parse_sizes
+    from onea.research.streams import make_stream, parse_sizes
 
     return make_stream(
         classes=facts.classes,

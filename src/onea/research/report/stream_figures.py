@@ -59,7 +59,7 @@ def comparison_figure(stream: Stream, n_max: int = 500, mu: float = 0.1, width: 
         mu: the rarest class's share of those, in the long-tailed row.
         width: inches; on a phone all panels stand one above the other.
     """
-    from onea.research.task_sizes import balanced, long_tailed
+    from onea.research.streams import balanced, long_tailed
 
     even = balanced(stream.classes, stream.tasks)
     tail = long_tailed(n_max, stream.classes, mu)

@@ -18,8 +18,7 @@ from onea.research.methods import method_class
 from onea.research.runs.config import RunConfig
 from onea.research.runs.evaluation import answer_tasks
 from onea.research.runs.setup import Prepared, Side, pick, prepare
-from onea.research.streams import Stream
-from onea.research.task_sizes import balanced
+from onea.research.streams import Stream, balanced
 from onea.runtime import Runtime
 
 _FACTORS = (3.0, 1.0, 0.3, 0.1)  # of the rate that the run would have

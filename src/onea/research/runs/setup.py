@@ -32,8 +32,7 @@ from onea.research.methods.contract import Method
 from onea.research.record import Record
 from onea.research.runs.config import RunConfig
 from onea.research.runs.options import options_of, shape_of
-from onea.research.streams import Stream, make_stream
-from onea.research.task_sizes import parse_sizes
+from onea.research.streams import Stream, make_stream, parse_sizes
 from onea.runtime import Runtime
 from onea.vit.backbones import load_backbone, stamp_of_weights, why_frozen_only
 from onea.vit.batching import EVALUATION_BATCH
