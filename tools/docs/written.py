@@ -39,6 +39,7 @@ import result_tables
 from decisions import forgotten
 from evidence import DATA, JOINT, MOS, ONE_A, PLUS, ROOT, difference, main_runs
 
+from onea.learner.one_a import OneAPlusOptions
 from onea.research.methods.one_a import OneAPlus
 from onea.research.record import write_record
 
@@ -270,7 +271,7 @@ def gap() -> str:
 
 def plus_rates() -> str:
     """The learning rate of One-A+ in research runs, and in models."""
-    return f"{OneAPlus.base_learning_rate:g} in research runs and {OneAPlus.Options.learning_rate:g} in models"
+    return f"{OneAPlus.base_learning_rate:g} in research runs and {OneAPlusOptions.learning_rate:g} in models"
 
 
 def verdicts() -> str:
