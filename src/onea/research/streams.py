@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams of tasks: the order of the classes and of the tasks, whose sizes are in ``task_sizes``.
+"""Streams of tasks: the order of the classes, the sizes of the tasks and their order, images per class.
 
 Everything here is a pure function of its arguments; a seed always means a freshly seeded
 ``numpy.random.RandomState`` (the legacy generator), because published class and task orders were drawn with it.
