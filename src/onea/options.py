@@ -10,64 +10,17 @@ import os
 import re
 import types
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from onea.errors import OneaError, nearest, short
+from onea.schema import Range
 
 T = TypeVar("T")
 LARGEST = 2**32 - 1  # of a whole number: the largest seed; nothing that is counted comes near it
 _FARTHEST = 1e38  # of any number: what tensors can hold
 _THREADS = 256  # no system fails to start so many
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
-
-
-@dataclass(frozen=True)
-class Range:
-    """The numbers that an option may have, as part of its type: ``rank: Annotated[int, Range(ge=1)] = 64``.
-
-    Attributes:
-        ge: greater than or equal to this.
-        gt: greater than this.
-        le: less than or equal to this.
-        lt: less than this.
-    """
-
-    ge: float = -math.inf
-    gt: float = -math.inf
-    le: float = math.inf
-    lt: float = math.inf
-
-    def __contains__(self, value: float) -> bool:
-        return self.ge <= value <= self.le and self.gt < value < self.lt
-
-    def __str__(self) -> str:
-        """What to tell someone whose number is not among them.
-
-        >>> print(Range(ge=1)), print(Range(ge=0)), print(Range(gt=0, le=1)), print(Range(ge=0, le=1))
-        be at least 1
-        not be negative
-        lie in (0, 1]
-        lie between 0 and 1
-        (None, None, None, None)
-        """
-        if self.le == self.lt == math.inf:
-            if self.gt > -math.inf:
-                return "be positive" if self.gt == 0 else f"be above {self.gt:g}"
-            return "not be negative" if self.ge == 0 else f"be at least {self.ge:g}"
-        if self.gt == -math.inf and self.lt == math.inf:
-            return f"lie between {self.ge:g} and {self.le:g}"
-        low = f"[{self.ge:g}" if self.gt == -math.inf else f"({self.gt:g}"
-        return f"lie in {low}, {self.le:g}]" if self.lt == math.inf else f"lie in {low}, {self.lt:g})"
-
-
-Count = Annotated[int, Range(ge=1)]
-NotNegative = Annotated[float, Range(ge=0)]
-Positive = Annotated[float, Range(gt=0)]
-ZeroToOne = Annotated[float, Range(ge=0, le=1)]
-BelowOne = Annotated[float, Range(ge=0, lt=1)]
-Share = Annotated[float, Range(gt=0, le=1)]
 
 
 class MachineOptions:

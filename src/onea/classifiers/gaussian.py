@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from onea.classifiers.contract import Classifier, Scorer, Statistics
 from onea.classifiers.statistics import ClassStatistics
-from onea.options import Count, NotNegative, Positive
+from onea.schema import Count, NotNegative, Positive
 from onea.tensors import eigh, to_float64
 
 _ROOM = 2**26  # numbers of intermediate results

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from onea.classifiers.contract import Classifier, Scorer, Statistics
 from onea.classifiers.statistics import ClassStatistics, shrunk_covariance
-from onea.options import ZeroToOne
+from onea.schema import ZeroToOne
 from onea.tensors import to_float64
 
 

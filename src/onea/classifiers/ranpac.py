@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from onea import seeds
 from onea.classifiers.contract import Classifier, Scorer, Statistics
-from onea.options import Count
+from onea.schema import Count
 from onea.tensors import Tensors, eigh, to_float64
 
 _EVERY = 5  # of so many images of a class one is held out, to choose the strength

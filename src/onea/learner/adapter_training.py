@@ -19,8 +19,8 @@ from onea.learner.losses import contrastive_share
 from onea.learner.options import AdapterOptions
 from onea.learner.tasks import StreamPlan, Task
 from onea.learner.training import Batches, Draw
-from onea.options import BelowOne, Range
 from onea.runtime import Runtime
+from onea.schema import BelowOne, Range
 from onea.tensors import Tensors
 from onea.vit.adapter import Adapters
 from onea.vit.batching import draw_patches, number_kept

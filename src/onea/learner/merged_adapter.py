@@ -14,8 +14,9 @@ from onea.learner.options import ClassifierOptions
 from onea.learner.tasks import StreamPlan, Task
 from onea.merging import make_operator
 from onea.merging.operator import Operator, Sizes
-from onea.options import BelowOne, ZeroToOne, parse_pairs
+from onea.options import parse_pairs
 from onea.runtime import Runtime
+from onea.schema import BelowOne, ZeroToOne
 from onea.tensors import Tensors, cast_like, to_float64
 from onea.vit.adapter import Adapters
 from onea.vit.frozen import FrozenViT

@@ -13,7 +13,7 @@ from onea.learner.merged_adapter import MergedAdapterOptions, MergingOptions
 from onea.merging.average import WeightedMean
 from onea.merging.one_a import OneAMerge, OneASwitches
 from onea.merging.operator import Operator
-from onea.options import BelowOne, NotNegative, Positive, Range, Share, ZeroToOne
+from onea.schema import BelowOne, Fraction, NotNegative, Positive, Range, ZeroToOne
 
 SMALLEST_BATCH = 64  # of One-A+; large tasks have twice that
 _TRAINING = tuple(AdapterTraining.__dataclass_fields__)
@@ -66,7 +66,7 @@ class OneAPlusOptions(MergedAdapterOptions):
 
     learning_rate: NotNegative = 0.2
     batch_size: Annotated[int, Range(ge=0)] = 0
-    crop_scale: Share = 0.3
+    crop_scale: Fraction = 0.3
     epochs: Annotated[int, Range(ge=0)] = 0
     min_epochs: Annotated[int, Range(ge=0)] = 0
     max_epochs: Annotated[int, Range(ge=0)] = 0

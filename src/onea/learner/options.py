@@ -12,8 +12,9 @@ from onea.classifiers import make_classifier
 from onea.classifiers.contract import Classifier
 from onea.learner.tasks import StreamPlan
 from onea.learner.training import Optimiser, Recipe, Schedule
-from onea.options import BelowOne, Count, NotNegative, Range, Share, Validated, parse_pairs
+from onea.options import Validated, parse_pairs
 from onea.schedules import task_epochs
+from onea.schema import BelowOne, Count, Fraction, NotNegative, Range
 
 _UNPLANNED_CLASSES = 10.0  # classes of a middling task when the stream's length is not known
 _COMPACT = ("ncm", "slda", "whitened", "rgda", "ranpac")
@@ -38,7 +39,7 @@ class TrainingOptions(Validated):
     learning_rate: NotNegative = 0.01
     weight_decay: NotNegative = 5e-4
     batch_size: Count = 48
-    crop_scale: Share = 0.05
+    crop_scale: Fraction = 0.05
     epochs: Count = 20
     min_epochs: Annotated[int, Range(ge=0)] = 0
     max_epochs: Annotated[int, Range(ge=0)] = 0

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from onea.merging.average import RunningMean
 from onea.merging.operator import MergeResult, Sizes, Traits, check_mergeable, count_of
-from onea.options import Count
+from onea.schema import Count
 from onea.tensors import Tensors
 
 

@@ -13,7 +13,7 @@ import torch
 from onea import seeds
 from onea.merging.average import RunningMean
 from onea.merging.operator import MergeResult, Sizes, Traits, check_mergeable, count_of
-from onea.options import BelowOne
+from onea.schema import BelowOne
 from onea.tensors import Tensors, to_float64
 
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from onea.options import NotNegative, Validated, ZeroToOne
+from onea.options import Validated
+from onea.schema import NotNegative, ZeroToOne
 from onea.tensors import Tensors, eigh
 
 _DELTA = 1e-8  # keeps the normalised spectrum defined

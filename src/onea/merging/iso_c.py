@@ -14,7 +14,7 @@ from torch import Tensor
 
 from onea.merging.average import join_mean
 from onea.merging.operator import MergeResult, Sizes, Traits, check_mergeable, count_of, is_matrix, matrix
-from onea.options import BelowOne
+from onea.schema import BelowOne
 from onea.tensors import Tensors, cast_like, svd
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from onea.merging.operator import MergeResult, Sizes, Traits, check_mergeable, count_of
 from onea.merging.ties import Votes, elect, trim, votes_of
-from onea.options import Positive, Share
+from onea.schema import Fraction, Positive
 from onea.tensors import Tensors, cast_like, svd, to_float64
 
 _THRESHOLD = 1e-5  # smaller singular values are dropped, as in the official code
@@ -50,7 +50,7 @@ class KnOTS(Traits):
     associative = True
 
     rule: Literal["mean", "ties"] = "mean"
-    density: Share = 0.2
+    density: Fraction = 0.2
     scale: Positive = 1.0
     weights: Votes = "uniform"
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from onea.merging.operator import MergeResult, Sizes, Traits, check_mergeable, count_of
-from onea.options import Positive
+from onea.schema import Positive
 from onea.tensors import Tensors, cast_like, to_float64
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from onea.merging.operator import MergeResult, Sizes, Traits, check_mergeable, count_of, is_matrix, matrix
-from onea.options import ZeroToOne
+from onea.schema import ZeroToOne
 from onea.tensors import Tensors, cast_like, svd, to_float64
 
 _NULL = 1e-9  # directions below this share of the largest singular value are not directions of the accumulated side

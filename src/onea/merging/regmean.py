@@ -14,7 +14,7 @@ from torch import Tensor
 
 from onea.merging.average import join_mean
 from onea.merging.operator import MergeResult, Sizes, Traits, check_mergeable, count_of, matrix, statistic
-from onea.options import ZeroToOne
+from onea.schema import ZeroToOne
 from onea.tensors import Tensors, cast_like
 
 _RCOND = 1e-10  # input directions with a smaller share of the energy were not seen

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from onea.merging.operator import MergeResult, Sizes, Traits, check_mergeable, count_of
-from onea.options import Positive, Share
+from onea.schema import Fraction, Positive
 from onea.tensors import Tensors, cast_like, to_float64
 
 Votes = Literal["uniform", "classes"]
@@ -68,7 +68,7 @@ class TIES(Traits):
     title = "TIES"
     paper = "https://arxiv.org/abs/2306.01708"
 
-    density: Share = 0.2
+    density: Fraction = 0.2
     scale: Positive = 1.0
     weights: Votes = "uniform"
 

@@ -16,9 +16,9 @@ from onea.learner.options import AdapterOptions
 from onea.learner.tasks import StreamPlan, Task
 from onea.merging.average import RunningMean
 from onea.merging.operator import Sizes
-from onea.options import Count
 from onea.research.methods.contract import Method
 from onea.runtime import Runtime
+from onea.schema import Count
 from onea.tensors import Tensors, part_of, prefixed
 from onea.vit.adapter import Adapters
 from onea.vit.frozen import FrozenViT

@@ -24,9 +24,9 @@ from onea.learner.one_a import PUBLISHED
 from onea.learner.tasks import StreamPlan, Task
 from onea.learner.update import Known, NewImages, learn_update
 from onea.merging.average import RunningMean
-from onea.options import ZeroToOne
 from onea.research.methods.classification import FeatureClassification, RandomFeatures
 from onea.runtime import Runtime
+from onea.schema import ZeroToOne
 from onea.tensors import Tensors, part_of, prefixed
 from onea.vit.frozen import FrozenViT
 from onea.vit.hooks import BlockHooks

@@ -21,8 +21,8 @@ from onea.learner.local_head import local_head, new_adapters, train_with_local_h
 from onea.learner.options import AdapterOptions, TrainingOptions
 from onea.learner.tasks import Task
 from onea.learner.training import Optimiser
-from onea.options import Count, Positive
 from onea.research.methods.contract import Method
+from onea.schema import Count, Positive
 from onea.tensors import Tensors, part_of
 from onea.vit.adapter import Adapters
 from onea.vit.frozen import FrozenViT

@@ -17,10 +17,10 @@ from onea.learner.local_head import local_head
 from onea.learner.options import TrainingOptions
 from onea.learner.tasks import StreamPlan, Task
 from onea.learner.training import Loss, Trained, train
-from onea.options import Positive
 from onea.research.methods.contract import Method
 from onea.research.methods.lora import PROJECTIONS, LowRank, LowRankUpdates, SummedUpdates, check_rank
 from onea.runtime import Runtime
+from onea.schema import Positive
 from onea.tensors import Tensors
 from onea.vit.frozen import FrozenViT
 from onea.vit.heads import cosine_scores

@@ -21,9 +21,10 @@ from onea.learner.fixed_views import FixedViews
 from onea.learner.options import ClassifierOptions
 from onea.learner.tasks import StreamPlan, Task
 from onea.learner.update import with_images
-from onea.options import Count, parse_pairs
+from onea.options import parse_pairs
 from onea.research.methods.contract import Method
 from onea.runtime import Runtime
+from onea.schema import Count
 from onea.tensors import Tensors, part_of, prefixed
 from onea.vit.batching import EVALUATION_BATCH, pad_rows
 from onea.vit.frozen import FrozenViT

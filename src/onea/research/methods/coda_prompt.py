@@ -15,9 +15,9 @@ from onea import schedules, seeds
 from onea.errors import OneaError
 from onea.learner.tasks import StreamPlan, Task
 from onea.learner.training import Recipe
-from onea.options import Count, NotNegative
 from onea.research.methods.prompting import Growing, PrefixPrompts, PromptMethod, PromptOptions, by_dataset
 from onea.runtime import Runtime
+from onea.schema import Count, NotNegative
 from onea.tensors import Tensors, to_float64
 from onea.vit.frozen import FrozenViT
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from onea import seeds
 from onea.learner.tasks import StreamPlan, Task
-from onea.options import Count, NotNegative, Range
 from onea.research.methods.prompting import (
     Growing,
     PrefixPrompts,
@@ -23,6 +22,7 @@ from onea.research.methods.prompting import (
     match_keys,
 )
 from onea.runtime import Runtime
+from onea.schema import Count, NotNegative, Range
 from onea.tensors import Tensors
 from onea.vit.frozen import FrozenViT
 from onea.vit.heads import cosine_scores

@@ -13,9 +13,9 @@ from torch import Tensor
 from onea.errors import OneaError
 from onea.learner.options import AdapterOptions
 from onea.learner.tasks import StreamPlan, Task
-from onea.options import NotNegative
 from onea.research.methods.per_task import AdapterBank
 from onea.runtime import Runtime
+from onea.schema import NotNegative
 from onea.tensors import Tensors
 from onea.vit.frozen import FrozenViT
 from onea.vit.heads import cosine_scores

@@ -15,10 +15,10 @@ from onea import schedules, seeds
 from onea.learner.local_head import train_with_local_head
 from onea.learner.options import TrainingOptions
 from onea.learner.tasks import StreamPlan, Task
-from onea.options import Range
 from onea.research.methods.contract import Method
 from onea.research.methods.lora import FoldedUpdates, LowRank, LowRankUpdates, SecondMoments, SummedUpdates, check_rank
 from onea.runtime import Runtime
+from onea.schema import Range
 from onea.tensors import Tensors, eigh
 from onea.vit.frozen import FrozenViT
 from onea.vit.heads import GrowingHead
@@ -199,7 +199,7 @@ class Memory:
 
 
 def threshold(epsilon: float, task: int, tasks: int | None) -> float:
-    """Share of the energy that the memory must hold after a task (counted from 0): grows from ``epsilon`` towards 1.
+    """Fraction of the energy that the memory must hold after a task (counted from 0): grows from ``epsilon`` towards 1.
 
     Without a known number of tasks it stays at ``epsilon``.
 

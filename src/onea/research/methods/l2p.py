@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from onea import seeds
 from onea.errors import OneaError
 from onea.learner.tasks import StreamPlan, Task
-from onea.options import Count, NotNegative
 from onea.research.methods.prompting import (
     InputPrompts,
     Match,
@@ -24,6 +23,7 @@ from onea.research.methods.prompting import (
     match_keys,
 )
 from onea.runtime import Runtime
+from onea.schema import Count, NotNegative
 from onea.tensors import Tensors
 from onea.vit.frozen import FrozenViT
 

@@ -17,9 +17,9 @@ from onea.errors import OneaError
 from onea.learner.options import TrainingOptions
 from onea.learner.tasks import StreamPlan, Task
 from onea.learner.training import Trained, train
-from onea.options import BelowOne, Count, NotNegative, Positive
 from onea.research.methods.contract import Method
 from onea.runtime import Runtime
+from onea.schema import BelowOne, Count, NotNegative, Positive
 from onea.tensors import Tensors, part_of, to_float64
 from onea.vit.adapter import Adapters
 from onea.vit.batching import EVALUATION_BATCH

@@ -17,9 +17,9 @@ from onea.errors import OneaError
 from onea.learner.options import TrainingOptions
 from onea.learner.tasks import StreamPlan, Task
 from onea.learner.training import Loss, Recipe, Trained, train
-from onea.options import Count, NotNegative, Share
 from onea.research.methods.contract import Method
 from onea.runtime import Runtime
+from onea.schema import Count, Fraction, NotNegative
 from onea.tensors import Tensors, part_of, prefixed
 from onea.vit.adapter import Adapter
 from onea.vit.batching import EVALUATION_BATCH
@@ -247,7 +247,7 @@ class SEMAOptions(TrainingOptions):
     batch_size: int = 32
     rank: Count = 16
     scale: float = 1.0
-    expandable: Share = 0.25
+    expandable: Fraction = 0.25
     threshold: NotNegative = 2.0
     descriptor_epochs: Count = 20
     descriptor_rate: NotNegative = 0.01
