@@ -16,7 +16,7 @@ import timm
 import torch
 
 from onea.learner.tasks import StreamPlan
-from onea.research.bench.timing import timed_in_turn
+from onea.research.bench.results import timed_in_turn
 from onea.research.methods import method_class
 from onea.runtime import make_runtime
 from onea.vit.backbones import load_backbone

@@ -21,8 +21,8 @@ from pathlib import Path
 import torch
 
 from onea import cpu
-from onea.research.bench.rows import hardware_of
-from onea.research.runs.record import environment
+from onea.research.bench.results import hardware_of
+from onea.research.runs.runner import environment
 
 ROOT = Path(__file__).parents[1]
 COLUMNS = ("command", "bf16", "seconds", "hardware", "load", "torch")

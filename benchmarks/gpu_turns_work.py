@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from onea.learner.one_a import OneAOptions
-from onea.research.bench.timing import synchronise, timed_in_turn
+from onea.research.bench.results import synchronise, timed_in_turn
 from onea.research.methods.one_a import OneAMethod
 from onea.research.runs.evaluation import correct_per_class
 from onea.research.runs.setup import Prepared, Side
@@ -45,12 +45,12 @@ BenchConfig = _first("onea.research.bench.config:BenchConfig", "onea.research.be
 Measurements = _first("onea.research.bench.measure:Measurements", "onea.research.bench.measure:Column")
 PackedImages = _first("onea.data.image_storage:PackedImages", "onea.data.store:PackedImages")
 StreamPlan = _first("onea.learner.tasks:StreamPlan", "onea.learner.tasks:Plan")
-TimmBaseline = _first("onea.research.bench.answering:TimmBaseline", "onea.research.bench.timm_baseline:TimmBaseline")
-Workload = _first("onea.research.bench.workload:Workload", "onea.research.bench.scene:Scene")
-bench_backbone = _first("onea.research.bench.workload:bench_backbone", "onea.research.bench.backbone:bench_backbone")
-make_workload = _first("onea.research.bench.workload:make_workload", "onea.research.bench.scene:make_scene")
-preprocess_of = _first("onea.research.bench.workload:preprocess_of", "onea.research.bench.scene:preprocess_of")
-OLD = importlib.util.find_spec("onea.research.bench.workload") is None
+TimmBaseline = _first("onea.research.bench.measure:TimmBaseline", "onea.research.bench.timm_baseline:TimmBaseline")
+Workload = _first("onea.research.bench.measure:Workload", "onea.research.bench.scene:Scene")
+bench_backbone = _first("onea.research.bench.measure:bench_backbone", "onea.research.bench.backbone:bench_backbone")
+make_workload = _first("onea.research.bench.measure:make_workload", "onea.research.bench.scene:make_scene")
+preprocess_of = _first("onea.research.bench.measure:preprocess_of", "onea.research.bench.scene:preprocess_of")
+OLD = importlib.util.find_spec("onea.research.bench.results") is None
 
 TASK_SIZES = (14, 1, 3, 6, 36, 9, 23, 2, 2, 4)  # CIFAR-100, T=10, gamma 0.01, seed 1
 IN_FLIGHT = 8  # batches asked for before the host waits, as an evaluation does

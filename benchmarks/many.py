@@ -18,8 +18,7 @@ from onea.files import write_atomically
 from onea.research.cli.paper_display import GridDisplay
 from onea.research.runs.config import RunConfig, make_config
 from onea.research.runs.executors import LocalProcesses
-from onea.research.runs.grid import run_grid
-from onea.research.runs.record_store import RecordStore
+from onea.research.runs.grid import RecordStore, run_grid
 
 
 def line(name: str, config: RunConfig, store: RecordStore) -> dict[str, Any]:

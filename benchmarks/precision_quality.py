@@ -24,8 +24,7 @@ from onea.research.data import data_name
 from onea.research.record import Record
 from onea.research.runs.config import RunConfig, make_config
 from onea.research.runs.executors import LocalProcesses
-from onea.research.runs.grid import GridProgress, run_grid
-from onea.research.runs.record_store import Failure, RecordStore
+from onea.research.runs.grid import Failure, GridProgress, RecordStore, run_grid
 from onea.vit.embedded import EMBEDDED
 
 

@@ -38,7 +38,7 @@ from onea.research.methods import METHODS
 from onea.research.record import Record, read_record_file, record_path, records_below
 from onea.research.runs.config import RunConfig, make_config
 from onea.research.runs.executors import LocalProcesses
-from onea.research.runs.jobs import RunJob
+from onea.research.runs.grid import RunJob
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"

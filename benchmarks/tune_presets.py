@@ -54,7 +54,7 @@ from onea.options import build
 from onea.research.methods import METHODS
 from onea.research.methods.contract import Method
 from onea.research.methods.presets import preset_options
-from onea.research.runs.mps import multi_process_service
+from onea.research.runs.executors import multi_process_service
 from onea.research.streams import Stream
 
 BACKBONE = "vit_small_patch14_112"

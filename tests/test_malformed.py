@@ -44,7 +44,7 @@ from onea.research.data.pack import pack, stored_shape
 from onea.research.runs import runner as runs
 from onea.research.runs import setup
 from onea.research.runs.config import make_config
-from onea.research.runs.record_store import RecordStore
+from onea.research.runs.grid import RecordStore
 from onea.serve.settings import Limits
 from onea.vit import backbones
 

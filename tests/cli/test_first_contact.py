@@ -117,7 +117,7 @@ def test_the_defaults_of_a_method_are_those_that_would_run(onea):
     from onea.learner.data_rule import DataShape
     from onea.research.data.sources import load_dataset
     from onea.research.runs.config import make_config
-    from onea.research.runs.options import options_of
+    from onea.research.runs.setup import options_of
 
     def shown(*words: str) -> dict[str, str]:
         rows = [line.split() for line in onea("methods", "one-a", *words)[1].splitlines() if line.startswith("--")]

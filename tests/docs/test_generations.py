@@ -22,7 +22,7 @@ import written
 
 from onea.research.record import Record
 from onea.research.runs.config import make_config
-from onea.research.runs.options import options_of, shape_in
+from onea.research.runs.setup import options_of, shape_in
 
 
 @dataclasses.dataclass(frozen=True)

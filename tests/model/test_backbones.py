@@ -24,7 +24,7 @@ from onea.model.card import card
 from onea.model.export import export
 from onea.research.record import read_record
 from onea.research.runs.config import RunConfig, make_config
-from onea.research.runs.record import comparable_fields
+from onea.research.runs.reuse import comparable_fields
 from onea.research.runs.runner import run
 from onea.research.runs.setup import _geometry
 from onea.vit.network_config import NetworkConfig

@@ -156,7 +156,7 @@ def test_pipes_may_be_of_another_class(tiny_run, tmp_path, monkeypatch):
     """On Windows they are."""
     from onea.research.runs import executors
     from onea.research.runs.config import make_config
-    from onea.research.runs.jobs import RunJob
+    from onea.research.runs.grid import RunJob
 
     class Other:
         pass

@@ -13,7 +13,7 @@ from onea.files import decompressed
 from onea.research.record import FILES, NAME, read_record, record_path, records_below, write_record
 from onea.research.report.load import load_records
 from onea.research.runs.config import make_config
-from onea.research.runs.record_store import RecordStore
+from onea.research.runs.grid import RecordStore
 from onea.research.runs.runner import run
 
 PLAIN, COMPRESSED = FILES

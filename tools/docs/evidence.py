@@ -177,7 +177,7 @@ def select(
 
 def is_current(record: Record) -> bool:
     """Whether a run has the network that comes with onea, and the options that its configuration stands for today."""
-    from onea.research.runs.options import options_of, shape_in
+    from onea.research.runs.setup import options_of, shape_in
 
     if record["config"]["backbone"] != NETWORK:
         return False

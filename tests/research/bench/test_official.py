@@ -10,8 +10,7 @@ from rich.console import Console
 from onea.errors import OneaError
 from onea.research.bench.config import BenchConfig
 from onea.research.bench.official import official_rows
-from onea.research.bench.rows import OFFICIAL, PLAIN, Row
-from onea.research.cli.bench_display import _columns
+from onea.research.bench.results import OFFICIAL, PLAIN, Row, _columns
 from onea.vit.backbones import load_backbone
 
 CPU = torch.device("cpu")

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,9 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from onea import OneA
 from onea.learner.adapter_training import blank_adapters, train_adapter
 from onea.research.bench.config import CLASSES, BenchConfig
-from onea.research.bench.flops import inference_flops, training_flops
+from onea.research.bench.measure import bench_backbone, inference_flops, make_workload, training_flops
 from onea.research.bench.plain import plain_network
-from onea.research.bench.workload import bench_backbone, make_workload
 from onea.research.runs.evaluation import count_flops
 from onea.vit.embedded import FAST
 from onea.vit.hooks import NO_HOOKS
@@ -119,8 +119,8 @@ GUARD = {"bf16": {"training": 1.2, "inference": 1.4}, "fp32": {"training": 1.05,
 TRIES = 3
 MEASURE = """
 import json, sys
-from onea.research.bench.speedup import speedups
 from onea.research.bench.config import BenchConfig
+from speedup import speedups
 config = BenchConfig(*json.loads(sys.argv[1]), threads=1, seconds=0.05)
 print(json.dumps([config.runtime(same_numerics=False).precision, speedups(config, per_class=2)]))
 """
@@ -131,6 +131,7 @@ print(json.dumps([config.runtime(same_numerics=False).precision, speedups(config
 def test_faster_than_the_plain_loop(precision):
     """In a process of its own, with all instructions that these tests leave unused (conftest.py)."""
     environment = {name: value for name, value in os.environ.items() if name != "ONEDNN_MAX_CPU_ISA"}
+    environment["PYTHONPATH"] = str(Path(__file__).parents[2])  # speedup.py
     command = [sys.executable, "-c", MEASURE, json.dumps([FAST, 64, "cpu", 10, precision])]
     best = {"training": 0.0, "inference": 0.0}
     for _ in range(TRIES):

@@ -21,8 +21,8 @@ from onea.options import build
 from onea.research.methods import METHODS, method_class
 from onea.research.methods.presets import Preset, preset_options
 from onea.research.runs.config import RunConfig, make_config
-from onea.research.runs.options import options_of, shape_in
 from onea.research.runs.runner import run
+from onea.research.runs.setup import options_of, shape_in
 
 TRAINED = [name for name in METHODS.names if issubclass(method_class(name).Options, TrainingOptions)]
 CIFAR, CUB = DataShape(50_000, 100, 10), DataShape(5_994, 200, 20)

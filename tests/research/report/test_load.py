@@ -9,8 +9,7 @@ import pytest
 from support.records import record
 
 from onea.errors import OneaError
-from onea.research.record import write_record
-from onea.research.record_shape import can_be_shown
+from onea.research.record import can_be_shown, write_record
 from onea.research.report.aggregate import best_first, setting_names, settings
 from onea.research.report.experiment_page import with_titles
 from onea.research.report.load import by_classifier, load_records, with_present_options

@@ -15,7 +15,7 @@ from onea.cli.app import app
 from onea.cli.options import meaning, options_of
 from onea.research.record import read_record_file, records_below
 from onea.research.runs.config import RunConfig
-from onea.research.runs.record_store import RecordStore
+from onea.research.runs.grid import RecordStore
 
 RESULTS = ROOT / "docs/results"
 RECORDS = records_below(RESULTS)

@@ -13,7 +13,7 @@ from onea.errors import OneaError
 from onea.research.methods import METHODS, method_class
 from onea.research.runs.config import make_config
 from onea.research.runs.evaluation import FeatureCache, correct_per_class
-from onea.research.runs.record import comparable_fields
+from onea.research.runs.reuse import comparable_fields
 from onea.research.runs.runner import run
 from onea.runtime import Progress
 from onea.vit.batching import padded

@@ -28,11 +28,20 @@ from onea.learner.merged_adapter import AdapterCache
 from onea.research.cli.paper_display import GridDisplay, labels
 from onea.research.runs import executors
 from onea.research.runs.config import make_config
-from onea.research.runs.executors import InProcess, LocalProcesses, choose_executor
-from onea.research.runs.grid import GridProgress, run_grid
-from onea.research.runs.jobs import RunJob, ignore_progress, once_per_training, run_job, with_adapter_caches
-from onea.research.runs.record import comparable_fields
-from onea.research.runs.record_store import Failure, RecordStore
+from onea.research.runs.executors import LocalProcesses, choose_executor
+from onea.research.runs.grid import (
+    Failure,
+    GridProgress,
+    InProcess,
+    RecordStore,
+    RunJob,
+    ignore_progress,
+    once_per_training,
+    run_grid,
+    run_job,
+    with_adapter_caches,
+)
+from onea.research.runs.reuse import comparable_fields
 from onea.research.runs.runner import run
 from onea.research.runs.setup import prepare
 from onea.runtime import make_runtime
@@ -43,7 +52,7 @@ import json, sys
 from onea.research.runs.config import make_config
 from onea.research.runs.executors import LocalProcesses
 from onea.research.runs.grid import GridProgress, run_grid
-from onea.research.runs.record_store import RecordStore
+from onea.research.runs.grid import RecordStore
 
 class Lines(GridProgress):
     def advance(self, config, task, tasks):
@@ -139,7 +148,7 @@ def test_foreign_and_spoilt_files_are_passed_over(quick, store):
 
 
 def test_a_spoilt_note_of_a_failure_is_told(quick, store):
-    from onea.research.runs.record_store import Failure
+    from onea.research.runs.grid import Failure
 
     store.note_failure(quick(), Failure("It rained."))
     path = store.folder(quick()) / "failure.json"

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from onea.research.runs import executors, mps
-from onea.research.runs.executors import LocalProcesses
-from onea.research.runs.mps import multi_process_service
+from onea.research.runs import executors
+from onea.research.runs.executors import LocalProcesses, multi_process_service
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the service exists on Linux")
 
@@ -34,8 +33,8 @@ def notes(tmp_path, monkeypatch):
     monkeypatch.setenv("NOTES", str(noted))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
-    monkeypatch.setattr(mps, "_USUAL_PLACE", tmp_path / "nvidia-mps")
-    monkeypatch.setattr(mps, "_TRIAL", "import os; assert os.environ['CUDA_MPS_PIPE_DIRECTORY']")
+    monkeypatch.setattr(executors, "_USUAL_PLACE", tmp_path / "nvidia-mps")
+    monkeypatch.setattr(executors, "_TRIAL", "import os; assert os.environ['CUDA_MPS_PIPE_DIRECTORY']")
     return lambda: noted.read_text().splitlines() if noted.exists() else []
 
 
@@ -66,8 +65,8 @@ def test_nothing_is_started_where_somebody_has_set_it_up_or_it_is_not_there(note
         patch.setenv("PATH", str(tmp_path))
         with multi_process_service() as clients:
             assert clients == {}
-    mps._USUAL_PLACE.mkdir()
-    (mps._USUAL_PLACE / "control").touch()
+    executors._USUAL_PLACE.mkdir()
+    (executors._USUAL_PLACE / "control").touch()
     with multi_process_service() as clients:
         assert clients == {}
     assert notes() == []
@@ -75,15 +74,15 @@ def test_nothing_is_started_where_somebody_has_set_it_up_or_it_is_not_there(note
 
 @pytest.mark.parametrize("trial", ["raise SystemExit(1)", "import time; time.sleep(9)"])
 def test_where_no_client_can_use_it_runs_go_without(notes, trial, monkeypatch):
-    monkeypatch.setattr(mps, "_TRIAL", trial)
-    monkeypatch.setattr(mps, "_SECONDS", 2)
+    monkeypatch.setattr(executors, "_TRIAL", trial)
+    monkeypatch.setattr(executors, "_SECONDS", 2)
     with multi_process_service() as clients:
         assert clients == {}
     assert [line.split()[0] for line in notes()] == ["-d", "quit"]
 
 
 def test_a_service_that_does_not_start_is_not_told_to_quit(notes, monkeypatch):
-    monkeypatch.setattr(mps, "_LOGS", "OTHER")  # so that the program finds no folder of logs
+    monkeypatch.setattr(executors, "_LOGS", "OTHER")  # so that the program finds no folder of logs
     with multi_process_service() as clients:
         assert clients == {}
     assert len(notes()) == 1

@@ -21,8 +21,8 @@ from onea.errors import OneaError
 from onea.files import dump_with_checksum
 from onea.research.report.load import load_records
 from onea.research.runs.config import make_config
-from onea.research.runs.record import comparable_fields, read_run
-from onea.research.runs.runner import run
+from onea.research.runs.reuse import comparable_fields
+from onea.research.runs.runner import read_run, run
 from onea.runtime import Progress
 
 SEED = 20_261_117

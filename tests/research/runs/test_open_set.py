@@ -11,9 +11,9 @@ from support.methods import prepared
 from support.records import record
 from support.tiny import Stopped
 
-from onea.research.cli.run_summary import print_summary
+from onea.research.cli.run import print_summary
+from onea.research.record import can_be_continued, can_be_shown
 from onea.research.record_metrics import headline_metrics, metric
-from onea.research.record_shape import can_be_continued, can_be_shown
 from onea.research.report.aggregate import grid_table, settings
 from onea.research.report.compare import compare
 from onea.research.report.experiment_page import with_titles
@@ -22,7 +22,7 @@ from onea.research.report.run_page import run_page
 from onea.research.report.tables import results_table
 from onea.research.runs.config import RunConfig, make_config
 from onea.research.runs.evaluation import answer_tasks, open_set_auroc
-from onea.research.runs.record import comparable_fields
+from onea.research.runs.reuse import comparable_fields
 from onea.research.runs.runner import run
 
 AREAS = [80.0, 75.0, 70.0, 65.0, 60.0, 55.0, 52.0, 51.0, None]

@@ -16,11 +16,9 @@ import pytest
 
 from onea.errors import OneaError
 from onea.research.runs.config import make_config
-from onea.research.runs.executors import choose_executor
-from onea.research.runs.grid import GridProgress, run_grid
-from onea.research.runs.ray_executor import RayExecutor
-from onea.research.runs.record import comparable_fields
-from onea.research.runs.record_store import RecordStore
+from onea.research.runs.executors import RayExecutor, choose_executor
+from onea.research.runs.grid import GridProgress, RecordStore, run_grid
+from onea.research.runs.reuse import comparable_fields
 
 
 class Heard(GridProgress):

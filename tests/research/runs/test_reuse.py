@@ -25,12 +25,9 @@ from onea.locks import folder_lock
 from onea.research.methods import METHODS
 from onea.research.record import read_record_file, records_below, write_record
 from onea.research.runs.config import make_config
-from onea.research.runs.executors import InProcess
-from onea.research.runs.grid import run_grid
-from onea.research.runs.inputs import Inputs
-from onea.research.runs.record import comparable_fields, read_run
-from onea.research.runs.record_store import RecordStore
-from onea.research.runs.runner import run
+from onea.research.runs.grid import InProcess, RecordStore, run_grid
+from onea.research.runs.reuse import Inputs, comparable_fields
+from onea.research.runs.runner import read_run, run
 from onea.runtime import Progress
 
 
@@ -136,7 +133,7 @@ def test_nothing_is_read_where_nobody_has_touched_anything(values, tmp_path, mon
     for name in (
         "onea.research.data.pack.read_image",
         "onea.research.data.pack.image_size",
-        "onea.research.runs.inputs.load_backbone",
+        "onea.research.runs.reuse.load_backbone",
     ):
         monkeypatch.setattr(name, lambda *_, **__: pytest.fail("reads"))
     monkeypatch.setenv("ONEA_CACHE", str(tmp_path / "empty cache"))
@@ -313,7 +310,7 @@ def mutations(record: dict, draw: random.Random):
 @pytest.mark.parametrize("status", ["finished", "running"])
 def test_a_damaged_record_is_told_in_a_sentence(status, values, tmp_path):
     """Whatever was changed in it: it is shown, or refused, and never a traceback."""
-    from onea.research.cli.run_summary import print_summary
+    from onea.research.cli.run import print_summary
 
     config = make_config(values)
     record = run(config, tmp_path / "o") | {"status": status, "format": 1}  # which has no checksum
@@ -386,7 +383,7 @@ def test_a_grid_looks_at_its_images_once(values, images, tmp_path, monkeypatch):
     run_grid(configs, store)
     invert(images / "test/class01/1.bmp")
     real, calls = Inputs._data.__globals__["dataset_of"], []
-    monkeypatch.setattr("onea.research.runs.inputs.dataset_of", lambda *a, **k: calls.append(a) or real(*a, **k))
+    monkeypatch.setattr("onea.research.runs.reuse.dataset_of", lambda *a, **k: calls.append(a) or real(*a, **k))
     assert len(run_grid(configs, store).failed) == 3
     assert len(calls) == 1
 

@@ -19,12 +19,11 @@ from torch import Tensor, nn
 
 from onea import cpu
 from onea.errors import OneaError
-from onea.research.bench.answering import answering
 from onea.research.bench.config import CLASSES, BenchConfig
-from onea.research.bench.rows import Row
-from onea.research.bench.run import BenchResult, OnStatus
-from onea.research.bench.workload import SEED, bench_backbone
-from onea.research.runs.record import environment
+from onea.research.bench.measure import SEED, answering, bench_backbone
+from onea.research.bench.results import BenchResult, Row
+from onea.research.bench.run import OnStatus
+from onea.research.runs.runner import environment
 from onea.runtime import make_runtime
 from onea.vit.adapter import Adapters
 from onea.vit.frozen import FrozenViT

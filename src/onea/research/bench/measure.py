@@ -1,23 +1,250 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The measurements of one column of the bench, through the product's own code."""
+"""Measurements of One-A on synthetic images: the workload, its speed, memory and floating-point operations."""
 
 from __future__ import annotations
 
+import copy
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from onea.learner.adapter_training import train_adapter
+from onea.data.dataset import Pixels
+from onea.data.image_storage import PackedImages
+from onea.data.transforms import Preprocess
+from onea.errors import OneaError, nearest
+from onea.learner.adapter_training import blank_adapters, train_adapter
+from onea.learner.one_a import OneAOptions
+from onea.learner.tasks import StreamPlan
 from onea.merging.operator import Sizes
-from onea.research.bench.answering import AnswerFunction
-from onea.research.bench.rows import Row, duration, rate
-from onea.research.bench.timing import Timing, summarise, synchronise, timed
-from onea.research.bench.workload import Workload
-from onea.research.runs.evaluation import correct_per_class
-from onea.research.runs.record import peak_memory
-from onea.runtime import Progress
+from onea.research.bench.config import CLASSES, BenchConfig
+from onea.research.bench.results import Row, Timing, duration, rate, summarise, synchronise, timed, timed_in_turn
+from onea.research.methods.one_a import OneAMethod
+from onea.research.runs.evaluation import correct_per_class, count_flops
+from onea.research.runs.runner import peak_memory
+from onea.research.runs.setup import CROP_MARGIN, Prepared, Side
+from onea.research.streams import Stream
+from onea.runtime import Progress, Runtime
+from onea.vit.backbones import load_backbone
+from onea.vit.batching import EVALUATION_BATCH
+from onea.vit.embedded import EMBEDDED
+from onea.vit.fp8 import from_fp8, product, quantised
+from onea.vit.frozen import FrozenViT, frozen
+from onea.vit.heads import cosine_scores
+from onea.vit.network_config import NetworkConfig
+from onea.vit.weight_files import blank_network
+
+SEED = 1
+_RANDOM = "random:"
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A method and its images on one device in one precision."""
+
+    prepared: Prepared
+    method: OneAMethod
+    runtime: Runtime
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the network's passes are compiled."""
+        return self.prepared.compiled
+
+
+def make_workload(
+    config: BenchConfig,
+    vit: FrozenViT,
+    runtime: Runtime,
+    sizes: tuple[int, ...],
+    per_class: int,
+    test_per_class: int,
+    *,
+    compiled: bool,
+) -> Workload:
+    """One-A before its first task, on a stream of tasks of these sizes; ``vit`` itself is not changed."""
+    classes = sum(sizes)
+    vit = copy.deepcopy(vit).keep_matrices_in(runtime.dtype, runtime.fp8).to(runtime.device)
+    if compiled:
+        vit.compile_for({config.batch, EVALUATION_BATCH, *config.batches})
+    options = OneAOptions(rank=config.rank, batch_size=config.batch, epochs=1, min_epochs=1, max_epochs=1)
+    method = OneAMethod(vit, options, runtime, StreamPlan(classes, len(sizes)))
+    preprocess = preprocess_of(vit)
+    train, test = (_side(classes, count, preprocess, runtime) for count in (per_class, test_per_class))
+    stream = Stream(tuple(range(classes)), sizes)
+    return Workload(Prepared(stream, train, test, method, {}, SEED, compiled), method, runtime)
+
+
+def one_task(config: BenchConfig, vit: FrozenViT, runtime: Runtime, *, compiled: bool) -> Workload:
+    """A single task, large enough that an epoch is many steps on this device."""
+    train, test = config.images_per_class(runtime.device), -(-max(config.batches) // CLASSES)
+    return make_workload(config, vit, runtime, (CLASSES,), train, max(train, test), compiled=compiled)
+
+
+def preprocess_of(vit: FrozenViT) -> Preprocess:
+    """The preprocessing of a run by default."""
+    return Preprocess(size=vit.size, mean=vit.mean, std=vit.std)
+
+
+def synthetic_pixels(count: int, network_size: int) -> Pixels:
+    """Noise as a run would store it: uint8 with the margin that crops need."""
+    side = round(network_size * CROP_MARGIN)
+    return np.random.default_rng(SEED).integers(0, 256, (count, 3, side, side), dtype=np.uint8)
+
+
+def _side(classes: int, per_class: int, preprocess: Preprocess, runtime: Runtime) -> Side:
+    pixels = synthetic_pixels(classes * per_class, preprocess.size)
+    images = PackedImages(pixels, preprocess, runtime.device, "device", runtime.pixel_dtype)
+    return Side(images, torch.arange(classes).repeat_interleave(per_class), torch.arange(len(pixels)))
+
+
+def bench_backbone(name: str) -> FrozenViT:
+    """An embedded backbone, a ``.safetensors`` file, timm's ``architecture.tag``, or random weights.
+
+    ``random:ARCHITECTURE``, or just timm's ``ARCHITECTURE`` without a tag, needs no download.
+    """
+    if name.startswith(_RANDOM):
+        return random_backbone(name.removeprefix(_RANDOM))
+    if name in EMBEDDED or name.endswith(".safetensors") or "." in name:
+        return load_backbone(name)
+    return random_backbone(name)
+
+
+def random_backbone(architecture: str) -> FrozenViT:
+    """A network of timm with fixed random weights."""
+    import timm
+
+    known = timm.list_models()
+    if architecture not in known:
+        raise OneaError(f"Unknown architecture '{architecture}'; {nearest(architecture, [*EMBEDDED, *known])}")
+    config = NetworkConfig.of_timm(architecture)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        network = blank_network(architecture, config, device="cpu")
+    return frozen(network, _RANDOM + architecture, "random", config)
+
+
+# Dense floating-point operations per second from the data sheets; the first name that occurs in the chip's is taken.
+_NOMINAL: tuple[tuple[str, dict[str, float]], ...] = (
+    ("B200", {"fp8": 4500e12, "bf16": 2250e12, "fp32": 75e12}),
+    ("H200", {"fp8": 1979e12, "bf16": 989e12, "fp32": 67e12}),
+    ("H100 PCIe", {"fp8": 1513e12, "bf16": 756e12, "fp32": 51e12}),
+    ("H100", {"fp8": 1979e12, "bf16": 989e12, "fp32": 67e12}),
+    ("A100", {"bf16": 312e12, "fp32": 19.5e12}),
+    ("L40S", {"fp8": 733e12, "bf16": 362e12, "fp32": 91.6e12}),
+    ("L4", {"fp8": 242e12, "bf16": 121e12, "fp32": 30.3e12}),
+    ("A10", {"bf16": 125e12, "fp32": 31.2e12}),
+)
+_IMAGES = 2
+
+
+def inference_flops(method: OneAMethod) -> float:
+    """Operations per image of one pass with the adapter."""
+    images = _images(method)
+    return count_flops(lambda: method.features(images, method.kept)) / _IMAGES
+
+
+def training_flops(method: OneAMethod) -> float:
+    """Operations per image of one pass with the adapter and back to the adapter's gradients."""
+    images = _images(method)
+    adapters = blank_adapters(method.vit, method.options, seed=0).to(images.device)
+
+    def step() -> None:
+        with method.runtime.autocast():
+            loss = method.vit(images, adapters).sum()
+        loss.backward()
+
+    return count_flops(step) / _IMAGES
+
+
+def _images(method: OneAMethod) -> torch.Tensor:
+    return torch.zeros(_IMAGES, 3, method.vit.size, method.vit.size, device=method.runtime.device)
+
+
+def nominal_peak(chip: str, precision: str) -> float | None:
+    """Dense operations per second from the data sheet, or None for a chip we do not know.
+
+    >>> nominal_peak("NVIDIA H200", "bf16")
+    989000000000000.0
+    >>> nominal_peak("AMD EPYC", "bf16")
+    """
+    return next((peaks.get(precision) for name, peaks in _NOMINAL if name in chip), None)
+
+
+def measured_peak(device: torch.device, precision: str, seconds: float) -> float:
+    """Operations per second of one large square matrix product, at its best."""
+    side = 8192 if device.type == "cuda" else 1024
+    left, right = (torch.randn(side, side, device=device) for _ in range(2))
+    if precision == "fp8":
+        factors = (*quantised(left), *quantised(right))
+        return 2 * side**3 / timed(lambda: product(*factors), device, seconds).best
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    left, right = left.to(dtype), right.to(dtype)
+    return 2 * side**3 / timed(lambda: left @ right, device, seconds).best
+
+
+AnswerFunction = Callable[[], object]
+_IN_FLIGHT = 8  # batches asked for before the host waits, as an evaluation does
+
+
+def answering(answers: Mapping[str, AnswerFunction], batch: int, device: torch.device, seconds: float) -> Iterator[Row]:
+    """The time of one request, and the speed with several in flight where the device works apart from the host.
+
+    All columns take turns, because the differences between them are small.
+    """
+    setting = f"batch {batch}"
+    alone = timed_in_turn(list(answers.values()), device, seconds)
+    for column, timing in zip(answers, alone, strict=True):
+        yield duration("inference", setting, column, timing)
+    count, several = 1, alone
+    if device.type != "cpu":
+        count, several = _IN_FLIGHT, timed_in_turn([_several(answer) for answer in answers.values()], device, seconds)
+    for column, timing in zip(answers, several, strict=True):
+        yield rate("inference", setting, column, count * batch, timing)
+
+
+def _several(answer: AnswerFunction) -> AnswerFunction:
+    return lambda: [answer() for _ in range(_IN_FLIGHT)]
+
+
+def timm_column(precision: str, compiled: bool) -> str:
+    """The name of this baseline's column; timm has no eight bits, so what is compared with fp8 is bf16.
+
+    >>> timm_column("fp8", True)
+    'timm bf16 compiled'
+    """
+    return f"timm {'bf16' if precision == 'fp8' else precision} {'compiled' if compiled else 'eager'}"
+
+
+class TimmBaseline:
+    """timm's forward pass with the weights, precision and input pipeline of a workload."""
+
+    def __init__(self, workload: Workload, compiled: bool):
+        self.workload = workload
+        self.name = timm_column(workload.runtime.precision, compiled)
+        network: Any = copy.deepcopy(workload.method.vit.vit)
+        from_fp8(network)
+        if compiled:  # as our own network is
+            network = torch.compile(network, dynamic=False, fullgraph=True, mode="reduce-overhead")
+        self.network: Any = network
+
+    def answer(self, batch: int) -> AnswerFunction:
+        """Scores of stored images, as our own inference gives them."""
+        images, rows = self.workload.prepared.test.images, torch.arange(batch)
+        prototypes = self.workload.method.prototypes
+
+        def scores() -> Tensor:
+            pixels = images.plain(rows)
+            with torch.no_grad(), self.workload.runtime.autocast():
+                features: Tensor = self.network(pixels)
+            return cosine_scores(features.float(), prototypes)
+
+        return scores
+
 
 _LEAST_EPOCHS, _MOST_EPOCHS = 3, 60
 

@@ -25,8 +25,7 @@ from onea.errors import OneaError, short
 from onea.files import check_path
 from onea.learner.losses import contrastive, contrastive_share
 from onea.research.bench.config import CLASSES, BenchConfig
-from onea.research.bench.rows import OFFICIAL, Row, duration, rate
-from onea.research.bench.timing import Timing, timed
+from onea.research.bench.results import OFFICIAL, Row, Timing, duration, rate, timed
 from onea.vit.frozen import FrozenViT
 
 _NETWORK = Path("backbone") / "vit_onea.py"

@@ -4,19 +4,36 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from statistics import median
 
 import torch
 
-from onea.research.bench.answering import TimmBaseline, answering
+from onea.errors import OneaError
 from onea.research.bench.config import CLASSES, BenchConfig
-from onea.research.bench.flops import inference_flops, measured_peak, nominal_peak, training_flops
-from onea.research.bench.growth import growth
-from onea.research.bench.measure import Measurements, forget_peak, peak_rows
+from onea.research.bench.measure import (
+    Measurements,
+    TimmBaseline,
+    Workload,
+    answering,
+    bench_backbone,
+    forget_peak,
+    inference_flops,
+    make_workload,
+    measured_peak,
+    nominal_peak,
+    one_task,
+    peak_rows,
+    preprocess_of,
+    synthetic_pixels,
+    training_flops,
+)
 from onea.research.bench.official import check_checkout, official_rows
 from onea.research.bench.plain import (
     PlainImages,
@@ -27,65 +44,32 @@ from onea.research.bench.plain import (
     plain_request,
     plain_transform,
 )
-from onea.research.bench.rows import (
+from onea.research.bench.results import (
     FAST,
     OFFICIAL,
     PLAIN,
     SAME,
+    BenchResult,
     Row,
     chip_of,
-    csv_name,
     duration,
     find,
-    hardware_of,
     rate,
-    write_csv,
+    timed,
+    timed_in_turn,
 )
-from onea.research.bench.timing import timed
-from onea.research.bench.workload import Workload, bench_backbone, one_task, preprocess_of, synthetic_pixels
-from onea.research.runs.record import environment
+from onea.research.data import data_name
+from onea.research.methods.presets import preset_options
+from onea.research.record import Record
+from onea.research.runs.config import RunConfig, make_config
+from onea.research.runs.evaluation import correct_per_class, measure_cost
+from onea.research.runs.runner import environment, peak_memory, run
 from onea.runtime import Runtime
 from onea.vit.frozen import FrozenViT
 
 OnStatus = Callable[[str], None]
-_BUSY = 0.25  # of the cores
 _MOST_WORKERS = 8  # as published codes ask for
 _LOADER_STEPS, _FEWEST_IMAGES = 16, 128
-
-
-@dataclass(frozen=True)
-class BenchResult:
-    """All figures of one bench, and the machine they belong to.
-
-    Attributes:
-        load: processes that wanted a core on average in the minute before, none of them ours.
-        data: the dataset of a whole stream, if that is what was measured.
-    """
-
-    config: BenchConfig
-    rows: list[Row]
-    backbone: str
-    precision: str
-    compiled: bool
-    load: float
-    environment: dict[str, Any]
-    data: str = ""
-
-    @property
-    def hardware(self) -> str:
-        """The chip and the cores."""
-        return hardware_of(self.environment, self.environment["cores"])
-
-    def write(self, folder: Path) -> Path:
-        """Leave the figures in a file whose name carries the hardware."""
-        path = folder / csv_name(self.environment, self.environment["cores"], self.backbone, self.data)
-        write_csv(path, self.rows, self.backbone, self.hardware, self.load, self.environment)
-        return path
-
-    @property
-    def busy(self) -> bool:
-        """Whether others were using the machine enough to spoil the figures."""
-        return bool(self.load > _BUSY * self.environment["cores"])
 
 
 def bench(config: BenchConfig, on_status: OnStatus = lambda text: None) -> BenchResult:
@@ -191,3 +175,158 @@ def _release() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+EARLY = 4  # tasks after which memory is compared; the first has everything to set up
+_CLASSES = 2  # of each task
+_CPU_BATCH = 64
+_LATENCY_BATCHES = (1, 32)
+
+
+def growth(config: BenchConfig) -> list[Row]:
+    """Time per task, peak memory, operations and latency, early and late.
+
+    In a process of its own, because a process's peak memory never falls.
+    """
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(_measure, config).result()
+
+
+def _measure(config: BenchConfig) -> list[Row]:
+    runtime = config.runtime(same_numerics=False)
+    if runtime.device.type != "cuda":
+        config = replace(config, batch=min(config.batch, _CPU_BATCH))
+    vit, compiled = bench_backbone(config.backbone), config.compiles(runtime)
+    # Training batches are full from the first task on, so that a larger peak later could only come from growth.
+    per_class = -(-config.batch // _CLASSES)
+    many = make_workload(config, vit, runtime, (_CLASSES,) * config.tasks, per_class, 1, compiled=compiled)
+    rows = _rows_of_run(many)
+    once = make_workload(config, vit, runtime, (_CLASSES * config.tasks,), 2, 1, compiled=compiled)
+    _learn(once, 0)
+    return rows + _rows_of_answers({1: once, config.tasks: many}, config.seconds)
+
+
+def _rows_of_run(workload: Workload) -> list[Row]:
+    """Learn and evaluate task by task, as a run does."""
+    seconds, peaks = [], []
+    kind = "device" if workload.runtime.device.type == "cuda" else "host"
+    tasks = workload.prepared.stream.tasks
+    for index in range(tasks):
+        seconds.append(_learn(workload, index))
+        peaks.append(peak_memory(workload.runtime.device).get(kind))
+    window = min(EARLY, (tasks - 1) // 2)
+    rows = [
+        _time_row(f"tasks 2 to {1 + window}", seconds[1 : 1 + window]),
+        _time_row(f"tasks {tasks - window + 1} to {tasks}", seconds[-window:]),
+    ]
+    for task in (EARLY, tasks):
+        if (peak := peaks[task - 1]) is not None:  # not every system tells
+            rows.append(Row("growth: peak memory", f"after task {task}", FAST, peak / 1e6, "MB"))
+    return rows
+
+
+def _learn(workload: Workload, index: int) -> float:
+    """Learn a task and evaluate; the seconds of learning."""
+    task = workload.prepared.task(index)
+    started = time.perf_counter()
+    workload.method.learn(task)
+    learned = time.perf_counter() - started
+    correct_per_class(
+        workload.method, workload.prepared.test, workload.prepared.class_ranges(index), workload.prepared.seed
+    )
+    return learned
+
+
+def _time_row(setting: str, seconds: Sequence[float]) -> Row:
+    spread = (max(seconds) - min(seconds)) / 2
+    return Row("growth: learning a task", setting, FAST, median(seconds), "s", spread)
+
+
+def _rows_of_answers(workloads: dict[int, Workload], seconds: float) -> list[Row]:
+    """Inference after learning the same classes in one task and in many."""
+    rows = []
+    for tasks, workload in workloads.items():
+        flops = measure_cost(workload.method, workload.prepared.test.images, tasks)["flops_per_image"] / 1e9
+        rows.append(Row("growth: inference", f"after {_tasks(tasks)}", FAST, flops, "GFLOP/image"))
+    for batch in _LATENCY_BATCHES:
+        device = next(iter(workloads.values())).runtime.device
+        timings = timed_in_turn([_answer(workload, batch) for workload in workloads.values()], device, seconds)
+        rows += [
+            duration("growth: inference", f"after {_tasks(tasks)}, batch {batch}", FAST, timing)
+            for tasks, timing in zip(workloads, timings, strict=True)
+        ]
+    return rows
+
+
+def _answer(workload: Workload, batch: int) -> Callable[[], object]:
+    test = workload.prepared.test
+    chosen = torch.arange(batch) % len(test.rows)
+    return lambda: workload.method.scores(test.images.plain(chosen))
+
+
+def _tasks(count: int) -> str:
+    return "1 task" if count == 1 else f"{count} tasks"
+
+
+TASKS = 10
+
+
+def stream_bench(config: BenchConfig, data: str, folder: Path, on_status: OnStatus = lambda text: None) -> BenchResult:
+    """One run in a fresh process, as a user's is: nothing is loaded or compiled before. Its record stays in ``folder``.
+
+    Raises:
+        OneaError: the run is there already, so there would be nothing to time.
+    """
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    same = config.precision == "fp32"
+    precision = config.runtime(same_numerics=same).precision
+    label = f"{data_name(data)}-{precision}"
+    place = folder / f"stream-{Path(config.backbone).stem}-{label}"
+    if place.exists():
+        raise OneaError(f"{place} holds an earlier run; delete it to measure again, or choose another --out.")
+    on_status(f"a stream of {TASKS} tasks")
+    started = time.perf_counter()
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        record = pool.submit(run, _config(config, data), place).result()
+    seconds = time.perf_counter() - started
+    column = SAME if same else FAST
+    rows = [Row("stream", f"{_name(record)}, from start to end", column, seconds, "s"), *_rows(record, column)]
+    name, compiled = record["backbone"]["name"], record["runtime"]["compiled"]
+    return BenchResult(config, rows, name, precision, compiled, load, record["environment"], label)
+
+
+def _config(config: BenchConfig, data: str) -> RunConfig:
+    """A run's own defaults, but for the epochs and the machine's settings."""
+    paper = preset_options("one-a", "paper")
+    return make_config(
+        {
+            "method": "one-a",
+            "data": data,
+            "backbone": config.backbone,
+            "tasks": TASKS,
+            "precision": config.precision,
+            "device": config.device,
+            "threads": config.threads,
+            "compile": "auto" if config.compile is None else "yes" if config.compile else "no",
+            **{name: paper[name] for name in ("epochs", "min_epochs", "max_epochs")},
+        }
+    )
+
+
+def _name(record: Record) -> str:
+    return f"{data_name(record['config']['data'])}, {TASKS} tasks"
+
+
+def _rows(record: Record, column: str) -> list[Row]:
+    what, times, metrics = _name(record), record["timings"], record["metrics"]
+    learned, evaluated = sum(times["learn_s"]), sum(times["evaluate_s"])
+    passed = [task["images"] * task["epochs"] for task in record["tasks"]]
+    later = sum(passed[1:]) / sum(times["learn_s"][1:])  # the first task compiles
+    return [
+        Row("stream", f"{what}, learning", column, learned, "s"),
+        Row("stream", f"{what}, evaluation", column, evaluated, "s"),
+        Row("stream", f"{what}, learning", column, sum(passed) / learned, "images/s"),
+        Row("stream", f"{what}, learning from task 2 on", column, later, "images/s"),
+        Row("stream", f"{what}, accuracy A_T", column, metrics["A_T"], "%"),
+        Row("stream", f"{what}, mean accuracy", column, metrics["mean_A"], "%"),
+    ]

@@ -48,9 +48,9 @@ def bench(
     from onea.files import check_writable
     from onea.options import build
     from onea.research.bench.exported import export_bench
+    from onea.research.bench.results import print_result
     from onea.research.bench.run import bench as measure
-    from onea.research.bench.stream import stream_bench
-    from onea.research.cli.bench_display import print_result
+    from onea.research.bench.run import stream_bench
 
     if data and export:
         raise OneaError("--data and --export exclude each other; give one of them.")

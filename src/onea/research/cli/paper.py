@@ -14,8 +14,7 @@ from onea.research.paper.scale import Changes
 
 if TYPE_CHECKING:
     from onea.research.paper.scale import ExperimentPlan
-    from onea.research.runs.jobs import Executor
-    from onea.research.runs.record_store import Failure, RecordStore
+    from onea.research.runs.grid import Executor, Failure, RecordStore
 
 _MACHINE = "Machine"
 
@@ -56,7 +55,7 @@ def paper(
     from onea.research.paper.facts import Recorded
     from onea.research.paper.page import write_experiment
     from onea.research.paper.scale import make_plan
-    from onea.research.runs.record_store import RecordStore
+    from onea.research.runs.grid import RecordStore
 
     if name is None:
         print_experiments()

@@ -22,8 +22,7 @@ from onea.presentation.table import NOTHING, Table
 from onea.research.data import data_name
 from onea.research.record import Record
 from onea.research.runs.config import RunConfig
-from onea.research.runs.grid import GridProgress
-from onea.research.runs.record_store import Failure
+from onea.research.runs.grid import Failure, GridProgress
 from onea.text import count
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ def print_experiments() -> None:
 def print_plan(plan: ExperimentPlan, done: Collection[str], shared: bool = False) -> None:
     """The runs, what is done, and what the rest costs; less where runs share their training."""
     from onea.research.paper.page import notes
-    from onea.research.runs.jobs import once_per_training
+    from onea.research.runs.grid import once_per_training
 
     console = Console()
     console.print(f"{plan.experiment.name} ({plan.experiment.alias}): {escape(plan.experiment.title)}")

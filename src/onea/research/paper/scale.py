@@ -125,7 +125,7 @@ def preset_values(config: RunConfig, facts: DataFacts) -> dict[str, Any]:
     """All options that the run's method has without being told otherwise, on the run's data."""
     from onea.research.methods import method_class
     from onea.research.methods.presets import preset_options
-    from onea.research.runs.options import shape_of
+    from onea.research.runs.setup import shape_of
 
     kind = method_class(config.method).Options
     chosen = preset_options(config.method, config.preset, shape_of(config, stream_of(config, facts), facts.train))
@@ -253,7 +253,7 @@ class Cost:
 def estimate(config: RunConfig, facts: DataFacts) -> Cost:
     """What a run will cost, from its stream, its epochs and the dataset's counts."""
     from onea.research.methods import method_class
-    from onea.research.runs.options import images_per_task, options_of, shape_of
+    from onea.research.runs.setup import images_per_task, options_of, shape_of
 
     stream = stream_of(config, facts)
     images = images_per_task(config, stream, facts.train)

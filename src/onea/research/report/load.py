@@ -9,8 +9,7 @@ from pathlib import Path
 from onea.errors import OneaError
 from onea.files import check_path
 from onea.options import completed
-from onea.research.record import FILES, NAME, Record, read_record_file, records_below
-from onea.research.record_shape import can_be_shown
+from onea.research.record import FILES, NAME, Record, can_be_shown, read_record_file, records_below
 
 
 def load_records(place: str | Path) -> list[Record]:

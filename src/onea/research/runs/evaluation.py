@@ -190,7 +190,7 @@ class FeatureCache:
         return self._parts[part]
 
 
-def measure(method: Method, images: Images, tasks: int) -> dict[str, Any]:
+def measure_cost(method: Method, images: Images, tasks: int) -> dict[str, Any]:
     """Floating-point operations and passes per image, and bytes kept, after this many tasks."""
     rows = torch.arange(min(_SAMPLE, len(images)))
     batch = images.plain(rows)

@@ -3,40 +3,51 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import os
+import platform
+import subprocess
+import sys
 import time
 from contextlib import nullcontext, suppress
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import save as save_safetensors
+
+from onea import __version__
 from onea.distributed import is_first
 from onea.errors import OneaError, is_out_of_memory, short
-from onea.files import check_no_model, check_writable
+from onea.files import check_no_model, check_writable, open_plain, read_tensors, write_atomically
 from onea.learner.merged_adapter import AdapterCache
 from onea.locks import folder_lock
 from onea.metrics import summarise
-from onea.research.record import FORMAT, Record, leftovers, tidy
+from onea.research.record import (
+    FORMAT,
+    Record,
+    can_be_continued,
+    leftovers,
+    read_record,
+    record_path,
+    tidy,
+    write_record,
+)
 from onea.research.runs.config import RunConfig
 from onea.research.runs.evaluation import (
     MEASURED_AFTER,
     FeatureCache,
     answer_tasks,
     count_correct,
-    measure,
+    measure_cost,
     open_set_auroc,
 )
-from onea.research.runs.inputs import Inputs
-from onea.research.runs.record import (
-    check_same_inputs,
-    check_same_run,
-    environment,
-    load_checkpoint,
-    peak_memory,
-    read_run,
-    save_checkpoint,
-)
+from onea.research.runs.reuse import Inputs, check_same_inputs, check_same_run
 from onea.research.runs.setup import Prepared, prepare
 from onea.runtime import Progress, Runtime, make_runtime
+from onea.tensors import Tensors
 from onea.text import now
 from onea.vit.batching import pad_rows
 
@@ -224,7 +235,95 @@ def _learn_task(index: int, prepared: Prepared, runtime: Runtime, record: Record
     record["timings"]["evaluate_s"].append(evaluated - learned)
     record["memory"]["peak_bytes"].append(peak_memory(runtime.device))
     if index + 1 in MEASURED_AFTER or index + 1 == stream.tasks:
-        record["cost"].append(measure(method, prepared.test.images, index + 1))
+        record["cost"].append(measure_cost(method, prepared.test.images, index + 1))
     if index + 1 == stream.tasks:
         record["status"] = "finished"
         record["dates"]["finished"] = now()
+
+
+def read_run(folder: Path) -> Record | None:
+    """The record in a run's folder, checked to be whole enough to be shown or continued."""
+    record = read_record(folder)
+    if record is not None and not can_be_continued(record):
+        file = record_path(folder)
+        raise OneaError(f"{file} is damaged; restore it from a copy, or delete that folder to run it again.")
+    return record
+
+
+def save_checkpoint(folder: Path, record: Record, state: Tensors) -> None:
+    """Write the method's state, then the record that points to it; a kill in between leaves the older pair intact."""
+    name = f"state-{len(record['correct']):03d}.safetensors"
+    content = save_safetensors({key: value.detach().cpu().contiguous() for key, value in state.items()})
+    write_atomically(folder / name, content)
+    record["checkpoint"] = {"file": name, "sha256": hashlib.sha256(content).hexdigest()}
+    write_record(folder, record)
+    tidy(folder, record)
+
+
+def load_checkpoint(folder: Path, record: Record) -> Tensors:
+    """The state that the record points to."""
+    path = folder / record["checkpoint"]["file"]
+    try:
+        file, _ = open_plain(path, follow=True)
+    except OneaError as error:
+        raise OneaError(f"Checkpoint {path} is missing or cannot be read; delete {folder} to start over.") from error
+    with file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != record["checkpoint"]["sha256"]:
+            raise OneaError(f"Checkpoint {path} is damaged (truncated or changed); delete {folder} to start over.")
+        file.seek(0)
+        return read_tensors(file.read(), f"Checkpoint {path}", f"delete {folder} to start over")
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Versions, source and hardware."""
+    packages = ("torch", "torchvision", "timm", "safetensors", "numpy", "pillow")
+    return {
+        "onea": __version__,
+        "git": git_hash(Path(__file__).parent),
+        "python": platform.python_version(),
+        **{name: metadata.version(name) for name in packages},
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "accelerator": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+    }
+
+
+def peak_memory(device: torch.device) -> dict[str, int]:
+    """Largest memory this process has held so far, in bytes: the host's, and the device's where there is one.
+
+    Windows does not tell Python the host's.
+    """
+    peak = {}
+    with suppress(ImportError):
+        import resource
+
+        unit = 1 if sys.platform == "darwin" else 1024
+        peak["host"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    if device.type == "cuda":
+        peak["device"] = torch.cuda.max_memory_reserved(device)  # what recorded graphs keep is not counted as allocated
+    return peak
+
+
+def git_hash(folder: Path) -> str | None:
+    """The commit of a checkout of onea that this folder of its code is in; none where onea was installed.
+
+    A repository around an environment is that of something else. Only the place tells: a copy of a checkout may lack
+    what git would look the files up in.
+
+    >>> git_hash(Path("nowhere"))
+    """
+    asked = ["git", "-C", str(folder), "rev-parse", "--show-prefix", "HEAD"]
+    try:
+        found = subprocess.run(asked, capture_output=True, text=True, timeout=5)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    place, _, commit = found.stdout.strip().partition("\n")
+    return commit if found.returncode == 0 and place == "src/onea/runs/" else None
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8", errors="ignore").splitlines() if info.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,16 +22,18 @@ from onea.data.image_storage import ExactImages, Images, PackedImages, choose_st
 from onea.data.transforms import Filter, Geometry, Preprocess
 from onea.errors import OneaError
 from onea.files import default_cache
+from onea.learner.data_rule import DataShape
 from onea.learner.merged_adapter import AdapterCache
 from onea.learner.tasks import StreamPlan, Task
+from onea.options import build
 from onea.research.data.pack import Packed, pack, stored_shape
 from onea.research.data.sources import load_dataset
 from onea.research.methods import method_class
 from onea.research.methods.adapter_merging import AdapterMerging
 from onea.research.methods.contract import Method
+from onea.research.methods.presets import preset_options
 from onea.research.record import Record
 from onea.research.runs.config import RunConfig
-from onea.research.runs.options import options_of, shape_of
 from onea.research.streams import Stream, make_stream, parse_sizes
 from onea.runtime import Runtime
 from onea.vit.backbones import load_backbone, stamp_of_weights, why_frozen_only
@@ -331,3 +333,33 @@ def _exact(
     rows, skipped = readable(side, on_bad=config.on_bad, class_names=dataset.classes)
     images = ExactImages([side.files[row] for row in rows], preprocess, runtime.device)
     return Side(images, torch.from_numpy(position[side.labels[rows]]), torch.arange(len(rows))), skipped
+
+
+def options_of(config: RunConfig, shape: DataShape) -> Any:
+    """The options of a run's method on data of this shape: its preset, and what was asked for on top."""
+    preset = preset_options(config.method, config.preset, shape, config.options)
+    return build(method_class(config.method).Options, preset | config.options)
+
+
+def images_per_task(config: RunConfig, stream: Stream, counts: Sequence[int]) -> list[int]:
+    """Training images of each task of a run; ``counts`` are those of the dataset's classes, in its own order."""
+
+    def left(position: int) -> int:
+        count = counts[stream.class_order[position]]
+        if config.holdout is not None:
+            count -= max(1, round(config.holdout * count))
+        limits = [limit for limit in (config.per_class, stream.samples and stream.samples[position]) if limit]
+        return min(count, *limits) if limits else count
+
+    return [sum(left(position) for position in stream.range_of(task)) for task in range(stream.tasks)]
+
+
+def shape_of(config: RunConfig, stream: Stream, counts: Sequence[int]) -> DataShape:
+    """What the rule of the default preset looks at."""
+    return DataShape(sum(images_per_task(config, stream, counts)), stream.classes, stream.tasks)
+
+
+def shape_in(record: Record) -> DataShape:
+    """The shape that a record tells; older ones know only how many images there were before a long tail."""
+    data, sizes = record["data"], record["stream"]["sizes"]
+    return DataShape(data.get("task_images") or data["train_images"], sum(sizes), len(sizes))

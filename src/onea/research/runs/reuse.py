@@ -1,27 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a finished run may stand for the command that asks for it: options, images and weights as they are now."""
+"""Whether a record may be reused or continued: its configuration, options, images and weights against those of now."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from onea.data.dataset import Dataset, MissingData
-from onea.errors import OneaError
-from onea.options import upgraded
+from onea.errors import OneaError, short
+from onea.files import CHECKSUM
+from onea.options import completed, upgraded
+from onea.research.methods import method_class
 from onea.research.record import Record
 from onea.research.runs.config import RunConfig
-from onea.research.runs.options import options_of, shape_in
-from onea.research.runs.record import different
-from onea.research.runs.setup import dataset_of, sha256_of_images
+from onea.research.runs.setup import dataset_of, options_of, sha256_of_images, shape_in
 from onea.runtime import resolve
 from onea.vit.backbones import load_backbone, stamp_of_weights
 from onea.vit.embedded import in_float16
 
 T = TypeVar("T")
+_VOLATILE = ("timings", "memory", "dates", "environment", "stamps", CHECKSUM)  # differ between two equal runs
 
 
 class Inputs:
@@ -133,3 +135,38 @@ def _precision(record: Record, config: RunConfig) -> list[str]:
         if then != now:
             return [f"it was computed in {then}, and auto is {now} here: --precision {now} makes a run of its own"]
     return []
+
+
+def comparable_fields(record: Record) -> dict[str, Any]:
+    """The fields of a record in which two runs with the same configuration agree, bit for bit."""
+    return {key: copy.deepcopy(value) for key, value in record.items() if key not in _VOLATILE}
+
+
+def check_same_run(record: Record, config: RunConfig, folder: Path) -> None:
+    """Refuse to continue somebody else's run."""
+    mine, theirs = config.identity(), record["config"]
+    if names := different(mine, theirs):
+        changes = ", ".join(f"{name} {short(theirs.get(name))} instead of {short(mine.get(name))}" for name in names)
+        raise OneaError(f"{folder} holds another run ({changes}); choose another --out or delete that folder.")
+
+
+def check_same_inputs(record: Record, description: Record, folder: Path) -> None:
+    """Refuse to continue on images, weights or options that have changed since.
+
+    An older record may not hold every digest or licence, nor the options that came later: it ran with their defaults.
+    """
+    kind = method_class(record["config"]["method"]).Options
+    record = record | {"options": completed(kind, record["options"])}
+    data, backbone = ({name: description[what].get(name) for name in record[what]} for what in ("data", "backbone"))
+    description = description | {"data": data, "backbone": backbone}
+    for what in ("data", "backbone", "preprocess", "stream", "options"):
+        if record[what] != description[what]:
+            names = ", ".join(different(record[what], description[what]))
+            raise OneaError(
+                f"The {what} of the run in {folder} changed since it began ({names}); choose another --out."
+            )
+
+
+def different(record: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """The names under which two parts of records differ."""
+    return sorted(name for name in record.keys() | other.keys() if record.get(name) != other.get(name))

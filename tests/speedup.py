@@ -7,9 +7,9 @@ import torch
 
 from onea.learner.adapter_training import train_adapter
 from onea.research.bench.config import CLASSES, BenchConfig
+from onea.research.bench.measure import bench_backbone, make_workload, preprocess_of, synthetic_pixels
 from onea.research.bench.plain import PlainImages, loader, plain_epoch, plain_network, plain_request, plain_transform
-from onea.research.bench.timing import timed_in_turn
-from onea.research.bench.workload import bench_backbone, make_workload, preprocess_of, synthetic_pixels
+from onea.research.bench.results import timed_in_turn
 
 
 def speedups(config: BenchConfig, per_class: int) -> dict[str, float]:
