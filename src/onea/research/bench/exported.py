@@ -21,7 +21,7 @@ from onea import cpu
 from onea.errors import OneaError
 from onea.research.bench.config import CLASSES, BenchConfig
 from onea.research.bench.measure import SEED, answering, bench_backbone
-from onea.research.bench.results import BenchResult, Row
+from onea.research.bench.results import EXPORT, PYTORCH, BenchResult, Row
 from onea.research.bench.run import OnStatus
 from onea.research.runs.runner import environment
 from onea.runtime import make_runtime
@@ -30,8 +30,6 @@ from onea.vit.frozen import FrozenViT
 from onea.vit.heads import cosine_scores
 from onea.vit.onnx import Session, save, to_int8, to_onnx
 
-EXPORT = "export"
-PYTORCH = "PyTorch fp32"
 Images = npt.NDArray[np.float32]
 Answering = Callable[[Images], object]
 

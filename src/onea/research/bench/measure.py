@@ -22,7 +22,17 @@ from onea.learner.one_a import OneAOptions
 from onea.learner.tasks import StreamPlan
 from onea.merging.operator import Sizes
 from onea.research.bench.config import CLASSES, BenchConfig
-from onea.research.bench.results import Row, Timing, duration, rate, summarise, synchronise, timed, timed_in_turn
+from onea.research.bench.results import (
+    Row,
+    Timing,
+    duration,
+    rate,
+    summarise,
+    synchronise,
+    timed,
+    timed_in_turn,
+    timm_column,
+)
 from onea.research.methods.one_a import OneAMethod
 from onea.research.runs.evaluation import correct_per_class, count_flops
 from onea.research.runs.runner import peak_memory
@@ -209,15 +219,6 @@ def answering(answers: Mapping[str, AnswerFunction], batch: int, device: torch.d
 
 def _several(answer: AnswerFunction) -> AnswerFunction:
     return lambda: [answer() for _ in range(_IN_FLIGHT)]
-
-
-def timm_column(precision: str, compiled: bool) -> str:
-    """The name of this baseline's column; timm has no eight bits, so what is compared with fp8 is bf16.
-
-    >>> timm_column("fp8", True)
-    'timm bf16 compiled'
-    """
-    return f"timm {'bf16' if precision == 'fp8' else precision} {'compiled' if compiled else 'eager'}"
 
 
 class TimmBaseline:

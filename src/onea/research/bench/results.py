@@ -21,8 +21,6 @@ from onea.files import write_atomically
 from onea.presentation.formats import terminal
 from onea.presentation.table import Table
 from onea.research.bench.config import BenchConfig
-from onea.research.bench.exported import EXPORT, PYTORCH
-from onea.research.bench.measure import timm_column
 
 _MOST = 500
 
@@ -99,6 +97,7 @@ def synchronise(device: torch.device) -> None:
 
 
 PLAIN, OFFICIAL, SAME, FAST = "plain loop", "official", "same numerics", "fast"
+PYTORCH, EXPORT = "PyTorch fp32", "export"
 
 
 @dataclass(frozen=True)
@@ -120,6 +119,15 @@ class Row:
     value: float
     unit: str
     spread: float = 0.0
+
+
+def timm_column(precision: str, compiled: bool) -> str:
+    """The name of this baseline's column; timm has no eight bits, so what is compared with fp8 is bf16.
+
+    >>> timm_column("fp8", True)
+    'timm bf16 compiled'
+    """
+    return f"timm {'bf16' if precision == 'fp8' else precision} {'compiled' if compiled else 'eager'}"
 
 
 def rate(measure: str, setting: str, column: str, images: int, timing: Timing) -> Row:
