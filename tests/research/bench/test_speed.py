@@ -120,7 +120,7 @@ TRIES = 3
 MEASURE = """
 import json, sys
 from onea.research.bench.config import BenchConfig
-from speedup import speedups
+from support.speedup import speedups
 config = BenchConfig(*json.loads(sys.argv[1]), threads=1, seconds=0.05)
 print(json.dumps([config.runtime(same_numerics=False).precision, speedups(config, per_class=2)]))
 """
@@ -131,7 +131,7 @@ print(json.dumps([config.runtime(same_numerics=False).precision, speedups(config
 def test_faster_than_the_plain_loop(precision):
     """In a process of its own, with all instructions that these tests leave unused (conftest.py)."""
     environment = {name: value for name, value in os.environ.items() if name != "ONEDNN_MAX_CPU_ISA"}
-    environment["PYTHONPATH"] = str(Path(__file__).parents[2])  # speedup.py
+    environment["PYTHONPATH"] = str(Path(__file__).parents[2])  # the folder of support
     command = [sys.executable, "-c", MEASURE, json.dumps([FAST, 64, "cpu", 10, precision])]
     best = {"training": 0.0, "inference": 0.0}
     for _ in range(TRIES):
