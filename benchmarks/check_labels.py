@@ -27,10 +27,10 @@ from onea import seeds
 from onea.classifiers.statistics import ClassStatistics
 from onea.files import write_json
 from onea.model.engine import Engine
-from onea.model.images import read_labelled
-from onea.model.learning import blank
-from onea.model.recipe import choose_options
-from onea.model.suspicion import cross_examine
+from onea.model.evaluation.label_errors import cross_examine
+from onea.model.learning.images import read_labelled
+from onea.model.learning.update import blank
+from onea.model.parameters import choose_options
 from onea.vit.embedded import FAST
 
 UPDATES = Path(__file__).with_name("grocery-arrivals.json")

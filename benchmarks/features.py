@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from onea.data.image_files import in_threads
 from onea.model.engine import Engine
-from onea.model.images import find_images
+from onea.model.learning.images import find_images
 from onea.vit.embedded import DEFAULT
 from onea.vit.hooks import NO_HOOKS
 

@@ -28,8 +28,8 @@ from torch.nn import functional as F
 
 from onea.data.decode import fit, read_image
 from onea.data.image_files import in_threads
-from onea.model.fingerprints import copies, fingerprints, same_photos
-from onea.model.images import find_images
+from onea.model.learning.fingerprints import copies, fingerprints, same_photos
+from onea.model.learning.images import find_images
 
 FIELDS = ("what", "photos", "value")
 SIDE, SMALL = 128, 32

@@ -27,12 +27,12 @@ from onea.files import write_json
 from onea.model.answers import Snapshot
 from onea.model.engine import Engine
 from onea.model.estimator import OneA
-from onea.model.evaluation import evaluate
-from onea.model.groups import GROUPS, groups_by_class
-from onea.model.images import find_images, read_labelled
-from onea.model.learning import blank
-from onea.model.recipe import choose_options
-from onea.model.update_images import held_out_rows
+from onea.model.evaluation.evaluation import evaluate
+from onea.model.learning.images import find_images, read_labelled
+from onea.model.learning.series import GROUPS, groups_by_class
+from onea.model.learning.update import blank
+from onea.model.learning.update_images import held_out_rows
+from onea.model.parameters import choose_options
 from onea.vit.embedded import FAST
 
 UPDATES = Path(__file__).with_name("grocery-arrivals.json")

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from onea.files import write_atomically
-from onea.model.images import find_images, read_unlabelled
+from onea.model.learning.images import find_images, read_unlabelled
 from onea.tensors import Tensors
 from onea.vit.backbones import digest_of
 from onea.vit.eight_bits import LARGEST, SCALE, expanded, packed, rounded

@@ -88,7 +88,7 @@ async def load(address: str, clients: int, seconds: float, teaching: bool) -> tu
 def inconsistent(path: Path, seen: Rows) -> int:
     """Answers that are not those of the version they name."""
     from onea.model.answers import Snapshot
-    from onea.model.folder import read_state
+    from onea.model.storage.folder import read_state
 
     model = onea.load(path)
     photos = asked()

@@ -32,7 +32,7 @@ from PIL import Image
 from onea.data.decode import read_image
 from onea.model.engine import Engine
 from onea.model.estimator import OneA
-from onea.model.images import find_images, read_labelled
+from onea.model.learning.images import find_images, read_labelled
 from onea.vit.hooks import NO_HOOKS
 
 SIZE = (1920, 1440)

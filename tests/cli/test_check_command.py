@@ -13,8 +13,8 @@ from PIL import Image
 from rich.console import Console
 
 from onea.cli.check_display import print_check
-from onea.model.check import Check
-from onea.model.mistakes import Absorber, Misclassified, Mistakes
+from onea.model.evaluation.check import Check
+from onea.model.evaluation.confusions import Absorber, Misclassified, Mistakes
 
 
 def test_a_folder_is_told_in_tables_and_pictures(onea, shop, tiny_images):

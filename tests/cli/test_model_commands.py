@@ -376,8 +376,8 @@ def test_teach_a_background(onea, shop, days, tiny_images):
 
 def clear_photos(model: str, taught: Path, folder: Path) -> None:
     """A folder of photos that were taught and that the model clearly knows again."""
-    from onea.model.background import like_known
     from onea.model.estimator import load
+    from onea.model.learning.background import like_known
 
     current = load(model, threads=1).snapshot()
     batch = current.read(taught)
@@ -475,7 +475,7 @@ def test_a_model_that_is_being_written_is_left_alone(onea, shop, days):
     code = """
         import time
         from pathlib import Path
-        from onea.model.lock import locked
+        from onea.model.storage.layout import locked
         with locked(Path("shop.onea")):
             print("held", flush=True)
             time.sleep(60)

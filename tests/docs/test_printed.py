@@ -11,7 +11,7 @@ import pytest
 from support import ROOT
 
 from onea.metrics import wilson_interval
-from onea.model.accuracy import Counts
+from onea.model.evaluation.metrics import Counts
 
 EXAMPLE = json.loads((ROOT / "benchmarks/grocery-example.json").read_text("utf-8"))
 _ROW = re.compile(r"^(\S+) +(\d+) +(\d+\.\d) +(\d+) +(\d+)$", re.M)

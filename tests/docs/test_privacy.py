@@ -19,7 +19,7 @@ from support.models import class_folders, tiny_model
 
 import onea as product
 from onea.files import default_cache
-from onea.model.params import Parameters
+from onea.model.parameters import Parameters
 
 PAGE = ROOT / "docs/privacy.md"
 HERE = "tests/docs/test_privacy.py"
@@ -34,19 +34,19 @@ CLAIMS = (
     ("A version holds these tensors", f"{HERE}::test_the_tensors_are_those_of_the_page"),
     ("No photo is kept", f"{HERE}::test_the_tensors_are_those_of_the_page"),
     ("No name of a photo", "tests/model/test_photo_names.py::test_a_saved_model_has_no_name_of_a_photo"),
-    ("No name of a photo", "tests/model/test_shared_folders.py::test_a_model_folder_holds_no_path"),
+    ("No name of a photo", "tests/model/storage/test_shared_folders.py::test_a_model_folder_holds_no_path"),
     (
         "Of each class, the features of 16",
-        "tests/model/test_rolling.py::test_so_many_are_kept_of_each_class_the_newest",
+        "tests/model/test_held_out.py::test_so_many_are_kept_of_each_class_the_newest",
     ),
     (
         "Of each class, the features of 16",
-        "tests/model/test_background.py::test_so_many_are_kept_and_the_seed_says_which",
+        "tests/model/learning/test_background.py::test_so_many_are_kept_and_the_seed_says_which",
     ),
     ("An update in the history has", f"{HERE}::test_the_history_has_names_and_numbers"),
     ("Its name is that of the folder", f"{HERE}::test_the_history_has_names_and_numbers"),
     ("A model keeps what it was taught", FORGET),
-    ("Each change makes a version", "tests/model/test_folder.py::test_only_the_last_versions_are_kept"),
+    ("Each change makes a version", "tests/model/storage/test_folder.py::test_only_the_last_versions_are_kept"),
     ("Each change makes a version", f"{HERE}::test_five_versions_are_kept"),
     ("What is removed from the present", FORGET),
     ("Whoever has a model folder can read", f"{HERE}::test_the_history_has_names_and_numbers"),
@@ -62,7 +62,7 @@ CLAIMS = (
     ("Its name stays in the history", FORGET),
     (
         "`onea forget shop.onea CLASS --everywhere`",
-        "tests/model/test_erasure.py::test_neither_name_nor_rows_are_left_in_any_file",
+        "tests/model/storage/test_erasure.py::test_neither_name_nor_rows_are_left_in_any_file",
     ),
     ("What was learned from its photos", FORGET),
     ("A new model, taught without", f"{HERE}::test_a_new_model_has_nothing_of_an_old_one"),
@@ -77,7 +77,7 @@ CLAIMS = (
     ("No command of onea looks up", f"{OFFLINE}::test_the_service"),
     ("No command of onea looks up", f"{OFFLINE}::test_every_command_is_here"),
     ("It does so for a network", "tests/research/data/test_sources.py::test_cifar100_without_a_network"),
-    ("It does so for a network", "tests/model/test_folder.py::test_to_the_hub_and_back"),
+    ("It does so for a network", "tests/model/storage/test_folder.py::test_to_the_hub_and_back"),
     ("The telemetry of ONNX Runtime", f"{OFFLINE}::test_onnx_runtime_is_imported_in_one_place"),
     ("The telemetry of ONNX Runtime", f"{OFFLINE}::test_a_model"),
     ("Below your home folder", f"{OFFLINE}::test_a_model"),
@@ -87,8 +87,8 @@ CLAIMS = (
         "Its history tells nobody",
         "tests/model/test_photo_names.py::test_the_history_of_a_service_tells_nobody_which_photos_there_were",
     ),
-    ("`push_to_hub` uploads the present", "tests/model/test_folder.py::test_to_the_hub_and_back"),
-    ("Exported files hold no path", "tests/model/test_shared_folders.py::test_an_exported_file_holds_no_path"),
+    ("`push_to_hub` uploads the present", "tests/model/storage/test_folder.py::test_to_the_hub_and_back"),
+    ("Exported files hold no path", "tests/model/storage/test_shared_folders.py::test_an_exported_file_holds_no_path"),
     ("Research runs", "tests/research/data/test_pack.py::test_a_second_call_maps_the_first_ones_file"),
     ("You may delete it", "tests/research/runs/test_reuse.py"),
 )
@@ -195,8 +195,8 @@ def test_five_versions_are_kept():
 
 
 def test_a_copy_tells_what_was_taught(taught, tiny_images):
-    from onea.model.fingerprints import fingerprints
-    from onea.model.images import read_unlabelled
+    from onea.model.learning.fingerprints import fingerprints
+    from onea.model.learning.images import read_unlabelled
 
     state = taught.snapshot().state
     read = read_unlabelled([tiny_images / "train/class02/3.png"], taught.snapshot().side)
@@ -235,7 +235,7 @@ def test_forgetting_removes_this_and_no_more(saved):
 
 
 def test_undo_removes_a_version_from_the_disk(saved):
-    from onea.model.folder import undo
+    from onea.model.storage.folder import undo
 
     assert (saved / "states/000004").is_dir()
     undo(saved)

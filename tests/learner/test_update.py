@@ -14,9 +14,9 @@ from support.models import tiny_model
 from onea.data.image_storage import PackedImages
 from onea.learner.held_out import hold_out
 from onea.learner.tasks import Task
-from onea.model import learning
-from onea.model.images import read_labelled
-from onea.model.recipe import options_of
+from onea.model.learning import update as learning
+from onea.model.learning.images import read_labelled
+from onea.model.parameters import options_of
 from onea.research.methods import adapter_merging
 from onea.research.methods.one_a import OneAPlus
 

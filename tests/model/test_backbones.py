@@ -20,8 +20,8 @@ from support.toys import SHAPES, randomised, write_toy
 import onea
 from onea.data.transforms import Preprocess
 from onea.errors import OneaError
-from onea.model.card import card
 from onea.model.export import export
+from onea.model.storage.card import card
 from onea.research.record import read_record
 from onea.research.runs.config import RunConfig, make_config
 from onea.research.runs.reuse import comparable_fields

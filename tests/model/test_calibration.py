@@ -18,10 +18,10 @@ from torch.nn import functional as F
 from onea.classifiers.statistics import ClassStatistics
 from onea.classifiers.validation import left_out
 from onea.model import calibration
-from onea.model.calibrating import ENOUGH, _as_if_unseen, _as_of_now, calibrated
-from onea.model.groups import series
+from onea.model.calibration import ENOUGH, _as_if_unseen, _as_of_now, calibrated
+from onea.model.learning.series import series
+from onea.model.learning.update_images import FEW, held_out_rows
 from onea.model.state import statistics_for
-from onea.model.update_images import FEW, held_out_rows
 from onea.vit.heads import cosine_scores
 
 

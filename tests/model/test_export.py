@@ -20,7 +20,7 @@ from support.pages import blocks
 from onea.errors import OneaError
 from onea.model import export as exporting
 from onea.model.export import Graph, export
-from onea.model.images import DecodedImages
+from onea.model.learning.images import DecodedImages
 from onea.vit.onnx import OPSET
 
 

@@ -14,9 +14,9 @@ from support.models import onnx_runtime_or_skip, tiny_model
 
 from onea.cli.model_display import print_quality
 from onea.errors import OneaError
-from onea.model import quality
+from onea.model.evaluation import metrics as quality
+from onea.model.evaluation.metrics import Quality
 from onea.model.export import Graph, export
-from onea.model.quality import Quality
 from onea.vit.backbones import load_backbone
 from onea.vit.onnx import smooth
 

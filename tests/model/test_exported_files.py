@@ -12,15 +12,14 @@ import pytest
 from support.models import tiny_model
 
 from onea.errors import OneaError
-from onea.model.export import export
-from onea.model.exported_files import check_place, default_place, making
+from onea.model.export import check_place, default_place, export, making
 
 FACTS = {"precision": "fp32", "input": "photos"}
 
 HELD = """
 import sys, time
 from pathlib import Path
-from onea.model.exported_files import making
+from onea.model.export import making
 with making(Path(sys.argv[1])) as folder:
     (folder / "model.onnx").write_bytes(b"half")
     print(folder.name, flush=True)

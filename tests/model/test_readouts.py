@@ -12,11 +12,11 @@ from support.models import class_folders, tiny_model
 import onea
 from onea.classifiers.familiarity import SIGNALS
 from onea.errors import OneaError
-from onea.model import learning
-from onea.model.background import MOST_FEATURES
-from onea.model.calibrating import most_margins
+from onea.model.calibration import most_margins
 from onea.model.export import Graph
-from onea.model.params import Parameters
+from onea.model.learning import update as learning
+from onea.model.learning.background import MOST_FEATURES
+from onea.model.parameters import Parameters
 from onea.model.state import READOUTS, statistics_for
 
 

@@ -12,10 +12,9 @@ from PIL import Image
 from support.models import tiny_model
 from support.tiny import write_tiny_images
 
-from onea.model.accuracy import Counts
 from onea.model.answers import MAJORITY, Answer, Snapshot, candidates
 from onea.model.calibration import LEAST_SLOPE, fit_slope
-from onea.model.quality import Quality
+from onea.model.evaluation.metrics import Counts, Quality
 
 KNOWN = 4  # classes that are taught, of eight
 

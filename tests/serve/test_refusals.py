@@ -35,7 +35,7 @@ from support.serving import (
 from support.tiny import needs_unicode
 
 from onea.cli import main
-from onea.model.lock import locked
+from onea.model.storage.layout import locked
 from onea.serve.access import names_for
 from onea.serve.settings import Limits
 
@@ -393,7 +393,7 @@ def test_one_training_job_at_a_time(slow_shop, tiny_images):
 
 def test_a_folder_that_another_process_writes(client, refused, shop, tiny_images):
     holder = subprocess.Popen(
-        [sys.executable, "-c", "import sys; from pathlib import Path; from onea.model.lock import locked\n"
+        [sys.executable, "-c", "import sys; from pathlib import Path; from onea.model.storage.layout import locked\n"
          "with locked(Path(sys.argv[1])): print('mine', flush=True); sys.stdin.read()", str(shop)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip

@@ -196,7 +196,7 @@ class Killing:
 class ModelKilling(Killing):
     """Commands that change a model folder."""
 
-    modules = ("onea.model.teaching", "onea.model.folder", "onea.cli.display")
+    modules = ("onea.model.storage.teaching", "onea.model.storage.folder", "onea.cli.display")
     name = "shop.onea"
 
     def teach(self, *names: str) -> None:
@@ -253,7 +253,7 @@ class ModelKilling(Killing):
 
     def check(self, before: object, after: object, switched: bool) -> bool:
         """What is there is as before or as after, and the next command works; returns whether it is as after."""
-        from onea.model import folder as folders
+        from onea.model.storage import folder as folders
 
         found = self.found()
         assert found in ((after,) if switched else (before, after)), "neither as before nor as after"

@@ -12,8 +12,8 @@ import pytest
 
 from onea.data.dataset import natural_key
 from onea.errors import OneaError
-from onea.model import validation
 from onea.model.estimator import OneA
+from onea.model.storage import validation
 from onea.vit.onnx import check_installed, onnx_runtime
 
 T = TypeVar("T")

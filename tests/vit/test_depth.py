@@ -12,7 +12,7 @@ from support.toys import toy
 
 import onea
 from onea.errors import OneaError
-from onea.model.recipe import choose_options
+from onea.model.parameters import choose_options
 from onea.research.runs.config import make_config
 from onea.vit.backbones import load_backbone
 from onea.vit.embedded import depth_for_models

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from support.tiny import save_plain
 
 from onea.errors import OneaError
-from onea.model.params import Parameters
+from onea.model.parameters import Parameters
 from onea.research.runs.config import RunConfig
 from onea.vit import embedded
 from onea.vit.backbones import digest_of, load_backbone, stamp_of_weights

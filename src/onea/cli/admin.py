@@ -27,8 +27,8 @@ def info(
     from rich.console import Console
 
     from onea.cli.model_display import print_info
-    from onea.model import folder as folders
-    from onea.model.network import advice, remarks
+    from onea.model.sentences import advice, remarks
+    from onea.model.storage import folder as folders
 
     manifest, state = folders.read_present(model)
     facts = {
@@ -63,7 +63,7 @@ def classes(
     from rich.console import Console
 
     from onea.cli.model_display import print_classes
-    from onea.model.folder import read_manifest, read_state
+    from onea.model.storage.folder import read_manifest, read_state
 
     state = read_state(model, read_manifest(model).versions.present)
     known = [{"name": name, "images": images} for name, images in zip(state.classes, state.images, strict=True)]
@@ -84,7 +84,7 @@ def history(
     from rich.console import Console
 
     from onea.cli.model_display import print_history
-    from onea.model.folder import read_manifest, read_state
+    from onea.model.storage.folder import read_manifest, read_state
 
     kept = read_manifest(model).versions.kept
     updates = read_state(model, kept[-1]).updates
@@ -96,7 +96,7 @@ def history(
 
 def undo(model: Model) -> None:
     """Go back to before the last update."""
-    from onea.model.folder import undo as go_back
+    from onea.model.storage.folder import undo as go_back
 
     undone, now = go_back(model)
     print(f"undid version {undone.version} ({printable(undone.what)})")
@@ -112,9 +112,9 @@ def forget(
     ] = False,
 ) -> None:
     """No longer answer some classes. What the adapter learned from their images stays in it."""
-    from onea.model.erasure import erased
-    from onea.model.folder import change
     from onea.model.sentences import sentences
+    from onea.model.storage.erasure import erased
+    from onea.model.storage.folder import change
 
     def next_state(before: State, version: int, date: str) -> State:
         return erased(before, classes, version, date) if everywhere else before.without(classes, version, date)
@@ -133,8 +133,8 @@ def rename(
     merge: Annotated[bool, typer.Option("--merge", help="NEW is a class, too: make the two one.")] = False,
 ) -> None:
     """Call a class by another name, or make two classes one."""
-    from onea.model.folder import change
     from onea.model.sentences import sentences
+    from onea.model.storage.folder import change
 
     def next_state(before: State, version: int, date: str) -> State:
         return (before.joined if merge else before.renamed)(old, new, version, date)

@@ -21,7 +21,7 @@ from onea.data.pixel_limit import allow_megapixels
 from onea.options import MachineOptions
 
 if TYPE_CHECKING:
-    from onea.model.check import Check
+    from onea.model.evaluation.check import Check
 
 
 def check(
@@ -51,12 +51,12 @@ def check(
     from onea.data.image_files import by_reason
     from onea.errors import OneaError
     from onea.files import check_writable
-    from onea.model.check import check_model, check_photos
     from onea.model.estimator import load_for
-    from onea.model.folder import read_manifest, read_state
-    from onea.model.images import CLASS_FOLDERS, check_folder, read_labelled
+    from onea.model.evaluation.check import check_model, check_photos
+    from onea.model.learning.images import CLASS_FOLDERS, check_folder, read_labelled
     from onea.model.sentences import folder_sentences
     from onea.model.state import KNOWS_NOTHING
+    from onea.model.storage.folder import read_manifest, read_state
     from onea.text import printable
 
     check_on_bad(on_bad)
@@ -90,8 +90,8 @@ def check(
 
 def _draw(found: Check, out: Path) -> list[Path]:
     """Write the pictures that there is something to draw for."""
-    from onea.model.check_pictures import MOST_PHOTOS, PHOTO_SIDE, curves_picture, suspects_picture
-    from onea.model.images import read_unlabelled
+    from onea.model.evaluation.pictures import MOST_PHOTOS, PHOTO_SIDE, curves_picture, suspects_picture
+    from onea.model.learning.images import read_unlabelled
     from onea.presentation.style import save
 
     shown = found.suspects[:MOST_PHOTOS]

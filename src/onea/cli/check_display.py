@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from onea.model.check import NEEDIEST
-from onea.model.learning_curve import SHARES
+from onea.model.evaluation.check import NEEDIEST, SHARES
 from onea.presentation.formats import terminal
 from onea.presentation.table import NOTHING, Table
 from onea.text import count
 
 if TYPE_CHECKING:
-    from onea.model.check import Check, ClassCheck
-    from onea.model.mistakes import Mistakes
+    from onea.model.evaluation.check import Check, ClassCheck
+    from onea.model.evaluation.confusions import Mistakes
 
 
 def print_check(console: Console, found: Check, most: int) -> None:

@@ -78,7 +78,7 @@ def teach(
     from onea.cli.model_display import print_learned
     from onea.errors import OneaError
     from onea.model.progress_bar import LearningBar
-    from onea.model.teaching import teach_folder
+    from onea.model.storage.teaching import teach_folder
 
     check_on_bad(on_bad)
     allow_megapixels(max_megapixels)
@@ -116,7 +116,7 @@ def predict(
     from onea.data.image_files import by_reason
     from onea.errors import OneaError
     from onea.model.estimator import load_for
-    from onea.model.images import find_images
+    from onea.model.learning.images import find_images
     from onea.model.progress_bar import AskingBar
     from onea.text import printable
 
@@ -193,11 +193,10 @@ def evaluate(
 
     from onea.cli.model_display import print_evaluation, print_mistakes, print_open_set
     from onea.data.image_files import by_reason
-    from onea.model.confusion import confusion_picture
     from onea.model.estimator import load_for
-    from onea.model.evaluation import evaluate as ask
-    from onea.model.images import CLASS_FOLDERS, check_folder
-    from onea.model.open_set_picture import open_set_picture
+    from onea.model.evaluation.evaluation import evaluate as ask
+    from onea.model.evaluation.pictures import confusion_picture, open_set_picture
+    from onea.model.learning.images import CLASS_FOLDERS, check_folder
     from onea.model.progress_bar import AskingBar
     from onea.presentation.style import save
     from onea.text import printable
@@ -301,8 +300,8 @@ def export(
     from onea.cli.model_display import print_quality
     from onea.errors import OneaError, nearest
     from onea.model.estimator import load_for
+    from onea.model.export import ENDINGS, default_place
     from onea.model.export import export as write
-    from onea.model.exported_files import ENDINGS, default_place
     from onea.text import count
     from onea.vit.onnx import OPSET
 

@@ -15,8 +15,7 @@ from rich.text import Text
 
 from onea.cli.display import shown
 from onea.data.image_files import by_reason
-from onea.model.network import advice, remarks, taught_before
-from onea.model.sentences import held_out_sentences, told
+from onea.model.sentences import advice, held_out_sentences, remarks, taught_before, told
 from onea.presentation.formats import terminal, terminal_look
 from onea.presentation.table import Table
 from onea.text import count
@@ -30,9 +29,8 @@ _UNLIMITED = 100_000  # columns of a terminal
 if TYPE_CHECKING:
     from onea.model.answers import Answer
     from onea.model.estimator import OneA
-    from onea.model.evaluation import Evaluation, Mistake
-    from onea.model.open_set import OpenSet
-    from onea.model.quality import Quality
+    from onea.model.evaluation.evaluation import Evaluation, Mistake
+    from onea.model.evaluation.metrics import OpenSet, Quality
 
 
 def print_learned(console: Console, model: OneA, path: Path, seconds: float) -> None:
@@ -173,7 +171,7 @@ def print_open_set(console: Console, found: OpenSet) -> None:
 
 def print_history(console: Console, updates: Sequence[dict[str, Any]], kept: Sequence[int]) -> None:
     """All updates, in a table where it fits, and the versions that undo can go back to."""
-    from onea.model.card import history_row
+    from onea.model.storage.card import history_row
 
     heads = ("version", "date", "what", "classes", "images", "known", "held-out\naccuracy", "seconds")
     rows = map(history_row, updates)
@@ -212,7 +210,7 @@ def _print_block(console: Console, first: Text, lines: Sequence[str]) -> None:
 
 def print_quality(found: Quality) -> None:
     """What a file in eight bits loses on labelled photos, and what they can promise where they are few."""
-    from onea.model.quality import ENOUGH
+    from onea.model.evaluation.metrics import ENOUGH
 
     before, after = (100 * accuracy for accuracy in found.accuracy)
     photos = count(found.photos, "photo", "photos")

@@ -17,7 +17,7 @@ from onea.data.image_files import OnBad
 from onea.errors import OneaError
 from onea.model import calibration
 from onea.model.engine import Engine
-from onea.model.images import DecodedImages, read_unlabelled
+from onea.model.learning.images import DecodedImages, read_unlabelled
 from onea.model.names import UNKNOWN
 from onea.model.state import KNOWS_NOTHING, State
 from onea.runtime import NOBODY, Progress

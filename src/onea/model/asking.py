@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from onea.data.image_files import OnBad
-from onea.model.accuracy import Counts
 from onea.model.answers import Snapshot
-from onea.model.evaluation import Evaluation, evaluate
-from onea.model.images import read_labelled
+from onea.model.evaluation.evaluation import Evaluation, evaluate
+from onea.model.evaluation.metrics import Counts
+from onea.model.learning.images import read_labelled
 from onea.runtime import NOBODY, Progress
 
 

@@ -16,20 +16,27 @@ import numpy.typing as npt
 from onea.data.image_files import OnBad
 from onea.errors import OneaError, nearest
 from onea.learner.merged_adapter import MergingOptions
-from onea.model.background import learn_background
 from onea.model.engine import Engine
-from onea.model.folder import StoredVersions, read_present, save
-from onea.model.images import read_labelled, read_unlabelled
-from onea.model.learning import blank, learn
+from onea.model.learning.background import learn_background
+from onea.model.learning.images import read_labelled, read_unlabelled
+from onea.model.learning.update import blank, learn
+from onea.model.learning.update_images import given_as_numbers
 from onea.model.names import check_numbers
-from onea.model.network import located
-from onea.model.params import FIXED, NETWORK, OPTIONS, Parameters, check_params, options_among, plain
-from onea.model.photo_report import PhotoReport
-from onea.model.recipe import change_options, choose_options
+from onea.model.parameters import (
+    FIXED,
+    NETWORK,
+    OPTIONS,
+    Parameters,
+    change_options,
+    check_params,
+    choose_options,
+    options_among,
+    plain,
+)
+from onea.model.sentences import PhotoReport, located
 from onea.model.state import State
-from onea.model.update_images import given_as_numbers
-from onea.model.versioned import Versioned
-from onea.model.versions import Versions
+from onea.model.storage.folder import StoredVersions, read_present, save
+from onea.model.versions import Versioned, Versions
 from onea.runtime import NOBODY, Progress
 from onea.vit.embedded import depth_for_models
 from onea.vit.network_config import NetworkConfig
@@ -256,7 +263,7 @@ class OneA(Versioned, Parameters):
 
     def push_to_hub(self, repo: str, *, private: bool | None = None, token: str | None = None) -> str:
         """Upload the present version to the Hugging Face Hub (``owner/name``); returns its address."""
-        from onea.model.hub import push
+        from onea.model.storage.hub import push
 
         return push(self, repo, private=private, token=token)
 
@@ -265,7 +272,7 @@ class OneA(Versioned, Parameters):
         cls, name: str, *, revision: str | None = None, token: str | None = None, **params: Any
     ) -> OneA:
         """The model in a repository of the Hugging Face Hub (``owner/name``) or in a local folder."""
-        from onea.model.hub import fetched
+        from onea.model.storage.hub import fetched
 
         with fetched(name, revision=revision, token=token) as folder:
             model = load(folder, **params)

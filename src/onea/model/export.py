@@ -5,8 +5,13 @@ from __future__ import annotations
 
 import copy
 import json
+import os
+import re
+import shutil
+import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -20,12 +25,14 @@ from onea import __version__
 from onea.data.dataset import Pixels
 from onea.data.transforms import axis_weights
 from onea.errors import OneaError
+from onea.files import check_writable, read_json, unwritable
+from onea.locks import file_lock
 from onea.model.answers import MAJORITY, Snapshot
 from onea.model.calibration import distribution
-from onea.model.exported_files import check_place, description_of, making, put
-from onea.model.images import CLASS_FOLDERS, DecodedImages, check_folder, read_labelled
+from onea.model.evaluation.metrics import Quality
+from onea.model.learning.images import CLASS_FOLDERS, DecodedImages, check_folder, read_labelled
 from onea.model.names import UNKNOWN, check_spelling
-from onea.model.quality import Quality
+from onea.model.storage.layout import named
 from onea.vit.onnx import OPSET, Session, check_installed, save, smooth, take_photos, to_int8, to_onnx
 
 TOLERANCE = 1e-3
@@ -97,7 +104,7 @@ def export(
     """Write a model for ONNX Runtime (``onnx``) or ``torch.export.load`` (``torch``), with a description beside it.
 
     The file is kept only if it answers as the model does, to ``TOLERANCE``; in eight bits, if it answers labelled
-    photos nearly as well (``onea.model.quality``).
+    photos nearly as well (``onea.model.evaluation.metrics``).
 
     Args:
         model: which one.
@@ -115,7 +122,7 @@ def export(
     photos = to == "onnx" if preprocess is None else preprocess
     _check_wishes(to, photos, precision, check)
     model.check_taught()
-    facts = _facts(model, to, photos, precision)
+    facts = _describe(model, to, photos, precision)
     check_place(path, to, facts, force)
     if to == "onnx":
         check_installed()  # before minutes of reading photos
@@ -191,7 +198,7 @@ def _write(
     save(written, path, {key: json.dumps(value) for key, value in facts.items()})
 
 
-def _facts(model: Snapshot, to: Format, photos: bool, precision: Precision) -> dict[str, Any]:
+def _describe(model: Snapshot, to: Format, photos: bool, precision: Precision) -> dict[str, Any]:
     side = model.side
     squares = f"float32 [N, 3, {side}, {side}], RGB, pixels in 0..1 (short side resized, centre cut out)"
     return {
@@ -248,3 +255,92 @@ def _compared(model: Snapshot, answers: Answers, photos: DecodedImages) -> tuple
 def _read_torch(path: Path) -> Callable[[npt.NDArray[Any]], list[npt.NDArray[Any]]]:
     loaded = torch.export.load(path).module()
     return lambda images: [output.detach().numpy() for output in loaded(torch.from_numpy(images))]
+
+
+ENDINGS: dict[str, str] = {"onnx": ".onnx", "torch": ".pt2"}
+_KIND = ("precision", "input")  # facts in which two exports of one format differ
+_REMEDY = "choose another place with -o"
+_FORCE = f"{_REMEDY}, or replace it with --force"
+
+
+def default_place(model: Path, to: str, precision: str) -> Path:
+    """The file beside a model folder that an export goes to.
+
+    >>> str(default_place(Path("shop.onea"), "onnx", "int8")), str(default_place(Path("shop.onea"), "torch", "fp32"))
+    ('shop-int8.onnx', 'shop.pt2')
+    """
+    folder = named(model)
+    suffix = "" if precision == "fp32" else f"-{precision}"
+    return folder.with_name(folder.name.removesuffix(".onea") + suffix + ENDINGS[to])
+
+
+def description_of(path: Path) -> Path:
+    """The JSON file beside an exported file that describes it."""
+    return path.with_name(f"{path.name}.json")
+
+
+def check_place(path: Path, to: str, facts: Mapping[str, Any], force: bool) -> None:
+    """Refuse a place that cannot be written, or has anything but an earlier export of this kind and precision.
+
+    Args:
+        path: of the file.
+        to: its format.
+        facts: what its description will tell.
+        force: replace whatever file is there.
+    """
+    ending, description = ENDINGS[to], description_of(path)
+    if path.is_dir():
+        raise OneaError(f"{path} is a folder; name a file in it, such as {path / 'model'}{ending}.")
+    if not force and path.exists() and path.suffix != ending:
+        raise OneaError(f"{path} is there already and is no {ending} file; {_FORCE}.")
+    if not force and (path.exists() or description.exists()):
+        earlier = _read_description(description)
+        if earlier is None:
+            there = path if path.exists() else description
+            raise OneaError(f"{there} is there already and is no file of an earlier export; {_FORCE}.")
+        for name in _KIND:
+            if earlier[name] != facts[name]:
+                raise OneaError(f"{path} is there already, and its {name} is {earlier[name]}; {_FORCE}.")
+    check_writable(path.parent)
+
+
+def _read_description(description: Path) -> dict[str, Any] | None:
+    """What the description of an earlier export tells; None if it is none."""
+    with suppress(OneaError):
+        found = read_json(description)
+        if isinstance(found, dict) and all(isinstance(found.get(name), str) for name in _KIND):
+            return found
+    return None
+
+
+@contextmanager
+def making(path: Path) -> Iterator[Path]:
+    """A folder beside ``path`` for files that are to be complete before they go there; it is removed afterwards.
+
+    One export of a file at a time has it. So whatever other folder of this kind is there is of an export that was
+    killed, and is removed.
+
+    Raises:
+        OneaError: another process exports to this file, or there is no room.
+    """
+    lock = path.with_name(f".{path.name}.lock")
+    with file_lock(lock, remedy=_REMEDY):
+        ours = re.compile(rf"\.{re.escape(path.name)}\.\w+\.partial")
+        try:
+            for left in path.parent.iterdir():
+                if ours.fullmatch(left.name):
+                    shutil.rmtree(left, ignore_errors=True)
+            with tempfile.TemporaryDirectory(".partial", f".{path.name}.", path.parent) as folder:
+                yield Path(folder)
+        except OSError as error:
+            raise unwritable(path.parent, 0, error, _REMEDY) from error
+        finally:
+            with suppress(OSError):  # Windows does not remove what is open
+                lock.unlink()
+
+
+def put(file: Path, place: Path) -> None:
+    """Put a complete file into its place, where the file that it replaces is whole until then."""
+    with file.open("rb+") as opened:
+        os.fsync(opened.fileno())
+    file.replace(place)

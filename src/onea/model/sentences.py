@@ -4,17 +4,65 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from onea.errors import OneaError
 from onea.metrics import wilson_interval
+from onea.model.held_out import ENOUGH
 from onea.model.names import is_folder_name
-from onea.model.photo_report import Conflict, PhotoReport
-from onea.model.rolling import ENOUGH
 from onea.text import count, printable, some
+from onea.vit.backbones import noted_file, shortened
+from onea.vit.embedded import DEFAULT, FAST, in_float16
+from onea.vit.weight_files import split_name
 
 _NAMED = 3  # photos, files or classes in one sentence
 MANY = 10  # photos; a class with fewer has few
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """A photo that is also there under another class.
+
+    Attributes:
+        image: its name.
+        label: the class that it was taught as.
+        other: the other class.
+    """
+
+    image: str
+    label: str
+    other: str
+
+
+@dataclass(frozen=True)
+class PhotoReport:
+    """What was found among the photos and files of an update. The history of the model has the counts alone.
+
+    Attributes:
+        skipped: ``path: reason`` of each photo that could not be read.
+        conflicts: photos that are also there under another class.
+        left_out: files that are no photos by their ending, or lie in no class folder.
+        groups: folders that hold class folders.
+    """
+
+    skipped: tuple[str, ...] = ()
+    conflicts: tuple[Conflict, ...] = ()
+    left_out: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many of each there are, by the names that a history has for them."""
+        return {
+            "skipped": len(self.skipped),
+            "two_names": len(self.conflicts),
+            "left_out": len(self.left_out),
+            "groups": len(self.groups),
+        }
+
+
 _NO_NAMES = PhotoReport()
 
 
@@ -195,3 +243,71 @@ def _were(number: int) -> str:
 
 def _once(number: int) -> str:
     return "counts once" if number == 1 else "count once"
+
+
+def conflicts_of(names: Sequence[str], labels: Sequence[str], others: Mapping[int, str]) -> tuple[Conflict, ...]:
+    """Photos, by their row, that are also there under another class."""
+    return tuple(Conflict(names[row], labels[row], other) for row, other in sorted(others.items()))
+
+
+_STANDS_IN = "Its network comes in eight bits instead of sixteen by now; its answers are practically the same."
+_BETTER = f"A new model, taught the same photos, would answer better: its network would be {DEFAULT}."
+
+_UNTRAINED = (
+    "Its adapter has never been trained, since that takes several classes at once: teach the next ones together, or "
+    "all photos again in one folder, and it will answer better."
+)
+_PARTLY = (
+    "Its adapter was trained on {trained} of its {classes} classes: if you still have all photos, teach them again in "
+    "one folder, and it will most likely answer better."
+)
+
+
+def advice(classes: Sequence[str], merged: Mapping[str, int]) -> list[str]:
+    """What would help a model of these classes, whose adapter was trained on so many images of each.
+
+    >>> advice(["apple", "pear"], {"apple": 5, "pear": 5}), advice(["apple"], {})
+    ([], [])
+    >>> len(advice(["apple", "pear"], {}))
+    1
+    >>> advice(["apple", "pear", "plum", "fig", "kiwi"], {"apple": 5, "pear": 5})[0].partition(":")[0]
+    'Its adapter was trained on 2 of its 5 classes'
+    """
+    trained = sum(name in merged for name in classes)
+    if len(classes) < 2 or 2 * trained >= len(classes):
+        return []
+    return [_PARTLY.format(trained=trained, classes=len(classes)) if trained else _UNTRAINED]
+
+
+def located(backbone: Mapping[str, Any], folder: Path) -> str:
+    """What to load the network of the model in a folder by: its name, or the path of its file on this machine.
+
+    Raises:
+        OneaError: the file is neither where it was last used nor beside the folder.
+    """
+    name: str = backbone["name"]
+    if split_name(name) is None:
+        return name
+    beside = folder.absolute().parent / name
+    path = noted_file(backbone["sha256"]) or (beside if beside.is_file() else None)
+    if path is None:
+        raise OneaError(
+            f"The network of {folder} is the file {name} (sha256 {shortened(backbone['sha256'])}), which is not where "
+            'it was last used on this machine; put it beside the model folder, or give it with backbone="...".'
+        )
+    return str(path)
+
+
+def remarks(backbone: Mapping[str, Any]) -> list[str]:
+    """Sentences about the network of a model, as its folder notes it.
+
+    >>> remarks({"name": "vit_small_patch14_112", "sha256": "31562e"})
+    []
+    """
+    told = [_STANDS_IN] if taught_before(backbone) else []
+    return [*told, _BETTER] if backbone["name"] == FAST else told
+
+
+def taught_before(backbone: Mapping[str, Any]) -> bool:
+    """Whether a model was taught when an embedded network had 16 bits, and nobody could choose among two of them."""
+    return in_float16(backbone["name"], backbone["sha256"])

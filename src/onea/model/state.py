@@ -21,9 +21,9 @@ from onea.classifiers.familiarity import SIGNALS, Familiarity, Signals, Typicali
 from onea.classifiers.gaussian import RegularisedGaussian
 from onea.classifiers.statistics import ClassStatistics
 from onea.errors import OneaError, nearest, short
-from onea.model.fingerprints import NO_PRINTS, Repeats, find_repeats, first_copies
+from onea.model.held_out import HeldOut
+from onea.model.learning.fingerprints import NO_PRINTS, Repeats, find_repeats, first_copies
 from onea.model.names import as_numbers, check_names
-from onea.model.rolling import HeldOut
 from onea.runtime import NOBODY, Progress
 from onea.tensors import Tensors
 
@@ -180,7 +180,7 @@ class State:
         return np.array(names, dtype=np.str_) if numbers is None else numbers
 
     def without(self, names: Sequence[str], version: int, date: str) -> State:
-        """The next state, which no longer answers these classes; ``onea.model.erasure`` removes their names, too."""
+        """The next state, which no longer answers these classes; see ``storage.erasure`` for the rest."""
         gone = {self.row(name): name for name in names}  # whoever names a class twice means it once
         if not gone:
             raise OneaError(NOTHING_NAMED)

@@ -13,7 +13,7 @@ import torch
 
 from onea.data.dataset import Pixels
 from onea.model.answers import Answer, Snapshot
-from onea.model.images import DecodedImages
+from onea.model.learning.images import DecodedImages
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from onea.model.check import check_model
+from onea.model.evaluation.check import check_model
 from onea.model.state import State
 from onea.serve.schemas import Checked
 

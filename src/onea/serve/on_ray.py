@@ -13,7 +13,7 @@ from typing import Any
 
 from onea.distributed import connected, import_ray
 from onea.errors import OneaError, import_extra
-from onea.model.folder import read_manifest
+from onea.model.storage.folder import read_manifest
 from onea.serve.settings import Settings
 
 APP = "onea"

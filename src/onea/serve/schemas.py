@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from onea.model.answers import Answer, Verdict
-from onea.model.check import Advice, Check
+from onea.model.evaluation.check import Advice, Check
 from onea.serve.problems import MEDIA_TYPE
 
 

@@ -18,17 +18,15 @@ import torch
 
 from onea.errors import OneaError
 from onea.model.answers import Snapshot
-from onea.model.background import learn_background
-from onea.model.erasure import erased
 from onea.model.estimator import load_for
-from onea.model.folder import Manifest, Undone, change, read_id, read_manifest, read_state, undo
-from onea.model.images import DecodedImages
-from onea.model.learning import learn
-from onea.model.network import advice
-from onea.model.photo_report import PhotoReport
-from onea.model.sentences import told
+from onea.model.learning.background import learn_background
+from onea.model.learning.images import DecodedImages
+from onea.model.learning.update import learn
+from onea.model.learning.update_images import checked_classes
+from onea.model.sentences import PhotoReport, advice, told
 from onea.model.state import State
-from onea.model.update_images import checked_classes
+from onea.model.storage.erasure import erased
+from onea.model.storage.folder import Manifest, Undone, change, read_id, read_manifest, read_state, undo
 from onea.serve.problems import Problem, of_folder, unexpected
 from onea.serve.settings import Settings
 from onea.serve.training_jobs import Abandoned, TrainingJob

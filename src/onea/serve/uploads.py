@@ -21,7 +21,7 @@ from onea.data.dataset import Pixels
 from onea.data.decode import BadImage, fit, pixel_count, read_image
 from onea.data.image_files import OnBad, named_by_reason
 from onea.data.pixel_limit import MEGAPIXEL
-from onea.model.images import DecodedImages
+from onea.model.learning.images import DecodedImages
 from onea.serve.archive import Archive
 from onea.serve.decoding import Decoders, DecodingJob
 from onea.serve.problems import Problem

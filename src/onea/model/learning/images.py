@@ -1,0 +1,364 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images however a user holds them (folder, files, Pillow, arrays, tensors, loaders) as squares of pixels and names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from PIL import Image
+
+from onea.data.dataset import Pixels, natural_key
+from onea.data.decode import BadImage, fit, read_image, upright_rgb
+from onea.data.folders import NoClassFoldersError, Tree, is_photo, passed_over, read_tree, unlistable
+from onea.data.image_files import OnBad, bad_files, in_threads
+from onea.errors import OneaError
+from onea.model.names import is_number, name_of
+from onea.runtime import NOBODY, Progress
+
+CLASS_FOLDERS = "one folder of images for each class"
+Purpose = Literal["learn", "evaluate", "score"]
+_IMAGE_COLUMNS, _LABEL_COLUMNS = ("image", "img", "images"), ("label", "labels", "fine_label", "class")
+
+
+@dataclass(frozen=True)
+class DecodedImages:
+    """Decoded images of one update or one question.
+
+    Attributes:
+        pixels: ``uint8 [N, 3, size, size]``.
+        labels: the class name of each, or None where none were given.
+        names: what to call each image: its path, or its number.
+        skipped: ``path: reason`` of each that could not be read.
+        numbers: whether every label was given as a whole number.
+        left_out: files of a folder that are no photos by their ending, or lie in no class folder.
+        groups: folders of a folder that hold class folders.
+    """
+
+    pixels: Pixels
+    labels: tuple[str, ...] | None
+    names: tuple[str, ...]
+    skipped: tuple[str, ...] = ()
+    numbers: bool = False
+    left_out: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+
+def read_labelled(
+    images: Any,
+    labels: Any,
+    size: int,
+    on_bad: OnBad | None = "fail",
+    progress: Progress = NOBODY,
+    purpose: Purpose = "learn",
+) -> DecodedImages:
+    """Images with their classes: a folder of class folders, a dataset or loader, or images and their labels.
+
+    ``on_bad`` is None where the caller offers no choice, so that no message speaks of one. Messages name the
+    ``purpose``: the call that the images were given to.
+    """
+    left_out: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    if labels is None and isinstance(images, str | os.PathLike):
+        items, found, left_out, groups = _from_folder(Path(images), purpose)
+    elif labels is None:
+        items, found = _labelled_source(images, purpose)
+    else:
+        items, found = list(_items(images)), _plain_list(labels)
+        if len(items) != len(found):
+            raise OneaError(f"There are {len(items)} images but {len(found)} labels; give one label for each image.")
+    if not items:
+        learning = "learn from; give at least two for each new class"
+        raise OneaError(f"There are no images to {learning if purpose == 'learn' else f'{purpose}; give some'}.")
+    names = [name_of(label) for label in found]
+    decoded = _decode(items, names, size, on_bad, progress)
+    return replace(decoded, numbers=all(map(is_number, found)), left_out=left_out, groups=groups)
+
+
+def read_unlabelled(
+    images: Any, size: int, on_bad: OnBad | None = "fail", progress: Progress = NOBODY
+) -> DecodedImages:
+    """Images alone: a folder (all below it), paths, bytes, Pillow images, arrays, tensors, a dataset or a loader."""
+    return _decode(list(_items(images)), None, size, on_bad, progress)
+
+
+def check_folder(path: Path, wanted: str) -> None:
+    """Refuse what is no folder, and say what one should hold."""
+    if not path.is_dir():
+        problem = "is a file" if path.exists() else "does not exist"
+        raise OneaError(f"{path} {problem}; give a folder with {wanted}.")
+
+
+def find_images(path: Path) -> list[Path]:
+    """The file itself, or every image file below a folder in natural order; hidden ones do not count."""
+    if not path.is_dir():
+        return [path]
+    found: list[Path] = []
+    seen: set[str] = set()  # links are followed, but not in circles
+    for place, folders, files in os.walk(path, onerror=_unlistable, followlinks=True):
+        if (real := os.path.realpath(place)) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted((name for name in folders if not passed_over(name)), key=natural_key)
+        wanted = (name for name in files if is_photo(name) and not passed_over(name))
+        found.extend(Path(place) / name for name in sorted(wanted, key=natural_key))
+    if not found:
+        raise OneaError(f"There are no images below {path}; give image files or a folder that holds some.")
+    return found
+
+
+def _unlistable(error: OSError) -> None:
+    """A folder that cannot be looked into may hold photos, and is not passed over."""
+    raise unlistable(Path(error.filename), error) from error
+
+
+def _labelled_source(source: Any, purpose: Purpose) -> tuple[list[Any], list[Any]]:
+    if columns := _columns(source):
+        image, label, names = columns
+        if label is None:
+            raise OneaError(f"The dataset has no label column (it has {', '.join(source.column_names)}); give labels.")
+        return [row[image] for row in source], [_named(row[label], names) for row in source]
+    pairs = list(_pairs(source, purpose))
+    names = getattr(getattr(source, "dataset", source), "classes", None)
+    return [image for image, _ in pairs], [_named(label, names) for _, label in pairs]
+
+
+def _from_folder(path: Path, purpose: Purpose) -> tuple[list[Any], list[str], tuple[str, ...], tuple[str, ...]]:
+    """The photos in class folders, their classes, all other files, and the folders that hold class folders."""
+    check_folder(path, f"{CLASS_FOLDERS}, or give labels too")
+    tree = _tree(path, purpose)
+    files = [(image.path, label) for label, members in tree.images.items() for image in members]
+    photos = [(file, label) for file, label in files if is_photo(file.name)]
+    if empty := [label for label in tree.images if label not in {label for _, label in photos}]:
+        raise OneaError(f"Class folder {empty[0]} in {path} holds no photo: put its images in, or remove the folder.")
+    stray = [file for file, _ in files if not is_photo(file.name)]
+    others = tuple(map(str, [*stray, *tree.loose]))
+    return [file for file, _ in photos], [label for _, label in photos], others, tuple(tree.groups)
+
+
+def _tree(path: Path, purpose: Purpose) -> Tree:
+    try:
+        return read_tree(path)
+    except NoClassFoldersError as error:
+        if purpose == "learn":
+            raise
+        raise OneaError(
+            f"There are no class folders in {path}, and only they say which answers are right: put the images of each "
+            f"class into a folder with its name, such as {path / 'apple'}."
+        ) from error
+
+
+def _items(source: Any) -> Iterator[Any]:
+    """The images of a source, one by one: each a path, bytes, a Pillow image or an array ``[H, W(, channels)]``."""
+    if isinstance(source, str | os.PathLike):
+        yield from find_images(Path(source))
+    elif isinstance(source, bytes | Image.Image):
+        yield source
+    elif is_array(source):
+        yield from _items(np.ravel(source).tolist()) if is_list(source) else images_in(source)
+    elif columns := _columns(source):
+        yield from (row[columns[0]] for row in source)
+    elif isinstance(source, list | tuple):
+        for item in source:
+            yield from _items(item) if isinstance(item, str | os.PathLike) or is_array(item) else [item]
+    elif isinstance(source, Iterator):
+        for item in source:
+            yield from (image for image, _ in _pairs([item])) if _is_pair(item) else _items([item])
+    elif isinstance(source, Iterable) or hasattr(source, "__getitem__"):
+        yield from (image for image, _ in _pairs(source))
+    else:
+        raise _unknown(source)
+
+
+def _pairs(source: Any, purpose: Purpose = "learn") -> Iterator[tuple[Any, Any]]:
+    """What a loader (batches) or a dataset (single images) yields, one image and label at a time."""
+    if not (isinstance(source, Iterable) or hasattr(source, "__getitem__")):
+        raise _unknown(source)
+    for pair in source if isinstance(source, Iterable) else (source[i] for i in range(len(source))):
+        if not _is_pair(pair):
+            raise OneaError(
+                f"Labels are missing: give {purpose}(images, labels), a folder of class folders, or (image, label) "
+                "pairs."
+            )
+        images, labels = pair
+        members = list(_items(images))
+        several = isinstance(labels, list | tuple) or (is_array(labels) and not isinstance(labels, str))  # numpy's text
+        own = _plain_list(labels) if several else [labels]
+        if len(members) != len(own):
+            raise OneaError(f"A batch has {len(members)} images but {len(own)} labels; give one label for each image.")
+        yield from zip(members, own, strict=True)
+
+
+def _is_pair(item: Any) -> bool:
+    return isinstance(item, list | tuple) and len(item) == 2
+
+
+def _columns(source: Any) -> tuple[str, str | None, Sequence[str] | None] | None:
+    """Image column, label column and class names of a Hugging Face dataset; None for anything else."""
+    features, columns = getattr(source, "features", None), getattr(source, "column_names", None)
+    if features is None or not isinstance(columns, list):
+        return None
+    kinds = {name: type(features[name]).__name__ for name in columns}
+    image = next((n for n in columns if kinds[n] == "Image"), next((n for n in _IMAGE_COLUMNS if n in columns), None))
+    if image is None:
+        raise OneaError(f"The dataset has no image column (it has {', '.join(columns)}); give the images themselves.")
+    label = next(
+        (n for n in columns if kinds[n] == "ClassLabel"), next((n for n in _LABEL_COLUMNS if n in columns), None)
+    )
+    return image, label, getattr(features[label], "names", None) if label else None
+
+
+def _plain_list(labels: Any) -> list[Any]:
+    if isinstance(labels, str | bytes):
+        raise OneaError("labels is a single text; give one label for each image.")
+    if not hasattr(labels, "tolist"):
+        labels = list(labels) if isinstance(labels, Iterable) else np.asarray(labels)
+    flat = labels if isinstance(labels, list) else labels.tolist()
+    return flat if isinstance(flat, list) else [flat]
+
+
+def _named(label: Any, names: Sequence[str] | None) -> Any:
+    return names[label] if names is not None and isinstance(label, int) and 0 <= label < len(names) else label
+
+
+def _decode(
+    items: Sequence[Any],
+    labels: Sequence[str] | None,
+    size: int,
+    on_bad: OnBad | None,
+    progress: Progress,
+) -> DecodedImages:
+    if on_bad not in ("fail", "skip", None):
+        raise OneaError(f"on_bad is {on_bad!r:.80}; choose fail or skip.")
+    names = [str(item) if isinstance(item, str | os.PathLike) else f"image {n + 1}" for n, item in enumerate(items)]
+    results = in_threads(_squarer(size), list(zip(items, names, strict=True)))
+    pixels = np.empty((len(items), 3, size, size), np.uint8)
+    good: list[int] = []
+    skipped: list[str] = []
+    progress.start_images("reading images", len(items))
+    for row, result in enumerate(results):
+        progress.step(1)
+        if isinstance(result, str):
+            skipped.append(result)
+        else:
+            pixels[len(good)] = result
+            good.append(row)
+    if skipped and (on_bad != "skip" or not good):
+        raise OneaError(bad_files(skipped, len(items), may_skip=on_bad == "fail"))
+    kept = None if labels is None else tuple(labels[row] for row in good)
+    return DecodedImages(pixels[: len(good)], kept, tuple(names[row] for row in good), tuple(skipped))
+
+
+def _squarer(size: int) -> Callable[[tuple[Any, str]], Pixels | str]:
+    def square(item: tuple[Any, str]) -> Pixels | str:
+        source, name = item
+        try:
+            return fit(_rgb(source, name, size), size, size)
+        except BadImage as error:
+            return f"{error.path}: {error.reason}"
+
+    return square
+
+
+def _rgb(source: Any, name: str, size: int) -> Image.Image:
+    if isinstance(source, str | os.PathLike | bytes):
+        return read_image(source, at_least=size, name=name)
+    if isinstance(source, Image.Image):
+        return upright_rgb(source)
+    if is_array(source):
+        return to_image(source, name)
+    raise _unknown(source)
+
+
+def _unknown(source: Any) -> OneaError:
+    return OneaError(
+        f"{type(source).__name__} is not something to read images from; give a folder, paths, Pillow images, arrays, "
+        "tensors, a Hugging Face dataset or a DataLoader."
+    )
+
+
+_CHANNELS = (1, 3, 4)
+
+
+def is_array(value: Any) -> bool:
+    """Whether this is an array or a tensor."""
+    return hasattr(value, "shape") and hasattr(value, "dtype") and hasattr(value, "__array__")
+
+
+def is_list(array: Any) -> bool:
+    """Whether this array holds things one by one, such as paths, instead of pixels.
+
+    >>> is_list(np.array(["a.jpg", "b.jpg"])), is_list(np.zeros((2, 8, 8, 3)))
+    (True, False)
+    """
+    kind = getattr(array.dtype, "kind", None)
+    if kind is None and not hasattr(array, "detach"):  # a column of a table whose types are not numpy's
+        kind = np.asarray(array).dtype.kind
+    return kind in tuple("OTU")  # objects and texts, as numpy and pandas hold them
+
+
+def images_in(array: Any) -> Iterator[Any]:
+    """The images of an array: itself, or those along the first of four axes.
+
+    >>> [image.shape for image in images_in(np.zeros((2, 3, 8, 9), np.uint8))]
+    [(3, 8, 9), (3, 8, 9)]
+    """
+    values = _numpy(array)
+    if values.ndim == 4:
+        yield from values
+    elif values.ndim == 3 and not {values.shape[0], values.shape[2]} & {*_CHANNELS}:
+        raise OneaError(
+            f"An array of shape {tuple(values.shape)} has no axis of colours; give grey images as [N, H, W, 1], "
+            "such as images[..., None], and one image as [H, W] or [H, W, 3]."
+        )
+    elif values.ndim in (2, 3):
+        yield values
+    else:
+        shape = tuple(values.shape)
+        raise OneaError(f"An array of shape {shape} holds no images; give [H, W, 3], [N, H, W, 3] or [N, 3, H, W].")
+
+
+def to_image(array: Any, name: str) -> Image.Image:
+    """An array ``[H, W]``, ``[H, W, channels]`` or ``[channels, H, W]`` as an RGB image.
+
+    Whole numbers are pixels in 0..255; fractions are pixels in 0..1, or in 0..255 when some exceed 1.
+
+    Raises:
+        BadImage: the shape or the numbers are not those of an image.
+    """
+    values = _numpy(array)
+    if values.ndim == 3 and values.shape[2] not in _CHANNELS and values.shape[0] in _CHANNELS:
+        values = values.transpose(1, 2, 0)
+    if values.ndim not in (2, 3) or (values.ndim == 3 and values.shape[2] not in _CHANNELS) or 0 in values.shape:
+        raise BadImage(name, f"an array of shape {tuple(values.shape)} is not [H, W, 3] or [3, H, W]")
+    if values.ndim == 3 and values.shape[2] == 1:
+        values = values[:, :, 0]
+    return Image.fromarray(_bytes(values, name)).convert("RGB")
+
+
+def _bytes(values: Any, name: str) -> Any:
+    if values.dtype == np.uint8:
+        return np.ascontiguousarray(values)
+    if values.dtype == np.bool_:
+        return np.where(values, np.uint8(255), np.uint8(0))
+    if values.dtype.kind not in "iuf" or not np.isfinite(values).all():
+        raise BadImage(name, "the array holds NaN, infinity or something else than finite real numbers")
+    if values.min() < 0 or values.max() > 255:
+        raise BadImage(name, "pixels must lie in 0..1 or 0..255: give images before they are normalised")
+    scale = 255.0 if np.issubdtype(values.dtype, np.floating) and values.max() <= 1 else 1.0
+    return np.rint(values.astype(np.float64) * scale).astype(np.uint8)
+
+
+def _numpy(array: Any) -> Any:
+    if hasattr(array, "detach"):  # a tensor, perhaps on a device, perhaps of a type that numpy does not know
+        array = array.detach().cpu()
+        array = array.float() if array.is_floating_point() else array
+    return np.asarray(array)

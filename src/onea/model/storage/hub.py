@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models on the Hugging Face Hub: the model folder as it is, with its present version alone.
+
+Only files that a model is made of are fetched, and checked like those of any other folder that somebody sent.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onea.errors import OneaError
+from onea.model.storage.folder import Manifest, model_params, write
+from onea.model.storage.layout import FILES, holds_model
+from onea.model.versions import Versions
+from onea.vit.network_config import terms
+
+if TYPE_CHECKING:
+    from onea.model.estimator import OneA
+
+
+def push(model: OneA, repo: str, *, private: bool | None = None, token: str | None = None) -> str:
+    """Upload the present version; makes the repository if need be. Returns its address.
+
+    Warns where the licence of the network's weights asks for more than its name.
+    """
+    import huggingface_hub
+
+    state = model.snapshot().state
+    if (licence := state.backbone.get("licence")) and (minded := terms(licence)):
+        warnings.warn(f"The model was made with weights under {licence}. {minded}", stacklevel=3)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / f"{repo.split('/')[-1].removesuffix('.onea')}.onea"
+        write(
+            folder,
+            state,
+            Manifest(Versions((state.version,), model.versions.counter), model_params(model)),
+            [state],
+        )
+        try:
+            huggingface_hub.create_repo(repo, private=private, token=token, exist_ok=True)
+            done: Any = huggingface_hub.upload_folder(
+                repo_id=repo, folder_path=folder, token=token, commit_message=f"Version {state.version}"
+            )
+        except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:
+            raise _failed(repo, "uploaded", error) from error
+    return str(done)
+
+
+@contextmanager
+def fetched(name: str, *, revision: str | None = None, token: str | None = None) -> Iterator[Path]:
+    """The model folder of a local path or, of the revision if one is given, of a repository of the Hub."""
+    import huggingface_hub
+
+    if revision is None and holds_model(Path(name)):
+        yield Path(name)
+        return
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / f"{name.split('/')[-1].removesuffix('.onea')}.onea"
+        try:
+            found = huggingface_hub.snapshot_download(name, revision=revision, token=token, allow_patterns=list(FILES))
+            _copy(Path(found), folder)
+        except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:
+            raise _failed(name, "downloaded", error) from error
+        yield folder
+
+
+def _copy(fetched: Path, folder: Path) -> None:
+    """Copy the files of a model out of the Hub's cache, which is made of links; a model folder must have none."""
+    folder.mkdir()
+    for file in (file for pattern in FILES for file in fetched.glob(pattern)):
+        target = folder / file.relative_to(fetched)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, target)
+
+
+def _failed(name: str, what: str, error: Exception) -> OneaError:
+    lines = str(error).strip().splitlines()
+    reason = (lines[0] if lines else type(error).__name__).rstrip(".:")
+    return OneaError(f"{name} could not be {what} ({reason}); check its name, your token and the network.")

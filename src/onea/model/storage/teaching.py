@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A teach session: lock a model folder, learn, and save the new version."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from onea.errors import OneaError
+from onea.model.estimator import OneA, load_for
+from onea.model.learning.images import CLASS_FOLDERS, check_folder
+from onea.model.parameters import check_preset
+from onea.model.storage.folder import save
+from onea.model.storage.layout import check_can_hold, holds_model, locked
+from onea.runtime import Progress
+
+_FOR_NEW = ("image_size", "preset", "epochs", "seed")
+
+
+def teach_folder(
+    path: Path,
+    folder: Path,
+    name: str | None,
+    params: Mapping[str, Any],
+    machine: Mapping[str, Any],
+    on_bad: str,
+    progress: Progress | None = None,
+    *,
+    background: bool = False,
+) -> OneA:
+    """Teach the model at ``path`` (made if absent) the classes in a folder and save it; no one else may write to it.
+
+    A folder of ``background`` holds images of none of the classes, anywhere below it.
+
+    Raises:
+        OneaError: one sentence about what is wrong; the model folder is as it was.
+    """
+    check_folder(folder, "images of none of the classes" if background else CLASS_FOLDERS)
+    _check_apart(path, folder)
+    with locked(path):
+        check_can_hold(path)
+        model = _opened(path, params, machine)
+        learn = model.learn_background if background else model.learn
+        learn(folder, name=name or folder.resolve().name, progress=progress, on_bad=on_bad)  # type: ignore[arg-type]
+        save(model, path, have_lock=True)
+    return model
+
+
+def _check_apart(path: Path, folder: Path) -> None:
+    """Refuse a model among the folders that it is to learn, where it would be taken for photos of theirs."""
+    place, photos = path.resolve(), folder.resolve()
+    if photos in place.parents and not any(part.startswith(".") for part in place.relative_to(photos).parts):
+        raise OneaError(
+            f"{path} lies in {folder}, where every folder counts as photos; choose a place outside of it for the model."
+        )
+
+
+def _opened(path: Path, params: Mapping[str, Any], machine: Mapping[str, Any]) -> OneA:
+    if not holds_model(path):
+        return OneA(**params, **machine)
+    model = load_for(path, backbone=params.get("backbone"), **machine)
+    check_preset(params.get("preset", model.preset))
+    made = model.get_params()
+    for name in _FOR_NEW:
+        if params.get(name, made[name]) != made[name]:
+            with_it = f"without {name}" if made[name] is None else f"with {name} {made[name]}"
+            raise OneaError(f"{path} was made {with_it}; leave out {name}=, or teach a new model.")
+    return model.set_params(**{name: value for name, value in params.items() if name == "unknown"})

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model before images of nothing that it was taught: what is measured, what is refused, and the picture."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from support.models import tiny_model
+
+from onea.errors import OneaError
+from onea.model.evaluation.evaluation import evaluate
+from onea.model.evaluation.metrics import OpenSet
+from onea.model.evaluation.pictures import open_set_picture
+from onea.openset import auroc, open_set_curve
+
+KNOWN = ("class00", "class01", "class02")
+
+
+def learned(vit: str, images: Path, root: Path, **params):
+    """A model of three classes."""
+    for name in KNOWN:
+        (root / "lesson").mkdir(exist_ok=True)
+        (root / "lesson" / name).symlink_to(images / "train" / name)
+    return tiny_model(vit, **params).learn(root / "lesson").snapshot()
+
+
+@pytest.fixture(scope="module")
+def model(tiny_vit, tiny_images, tmp_path_factory):
+    return learned(tiny_vit, tiny_images, tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def strange(tiny_images, tmp_path) -> Path:
+    """Images of other classes, in folders and outside."""
+    shutil.copytree(tiny_images / "test/class04", tmp_path / "strange/deep/inside/class04")
+    shutil.copy(tiny_images / "test/class05/0.png", tmp_path / "strange/alone.png")
+    return tmp_path / "strange"
+
+
+def test_the_measures_are_those_of_the_models_own_judgement(model, tiny_images, strange):
+    found = evaluate(model, tiny_images / "test", unknown=strange)
+    known = [file for name in KNOWN for file in sorted((tiny_images / "test" / name).iterdir())]
+    judged, unknown = model.judge(known), model.judge(strange).familiarity
+    nearest = [model.classes[row] for row in judged.scores.argmax(1)]
+    right = torch.tensor([name == file.parent.name for name, file in zip(nearest, known, strict=True)])
+    assert found.open_set is not None
+    assert len(found.open_set.unknown) == 4
+    assert found.never_taught == ("class03", "class04", "class05"), "which are neither known nor among the unknown"
+    assert found.open_set.auroc == auroc(judged.familiarity, unknown)
+    assert found.open_set.curve.area == open_set_curve(judged.familiarity, right, unknown).area
+    answers = model.predict(sorted(strange.rglob("*.png")))
+    assert found.open_set.caught == (answers == "unknown").mean()
+    assert found.open_set.false_alarms == found.unknown == (model.predict(known) == "unknown").mean()
+    assert found.open_set.correct == (model.predict(known) == [file.parent.name for file in known]).mean()
+
+
+def test_the_rest_of_an_evaluation_is_the_same_with_and_without_unknown_images(model, tiny_images, strange):
+    alone, both = (evaluate(model, tiny_images / "test", unknown=where) for where in (None, strange))
+    assert alone.open_set is None
+    assert (alone.confusion == both.confusion).all()
+    assert (alone.unknown_of == both.unknown_of).all()
+
+
+def test_a_model_that_answers_no_unknown_is_measured_all_the_same(tiny_vit, tiny_images, tmp_path, strange):
+    model = learned(tiny_vit, tiny_images, tmp_path, unknown=0)
+    found = evaluate(model, tiny_images / "test", unknown=strange).open_set
+    assert found is not None
+    assert not found.answers_unknown
+    assert (found.caught, found.false_alarms) == (0, 0)
+    assert 0 <= found.auroc <= 1
+    assert found.correct == pytest.approx(float(found.curve.correct[-1]))
+
+
+@pytest.mark.parametrize("name", ["class01", "CLASS01"])
+def test_images_of_a_class_that_the_model_knows_are_no_unknown_ones(model, tiny_images, strange, name):
+    shutil.copytree(tiny_images / "test/class01", strange / "deep" / name)
+    with pytest.raises(OneaError, match="holds images of 'class01', which the model knows"):
+        evaluate(model, tiny_images / "test", unknown=strange)
+    with pytest.raises(OneaError, match="holds images of 'class01'"):
+        evaluate(model, tiny_images / "test", unknown=tiny_images / "test/class01")
+
+
+def test_a_folder_that_is_missing_or_empty_is_one_sentence(model, tiny_images, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+    for name, words in (("empty", "no images below"), ("nowhere", "does not exist"), ("file", "is a file")):
+        with pytest.raises(OneaError, match=words):
+            evaluate(model, tiny_images / "test", unknown=tmp_path / name)
+
+
+def drawn(known: list[float], right: list[bool], unknown: list[float], threshold: float):
+    found = OpenSet(torch.tensor(known), torch.tensor(right), torch.tensor(unknown), threshold)
+    figure = open_set_picture(found)
+    figure.draw_without_rendering()
+    return figure
+
+
+def test_the_picture_shows_the_threshold_on_the_curve():
+    figure = drawn([0.0, 1.0, 2.0, 3.0], [True, False, True, True], [-2.0, -1.0, 0.5, 1.5], 0.25)
+    above, below = figure.axes
+    assert above.get_title(loc="left") == "How familiar images look: AUROC 81.2 %"  # 2 + 3 + 4 + 4 of 16 pairs
+    assert [text.get_text() for text in above.get_legend().get_texts()][:2] == ["known (4)", "unknown (4)"]
+    curve, point = below.lines
+    assert point.get_xydata().tolist() == [[50.0, 50.0]], "two unknown images pass, and two known ones are right"
+    assert point.get_xydata()[0].tolist() in curve.get_xydata().tolist()
+    assert "50.0 % of unknown images caught" in below.get_legend().get_texts()[0].get_text()
+
+
+def test_the_picture_of_a_model_without_a_threshold_has_none():
+    above, below = drawn([1.0, 2.0], [True, True], [0.0], -math.inf).axes
+    assert len(below.lines) == 1
+    assert below.get_legend() is None
+    assert not above.lines
+
+
+def test_images_that_are_all_alike_can_be_drawn():
+    for axes in drawn([1.0], [True], [1.0], 1.0).axes:
+        low, high = axes.get_xlim()
+        assert low < 1.0 < high
+
+
+def test_known_images_stay_visible_beside_unknown_ones_that_are_far_away():
+    known = torch.linspace(-1, 0, 50).tolist()
+    above, _ = drawn(known, [True] * 50, [-1000.0] * 50, -0.9).axes
+    low, high = above.get_xlim()
+    assert (known[-1] - known[0]) / (high - low) > 0.25
+
+
+def test_photos_that_were_taught_are_counted(model, tiny_images, tmp_path):
+    shutil.copytree(tiny_images / "test/class00", tmp_path / "mixed/class00")
+    shutil.copy(tiny_images / "train/class00/4.png", tmp_path / "mixed/class00/taught.png")
+    (tmp_path / "mixed/notes.txt").write_text("from Monday")
+    found = evaluate(model, tmp_path / "mixed")
+    assert found.remarks == [
+        "1 file left out (no photo, or in no class folder): notes.txt",
+        "1 of 4 images was taught: it does not tell how new ones are answered",
+    ]
+    assert evaluate(model, tiny_images / "test").remarks == []

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A class that is taught again is the same class: what it counts in the merge, and what old model folders say of it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.models import class_folders, resealed
+from support.models import tiny_model as made
+
+import onea
+from onea.errors import OneaError
+from onea.merging.operator import Sizes
+from onea.model.storage import folder as folders
+
+A, B, C, D, E, F = (f"class{number:02d}" for number in range(6))
+IMAGES = st.dictionaries(st.sampled_from("abcdefgh"), st.integers(1, 10**6), min_size=1)
+
+
+@given(old=IMAGES, new=IMAGES)
+def test_every_class_counts_once_and_every_image(old, new):
+    sizes = Sizes.of(old, new)
+    assert sizes.accumulated_classes + sizes.new_classes == pytest.approx(len(old.keys() | new.keys()))
+    assert sizes.accumulated_samples + sizes.new_samples == sum(old.values()) + sum(new.values())
+    swapped = Sizes.of(new, old)
+    assert (swapped.new_classes, swapped.new_samples) == (sizes.accumulated_classes, sizes.accumulated_samples)
+
+
+@given(old=st.integers(1, 1000), new=st.integers(1, 1000))
+def test_different_classes_count_as_in_the_paper(old, new):
+    """Exactly, so that a model that never meets a class twice is what it was."""
+    sizes = Sizes.of({f"old {n}": n + 1 for n in range(old)}, {f"new {n}": n + 3 for n in range(new)})
+    assert (sizes.accumulated_classes, sizes.new_classes) == (old, new)
+    assert sizes.new_share == new / (old + new)
+
+
+@given(images=IMAGES, times=st.integers(1, 20))
+def test_the_same_photos_over_and_over_have_the_same_say_each_time(images, times):
+    """The newest of k updates has a k-th, so the adapter is the mean of all k."""
+    before = {name: times * count for name, count in images.items()}
+    assert Sizes.of(before, images).new_share == pytest.approx(1 / (times + 1))
+
+
+def tiny_model(vit, **params):
+    """Merges by One-A, which notes the shares that this is about, from a quarter of the classes on."""
+    return made(vit, **{"options": {"merge": "one-a", "min_share": 0.25}} | params)
+
+
+@pytest.fixture(scope="module")
+def files(tiny_images):
+    return class_folders(tiny_images / "train")
+
+
+def teach(model, files, *names, first=0, last=6):
+    """With so many images of each class; of four or more, one is held out of training."""
+    chosen = [(file, name) for name in names for file in files[name][first:last]]
+    return model.learn([file for file, _ in chosen], [name for _, name in chosen])
+
+
+def new_share(model):
+    """What the last merge gave to the new adapter."""
+    merge = model.history[-1]["merge"]
+    return merge["align_share"] if merge["base"] == "accumulated" else 1 - merge["align_share"]
+
+
+def merged(model):
+    return dict(model.snapshot().state.merged)
+
+
+def test_two_new_classes_count_as_much_as_two_that_were_taught_three_times(tiny_vit, files):
+    model = tiny_model(tiny_vit)
+    for _ in range(3):
+        teach(model, files, A, B)
+    assert merged(model) == {A: 15, B: 15}
+    teach(model, files, C, D)
+    assert new_share(model) == 0.5
+    assert merged(model) == {A: 15, B: 15, C: 5, D: 5}
+
+
+def test_teaching_again_never_ends_the_training(tiny_vit, files):
+    """Small backbones train on updates of a quarter of the classes or more: two of four are."""
+    model = tiny_model(tiny_vit, epochs=1)
+    for _ in range(7):
+        teach(model, files, A, B)
+    assert [update["trained"] for update in model.history] == 4 * [True] + 3 * [False]  # shares of 1, 1/2, 1/3, 1/4
+    assert merged(model) == {A: 20, B: 20}
+    assert teach(model, files, C, D).history[-1]["trained"]
+
+
+def test_known_classes_have_a_say_by_their_images(tiny_vit, files):
+    model = teach(tiny_model(tiny_vit), files, A, B)
+    teach(model, files, A, B, last=2)  # two more of each, after five
+    assert new_share(model) == pytest.approx(2 / 7)
+    assert merged(model) == {A: 7, B: 7}
+
+
+def test_an_arrival_of_known_and_new_classes(tiny_vit, files):
+    """The new one counts whole, the known one by half, since as many of its images came before."""
+    model = teach(teach(tiny_model(tiny_vit), files, A, B, C), files, A, D)
+    assert new_share(model) == pytest.approx(1.5 / 4)
+    assert merged(model) == {A: 10, B: 5, C: 5, D: 5}
+
+
+def test_a_known_class_that_no_adapter_met_is_new_to_the_adapter(tiny_vit, files):
+    """Taught alone, it only got a prototype."""
+    model = teach(teach(tiny_model(tiny_vit), files, A, B), files, C)
+    assert merged(model) == {A: 5, B: 5}
+    teach(model, files, C, D)
+    assert new_share(model) == 0.5
+    assert merged(model) == {A: 5, B: 5, C: 5, D: 5}
+
+
+def test_a_forgotten_class_taught_again_is_the_same_class(tiny_vit, files):
+    """What the adapter learned from it stayed inside."""
+    model = teach(tiny_model(tiny_vit), files, A, B, C).forget(A)
+    assert merged(model) == {A: 5, B: 5, C: 5}
+    teach(model, files, A, D)
+    assert new_share(model) == pytest.approx(1.5 / 4)
+    assert merged(model) == {A: 10, B: 5, C: 5, D: 5}
+
+
+def test_photos_taught_again_after_all_was_forgotten_are_judged_as_new_ones(tiny_vit, files):
+    """Not beside themselves: while their spread was still there, all other photos were too far from the class."""
+    model = teach(tiny_model(tiny_vit, views=1), files, A)  # one class trains no adapter
+    asked = [*files[A], *files[B]]
+    before = [model.threshold_, *model.familiarity(asked)]
+    teach(model.forget(A), files, A)
+    assert [model.threshold_, *model.familiarity(asked)] == pytest.approx(before, rel=1e-4)
+
+
+def test_a_renamed_class_is_the_same_class(tiny_vit, files):
+    model = teach(tiny_model(tiny_vit), files, A, B, C).rename(A, "apple")
+    assert merged(model) == {"apple": 5, B: 5, C: 5}
+    teach(model, {**files, "apple": files[A]}, "apple", D)
+    assert new_share(model) == pytest.approx(1.5 / 4)
+    teach(model, files, A, E)  # whatever has the old name now is another class
+    assert new_share(model) == pytest.approx(2 / 6)
+    assert merged(model) == {"apple": 10, B: 5, C: 5, D: 5, A: 5, E: 5}
+
+
+def test_a_class_that_takes_a_forgotten_ones_name_takes_its_place(tiny_vit, files):
+    model = teach(tiny_model(tiny_vit), files, A, B, C).forget(A).rename(B, A)
+    assert merged(model) == {A: 10, C: 5}
+
+
+def test_undo_takes_back_what_was_counted(tiny_vit, files):
+    model = teach(tiny_model(tiny_vit), files, A, B)
+    teach(model, files, A, C).rename(A, "apple").undo().undo()
+    assert merged(model) == {A: 5, B: 5}
+    assert new_share(teach(model, files, A, C)) == pytest.approx(1.5 / 3)
+
+
+def test_a_saved_model_counts_on(tiny_vit, files, tmp_path):
+    path = teach(teach(tiny_model(tiny_vit), files, A, B, C), files, A, B).save(tmp_path / "m.onea")
+    model = onea.load(path, threads=1, precision="fp32")
+    assert merged(model) == {A: 10, B: 10, C: 5}
+    teach(model, files, A, D)
+    assert new_share(model) == pytest.approx((1 / 3 + 1) / 4)
+    folders.change(path, lambda state, version, date: state.renamed(A, "apple", version, date))
+    assert merged(onea.load(path)) == {"apple": 10, B: 10, C: 5}
+    folders.undo(path)
+    assert merged(onea.load(path)) == {A: 10, B: 10, C: 5}
+
+
+def test_a_service_counts_alike(shop, files):
+    from support.serving import service_of
+
+    from onea.model.learning.images import read_labelled
+
+    service = service_of(shop)  # knows four classes
+    for _ in range(2):
+        job = service.teach(read_labelled(files[A] + files[B], [A] * 6 + [B] * 6, service.side))
+        assert job.ended.wait(60)
+        assert job.error is None
+    assert [update["trained"] for update in service.present.state.updates] == [True, True, False]  # 1/4, then 1/6
+    assert dict(service.present.state.merged) == merged(onea.load(shop)) == {A: 10, B: 10, C: 5, D: 5}
+
+
+@pytest.mark.parametrize("merged", [[6, 30], {"a": "many"}, {"a": -1}, {"a": 0}, {"a": 2.5}, 7, None])
+def test_counts_that_are_none_are_damage(tiny_vit, files, tmp_path, merged):
+    path = teach(tiny_model(tiny_vit, epochs=1), files, A, B).save(tmp_path / "m.onea")
+    state = path / "states/000001/state.json"
+    state.write_bytes(resealed(json.loads(state.read_text()) | {"merged": merged}))
+    with pytest.raises(OneaError, match="damaged"):
+        onea.load(path)

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an update costs: how often its images pass the network, with and without views that are kept."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from support.models import class_folders, tiny_model
+from support.tiny import write_tiny_images, write_tiny_vit
+
+from onea.learner import fixed_views
+from onea.learner.fixed_views import FixedViews
+from onea.model.engine import Engine
+from onea.model.estimator import OneA
+from onea.model.learning.images import read_labelled
+from onea.research.runs.evaluation import count_flops
+from onea.vit.batching import padded
+from onea.vit.frozen import FrozenViT
+from onea.vit.hooks import NO_HOOKS
+
+thorough_model = partial(tiny_model, preset="thorough")  # in which nothing is kept unless a test asks for it
+EPOCHS, VIEWS = 2, 3  # of these models
+LAST = {"adapter_blocks": 1, "min_epochs": EPOCHS, "max_epochs": EPOCHS}
+
+
+class CountingViT(FrozenViT):
+    """Counts the images that pass each block."""
+
+    def _block(self, index, x, hooks, rotation):
+        passed = self.__dict__.setdefault("passed", [0] * self.depth)
+        passed[index] += len(x)
+        return super()._block(index, x, hooks, rotation)
+
+
+@pytest.fixture
+def count(monkeypatch):
+    """How many images pass each block while a model learns something."""
+    started = Engine.__init__
+
+    def counting(engine, *given, **named):
+        started(engine, *given, **named)
+        engine.vit.__class__ = CountingViT
+
+    monkeypatch.setattr(Engine, "__init__", counting)
+
+    def learned(model, files, names) -> list[int]:
+        model._ready().vit.__dict__["passed"] = [0, 0]
+        model.learn([file for name in names for file in files[name]], [name for name in names for _ in files[name]])
+        return model._ready().vit.passed
+
+    return learned
+
+
+@pytest.fixture(scope="module")
+def files(tiny_images):
+    return class_folders(tiny_images / "train")
+
+
+FIRST = [f"class{number:02d}" for number in range(4)]
+
+
+@pytest.mark.parametrize("views", [1, VIEWS])
+def test_an_update_that_trains_nothing_passes_each_view_of_a_photo_once(tiny_vit, files, count, views):
+    model = thorough_model(tiny_vit, views=views)
+    count(model, files, FIRST)
+    passed = count(model, files, ["class04"])
+    assert not model.history[-1]["trained"]
+    assert passed == [views * len(files["class04"])] * 2
+
+
+def test_an_update_that_trains_nothing_does_the_same_with_views_that_are_kept(tiny_vit, files, count):
+    model = thorough_model(tiny_vit, options=LAST)
+    count(model, files, FIRST)
+    passed = count(model, files, ["class04"])
+    assert not model.history[-1]["trained"]
+    assert passed == [VIEWS * padded(len(files["class04"])), VIEWS * len(files["class04"])]
+
+
+def test_an_update_that_trains_passes_each_view_through_the_lower_blocks_once(tiny_vit, files, count):
+    model = thorough_model(tiny_vit, options=LAST | {"cached_views": 4})
+    passed = count(model, files, FIRST)
+    update = model.history[-1]
+    assert update["epochs"] == EPOCHS
+    images = update["images"]
+    looks = 2 + (VIEWS - 1)  # before and after, and the further views of the statistics
+    assert passed == [4 * padded(images), looks * images + EPOCHS * (images - update["held_out"])]
+
+
+@pytest.mark.parametrize("options", [{}, {"adapter_blocks": 1, "cached_views": 4}])
+def test_photos_of_classes_with_enough_of_them_are_looked_at_without_crops(tiny_vit, files, count, options):
+    images = len(files[FIRST[0]])
+    model = thorough_model(tiny_vit, options=LAST | {"adapter_blocks": 0, "enough_images": images} | options)
+    passed = count(model, files, FIRST)
+    update, total = model.history[-1], images * len(FIRST)
+    seen = 2 * total + EPOCHS * (total - update["held_out"])  # before and after, and in training
+    assert update["trained"]
+    assert passed == [padded(total) if options else seen, seen]
+
+    state = model.snapshot().state
+    assert state.images == [images] * len(FIRST)
+    assert state.statistics.counts.tolist() == [VIEWS * images] * len(FIRST), "a photo weighs as much as with crops"
+    assert state.held.shape[1] == VIEWS
+    passed = count(model, {"class04": files["class04"][: images - 1]}, ["class04"])
+    assert passed[1] == VIEWS * (images - 1), "one photo less, and crops are looked at"
+    assert model.snapshot().state.images == [images] * len(FIRST) + [images - 1]
+
+
+@pytest.mark.parametrize("cached", [2, 5])
+def test_training_and_statistics_look_at_the_same_views(tiny_vit, files, monkeypatch, cached):
+    made, drawn = [], []
+    start, draw = FixedViews.__init__, Engine.draw
+    monkeypatch.setattr(
+        FixedViews, "__init__", lambda views, *given, **named: made.append(given) or start(views, *given, **named)
+    )
+    monkeypatch.setattr(Engine, "draw", lambda *given: drawn.append(draw(*given)) or drawn[-1])
+    model = thorough_model(tiny_vit, options=LAST | {"cached_views": cached})
+    model.learn([file for name in FIRST for file in files[name]], [name for name in FIRST for _ in files[name]])
+    (given,) = made
+    assert len(drawn) == len(given[4]) == max(cached, VIEWS) - 1, "none is drawn twice, or for nobody"
+    assert all(torch.equal(*pair) for pair in zip(drawn, given[4], strict=True))
+
+
+def test_memory_does_not_decide_what_is_learned(tiny_vit, files, monkeypatch):
+    def taught():
+        model = thorough_model(tiny_vit, options=LAST, held_out=0.0)  # no guard, whose threshold rounding could decide
+        model.learn([file for name in FIRST for file in files[name]], [name for name in FIRST for _ in files[name]])
+        return model.snapshot().state.adapter
+
+    kept, again = taught(), taught()
+    assert all(torch.equal(again[name], value) for name, value in kept.items())
+    monkeypatch.setattr(fixed_views, "MOST_ON_HOST", 0)
+    computed = taught()
+    assert not all(torch.equal(computed[name], value) for name, value in kept.items()), "tokens are rounded if kept"
+    # To 11 bits; what comes of a few steps differs by less than a hundredth of the largest weight.
+    for name, value in kept.items():
+        torch.testing.assert_close(computed[name], value, rtol=0, atol=0.01 * max(1e-3, float(value.abs().max())))
+
+
+def test_in_low_precision_an_update_that_trains_looks_by_the_network_that_trains(tiny_vit, files, count, monkeypatch):
+    model, precisions = thorough_model(tiny_vit, options=LAST | {"cached_views": VIEWS}, precision="bf16"), []
+    below = CountingViT.below_eager
+
+    def noted(vit, *given):
+        precisions.append(vit.matrix_dtype)
+        return below(vit, *given)
+
+    monkeypatch.setattr(CountingViT, "below_eager", noted)
+    passed = count(model, files, FIRST)
+    update = model.history[-1]
+    assert update["epochs"] == EPOCHS
+    assert precisions == [torch.bfloat16] * VIEWS
+    assert passed == [0, 0], "the network that answers has no part in it"
+
+
+@pytest.mark.parametrize("new", [False, True])
+def test_full_precision_is_for_images_as_they_are_where_nothing_is_trained(tiny_vit, files, monkeypatch, new):
+    model, precisions = thorough_model(tiny_vit, precision="bf16"), []
+    forward = FrozenViT.forward_eager
+
+    def noted(vit, *given):
+        if not torch.is_grad_enabled():
+            precisions.append((vit.matrix_dtype, torch.is_autocast_enabled("cpu")))
+        return forward(vit, *given)
+
+    def learn(names):
+        model.learn([file for name in names for file in files[name]], [name for name in names for _ in files[name]])
+
+    learn(FIRST)
+    assert model.history[-1]["trained"]
+    monkeypatch.setattr(FrozenViT, "forward_eager", noted)
+    learn(["class04"] if new else ["class04", *FIRST])
+    exact, rough = (torch.float32, False), (torch.bfloat16, True)
+    assert model.history[-1]["trained"] is not new
+    assert precisions == ([exact] if new else [rough, rough]) + [rough] * (VIEWS - 1)
+
+
+def test_the_default_does_little_more_than_look(tmp_path):
+    """Operations, which no load of a machine changes: 4.45 passes' worth for a network of the default one's shape."""
+    write_tiny_vit(tmp_path / "vit.safetensors", depth=12, size=112)
+    write_tiny_images(tmp_path / "images", classes=20, train=4, test=1, size=128)
+    photos = tmp_path / "images" / "train"
+    # the rank has the share of the width that it has in the default network
+    model = OneA(backbone=str(tmp_path / "vit.safetensors"), options={"rank": 11}, precision="fp32", threads=1)
+    engine = model._ready()
+    pixels = read_labelled(photos, None, engine.side).pixels
+    look = count_flops(lambda: engine.features(pixels, NO_HOOKS))
+    learn = count_flops(lambda: model.learn(photos))
+    assert model.history[-1]["trained"]
+    assert learn < 4.6 * look

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A figure over all classes from features of held-out images, and how sure any such figure is."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+
+import pytest
+import torch
+from rich.console import Console
+from support.models import class_folders, tiny_model
+
+import onea
+from onea.classifiers import make_classifier
+from onea.classifiers.validation import cross_validated_scores
+from onea.cli.model_display import print_history
+from onea.metrics import wilson_interval
+from onea.model.held_out import LEAST_OF_CLASS, MOST_OF_CLASS, HeldOut, measure
+from onea.model.learning.fingerprints import WORDS
+from onea.model.sentences import held_out_sentences, held_out_share, told
+from onea.model.storage.card import history_row
+
+NAMES = tuple(f"class{number:02d}" for number in range(6))
+
+
+def held_out(features, rows):
+    return HeldOut(features, rows, torch.zeros(len(rows), WORDS, dtype=torch.int64))
+
+
+NOBODY = held_out(torch.empty(0, 1, 1), torch.empty(0, dtype=torch.int64))
+
+
+def test_wilson_as_published():
+    """Newcombe (1998), table I: 81 of 263, 15 of 148, 0 of 20, 1 of 29."""
+    for right, total, wanted in (
+        (81, 263, (0.2553, 0.3662)),
+        (15, 148, (0.0624, 0.1605)),
+        (0, 20, (0.0, 0.1611)),
+        (1, 29, (0.0061, 0.1718)),
+    ):
+        assert wilson_interval(right, total) == pytest.approx(wanted, abs=5e-5)
+    assert wilson_interval(0, 0) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(("share", "images"), [(0.8, 40), (0.95, 30)])
+def test_the_true_share_lies_inside_nineteen_times_out_of_twenty(share, images):
+    draw = random.Random(0)
+    inside = 0
+    for _ in range(2000):
+        low, high = wilson_interval(sum(draw.random() < share for _ in range(images)), images)
+        inside += low <= share <= high
+    assert 0.92 < inside / 2000 < 0.985
+
+
+@pytest.mark.parametrize("readout", ["rgda", "slda", "ncm"])
+def test_an_image_is_not_compared_with_itself(readout):
+    """Where labels are drawn at random nothing can be known, though images that are in the statistics look known."""
+    generator = torch.Generator().manual_seed(1)
+    features, rows = torch.randn(80, 1, 64, generator=generator), torch.arange(80) % 4
+    classifier = make_classifier(readout)
+    empty = make_classifier("rgda").statistics(64)
+    known = empty.add(features[:, 0], rows)
+    found = measure(classifier, known, held_out(features[:40], rows[:40]))
+    assert (found.images, found.classes) == (40, 4)
+    assert found.right / found.images < 0.6  # a quarter is chance; five deviations are 0.34
+    again = (classifier.fit(known)(features[:, 0]).argmax(1) == rows).float().mean()
+    assert again > 0.7
+
+
+def test_so_many_are_kept_of_each_class_the_newest():
+    features, rows = torch.arange(300.0)[:, None, None], torch.arange(300) % 100
+    kept = held_out(features[:200], rows[:200]).behind(held_out(features[200:], rows[200:]))
+    assert len(kept.rows) == 300  # three of each of 100 classes
+    assert set(kept.rows.tolist()) == set(range(100))
+    many = NOBODY.behind(held_out(features, torch.zeros(300, dtype=torch.int64)))
+    assert many.features.flatten().tolist() == list(range(MOST_OF_CLASS))
+    assert not many.rows.any()
+    crowded = NOBODY.behind(held_out(torch.zeros(2000, 1, 1), torch.arange(2000) % 200))
+    assert torch.bincount(crowded.rows).max() == LEAST_OF_CLASS
+
+
+@pytest.fixture(scope="module")
+def model(tiny_vit, tiny_images):
+    """Three updates of two classes."""
+    files = class_folders(tiny_images / "train")
+    model = tiny_model(tiny_vit)
+    for first in (0, 2, 4):
+        names = NAMES[first : first + 2]
+        model.learn([file for name in names for file in files[name]], [name for name in names for _ in files[name]])
+    return model
+
+
+def test_the_figure_covers_all_classes(model):
+    updates = model.history
+    assert [update["held_out"] for update in updates] == [2, 2, 2]
+    assert [update["overall_images"] for update in updates] == [2, 4, 6]
+    assert [update["overall_classes"] for update in updates] == [2, 4, 6]
+    json.dumps(updates)
+
+
+def test_a_share_of_few_images_is_no_figure(model):
+    """Of four held-out images, none or all may be right by chance."""
+    for update in model.history:
+        for name in ("held_out", "overall", "cross_validated"):
+            assert update[f"{name}_accuracy"] is update[f"{name}_interval"] is None
+        assert update["cross_validated_images"] == 12
+        assert history_row(update)[6:8] == ("", "")
+        assert not any("%" in sentence for sentence in told(update))
+
+
+def all_photos(images):
+    return [class_folders(images / side) for side in ("train", "test")]
+
+
+def taught(model, images, names=NAMES):
+    """With nine photos of each class."""
+    pairs = [(file, name) for files in all_photos(images) for name in names for file in files[name]]
+    return model.learn([file for file, _ in pairs], [name for _, name in pairs])
+
+
+def test_twenty_images_are_a_figure(tiny_vit, tiny_images):
+    (update,) = taught(tiny_model(tiny_vit, held_out=0.5), tiny_images).history
+    assert update["held_out"] == update["overall_images"] == 24
+    assert update["overall_accuracy"] == update["held_out_accuracy"], "the same images, judged the same way"
+    for name in ("held_out", "overall", "cross_validated"):
+        low, high = update[f"{name}_interval"]
+        assert 0 <= low <= update[f"{name}_accuracy"] <= high <= 1
+    assert "of 24 (" in history_row(update)[6]
+    assert "of 24 held-out images" in told(update)[0]
+
+
+def test_where_few_are_held_out_those_that_were_taught_are_left_out_in_turn(tiny_vit, tiny_images):
+    """The figure is that of each photo by the statistics of photos of other folds."""
+    model = taught(tiny_model(tiny_vit, views=1, epochs=1, single_class="skip"), tiny_images, NAMES[:3])
+    update, state = model.history[-1], model.snapshot().state
+    assert (update["held_out"], update["held_out_accuracy"], update["cross_validated_images"]) == (3, None, 27)
+    sentence = told(update)[0]
+    assert sentence.startswith(
+        f"cross-validated: {100 * update['cross_validated_accuracy']:.1f} % of 27 taught images ("
+    )
+    assert ("by an adapter that was trained on them" in sentence) == update["trained"]
+    files = [file for files in all_photos(tiny_images) for name in NAMES[:3] for file in files[name]]
+    rows = torch.tensor([NAMES.index(file.parent.name) for file in files])
+    features = torch.from_numpy(model.transform(files))
+    empty = make_classifier("rgda").statistics(features.shape[1])
+    alone = torch.arange(len(rows))
+    scores = cross_validated_scores(state.classifier, empty, features, rows, 3, alone)
+    assert abs(update["cross_validated_accuracy"] - float((scores.argmax(1) == rows).double().mean())) <= 0.15
+
+
+def test_teaching_everything_again_tells_what_it_gained(tiny_vit, tiny_images):
+    """On photos that were held out both times, judged before and after."""
+    model = taught(tiny_model(tiny_vit, held_out=0.5), tiny_images)
+    before = model.snapshot().state
+    again, state = taught(model, tiny_images).history[-1], model.snapshot().state
+    assert (again["seen"], again["trained"], again["overall_images"]) == (54, True, 24)
+    assert torch.equal(state.held_prints, before.held_prints)
+    assert again["overall_before"] == model.history[0]["overall_accuracy"]
+    sentence = told(again)[0]
+    assert f"; {100 * again['overall_before']:.1f} % before this update" in sentence
+    gained = again["overall_accuracy"] > again["overall_before"]
+    assert ("it gained nothing, and undo takes it back" in sentence) == (not gained)
+
+
+def test_teaching_few_photos_again_tells_it_by_cross_validation(tiny_vit, tiny_images):
+    model = taught(tiny_model(tiny_vit), tiny_images, NAMES[:3])
+    again = taught(model, tiny_images, NAMES[:3]).history[-1]
+    assert (again["trained"], again["overall_before"], again["cross_validated_images"]) == (True, None, 27)
+    assert again["cross_validated_before"] is not None
+    assert "% before this update" in told(again)[0]
+
+
+def test_what_gained_nothing_is_said():
+    update = {"held_out": 0, "held_out_accuracy": None, "known": 40, "overall_accuracy": 0.75, "overall_images": 200}
+    again = {"overall_classes": 40, "trained": True}
+    better, worse = (held_out_sentences(update | again | {"overall_before": share})[0] for share in (0.7, 0.75))
+    assert better.endswith("correct, of all 40 classes; 70.0 % before this update")
+    assert worse.endswith("75.0 % before this update: it gained nothing, and undo takes it back")
+
+
+def test_few_photos_of_a_class_are_told(tiny_vit, tiny_images):
+    files = all_photos(tiny_images)[0]
+    model = tiny_model(tiny_vit).learn([*files["class00"][:2], *files["class01"][:3]], ["kiwi"] * 2 + ["lemon"] * 3)
+    update = model.history[-1]
+    assert (update["few_photos"], update["fewest"]) == (2, {"kiwi": 2, "lemon": 3})
+    assert told(update) == ["few photos: 'kiwi' (2) and 'lemon' (3); 10 or more of a class are advisable"]
+
+
+def test_it_is_said_with_how_many_and_how_sure():
+    update = {"held_out": 29, "held_out_accuracy": 1.0, "known": 40}
+    assert held_out_share(update) == "100.0 % of 29 (88 to 100)"
+    assert held_out_sentences(update) == [
+        "100.0 % of 29 held-out images (88 to 100 %, 19 times out of 20) correct, among all 40 classes"
+    ]
+    overall = update | {"overall_accuracy": 0.75, "overall_images": 200, "overall_classes": 38}
+    assert held_out_sentences(overall)[1] == (
+        "overall: 75.0 % of 200 held-out images (69 to 80 %, 19 times out of 20) correct, of 38 of 40 classes"
+    )
+    assert held_out_sentences({"held_out": 0, "held_out_accuracy": None, "known": 3}) == []
+    assert held_out_sentences(update | {"known": 1})[0].endswith("correct, among 1 class")
+
+
+def test_the_overall_figure_is_that_of_the_version_that_was_measured():
+    learned = {
+        "version": 1,
+        "kind": "learn",
+        "date": "2026-01-01",
+        "name": "shop",
+        "classes": ["a", "b"],
+        "seconds": 1.0,
+    }
+    figures = {"new_classes": 2, "images": 300, "known": 2, "held_out": 30, "held_out_accuracy": 0.9}
+    overall = {"overall_accuracy": 0.9, "overall_images": 30, "overall_classes": 2}
+    gone = {"version": 2, "kind": "forget", "date": "2026-01-01", "classes": ["a"], "known": 1}
+    console = Console(width=200, file=io.StringIO())
+    print_history(console, [learned | figures | overall, gone], (1, 2))
+    assert " correct, of all 2 classes of version 1\n" in console.file.getvalue(), "not of those known now"
+
+
+def test_it_is_kept_forgotten_and_undone(model, tmp_path):
+    loaded = onea.load(model.save(tmp_path / "m.onea"), threads=1, precision="fp32")
+    before = loaded.snapshot().state
+    assert before.held.shape == (6, 2, 64)
+    assert torch.equal(before.held, model.snapshot().state.held)
+    loaded.forget("class03", "class00")
+    assert len(loaded.snapshot().state.held) == 4
+    assert loaded.snapshot().state.held_rows.sort().values.tolist() == [0, 1, 2, 3]
+    assert torch.equal(loaded.undo().snapshot().state.held, before.held)
+    card = (tmp_path / "m.onea/README.md").read_text("utf-8")
+    assert "held-out accuracy | overall |" in card

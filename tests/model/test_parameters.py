@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Presets of models: what each trains, and what options given later change."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from support.models import class_folders, tiny_model
+from support.toys import toy
+
+import onea
+from onea.errors import OneaError
+from onea.model.parameters import change_options, choose_options
+from onea.model.storage.teaching import teach_folder
+
+MACHINE = {"threads": 1, "precision": "fp32", "device": "cpu"}
+
+
+def test_the_thorough_preset_trains_all_blocks_on_all_patches():
+    vit = toy("CLIP")
+    light, thorough = (choose_options(preset, {}, vit) for preset in ("auto", "thorough"))
+    assert (thorough.adapter_blocks, thorough.epochs, thorough.views, thorough.patch_drop_rate) == (0, 8, 3, 0.0)
+    assert (light.epochs, light.views, light.patch_drop_rate, light.cached_views) == (3, 2, 0.5, 2)
+    assert light.min_share == thorough.min_share == 0.5
+    assert (light.enough_images, thorough.enough_images) == (50, 0)
+
+
+@pytest.mark.parametrize("given", [{"views": 3}, {"cached_views": 3}])
+def test_views_that_are_asked_for_are_looked_at_however_many_photos_there_are(given):
+    vit = toy("CLIP")
+    assert choose_options("auto", given, vit).enough_images == 0
+    assert choose_options("auto", {**given, "enough_images": 7}, vit).enough_images == 7
+
+
+def test_an_option_that_a_model_has_anyway_changes_nothing_when_it_is_given():
+    vit = toy("CLIP")
+    noted = dataclasses.asdict(choose_options("auto", {}, vit))
+    assert dataclasses.asdict(change_options(noted, {"views": 2, "cached_views": 2}, vit)) == noted
+    assert change_options(noted, {"views": 3}, vit).enough_images == 0
+
+
+@pytest.mark.parametrize("preset", ["tiny", "", None, ["auto"]])
+def test_a_preset_that_models_do_not_have_is_refused(preset):
+    with pytest.raises(OneaError, match="choose auto, thorough or paper"):
+        choose_options(preset, {}, toy("CLIP"))
+
+
+@pytest.fixture(scope="module")
+def files(tiny_images):
+    found = class_folders(tiny_images / "train")
+    return [file for name in sorted(found)[:4] for file in found[name]]
+
+
+def lesson(files):
+    return files, [file.parent.name for file in files]
+
+
+def test_a_model_taught_anew_takes_what_is_asked_for(tiny_vit, files, tmp_path):
+    model = tiny_model(tiny_vit, preset="thorough").learn(*lesson(files))
+    path = model.save(tmp_path / "m.onea")
+    longer = onea.load(path, epochs=1, options={"max_epochs": 1}, **MACHINE).fit(*lesson(files)).snapshot().state
+    assert longer.options == model.snapshot().state.options | {"epochs": 1, "max_epochs": 1}
+    lighter = onea.load(path, preset="auto", **MACHINE).fit(*lesson(files)).snapshot().state
+    assert (lighter.options["adapter_blocks"], lighter.options["views"]) == (1, 2)
+
+
+@pytest.mark.parametrize("preset", ["auto", "thorough", "paper"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"adapter_blocks": 0},
+        {"adapter-blocks": 1},
+        {"adapter_blocks": "0", "patch_drop_rate": 0.25},
+        {"epochs": 30},
+        {"epochs": 30, "max_epochs": 31},
+    ],
+    ids=str,
+)
+def test_options_given_later_do_what_they_would_have_done_at_first(preset, given):
+    vit = toy("CLIP")
+    made = dataclasses.asdict(choose_options(preset, {"epochs": 2}, vit))
+    later = {"epochs": 2} | given
+    assert change_options(made, given, vit) == choose_options(preset, later, vit)
+
+
+def test_options_that_depend_on_others_follow_only_those_that_are_given():
+    vit = toy("CLIP")
+    chosen = {"adapter_blocks": 0, "patch_drop_rate": 0.5, "epochs": 2, "max_epochs": 2}
+    made = choose_options("auto", chosen, vit)
+    assert change_options(dataclasses.asdict(made), {"rank": 2}, vit) == dataclasses.replace(made, rank=2)
+    longer = change_options(dataclasses.asdict(made), {"epochs": 30}, vit)
+    assert longer == dataclasses.replace(made, epochs=30, min_epochs=0, max_epochs=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"carry": True}, "set follow_drift"),
+        ({"compare-classifiers": "ncm"}, "set readout"),
+        (3, "options is 3; give a mapping"),
+        ({3: 4}, "give a mapping"),
+        ({"epochs": "many"}, "epochs is 'many'; it needs a whole number"),
+        ({"adapter_block": 1}, "adapter_blocks"),
+    ],
+    ids=str,
+)
+def test_options_that_make_no_sense_are_refused_at_first_and_later(tiny_vit, files, tmp_path, options, sentence):
+    for preset in ("auto", "paper"):
+        with pytest.raises(OneaError, match=sentence):
+            tiny_model(tiny_vit, preset=preset, options=options).learn(*lesson(files))
+    path = tiny_model(tiny_vit).learn(*lesson(files[:12])).save(tmp_path / "m.onea")
+    with pytest.raises(OneaError, match=sentence):
+        onea.load(path, options=options, **MACHINE)
+
+
+def test_a_loaded_model_with_adapters_in_all_blocks_trains_on_all_patches(tiny_vit, files, tmp_path):
+    path = tiny_model(tiny_vit, options={"patch_drop_rate": 0.5}).learn(*lesson(files)).save(tmp_path / "m.onea")
+    anew = onea.load(path, options={"adapter_blocks": 0}, **MACHINE).fit(*lesson(files)).snapshot().state.options
+    assert (anew["adapter_blocks"], anew["patch_drop_rate"]) == (0, 0.0)
+
+
+def test_a_folder_is_taught_on_by_the_preset_that_it_was_made_with(tiny_vit, tiny_images, tmp_path):
+    path, photos = tmp_path / "m.onea", tiny_images / "train"
+    teach_folder(path, photos, None, {"backbone": tiny_vit, "epochs": 1}, MACHINE, "fail")
+    assert teach_folder(path, photos, None, {"preset": "auto"}, MACHINE, "fail").version == 2
+    with pytest.raises(OneaError, match="was made with preset auto; leave out preset="):
+        teach_folder(path, photos, None, {"preset": "thorough"}, MACHINE, "fail")
+    with pytest.raises(OneaError, match="was made without image_size; leave out image_size="):
+        teach_folder(path, photos, None, {"image_size": 42}, MACHINE, "fail")
