@@ -65,10 +65,10 @@ def follow(config: dict[str, Any]) -> list[dict[str, Any]]:
     for index in range(prepared.stream.tasks):
         task = prepared.task(index)
         report = method.learn(task)
-        left = left.add(method.features_of(task, method.hooks()), task.labels)
+        left = left.add(method.task_features(task, method.hooks()), task.labels)
         every = task.cumulative_task() if task.cumulative_task else task
         true = method.classifiers["rgda"].statistics(method.vit.width)
-        true = true.add(method.features_of(every, method.hooks()), every.labels)
+        true = true.add(method.task_features(every, method.hooks()), every.labels)
         rows = held_out(prepared, task.classes.stop)
         answers = torch.cat(
             [method.features(prepared.test.images.plain(part), method.hooks()) for part in rows.split(512)]

@@ -237,7 +237,7 @@ class Queue:
         """Roughly, in image passes."""
         material = self.materials[trial.data, trial.draw]
         options = options_of(material, trial.method, trial.rate)
-        epochs = self.methods[trial.method].epochs(options, material.sizes)
+        epochs = self.methods[trial.method].epochs_per_task(options, material.sizes)
         images = sum(size * times for size, times in zip(material.sizes, epochs, strict=True))
         return WEIGHTS.get(trial.method, 1.0) * images * material.train_images / sum(material.sizes)
 

@@ -31,7 +31,7 @@ def test_it_ends_after_so_many_epochs_without_a_gain(tiny_run, shares, options):
     report = ready.method.learn(ready.task(0))
     assert report["epochs"] == len(report["losses"]) == 4
     assert shares == [0.9]
-    assert not ready.method.kept.training
+    assert not ready.method.adapter.training
 
 
 def test_gains_keep_it_going_to_the_end(tiny_run, shares):

@@ -121,8 +121,8 @@ def test_above_and_below_are_the_whole(tiny_run):
 
 def test_a_stream_is_learned_and_continued(tiny_run):
     whole = learn_all(asked(tiny_run, patch_drop_rate=0.5))
-    assert whole.kept.first_block == 0
-    assert all(bool(adapter.up.weight.any()) for adapter in whole.kept.each())
+    assert whole.adapter.first_block == 0
+    assert all(bool(adapter.up.weight.any()) for adapter in whole.adapter.each())
     first, second = (asked(tiny_run, patch_drop_rate=0.5) for _ in range(2))
     learn_all(first, [0, 1])
     second.method.load_state_dict({name: value.clone() for name, value in first.method.state_dict().items()})

@@ -233,7 +233,7 @@ def test_names_are_judged_before_anything_is_fetched(monkeypatch):
     assert nearest_with_hooks("beit_base_patch16_224.in22k_ft_in22k").startswith("deit3_base_patch16_224.fb_in22k")
     assert not why_frozen_only(nearest_with_hooks("resnet50.a1_in1k"))
     with pytest.raises(OneaError, match=r"One-A trains an adapter.*it is timm's ConvNeXt.*choose simplecil"):
-        method_class("one-a").check_fits("convnext_tiny.in12k", reason)
-    method_class("simplecil").check_fits("convnext_tiny.in12k", reason)
+        method_class("one-a").check_backbone("convnext_tiny.in12k", reason)
+    method_class("simplecil").check_backbone("convnext_tiny.in12k", reason)
     with pytest.raises(OneaError, match="Unknown backbone"):
         load_backbone("vit_small_patch16_dinov4.lvd1689m")

@@ -34,7 +34,7 @@ def methods_table() -> str:
 
     def row(name: str) -> Sequence[str]:
         kind = method_class(name)
-        passes = " / ".join(f"{kind.passes(kind.Options(), tasks):g}" for tasks in (1, 10, 40))
+        passes = " / ".join(f"{kind.forward_passes(kind.Options(), tasks):g}" for tasks in (1, 10, 40))
         title = f"[{kind.title}]({kind.paper})" if kind.paper else kind.title
         return f"`{name}`", title, kind.trains, kind.stores, passes, "yes" if kind.in_paper else ""
 

@@ -141,7 +141,7 @@ def test_after_the_limit_nothing_is_trained_and_only_prototypes_are_added(tiny_r
     assert all(torch.equal(before[name], after[name]) for name in before if name.startswith("merged."))
     assert torch.equal(before["prototypes"], after["prototypes"][:4])
     torch.testing.assert_close(after["prototypes"][4:5], class_means(method, ready, 2, 1))
-    assert method.passes(method.options, 1) == method.passes(method.options, 40) == 1
+    assert method.forward_passes(method.options, 1) == method.forward_passes(method.options, 40) == 1
 
 
 def test_mapping_at_the_limit_is_a_switch(tiny_run):

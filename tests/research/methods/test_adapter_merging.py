@@ -159,7 +159,7 @@ def test_magmax_trains_from_the_previous_task_and_measures_from_the_first_start(
     assert not same(fresh.state_dict(), method.state_dict())
     weights = [next(iter(adapter_cache.values()))[0], trained[0].tensors]
     assert same(*weights), "the first task starts fresh"
-    for name, kept in method.kept.state_dict().items():
+    for name, kept in method.adapter.state_dict().items():
         changes = torch.stack([one.tensors[name] - method.merged.origin[name] for one in trained])
         largest = changes.gather(0, changes.abs().argmax(0, keepdim=True))[0]
         torch.testing.assert_close(kept, method.merged.origin[name] + 0.5 * largest, rtol=1e-4, atol=1e-5)
@@ -168,7 +168,7 @@ def test_magmax_trains_from_the_previous_task_and_measures_from_the_first_start(
 def test_acmap_trains_later_tasks_from_the_first_trained_adapter(tiny_run):
     ready = method_with(tiny_run, "acmap")
     ready.method.learn(ready.task(0))
-    first = {name: value.clone() for name, value in ready.method.kept.state_dict().items()}
+    first = {name: value.clone() for name, value in ready.method.adapter.state_dict().items()}
     learn_all(ready, [1, 2])
     assert same(ready.method.merged.start, first)
 
@@ -177,13 +177,13 @@ def test_deltas_are_taken_from_a_shared_start(tiny_run):
     adapter_cache = AdapterCache()
     options = {"merge_options": "scale=0.5"}
     method = learn_all(method_with(tiny_run, "task-arithmetic", adapter_cache, options=options))
-    for name, kept in method.kept.state_dict().items():
+    for name, kept in method.adapter.state_dict().items():
         total = sum(tensors[name] - method.merged.origin[name] for tensors, _ in adapter_cache.values())
         torch.testing.assert_close(kept, method.merged.origin[name] + 0.5 * total)
     options = {"start": "fresh"}
     apart = learn_all(method_with(tiny_run, "task-arithmetic", adapter_cache := AdapterCache(), options=options))
     assert not apart.merged.origin
-    for name, kept in apart.kept.state_dict().items():
+    for name, kept in apart.adapter.state_dict().items():
         torch.testing.assert_close(kept, 0.3 * sum(tensors[name] for tensors, _ in adapter_cache.values()))
 
 
@@ -199,7 +199,7 @@ def test_fisher_merges_with_the_statistics_of_both_sides(tiny_run):
     ready = method_with(tiny_run, "fisher")
     method = ready.method
     method.learn(ready.task(0))
-    old, old_fisher = dict(method.kept.state_dict()), dict(method.merged.memory)
+    old, old_fisher = dict(method.adapter.state_dict()), dict(method.merged.memory)
     old = {name: value.clone() for name, value in old.items()}
     assert set(old_fisher) == {f"fisher.{name}" for name in old}
     trained = method.learner._trained(method.merged, ready.task(2), None, None)
@@ -207,5 +207,5 @@ def test_fisher_merges_with_the_statistics_of_both_sides(tiny_run):
     state = old_fisher | {f"new_{name}": value for name, value in fresh.items()}
     expected, kept = make_operator("fisher")(old, trained.tensors, Sizes(3, 2, 18, 12), state)
     method.learn(ready.task(2))
-    assert same(dict(method.kept.state_dict()), expected)
+    assert same(dict(method.adapter.state_dict()), expected)
     assert same(method.merged.memory, kept)

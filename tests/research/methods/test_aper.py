@@ -99,7 +99,7 @@ def test_only_the_first_task_trains(variant, tiny_run):
     assert all(torch.equal(value, first[name]) for name, value in ready.method.adapted.state_dict().items())
     assert not any(value.requires_grad for value in ready.method.adapted.parameters())
     assert not any(module.training for module in ready.method.adapted.modules())
-    assert passes(ready.method, shown_images(ready)) == ready.method.passes(ready.method.options, 3) == 2
+    assert passes(ready.method, shown_images(ready)) == ready.method.forward_passes(ready.method.options, 3) == 2
 
 
 def test_the_order_of_later_tasks_does_not_matter(variant, tiny_run):

@@ -99,7 +99,7 @@ def test_scores_with_a_shared_first_half_equal_full_passes(ready):
     ]
     assert [part.shape[1] for part in full] == [3, 1, 2]
     torch.testing.assert_close(method.scores(images), torch.cat(full, 1))
-    assert [method.passes(method.options, tasks) for tasks in (1, 2, 40)] == [1, 1.5, 20.5]
+    assert [method.forward_passes(method.options, tasks) for tasks in (1, 2, 40)] == [1, 1.5, 20.5]
 
 
 def test_the_first_task_has_no_distillation(ready, monkeypatch):
@@ -210,7 +210,7 @@ def test_a_middle_block_is_shared_so_that_the_declared_passes_hold(depth, ready)
     method = CLLoRA(vit, ready.method.options, ready.method.runtime)
     assert method.half == (depth + 1) // 2
     assert all(
-        (method.half + tasks * (depth - method.half)) / depth <= method.passes(method.options, tasks)
+        (method.half + tasks * (depth - method.half)) / depth <= method.forward_passes(method.options, tasks)
         for tasks in (1, 2, 9)
     )
 

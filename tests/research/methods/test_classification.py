@@ -22,11 +22,11 @@ def learned(values: dict, **options):
 
 def test_every_view_counts_as_an_image(tiny_run):
     (plain, task), (seen, _) = learned(tiny_run), learned(tiny_run, views=3)
-    known, more = plain.known("slda"), seen.known("slda")
+    known, more = plain.statistics_for("slda"), seen.statistics_for("slda")
     assert known.counts.tolist() == task.labels.bincount().tolist()
     assert more.counts.tolist() == (3 * known.counts).tolist()
-    views = torch.cat([seen.features_of(task, seen.hooks(), view) for view in range(3)])
-    torch.testing.assert_close(views[: len(task)], plain.features_of(task, plain.hooks()))
+    views = torch.cat([seen.task_features(task, seen.hooks(), view) for view in range(3)])
+    torch.testing.assert_close(views[: len(task)], plain.task_features(task, plain.hooks()))
     for row in task.classes:
         own = views[task.labels.repeat(3) == row]
         torch.testing.assert_close(more.means[row], own.mean(0), rtol=1e-4, atol=1e-5)
@@ -34,8 +34,8 @@ def test_every_view_counts_as_an_image(tiny_run):
 
 def test_views_differ_from_each_other_and_are_drawn_alike_every_time(tiny_run):
     (first, task), (second, _) = learned(tiny_run, views=3), learned(tiny_run, views=3)
-    assert torch.equal(first.known("slda").scatter, second.known("slda").scatter)
-    one, two, three = (first.features_of(task, first.hooks(), view) for view in range(3))
+    assert torch.equal(first.statistics_for("slda").scatter, second.statistics_for("slda").scatter)
+    one, two, three = (first.task_features(task, first.hooks(), view) for view in range(3))
     assert not torch.allclose(one, two)
     assert not torch.allclose(two, three)
 
@@ -45,10 +45,10 @@ def test_images_of_classes_with_enough_of_them_count_in_place_of_their_crops(tin
     (plain, _), (enough, _), (few, _) = (
         learned(tiny_run, views=views, enough_images=bound) for views, bound in ((1, 0), (3, images), (3, images + 1))
     )
-    once, thrice = plain.known("slda"), enough.known("slda")
-    assert thrice.counts.tolist() == (3 * once.counts).tolist() == few.known("slda").counts.tolist()
+    once, thrice = plain.statistics_for("slda"), enough.statistics_for("slda")
+    assert thrice.counts.tolist() == (3 * once.counts).tolist() == few.statistics_for("slda").counts.tolist()
     torch.testing.assert_close(thrice.means, once.means)
-    assert not torch.allclose(few.known("slda").means, once.means)
+    assert not torch.allclose(few.statistics_for("slda").means, once.means)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_images_of_classes_with_enough_of_them_count_in_place_of_their_crops(tin
 )
 def test_what_is_compared_is_no_part_of_what_answers_keep(options, compared, tiny_run):
     (alone, _), (beside, _) = learned(tiny_run, **options), learned(tiny_run, compare_classifiers=compared, **options)
-    sizes, others = ({k: v.shape for k, v in method.answering_state().items()} for method in (alone, beside))
+    sizes, others = ({k: v.shape for k, v in method.inference_state().items()} for method in (alone, beside))
     assert sizes == others == {k: v.shape for k, v in alone.state_dict().items()}
 
 

@@ -49,7 +49,7 @@ def test_old_adapters_are_frozen_registered_and_never_change(name, tiny_run):
     assert not any(module.training for module in method.adapters.modules())
     assert not any(value.requires_grad for value in method.adapters.parameters())
     assert method.ranges == [range(3), range(3, 4), range(4, 6)]
-    assert passes(method, shown_images(ready)) == method.passes(method.options, 3) == 3
+    assert passes(method, shown_images(ready)) == method.forward_passes(method.options, 3) == 3
 
 
 @pytest.mark.parametrize("name", ["ease", "per-task"])
@@ -228,8 +228,8 @@ def test_the_plain_network_can_be_one_more_subspace(tiny_run):
     images = shown_images(ready)
     expected = learn_all(without).scores(images) + 0.7 * learn_all(simple).scores(images)
     torch.testing.assert_close(learn_all(ready).scores(images), expected, rtol=1e-5, atol=1e-6)
-    assert passes(ready.method, images) == ready.method.passes(ready.method.options, 3) == 4
-    assert without.method.passes(without.method.options, 3) == 3
+    assert passes(ready.method, images) == ready.method.forward_passes(ready.method.options, 3) == 4
+    assert without.method.forward_passes(without.method.options, 3) == 3
     resumed = prepared(with_options(tiny_run, ptm_beta=0.7), "ease")
     resumed.method.load_state_dict(ready.method.state_dict())
     assert torch.equal(resumed.method.scores(images), ready.method.scores(images))

@@ -25,7 +25,7 @@ def test_there_are_methods_to_test():
 @pytest.mark.parametrize("method", TRAINING)
 def test_every_method_that_trains_adapters_can_have_them_in_the_last_blocks(method, tiny_run):
     whole = learn_all(asked(tiny_run, method, adapter_blocks=1))
-    kept = whole.kept.state_dict()
+    kept = whole.adapter.state_dict()
     assert {name.rsplit(".", 2)[0] for name in kept} == {f"blocks.{whole.vit.depth - 1}"}
     assert any(bool(value.any()) for name, value in kept.items() if "up." in name), "it was trained"
     first, second = (asked(tiny_run, method, adapter_blocks=1) for _ in range(2))
@@ -50,4 +50,4 @@ def test_a_network_has_no_more_blocks_than_it_has(tiny_run):
 @pytest.mark.parametrize("operator", ["one-a", "fisher", "regmean", "ties", "knots", "opcm", "acmap"])
 def test_operators_merge_them_by_name(operator, tiny_run):
     method = learn_all(asked(tiny_run, "adapter", adapter_blocks=1, merge=operator))
-    assert all(torch.isfinite(value).all() for value in method.kept.state_dict().values())
+    assert all(torch.isfinite(value).all() for value in method.adapter.state_dict().values())

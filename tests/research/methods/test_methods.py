@@ -127,7 +127,7 @@ def test_one_adapter_whatever_the_number_of_tasks(single, tiny_run):
         learn_all(prepared(tiny_run, single, sizes=sizes, options=options)) for sizes in ("3,3", "1,1,1,1,1,1")
     )
     assert {k: v.shape for k, v in few.state_dict().items()} == {k: v.shape for k, v in many.state_dict().items()}
-    assert few.passes(few.options, 40) == few.passes(few.options, 1) == 1
+    assert few.forward_passes(few.options, 40) == few.forward_passes(few.options, 1) == 1
 
 
 def test_passes_grow_as_declared(method, tiny_run):
@@ -145,7 +145,8 @@ def test_passes_grow_as_declared(method, tiny_run):
         passed = 0
         ready.method.scores(images)
         assert (
-            passed / (len(images) * ready.method.vit.depth) <= ready.method.passes(ready.method.options, tasks) + 1e-9
+            passed / (len(images) * ready.method.vit.depth)
+            <= ready.method.forward_passes(ready.method.options, tasks) + 1e-9
         )
 
 
@@ -171,22 +172,22 @@ def test_skipped_single_class_tasks_leave_the_adapter_and_the_counts_alone(tiny_
     first = skipping.method.learn(skipping.task(0))
     assert first == {"trained": False}
     assert skipping.method.merged.classes == 0
-    assert all((value == 0).all() for name, value in skipping.method.kept.state_dict().items() if "up." in name)
+    assert all((value == 0).all() for name, value in skipping.method.adapter.state_dict().items() if "up." in name)
     report = skipping.method.learn(skipping.task(1))
     assert report["merge"] == {}, "the first trained adapter is adopted whole"
-    kept = {name: value.clone() for name, value in skipping.method.kept.state_dict().items()}
+    kept = {name: value.clone() for name, value in skipping.method.adapter.state_dict().items()}
     skipping.method.learn(skipping.task(2))
-    assert all(torch.equal(kept[name], value) for name, value in skipping.method.kept.state_dict().items())
+    assert all(torch.equal(kept[name], value) for name, value in skipping.method.adapter.state_dict().items())
     assert skipping.method.merged.classes == 3
 
 
 def test_tasks_of_too_small_a_share_leave_the_adapter_and_the_counts_alone(tiny_run):
     ready = prepared(tiny_run, sizes="2,2,1,1", options=tiny_run["options"] | {"min_share": 0.3})
     reports = [ready.method.learn(ready.task(index)) for index in range(2)]
-    kept = {name: value.clone() for name, value in ready.method.kept.state_dict().items()}
+    kept = {name: value.clone() for name, value in ready.method.adapter.state_dict().items()}
     reports += [ready.method.learn(ready.task(index)) for index in range(2, 4)]
     assert [report["trained"] for report in reports] == [True, True, False, False]
-    assert all(torch.equal(kept[name], value) for name, value in ready.method.kept.state_dict().items())
+    assert all(torch.equal(kept[name], value) for name, value in ready.method.adapter.state_dict().items())
     assert ready.method.merged.classes == 4
     assert len(ready.method.prototypes) == 6
     with pytest.raises(OneaError, match="min_share is 2"):
@@ -232,9 +233,9 @@ def test_an_adapter_that_starts_from_an_earlier_one_is_trained_from_it_and_never
     )
     ready = prepared(tiny_run, "running-mean", adapter_cache, options=options)
     ready.method.learn(ready.task(0))
-    first = {name: value.clone() for name, value in ready.method.kept.state_dict().items()}
+    first = {name: value.clone() for name, value in ready.method.adapter.state_dict().items()}
     learn_all(ready, [1, 2])
-    for name, value in ready.method.kept.state_dict().items():  # without a step, all adapters are the first
+    for name, value in ready.method.adapter.state_dict().items():  # without a step, all adapters are the first
         torch.testing.assert_close(value, first[name])
     assert not adapter_cache, "how the earlier one was merged decides"
     moving = tiny_run["options"] | {"start": start}
@@ -270,24 +271,24 @@ def test_declared_costs_follow_the_options():
 
     for refinements, passes in ((1, 2), (4, 5), (30, 10)):
         kind, options = kind_and("mos", refinements=refinements)
-        assert kind.passes(options, 10) == passes
+        assert kind.forward_passes(options, 10) == passes
         assert kind.adapters_used(options, 10) == 10
     for beta, passes in ((0.0, 10), (0.5, 11)):
         kind, options = kind_and("ease", ptm_beta=beta)
-        assert kind.passes(options, 10) == passes
+        assert kind.forward_passes(options, 10) == passes
     kind, options = kind_and("one-a", epochs=5, min_epochs=3, max_epochs=8, single_class="skip", min_share=0.25)
-    assert kind.epochs(options, [14, 1, 3, 6, 36]) == [5, 0, 0, 4, 8]
+    assert kind.epochs_per_task(options, [14, 1, 3, 6, 36]) == [5, 0, 0, 4, 8]
     kind, options = kind_and("acmap", epochs=7, limit=2)
-    assert kind.epochs(options, [1, 2, 3]) == [7, 7, 0]
+    assert kind.epochs_per_task(options, [1, 2, 3]) == [7, 7, 0]
     for policy, first in (("skip", 0), ("train", 9)):
         kind, options = kind_and("aper-adapter", epochs=9, single_class=policy)
-        assert kind.epochs(options, [1, 5]) == [first, 0]
-    assert kind_and("simplecil")[0].epochs(kind_and("simplecil")[1], [3, 3]) == [0, 0]
+        assert kind.epochs_per_task(options, [1, 5]) == [first, 0]
+    assert kind_and("simplecil")[0].epochs_per_task(kind_and("simplecil")[1], [3, 3]) == [0, 0]
 
 
 def test_declared_epochs_are_those_that_are_trained(method, tiny_run):
     ready = prepared(tiny_run, method, sizes="2,1,3", options=tiny_run["options"] | {"epoch_growth": 0.9})
-    declared = ready.method.epochs(ready.method.options, ready.stream.sizes)
+    declared = ready.method.epochs_per_task(ready.method.options, ready.stream.sizes)
     trained = []
     for index in range(ready.stream.tasks):
         report = ready.method.learn(ready.task(index))
@@ -297,7 +298,7 @@ def test_declared_epochs_are_those_that_are_trained(method, tiny_run):
 
 def test_running_mean_keeps_the_mean_of_all_trained_adapters(tiny_run):
     adapter_cache = AdapterCache()
-    kept = learn_all(prepared(tiny_run, "running-mean", adapter_cache)).kept.state_dict()
+    kept = learn_all(prepared(tiny_run, "running-mean", adapter_cache)).adapter.state_dict()
     for name, value in kept.items():
         mean = torch.stack([tensors[name] for tensors, _ in adapter_cache.values()]).mean(0)
         torch.testing.assert_close(value, mean)

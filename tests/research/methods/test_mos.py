@@ -68,7 +68,7 @@ def test_batched_retrieval_equals_the_loop_over_images_and_runs_only_what_is_ask
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     alone = torch.cat([method.scores(image[None]) for image in images])
     torch.testing.assert_close(alone, expected, rtol=1e-4, atol=1e-5)
-    assert sum(run) == asked < len(images) * method.passes(method.options, 5)
+    assert sum(run) == asked < len(images) * method.forward_passes(method.options, 5)
     if refinements == 4:
         assert max(len(set(path)) for path in paths) > 2, "the test is about images that wander"
         assert any(len(set(path)) < len(path) for path in paths), "and that come back"

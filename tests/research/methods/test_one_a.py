@@ -63,13 +63,13 @@ def test_an_adapter_that_does_harm_is_not_merged(tiny_run, tmp_path):
     write_tiny_images(tmp_path, classes=6, train=30, test=2)
     values = tiny_run | {"sizes": "6", "data": f"folder:{tmp_path}"}
     ready = prepared(values, learning_rate=50.0, guard=0.5, weight_decay=0.0)
-    before = {name: value.clone() for name, value in ready.method.kept.state_dict().items()}
+    before = {name: value.clone() for name, value in ready.method.adapter.state_dict().items()}
     report = ready.method.learn(ready.task(0))
     assert not report["trained"]
     assert report["guard"]["after"] < report["guard"]["before"]
-    after = ready.method.kept.state_dict()
+    after = ready.method.adapter.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
-    assert (ready.method.merged.classes, ready.method.known_classes) == (0, 6)
+    assert (ready.method.merged.classes, ready.method.num_classes) == (0, 6)
 
 
 def test_the_guard_holds_out_the_same_share_of_every_class(tiny_run):

@@ -171,7 +171,7 @@ def test_batches_are_filled_up_to_few_sizes(tiny_run):
             ready.method.learn(ready.task(index))
             plain = ready.method.vit.vit.norm_pre.register_forward_pre_hook(lambda _, given: sizes.add(len(given[0])))
             correct_per_class(ready.method, ready.test, ready.class_ranges(index), ready.seed)
-            ready.method.prototypes_of(ready.task(index))
+            ready.method.compute_prototypes(ready.task(index))
             plain.remove()
     assert sizes
     assert all(size == padded(size) for size in sizes)
@@ -180,6 +180,6 @@ def test_batches_are_filled_up_to_few_sizes(tiny_run):
 def test_filled_rows_do_not_count(tiny_run, monkeypatch):
     ready = prepared(tiny_run)
     ready.method.learn(ready.task(0))
-    filled = ready.method.prototypes_of(ready.task(0))
+    filled = ready.method.compute_prototypes(ready.task(0))
     monkeypatch.setattr("onea.vit.batching.padded", int)
-    torch.testing.assert_close(ready.method.prototypes_of(ready.task(0)), filled)
+    torch.testing.assert_close(ready.method.compute_prototypes(ready.task(0)), filled)

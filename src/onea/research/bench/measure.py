@@ -155,7 +155,7 @@ _IMAGES = 2
 def inference_flops(method: OneAMethod) -> float:
     """Operations per image of one pass with the adapter."""
     images = _images(method)
-    return count_flops(lambda: method.features(images, method.kept)) / _IMAGES
+    return count_flops(lambda: method.features(images, method.adapter)) / _IMAGES
 
 
 def training_flops(method: OneAMethod) -> float:
@@ -310,7 +310,7 @@ class Measurements:
     def prototypes(self) -> Iterator[Row]:
         """Class means of a task."""
         method, task = self.workload.method, self.workload.prepared.task(0)
-        timing = self._timed(lambda: method.prototypes_of(task, method.kept))
+        timing = self._timed(lambda: method.compute_prototypes(task, method.adapter))
         yield rate("prototypes", "", self.name, len(task), timing)
 
     def answer(self, batch: int) -> AnswerFunction:
@@ -334,7 +334,7 @@ class Measurements:
         old, new = (
             {
                 name: torch.randn(value.shape, generator=generator).to(value)
-                for name, value in method.kept.state_dict().items()
+                for name, value in method.adapter.state_dict().items()
             }
             for _ in range(2)
         )

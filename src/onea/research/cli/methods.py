@@ -45,7 +45,7 @@ def _methods() -> Table:
 
     lines = []
     for known, kind in METHODS.load_all().items():
-        passes = ", ".join(f"{kind.passes(kind.Options(), tasks):g}" for tasks in (1, 10, 40))
+        passes = ", ".join(f"{kind.forward_passes(kind.Options(), tasks):g}" for tasks in (1, 10, 40))
         title = f"{kind.title}{'*' if kind.in_paper else ''}{_link(kind.paper)}"
         lines.append((known, f"{title}\ntrains {kind.trains}\nkeeps {kind.stores}", passes))
     notes = ("passes: per image, after 1, 10 and 40 tasks", "*: in the One-A paper's tables")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Class-incremental methods on one contract; looked up by name, imported when used."""
+"""Class-incremental methods behind one interface, looked up by name and imported on first use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onea.registry import Registry
 if TYPE_CHECKING:
     from onea.research.methods.contract import Method
 
-_OWN = {
+_METHODS = {
     "one-a": "onea.research.methods.one_a:OneAMethod",
     "one-a-plus": "onea.research.methods.one_a:OneAPlus",
     "adapter": "onea.research.methods.adapter_merging:MergedAdapterMethod",
@@ -40,10 +40,10 @@ _OWN = {
     "sequential": "onea.research.methods.bounds:Sequential",
 }
 
-METHODS = Registry("method", "onea.methods", _OWN)
+METHODS = Registry("method", "onea.methods", _METHODS)
 
 
 def method_class(name: str) -> type[Method]:
-    """The class of a method."""
-    found: type[Method] = METHODS.load(name)
-    return found
+    """The class of a method, by the method's name."""
+    method: type[Method] = METHODS.load(name)
+    return method

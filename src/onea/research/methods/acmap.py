@@ -74,9 +74,9 @@ class ACMap(Method):
         self.prototypes = self.sources  # the same, mapped to where the newest merged adapter puts them
 
     @classmethod
-    def epochs(cls, options: ACMapOptions, sizes: Sequence[int]) -> list[int]:
+    def epochs_per_task(cls, options: ACMapOptions, sizes: Sequence[int]) -> list[int]:
         """Every task until the limit is trained on."""
-        planned = super().epochs(options, sizes)
+        planned = super().epochs_per_task(options, sizes)
         return [epochs if task < options.limit else 0 for task, epochs in enumerate(planned)]
 
     def learn(self, task: Task) -> dict[str, Any]:
@@ -87,7 +87,7 @@ class ACMap(Method):
             self._merge(trained, task)
             report["epochs"] = self.epochs_for(task)
         self.runtime.progress.note("prototypes")
-        current = self.prototypes_of(task, self._merged(-1))
+        current = self.compute_prototypes(task, self._merged(-1))
         if report["trained"] and self._maps():
             shifts = self._shifts(task, current)
             report["shifts"] = [float(shift.norm()) for shift in shifts]
@@ -172,7 +172,7 @@ class ACMap(Method):
 
         A centroid is the mean of class prototypes, not of images.
         """
-        older = self.prototypes_under(task, [self._merged(index) for index in range(len(self.merged) - 1)])
+        older = self.compute_prototypes_per_module(task, [self._merged(index) for index in range(len(self.merged) - 1)])
         return current.mean(0) - older.mean(1)
 
     def _blank(self, seed: int) -> Adapters:

@@ -24,7 +24,7 @@ from onea.learner.one_a import PUBLISHED
 from onea.learner.tasks import StreamPlan, Task
 from onea.learner.update import Known, NewImages, learn_update
 from onea.merging.average import RunningMean
-from onea.research.methods.classification import FeatureClassification, RandomFeatures
+from onea.research.methods.classification import FeatureClassification, RandomFeatureOptions
 from onea.runtime import Runtime
 from onea.schema import ZeroToOne
 from onea.tensors import Tensors, part_of, prefixed
@@ -57,11 +57,11 @@ class AdapterMerging(FeatureClassification):
     ):
         super().__init__(vit, options, runtime, plan)
         self.learner = AdapterLearner(vit, options, runtime, plan, adapter_cache)
-        self.kept = self.learner.blank().requires_grad_(False).eval().to(runtime.device)
-        self.merged = MergedAdapter(_copied(self.kept.state_dict()))
+        self.adapter = self.learner.blank().requires_grad_(False).eval().to(runtime.device)
+        self.merged = MergedAdapter(_copied(self.adapter.state_dict()))
 
     @classmethod
-    def epochs(cls, options: MergingOptions, sizes: Sequence[int]) -> list[int]:
+    def epochs_per_task(cls, options: MergingOptions, sizes: Sequence[int]) -> list[int]:
         """More for larger tasks, none for those that are not trained on."""
         plan, merged, epochs = StreamPlan(sum(sizes), len(sizes)), 0, []
         for classes in sizes:
@@ -78,7 +78,7 @@ class AdapterMerging(FeatureClassification):
             held_out = held_out_of_task(task, self.options.guard)
         if trains and self.options.fixed_views:
             count = self.options.drawn_views(len(task), len(task.classes))
-            views = FixedViews.drawn(self.vit, self.runtime, task, count, self.options.crop_scale, self.kept)
+            views = FixedViews.drawn(self.vit, self.runtime, task, count, self.options.crop_scale, self.adapter)
 
         def adapt(merged: MergedAdapter) -> tuple[MergedAdapter, dict[str, Any]]:
             result = self.learner.adapt(merged, task.only(~held_out), views=views, held_out=task.only(held_out))
@@ -87,36 +87,36 @@ class AdapterMerging(FeatureClassification):
 
         def features(view: int, merged: MergedAdapter) -> Tensor:
             self._use(merged)
-            return self.features_of(task, self.kept, view, views)
+            return self.task_features(task, self.adapter, view, views)
 
         name, classifier = next(iter(self.classifiers.items()))
         update = learn_update(
             Known(self.merged, self.statistics),
             NewImages(task.labels, features, held_out, *self.looks(task)),
             adapt if trains else None,
-            kind=self.known_kind(name),
+            kind=self.statistics_kind(name),
             classifier=classifier,
-            carry=self.options.carry and self.known_classes > 0,
+            carry=self.options.carry and self.num_classes > 0,
         )
         self._use(update.known.adapter)
         self.set_statistics(update.known.statistics)
         return update.report
 
     @property
-    def known_classes(self) -> int:
+    def num_classes(self) -> int:
         """The number of classes in the statistics."""
         return next(iter(self.statistics.values())).classes
 
     def hooks(self) -> BlockHooks:
         """The kept adapter."""
-        return self.kept
+        return self.adapter
 
     def state_dict(self) -> Tensors:
         """The kept adapter, the statistics, the counts of what was merged, the operator's state, next start, origin."""
         merged = self.merged
         return {
             **super().state_dict(),
-            **prefixed(_KEPT, self.kept.state_dict()),
+            **prefixed(_KEPT, self.adapter.state_dict()),
             **prefixed(_MEMORY, merged.memory),
             **prefixed(_START, merged.start),
             **prefixed(_ORIGIN, merged.origin),
@@ -128,14 +128,14 @@ class AdapterMerging(FeatureClassification):
         super().load_state_dict(state)
         adapter, memory, start, origin = (part_of(prefix, state) for prefix in (_KEPT, _MEMORY, _START, _ORIGIN))
         classes, samples = state["merged"].tolist()
-        self.kept.load_state_dict(adapter)
+        self.adapter.load_state_dict(adapter)
         # In the order of the module, not of the file.
-        self.merged = MergedAdapter(_copied(self.kept.state_dict()), classes, samples, memory, start, origin)
+        self.merged = MergedAdapter(_copied(self.adapter.state_dict()), classes, samples, memory, start, origin)
 
     def _use(self, merged: MergedAdapter) -> None:
         """Run the network with this adapter from now on."""
         if merged is not self.merged:
-            self.kept.load_state_dict(merged.tensors)
+            self.adapter.load_state_dict(merged.tensors)
             self.merged = merged
 
 
@@ -218,11 +218,11 @@ class FirstTask(AdapterMerging):
 
     def cacheable_modules(self) -> dict[str, BlockHooks]:
         """The adapter, which stands still after its task."""
-        return {f"adapter of {self.merged.classes} classes": self.kept}
+        return {f"adapter of {self.merged.classes} classes": self.adapter}
 
 
 @dataclass(frozen=True)
-class RanPACFirstOptions(RandomFeatures, FirstTaskOptions):
+class RanPACFirstOptions(RandomFeatureOptions, FirstTaskOptions):
     """Options of RanPAC on an adapter of the first task."""
 
 

@@ -101,22 +101,22 @@ class Aper(Method):
         """The module that the first task trains, before training."""
 
     @classmethod
-    def passes(cls, options: Any, tasks: int) -> float:
+    def forward_passes(cls, options: Any, tasks: int) -> float:
         """The plain network and the adapted one."""
         return 2
 
     @classmethod
-    def epochs(cls, options: AperOptions, sizes: Sequence[int]) -> list[int]:
+    def epochs_per_task(cls, options: AperOptions, sizes: Sequence[int]) -> list[int]:
         """Only the first task is trained on, where it can teach anything."""
         trained = sizes[0] > 1 or options.single_class == "train"
-        return [super().epochs(options, sizes)[0] * trained] + [0] * (len(sizes) - 1)
+        return [super().epochs_per_task(options, sizes)[0] * trained] + [0] * (len(sizes) - 1)
 
     def learn(self, task: Task) -> dict[str, Any]:
         """Adapt to the first task; of every task keep the class means."""
         report = self._adapt(task) if self.prototypes is None else {"trained": False}
         self.runtime.progress.note("prototypes")
         # The mean of concatenated features is the concatenation of their means.
-        new = torch.cat(list(self.prototypes_under(task, list(self.cacheable_modules().values()))), dim=1)
+        new = torch.cat(list(self.compute_prototypes_per_module(task, list(self.cacheable_modules().values()))), dim=1)
         self.prototypes = new if self.prototypes is None else torch.cat([self.prototypes, new])
         return report
 

@@ -65,7 +65,7 @@ class Joint(Method):
         self.prototypes = torch.empty(0, vit.width, device=runtime.device)
 
     @classmethod
-    def epochs(cls, options: JointOptions, sizes: Sequence[int]) -> list[int]:
+    def epochs_per_task(cls, options: JointOptions, sizes: Sequence[int]) -> list[int]:
         """Those of a task that brings all classes so far."""
         plan = StreamPlan(sum(sizes), len(sizes))
         return [options.epochs_for(classes, plan) for classes in accumulate(sizes)]
@@ -86,7 +86,7 @@ class Joint(Method):
         losses = train_with_local_head(self.vit, self.adapters, self.head, whole, recipe, self.runtime)
         if options.classifier == "prototypes":
             self.runtime.progress.note("prototypes")
-            self.prototypes = self.prototypes_of(whole, self.adapters)
+            self.prototypes = self.compute_prototypes(whole, self.adapters)
         return {"epochs": recipe.epochs, "losses": losses, "images": len(whole)}
 
     def scores(self, images: Tensor) -> Tensor:

@@ -85,7 +85,7 @@ class CLLoRA(Method):
         self.prototypes: list[Tensor] = []
 
     @classmethod
-    def passes(cls, options: Any, tasks: int) -> float:
+    def forward_passes(cls, options: Any, tasks: int) -> float:
         """The first half of the network runs once, the second once for each task."""
         return 0.5 + 0.5 * tasks
 
@@ -136,7 +136,7 @@ class CLLoRA(Method):
         means = train(trained, losses, task, recipe, self.runtime, before_step=reassign)
         self.runtime.progress.note("prototypes")
         self.specific.append(specific)
-        self.prototypes.append(self.prototypes_of(task, hooks))
+        self.prototypes.append(self.compute_prototypes(task, hooks))
         return {"epochs": recipe.epochs, "losses": means, "without_gradient": len(task.classes) == 1}
 
     def new_shared(self, generator: torch.Generator) -> LowRankUpdates:

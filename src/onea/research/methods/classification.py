@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Methods that answer from features of one pass: a representation, and any classifier on top of it."""
+"""Base of methods with one feature extractor, on whose features any classifier can be fitted."""
 
 from __future__ import annotations
 
@@ -30,32 +30,37 @@ from onea.vit.batching import EVALUATION_BATCH, pad_rows
 from onea.vit.frozen import FrozenViT
 from onea.vit.hooks import BlockHooks
 
-_OTHERS = "statistics."
+_COMPARED = "statistics."
 
 
 @dataclass(frozen=True)
-class RandomFeatures(ClassifierOptions):
+class RandomFeatureOptions(ClassifierOptions):
     """Options of RanPAC.
 
     Attributes:
-        random_features: the number of random features (M); two matrices of M x M numbers are kept, 200 MB for 5,000.
+        random_features: number of random features M; two matrices of M x M are stored, 200 MB for 5,000.
     """
 
     classifier: str = "ranpac"
     random_features: Count = 5000
 
     def classifiers(self) -> dict[str, Classifier]:
-        """Those that are asked for; RanPAC, where it is among them, with so many random features."""
-        found = super().classifiers()
-        if "ranpac" in found:
-            own = self.classifier_options if self.classifier == "ranpac" else ""
-            given: dict[str, Any] = {"features": self.random_features} | parse_pairs(own, "classifier_options")
-            found["ranpac"] = make_classifier("ranpac", **given)
-        return found
+        """The chosen classifiers; RanPAC with this number of random features."""
+        classifiers = super().classifiers()
+        if "ranpac" in classifiers:
+            overrides = self.classifier_options if self.classifier == "ranpac" else ""
+            options: dict[str, Any] = {"features": self.random_features} | parse_pairs(overrides, "classifier_options")
+            classifiers["ranpac"] = make_classifier("ranpac", **options)
+        return classifiers
 
 
 class FeatureClassification(Method):
-    """A method whose features come from one pass and have the network's width, so that any classifier can read them."""
+    """A method whose features have the network's width and take one forward pass, under any classifier.
+
+    Attributes:
+        classifiers: by name; the first one predicts, the others are compared with it.
+        statistics: of the features of each class, by kind. Several classifiers may share the statistics of one kind.
+    """
 
     options: Any
 
@@ -63,117 +68,121 @@ class FeatureClassification(Method):
         super().__init__(vit, options, runtime, plan)
         self.classifiers: dict[str, Classifier] = options.classifiers()
         self.statistics: dict[Hashable, Statistics] = {}
-        self._kinds: dict[str, Hashable] = {}  # of the statistics that each classifier reads
+        self._kinds: dict[str, Hashable] = {}  # kind of statistics of each classifier
         for name, classifier in self.classifiers.items():
-            needed = classifier.statistics(vit.width)
-            self._kinds[name] = needed.kind
-            known = self.statistics.get(needed.kind)
-            if known is None or known.richness < needed.richness:
-                self.statistics[needed.kind] = needed
+            required = classifier.statistics(vit.width)
+            self._kinds[name] = required.kind
+            shared = self.statistics.get(required.kind)
+            if shared is None or shared.richness < required.richness:
+                self.statistics[required.kind] = required
         self._scorers: dict[str, Scorer] = {}
 
     @property
     def prototypes(self) -> Tensor:
-        """The mean feature of each class, ``[classes, width]``, where the classifier keeps them."""
-        for known in self.statistics.values():
-            if isinstance(known, ClassStatistics):
-                return known.means
+        """The mean feature of each class, ``[classes, width]``, if a classifier stores them."""
+        for statistics in self.statistics.values():
+            if isinstance(statistics, ClassStatistics):
+                return statistics.means
         raise OneaError(f"The classifier {next(iter(self.classifiers))} keeps no prototypes; choose another one.")
 
     @abstractmethod
     def hooks(self) -> BlockHooks:
-        """What the network is run with now."""
+        """The modules that the network currently runs with."""
 
     def scores(self, images: Tensor) -> Tensor:
-        """Scores of the classifier that answers."""
+        """Scores of the first classifier."""
         return self.scorer()(self.features(images, self.hooks()))
 
     def scores_from_features(self, features: Mapping[str, Tensor]) -> Tensor:
-        """The same, where the network stands still and its features are known."""
-        (known,) = features.values()
-        return self.scorer()(known)
+        """Scores of the first classifier, from the features of the only cacheable module."""
+        (only,) = features.values()
+        return self.scorer()(only)
 
     def scores_by_classifier(self, features: Tensor) -> dict[str, Tensor]:
-        """Scores of every classifier, the one that answers first."""
+        """Scores of every classifier, in their order."""
         return {name: self.scorer(name)(features) for name in self.classifiers}
 
     def scorer(self, name: str | None = None) -> Scorer:
-        """A classifier fitted to what is known now."""
+        """A classifier fitted to the current statistics; by default the first one."""
         name = name or next(iter(self.classifiers))
         if name not in self._scorers:
-            self._scorers[name] = self.classifiers[name].fit(self.known(name)).to(self.runtime.device)
+            self._scorers[name] = self.classifiers[name].fit(self.statistics_for(name)).to(self.runtime.device)
         return self._scorers[name]
 
-    def known(self, name: str) -> Statistics:
-        """The statistics that a classifier reads."""
+    def statistics_for(self, name: str) -> Statistics:
+        """The statistics that a classifier is fitted to."""
         return self.statistics[self._kinds[name]]
 
-    def known_kind(self, name: str) -> Hashable:
-        """The kind of the statistics that a classifier reads."""
+    def statistics_kind(self, name: str) -> Hashable:
+        """The kind of the statistics that a classifier is fitted to."""
         return self._kinds[name]
 
     def looks(self, task: Task) -> tuple[int, int]:
         """The number of views of each image that are looked at, and of those that enter the statistics."""
         return self.options.looks(len(task), len(task.classes)), self.options.views
 
-    def observe(self, task: Task) -> None:
-        """Add a task's images to the statistics, as the network sees them now."""
+    def update_statistics(self, task: Task) -> None:
+        """Add the features of a task's images to the statistics."""
         looks, views = self.looks(task)
-        features = torch.stack([self.features_of(task, self.hooks(), view) for view in range(looks)])
+        features = torch.stack([self.task_features(task, self.hooks(), view) for view in range(looks)])
         self.set_statistics(with_images(self.statistics, features.expand(views, -1, -1), task.labels))
 
     def set_statistics(self, statistics: Mapping[Hashable, Statistics]) -> None:
-        """Answer from other statistics of the same kinds."""
+        """Replace the statistics by others of the same kinds, and fit the classifiers to them."""
         self.statistics = dict(statistics)
         self._scorers = {}
-        for name in self.classifiers:  # now, so that the first answer is no slower than the others
+        for name in self.classifiers:  # eagerly, so that the first prediction is as fast as later ones
             self.scorer(name)
 
-    def features_of(self, task: Task, hooks: BlockHooks, view: int = 0, views: FixedViews | None = None) -> Tensor:
-        """Features of all images of a task, ``[N, width]`` float32: as they are, or a view of them.
+    def task_features(self, task: Task, hooks: BlockHooks, view: int = 0, views: FixedViews | None = None) -> Tensor:
+        """Features of all images of a task, ``[N, width]`` in float32.
 
-        ``views`` are fixed ones of the same images, where there are some.
+        Args:
+            task: the images.
+            hooks: the modules that the network runs with.
+            view: 0 is the whole image, other numbers are random crops.
+            views: fixed views of the same images, used instead of new crops.
         """
         if views is not None:
             return views.features(view, hooks)
         processes, device = self.runtime.processes, self.runtime.device
-        found = torch.zeros(len(task), self.vit.width, device=device)
-        for number, part in enumerate(torch.arange(len(task)).split(EVALUATION_BATCH)):
+        features = torch.zeros(len(task), self.vit.width, device=device)
+        for number, batch in enumerate(torch.arange(len(task)).split(EVALUATION_BATCH)):
             if number % processes.count == processes.rank:
-                images = _seen(task, part, view)
-                found[part.to(device)] = self.features(images, hooks)[: len(part)].float()
-        return processes.sum_of(found)
+                images = _view_of(task, batch, view)
+                features[batch.to(device)] = self.features(images, hooks)[: len(batch)].float()
+        return processes.sum_of(features)
 
     def state_dict(self) -> Tensors:
-        """The statistics; those of the classifier that answers without a prefix."""
+        """The statistics; those of the first classifier without a prefix."""
         (first, *others) = self.statistics.values()
         state = first.state_dict()
-        for number, known in enumerate(others):
-            state |= prefixed(f"{_OTHERS}{number}.", known.state_dict())
+        for number, statistics in enumerate(others):
+            state |= prefixed(f"{_COMPARED}{number}.", statistics.state_dict())
         return state
 
-    def answering_state(self) -> Tensors:
-        """The state without what only classifiers that are compared need of the statistics."""
-        state = {name: value for name, value in self.state_dict().items() if not name.startswith(_OTHERS)}
-        answering, classifier = next(iter(self.classifiers.items()))
-        known, needed = self.known(answering), classifier.statistics(self.vit.width)
-        if isinstance(known, ClassStatistics) and isinstance(needed, ClassStatistics):
-            rest = {name: value for name, value in state.items() if name not in known.state_dict()}
-            state = known.reduced_to(needed).state_dict() | rest
+    def inference_state(self) -> Tensors:
+        """The state without the statistics that only the compared classifiers need."""
+        state = {name: value for name, value in self.state_dict().items() if not name.startswith(_COMPARED)}
+        name, classifier = next(iter(self.classifiers.items()))
+        shared, required = self.statistics_for(name), classifier.statistics(self.vit.width)
+        if isinstance(shared, ClassStatistics) and isinstance(required, ClassStatistics):
+            rest = {key: value for key, value in state.items() if key not in shared.state_dict()}
+            state = shared.reduced_to(required).state_dict() | rest
         return state
 
     def load_state_dict(self, state: Tensors) -> None:
-        """Take the statistics back."""
-        for number, (kind, known) in enumerate(self.statistics.items()):
-            part = part_of(f"{_OTHERS}{number - 1}.", state) if number else state
-            self.statistics[kind] = known.restored(part).to(self.runtime.device)
+        """Restore the statistics."""
+        for number, (kind, statistics) in enumerate(self.statistics.items()):
+            part = part_of(f"{_COMPARED}{number - 1}.", state) if number else state
+            self.statistics[kind] = statistics.restored(part).to(self.runtime.device)
         self._scorers = {}
 
 
-def _seen(task: Task, part: Tensor, view: int) -> Tensor:
-    """Some images of a task and padding: as they are, or cropped as the number of the view decides."""
-    rows = pad_rows(task.rows[part])
+def _view_of(task: Task, batch: Tensor, view: int) -> Tensor:
+    """A padded batch of images: whole for view 0, else random crops that the number of the view determines."""
+    rows = pad_rows(task.rows[batch])
     if not view:
         return task.images.plain(rows)
-    crops = seeds.generator(task.seed, task.index, f"view {view}/{int(part[0])}")
+    crops = seeds.generator(task.seed, task.index, f"view {view}/{int(batch[0])}")
     return next(iter(task.images.augmented_batches(rows, len(rows), VIEW_AREA, crops)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract of class-incremental methods."""
+"""The interface of class-incremental methods."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ from onea.vit.hooks import NO_HOOKS, BlockHooks
 
 @dataclass(frozen=True)
 class NoOptions:
-    """The options of a method that has none."""
+    """Options of a method without hyper-parameters."""
 
 
 class Method(ABC):
-    """Learns tasks one after the other and scores images against every class seen so far, without a task id.
+    """Base class of class-incremental methods.
 
-    A method keeps all that it knows in ``state_dict()`` and rebuilds the rest per task, so that a run can stop and
-    resume at any task boundary.
+    A method learns tasks one after the other and scores images against all classes seen so far, without a task id.
+    A subclass implements ``learn``, ``scores``, ``state_dict`` and ``load_state_dict``. The state dictionary holds
+    everything that is kept between tasks, so that a run can stop and resume at any task boundary.
 
     >>> class Chance(Method):
     ...     title, paper, trains, stores = "Chance", "", "nothing", "a number"
@@ -48,17 +49,17 @@ class Method(ABC):
     ...
     ...     def load_state_dict(self, state):
     ...         self.seen = int(state["seen"])
-    >>> Chance.passes(Chance.Options(), tasks=10)
+    >>> Chance.forward_passes(Chance.Options(), tasks=10)
     1
 
     Attributes:
-        title: the method's name as papers write it.
-        paper: link to its paper.
+        title: name of the method in papers.
+        paper: link to the paper of the method.
         trains: what is trained, in a few words.
         stores: what is kept between tasks, in a few words.
-        in_paper: whether the One-A paper reports it.
-        trains_network: whether something takes part in the network's passes; a method without such fits any network.
-        Options: dataclass of the method's own options.
+        in_paper: whether the One-A paper reports the method.
+        trains_network: whether modules are inserted into the network. A method without any fits every network.
+        Options: dataclass of the hyper-parameters.
         base_learning_rate: learning rate of the preset ``auto``, for any dataset; None is that of the options.
         auto_preset: further options of the preset ``auto``, where they differ from those of other methods.
         paper_presets: options that the authors published, by dataset: the presets ``paper/NAME``. The key ``""`` is for
@@ -77,103 +78,103 @@ class Method(ABC):
     paper_presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     def __init__(self, vit: FrozenViT, options: Any, runtime: Runtime, plan: StreamPlan | None = None):
-        self.check_fits(vit.name, vit.frozen_only)
+        self.check_backbone(vit.name, vit.frozen_only)
         self.vit, self.options, self.runtime, self.plan = vit, options, runtime, plan
 
     @classmethod
-    def check_fits(cls, backbone: str, frozen_only: str) -> None:
-        """Refuse a network that nothing can take part in, for the reason that is given."""
+    def check_backbone(cls, backbone: str, frozen_only: str) -> None:
+        """Refuse a network into which no module can be inserted, for the reason ``frozen_only``."""
         if frozen_only and cls.trains_network:
             from onea.vit.backbones import nearest_with_hooks
 
             raise OneaError(
-                f"{cls.title} trains {cls.trains}, which backbone '{backbone}' has no place for: {frozen_only}; choose "
+                f"{cls.title} trains {cls.trains}, which does not fit backbone '{backbone}': {frozen_only}; choose "
                 f"simplecil, slda or ranpac, or a backbone such as {nearest_with_hooks(backbone)}."
             )
 
     @abstractmethod
     def learn(self, task: Task) -> dict[str, Any]:
-        """Learn a task and return what is worth recording about it, as JSON-able values."""
+        """Learn a task and return a report for the record of the run, which ``json.dumps`` accepts."""
 
     @abstractmethod
     def state_dict(self) -> Tensors:
-        """Everything that must survive between tasks."""
+        """Everything that is kept between tasks."""
 
     @abstractmethod
     def load_state_dict(self, state: Tensors) -> None:
-        """Continue from a state that this method gave earlier."""
+        """Restore a state that ``state_dict`` returned."""
 
-    def answering_state(self) -> Tensors:
-        """The part of the state that answers and later tasks need; what a run only compares with is left out."""
+    def inference_state(self) -> Tensors:
+        """The part of the state that predictions and later tasks need, without classifiers that are only compared."""
         return self.state_dict()
 
     def scores(self, images: Tensor) -> Tensor:
-        """Scores ``[B, classes seen]`` of a batch of network inputs; the largest is the answer.
+        """Scores ``[B, classes seen]`` of a batch of network inputs; the prediction is the class with the largest.
 
-        By default from the features of the cacheable modules; a method without any overrides this.
+        By default they are computed from the features of the cacheable modules. A method without any overrides this.
         """
         return self.scores_from_features(
             {name: self.features(images, hooks) for name, hooks in self.cacheable_modules().items()}
         )
 
     def cacheable_modules(self) -> Mapping[str, BlockHooks]:
-        """Modules whose features alone decide the scores, by name; frozen, so that their features can be cached.
+        """Frozen modules from whose features the scores are computed, by name.
 
-        A name stands for the same weights for ever: a run passes every test image through each module only once.
-        A method with modules that change from task to task names none.
+        A run computes the features of each test image once for every name, so a name must always stand for the same
+        weights. A method whose modules change from task to task returns none.
         """
         return {}
 
     def scores_from_features(self, features: Mapping[str, Tensor]) -> Tensor:
         """Scores from the features ``[B, width]`` of every cacheable module."""
         raise OneaError(
-            f"{type(self).__name__} cannot answer; define scores, or cacheable_modules and scores_from_features."
+            f"{type(self).__name__} cannot predict; define scores, or cacheable_modules and scores_from_features."
         )
 
     def batch_sizes(self) -> set[int]:
-        """The sizes that training steps may have, for a compiled network."""
+        """The batch sizes of training, for which the network is compiled."""
         return {getattr(self.options, "batch_size", EVALUATION_BATCH)}
 
     @classmethod
-    def passes(cls, options: Any, tasks: int) -> float:
-        """The most passes through the network that an image takes after so many tasks, with these options."""
+    def forward_passes(cls, options: Any, tasks: int) -> float:
+        """Forward passes through the network per image after this many tasks, at most."""
         return 1
 
     @classmethod
     def adapters_used(cls, options: Any, tasks: int) -> int:
-        """The most adapters (or sets of updates or prompts) that answers draw on after so many tasks."""
+        """Adapters (or sets of low-rank updates, or of prompts) used at inference after this many tasks, at most."""
         return 1
 
     @classmethod
-    def epochs(cls, options: Any, sizes: Sequence[int]) -> list[int]:
-        """Epochs that each task of a stream is trained for; ``sizes`` are the classes of its tasks."""
-        if not hasattr(options, "epochs_for"):  # those of a method of somebody's own, or of none that trains
+    def epochs_per_task(cls, options: Any, sizes: Sequence[int]) -> list[int]:
+        """Epochs of training for each task of a stream; ``sizes`` are the numbers of classes of its tasks."""
+        if not hasattr(options, "epochs_for"):  # options that do not derive from TrainingOptions
             return [getattr(options, "epochs", 0)] * len(sizes)
         plan = StreamPlan(sum(sizes), len(sizes))
         return [options.epochs_for(classes, plan) for classes in sizes]
 
     def epochs_for(self, task: Task) -> int:
-        """Epochs that a task is trained for."""
+        """Epochs of training for a task."""
         return int(self.options.epochs_for(len(task.classes), self.plan))
 
     def features(self, images: Tensor, hooks: BlockHooks = NO_HOOKS) -> Tensor:
-        """Features of network inputs for inference, ``[B, width]``."""
+        """Features ``[B, width]`` of network inputs, without gradients."""
         with torch.no_grad(), self.runtime.autocast():
             features: Tensor = self.vit(images, hooks)
             return features
 
-    def prototypes_of(self, task: Task, hooks: BlockHooks = NO_HOOKS) -> Tensor:
-        """Mean feature of each class of a task over its un-augmented images, ``[classes of the task, width]``."""
-        return self.prototypes_under(task, [hooks])[0]
+    def compute_prototypes(self, task: Task, hooks: BlockHooks = NO_HOOKS) -> Tensor:
+        """Mean feature of each class of a task, without augmentation: ``[classes of the task, width]``."""
+        return self.compute_prototypes_per_module(task, [hooks])[0]
 
-    def prototypes_under(self, task: Task, all_hooks: Sequence[BlockHooks]) -> Tensor:
-        """Mean features under several hooks, ``[hooks, classes of the task, width]``; every image is loaded once."""
+    def compute_prototypes_per_module(self, task: Task, modules: Sequence[BlockHooks]) -> Tensor:
+        """Class means with each of several modules, ``[modules, classes of the task, width]``; images are loaded once."""
         processes, device = self.runtime.processes, self.runtime.device
-        sums = to_float64(torch.zeros(len(all_hooks), len(task.classes), self.vit.width, device=device))
-        for number, part in enumerate(torch.arange(len(task)).split(EVALUATION_BATCH)):
+        sums = to_float64(torch.zeros(len(modules), len(task.classes), self.vit.width, device=device))
+        for number, batch in enumerate(torch.arange(len(task)).split(EVALUATION_BATCH)):
             if number % processes.count == processes.rank:
-                images, labels = task.images.plain(pad_rows(task.rows[part])), task.labels[part]
-                for total, hooks in zip(sums, all_hooks, strict=True):
-                    total += class_sums(self.features(images, hooks)[: len(part)], labels, task.classes)
+                images, labels = task.images.plain(pad_rows(task.rows[batch])), task.labels[batch]
+                for total, hooks in zip(sums, modules, strict=True):
+                    total += class_sums(self.features(images, hooks)[: len(batch)], labels, task.classes)
         counts = torch.bincount(task.labels - task.classes.start, minlength=len(task.classes)).to(sums.device)
         return (processes.sum_of(sums) / counts[:, None]).float().to(device)

@@ -60,15 +60,15 @@ class EASE(AdapterBank):
         self.plain = torch.empty(0, vit.width, device=runtime.device)
 
     @classmethod
-    def passes(cls, options: EASEOptions, tasks: int) -> float:
+    def forward_passes(cls, options: EASEOptions, tasks: int) -> float:
         """One for every adapter, and one more where the plain network's features count too."""
-        return super().passes(options, tasks) + bool(options.ptm_beta)
+        return super().forward_passes(options, tasks) + bool(options.ptm_beta)
 
     def learn(self, task: Task) -> dict[str, Any]:
         """Train the task's adapter, then complete the prototypes of all classes in all subspaces."""
         report = self.add_adapter(task)
         self.runtime.progress.note("prototypes")
-        new = self.prototypes_under(task, list(self.cacheable_modules().values()))
+        new = self.compute_prototypes_per_module(task, list(self.cacheable_modules().values()))
         if self.options.ptm_beta:
             self.plain, new = torch.cat([self.plain, new[-1]]), new[:-1]
         old = torch.cat([self.prototypes, self.prototypes.new_zeros(1, *self.prototypes.shape[1:])])

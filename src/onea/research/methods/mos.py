@@ -99,7 +99,7 @@ class MOS(Method):
         self.sizes: list[int] = []  # classes of each task
 
     @classmethod
-    def passes(cls, options: MOSOptions, tasks: int) -> float:
+    def forward_passes(cls, options: MOSOptions, tasks: int) -> float:
         """One pass under the first adapter, and one for each other adapter that an image asks for."""
         return min(tasks, 1 + options.refinements)
 
@@ -175,7 +175,7 @@ class MOS(Method):
         features = [self.features(images, hooks) for images, _ in task.plain_batches(EVALUATION_BATCH)]
         self.gaussians.add(torch.cat(features), task.labels, task.classes)
         first = len(self.sizes) == 1  # then the two adapters are one
-        new = self.gaussians.means if first else self.prototypes_of(task, self._snapshot(0))
+        new = self.gaussians.means if first else self.compute_prototypes(task, self._snapshot(0))
         self.prototypes = torch.cat([self.prototypes, new])
 
     def _align(self, task: Task) -> list[float]:

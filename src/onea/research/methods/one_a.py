@@ -41,12 +41,12 @@ class OneAPlus(AdapterMerging):
     options: OneAPlusOptions
 
     @classmethod
-    def epochs(cls, options: MergingOptions, sizes: Sequence[int]) -> list[int]:
+    def epochs_per_task(cls, options: MergingOptions, sizes: Sequence[int]) -> list[int]:
         """More for larger tasks, none for those that are not trained on; assumes 100 images of a class."""
         assert isinstance(options, OneAPlusOptions)
         training = options.training_for(1, 100)
         values = {name: getattr(training, name) for name in ("epochs", "min_epochs", "max_epochs")}
-        return super().epochs(dataclasses.replace(options, **values), sizes)
+        return super().epochs_per_task(dataclasses.replace(options, **values), sizes)
 
     def batch_sizes(self) -> set[int]:
         """The sizes that steps may have."""
@@ -54,7 +54,7 @@ class OneAPlus(AdapterMerging):
 
     def cacheable_modules(self) -> dict[str, BlockHooks]:
         """The adapter, which stands still while tasks teach it nothing."""
-        return {f"adapter of {self.merged.classes} classes": self.kept}
+        return {f"adapter of {self.merged.classes} classes": self.adapter}
 
 
 class OneAMethod(AdapterMerging):

@@ -60,7 +60,7 @@ class AdapterBank(Method):
         self.sizes: list[int] = []
 
     @classmethod
-    def passes(cls, options: Any, tasks: int) -> float:
+    def forward_passes(cls, options: Any, tasks: int) -> float:
         """One for every adapter."""
         return cls.adapters_used(options, tasks)
 
@@ -136,7 +136,7 @@ class PerTaskAdapter(AdapterBank):
         """Train the task's adapter and take the means of its classes under it."""
         report = self.add_adapter(task)
         self.runtime.progress.note("prototypes")
-        self.prototypes = torch.cat([self.prototypes, self.prototypes_of(task, self.bank[-1])])
+        self.prototypes = torch.cat([self.prototypes, self.compute_prototypes(task, self.bank[-1])])
         return report
 
     def scores_from_features(self, features: Mapping[str, Tensor]) -> Tensor:

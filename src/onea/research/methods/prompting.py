@@ -96,7 +96,7 @@ class PromptMethod(Method):
         return self.options.recipe("adam", schedules.constant, self.epochs_for(task))
 
     @classmethod
-    def passes(cls, options: Any, tasks: int) -> float:
+    def forward_passes(cls, options: Any, tasks: int) -> float:
         """One for the query and one for the answer."""
         return 2
 

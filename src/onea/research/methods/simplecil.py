@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The untouched backbone under a classifier. Trains nothing; the floor that training must beat."""
+"""A classifier on the frozen pretrained network, without any training: SimpleCIL, SLDA and RanPAC."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 
 from onea.learner.options import ClassifierOptions
 from onea.learner.tasks import Task
-from onea.research.methods.classification import FeatureClassification, RandomFeatures
+from onea.research.methods.classification import FeatureClassification, RandomFeatureOptions
 from onea.vit.hooks import NO_HOOKS, BlockHooks
 
 
 class SimpleCIL(FeatureClassification):
-    """Nearest class mean in the pretrained feature space."""
+    """Nearest class mean, by cosine, in the pretrained feature space."""
 
     title: ClassVar[str] = "SimpleCIL"
     paper: ClassVar[str] = "https://arxiv.org/abs/2303.07338"
@@ -24,15 +24,15 @@ class SimpleCIL(FeatureClassification):
 
     def learn(self, task: Task) -> dict[str, Any]:
         """Add the task's images to the statistics."""
-        self.observe(task)
+        self.update_statistics(task)
         return {}
 
     def hooks(self) -> BlockHooks:
-        """Nothing: the plain network."""
+        """None: the pretrained network."""
         return NO_HOOKS
 
     def cacheable_modules(self) -> dict[str, BlockHooks]:
-        """The plain network."""
+        """The pretrained network."""
         return {"plain": NO_HOOKS}
 
 
@@ -44,7 +44,7 @@ class SLDAOptions(ClassifierOptions):
 
 
 class SLDA(SimpleCIL):
-    """Linear discriminant analysis in the pretrained feature space, one image after the other."""
+    """Streaming linear discriminant analysis in the pretrained feature space."""
 
     title: ClassVar[str] = "SLDA"
     paper: ClassVar[str] = "https://arxiv.org/abs/1909.01520"
@@ -54,7 +54,7 @@ class SLDA(SimpleCIL):
 
 
 @dataclass(frozen=True)
-class RanPACOptions(RandomFeatures, ClassifierOptions):
+class RanPACOptions(RandomFeatureOptions, ClassifierOptions):
     """Options of RanPAC."""
 
 

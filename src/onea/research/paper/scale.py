@@ -259,11 +259,11 @@ def estimate(config: RunConfig, facts: DataFacts) -> Cost:
     images = images_per_task(config, stream, facts.train)
     kind = method_class(config.method)
     options = options_of(config, shape_of(config, stream, facts.train))
-    epochs = kind.epochs(options, stream.sizes)
+    epochs = kind.epochs_per_task(options, stream.sizes)
     tested = accumulate(sum(facts.test[stream.class_order[p]] for p in stream.range_of(t)) for t in range(stream.tasks))
     return Cost(
         sum(count * times for count, times in zip(images, epochs, strict=True)),
-        round(sum(count * kind.passes(options, task + 1) for task, count in enumerate(tested))),
+        round(sum(count * kind.forward_passes(options, task + 1) for task, count in enumerate(tested))),
     )
 
 

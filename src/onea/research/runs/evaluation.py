@@ -199,8 +199,8 @@ def measure_cost(method: Method, images: Images, tasks: int) -> dict[str, Any]:
     return {
         "tasks": tasks,
         "flops_per_image": flops // len(rows),
-        "passes_per_image": method.passes(method.options, tasks),
-        "state_bytes": sum(value.numel() * value.element_size() for value in method.answering_state().values()),
+        "passes_per_image": method.forward_passes(method.options, tasks),
+        "state_bytes": sum(value.numel() * value.element_size() for value in method.inference_state().values()),
     }
 
 

@@ -105,7 +105,7 @@ def prepare(config: RunConfig, runtime: Runtime, adapter_cache: AdapterCache | N
     config = _protocol(config)
     weights = stamp_of_weights(config.backbone)
     if (kind := method_class(config.method)).trains_network:
-        kind.check_fits(config.backbone, why_frozen_only(config.backbone))  # before anything is fetched
+        kind.check_backbone(config.backbone, why_frozen_only(config.backbone))  # before anything is fetched
     vit = load_backbone(config.backbone, config.image_size, depth=config.depth)
     dataset = dataset_of(config)
     stream = _stream(config, dataset)
