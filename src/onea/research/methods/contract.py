@@ -168,7 +168,7 @@ class Method(ABC):
         return self.compute_prototypes_per_module(task, [hooks])[0]
 
     def compute_prototypes_per_module(self, task: Task, modules: Sequence[BlockHooks]) -> Tensor:
-        """Class means with each of several modules, ``[modules, classes of the task, width]``; images are loaded once."""
+        """Class means under several modules, ``[modules, classes of the task, width]``; each image is loaded once."""
         processes, device = self.runtime.processes, self.runtime.device
         sums = to_float64(torch.zeros(len(modules), len(task.classes), self.vit.width, device=device))
         for number, batch in enumerate(torch.arange(len(task)).split(EVALUATION_BATCH)):
