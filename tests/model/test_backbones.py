@@ -96,7 +96,7 @@ def test_frozen_methods_run_on_any_network(convnext, tiny_run, tmp_path):
     )
     assert small["backbone"]["input"] == small["preprocess"]["size"] == 32
     with pytest.raises(
-        OneaError, match=r"One-A trains.*does not fit backbone.*: it is timm's ConvNeXt.*choose simplecil"
+        OneaError, match=r"One-A trains.*does not fit backbone.*timm's ConvNeXt.*choose simplecil"
     ):
         run(make_config(tiny_run | {"backbone": convnext}), tmp_path / "one-a")
 
