@@ -95,9 +95,7 @@ def test_frozen_methods_run_on_any_network(convnext, tiny_run, tmp_path):
         tmp_path / "32",
     )
     assert small["backbone"]["input"] == small["preprocess"]["size"] == 32
-    with pytest.raises(
-        OneaError, match=r"One-A trains.*does not fit backbone.*timm's ConvNeXt.*choose simplecil"
-    ):
+    with pytest.raises(OneaError, match=r"One-A trains.*does not fit backbone.*timm's ConvNeXt.*choose simplecil"):
         run(make_config(tiny_run | {"backbone": convnext}), tmp_path / "one-a")
 
 
