@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from onea.cli import tour
-from onea.data.glyph_families import FAMILIES
+from onea.data.glyphs import FAMILIES
 
 
 def test_the_pictures_are_those_of_the_dataset():

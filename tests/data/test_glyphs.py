@@ -6,11 +6,8 @@ import numpy as np
 import pytest
 
 from onea.data import glyphs
-from onea.data.glyph_families import FACES, FAMILIES, LOOKALIKE, MINI, faces_of, has_glyph, lookalikes, outline
-from onea.data.glyphs import PLANS, SIDE, load_glyphs
+from onea.data.glyphs import CHARS, FAMILIES, MINI, PLANS, SIDE, load_glyphs
 from onea.errors import OneaError
-
-CHARS = "".join(FAMILIES.values())
 
 
 @pytest.fixture(scope="module")
@@ -50,55 +47,6 @@ def test_class_names_are_unique_unicode_names():
     assert len(names) == len(CHARS)
 
 
-def test_every_class_is_drawn_by_faces_that_have_it():
-    for char in CHARS:
-        faces = faces_of(char)
-        assert faces.train, char
-        assert faces.test, char
-        assert all(has_glyph(face, char) for face in (*faces.train, *faces.test)), char
-
-
-def test_a_missing_character_has_no_face():
-    missing = "漢"  # in none of the fonts, all of which would draw a box
-    assert faces_of(missing) == ((), ())
-    assert not any(has_glyph(face, missing) for pair in FACES.values() for face in pair)
-
-
-def test_no_class_is_the_box_for_missing_characters():
-    def pixels(face, char):
-        return np.asarray(outline(face, char, 32, 48))
-
-    for char in CHARS:
-        for face in (*faces_of(char).train, *faces_of(char).test):
-            assert not np.array_equal(pixels(face, char), pixels(face, "\uffff")), (face, char)
-
-
-def test_test_faces_are_held_out():
-    family = {face: name for name, faces in FACES.items() for face in faces}
-    for char in CHARS:
-        train, test = faces_of(char)
-        assert not set(train) & set(test), char
-        trained = {family[face] for face in train if face in family}
-        tested = {family[face] for face in test}
-        assert not trained & tested or (trained == tested and all("Bold" in face for face in test)), char
-
-
-def test_a_held_out_weight_is_not_a_copy_of_the_other_one():
-    for char in CHARS:
-        train, test = faces_of(char)
-        if test == ("DejaVuSans-Bold",):
-            assert not np.array_equal(outline(train[0], char, 32, 48), outline(test[0], char, 32, 48)), char
-
-
-def test_no_two_classes_look_alike():
-    assert lookalikes(CHARS) == []
-
-
-@pytest.mark.parametrize("pair", ["AА", "AΑ", "Δ∆", "Oo", "69", "←→", "↑→", "Cc", "НH", "∑Σ", "Zz"])
-def test_known_lookalikes_are_found(pair):
-    assert [(a, b) for a, b, alike in lookalikes(pair) if alike >= LOOKALIKE] == [(pair[0], pair[1])]
-
-
 # ---- the images
 
 
@@ -126,7 +74,7 @@ def test_full_plan_has_the_promised_counts():
 
 
 def test_two_generations_are_identical(mini):
-    glyphs._outline.cache_clear()
+    glyphs._glyphs.cache_clear()
     again = load_glyphs("glyphs-mini")
     assert again.fingerprint == mini.fingerprint
     assert np.array_equal(again.train.pixels, mini.train.pixels)
@@ -168,14 +116,13 @@ def test_cache_is_read_back(tiny, tmp_path, monkeypatch):
     read = load_glyphs(tiny, tmp_path / "new")
     assert read.fingerprint == drawn.fingerprint
     assert np.array_equal(read.test.pixels, drawn.test.pixels)
-    assert sorted(path.suffix for path in (tmp_path / "new").iterdir()) == [".bin", ".json"]
+    assert [path.suffix for path in (tmp_path / "new").iterdir()] == [".bin"]
 
 
-@pytest.mark.parametrize("suffix", [".bin", ".json"])
 @pytest.mark.parametrize("damage", ["truncate", "flip", "empty", "remove"])
-def test_a_damaged_cache_is_drawn_again(tiny, tmp_path, suffix, damage):
+def test_a_damaged_cache_is_drawn_again(tiny, tmp_path, damage):
     drawn = load_glyphs(tiny, tmp_path)
-    (path,) = tmp_path.glob(f"*{suffix}")
+    (path,) = tmp_path.glob("*.bin")
     whole = path.read_bytes()
     flipped = bytes([whole[0] ^ 255]) + whole[1:]
     if damage == "remove":

@@ -1,34 +1,64 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The embedded dataset ``glyphs``: characters of many writing systems and symbol families, drawn on the spot.
+"""The embedded dataset ``glyphs``: characters of many writing systems and symbol families.
 
-Every image has its own random stream, seeded by its name, so any part of the dataset comes out the same alone or
-with the rest: ``glyphs-mini`` really is a part of ``glyphs``.
+Images are rendered from a sheet of glyphs (``assets/glyphs.png``, drawn by ``tools/pack_glyphs.py``). Every image has
+its own random seed, derived from its name, so a part of the dataset is the same alone or with the rest:
+``glyphs-mini`` is a subset of ``glyphs``.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import sys
 import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache as memo
+from importlib import resources
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageFilter
 
-from onea.data import glyph_families
 from onea.data.dataset import Dataset, Group, Labels, Pixels, Split
-from onea.data.glyph_families import FAMILIES, MINI, faces_of, outline
 from onea.errors import OneaError, nearest
-from onea.files import CACHE_REMEDY, write_atomically, write_json
+from onea.files import CACHE_REMEDY, write_atomically
 
 VERSION = "glyphs/v1"  # part of every seed
 SIDE = 96
-_INK, _CANVAS = 80, 136  # the outline is drawn once a face at this size, then placed; the canvas leaves room to turn
+CELL, TRAIN_CELLS, TEST_CELLS = 80, 8, 2  # of the sheet: side of a glyph, and typefaces in a row
+_DIGEST_SIZE = 32
+_CANVAS = 136  # leaves room to rotate a glyph
+
+# Every family is a task. Left out are characters that look like one already taken (in any face, case or rotation),
+# whose train and test faces draw different things, or whose bold face is a copy of the regular one. The table is
+# written out so that no library can change it; tests prove the first and the last of these rules.
+FAMILIES: dict[str, str] = {
+    "suits": "♠♥♦♧",
+    "digits": "012345678",
+    "greek": "ΔΣΦΨΩβζλμξπ",
+    "dice": "⚀⚃",
+    "chess": "♚♛♜♝♞♟",
+    "latin": "ACDHKMNPQRUXYZÆ",
+    "yin-yang": "☯",
+    "arrows": "➔↔↩↰↷↹⇄⇒⇪",
+    "cyrillic": "ДЖЛУЧЩЪЫЮ",
+    "weather": "☀☁☂☄⚡",
+    "armenian": "ԳԴԽԾՃՊՖթ",
+    "zodiac": "♈♉♊♋♌♍♎♏♐♑♒♓",
+    "hebrew": "אבגלעצש",
+    "mathematics": "∂∉∫√∝≈≠≤⊕⊠⋈",
+    "hazards": "☢☣☠",
+    "georgian": "აგდკჟრშჰ",
+    "currency": "$€£¥₩₪₹",
+    "objects": "✂✈✏☕⚓⚖♻♿",
+    "arabic": "بجسطعك",
+    "music": "♩♫♬♮",
+    "tifinagh": "ⴼⴿⵄⵋⵣ",
+}
+MINI: tuple[str, ...] = ("suits", "greek", "dice", "digits", "yin-yang", "chess", "weather", "georgian", "music")
+CHARS = "".join(FAMILIES.values())
 
 Plane = npt.NDArray[np.float32]
 
@@ -58,7 +88,7 @@ class _Plan:
     def key(self) -> str:
         """Hex digest of all that decides the pixels."""
         text = json.dumps([VERSION, SIDE, self.train, self.test, list(self.families.items())])
-        return hashlib.sha256(text.encode() + _drawing_code()).hexdigest()
+        return hashlib.sha256(text.encode() + Path(__file__).read_bytes() + _sheet().tobytes()).hexdigest()
 
 
 PLANS: dict[str, _Plan] = {
@@ -94,7 +124,7 @@ def load_glyphs(name: str = "glyphs", cache: Path | None = None) -> Dataset:
         classes=tuple(unicodedata.name(char).lower() for char in plan.chars),
         train=Split(_labels(plan, "train"), pixels=pixels[:cut]),
         test=Split(_labels(plan, "test"), pixels=pixels[cut:]),
-        fingerprint=hashlib.sha256(f"{VERSION} {plan.chars} {_digest(pixels)}".encode()).hexdigest(),
+        fingerprint=hashlib.sha256(f"{VERSION} {plan.chars} {_digest(pixels).hexdigest()}".encode()).hexdigest(),
         groups=_groups(plan),
         mirror=False,
     )
@@ -132,17 +162,28 @@ def _groups(plan: _Plan) -> tuple[Group, ...]:
 def _draw_split(plan: _Plan, split: str) -> Pixels:
     images = []
     for _, family, char, i in plan.items(split):
-        faces = _faces(char)[0 if split == "train" else 1]
-        images.append(_draw(_outline(faces[i % len(faces)], char), _rng(family, char, split, i)))
+        glyphs = _glyphs(char, split)
+        images.append(_draw(glyphs[i % len(glyphs)], _rng(family, char, split, i)))
     return np.stack(images)
 
 
-_faces = memo(faces_of)
+@memo
+def _sheet() -> Plane:
+    with (resources.files("onea") / "assets" / "glyphs.png").open("rb") as file, Image.open(file) as sheet:
+        return np.asarray(sheet)
 
 
 @memo
-def _outline(face: str, char: str) -> Image.Image:
-    return outline(face, char, _INK, _CANVAS)
+def _glyphs(char: str, split: str) -> list[Image.Image]:
+    """A character in every typeface of a split, each centred on a canvas."""
+    row = CHARS.index(char)
+    cells = np.split(_sheet()[row * CELL : (row + 1) * CELL], TRAIN_CELLS + TEST_CELLS, axis=1)
+    margin = (_CANVAS - CELL) // 2
+    return [
+        Image.fromarray(np.pad(cell, margin))
+        for cell in (cells[:TRAIN_CELLS] if split == "train" else cells[TRAIN_CELLS:])
+        if cell.any()
+    ]
 
 
 def _rng(family: str, char: str, split: str, i: int) -> np.random.Generator:
@@ -167,7 +208,7 @@ def _place(glyph: Image.Image, rng: np.random.Generator) -> Image.Image:
     """The glyph turned, slanted, scaled and shifted a little, on a canvas of the final size."""
     angle = np.deg2rad(rng.uniform(-9, 9))
     slant, stretch = rng.uniform(-0.08, 0.08), rng.uniform(0.93, 1.07)
-    scale = rng.uniform(66, 82) / _INK
+    scale = rng.uniform(66, 82) / CELL
     turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
     forward = scale * turn @ np.array([[stretch, slant], [0.0, 1.0 / stretch]])
     back = np.linalg.inv(forward)  # PIL asks where each pixel of the result comes from
@@ -216,43 +257,26 @@ def _clouds(rng: np.random.Generator) -> Plane:
     return np.asarray(Image.fromarray(few).resize((SIDE, SIDE), Image.Resampling.BICUBIC), dtype=np.float32)
 
 
-# ---- cache: raw bytes beside a small JSON file that says what they are
+# ---- cache: raw bytes, followed by their sha256
 
 
-def _paths(plan: _Plan, cache: Path) -> tuple[Path, Path]:
-    stem = f"glyphs-{plan.key[:16]}"
-    return cache / f"{stem}.bin", cache / f"{stem}.json"
-
-
-def _shape(plan: _Plan) -> tuple[int, int, int, int]:
-    return len(plan.chars) * (plan.train + plan.test), 3, SIDE, SIDE
-
-
-@memo
-def _drawing_code() -> bytes:
-    """The source that draws: when it changes, what an older version cached no longer counts."""
-    return b"".join(Path(module.__file__ or "").read_bytes() for module in (sys.modules[__name__], glyph_families))
-
-
-def _digest(pixels: Pixels) -> str:
-    return hashlib.sha256(np.ascontiguousarray(pixels).data).hexdigest()
-
-
-def _note(plan: _Plan, pixels: Pixels) -> dict[str, object]:
-    return {"key": plan.key, "shape": list(pixels.shape), "sha256": _digest(pixels)}
+def _cache_file(plan: _Plan, cache: Path) -> Path:
+    return cache / f"glyphs-{plan.key[:16]}.bin"
 
 
 def _read(plan: _Plan, cache: Path) -> Pixels | None:
-    """The cached pixels, or None when they are not there or not what was written."""
-    data, note = _paths(plan, cache)
+    """The cached pixels, or None when there are none or they are damaged."""
     try:
-        pixels = np.fromfile(data, dtype=np.uint8).reshape(_shape(plan))
-        return pixels if json.loads(note.read_text(encoding="utf-8")) == _note(plan, pixels) else None
+        content = np.fromfile(_cache_file(plan, cache), np.uint8)
+        pixels = content[:-_DIGEST_SIZE].reshape(-1, 3, SIDE, SIDE)
     except (OSError, ValueError):
         return None
+    return pixels if _digest(pixels).digest() == content[-_DIGEST_SIZE:].tobytes() else None
 
 
 def _write(plan: _Plan, cache: Path, pixels: Pixels) -> None:
-    data, note = _paths(plan, cache)
-    write_atomically(data, pixels.tobytes(), CACHE_REMEDY)
-    write_json(note, _note(plan, pixels), CACHE_REMEDY)
+    write_atomically(_cache_file(plan, cache), pixels.tobytes() + _digest(pixels).digest(), CACHE_REMEDY)
+
+
+def _digest(pixels: Pixels) -> hashlib._Hash:
+    return hashlib.sha256(np.ascontiguousarray(pixels).data)

@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The characters of ``glyphs``, family by family; the faces that draw them, their outlines, and which look alike.
+"""Draw the sheet of glyphs that the embedded dataset ``glyphs`` is made of.
 
-Only DejaVu Sans, Sans Mono, Serif and STIXGeneral are used. The other fonts that matplotlib ships map code
-points to other signs (cmr10, STIXNonUni) or claim every code point and draw a box (LastResort).
+    python tools/pack_glyphs.py src/onea/assets/glyphs.png
+
+The sheet has a row for each character and a cell for each typeface: first those of training images, then those of test
+images. Cells without a typeface are black. Only DejaVu Sans, Sans Mono, Serif and STIXGeneral are used. The other fonts
+that matplotlib ships map code points to other signs (cmr10, STIXNonUni) or claim every code point and draw a box
+(LastResort).
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -16,34 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
-# Every family is a task. The table is what remained of each family after leaving out characters that look like one
-# already taken (in any face, case or rotation), whose train and test faces draw different things, or whose bold face
-# is a copy of the regular one. It is written out so that no library can change it;
-# tests prove the first and the last of these rules.
-FAMILIES: dict[str, str] = {
-    "suits": "♠♥♦♧",
-    "digits": "012345678",
-    "greek": "ΔΣΦΨΩβζλμξπ",
-    "dice": "⚀⚃",
-    "chess": "♚♛♜♝♞♟",
-    "latin": "ACDHKMNPQRUXYZÆ",
-    "yin-yang": "☯",
-    "arrows": "➔↔↩↰↷↹⇄⇒⇪",
-    "cyrillic": "ДЖЛУЧЩЪЫЮ",
-    "weather": "☀☁☂☄⚡",
-    "armenian": "ԳԴԽԾՃՊՖթ",
-    "zodiac": "♈♉♊♋♌♍♎♏♐♑♒♓",
-    "hebrew": "אבגלעצש",
-    "mathematics": "∂∉∫√∝≈≠≤⊕⊠⋈",
-    "hazards": "☢☣☠",
-    "georgian": "აგდკჟრშჰ",
-    "currency": "$€£¥₩₪₹",
-    "objects": "✂✈✏☕⚓⚖♻♿",
-    "arabic": "بجسطعك",
-    "music": "♩♫♬♮",
-    "tifinagh": "ⴼⴿⵄⵋⵣ",
-}
-MINI: tuple[str, ...] = ("suits", "greek", "dice", "digits", "yin-yang", "chess", "weather", "georgian", "music")
+from onea.data.glyphs import CELL, CHARS, TEST_CELLS, TRAIN_CELLS
 
 # Upright faces of each family, regular then bold. A family earlier in this table is held out for testing before a
 # later one: STIX comes from another foundry than DejaVu, and Sans has nearly everything, so it always trains.
@@ -61,8 +39,6 @@ LOOKALIKE = 0.9  # correlation from which two characters count as the same pictu
 _EM = 256  # pixels; outlines are drawn once at this size and only ever shrunk
 _GRID = 32  # side of the masks that are compared
 _STEP = 7.5  # degrees between the rotations that are compared
-
-Mask = npt.NDArray[np.uint8]
 
 
 class Faces(NamedTuple):
@@ -179,3 +155,18 @@ def lookalikes(chars: Sequence[str], threshold: float = LOOKALIKE) -> list[tuple
     alike = np.triu(similarity(chars), k=1)
     pairs = [(chars[i], chars[j], float(alike[i, j])) for i, j in zip(*np.nonzero(alike >= threshold), strict=True)]
     return sorted(pairs, key=lambda pair: -pair[2])
+
+
+def sheet() -> Image.Image:
+    """Every character in each of its faces."""
+    page = Image.new("L", ((TRAIN_CELLS + TEST_CELLS) * CELL, len(CHARS) * CELL))
+    for row, char in enumerate(CHARS):
+        faces = faces_of(char)
+        cells = [*enumerate(faces.train), *enumerate(faces.test, start=TRAIN_CELLS)]
+        for column, face in cells:
+            page.paste(outline(face, char, CELL, CELL), (column * CELL, row * CELL))
+    return page
+
+
+if __name__ == "__main__":
+    sheet().save(sys.argv[1], optimize=True)
