@@ -121,10 +121,10 @@ def _mistakes(root: Path, some: Image.Image) -> None:
 def _grocery(root: Path, images: Path) -> None:
     """The classes that grocery.md copies, as links to a few images; and the list that says which."""
     (root / "benchmarks").mkdir()
-    shutil.copy(ROOT / "benchmarks/grocery-arrivals.json", root / "benchmarks")
+    shutil.copy(ROOT / "benchmarks/models/grocery-arrivals.json", root / "benchmarks")
     names = [
         name
-        for one in json.loads((root / "benchmarks/grocery-arrivals.json").read_text())[:5]
+        for one in json.loads((root / "benchmarks/models/grocery-arrivals.json").read_text())[:5]
         for name in one["classes"]
     ]
     for number, name in enumerate(names):

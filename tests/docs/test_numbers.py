@@ -36,8 +36,9 @@ import reproduction
 import result_tables
 import written
 
-BENCH = "bench-nvidia-h200-16-random-vit_base_patch16_224.csv"
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), ROOT / "docs/results/README.md"])
+BENCH = "speed/bench-nvidia-h200-16-random-vit_base_patch16_224.csv"
+LOG = ROOT / "research/README.md"
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), ROOT / "docs/results/README.md", LOG])
 _NUMBER = re.compile(
     r"(?<![\w.,-])(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.\d+|\d+(?= (?:%|(?:s|seconds|ms|MB)\b)))x?(?!\.?\d|\w)"
 )
@@ -55,10 +56,16 @@ SETTINGS = {
     "docs/models.md": "2.25 5 90 50 25 70 97 100 0.2 0.4 0.5 1.6 2,000 2,936 2,485",
     "docs/official-code.md": "0.3 0.1 7,788 4,000 5,994 5,794",
     "docs/one-a-plus.md": "2,500",
-    "docs/research.md": "20 10 5 0.1 0.15 0.2 0.3 0.4 0.5 0.8 60 1,000 1,050 1,200 2,936",
+    "research/README.md": "20 10 5 0.1 0.15 0.2 0.3 0.4 0.5 0.8 60 1,000 1,050 1,200 2,936",
     "docs/speed.md": "5",
     "docs/results/README.md": "5,000 2,000 0.4 0.05 25 20",
 }
+
+
+def content(page: Path) -> str:
+    """The text of a page; of the log without its tables, which are what was measured."""
+    text = page.read_text("utf-8")
+    return re.sub(r"^\|.*\n", "", text, flags=re.M) if page == LOG else text
 
 
 def numbers(text: str) -> list[str]:
@@ -103,58 +110,69 @@ def blocks_of_examples() -> Iterator[str]:
 
 
 def models() -> Iterator[str]:
-    told = json.loads((ROOT / "benchmarks/grocery-2-cores-amd-epyc.json").read_text("utf-8"))
+    told = json.loads((ROOT / "benchmarks/models/grocery-2-cores-amd-epyc.json").read_text("utf-8"))
     for way in ("stream", "at-once"):
         yield from shown(told[way]["steps"][-1]["accuracy"], told[way]["steps"][-1]["answered_unknown"], digits=(1,))
         yield from shown(told[way]["seconds"], digits=(0,))
-    for line in lines("grocery-trials.csv"):
+    for line in lines("models/grocery-trials.csv"):
         for column in ("right_in_stream", "right_with_all_prototypes_anew"):
             if line[column]:
                 yield from shown(float(line[column]), digits=(1,))
-    for line in lines("teaching-amd-epyc-2.csv"):
+    for line in lines("speed/teaching-amd-epyc-2.csv"):
         if line["ratio"]:  # the old commit's has none
             yield from shown(float(line["ratio"]), float(line["ratio_as_trained"]), digits=(2,))
-    yield from shown(*(float(line["value"]) for line in lines("fingerprints.csv")), digits=(2,))
-    yield from {f"{int(line['photos']):,}" for line in lines("fingerprints.csv")}
+    yield from shown(*(float(line["value"]) for line in lines("privacy/fingerprints.csv")), digits=(2,))
+    yield from {f"{int(line['photos']):,}" for line in lines("privacy/fingerprints.csv")}
     yield from teaching()
     yield from check_labels()
 
 
 def teaching() -> Iterator[str]:
     """Seconds that teaching a thousand photos takes, in each run."""
-    yield from shown(*(float(line["learn_s"]) for line in lines("teaching-amd-epyc-2.csv")), digits=(0,))
+    yield from shown(*(float(line["learn_s"]) for line in lines("speed/teaching-amd-epyc-2.csv")), digits=(0,))
 
 
 def check_labels() -> Iterator[str]:
     """Shares of wrong names that are among the first the check names, in three groups of five seeds."""
-    told = json.loads((ROOT / "benchmarks/check-labels.json").read_text("utf-8"))["found"]
+    told = json.loads((ROOT / "benchmarks/models/check_labels.json").read_text("utf-8"))["found"]
     for by_seed in told.values():
         for low in (0, 5, 10):
             yield from shown(100 * fmean(by_seed[str(seed)] for seed in range(low, low + 5)), digits=(0,))
 
 
+def verdicts() -> Iterator[str]:
+    """Differences between rows of the log, and what it says itself."""
+    log = LOG.read_text("utf-8")
+    yield from re.findall(r"(?<=\+)\d\.\d", log.partition("## Verdicts")[2].partition("\n## ")[0])
+    pairs = "77.41-64.56 62.67-39.33 80.86-71.46 62.83-53.75 65.00-64.61 63.6-58.2 75.5-74.2 61.0-60.1 77.1-69.6"
+    for pair in f"{pairs} 55.3-55.2 68.2-66.1 82.1-77.9 8.9-6.8 9.6-8.4".split():
+        assert all(re.search(rf"(?<![\d.]){re.escape(value)}(?!\d)", log) for value in pair.split("-")), pair
+        high, low = map(Decimal, pair.split("-"))
+        yield str((high - low).quantize(Decimal("0.1"), ROUND_HALF_UP))
+
+
 def research() -> Iterator[str]:
-    yield from re.findall(r"\d+\.\d+", result_tables.TRIALS["trials-start-and-merge"].read_text("utf-8"))
+    yield from re.findall(r"\d+\.\d+", LOG.read_text("utf-8").partition("## Classifier")[0])
     for number in (1, 4):  # looks at test photos after many updates
-        for line in json_lines(f"unknown-nvidia-h200-{number}.jsonl"):
+        for line in unknown_runs(f"unknown-nvidia-h200-{number}.jsonl"):
             if line["updates"] > 1:
                 yield from shown(line["calibration_error"], digits=(1,))
                 yield from shown(line["right"], digits=(0,))
     for name in ("unknown-nvidia-h200-3.jsonl", "unknown-nvidia-h200-5.jsonl"):
-        halves = [line for line in json_lines(name) if (line["data"], line["classes"]) == ("grocery81", 40)]
+        halves = [line for line in unknown_runs(name) if (line["data"], line["classes"]) == ("grocery81", 40)]
         yield from shown(fmean(line["others_called_unknown"] for line in halves), digits=(1,))
-    told = [line for line in json_lines("calibration-folds-nvidia-h200.jsonl") if line["in_series"] > 0.5]
+    told = [line for line in json_lines("../research/calibration-folds-nvidia-h200.jsonl") if line["in_series"] > 0.5]
     yield from shown(*(fmean(line["rules"][f"{folds} folds"][2] for line in told) for folds in (4, 10)), digits=(1,))
     yield from quick_against_default()
     for name, preset in (("default-nvidia-h200.jsonl", "quick"), ("crops-test-nvidia-h200.jsonl", None)):
-        told = [line for line in json_lines(name) if (line["updates"], line["params"].get("preset")) == (10, preset)]
+        told = [line for line in unknown_runs(name) if (line["updates"], line["params"].get("preset")) == (10, preset)]
         errors = [line["calibration_error"] for line in told]
         yield from shown(min(errors), max(errors), digits=(1,))
-    yield from shown(*(line["right"] for line in json_lines("crops-thorough-nvidia-h200.jsonl")), digits=(1,))
+    yield from shown(*(line["right"] for line in unknown_runs("crops-thorough-nvidia-h200.jsonl")), digits=(1,))
     for name in ("unknown-nvidia-h200-5.jsonl", "crops-test-nvidia-h200.jsonl"):
-        told = [line for line in json_lines(name) if (line["data"], line["updates"]) == ("cifar100", 1)]
+        told = [line for line in unknown_runs(name) if (line["data"], line["updates"]) == ("cifar100", 1)]
         yield from shown(*(line["calibration_error"] for line in told), digits=(1,))
-    on_cpu = json_lines("fast-path-amd-epyc-2.jsonl")
+    on_cpu = unknown_runs("fast-path-amd-epyc-2.jsonl")
     yield from shown(*(line["right"] for line in on_cpu), digits=(1,))
     yield from shown(fmean(line["right"] for line in on_cpu if line["updates"] == 1), digits=(1,))
 
@@ -162,11 +180,11 @@ def research() -> Iterator[str]:
 def quick_against_default() -> Iterator[str]:
     """Test photos: what each draw gains, the mean, and the least that the default reached."""
     right: dict[str, dict[int, dict[int | None, float]]] = defaultdict(lambda: defaultdict(dict))
-    for line in json_lines("fast-path-nvidia-h200.jsonl"):
+    for line in unknown_runs("fast-path-nvidia-h200.jsonl"):
         if line["looked_at"] == "test photos":
             blocks = line["params"].get("options", {}).get("adapter_blocks")
             right[line["data"]][line["seed"]][blocks] = line["right"]
-    for line in json_lines("fast-path-nvidia-h200.jsonl"):
+    for line in unknown_runs("fast-path-nvidia-h200.jsonl"):
         if line["data"] == "grocery81" and "options" not in line["params"]:
             yield from shown(line["right"], digits=(1,))
     for by_seed in right.values():
@@ -183,14 +201,15 @@ def speed() -> Iterator[str]:
 
 def turns() -> Iterator[str]:
     """What an old commit and today's code reached in turns, FP8 against bf16, and what the fast ways cost."""
-    found = {(row["what"], row["side"]): float(row["value"]) for row in median_turns("turns-nvidia-h200-fp8.csv")}
+    medians = median_turns("speed/gpu_turns-nvidia-h200-fp8.csv")
+    found = {(row["what"], row["side"]): float(row["value"]) for row in medians}
     for what in ("training, later epochs", "inference"):
         yield from shown(found[what, "new fp8"] / found[what, "new"], digits=(2,))
-    ratios = [float(row["ratio"]) for row in lines("fp8-products-nvidia-h200.csv")]
+    ratios = [float(row["ratio"]) for row in lines("speed/fp8_products-nvidia-h200.csv")]
     yield from shown(min(ratios), max(ratios), digits=(1,))
     differences = [
         float(row["difference"])
-        for row in lines("quality-nvidia-h200.csv")
+        for row in lines("speed/precision_quality-nvidia-h200.csv")
         if row["difference"] and "bits" not in row["way"]
     ]
     yield from shown(*differences, digits=(1,))
@@ -205,8 +224,8 @@ def median_turns(name: str) -> Iterator[dict[str, str]]:
 
 def bench_numbers() -> Iterator[str]:
     """What the benchmarks measured, and how many times the plain loop that is."""
-    for path in sorted((ROOT / "benchmarks").glob("bench-*.csv")):
-        rows = lines(path.name)
+    for path in sorted((ROOT / "benchmarks/speed").glob("bench-*.csv")):
+        rows = lines(f"speed/{path.name}")
         found = {(row["measure"], row["setting"], row["unit"], row["column"]): float(row["value"]) for row in rows}
         spreads = [float(row["spread"]) / float(row["value"]) for row in rows if float(row["value"])]
         yield from shown(*(100 * spread for spread in spreads if spread > 0.05), digits=(0,))
@@ -236,6 +255,11 @@ def records() -> Iterator[str]:
     yield from shown(l2p["metrics"]["A_T"], digits=(2,))
 
 
+def unknown_runs(name: str) -> list[dict[str, Any]]:
+    """What benchmarks/models/unknown.py measured."""
+    return json_lines(f"models/unknown/{name}")
+
+
 def json_lines(name: str) -> list[dict[str, Any]]:
     """What a benchmark appended, line by line."""
     return [json.loads(line) for line in (ROOT / "benchmarks" / name).read_text("utf-8").splitlines()]
@@ -247,7 +271,7 @@ def lines(name: str) -> list[dict[str, str]]:
 
 
 def privacy() -> Iterator[str]:
-    told = {line["what"]: float(line["value"]) for line in lines("features.csv")}
+    told = {line["what"]: float(line["value"]) for line in lines("privacy/features.csv")}
     yield from shown(100 * told["features: share of photos found by a copy"], digits=(1,))
     yield from shown(
         told["mean picture alone: correlation"], told["features, kernel decoder: correlation"], digits=(2,)
@@ -261,7 +285,8 @@ SOURCES = {
     "docs/grocery.md": blocks_of_examples,
     "docs/models.md": models,
     "docs/privacy.md": privacy,
-    "docs/research.md": research,
+    "docs/research.md": verdicts,
+    "research/README.md": research,
     "docs/speed.md": speed,
     "docs/results/README.md": records,
 }
@@ -275,14 +300,14 @@ def named(page: Path) -> str:
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_every_number_has_a_source(page: Path) -> None:
     name = str(page.relative_to(ROOT))
-    found = unknown(name, page.read_text("utf-8"))
+    found = unknown(name, content(page))
     assert not found, f"{name} prints {', '.join(found)}, which no record or measured file gives"
 
 
 @pytest.mark.parametrize("page", WITH_RESULTS, ids=named)
 def test_an_edited_number_is_noticed(page: Path) -> None:
     """Whatever result is changed by one in its last digit, nearly always: two results may differ by just that."""
-    name, text = str(page.relative_to(ROOT)), page.read_text("utf-8")
+    name, text = str(page.relative_to(ROOT)), content(page)
     results = [number for number in dict.fromkeys(numbers(text)) if number in facts(name)]
     edited = [number[:-1] + str((int(number[-1]) + 5) % 10) for number in results if number[-1].isdigit()]
     unnoticed = [number for number in edited if not unknown(name, f" {number} % ")]
@@ -347,7 +372,7 @@ def test_hours_that_runs_share_count_once() -> None:
 
 def test_the_table_of_frozen_blocks_follows_from_its_runs() -> None:
     runs: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
-    for line in json_lines("frozen-blocks-nvidia-h200.jsonl"):
+    for line in json_lines("../research/frozen-blocks-nvidia-h200.jsonl"):
         options = line["options"]
         if options.get("freeze_at") and not line["changed"]:
             left_out = "half" if options["patch_drop_rate"] == 0.5 else "a third"
@@ -355,10 +380,12 @@ def test_the_table_of_frozen_blocks_follows_from_its_runs() -> None:
         else:
             name = "all" if not options and not line["changed"] else "another"
         runs[line["data"], name][line["seed"]] = line["A_T"]
-    told = [row for row in lines("trials-frozen-half.csv") if "share" not in row["blocks that learn"]]
+    _, heads, table = LOG.read_text("utf-8").partition("| blocks that learn | CUB-200 |")
+    names, _, *rows = ([cell.strip(" *") for cell in line.split("|")[1:-1]] for line in f"{heads}{table}".splitlines())
+    told = [dict(zip(names, row, strict=True)) for row in rows[: rows.index([])] if "share" not in row[0]]
     compared = 0
     for row in told:
-        name = row["blocks that learn"].rstrip("*").replace(" %", "%")
+        name = row["blocks that learn"].replace(" %", "%")
         for data, column in (("cub200", "difference"), ("cifar100", "its difference")):
             if row[column] and name.startswith("after"):
                 found, base = runs[data, name], runs[data, "all"]

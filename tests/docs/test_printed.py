@@ -13,7 +13,7 @@ from support import ROOT
 from onea.metrics import wilson_interval
 from onea.model.evaluation.metrics import Counts
 
-EXAMPLE = json.loads((ROOT / "benchmarks/grocery-example.json").read_text("utf-8"))
+EXAMPLE = json.loads((ROOT / "benchmarks/models/grocery-example.json").read_text("utf-8"))
 _ROW = re.compile(r"^(\S+) +(\d+) +(\d+\.\d) +(\d+) +(\d+)$", re.M)
 _MISTAKE = re.compile(r"^(\S+) +(\S+) +(\d+)$", re.M)
 _TOTAL = re.compile(

@@ -24,7 +24,7 @@ from onea.research.runs.runner import run
 
 @pytest.fixture(scope="module")
 def grid() -> ModuleType:
-    return script("results_grid", "benchmarks")
+    return script("results_grid", "tools")
 
 
 def asked_for(command: str) -> tuple[RunConfig, Path]:

@@ -24,7 +24,7 @@ MERGES = ("mean", "aligned", "gated", "even", "old-gated")
 
 @pytest.fixture(scope="module")
 def runs() -> ModuleType:
-    return script("surprises", "benchmarks")
+    return script("surprises", "benchmarks/merging")
 
 
 def rows(setting: str, **by_merge: dict[str, float]) -> list[dict[str, str]]:

@@ -79,7 +79,7 @@ def blocks(page: Path) -> list[Block]:
 
 
 def script(name: str, folder: str = "tools/docs") -> ModuleType:
-    """A module of tools/docs/ or of benchmarks/, which are no packages."""
+    """A module of tools/ or benchmarks/, which are no packages."""
     found = spec_from_file_location(f"{Path(folder).name}_{name}", ROOT / folder / f"{name}.py")
     assert found
     assert found.loader

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two surprises, decided by runs that differ in the merge alone: alignment that adds nothing, gates that forget.
 
-The committed records of CIFAR-100 answer a part; benchmarks/surprises.csv, made by benchmarks/surprises.py, the rest.
-What has not been run yet is said to be so.
+The committed records of CIFAR-100 answer a part; benchmarks/merging/surprises.csv, which
+surprises.py beside it wrote, the rest. What has not been run yet is said to be so.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from evidence import ROOT, Mean, difference, mean, parts
 from onea.metrics import fall_per_step
 from onea.research.record import Record
 
-FILE = ROOT / "benchmarks" / "surprises.csv"
+FILE = ROOT / "benchmarks/merging/surprises.csv"
 LATE = "large task late"  # the setting whose largest task meets fewer classes than it has
 LARGE_THEN_SMALL = ("descending", "one class first", LATE)
 EVEN = ("balanced", "50 tasks")
@@ -94,7 +94,7 @@ def alignment(among: Sequence[Row] | None = None) -> Answer:
     heads = ("setting", "alignment changes A_T by", "and F by", "kept by it, %", "kept of a random one, %", "n")
     words = helped(aligned(among))
     if not among:
-        words += " Not run yet: other streams, ranks and starts, on CUB-200 (`python benchmarks/surprises.py list`)."
+        words += " Not run yet: other streams, ranks and starts on CUB-200 (`benchmarks/merging/surprises.py list`)."
     return Answer(heads, lines, words)
 
 
@@ -221,7 +221,7 @@ def gates_forget(among: Sequence[Row] | None = None) -> str:
     among = rows() if among is None else among
     found = changes(among, "aligned", "gated", "F")
     if not found:
-        return "Not run yet (`python benchmarks/surprises.py list`)."
+        return "Not run yet (`python benchmarks/merging/surprises.py list`)."
     more, less = raised(found), lowered(found)
     new = paired(among, LATE, "aligned", "gated", "fall_new")
     harm = new is not None and new.decided and new.value > 0
@@ -249,7 +249,7 @@ def explained(among: Sequence[Row]) -> str:
     new, old = (paired(among, LATE, "aligned", "gated", column) for column in ("fall_new", "fall_old"))
     against = paired(among, LATE, "even", "gated", "F")
     if not (total and even and careful and new and old and against):
-        return "Not run yet (`python benchmarks/surprises.py list`)."
+        return "Not run yet (`python benchmarks/merging/surprises.py list`)."
     told = [f"Where a large task comes late, gates change F by {total.text(sign=True)}: {blamed(new, old)}"]
     alike = "a step of the same length in which all directions move alike"
     less = against if against.value > 0 else against.negative

@@ -12,7 +12,7 @@ import evidence
 from evidence import DATA, JOINT, PLUS, ROOT, main_runs
 from result_tables import table
 
-BENCHMARKS = ROOT / "benchmarks"
+BENCHMARKS = ROOT / "benchmarks/models/unknown"
 _GROCERIES = "updates-amd-epyc-2.jsonl"
 _ALIKE = "a quarter of the training photos, in groups that look alike"
 
@@ -26,7 +26,7 @@ class Taught:
         data: what the file calls the photos.
         updates: in how many parts they were taught.
         preset: what the file calls today's default; None where it was the default by then.
-        file: below benchmarks/.
+        file: in benchmarks/models/unknown.
         looked_at: which photos were asked about.
         again: whether all of them were taught once more at the end, in one update.
     """
@@ -99,7 +99,8 @@ def models() -> str:
     for each in MODELS:
         right = each.right()
         shown = f"{min(right):.1f} to {max(right):.1f}"
-        rows.append((f"[{each.words}](benchmarks/{each.file})", f"{fmean(right):.1f}", shown, str(len(right))))
+        linked = f"[{each.words}](benchmarks/models/unknown/{each.file})"
+        rows.append((linked, f"{fmean(right):.1f}", shown, str(len(right))))
     return table(("`onea teach`, right, %", "mean", "lowest to highest", "n"), rows, words=1)
 
 

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 MARK = re.compile(r"^<!-- generated: (\S+) -->$", re.M)
 MAP = re.compile(r"^!\[[^\]]*\]\((\S+\.svg)\)$", re.M)
 CELL, CODE = re.compile(r"<td\b.*?</td>", re.S), re.compile(r"<code>[^<]+</code>")
-BENCHMARKS = "benchmarks"
+MEASURED = ("benchmarks", "research")  # folders beside docs/ whose files come along, each with its README
 BESIDE = ("CHANGELOG", "NOTICE", "SECURITY")  # files beside docs/ that become pages
 OPTIONS_FOR = "cifar100"  # epochs and batch size follow from the data
 
@@ -202,15 +202,17 @@ GENERATED: dict[str, Callable[[], str]] = (
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Measured files, which lie beside docs/, come along with a page that lists them; so do pages made from records."""
+    """Measured files, which are beside docs/, become part of the site; so do pages made from records."""
     from mkdocs.structure.files import File
 
-    kept = sorted(path for path in (ROOT / BENCHMARKS).iterdir() if path.suffix in (".csv", ".json", ".jsonl"))
-    for path in kept:
-        files.append(File.generated(config, f"{BENCHMARKS}/{path.name}", abs_src_path=str(path)))
-    listed = "\n".join(f"- [{path.name}]({path.name})" for path in kept)
-    text = f"# Measured files\n\nWhat benchmarks left behind; the name says on which hardware.\n\n{listed}\n"
-    files.append(File.generated(config, f"{BENCHMARKS}/index.md", content=text))
+    for folder in MEASURED:
+        for path in sorted((ROOT / folder).rglob("*")):
+            name = path.relative_to(ROOT).as_posix()
+            if path.name == "README.md":
+                text = path.read_text("utf-8").replace("](../docs/", "](../")
+                files.append(File.generated(config, name, content=text))
+            elif path.suffix in (".csv", ".json", ".jsonl"):
+                files.append(File.generated(config, name, abs_src_path=str(path)))
     files.append(File.generated(config, "drawn.css", content=svg.stylesheet()))
     for name in BESIDE:
         files.append(File.generated(config, f"{name.lower()}.md", content=_outside(name)))
@@ -229,8 +231,8 @@ def on_files(files: Any, config: Any) -> Any:
 
 def on_page_markdown(markdown: str, page: Any, files: Any, **_: Any) -> str:
     """Fill in what is generated, and turn links out of docs/ to where those files are on the site."""
-    markdown = re.sub(rf"\]\(\.\./{BENCHMARKS}/?\)", f"]({BENCHMARKS}/index.md)", markdown)
-    markdown = markdown.replace(f"](../{BENCHMARKS}/", f"]({BENCHMARKS}/")
+    if "/" not in page.file.src_uri:
+        markdown = re.sub(rf"\]\(\.\./({'|'.join(MEASURED)})/", r"](\1/", markdown)
     markdown = re.sub(rf"\]\(\.\./({'|'.join(BESIDE)})(\.md)?\)", lambda found: f"]({found[1].lower()}.md)", markdown)
     markdown = MAP.sub(lambda found: _drawn(Path(page.file.abs_src_path).parent / found[1]), markdown)
     markdown = re.sub(r"\]\((notebooks/[\w-]+)\.ipynb\)", r"](\1.md)", markdown)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables and sentences of the speed page, from the files that `onea bench` left in benchmarks/."""
+"""Tables and sentences of the speed page, from the files that `onea bench` left in benchmarks/speed/."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _RATES: tuple[Row, ...] = (
 @cache
 def value(file: str, measure: str, setting: str, unit: str, column: str) -> float | None:
     """A figure of a file; None where it has none."""
-    with (ROOT / "benchmarks" / file).open(encoding="utf-8") as lines:
+    with (ROOT / "benchmarks/speed" / file).open(encoding="utf-8") as lines:
         for line in csv.DictReader(lines):
             if (line["measure"], line["setting"], line["unit"], line["column"]) == (measure, setting, unit, column):
                 return float(line["value"])
@@ -101,7 +101,7 @@ def stream() -> str:
         ("learning from the second task on, images/s", *of("learning from task 2 on", "images/s", 0)),
         ("A_T, mean A", *(", ".join(pair) for pair in accuracies)),
     ]
-    heads = [f"{name} ([CSV](../benchmarks/{STREAM.format(precision=name)}))" for name in ("bf16", "fp32")]
+    heads = [f"{name} ([CSV](../benchmarks/speed/{STREAM.format(precision=name)}))" for name in ("bf16", "fp32")]
     return table(("", *heads), rows, words=1)
 
 
@@ -235,7 +235,7 @@ _FROZEN = "last 8 blocks after 20%, 2 views, 50% of the patches dropped"
 def _accuracies(method: str, data: str) -> dict[str, dict[str, float]]:
     """A_T of every way of training by its seed."""
     found: dict[str, dict[str, float]] = {}
-    with (ROOT / "benchmarks/quality-nvidia-h200.csv").open(encoding="utf-8") as lines:
+    with (ROOT / "benchmarks/speed/precision_quality-nvidia-h200.csv").open(encoding="utf-8") as lines:
         for line in csv.DictReader(lines):
             if (line["method"], line["data"]) == (method, data) and line["A_T"]:
                 found.setdefault(line["way"], {})[line["seed"]] = float(line["A_T"])
@@ -250,7 +250,7 @@ def step_memory() -> str:
 
 def short_attention() -> str:
     """Of 65 tokens, forward and back."""
-    with (ROOT / "benchmarks/short-attention-nvidia-h200.csv").open(encoding="utf-8") as lines:
+    with (ROOT / "benchmarks/speed/short_attention-nvidia-h200.csv").open(encoding="utf-8") as lines:
         took = {
             line["kernel"]: float(line["both_us"])
             for line in csv.DictReader(lines)
@@ -267,7 +267,7 @@ def ratio(file: str, section: str, what: str, side: str, against: str = "old") -
 
 def fp8_products() -> str:
     """The matrix products alone."""
-    with (ROOT / "benchmarks/fp8-products-nvidia-h200.csv").open(encoding="utf-8") as lines:
+    with (ROOT / "benchmarks/speed/fp8_products-nvidia-h200.csv").open(encoding="utf-8") as lines:
         ratios = [float(line["ratio"]) for line in csv.DictReader(lines)]
     return f"{min(ratios):.1f} to {max(ratios):.1f} times as fast"
 
@@ -299,7 +299,7 @@ def in_short() -> str:
 
 def first_contact() -> str:
     """How long `make demo` and `make test` take, in minutes, with bf16 instructions and without."""
-    with (ROOT / "benchmarks/first-contact-times.csv").open(encoding="utf-8") as lines:
+    with (ROOT / "benchmarks/speed/first_contact_times.csv").open(encoding="utf-8") as lines:
         own = [line for line in csv.DictReader(lines) if line["hardware"] == "AMD EPYC, 2 cores"]
     took = {(line["command"], line["bf16"]): float(line["seconds"]) / 60 for line in own}  # the latest counts
     demo, test = ([took[command, bf16] for bf16 in ("yes", "no")] for command in ("make demo", "make test"))
@@ -326,7 +326,7 @@ def one_more_class_in_short() -> str:
 
 def _one_more_class() -> tuple[dict[str, str], dict[str, str]]:
     """The medians of the old commit and of today's code."""
-    with (ROOT / "benchmarks/one-more-class-amd-epyc-2.csv").open(encoding="utf-8") as lines:
+    with (ROOT / "benchmarks/speed/one_more_class-amd-epyc-2.csv").open(encoding="utf-8") as lines:
         old, new = (line for line in csv.DictReader(lines) if line["turn"] == "median")
     return old, new
 

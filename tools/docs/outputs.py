@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run the commands of a page on the Grocery photos and put what they print below them.
 
-What the figures of grocery.md show is left in benchmarks/grocery-example.json, from which pictures.py draws them.
+What the figures of grocery.md show is left in benchmarks/models/grocery-example.json, which pictures.py reads.
 
     python tools/docs/outputs.py FOLDER docs/index.md docs/grocery.md
 
@@ -34,7 +34,7 @@ _UPDATE = (
     "overall_images",
     "overall_accuracy",
 )
-_EXAMPLE = Path(__file__).parents[2] / "benchmarks/grocery-example.json"
+_EXAMPLE = Path(__file__).parents[2] / "benchmarks/models/grocery-example.json"
 _MONDAY = ("Banana", "Kiwi", "Lemon", "Mango")
 _NEW = ("Banana", "Floury-Potato", "Leek", "Oatly-Oat-Milk", "Papaya", "Vine-Tomato")
 

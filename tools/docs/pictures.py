@@ -29,8 +29,8 @@ from onea.research.report.analysis_figures import analysed_merge, numbers
 
 ROOT = Path(__file__).parents[2]
 OUT = ROOT / "docs/pictures"
-CARRIED = ROOT / "benchmarks/carried-statistics.csv"
-GROCERY = ROOT / "benchmarks/grocery-example.json"
+CARRIED = ROOT / "benchmarks/merging/carried_statistics.csv"
+GROCERY = ROOT / "benchmarks/models/grocery-example.json"
 WORST = 20  # products of the example that are shown
 BIG_TASK = 4  # the fifth task, 36 classes: larger than all before it together
 KINDS = {"down": "down-projection", "up": "up-projection"}

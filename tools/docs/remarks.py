@@ -26,7 +26,7 @@ def presets(docs: str = "") -> str:
     if not before:
         return ""
     which = f"{before} of the {rows} results, marked †," if before < rows else "The results of all methods"
-    trials = "benchmarks/small-preset-trials.csv"  # on the site, too
+    trials = "benchmarks/presets/trials-by-dataset.csv"  # on the site, too
     joint = any(main_runs(data)[JOINT].earlier for data in evidence.DATA)
     return (
         f"{which} are of earlier presets, tuned on one dataset each (`small/cifar100`, `small/cub200`), and of the "

@@ -20,7 +20,7 @@ from onea.research.paper.experiments import experiments
 from onea.research.record import Record
 from onea.research.report.load import load_records
 
-BENCH = ROOT / "benchmarks" / "bench-nvidia-h200-16-random-vit_base_patch16_224.csv"
+BENCH = ROOT / "benchmarks/speed/bench-nvidia-h200-16-random-vit_base_patch16_224.csv"
 NO_CLAIM = "–"
 _NOT_OPTIONS = ("method", "data", "tasks", "backbone", "protocol", "stream", "gamma", "order", "long_tail")
 
@@ -113,7 +113,7 @@ def _alone(name: str) -> str:
     """Where a cell of One-A was run for the two surprises, which left no records; nothing where none was."""
     setting = {"table8": "descending", "table9": "balanced"}.get(name)
     count = sum((row["setting"], row["merge"]) == (setting, "gated") for row in decisions.rows())
-    return f"One-A alone on CUB-200, n = {count} ([CSV](benchmarks/{decisions.FILE.name}))" if count else ""
+    return f"One-A alone on CUB-200, n = {count} ([CSV](benchmarks/merging/{decisions.FILE.name}))" if count else ""
 
 
 @cache

@@ -3,12 +3,9 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import charts
@@ -23,7 +20,7 @@ from evidence import MOS, ONE_A, PLUS, ROOT, Runs, difference, main_runs, select
 
 from onea.research.record import Record
 
-GROCERY = ROOT / "benchmarks" / "grocery-2-cores-amd-epyc.json"
+GROCERY = ROOT / "benchmarks/models/grocery-2-cores-amd-epyc.json"
 _CHOSEN = {"classifier": "rgda"}  # One-A+'s classifier
 STREAMS: dict[str, dict[str, Any]] = {  # what the configurations of the further streams say
     "10 tasks of 10 classes": {"stream": "balanced", "tasks": 10},
@@ -278,29 +275,6 @@ def answered(answer: decisions.Answer) -> str:
     return answer.words + shown
 
 
-TRIALS = {path.stem: path for path in sorted((ROOT / "benchmarks").glob("trials-*.csv"))}
-
-
-def trials(path: Path) -> str:
-    """A table of trials, from its CSV; an asterisk there is bold here."""
-    with path.open(encoding="utf-8") as file:
-        heads, *rows = csv.reader(file)
-    columns = list(zip(*rows, strict=True))
-    right = {number for number, cells in enumerate(columns) if all(re.match(r"[-+\d]|$", cell) for cell in cells)}
-    shown = _table(heads, [[_bold(cell) for cell in row] for row in rows], right - {0})
-    return f"{shown}\n\n[CSV](benchmarks/{path.name})"
-
-
-def _bold(cell: str) -> str:
-    """Of a cell such as ``80.52 / 80.86*`` the number before the asterisk, of words all of them.
-
-    >>> _bold("80.52 / 80.86*"), _bold("One-A+, all classes*")
-    ('80.52 / **80.86**', '**One-A+, all classes**')
-    """
-    found = re.sub(r"(\d[\d.,]*)\*", r"**\1**", cell)
-    return f"**{found[:-1]}**" if found.endswith("*") and not found.endswith("**") else found
-
-
 GENERATED: dict[str, Callable[[], str]] = {
     "results-cifar100": lambda: methods("cifar100"),
     "results-cub200": lambda: methods("cub200"),
@@ -323,7 +297,6 @@ GENERATED: dict[str, Callable[[], str]] = {
     "surprise-gating-records": lambda: answered(decisions.gating_in_records()),
     "surprise-gating": lambda: answered(decisions.gating()),
     "gpu-turns": lambda: table(*turns.cells(), words=2),
-    **{name: partial(trials, path) for name, path in TRIALS.items()},
     "chart-frontier": frontier.frontier,
     **{f"chart-{name}": draw for name, draw in charts.CHARTS.items()},
 }

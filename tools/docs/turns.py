@@ -7,7 +7,7 @@ import csv
 from pathlib import Path
 from typing import NamedTuple
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks/speed"
 _LATER, _WHOLE = "training, later epochs", "training, 20 epochs with the first"
 _TIMM = "one image, {}, ours / timm"
 _TODAY = ("-frozen", "-stream")  # the runs of today's code; the others measured what it was then
@@ -20,7 +20,7 @@ _FROZEN = "all blocks for a fifth of the epochs, then the last 8, tokens kept, h
 
 
 class Row(NamedTuple):
-    """A line of the table, and where its figures are: file (after ``turns-nvidia-h200``), section, figure, side."""
+    """A line of the table, and where its figures are: file (after ``gpu_turns-nvidia-h200``), section, figure, side."""
 
     words: str
     way: str
@@ -54,7 +54,7 @@ ROWS = (
 
 def median(file: str, section: str, what: str, side: str) -> float:
     """A figure of one side."""
-    with (BENCHMARKS / f"turns-nvidia-h200{file}.csv").open(encoding="utf-8") as lines:
+    with (BENCHMARKS / f"gpu_turns-nvidia-h200{file}.csv").open(encoding="utf-8") as lines:
         (found,) = (
             float(line["value"])
             for line in csv.DictReader(lines)

@@ -5,7 +5,7 @@
 
 is what ``make results`` runs before it builds the site. It renews, from the committed records: the tables below
 docs/results, the pictures, and whatever stands between ``<!-- written: NAME -->`` and ``<!-- end -->`` in README and
-docs. With ``--made``, finished records of benchmarks/results_grid.py are brought into docs/results first. What can wait
+docs. With ``--made``, finished records of tools/results_grid.py are brought into docs/results first. What can wait
 for the site is not written but generated when it is built (``<!-- generated: NAME -->``, tools/docs/hooks.py).
 """
 
@@ -160,7 +160,7 @@ def parts() -> str:
 
 def demo() -> str:
     """What `onea demo` printed at its end, on two cores."""
-    return f"```text\n{(ROOT / 'benchmarks/demo-amd-epyc-2.txt').read_text('utf-8')}```"
+    return f"```text\n{(ROOT / 'benchmarks/speed/demo-amd-epyc-2.txt').read_text('utf-8')}```"
 
 
 # of the pages
@@ -207,7 +207,7 @@ def ranged(values: Iterable[float], digits: int = 0) -> str:
 
 def answering() -> str:
     """How much longer an answer takes than One-A's, in percent."""
-    with (ROOT / "benchmarks/answering-nvidia-h200.csv").open(encoding="utf-8") as file:
+    with (ROOT / "benchmarks/speed/answering-nvidia-h200.csv").open(encoding="utf-8") as file:
         return ranged((100 * (float(line["ratio"]) - 1) for line in csv.DictReader(file)), digits=1)
 
 
@@ -358,7 +358,7 @@ def main() -> None:
     parser.add_argument("--made", type=Path, help="a folder of finished runs, to be brought into docs/results first")
     given = parser.parse_args()
     if given.made:
-        grid = ROOT / "benchmarks" / "results_grid.py"
+        grid = ROOT / "tools/results_grid.py"
         subprocess.run([sys.executable, str(grid), "collect", str(given.made)], check=True)
     made = rendered.made()
     for path in sorted(made.rglob("*")):

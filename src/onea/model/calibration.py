@@ -115,7 +115,7 @@ def distribution(
 ENOUGH = 20  # known images that say where 5 % lie; with fewer held out, training images have a say too
 _FOLDS = 10  # a tenth fewer images of a class than in the end; with a fifth fewer, they are noticeably less familiar
 # Photos of a series were taken on one day, and people ask about photos of other days. Where most photos are in series,
-# probabilities are fitted to images judged without a quarter of their class, not a tenth (docs/research.md).
+# probabilities are fitted to images judged without a quarter of their class, not a tenth (research/README.md).
 _FOLDS_OF_SERIES, _MOST = 4, 0.5
 # How many are kept of one class; so that many classes take little room, of all; and nevertheless of each.
 MOST_MARGINS, _ALL_MARGINS, _LEAST_MARGINS = 64, 2048, 8

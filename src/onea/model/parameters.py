@@ -125,12 +125,12 @@ def options_among(params: Mapping[str, Any]) -> dict[str, Any]:
 
 PRESETS = ("auto", "thorough", "paper")
 # What differs from One-A+ in research runs, because a person waits: fewer epochs, and an update trains the adapter only
-# if it brings as many classes as the adapter has seen, or more. Chosen on photos held out (docs/research.md).
+# if it brings as many classes as the adapter has seen, or more. Chosen on photos held out (research/README.md).
 _VIEWS = {"views": 3}
 _THOROUGH = _VIEWS | {"epochs": 8, "min_share": 0.5}
 # A fifth of that work: adapters in the upper blocks, whose input is computed once for each view, and half of
 # the patches in a training step. It costs a point at most after many updates, and up to two where all classes come at
-# once (docs/research.md). Crops help classes of few photos; with 50 each they only take time, with 150 they
+# once (research/README.md). Crops help classes of few photos; with 50 each they only take time, with 150 they
 # cost accuracy.
 _AUTO = _THOROUGH | {"epochs": 3, "batch_size": 32, "patch_drop_rate": 0.5}
 _AUTO |= {"views": 2, "cached_views": 2, "enough_images": 50}

@@ -45,7 +45,7 @@ def depth_for_models(backbone: str) -> int:
     """The number of blocks that models use of a network; 0 is all.
 
     The last block of the smaller embedded network was trained to tell 200 classes apart, and tells others apart less
-    well than the one before it, by six points even after training (docs/research.md).
+    well than the one before it, by six points even after training (research/README.md).
 
     >>> depth_for_models("fast"), depth_for_models("vit_base_patch16_224.augreg_in21k")
     (5, 0)

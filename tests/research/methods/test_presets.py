@@ -113,9 +113,9 @@ def test_a_record_tells_what_the_rule_looked_at(tiny_run, tmp_path: Path) -> Non
     assert shape_in(record).images == record["data"]["train_images"]
 
 
-@pytest.mark.skipif(not (ROOT / "benchmarks/preset-trials.csv").exists(), reason="no trials yet")
+@pytest.mark.skipif(not (ROOT / "benchmarks/presets/trials.csv").exists(), reason="no trials yet")
 def test_base_rates_are_those_that_the_trials_speak_for() -> None:
-    choice = script("preset_choice", "benchmarks")
+    choice = script("preset_choice", "benchmarks/presets")
     rows = choice.read_rows(choice.TRIALS)
     for name in TRAINED:
         scores = choice.mean_scores(rows, name)

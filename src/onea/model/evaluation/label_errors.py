@@ -17,7 +17,7 @@ from onea.model.calibration import fit_temperature
 from onea.model.learning.series import groups_by_class
 from onea.model.learning.update_images import FEW
 
-# Chosen on the Grocery photos (benchmarks/check_labels.py).
+# Chosen on the Grocery photos (benchmarks/models/check_labels.py).
 SERIES = 24  # of a class at most: a series is a few photos taken one after the other
 NEIGHBOURS = 5
 _SHARPNESS = 0.1  # a neighbour whose cosine is that much larger counts e times as much

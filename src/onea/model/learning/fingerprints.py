@@ -4,7 +4,7 @@
 A fingerprint reveals the average colour and the contrast of its photo and, to whoever has a copy, that the photo was
 taught, which is what it is for. Its layout bits are made so that no blurred picture can be drawn from them: each tells
 whether the signs of two frequencies differ and not what they are, so either sign of a frequency remains as likely as
-before. ``benchmarks/fingerprints.py`` measures what decoders make of fingerprints.
+before. ``benchmarks/privacy/fingerprints.py`` measures what decoders make of fingerprints.
 """
 
 from __future__ import annotations

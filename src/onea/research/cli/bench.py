@@ -33,9 +33,9 @@ def bench(
         ),
     ] = False,
     out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="Folder of the CSV.", show_default="benchmarks/ if it exists, else here"),
-    ] = None,
+        Path,
+        typer.Option("--out", "-o", help="Folder of the CSV.", show_default="here"),
+    ] = Path(),
     **given: Any,
 ) -> None:
     """Measure training, inference, merge, memory and growth, next to plain baselines in the same run.
@@ -61,14 +61,13 @@ def bench(
     if given.get("quick"):
         given.setdefault("seconds", BenchConfig.seconds / 10)
     config = build(BenchConfig, given)
-    folder = out or (Path("benchmarks") if Path("benchmarks").is_dir() else Path())
-    check_writable(folder)
+    check_writable(out)
     console = Console(stderr=True)
     with console.status("preparing") as status:
         on_status = status.update
         if data:
-            result = stream_bench(config, data, folder, on_status)
+            result = stream_bench(config, data, out, on_status)
         else:
             result = export_bench(config, on_status) if export else measure(config, on_status)
     print_result(result)
-    print(result.write(folder))
+    print(result.write(out))

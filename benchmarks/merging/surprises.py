@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Does One-A's alignment ever help, and why does gating raise forgetting? Runs that differ in the merge alone.
+
+    python benchmarks/merging/surprises.py run shuffled --seed 1 --data folder:cub200 --out found
+    python benchmarks/merging/surprises.py gather found benchmarks/merging/surprises.csv
+
+``run`` takes one setting (a stream, a rank, a start) and one seed through every merge below. They share their adapters,
+which are trained once, so a difference is the merge's alone. It leaves ``found/SETTING-seedN.csv``; the same command
+again continues. ``gather`` puts all of them into the file that the page of results is made from.
+
+Merges: ``mean`` is the class-weighted mean, ``aligned`` adds alignment, ``gated`` is One-A. ``even`` moves every matrix
+as far as the gates would, but all directions alike; ``old-gated`` has gates only where the base is what was learned
+before.
+
+Columns: ``fall_new`` and ``fall_old`` are the points of accuracy that earlier tasks lose in merges whose base is the
+new task or all earlier ones; ``inside`` is the share of the smaller side that alignment leaves of an up-projection,
+``closeness`` the mean squared cosine of the principal angles, ``chance`` what both would be for random adapters;
+``opening`` is how far the gates let a matrix go, as a share of the way without them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from onea.files import write_atomically
+from onea.metrics import fall_per_step
+from onea.research.record import Record
+
+_PLAIN = {"gating": False}
+MERGES: dict[str, dict[str, Any]] = {
+    "mean": {"alignment": False, **_PLAIN},
+    "aligned": _PLAIN,
+    "gated": {},
+    "even": {"even_gates": True},
+    "old-gated": {"gated_base": "accumulated"},
+}
+COLUMNS = (
+    *("data", "setting", "seed", "merge", "A_T", "mean_A", "F", "fall_new", "fall_old", "merges_new"),
+    *("inside", "closeness", "chance", "opening_down", "opening_up", "first_task", "tasks", "rank", "start"),
+    *("learning_rate", "epochs", "preset", "finished", "device", "precision", "onea"),
+)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A stream and how adapters are trained on it.
+
+    Attributes:
+        options: of the run, beside those of the merge.
+        seeds: those that make sense: of shuffled streams, whose first task has ten classes or more.
+        merges: those that are made.
+    """
+
+    options: Mapping[str, Any]
+    seeds: tuple[int, ...] = (1, 2, 3, 4, 5)
+    merges: Sequence[str] = field(default=tuple(MERGES))
+
+
+_SHUFFLED = (1, 5, 7, 9, 11)  # of CUB-200 in 20 tasks, gamma 0.01: first tasks of 20 to 32 classes
+_LATE = "20,5,5,5,5,5,5,80,6,6,6,6,6,6,6,6,6,6,5,5"  # 80 classes meet 50
+_ONE_FIRST = "1,40,2,32,1,25,2,20,2,16,2,13,3,10,3,8,4,7,4,5"
+SETTINGS = {
+    "shuffled": Setting({"tasks": 20}, _SHUFFLED),
+    "large task late": Setting({"sizes": _LATE}),
+    "descending": Setting({"tasks": 20, "order": "descending"}),
+    "one class first": Setting({"sizes": _ONE_FIRST}),
+    "balanced": Setting({"tasks": 20, "stream": "balanced"}),
+    "50 tasks": Setting({"tasks": 50, "stream": "balanced"}),
+    "rank 4": Setting({"tasks": 20, "rank": 4}, _SHUFFLED),
+    "rank 16": Setting({"tasks": 20, "rank": 16}, _SHUFFLED),
+    "rank 256": Setting({"tasks": 20, "rank": 256}, _SHUFFLED),
+    "shared start": Setting({"tasks": 20, "start": "shared"}, _SHUFFLED),
+    # Here a merge decides what the next adapter starts from, so nothing is shared and every merge trains anew.
+    "merged start": Setting({"tasks": 20, "start": "merged"}, _SHUFFLED[:3], ("mean", "aligned", "gated")),
+}
+
+
+def row(setting: str, merge: str, record: Record) -> dict[str, Any]:
+    """What one run says."""
+    metrics, options, sizes = record["metrics"], record["options"], record["stream"]["sizes"]
+    told = [task["merge"] for task in record["tasks"][1:]]
+    falls = [(made["base"], fall) for made, fall in zip(told, fall_per_step(_floats(metrics["matrix"])), strict=True)]
+    found: dict[str, Any] = {"data": record["data"]["name"], "setting": setting, "merge": merge}
+    found |= {"seed": record["config"]["seed"]} | {name: metrics[name] for name in ("A_T", "mean_A", "F")}
+    found["fall_new"] = sum(float(fall) for base, fall in falls if base == "new")
+    found["fall_old"] = sum(float(fall) for base, fall in falls if base != "new")
+    found["merges_new"] = sum(base == "new" for base, _ in falls)
+    kinds = {kind: [made["analysis"][kind] for made in told] for kind in ("down", "up")}
+    found |= {name: fmean(each[name] for each in kinds["up"]) for name in ("inside", "closeness")}
+    found["chance"] = min(1.0, options["rank"] / record["backbone"]["width"])
+    found |= {f"opening_{kind}": fmean(each["opening"] for each in every) for kind, every in kinds.items()}
+    found |= {"first_task": sizes[0], "tasks": len(sizes), "preset": record["config"]["preset"]}
+    found |= {name: options[name] for name in ("rank", "start", "learning_rate", "epochs")}
+    where = record["environment"]
+    found |= {"finished": record["dates"]["finished"], "device": where["accelerator"] or where["processor"]}
+    found |= {"precision": record["runtime"]["precision"], "onea": where["onea"]}
+    return {name: round(value, 4) if isinstance(value, float) else value for name, value in found.items()}
+
+
+def _floats(matrix: Sequence[Sequence[float | None]]) -> list[list[float]]:
+    return [[float("nan") if value is None else value for value in line] for line in matrix]
+
+
+def make(name: str, seed: int, given: Mapping[str, Any], out: Path, runs: Path) -> Path:
+    """Run one setting with every merge of it, unless that has been done; returns the file with a row for each."""
+    from onea.learner.merged_adapter import AdapterCache
+    from onea.research.runs.config import make_config
+    from onea.research.runs.runner import run
+
+    stem = f"{name.replace(' ', '-')}-seed{seed}"
+    file = out / f"{stem}.csv"
+    if file.exists():
+        return file
+    setting, adapters, rows = SETTINGS[name], AdapterCache(), []
+    for merge in setting.merges:
+        config = make_config({"method": "one-a", "seed": seed, **setting.options, **MERGES[merge], **given})
+        rows.append(row(name, merge, run(config, runs / f"{stem}-{merge}", adapter_cache=adapters, wait=True)))
+        print(
+            {key: rows[-1][key] for key in ("setting", "seed", "merge", "A_T", "F", "fall_new", "inside")}, flush=True
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    _write(file, rows)
+    return file
+
+
+def gather(found: Path, file: Path) -> int:
+    """All rows below a folder in one file, in the order of the settings; returns how many."""
+    rows = [line for part in sorted(found.glob("*-seed*.csv")) for line in _read(part)]
+    places = {name: place for place, name in enumerate(SETTINGS)}
+    merges = {name: place for place, name in enumerate(MERGES)}
+    rows.sort(key=lambda line: (line["data"], places[line["setting"]], int(line["seed"]), merges[line["merge"]]))
+    _write(file, rows)
+    return len(rows)
+
+
+def jobs(data: str, options: str) -> list[str]:
+    """Every run as a command: of all settings the first three seeds, then the others."""
+    found = []
+    for seeds in (slice(0, 3), slice(3, None)):
+        for name, setting in SETTINGS.items():
+            for seed in setting.seeds[seeds]:
+                command = f"python benchmarks/merging/surprises.py run '{name}' --seed {seed} --data {data} {options}"
+                found.append(command)
+    return found
+
+
+def _read(file: Path) -> list[dict[str, str]]:
+    with file.open(newline="", encoding="utf-8") as stream:
+        return list(csv.DictReader(stream))
+
+
+def _write(file: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_atomically(file, text.getvalue().encode())
+
+
+def main() -> None:
+    """Run a setting, gather what was found, or list all commands."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ways = parser.add_subparsers(dest="way", required=True)
+    running = ways.add_parser("run", help="one setting, one seed, every merge")
+    running.add_argument("setting", choices=SETTINGS)
+    running.add_argument("--seed", type=int, required=True)
+    running.add_argument("--data", required=True)
+    running.add_argument("--backbone", default="vit_small_patch14_112")
+    running.add_argument("--out", type=Path, required=True)
+    running.add_argument("--runs", type=Path, help="where records and checkpoints go (default: OUT/runs)")
+    running.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="further options of the runs")
+    gathering = ways.add_parser("gather", help="all rows into one file")
+    gathering.add_argument("found", type=Path)
+    gathering.add_argument("file", type=Path)
+    listing = ways.add_parser("list", help="the commands of all runs")
+    listing.add_argument("--data", default="folder:cub200")
+    listing.add_argument("--options", default="--out found")
+    given = parser.parse_args()
+    if given.way == "run":
+        extra = dict(pair.split("=", 1) for pair in given.set)
+        options = {"data": given.data, "backbone": given.backbone, **extra}
+        print(make(given.setting, given.seed, options, given.out, given.runs or given.out / "runs"))
+    elif given.way == "gather":
+        print(f"{gather(given.found, given.file)} rows in {given.file}")
+    else:
+        print("\n".join(jobs(given.data, given.options)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the trials of tune_presets.py say: rows, scores, and the base rate of each method."""
+
+from __future__ import annotations
+
+import csv
+import inspect
+import math
+import os
+import re
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from onea.learner.options import TrainingOptions
+from onea.research.methods import METHODS
+from onea.research.methods.contract import Method
+
+TRIALS = Path(__file__).with_name("trials.csv")
+SIX = frozenset(("one-a-plus", "one-a", "joint", "mos", "ranpac-first"))  # methods with six rates; others have three
+STEPS = {3: 2.5, 6: 1.8}  # from one rate to the next, by their number
+EXTENSIONS = 3  # rates that are added at most, one after the other
+WORST = 10.0  # points below a method's best from which on it does not matter how bad a rate is
+COLUMNS = (
+    *("data", "method", "learning_rate", "draw", "batch_size", "epochs", "held_out_A_T", "frozen_A_T", "seconds"),
+    *("task_sizes", "train_images", "held_out_images", "error"),
+)
+
+
+def trained_methods() -> dict[str, type[Method]]:
+    """The methods that have a learning rate, by name."""
+    return {name: kind for name, kind in METHODS.load_all().items() if issubclass(kind.Options, TrainingOptions)}
+
+
+def number_of_rates(method: str) -> int:
+    """How many rates a method is tried with, before any at the edges."""
+    return 6 if method in SIX else 3
+
+
+def first_rates(method: str, centre: float) -> list[float]:
+    """The rates around one, at equal steps.
+
+    >>> first_rates("ease", 0.01), first_rates("one-a", 0.1)
+    ([0.004, 0.01, 0.025], [0.02301, 0.04141, 0.07454, 0.1342, 0.2415, 0.4347])
+    """
+    number = number_of_rates(method)
+    return [float(f"{centre * STEPS[number] ** (place - (number - 1) / 2):.4g}") for place in range(number)]
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """All rows that there are; a last line that a kill has cut short does not count."""
+    if not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return [row for row in csv.DictReader(file) if None not in row.values()]
+
+
+def mean_scores(rows: Iterable[dict[str, str]], method: str, draws: int | None = None) -> dict[float, float]:
+    """Mean held-out accuracy of every rate that a method was tried with on the first draw of all datasets.
+
+    Further draws count where all these rates were tried on all datasets; ``draws`` is how many are looked at, by
+    default all. A rate that diverged, or is much worse than the best, counts as ten points below it: how far a cliff
+    falls says nothing about where to stand.
+    """
+    found: dict[int, dict[str, dict[float, float]]] = defaultdict(lambda: defaultdict(dict))
+    for row in rows:
+        if row["method"] == method and (row["held_out_A_T"] or "loss" in row["error"]):
+            value = float(row["held_out_A_T"] or 0)
+            rate, draw = float(row["learning_rate"]), int(row["draw"])
+            found[draw][row["data"]][rate] = value if math.isfinite(value) else 0.0
+    first = list(found[0].values())
+    common = set.intersection(*(set(of) for of in first)) if first else set()
+    if not common:
+        return {}
+    streams = [
+        of
+        for draw in sorted(found)[:draws]
+        if set(found[draw]) == set(found[0]) and all(common <= set(of) for of in found[draw].values())
+        for of in found[draw].values()
+    ]
+    floors = [max(of.values()) - WORST for of in streams]
+    return {
+        rate: statistics.fmean(max(of[rate], floor) for of, floor in zip(streams, floors, strict=True))
+        for rate in sorted(common)
+    }
+
+
+def smoothed(scores: dict[float, float]) -> list[float]:
+    """Scores in the order of the rates, each with half of the weight on its neighbours; an edge is its own neighbour.
+
+    >>> smoothed({0.1: 40.0, 0.2: 60.0, 0.4: 40.0})
+    [45.0, 50.0, 45.0]
+    """
+    raw = [scores[rate] for rate in sorted(scores)]
+    padded = [raw[0], *raw, raw[-1]]
+    return [(left + 2 * here + right) / 4 for left, here, right in zip(padded, raw, padded[2:], strict=False)]
+
+
+def top_of(scores: dict[float, float]) -> int:
+    """Which of the sorted rates is best, by smoothed scores."""
+    smooth = smoothed(scores)
+    return max(range(len(smooth)), key=lambda index: smooth[index])
+
+
+def choose(scores: dict[float, float]) -> float:
+    """The rate at the top of the smoothed scores, between rates by a parabola.
+
+    >>> choose({0.1: 50.0, 0.2: 60.0, 0.4: 70.0, 0.8: 60.0, 1.6: 50.0})
+    0.4
+    """
+    rates, smooth, top = sorted(scores), smoothed(scores), top_of(scores)
+    place = math.log(rates[top])
+    if 0 < top < len(rates) - 1:
+        left, here, right = smooth[top - 1 : top + 2]
+        bend = left - 2 * here + right
+        shift = 0.5 * (left - right) / bend if bend < 0 else 0.0
+        place += shift * (math.log(rates[top + 1]) - math.log(rates[top - 1])) / 2
+    return float(f"{math.exp(place):.2g}")
+
+
+def next_rate(scores: dict[float, float], first: int) -> float | None:
+    """One more rate where the best is the first or the last, and there are not too many already.
+
+    Args:
+        scores: so far.
+        first: the number of rates that were tried first.
+    """
+    if not first <= len(scores) < first + EXTENSIONS:
+        return None
+    rates, top = sorted(scores), top_of(scores)
+    wanted = rates[0] / STEPS[first] if top == 0 else rates[-1] * STEPS[first] if top == len(rates) - 1 else None
+    return None if wanted is None else float(f"{wanted:.4g}")
+
+
+def append(path: Path, row: dict[str, Any]) -> None:
+    """One more line, on disk when this returns."""
+    before = path.read_bytes() if path.exists() else b""
+    new = not before
+    with path.open("a", newline="", encoding="utf-8") as file:
+        if before and not before.endswith(b"\n"):  # a kill has cut the last line short
+            file.write("\n")
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        if new:
+            writer.writeheader()
+        writer.writerow(row)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def tell(trials_file: Path, write: bool) -> None:
+    """Print the rate of each method, and write them into the classes if asked to."""
+    rows = read_rows(trials_file)
+    trials = Counter(row["method"] for row in rows)
+    print(f"{'method':22} {'rate':>9} {'now':>9} {'A_T':>6} {'frozen':>6} {'trials':>6}")
+    for name, kind in trained_methods().items():
+        scores = mean_scores(rows, name)
+        if len(scores) < (needed := number_of_rates(name)):
+            print(f"{name:22} has {len(scores)} rates that were tried on every dataset; it needs {needed}")
+            continue
+        rate, edge = choose(scores), top_of(scores) in (0, len(scores) - 1)
+        streams = {(row["data"], row["draw"]): float(row["frozen_A_T"]) for row in rows if row["method"] == name}
+        frozen = statistics.fmean(streams.values())
+        print(
+            f"{name:22} {rate:9.2g} {kind.base_learning_rate or 0:9.2g} {max(scores.values()):6.2f} {frozen:6.2f} "
+            f"{trials[name]:6}{'  at an edge' if edge else ''}"
+        )
+        if write:
+            write_rate(kind, rate)
+
+
+def write_rate(kind: type[Method], rate: float) -> None:
+    """Put a base rate into the class that it belongs to."""
+    file = Path(inspect.getfile(kind))
+    before, head, body = file.read_text("utf-8").partition(f"\nclass {kind.__name__}(")
+    assignment = r"(    base_learning_rate: ClassVar\[float \| None\] = ).*"
+    changed, times = re.subn(assignment, rf"\g<1>{rate!r}", body, count=1)
+    if times != 1 or "base_learning_rate" not in vars(kind):
+        raise SystemExit(f"{kind.__name__} has no base_learning_rate of its own")
+    file.write_text(before + head + changed, "utf-8")

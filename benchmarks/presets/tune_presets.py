@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Find the base learning rate of every method on a network, on training images only.
+
+    python benchmarks/presets/tuning_data.py cifar100=DIR cub200=DIR --draws 3 --to DRAWN
+    python benchmarks/presets/tune_presets.py DRAWN --backbone NAME:FILE --image-size 112 --scale 0.4 --workers 16
+    python benchmarks/presets/tune_presets.py --choose [--write]
+
+A trial learns the first tasks of a stream and answers images that are held out of the training side. Epochs and batch
+size are those of the default preset's rule. Every method gets rates around its present one (six for One-A+, One-A,
+joint training, MOS and RanPAC, three for others), on each dataset; where the best of them (mean over the datasets) is
+the first or the last, one more in that direction, up to three times. Then all its rates are tried on the next draw of
+the streams. ``--scale`` is by how much the steps of SGD are smaller on this network than on the one before; Adam's
+stay, as they do not depend on the size of gradients.
+
+Trials run in processes that share the GPU: those of the first draw first, of these those of methods with six rates,
+the longest first. Each ends as a row of ``--trials``; the same command goes on where it was stopped. Draws that come
+into the folder are taken up. ``--choose`` reads the rows and prints the rate of each method, ``--write`` puts them into
+the classes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import multiprocessing
+import os
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from preset_choice import (
+    COLUMNS,
+    SIX,
+    TRIALS,
+    append,
+    first_rates,
+    mean_scores,
+    next_rate,
+    number_of_rates,
+    read_rows,
+    tell,
+    trained_methods,
+)
+from tuning_data import Material, draws_in, material_of
+
+from onea.errors import OneaError
+from onea.options import build
+from onea.research.methods import METHODS
+from onea.research.methods.contract import Method
+from onea.research.methods.presets import preset_options
+from onea.research.runs.executors import multi_process_service
+from onea.research.streams import Stream
+
+BACKBONE = "vit_small_patch14_112"
+RANDOM_FEATURES = 1000
+ADAM = frozenset(("aper-finetune", "l2p", "dualprompt", "coda-prompt", "inflora"))
+# Work beside one forward and backward pass per image and epoch, roughly; only the order of the trials depends on it.
+WEIGHTS = {"sema": 6.0, "joint": 3.0, "cl-lora": 2.0, "mos": 1.5, "l2p": 1.5, "dualprompt": 1.5, "coda-prompt": 1.5}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A method with a learning rate, on a draw of a dataset."""
+
+    data: str
+    method: str
+    rate: float
+    draw: int
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What tells it from the others in a row of text."""
+        return self.data, self.method, f"{self.rate:.4g}", str(self.draw)
+
+
+def options_of(material: Material, method: str, rate: float) -> Any:
+    """Those of the default preset with another rate; RanPAC has fewer random features, or it would take longest."""
+    kind = METHODS.load(method)
+    values = preset_options(method, "auto", material.shape) | {"learning_rate": rate}
+    few = {"random_features": RANDOM_FEATURES} if hasattr(kind.Options, "random_features") else {}
+    return build(kind.Options, values | few)
+
+
+class Bench:
+    """What a worker keeps between trials: the network, and the images of each dataset on its device."""
+
+    def __init__(self, backbone: str, image_size: int | None, device: str) -> None:
+        from onea.runtime import make_runtime
+        from onea.vit.backbones import load_backbone
+
+        self.materials: dict[tuple[str, int], Material] = {}
+        self.runtime = make_runtime(device, threads=1)
+        self.vit = load_backbone(backbone, image_size)
+        self.vit.keep_matrices_in(self.runtime.dtype, self.runtime.fp8).to(self.runtime.device)
+        self._sides: dict[tuple[str, int], Any] = {}
+        self._frozen: dict[tuple[str, int], float] = {}
+
+    def run(self, trial: Trial, material: Material) -> dict[str, Any]:
+        """A row about a trial."""
+        which, started = (trial.data, trial.draw), time.perf_counter()
+        self.materials[which] = material
+        options = options_of(material, trial.method, trial.rate)
+        found = {"A_T": "", "error": ""}
+        try:
+            found["A_T"] = f"{self._accuracy(trial.method, options, which):.2f}"
+        except OneaError as error:  # the loss is not finite: as good an answer as any
+            found["error"] = " ".join(str(error).split())[:80]
+        seconds = time.perf_counter() - started
+        if which not in self._frozen:
+            kind = METHODS.load("simplecil")
+            self._frozen[which] = self._accuracy("simplecil", kind.Options(), which)
+        row = (
+            *(*trial.key, options.batch_size, options.epochs, found["A_T"], f"{self._frozen[which]:.2f}"),
+            *(f"{seconds:.1f}", "-".join(map(str, material.sizes)), material.train_images, material.held_out_images),
+            found["error"],
+        )
+        return dict(zip(COLUMNS, row, strict=True))
+
+    def _accuracy(self, method: str, options: Any, which: tuple[str, int]) -> float:
+        """Percent of the held-out images of all tasks that are answered right after the last one."""
+        from onea.learner.tasks import StreamPlan
+        from onea.research.runs.evaluation import answer_tasks
+        from onea.research.runs.setup import Prepared
+
+        material = self.materials[which]
+        stream = Stream(tuple(range(sum(material.sizes))), material.sizes)
+        plan = StreamPlan(stream.classes, stream.tasks)
+        learner: Method = METHODS.load(method)(self.vit, options, self.runtime, plan)
+        train, held = self._images(which)
+        prepared = Prepared(stream, train, held, learner, {}, material.seed)
+        for index in range(stream.tasks):
+            learner.learn(prepared.task(index))
+        found = answer_tasks(learner, held, prepared.class_ranges(stream.tasks - 1), material.seed)
+        return 100 * float((next(iter(found.answers.values())) == found.truth).double().mean())
+
+    def _images(self, which: tuple[str, int]) -> Any:
+        if which not in self._sides:
+            import torch
+
+            from onea.data.image_storage import PackedImages
+            from onea.data.transforms import Preprocess
+            from onea.research.runs.setup import Side
+
+            material = self.materials[which]
+            with np.load(material.file) as file:
+                pixels, labels, held = (file[name] for name in ("pixels", "labels", "held"))
+            preprocess = Preprocess(
+                size=self.vit.size,
+                mean=self.vit.mean,
+                std=self.vit.std,
+                geometry="direct",
+                resize=0,
+                filter="bilinear",
+                mirror=material.mirror,
+            )
+            device = self.runtime.device
+            tier = "device" if device.type == "cuda" else "host"
+            images = PackedImages(pixels, preprocess, device, tier, self.runtime.pixel_dtype)  # type: ignore[arg-type]
+            truth, out = torch.from_numpy(labels), torch.from_numpy(held)
+            self._sides[which] = [Side(images, truth, torch.nonzero(part).flatten()) for part in (~out, out)]
+        return self._sides[which]
+
+
+def work(connection: Connection, backbone: str, image_size: int | None, device: str) -> None:
+    """The life of a worker: trials come one by one, and a row goes back for each."""
+    bench = Bench(backbone, image_size, device)
+    while (given := connection.recv()) is not None:
+        connection.send(bench.run(*given))
+
+
+def run_all(waiting: list[Trial], material: Any, start: Any, workers: int, deadline: float) -> Iterator[Any]:
+    """Each trial with its row as it comes, until none waits; whoever gets one may add trials.
+
+    A trial whose worker dies has no row, and nothing is left running at the deadline.
+    """
+    active: dict[Connection, tuple[Trial, Any]] = {}
+    idle: list[tuple[Connection, Any]] = []
+    try:
+        while (waiting or active) and time.monotonic() < deadline:
+            while waiting and len(active) < workers:
+                connection, process = idle.pop() if idle else start()
+                trial = waiting.pop(0)
+                active[connection] = trial, process
+                with contextlib.suppress(OSError):  # it died while idle: the wait below finds out
+                    connection.send((trial, material(trial)))
+            for ready in wait(list(active), timeout=max(0.0, min(1.0, deadline - time.monotonic()))):
+                connection = cast(Connection, ready)
+                trial, process = active.pop(connection)
+                try:
+                    row = connection.recv()
+                except (EOFError, OSError):
+                    process.join()
+                    yield trial, None
+                    continue
+                idle.append((connection, process))
+                yield trial, row
+    finally:
+        for connection, process in [*idle, *((one, process) for one, (_, process) in active.items())]:
+            process.kill()
+            process.join()
+            connection.close()
+
+
+class Queue:
+    """Which trials of each method come next: first rates, then rates beyond the edges, then further draws."""
+
+    def __init__(self, arguments: argparse.Namespace, place: Path) -> None:
+        wanted = arguments.methods
+        self.methods = {name: kind for name, kind in trained_methods().items() if name in (wanted or [name])}
+        self.materials: dict[tuple[str, int], Material] = {}
+        self.waiting: list[Trial] = []
+        self.open: Counter[str] = Counter()
+        self.deaths: Counter[Trial] = Counter()
+        self.known = read_rows(arguments.trials)
+        self._arguments, self._place = arguments, place
+
+    def look(self) -> None:
+        """Take up draws that have come, and plan for every method without an open trial."""
+        for which, file in draws_in(self._arguments.drawn).items():
+            if which not in self.materials and which[1] < self._arguments.draws:
+                self.materials[which] = material_of(file, self._arguments.stored_size, self._place)
+                print(f"{which}: {self.materials[which]}", flush=True)
+        for name in self.methods:
+            if not self.open[name]:
+                found = self._missing(name)
+                self.open[name] = len(found)
+                self.waiting += found
+        self.waiting.sort(key=lambda one: (one.draw, one.method not in SIX, -self.cost(one)))
+
+    def cost(self, trial: Trial) -> float:
+        """Roughly, in image passes."""
+        material = self.materials[trial.data, trial.draw]
+        options = options_of(material, trial.method, trial.rate)
+        epochs = self.methods[trial.method].epochs_per_task(options, material.sizes)
+        images = sum(size * times for size, times in zip(material.sizes, epochs, strict=True))
+        return WEIGHTS.get(trial.method, 1.0) * images * material.train_images / sum(material.sizes)
+
+    def _missing(self, name: str) -> list[Trial]:
+        """Trials that a method lacks: on one draw, all that came before being done."""
+        own = [row for row in self.known if row["method"] == name]
+        centre = (self.methods[name].base_learning_rate or 0.01) * (1 if name in ADAM else self._arguments.scale)
+        rates, first = {float(row["learning_rate"]) for row in own}, number_of_rates(name)
+        if len(rates) < first:  # otherwise a base rate that has been chosen since would move the grid
+            rates |= set(first_rates(name, centre))
+        done = {tuple(row[column] for column in COLUMNS[:4]) for row in own}
+        for draw in sorted({draw for _, draw in self.materials}):
+            streams = [data for data, of in self.materials if of == draw]
+            every = [Trial(data, name, rate, draw) for rate in sorted(rates) for data in streams]
+            if not draw and all(one.key in done for one in every):
+                more = next_rate(mean_scores(own, name, draws=1), first)
+                every += [] if more is None else [Trial(data, name, more, draw) for data in streams]
+            if found := [one for one in every if one.key not in done and self.deaths[one] < 2]:
+                return found
+        return []
+
+
+def tune(arguments: argparse.Namespace) -> None:
+    """Run whatever is missing."""
+    deadline = time.monotonic() + arguments.limit_seconds
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the workers
+    with tempfile.TemporaryDirectory() as place, multi_process_service(arguments.device != "cpu") as service:
+        os.environ.update(service)
+        print("with" if service else "without", "NVIDIA MPS", flush=True)
+        context = multiprocessing.get_context("spawn")
+
+        def start() -> tuple[Connection, Any]:
+            ours, theirs = context.Pipe()
+            given = theirs, arguments.backbone, arguments.image_size, arguments.device
+            process = context.Process(target=work, args=given, daemon=True)
+            process.start()
+            theirs.close()  # so that its death closes the pipe
+            return ours, process
+
+        begun, queue = time.monotonic(), Queue(arguments, Path(place))
+        queue.look()
+        passes = sum(map(queue.cost, queue.waiting)) / 1e6
+        print(f"{len(queue.waiting)} trials at first, about {passes:.1f} million image passes", flush=True)
+
+        def material(trial: Trial) -> Material:
+            return queue.materials[trial.data, trial.draw]
+
+        for trial, row in run_all(queue.waiting, material, start, arguments.workers, deadline):
+            queue.open[trial.method] -= 1
+            if row is None:
+                queue.deaths[trial] += 1
+                print(f"{trial} died with its process", flush=True)
+            else:
+                append(arguments.trials, row)
+                queue.known.append({name: str(value) for name, value in row.items()})
+                print(f"{time.monotonic() - begun:6.0f} s  {','.join(queue.known[-1].values())}", flush=True)
+            queue.look()
+        print("time is up; the same command goes on from here" if time.monotonic() >= deadline else "done", flush=True)
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("drawn", nargs="?", type=Path, help="folder with what tuning_data.py has drawn")
+    parser.add_argument("--methods", nargs="+", help="only these")
+    parser.add_argument("--trials", type=Path, default=TRIALS)
+    parser.add_argument("--workers", type=int, default=15)
+    parser.add_argument("--limit-seconds", type=float, default=400.0)
+    parser.add_argument("--draws", type=int, default=100, help="streams of each dataset, at most")
+    parser.add_argument("--backbone", default=BACKBONE)
+    parser.add_argument("--image-size", type=int, help="side of the network's input, if not its own")
+    parser.add_argument("--scale", type=float, default=1.0, help="of the rates of SGD, against the present ones")
+    parser.add_argument(
+        "--stored-size", type=int, default=128, help="side of stored images: the network's input x 8 / 7"
+    )
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--choose", action="store_true", help="tell the rates that the trials speak for")
+    parser.add_argument("--write", action="store_true", help="with --choose: put them into the classes")
+    arguments = parser.parse_args()
+    if arguments.choose:
+        tell(arguments.trials, arguments.write)
+    elif arguments.drawn:
+        tune(arguments)
+    else:
+        parser.error("give a folder with drawn images, or --choose")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the features of a photo, some of which a model keeps, reveal of it.
+
+    python benchmarks/privacy/features.py --data grocery/train grocery/test --out FILE.csv
+
+As in ``fingerprints.py``: whoever tries to draw photos has those of the first folder with their features, fits decoders
+to grey pictures of 32 x 32 pixels, and is judged by photos of the second folder. And whoever has a photo that was saved
+again (JPEG, half the size) looks for the nearest features among those of all photos of the second folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from fingerprints import FIELDS, copied, correlation, drawn, grey, pixels
+from torch import Tensor
+from torch.nn import functional as F
+
+from onea.data.image_files import in_threads
+from onea.model.engine import Engine
+from onea.model.learning.images import find_images
+from onea.vit.embedded import DEFAULT
+from onea.vit.hooks import NO_HOOKS
+
+
+def some(folder: Path, most: int) -> list[Path]:
+    """Photos of a folder, evenly drawn from it."""
+    files = find_images(folder)
+    return files[:: max(1, len(files) // most)][:most]
+
+
+def read(files: list[Path], engine: Engine, how: Callable[[Path], np.ndarray]) -> tuple[Tensor, Tensor]:
+    """The features of photos, as models keep them, and the grey pictures."""
+    features, pictures = [], []
+    for start in range(0, len(files), 64):
+        images = np.stack(list(in_threads(how, files[start : start + 64])))
+        features.append(engine.features(images, NO_HOOKS).bfloat16().float())
+        pictures.append(grey(images))
+        print(f"{start + len(images)} of {len(files)}", flush=True)
+    return torch.cat(features), torch.cat(pictures)
+
+
+def main() -> None:
+    """Measure it and write it down."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, nargs=2, required=True, help="two folders of photos")
+    parser.add_argument("--photos", type=int, nargs=2, default=(1500, 500), help="of each folder, at most")
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    engine = Engine(DEFAULT, "auto", "fp32", 0, True)
+    files = [some(folder, most) for folder, most in zip(args.data, args.photos, strict=True)]
+    known, given = (read(part, engine, pixels) for part in files)
+    mean, true, count = known[1].mean(0), given[1], len(given[1])
+    rows = [("mean picture alone: correlation", count, correlation(mean.expand_as(true), true))]
+    for decoder, pictures in drawn(known[0], given[0], known[1]).items():
+        name = f"features, {decoder} decoder: correlation"
+        rows.append((name, count, max(correlation(picture + mean, true) for picture in pictures)))
+        rows.append((f"{name} less the mean picture", count, max(correlation(each, true - mean) for each in pictures)))
+    again, _ = read(files[1], engine, partial(copied, "JPEG", 60, 0.5))
+    nearest = (F.normalize(again, dim=1) @ F.normalize(given[0], dim=1).T).argmax(1)
+    found = float((nearest == torch.arange(count)).float().mean())
+    rows.append(("features: share of photos found by a copy", count, found))
+    with args.out.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(FIELDS)
+        writer.writerows((name, photos, round(value, 4)) for name, photos, value in rows)
+
+
+if __name__ == "__main__":
+    main()

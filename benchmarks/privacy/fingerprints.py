@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the fingerprint of a photo reveals, how many copies it finds, and how many other photos it takes for copies.
+
+    python benchmarks/privacy/fingerprints.py --data grocery/train grocery/test cub200/train cub200/test --out FILE.csv
+
+Each folder holds photos, anywhere below it. Whoever tries to draw photos from their fingerprints has the photos of the
+first folder and all fingerprints. He fits decoders to grey pictures of 32 x 32 pixels and is judged by the photos of
+the second folder: by the mean over these of the correlation of a drawn picture with the true one, once as they are and
+once less the mean picture. A decoder's settings are those that are best for him on these very photos. For comparison,
+the same decoders read the signs of the 128 frequencies themselves. Copies are made of the second folder's photos; pairs
+are those of all photos of all folders.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from collections.abc import Iterator
+from functools import partial
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional as F
+
+from onea.data.decode import fit, read_image
+from onea.data.image_files import in_threads
+from onea.model.learning.fingerprints import copies, fingerprints, same_photos
+from onea.model.learning.images import find_images
+
+FIELDS = ("what", "photos", "value")
+SIDE, SMALL = 128, 32
+COPIES = (("JPEG", 40, 0.5), ("JPEG", 80, 0.5), ("JPEG", 60, 1.0), ("JPEG", 80, 2.0), ("WEBP", 70, 0.7))
+RIDGES, WIDTHS = (1.0, 10.0, 100.0, 1000.0), (0.2, 0.5, 1.0, 2.0)  # a width in mean squared distances
+
+
+def pixels(file: Path) -> np.ndarray:
+    """A photo as a model reads it."""
+    return fit(read_image(file, at_least=SIDE), SIDE, SIDE)
+
+
+def copied(form: str, quality: int, scale: float, file: Path) -> np.ndarray:
+    """A photo that was saved again."""
+    image, content = read_image(file), BytesIO()
+    size = round(image.width * scale), round(image.height * scale)
+    image.resize(size, Image.Resampling.LANCZOS).save(content, form, quality=quality)
+    return fit(read_image(content.getvalue(), at_least=SIDE), SIDE, SIDE)
+
+
+def grey(images: np.ndarray) -> Tensor:
+    """The pictures that are to be drawn, ``[N, 1024]``."""
+    small = F.adaptive_avg_pool2d(torch.from_numpy(images).float(), SMALL)
+    return torch.einsum("nchw,c->nhw", small, torch.tensor([0.299, 0.587, 0.114])).flatten(1)
+
+
+def read(folder: Path) -> tuple[Tensor, Tensor]:
+    """The fingerprints and the grey pictures of all photos of a folder."""
+    files, prints, pictures = find_images(folder), [], []
+    for start in range(0, len(files), 256):
+        images = np.stack(list(in_threads(pixels, files[start : start + 256])))
+        prints.append(fingerprints(images))
+        pictures.append(grey(images))
+    return torch.cat(prints), torch.cat(pictures)
+
+
+def inputs(prints: Tensor) -> Tensor:
+    """All that a decoder can read in fingerprints: each bit, and each byte as a number."""
+    read = np.ascontiguousarray(prints.numpy()).view(np.uint8)
+    bits = np.unpackbits(read, axis=1) * 2.0 - 1
+    return torch.from_numpy(np.concatenate([bits, read.astype(float)], 1)).float()
+
+
+def signs(pictures: Tensor) -> Tensor:
+    """The signs of the lowest frequencies but that of the mean."""
+    step = torch.arange(SMALL, dtype=torch.float64)
+    transform = torch.cos(torch.pi * (step + 0.5) * step[:, None] / SMALL)
+    lowest = (step + step[:, None]).flatten().argsort(stable=True)[1:129]
+    coefficients = transform @ pictures.double().unflatten(1, (SMALL, SMALL)) @ transform.T
+    found: Tensor = coefficients.flatten(1)[:, lowest].sign().float()
+    return found
+
+
+def correlation(found: Tensor, true: Tensor) -> float:
+    """The mean over photos of the correlation of two pictures' pixels."""
+    found, true = (F.normalize(each - each.mean(1, keepdim=True), dim=1) for each in (found, true))
+    return float((found * true).sum(1).mean())
+
+
+def drawn(known: Tensor, given: Tensor, pictures: Tensor) -> dict[str, list[Tensor]]:
+    """What each decoder draws, less the mean picture, at all its settings: ridge regression, and one with a kernel."""
+    mean, spread = known.mean(0), known.std(0)
+    known, given = ((each - mean)[:, spread > 0] / spread[spread > 0] for each in (known, given))
+    wanted = pictures - pictures.mean(0)
+    found: dict[str, list[Tensor]] = {"linear": [], "kernel": []}
+    for ridge in RIDGES:
+        gram = known.T @ known + ridge * torch.eye(known.shape[1])
+        found["linear"].append(given @ torch.linalg.solve(gram, known.T @ wanted))
+    apart, away = torch.cdist(known, known).square(), torch.cdist(given, known).square()
+    for width in WIDTHS:
+        scale = width * apart.mean()
+        for ridge in RIDGES:
+            kernel = (-apart / scale).exp() + ridge / 10 * torch.eye(len(known))
+            found["kernel"].append((-away / scale).exp() @ torch.linalg.solve(kernel, wanted))
+    return found
+
+
+def revealed(known: tuple[Tensor, Tensor], given: tuple[Tensor, Tensor]) -> Iterator[tuple[str, int, float]]:
+    """How well photos can be drawn from fingerprints, and from signs."""
+    mean, true = known[1].mean(0), given[1]
+    yield "mean picture alone: correlation", len(true), correlation(mean.expand_as(true), true)
+    for source, pair in (
+        ("fingerprint", (inputs(known[0]), inputs(given[0]))),
+        ("128 signs", (signs(known[1]), signs(given[1]))),
+    ):
+        for decoder, pictures in drawn(*pair, known[1]).items():
+            without = max(correlation(picture, true - mean) for picture in pictures)
+            name = f"{source}, {decoder} decoder: correlation"
+            yield name, len(true), max(correlation(picture + mean, true) for picture in pictures)
+            yield f"{name} less the mean picture", len(true), without
+
+
+def found(folder: Path, prints: Tensor) -> Iterator[tuple[str, int, float]]:
+    """The share of a folder's photos whose copies have a fingerprint of the same photo."""
+    files = find_images(folder)
+    for form, quality, scale in COPIES:
+        right = 0
+        for start in range(0, len(files), 256):
+            some = files[start : start + 256]
+            images = np.stack(list(in_threads(partial(copied, form, quality, scale), some)))
+            right += int(same_photos(fingerprints(images), prints[start : start + 256]).diagonal().sum())
+        yield f"{form} {quality} at {scale} times the size: share of copies found", len(files), right / len(files)
+
+
+def main() -> None:
+    """Measure all of it and write it down."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, nargs="+", required=True, help="two folders of photos, or more")
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    pairs = [read(folder) for folder in args.data]
+    rows = list(revealed(*pairs[:2]))
+    for name, count, value in rows:
+        print(name, count, round(value, 4), flush=True)
+    rows += found(args.data[1], pairs[1][0])
+    prints = torch.cat([one for one, _ in pairs])
+    taken = sum(int(same.tril(part.start - 1).sum()) for part, same in copies(prints, prints))
+    rows.append(("pairs of photos that match", len(prints), float(taken)))
+    with args.out.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(FIELDS)
+        writer.writerows((name, count, round(value, 4)) for name, count, value in rows)
+
+
+if __name__ == "__main__":
+    main()

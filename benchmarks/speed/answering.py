@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What One-A+'s classifier adds to an answer: seconds with it and with One-A's prototypes, in turn on one machine.
+
+    python benchmarks/speed/answering.py [--backbone vit_base_patch16_224] [--classes 200] [--device cuda]
+
+The network has random weights and the classes random statistics: speed depends on neither. Prints a line of CSV for
+each batch size; ``ratio`` is the time of One-A+ by that of One-A.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import timm
+import torch
+
+from onea.learner.tasks import StreamPlan
+from onea.research.bench.results import timed_in_turn
+from onea.research.methods import method_class
+from onea.runtime import make_runtime
+from onea.vit.backbones import load_backbone
+from onea.vit.frozen import FrozenViT
+
+RANK = 64
+
+
+def taught(name: str, vit: FrozenViT, classes: int, runtime: Any) -> Any:
+    """A method that knows this many classes, 40 random features of each."""
+    kind = method_class(name)
+    method: Any = kind(vit, kind.Options(rank=RANK), runtime, StreamPlan(classes, 1))
+    draw = torch.Generator().manual_seed(0)
+    features, rows = torch.randn(40 * classes, vit.width, generator=draw), torch.arange(classes).repeat(40)
+    for key, known in method.statistics.items():
+        method.statistics[key] = known.add(features, rows).to(runtime.device)
+    return method
+
+
+def main() -> None:
+    """Print seconds of both methods and their ratio."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backbone", default="vit_base_patch16_224", help="a timm architecture or .safetensors file")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--precision", default="auto")
+    parser.add_argument("--classes", type=int, default=200)
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 256])
+    parser.add_argument("--seconds", type=float, default=10.0)
+    given = parser.parse_args()
+    runtime = make_runtime(given.device, given.precision, 0)
+    if given.backbone.endswith(".safetensors"):
+        vit = load_backbone(given.backbone)
+    else:
+        network = timm.create_model(given.backbone, num_classes=0)
+        vit = FrozenViT(network, given.backbone, "", (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+    vit.keep_matrices_in(runtime.dtype).to(runtime.device)
+    methods = [taught(name, vit, given.classes, runtime) for name in ("one-a", "one-a-plus")]
+    print("backbone,device,precision,classes,batch,one_a_s,one_a_plus_s,ratio")
+    for batch in given.batches:
+        images = torch.rand(batch, 3, vit.size, vit.size).to(runtime.device)
+        actions = [lambda method=method: method.scores(images) for method in methods]  # noqa: B023 (called in this turn)
+        plain, plus = (timing.seconds for timing in timed_in_turn(actions, runtime.device, given.seconds))
+        values = (given.backbone, runtime.device.type, runtime.precision, given.classes, batch)
+        print(*values, f"{plain:.6f}", f"{plus:.6f}", f"{plus / plain:.4f}", sep=",", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long ``make demo`` and ``make test`` take once everything is installed, with bf16 instructions and without.
+
+    python benchmarks/speed/first_contact_times.py [demo] [test] [--out benchmarks/speed/first_contact_times.csv]
+
+Run it with the Python of ``.venv`` while nothing else runs. A processor with bf16 runs both twice, the second time with
+the instructions of one without AVX-512, which has no bf16. Each run is a line of the CSV, of which ``make results``
+makes the sentence of README; the latest line of each run counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from onea import cpu
+from onea.research.bench.results import hardware_of
+from onea.research.runs.runner import environment
+
+ROOT = Path(__file__).parents[2]
+COLUMNS = ("command", "bf16", "seconds", "hardware", "load", "torch")
+# What oneDNN, PyTorch's own kernels and MKL may use.
+WITHOUT = {cpu.ISA_VARIABLE: "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
+
+
+def main() -> None:
+    """Time what was asked for, and note it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="*", help="demo, test; both, if none is named")
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".csv"))
+    arguments = parser.parse_args()
+    if wrong := set(arguments.what) - {"demo", "test"}:
+        parser.error(f"{', '.join(sorted(wrong))}: choose demo or test")
+    about = environment(torch.device("cpu"))
+    hardware = hardware_of(about, about["cores"])
+    rows: list[tuple[str, ...]] = []
+    for what in arguments.what or ("demo", "test"):
+        for bf16 in (True, False) if cpu.has_bf16() else (False,):
+            limits = WITHOUT if cpu.has_bf16() and not bf16 else {}
+            load, seconds = os.getloadavg()[0], timed(what, os.environ | limits)
+            row = (f"make {what}", "yes" if bf16 else "no", f"{seconds:.0f}", hardware, f"{load:.2f}", about["torch"])
+            print(*row, sep=", ", flush=True)
+            rows.append(row)
+    _note(arguments.out, rows)  # at the end: `make test` compares README with what is noted
+
+
+def timed(what: str, surroundings: dict[str, str]) -> float:
+    """Seconds of one run, which must succeed; the demo runs in an empty folder, as it does not repeat itself."""
+    with tempfile.TemporaryDirectory() as folder:
+        demo = [str(ROOT / ".venv/bin/onea"), "demo", "--out", folder]
+        started = time.perf_counter()
+        subprocess.run(demo if what == "demo" else ["make", what], cwd=ROOT, env=surroundings, check=True)
+        return time.perf_counter() - started
+
+
+def _note(path: Path, rows: list[tuple[str, ...]]) -> None:
+    with path.open("a", encoding="utf-8", newline="") as file:
+        lines = csv.writer(file, lineterminator="\n")
+        if not file.tell():
+            lines.writerow(COLUMNS)
+        lines.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()

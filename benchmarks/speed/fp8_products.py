@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much faster products in eight bits are than in bfloat16: those of a ViT-B/16's blocks, one by one, on a GPU.
+
+    python benchmarks/speed/fp8_products.py --out fp8-products.csv
+
+Conversion to eight bits is not counted: this is what a network could gain if it were free. Every product is recorded
+twenty times as one CUDA graph, so that launching it costs nothing; the median of seven replays counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from pathlib import Path
+
+import torch
+from cuda_timing import microseconds
+from torch.nn import functional as F
+
+from onea.vit.fp8 import product, quantised
+
+TOKENS = 197
+WIDTHS = ((768, 2304), (768, 768), (768, 3072), (3072, 768), (2304, 768))  # of inputs and outputs
+REPEATS, REPLAYS = 20, 7
+
+
+def main() -> None:
+    """Measure and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--batches", type=int, nargs="+", default=[128, 256])
+    given = parser.parse_args()
+    with given.out.open("w", newline="") as file, torch.no_grad():
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(("rows", "inputs", "outputs", "bf16_us", "fp8_us", "ratio"))
+        for rows in (batch * TOKENS for batch in given.batches):
+            for inputs, outputs in WIDTHS:
+                x, weights = (torch.randn(size, inputs, device="cuda").bfloat16() for size in (rows, outputs))
+                bias = torch.randn(outputs, device="cuda").bfloat16()
+                in_eight = (*quantised(x), *quantised(weights), bias)
+                # The lambdas are called before the next turn of the loop.
+                plain = microseconds(lambda: F.linear(x, weights, bias), REPEATS, REPLAYS)  # noqa: B023
+                eight = microseconds(lambda: product(*in_eight), REPEATS, REPLAYS)  # noqa: B023
+                table.writerow((rows, inputs, outputs, f"{plain:.1f}", f"{eight:.1f}", f"{plain / eight:.2f}"))
+
+
+if __name__ == "__main__":
+    main()

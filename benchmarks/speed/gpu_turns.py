@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An old commit and today's code on one GPU, taking turns: training, inference, a stream, one image, memory.
+
+    mkdir OLD && git archive 1a2ee9f src | tar x -C OLD
+    PYTHONPATH=src python benchmarks/speed/gpu_turns.py --old OLD [--only train,infer] [--out turns.csv]
+
+Every side is a process of its own with its own code. All sides of a section get ready at the same time (they compile,
+which takes a minute), then they take turns, one at a time, so that whatever slows the machine down meets all alike.
+Figures are written as they come; the medians, and their ratios to the old commit's or to what else is named, follow
+at the end. Networks have random weights or noise for images where only the time is wanted. A section that fails or
+outlasts its limit is noted, and the next one begins.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import os
+import queue
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+HERE = Path(__file__).resolve().parent
+NEW = HERE.parents[1]
+SMALL = "vit_small_patch14_112"
+FP8 = ("--precision", "fp8")
+
+
+class Section(NamedTuple):
+    """What is measured: by whom, how often, for how long, and with whom each is compared."""
+
+    sides: dict[str, tuple[str, ...]]
+    turns: int
+    seconds: float
+    limit: int  # seconds from the start of its processes
+    against: str = "old"
+
+
+def sections(given: argparse.Namespace) -> dict[str, Section]:
+    """All sections by name; sides of the same name in ``train`` and ``infer`` are one process."""
+    last = tuple(f"--{name}={getattr(given, name)}" for name in ("last", "views", "drop", "freeze"))
+    name = f"new last {given.last}" + (f" after {given.freeze:.0%}" if given.freeze else "") + ", cached"
+    large = {"old": (), "new": (), "new fp8": FP8}
+    trained = large | {name: last, f"{name}, fp8": (*last, *FP8)}
+    many = {"old": (), "new": (), "new one parameter": ("--one-parameter",)}
+    return {
+        "train": Section(trained, given.turns, given.seconds, 240),
+        "infer": Section(large, given.turns, given.seconds, 180),
+        "one": Section({"old": (), "new": ()}, 3, given.seconds, 60),
+        "memory": Section({"plain": ("--plain",), "old": (), "new": ()}, 1, 0, 60, "plain"),
+        "small": Section(many, given.turns, given.seconds, 150),
+        "stream": Section({"old": (), "new": ()}, given.stream_turns, 0, 420),
+    }
+
+
+def others(sides: dict[str, tuple[str, ...]], without: str) -> dict[str, tuple[str, ...]]:
+    """Sides but for those whose name starts so."""
+    return {name: extra for name, extra in sides.items() if not name.startswith(without)}
+
+
+class SideError(Exception):
+    """A side did not do what it was asked for."""
+
+
+class Worker:
+    """A process that measures one side, and the lines that it answers."""
+
+    def __init__(self, root: Path, arguments: list[str], log: Path):
+        environment = os.environ | {"PYTHONPATH": str(root / "src"), "TORCHINDUCTOR_COMPILE_THREADS": "4"}
+        command = [sys.executable, "-u", str(HERE / "gpu_turns_work.py"), *arguments]
+        with log.open("a") as errors:
+            self.process = subprocess.Popen(
+                command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
+                start_new_session=True,
+            )  # fmt: skip
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith("@\t"):
+                self._lines.put(line.rstrip("\n"))
+        self._lines.put(None)
+
+    def ask(self, *words: object) -> None:
+        """Ask for something; ``answer`` waits for it."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            print(*words, file=self.process.stdin, flush=True)
+
+    def answer(self, until: float) -> list[list[str]]:
+        """The figures of what was asked for last.
+
+        Raises:
+            SideError: it failed, ended, or took too long.
+        """
+        figures: list[list[str]] = []
+        while True:
+            try:
+                line = self._lines.get(timeout=max(0.01, until - time.monotonic()))
+            except queue.Empty:
+                raise SideError("took too long") from None
+            if line is None:
+                raise SideError(f"ended with status {self.process.wait()}")
+            _, kind, *rest = line.split("\t")
+            if kind == "failed":
+                raise SideError(*rest)
+            if kind == "done":
+                return figures
+            figures.append(rest)
+
+    def stop(self) -> None:
+        """End it and whatever it has started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+class Table:
+    """The CSV, written line by line, and the figures in it."""
+
+    def __init__(self, path: Path):
+        self._file = path.open("w", newline="")
+        self._csv = csv.writer(self._file, lineterminator="\n")
+        self.found: dict[tuple[str, str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+        self._write("section", "what", "side", "turn", "value", "unit")
+
+    def add(self, section: str, side: str, turn: int, figures: list[list[str]]) -> None:
+        """Figures of one turn; turn 0 is getting ready."""
+        for what, value, unit in figures:
+            if turn:
+                self.found[section, what, unit][side].append(float(value))
+            self._write(section, what, side, turn, f"{float(value):.6g}", unit)
+
+    def remark(self, section: str, side: str, text: str) -> None:
+        """Something that went wrong, or else is to know."""
+        self._write(section, text, side, "", "", "")
+
+    def summarise(self, section: str, against: str) -> None:
+        """Medians, and ratios to one side's."""
+        for (name, what, unit), sides in self.found.items():
+            if name != section:
+                continue
+            medians = {side: statistics.median(values) for side, values in sides.items()}
+            for side, value in medians.items():
+                self._write(section, what, side, "median", f"{value:.6g}", unit)
+                if side != against and medians.get(against):
+                    self._write(section, what, side, f"ratio to {against}", f"{value / medians[against]:.4f}", "times")
+
+    def _write(self, *cells: object) -> None:
+        self._csv.writerow(cells)
+        self._file.flush()
+        print(*cells, sep=",", flush=True)
+
+
+def measure(
+    section: str,
+    plan: Section,
+    workers: dict[tuple[str, ...], Worker],
+    table: Table,
+    start: Callable[[str, tuple[str, ...]], Worker],
+) -> None:
+    """Get all sides of a section ready at once, then let them take turns; a side that fails is left out."""
+    until = time.monotonic() + plan.limit
+    shared = "large" if section in ("train", "infer") else section
+    sides: dict[str, Worker] = {}
+    for name, extra in plan.sides.items():
+        key = (shared, name)
+        if key not in workers:
+            workers[key] = start(name, extra)
+        sides[name] = workers[key]
+
+    def collect(name: str, turn: int) -> None:
+        try:
+            table.add(section, name, turn, sides[name].answer(until))
+        except SideError as failure:
+            table.remark(section, name, f"failed: {failure}")
+            sides.pop(name).stop()
+            workers.pop((shared, name))
+
+    for worker in sides.values():
+        worker.ask(f"prepare_{section}")
+    began = time.monotonic()
+    for name in list(sides):
+        collect(name, 0)
+    table.remark(section, "all", f"ready after {time.monotonic() - began:.0f} s")
+    for turn in range(1, plan.turns + 1):
+        for name in list(sides):
+            sides[name].ask(section, plan.seconds)
+            collect(name, turn)
+    table.summarise(section, plan.against)
+
+
+def expanded_weights(folder: Path) -> Path:
+    """The embedded small network as a plain file, which the old commit reads as well."""
+    from safetensors.torch import save_file
+
+    from onea.vit.backbones import load_backbone
+
+    path = folder / f"{SMALL}.safetensors"
+    tensors = {name: value.contiguous() for name, value in load_backbone(SMALL).vit.state_dict().items()}
+    save_file(tensors, path)
+    return path
+
+
+def main() -> None:
+    """Measure the sections that are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--old", type=Path, required=True, help="checkout of the old commit")
+    parser.add_argument("--only", default="train,infer,one,memory,small,stream", help="sections, in this order")
+    parser.add_argument("--without", default="", help="sides that start with this are left out")
+    parser.add_argument("--out", type=Path, default=Path("gpu-turns.csv"), help="a log is written beside it")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--large", default="vit_base_patch16_224", help="timm architecture, random weights")
+    parser.add_argument("--rank", type=int, default=128)
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--answers", type=int, default=256, help="images of a batch that is answered")
+    parser.add_argument("--steps", type=int, default=16, help="of an epoch of the large network")
+    parser.add_argument("--last", type=int, default=3, help="blocks with an adapter, where not all have one")
+    parser.add_argument("--views", type=int, default=4, help="fixed views of each image, where tokens are kept")
+    parser.add_argument("--drop", type=float, default=0.0, help="share of the patches that those leave out")
+    parser.add_argument("--freeze", type=float, default=0.0, help="share of the epochs in which all blocks learn")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of a turn")
+    parser.add_argument("--epochs", type=int, default=25, help="E0 of the stream; 25 is the paper's")
+    parser.add_argument(
+        "--per-class", type=int, default=500, help="training images of the stream; below 100 for trying"
+    )
+    parser.add_argument("--stream-turns", type=int, default=1)
+    parser.add_argument("--precision", default="bf16")
+    parser.add_argument("--eager", action="store_true", help="compile nothing, for trying")
+    given = parser.parse_args()
+    chosen, known = given.only.split(","), sections(given)
+    if wrong := set(chosen) - set(known):
+        parser.error(f"no section {', '.join(wrong)}; there are {', '.join(known)}")
+    if given.without:
+        known = {name: plan._replace(sides=others(plan.sides, given.without)) for name, plan in known.items()}
+    table, log = Table(given.out), given.out.with_suffix(".log")
+    log.write_text("")
+    with tempfile.TemporaryDirectory() as folder:
+        common = ["--device", given.device, "--large", given.large, "--precision", given.precision]
+        if {"small", "stream"} & set(chosen):
+            common += ["--weights", str(expanded_weights(Path(folder)))]
+        for name in ("rank", "batch", "answers", "steps", "epochs", "per-class"):
+            common += [f"--{name}", str(getattr(given, name.replace("-", "_")))]
+        common += ["--eager"] if given.eager else []
+
+        def start(name: str, extra: tuple[str, ...]) -> Worker:
+            return Worker(given.old.resolve() if name == "old" else NEW, [*common, *extra], log)
+
+        workers: dict[tuple[str, ...], Worker] = {}
+        try:
+            for section in known:
+                if section not in chosen:
+                    continue
+                measure(section, known[section], workers, table, start)
+                if section != "train" or "infer" not in chosen:
+                    for worker in workers.values():  # what is over must not hold memory, nor take time
+                        worker.stop()
+                    workers.clear()
+        finally:
+            for worker in workers.values():
+                worker.stop()
+
+
+if __name__ == "__main__":
+    main()

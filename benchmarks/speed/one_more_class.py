@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long one more class takes, and the first answer of ``onea predict``: an old commit and today's code in turns.
+
+    mkdir OLD && git archive 1a2ee9f src | tar x -C OLD
+    python benchmarks/speed/one_more_class.py --data FOLDER --old OLD [--turns 5] [--out one-more-class.csv]
+
+FOLDER holds one folder of photos for each class. Each side teaches 20 of its classes to a model of its defaults. Then
+the sides take turns: a process loads the model (``start``), learns one more class of 20 photos and saves it
+(``learn``), and ``onea predict`` answers one photo, from the start of its process to its end. All photos are JPEGs of
+1920 x 1440. Seconds are those of a clock; ``cpu_s`` are those of the processor, which other programs do not lengthen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from teaching import make_photos
+
+ROOT = Path(__file__).resolve().parents[2]
+CLASSES, PHOTOS = 20, 20
+TEACH = "import sys; from onea import OneA; OneA().learn(sys.argv[1]).save(sys.argv[2])"
+MORE = """
+import json, sys, time
+began = time.perf_counter()
+import onea
+model = onea.load(sys.argv[1])
+ready, used = time.perf_counter(), time.process_time()
+model.learn(sys.argv[2])
+model.save(sys.argv[1])
+print(json.dumps([ready - began, time.perf_counter() - ready, time.process_time() - used]))
+"""
+COLUMNS = ("side", "turn", "start_s", "learn_s", "learn_cpu_s", "predict_s", "predict_cpu_s")
+
+
+def python(root: Path, *arguments: object) -> str:
+    """What a program prints that sees the code below a folder."""
+    words = [sys.executable, *map(str, arguments)]
+    environment = os.environ | {"PYTHONPATH": str(root / "src")}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # or every process would compile the libraries anew
+    return subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout
+
+
+def turn(root: Path, taught: Path, model: Path, more: Path, photo: Path) -> list[float]:
+    """One more class, and one answer, of a fresh copy of a model."""
+    shutil.rmtree(model, ignore_errors=True)
+    shutil.copytree(taught, model)
+    start, learn, learn_cpu = json.loads(python(root, "-c", MORE, model, more).splitlines()[-1])
+    before, began = _children(), time.perf_counter()
+    python(root, "-m", "onea", "predict", model, photo)
+    return [start, learn, learn_cpu, time.perf_counter() - began, _children() - before]
+
+
+def _children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def main() -> None:
+    """Make photos and models, let the sides take turns, and write a line for each turn, then the medians."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="one folder of photos for each class")
+    parser.add_argument("--old", type=Path, required=True, help="checkout of an earlier commit")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=Path("one-more-class.csv"))
+    given = parser.parse_args()
+    sides = {"old": given.old.resolve(), "new": ROOT}
+    with tempfile.TemporaryDirectory() as temporary, given.out.open("w", newline="") as file:
+        folder, table = Path(temporary), csv.writer(file, lineterminator="\n")
+        make_photos(given.data, folder / "photos", CLASSES + 1, PHOTOS)
+        last = max((folder / "photos").iterdir())
+        (folder / "more").mkdir()
+        more = last.rename(folder / "more" / last.name).parent
+        photo = next((folder / "photos").rglob("*.jpg"))
+        for name, root in sides.items():
+            python(root, "-c", TEACH, folder / "photos", folder / name)
+        table.writerow(COLUMNS)
+        found: dict[str, list[list[float]]] = {name: [] for name in sides}
+
+        def write(*cells: Any) -> None:
+            table.writerow([f"{cell:.2f}" if isinstance(cell, float) else cell for cell in cells])
+            file.flush()
+            print(*cells, flush=True)
+
+        for number in range(1, given.turns + 1):
+            for name, root in sides.items():
+                found[name].append(turn(root, folder / name, folder / "model", more, photo))
+                write(name, number, *found[name][-1])
+        for name, lines in found.items():
+            write(name, "median", *(statistics.median(column) for column in zip(*lines, strict=True)))
+
+
+if __name__ == "__main__":
+    main()

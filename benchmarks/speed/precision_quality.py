@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the fast ways cost in accuracy: FP8, and adapters in the last blocks on tokens that are kept; 8-bit weights.
+
+    python benchmarks/speed/precision_quality.py --data folder:cifar100:10 folder:cub200:20 [--originals WEIGHTS] \
+        [--method one-a] [--workers 14] [--out quality.csv]
+
+Every dataset is given with its number of tasks after a last colon. One-A+, or another method that merges adapters,
+learns each stream with each seed in bf16, in FP8, and with adapters in the last blocks. With ``--originals``, a
+folder of the embedded networks' files in float16, SimpleCIL learns the first seed's streams with them and with the
+networks as they are embedded. Runs that are finished are not repeated. Prints A_T and mean A of every run as CSV,
+then each way's mean difference to bf16 over the seeds, or of 8-bit weights to the originals.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from onea.research.data import data_name
+from onea.research.record import Record
+from onea.research.runs.config import RunConfig, make_config
+from onea.research.runs.executors import LocalProcesses
+from onea.research.runs.grid import Failure, GridProgress, RecordStore, run_grid
+from onea.vit.embedded import EMBEDDED
+
+
+class Lines(GridProgress):
+    """A line to stderr for every run that is over."""
+
+    def end(self, config: RunConfig, result: Record | Failure) -> None:
+        """Say what came of it."""
+        found = str(result) if isinstance(result, Failure) else f"A_T {result['metrics']['A_T']:.2f}"
+        print(config.folder().name, found, file=sys.stderr, flush=True)
+
+
+def configs(given: argparse.Namespace) -> dict[tuple[str, str, int], RunConfig]:
+    """All runs by dataset, way and seed."""
+    found: dict[tuple[str, str, int], RunConfig] = {}
+    last = {"adapter_blocks": given.last, "cached_views": given.views, "patch_drop_rate": given.drop}
+    last["freeze_at"] = given.freeze
+    dropped = f", {given.drop:.0%} of the patches dropped" if given.drop else ""
+    name = (
+        f"last {given.last} blocks{f' after {given.freeze:.0%}' if given.freeze else ''}, {given.views} views{dropped}"
+    )
+    ways: dict[str, dict[str, Any]] = {
+        given.precision: {"precision": given.precision},
+        "fp8": {"precision": "fp8"},
+        name: {"precision": given.precision, **last},
+        f"{name}, fp8": {"precision": "fp8", **last},
+    }
+    for entry in given.data:
+        data, _, tasks = entry.rpartition(":")
+        stream = {"data": data, "tasks": int(tasks), "device": given.device, "compile": "no"}
+        for way in given.ways.split(",") if given.ways else ():
+            name = list(ways)[("base", "fp8", "last", "last-fp8").index(way)]
+            for seed in given.seeds:
+                run = {"method": given.method, "backbone": given.backbone, "seed": seed, **stream, **ways[name]}
+                found[data_name(data), name, seed] = make_config(run)
+        for backbone in EMBEDDED if given.originals else ():
+            original = f"plain:{given.originals / backbone}.safetensors"
+            for name, file in ((f"{backbone} in float16", original), (f"{backbone} in 8 bits", backbone)):
+                run = {"method": "simplecil", "backbone": file, "seed": 1, "precision": given.precision, **stream}
+                found[data_name(data), name, 1] = make_config(run)
+    return found
+
+
+def main() -> None:
+    """Run what is missing, and print all."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", nargs="+", required=True, help="dataset:TASKS")
+    parser.add_argument("--originals", type=Path, help="folder of the float16 files")
+    parser.add_argument("--method", default="one-a-plus", help="the method that learns them")
+    parser.add_argument("--ways", default="base,fp8,last", help="of the method; empty for none")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--backbone", default="vit_small_patch14_112")
+    parser.add_argument("--precision", default="bf16", help="of all but fp8")
+    parser.add_argument("--last", type=int, default=3)
+    parser.add_argument("--views", type=int, default=4)
+    parser.add_argument("--drop", type=float, default=0.0, help="share of the patches that those leave out")
+    parser.add_argument("--freeze", type=float, default=0.0, help="share of the epochs in which all blocks learn")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--workers", type=int, default=14)
+    parser.add_argument("--runs", type=Path, default=Path("runs/precision-quality"))
+    parser.add_argument("--out", type=Path, default=Path("precision-quality.csv"))
+    given = parser.parse_args()
+    wanted, store = configs(given), RecordStore(given.runs)
+    # The longest first: whatever is left at the end is short.
+    order = sorted(wanted, key=lambda key: (wanted[key].method == "simplecil", wanted[key].data, "last" in key[1]))
+    run_grid([wanted[key] for key in order], store, LocalProcesses(given.workers), Lines())
+    records = {key: record for key, config in wanted.items() if (record := store.find(config))}
+    with given.out.open("w", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(("data", "method", "way", "seed", "A_T", "mean_A", "learn_s", "difference"))
+        for (data, way, seed), record in records.items():
+            metrics, learned = record["metrics"], sum(record["timings"]["learn_s"])
+            values = (f"{metrics['A_T']:.2f}", f"{metrics['mean_A']:.2f}", f"{learned:.1f}")
+            table.writerow((data, record["config"]["method"], way, seed, *values, ""))
+        for data, way in dict.fromkeys((data, way) for data, way, _ in records):
+            base = way.replace("in 8 bits", "in float16") if "in 8 bits" in way else given.precision
+            seeds = [seed for seed in given.seeds if {(data, way, seed), (data, base, seed)} <= records.keys()]
+            changes = [
+                records[data, way, seed]["metrics"]["A_T"] - records[data, base, seed]["metrics"]["A_T"]
+                for seed in seeds
+            ]
+            if changes and way != base:
+                method = records[data, way, seeds[0]]["config"]["method"]
+                change = f"{statistics.mean(changes):+.2f}"
+                table.writerow((data, method, f"{way} - {base}", f"{len(changes)} seeds", "", "", "", change))
+    print(given.out.read_text(), end="")
+
+
+if __name__ == "__main__":
+    main()

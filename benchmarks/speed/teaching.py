@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What it costs to teach photos, as a multiple of one look at them: of one pass through the frozen network.
+
+    python benchmarks/speed/teaching.py --data FOLDER [--photos MADE] [--threads 2] [--params '{"options": {...}}' ...]
+
+FOLDER holds one folder of photos for each class. 20 classes x 50 JPEGs of 1920 x 1440 are made of them in MADE (a
+temporary folder, if not given; found there, they are taken as they are); where a class has fewer photos, they are taken
+again in other crops. Prints a line of CSV for each ``--params`` of ``onea.OneA``: seconds to read the photos (decode),
+to load the network (start), for one pass of each photo in full precision (frozen) and in that of the training (in
+bf16, where the CPU has it), and for a new model to learn the folder (learn), all in one process; the ratios are
+(learn - decode - start) to each of the two. With ``--old``, a checkout of an earlier commit
+(``mkdir OLD && git archive 1a2ee9f src | tar x -C OLD``), its defaults learn the same folder, in turns with today's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from PIL import Image
+
+from onea.data.decode import read_image
+from onea.model.engine import Engine
+from onea.model.estimator import OneA
+from onea.model.learning.images import find_images, read_labelled
+from onea.vit.hooks import NO_HOOKS
+
+SIZE = (1920, 1440)
+SHOWN = 0.9  # share of a photo's sides that a crop of it shows
+WARM_UP = 32  # images, before anything is timed
+T = TypeVar("T")
+EARLIER = """
+import json, sys, time
+began = time.perf_counter()
+from onea import OneA
+model = OneA(threads=int(sys.argv[2]))
+start = time.perf_counter() - began
+model.learn(sys.argv[1])
+update = model.history[-1]
+print(json.dumps([update["images"], start, update.get("epochs"), update.get("held_out_accuracy")]))
+"""
+COLUMNS = (
+    *("photos", "threads", "decode_s", "start_s", "frozen_s", "frozen_as_trained_s", "learn_s"),
+    *("ratio", "ratio_as_trained", "epochs", "held_out", "params"),
+)
+
+
+def make_photos(source: Path, made: Path, classes: int, per_class: int) -> None:
+    """Large JPEGs of the first so many classes of a folder, so many of each."""
+    folders = sorted(place for place in source.iterdir() if place.is_dir())[:classes]
+    if len(folders) < classes:
+        raise SystemExit(f"{source} has {len(folders)} folders of photos; give --classes {len(folders)} or fewer.")
+    draw = random.Random(0)
+    for folder in folders:
+        (made / folder.name).mkdir(parents=True, exist_ok=True)
+        files = find_images(folder)
+        for number in range(per_class):
+            photo = read_image(files[number % len(files)])
+            if number >= len(files):
+                width, height = (SHOWN * side for side in photo.size)
+                left, top = draw.uniform(0, photo.width - width), draw.uniform(0, photo.height - height)
+                photo = photo.crop((round(left), round(top), round(left + width), round(top + height)))
+            large = photo.resize(SIZE, Image.Resampling.BICUBIC)
+            large.save(made / folder.name / f"{number:03d}.jpg", quality=90)
+
+
+def seconds(action: Callable[[], T]) -> tuple[float, T]:
+    """How long something takes, and its result."""
+    started = time.perf_counter()
+    result = action()
+    return time.perf_counter() - started, result
+
+
+def measured(photos: Path, params: dict[str, Any]) -> dict[str, Any]:
+    """A line of the table."""
+    blank = OneA(**params)
+    machine = blank.device, blank.precision, blank.threads
+    Engine(blank.backbone, *machine, blank.mirror)  # what is imported for it is imported only once
+    start, engine = seconds(lambda: Engine(blank.backbone, *machine, blank.mirror))
+    decode, batch = seconds(lambda: read_labelled(photos, None, engine.side))
+    engine.features(batch.pixels[:WARM_UP], NO_HOOKS)
+    frozen, _ = seconds(lambda: engine.features(batch.pixels, NO_HOOKS))
+    training = engine.for_training(None)
+    engine.features(batch.pixels[:WARM_UP], NO_HOOKS, by=training)
+    as_trained, _ = seconds(lambda: engine.features(batch.pixels, NO_HOOKS, by=training))
+    learn, model = seconds(lambda: blank.learn(photos))
+    update = model.history[-1]
+    values = (
+        *(len(batch), engine.runtime.threads, *(f"{each:.2f}" for each in (decode, start, frozen, as_trained, learn))),
+        *(f"{(learn - decode - start) / each:.2f}" for each in (frozen, as_trained)),
+        *(update["epochs"], update["held_out_accuracy"]),
+        json.dumps(params),
+    )
+    return dict(zip(COLUMNS, values, strict=True))
+
+
+def measured_then(old: Path, photos: Path, threads: int) -> dict[str, Any]:
+    """A line of what an earlier commit did by default, in a process of its own."""
+    learn, answer = seconds(
+        lambda: subprocess.run(
+            [sys.executable, "-c", EARLIER, str(photos), str(threads)],
+            env=os.environ | {"PYTHONPATH": str(old / "src")}, capture_output=True, text=True, check=True,
+        )
+    )  # fmt: skip
+    count, start, epochs, held_out = json.loads(answer.stdout.splitlines()[-1])
+    values = (count, threads, "", f"{start:.2f}", "", "", f"{learn:.2f}", "", "", epochs, held_out, '"the old commit"')
+    return dict(zip(COLUMNS, values, strict=True))
+
+
+def main() -> None:
+    """Make the photos and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="one folder of photos for each class")
+    parser.add_argument("--photos", type=Path, help="where the large photos are made, or are from an earlier time")
+    parser.add_argument("--classes", type=int, default=20)
+    parser.add_argument("--per-class", type=int, default=50)
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--params", type=json.loads, nargs="+", default=[{}], help="of onea.OneA, as JSON")
+    parser.add_argument("--old", type=Path, help="checkout of an earlier commit")
+    parser.add_argument("--turns", type=int, default=1)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        photos = given.photos or Path(temporary) / "photos"
+        if not photos.exists():
+            make_photos(given.data, photos, given.classes, given.per_class)
+        table = csv.DictWriter(sys.stdout, COLUMNS, lineterminator="\n")
+        table.writeheader()
+        for _ in range(given.turns):
+            if given.old:
+                table.writerow(measured_then(given.old, photos, given.threads))
+            for params in given.params:
+                table.writerow(measured(photos, {"threads": given.threads} | params))
+                sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

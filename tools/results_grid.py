@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every run of the results page on its two main streams, as commands; and their records, brought to docs/results.
+
+    python tools/results_grid.py list --out made > jobs.txt
+    python tools/results_grid.py run --out made --workers 16 [--only one-a,mos] [--compile yes]
+    MADE=made make results
+
+``list`` prints one command per line, the cheapest methods first, each with the seconds that earlier runs suggest.
+``run`` makes them, so many at a time; runs that train the same adapters train them once. Compiling takes a minute of a
+core in every run, and where many share a GPU that is busy anyway, it pays on CUB-200, too. The same command again
+continues. Both are meant for a folder in which ``cifar100`` and ``cub200`` are the images or links to them: a record
+repeats what it was asked for, and shall not name a path of some machine. What docs/results holds already is left out.
+``make results`` begins with ``collect made``, which compresses finished records into docs/results and says what is
+missing. Where a method has been run again with all five seeds, its earlier runs are removed (git has them). Then
+tables, README, pages and the site are renewed (tools/docs/written.py). The page takes a method's runs of today when
+all five seeds are there; until then it shows the earlier ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import dataclasses
+import gzip
+import json
+import shlex
+import shutil
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal
+
+from onea.files import dump_with_checksum, write_atomically
+from onea.research.methods import METHODS
+from onea.research.record import Record, read_record_file, record_path, records_below
+from onea.research.runs.config import RunConfig, make_config
+from onea.research.runs.executors import LocalProcesses
+from onea.research.runs.grid import RunJob
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "docs" / "results"
+NETWORK = "vit_small_patch14_112"
+STREAMS = {"cifar100": 10, "cub200": 20}
+SEEDS = (1, 2, 3, 4, 5)
+MOST = 15_000  # bytes of a compressed record without the analysis of its merges
+_USUAL = 200.0  # seconds of a run that nobody has made yet
+_COMPARED = {"classifier": "rgda", "compare_classifiers": "ncm,slda,whitened"}
+# Beside the plain runs of all methods: classifiers on frozen features and on three kinds of adapters.
+BESIDE: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("simplecil", _COMPARED),
+    ("first-task", _COMPARED),
+    ("one-a-plus", {"compare_classifiers": "ncm,slda,whitened"}),
+    ("one-a-plus", {"min_share": 1.0, "compare_classifiers": "ncm,ranpac"}),
+    ("one-a", _COMPARED),
+)
+_ELSEWHERE = ("one-a-plus", "first-task", "adapter")  # runs with several classifiers stand for the first two
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run, the folder of docs/results that it belongs to, and how long it should take."""
+
+    config: RunConfig
+    group: str
+    seconds: float
+
+    @property
+    def place(self) -> Path:
+        """The folder of the run below docs/results, or wherever runs are made."""
+        return Path(self.group) / "runs" / self.config.folder().name
+
+    def command(self, out: str) -> str:
+        """As a line of a shell."""
+        config, options = self.config, []
+        for name, value in config.options.items():
+            options += [f"--{name.replace('_', '-')}", str(value)]
+        words = ["onea", "run", config.method, "--data", config.data, "--tasks", str(config.tasks)]
+        words += ["--backbone", config.backbone, "--seed", str(config.seed), "--out", f"{out}/{self.place}", *options]
+        return f"{shlex.join(words)}  # ~{self.seconds:.0f} GPU s"
+
+
+def jobs() -> list[Job]:
+    """All runs, the cheapest methods first; the seeds of one stand together."""
+    wanted: list[tuple[str, dict[str, Any], str]] = []
+    wanted += ((name, {}, "methods") for name in METHODS.own if name not in _ELSEWHERE)
+    wanted += ((name, options, "one-a-plus") for name, options in BESIDE)
+    times = _earlier_seconds()
+    found = []
+    for method, options, group in wanted:
+        for data, tasks in STREAMS.items():
+            values = {"method": method, "data": f"folder:{data}", "tasks": tasks, "backbone": NETWORK, **options}
+            seconds = 10 + fmean(times.get((method, data)) or [_USUAL])
+            found += [Job(make_config(values | {"seed": seed}), group, seconds) for seed in SEEDS]
+    cost: dict[str, float] = defaultdict(float)
+    for job in found:
+        cost[_kind(job)] += job.seconds
+    return sorted(found, key=lambda job: (cost[_kind(job)], _kind(job)))
+
+
+def _kind(job: Job) -> str:
+    return f"{job.group} {job.config.method} {job.config.options}"
+
+
+def _earlier_seconds() -> dict[tuple[str, str], list[float]]:
+    """How long runs took that were made before, while others shared the GPU."""
+    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for folder in ("methods", "one-a-plus"):
+        for path in records_below(RESULTS / folder):
+            record = read_record_file(path)
+            took = sum(sum(record["timings"][part]) for part in ("learn_s", "evaluate_s"))
+            # The present preset trains about twice as long on CIFAR-100, and a third longer on CUB-200.
+            longer = {"cifar100": 2.0, "cub200": 1.35}[record["data"]["name"]]
+            current = record["config"]["backbone"] == NETWORK or "epochs" not in record["options"]
+            found[record["config"]["method"], record["data"]["name"]].append(took * (1 if current else longer))
+    return found
+
+
+def make(
+    out: Path, workers: int, only: Sequence[str] = (), compiled: Literal["auto", "yes", "no"] = "auto"
+) -> list[str]:
+    """Make the runs that docs/results lacks, of some methods in this order or of all; returns those that failed."""
+    wanted = [job for job in missing(jobs()) if not only or job.config.method in only]
+    if only:
+        wanted.sort(key=lambda job: only.index(job.config.method))
+    failed = []
+    given = [RunJob(dataclasses.replace(job.config, compile=compiled), (out / job.place).absolute()) for job in wanted]
+    with closing(LocalProcesses(workers, share_adapters=True).run(given)) as results:  # Ctrl-C ends its processes
+        for result in results:
+            name = result.job.folder.name
+            print(name, result.failure or "finished", flush=True)
+            failed += [name] if result.failure else []
+    return failed
+
+
+def missing(among: list[Job]) -> Iterator[Job]:
+    """Runs whose records docs/results does not hold."""
+    return (job for job in among if not record_path(RESULTS / job.place).exists())
+
+
+def collect(made: Path, results: Path = RESULTS) -> list[str]:
+    """Compress finished records into docs/results; returns what is wrong with others, one line each."""
+    wrong = []
+    for path in records_below(made):
+        record, place = read_record_file(path), path.parent.relative_to(made)
+        text = path.read_bytes() if path.suffix != ".gz" else gzip.decompress(path.read_bytes())
+        if record["status"] != "finished":
+            wrong.append(f"{place}: not finished")
+        elif record["config"]["data"] not in {f"folder:{data}" for data in STREAMS}:
+            wrong.append(f"{place}: names the images {record['config']['data']}; run it beside cifar100 and cub200")
+        elif (size := len(packed(json.dumps(shortened(record)).encode()))) > MOST:
+            wrong.append(f"{place}: takes {size:,} bytes, more than {MOST:,}")
+        else:
+            if record["config"]["seed"] != SEEDS[0]:
+                shorter = shortened(record)
+                text = text if shorter == record else dump_with_checksum(shorter)
+            (results / place).mkdir(parents=True, exist_ok=True)
+            write_atomically(results / place / "record.json.gz", packed(text))
+    return wrong
+
+
+def superseded(among: list[Job], results: Path = RESULTS) -> Iterator[Path]:
+    """Folders of earlier runs of methods all of whose seeds have been run again."""
+    again: dict[tuple[str, str], list[Path]] = defaultdict(list)
+    for job in among:
+        if job.group == "methods":
+            again[job.config.method, job.config.data].append(results / job.place)
+    whole = {kind for kind, places in again.items() if all(record_path(place).exists() for place in places)}
+    present = {place for places in again.values() for place in places}
+    for path in records_below(results / "methods"):
+        record = read_record_file(path)
+        kind = record["config"]["method"], f"folder:{record['data']['name']}"
+        if kind in whole and path.parent not in present:
+            yield path.parent
+
+
+def packed(text: bytes) -> bytes:
+    """As ``gzip -9n`` does it: the same bytes every time."""
+    return gzip.compress(text, 9, mtime=0)
+
+
+def shortened(record: Record) -> Record:
+    """A record less what takes most of the space.
+
+    That is the analysis of its merges, which is kept for the first seed, and the losses of adapters that another run
+    has trained, whose record has them.
+    """
+    shorter = copy.deepcopy(record)
+    for task in shorter["tasks"]:
+        (task.get("merge") or {}).pop("analysis", None)
+        if task.get("training_shared"):
+            task.pop("losses", None)
+    return shorter
+
+
+def main() -> None:
+    """List the runs that are missing, make them, or collect what has been made."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ways = parser.add_subparsers(dest="way", required=True)
+    listing = ways.add_parser("list", help="the commands of all runs that docs/results lacks")
+    listing.add_argument("--out", default="made", help="where the runs go")
+    making = ways.add_parser("run", help="make them, here")
+    making.add_argument("--out", type=Path, default=Path("made"), help="where the runs go")
+    making.add_argument("--workers", type=int, default=1, help="how many at a time")
+    making.add_argument("--only", default="", help="methods, in this order: one-a,mos")
+    making.add_argument("--compile", default="auto", choices=("auto", "yes", "no"), help="as that of onea run")
+    collecting = ways.add_parser("collect", help="finished records into docs/results")
+    collecting.add_argument("made", type=Path)
+    given = parser.parse_args()
+    if given.way == "list":
+        print("\n".join(job.command(given.out) for job in missing(jobs())))
+        return
+    if given.way == "run":
+        only = [name for name in given.only.split(",") if name]
+        if unknown := set(only) - {job.config.method for job in jobs()}:
+            parser.error(f"no method {', '.join(sorted(unknown))} among the runs; `list` shows them")
+        raise SystemExit(1 if make(given.out, given.workers, only, given.compile) else 0)
+    for line in collect(given.made):
+        print(line)
+    for folder in list(superseded(jobs())):
+        shutil.rmtree(folder)
+        print(f"{folder.name}: run again, removed")
+    print(f"{len(list(missing(jobs())))} of {len(jobs())} runs are missing")
+
+
+if __name__ == "__main__":
+    main()
