@@ -37,7 +37,7 @@ def machine(monkeypatch, tmp_path):
 
 
 def forget() -> None:
-    for known in (cpu.has_bf16, cpu.broken_amx, cpu._flags):
+    for known in (cpu.has_bf16, cpu.is_amx_broken, cpu._flags):
         known.cache_clear()
 
 
@@ -61,7 +61,7 @@ def test_amx_that_does_not_work_is_noticed_once_and_fp32_used(machine, product):
     with pytest.raises(OneaError, match=f"use fp32, or set {cpu.ISA_VARIABLE}=AVX512_CORE_BF16"):
         make_runtime("cpu", "bf16", threads=1)
     forget()
-    assert cpu.broken_amx()
+    assert cpu.is_amx_broken()
     assert len(tried) == 1, "another process reads what this one found"
 
 
@@ -75,23 +75,23 @@ def test_amx_that_works_is_used(machine):
 def test_instructions_that_are_forbidden_are_neither_tried_nor_used(machine, allowed, bf16):
     tried = machine("avx512_bf16 amx_bf16 amx_tile", "raise SystemExit(1)", allowed)
     assert cpu.has_bf16() == bf16
-    assert not cpu.broken_amx()
+    assert not cpu.is_amx_broken()
     assert not tried
 
 
 def test_a_damaged_note_or_a_cache_that_cannot_be_written_costs_another_trial(machine, tmp_path):
     tried = machine("avx512_bf16 amx_bf16")
-    assert not cpu.broken_amx()
+    assert not cpu.is_amx_broken()
     (note,) = (tmp_path / "cache").iterdir()
     note.write_text("{")
     forget()
-    assert not cpu.broken_amx()
+    assert not cpu.is_amx_broken()
     assert len(tried) == 2
     note.unlink()
     note.parent.rmdir()
     note.parent.write_text("a file where a folder should be")
     forget()
-    assert not cpu.broken_amx()
+    assert not cpu.is_amx_broken()
     assert len(tried) == 3
 
 

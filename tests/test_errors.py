@@ -14,7 +14,7 @@ import pytest
 from support import ROOT
 
 import onea
-from onea.errors import OneaError, nearest, to_install
+from onea.errors import OneaError, did_you_mean, install_command
 from onea.vit.weight_files import check_name
 
 FILES = sorted(Path(onea.__file__).parent.rglob("*.py"))
@@ -43,7 +43,7 @@ EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"][
 
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_what_installs_an_extra_names_its_packages_and_this_python(extra):
-    python, *words = shlex.split(to_install(extra))
+    python, *words = shlex.split(install_command(extra))
     assert (python, words[:3]) == (sys.executable, ["-m", "pip", "install"])
     direct = {package for package in EXTRAS[extra] if not package.startswith("onea[")}
     assert direct <= {*words[3:]}
@@ -59,8 +59,8 @@ def test_nothing_tells_people_to_get_onea_from_a_registry():
 
 
 def test_hints_are_sentences():
-    assert nearest("zzz", ["gamma", "tasks"]).endswith(".")
-    assert nearest("gama", ["gamma", "tasks"]).endswith("?")
+    assert did_you_mean("zzz", ["gamma", "tasks"]).endswith(".")
+    assert did_you_mean("gama", ["gamma", "tasks"]).endswith("?")
     with pytest.raises(OneaError, match=r"^Unknown backbone 'zzz'; choose .* or one of timm's such as .*\.$") as error:
         check_name("zzz")
     assert len(str(error.value)) < 200

@@ -15,7 +15,7 @@ from scipy import stats
 from onea.errors import OneaError
 from onea.metrics import (
     accuracy_matrix,
-    class_balanced,
+    balanced_accuracy,
     forgetting,
     forgetting_per_task,
     last_accuracy,
@@ -84,7 +84,7 @@ def test_weighted_mean_by_hand() -> None:
 
 
 def test_class_balanced_leaves_out_classes_without_images() -> None:
-    assert class_balanced([9, 0, 1], [10, 0, 2]) == 70.0
+    assert balanced_accuracy([9, 0, 1], [10, 0, 2]) == 70.0
 
 
 def test_a_stream_half_done_is_described_up_to_there() -> None:
@@ -171,8 +171,8 @@ def test_the_pieces_agree_with_the_block(run: tuple[list[list[int]], list[int], 
         (lambda: accuracy_matrix([[1]], [0]), "Task 1 has no test images"),
         (lambda: accuracy_matrix([[4]], [3]), "above its total"),
         (lambda: step_accuracies([[-1]], [3]), "negative"),
-        (lambda: class_balanced([1], [1, 2]), "1 counts for 2 totals"),
-        (lambda: class_balanced([0], [0]), "No class has a test image"),
+        (lambda: balanced_accuracy([1], [1, 2]), "1 counts for 2 totals"),
+        (lambda: balanced_accuracy([0], [0]), "No class has a test image"),
         (lambda: mean_accuracy([]), "no step accuracies"),
         (lambda: weighted_mean_accuracy([1.0], [1, 2]), "1 accuracies for 2 tasks"),
         (lambda: forgetting([[1, 2]]), "square"),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from onea.errors import OneaError
-from onea.openset import auroc, false_positive_rate, open_set_curve, share_below
+from onea.openset import auroc, fpr_at_tpr, oscr_curve, rejection_rate
 
 # Few different values make many ties; the others, and infinities, come from anywhere.
 VALUES = st.integers(-2, 2).map(float) | st.floats(allow_nan=False, width=32)
@@ -37,18 +37,18 @@ def test_the_false_positive_rate_is_that_of_the_highest_threshold_enough_known_i
 ) -> None:
     reached = [t for t in known if 100 * sum(value >= t for value in known) >= percent * len(known)]
     wanted = sum(value >= max(reached) for value in unknown) / len(unknown)
-    assert false_positive_rate(torch.tensor(known), torch.tensor(unknown), percent) == wanted
+    assert fpr_at_tpr(torch.tensor(known), torch.tensor(unknown), percent) == wanted
 
 
 @given(SIDE, VALUES)
 def test_an_image_at_the_threshold_is_familiar(values: list[float], threshold: float) -> None:
-    assert share_below(torch.tensor(values), threshold) == sum(v < threshold for v in values) / len(values)
+    assert rejection_rate(torch.tensor(values), threshold) == sum(v < threshold for v in values) / len(values)
 
 
 @given(ANSWERED, SIDE)
 def test_every_point_of_the_curve_and_its_area(answered: list[tuple[float, bool]], unknown: list[float]) -> None:
     known, right = [value for value, _ in answered], [correct for _, correct in answered]
-    curve = open_set_curve(torch.tensor(known), torch.tensor(right), torch.tensor(unknown))
+    curve = oscr_curve(torch.tensor(known), torch.tensor(right), torch.tensor(unknown))
     thresholds = sorted({*known, *unknown}, reverse=True)
     assert curve.false_positives.tolist() == [0, *(sum(u >= t for u in unknown) / len(unknown) for t in thresholds)]
     assert curve.correct.tolist() == [0, *(sum(r and v >= t for v, r in answered) / len(known) for t in thresholds)]
@@ -59,14 +59,14 @@ def test_every_point_of_the_curve_and_its_area(answered: list[tuple[float, bool]
 
 def test_where_every_answer_is_right_the_curve_is_that_of_the_roc() -> None:
     known, unknown = torch.randn(50) + 1, torch.randn(40)
-    assert open_set_curve(known, torch.ones(50, dtype=torch.bool), unknown).area == pytest.approx(auroc(known, unknown))
-    assert open_set_curve(known, torch.zeros(50, dtype=torch.bool), unknown).area == 0
+    assert oscr_curve(known, torch.ones(50, dtype=torch.bool), unknown).area == pytest.approx(auroc(known, unknown))
+    assert oscr_curve(known, torch.zeros(50, dtype=torch.bool), unknown).area == 0
 
 
 def test_known_images_that_all_lie_higher_are_told_apart_without_a_mistake() -> None:
     known, unknown = torch.arange(10.0) + 100, torch.arange(7.0)
     assert auroc(known, unknown) == 1
-    assert false_positive_rate(known, unknown) == 0
+    assert fpr_at_tpr(known, unknown) == 0
     assert auroc(torch.ones(3), torch.ones(5)) == 0.5, "all are tied"
 
 
@@ -81,15 +81,15 @@ def test_nothing_and_no_numbers_are_refused(wrong: Tensor) -> None:
     for call in (
         lambda: auroc(wrong, fine),
         lambda: auroc(fine, wrong),
-        lambda: false_positive_rate(wrong, fine),
-        lambda: false_positive_rate(fine, wrong),
-        lambda: share_below(wrong, 0.0),
-        lambda: open_set_curve(wrong, torch.ones(wrong.shape, dtype=torch.bool), fine),
-        lambda: open_set_curve(fine, torch.ones(2, dtype=torch.bool), wrong),
+        lambda: fpr_at_tpr(wrong, fine),
+        lambda: fpr_at_tpr(fine, wrong),
+        lambda: rejection_rate(wrong, 0.0),
+        lambda: oscr_curve(wrong, torch.ones(wrong.shape, dtype=torch.bool), fine),
+        lambda: oscr_curve(fine, torch.ones(2, dtype=torch.bool), wrong),
     ):
         with pytest.raises(OneaError):
             call()
     with pytest.raises(OneaError, match="3 answers for 2 known images"):
-        open_set_curve(fine, torch.ones(3, dtype=torch.bool), fine)
+        oscr_curve(fine, torch.ones(3, dtype=torch.bool), fine)
     with pytest.raises(OneaError, match="percent is 0"):
-        false_positive_rate(fine, fine, percent=0)
+        fpr_at_tpr(fine, fine, percent=0)

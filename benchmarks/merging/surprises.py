@@ -30,7 +30,7 @@ from statistics import fmean
 from typing import Any
 
 from onea.files import write_atomically
-from onea.metrics import fall_per_step
+from onea.metrics import forgetting_per_step
 from onea.research.record import Record
 
 _PLAIN = {"gating": False}
@@ -86,7 +86,7 @@ def row(setting: str, merge: str, record: Record) -> dict[str, Any]:
     """What one run says."""
     metrics, options, sizes = record["metrics"], record["options"], record["stream"]["sizes"]
     told = [task["merge"] for task in record["tasks"][1:]]
-    falls = [(made["base"], fall) for made, fall in zip(told, fall_per_step(_floats(metrics["matrix"])), strict=True)]
+    falls = [(made["base"], fall) for made, fall in zip(told, forgetting_per_step(_floats(metrics["matrix"])), strict=True)]
     found: dict[str, Any] = {"data": record["data"]["name"], "setting": setting, "merge": merge}
     found |= {"seed": record["config"]["seed"]} | {name: metrics[name] for name in ("A_T", "mean_A", "F")}
     found["fall_new"] = sum(float(fall) for base, fall in falls if base == "new")

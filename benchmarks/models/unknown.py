@@ -29,7 +29,7 @@ from torch import Tensor
 
 from onea.model.answers import Snapshot
 from onea.model.estimator import OneA
-from onea.openset import auroc, share_below
+from onea.openset import auroc, rejection_rate
 from onea.research.streams import step_imbalanced
 
 BINS = 10
@@ -139,15 +139,15 @@ def main() -> None:
         "trained": [update["trained"] for update in model.history],
         "right": percent(float(right.double().mean())),
         "calibration_error": round(100 * calibration_error(answers.distribution(found).classes.amax(1), right), 2),
-        "known_called_unknown": percent(share_below(found.familiarity, answers.threshold)),
+        "known_called_unknown": percent(rejection_rate(found.familiarity, answers.threshold)),
     }
     if others:
         ours, theirs = (detectors(answers, features) for features in (inside, seen(labelled(test, others)[0])))
-        result["others_called_unknown"] = percent(share_below(theirs["ours"], answers.threshold))
+        result["others_called_unknown"] = percent(rejection_rate(theirs["ours"], answers.threshold))
         result["auroc"] = {name: percent(auroc(ours[name], theirs[name])) for name in ours}
     if given.far:
         far = answers.judge_features(seen(given.far)).familiarity
-        result["far_called_unknown"] = percent(share_below(far, answers.threshold))
+        result["far_called_unknown"] = percent(rejection_rate(far, answers.threshold))
     with given.out.open("a") as file:
         file.write(json.dumps(result) + "\n")
     print(json.dumps(result, indent=1))

@@ -50,7 +50,7 @@ from preset_choice import (
 from tuning_data import Material, draws_in, material_of
 
 from onea.errors import OneaError
-from onea.options import build
+from onea.options import make_options
 from onea.research.methods import METHODS
 from onea.research.methods.contract import Method
 from onea.research.methods.presets import preset_options
@@ -84,7 +84,7 @@ def options_of(material: Material, method: str, rate: float) -> Any:
     kind = METHODS.load(method)
     values = preset_options(method, "auto", material.shape) | {"learning_rate": rate}
     few = {"random_features": RANDOM_FEATURES} if hasattr(kind.Options, "random_features") else {}
-    return build(kind.Options, values | few)
+    return make_options(kind.Options, values | few)
 
 
 class Bench:

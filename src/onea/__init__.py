@@ -18,9 +18,9 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'onea' has no attribute '{name}'")
     from importlib import import_module
 
-    from onea.cpu import sleep_while_waiting
+    from onea.cpu import set_passive_waiting
 
-    sleep_while_waiting()
+    set_passive_waiting()
     return getattr(import_module(_HOMES[name]), name)
 
 

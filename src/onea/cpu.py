@@ -23,7 +23,7 @@ from functools import cache
 from pathlib import Path
 
 from onea.errors import OneaError
-from onea.files import default_cache, write_json
+from onea.files import cache_folder, write_json
 
 ISA_VARIABLE = "ONEDNN_MAX_CPU_ISA"
 """Forbids oneDNN, PyTorch's library of matrix products on a CPU, instructions newer than its value."""
@@ -39,18 +39,18 @@ _PATIENCE = 120  # seconds; importing torch from a cold disk takes a while
 @cache
 def has_bf16() -> bool:
     """Whether bf16 is faster than fp32 here; without the instructions it is emulated."""
-    return "avx512_bf16" in _flags() and _allowed() not in _WITHOUT_BF16 and not broken_amx()
+    return "avx512_bf16" in _flags() and _allowed() not in _WITHOUT_BF16 and not is_amx_broken()
 
 
 @cache
-def broken_amx() -> bool:
+def is_amx_broken() -> bool:
     """Whether products in bf16 would end the process."""
     if "amx_bf16" not in _flags() or _allowed() in (*_WITHOUT_BF16, *_WITHOUT_AMX):
         return False
     from onea import __version__
 
     machine = json.dumps([sorted(_flags()), platform.release(), _allowed(), __version__, sys.executable])
-    known = default_cache() / f"amx-{hashlib.sha256(machine.encode()).hexdigest()[:16]}.json"
+    known = cache_folder() / f"amx-{hashlib.sha256(machine.encode()).hexdigest()[:16]}.json"
     with suppress(OSError, ValueError, KeyError, TypeError):
         return bool(json.loads(known.read_bytes())["broken"])
     broken = not _product_works()
@@ -85,14 +85,14 @@ _POLICY = "OMP_WAIT_POLICY"
 _ELEMENTS = 100_000  # of a sum that torch divides between threads
 
 
-def sleep_while_waiting() -> None:
+def set_passive_waiting() -> None:
     """Set the policy, where that is not too late and nobody has set another."""
     if "torch" not in sys.modules:
         os.environ.setdefault(_POLICY, "PASSIVE")
 
 
 @cache
-def outnumber_cores() -> threading.Thread | None:
+def oversubscribe_threads() -> threading.Thread | None:
     """Have more OpenMP threads than cores, most of them asleep for ever, where torch was loaded without a policy.
 
     Changes PyTorch's number of threads, which is to be set afterwards.

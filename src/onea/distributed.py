@@ -88,7 +88,7 @@ class _Gather(torch.autograd.Function):
         return gradients[0][context.rank] * context.count, None, None
 
 
-def is_first() -> bool:
+def is_main_process() -> bool:
     """Whether this process writes and speaks for all that a launcher started; true when alone."""
     return os.environ.get("RANK", "0") == "0"
 
@@ -109,7 +109,7 @@ def _leave() -> None:
 
 
 @contextlib.contextmanager
-def connected(address: str | None) -> Iterator[None]:
+def ray_cluster(address: str | None) -> Iterator[None]:
     """Join or start a cluster, and leave it; one that the caller has joined already is used and kept."""
     ray = import_ray()
     if ray.is_initialized():

@@ -36,22 +36,22 @@ class OutOfMemory(MemoryError):  # noqa: N818 - as torch calls it
     """A shortage of memory, which says nothing about what we were given. The message is complete."""
 
 
-def short(value: object) -> str:
+def truncate(value: object) -> str:
     """A value as a sentence has room for it.
 
-    >>> short(12), len(short("a" * 5000))
+    >>> truncate(12), len(truncate("a" * 5000))
     ('12', 83)
     """
     text = str(value)
     return text if len(text) <= _ROOM else f"{text[:_ROOM]}..."
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, known: Iterable[str]) -> str:
     """A hint for an unknown name: the closest known one, or all of them when none is close.
 
-    >>> nearest("gama", ["gamma", "tasks"])
+    >>> did_you_mean("gama", ["gamma", "tasks"])
     "did you mean 'gamma'?"
-    >>> nearest("zzz", ["gamma", "tasks"])
+    >>> did_you_mean("zzz", ["gamma", "tasks"])
     'known: gamma, tasks.'
     """
     names = sorted(known)
@@ -72,10 +72,10 @@ def import_extra(module: str, extra: str) -> Any:
         return import_module(module)
     except ModuleNotFoundError as error:
         package = module.partition(".")[0]
-        raise OneaError(f"This needs {package}, which is not installed; run: {to_install(extra)}") from error
+        raise OneaError(f"This needs {package}, which is not installed; run: {install_command(extra)}") from error
 
 
-def to_install(extra: str) -> str:
+def install_command(extra: str) -> str:
     """The command that installs what an extra needs, for the Python that runs this and wherever onea came from.
 
     Packages are named one by one, because no registry has onea itself.

@@ -2,7 +2,7 @@
 """Reading and writing files safely.
 
 New content is complete on disk before the old name points to it, so a crash leaves no half-written file. In a folder
-from somebody else, a name may be a symbolic link, a pipe or a device: ``check_plain`` and ``read_plain`` accept
+from somebody else, a name may be a symbolic link, a pipe or a device: ``check_regular`` and ``read_regular`` accept
 regular files and folders only. JSON files can carry a checksum of their content."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from io import BufferedReader, BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onea.errors import OneaError, short
+from onea.errors import OneaError, truncate
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,7 +42,7 @@ _ITSELF = getattr(os, "O_NOFOLLOW", 0) | _BYTES
 _AT_ONCE = getattr(os, "O_NONBLOCK", 0)  # opening a pipe would wait for a writer
 
 
-def default_cache() -> Path:
+def cache_folder() -> Path:
     """The folder for what can be made again: ``$ONEA_CACHE``, else ``$XDG_CACHE_HOME/onea``, else ``~/.cache/onea``."""
     if chosen := os.environ.get("ONEA_CACHE"):
         return Path(chosen).expanduser()
@@ -61,7 +61,7 @@ def write_atomically(path: Path, content: bytes, remedy: str = "choose another f
     except OSError as error:
         with suppress(OSError):
             partial.unlink()
-        raise unwritable(path.parent, len(content), error, remedy) from error
+        raise write_error(path.parent, len(content), error, remedy) from error
 
 
 def _write_new(path: Path, content: bytes) -> None:
@@ -97,7 +97,7 @@ def write_text(path: Path, text: str, remedy: str = "choose another folder") -> 
     write_atomically(path, text.encode(errors="backslashreplace"), remedy)
 
 
-def unwritable(folder: Path, size: int, error: OSError, remedy: str) -> OneaError:
+def write_error(folder: Path, size: int, error: OSError, remedy: str) -> OneaError:
     """What to tell a user when ``size`` bytes could not be written."""
     if error.errno in NO_SPACE:
         megabytes = max(1, -(-size // 1_000_000))
@@ -105,7 +105,7 @@ def unwritable(folder: Path, size: int, error: OSError, remedy: str) -> OneaErro
     return OneaError(f"Cannot write to {folder} ({error.strerror or error}): make it writable or {remedy}.")
 
 
-def stamp_of(path: Path) -> str:
+def file_stamp(path: Path) -> str:
     """Size and times of a file, which tell without reading it that nobody has touched it; empty where there is none.
 
     An edit that puts the modification time back still moves the change time (``ctime``). On Windows that one is the
@@ -126,7 +126,7 @@ def check_path(path: Path) -> None:
         return
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise OneaError(f"'{short(path)}' cannot be a path ({reason}); choose another.") from error
+        raise OneaError(f"'{truncate(path)}' cannot be a path ({reason}); choose another.") from error
 
 
 def check_writable(folder: Path) -> None:
@@ -144,7 +144,7 @@ def check_no_model(folder: Path) -> None:
         raise OneaError(f"{folder} holds a model, and runs need a folder of their own; choose another --out.")
 
 
-def check_plain(path: Path, *, folder: bool = False) -> os.stat_result | None:
+def check_regular(path: Path, *, folder: bool = False) -> os.stat_result | None:
     """The status of the plain file (or folder) of this name, if there is one; anything else is refused."""
     try:
         status = path.lstat()
@@ -159,10 +159,10 @@ def check_plain(path: Path, *, folder: bool = False) -> os.stat_result | None:
     return status
 
 
-def open_plain(path: Path, *, follow: bool = False) -> tuple[BufferedReader, int]:
+def open_regular(path: Path, *, follow: bool = False) -> tuple[BufferedReader, int]:
     """A plain file, opened for reading, and its size; ``follow`` takes a link to one as well."""
     if not follow:
-        check_plain(path)
+        check_regular(path)
     try:
         handle = os.open(path, os.O_RDONLY | _AT_ONCE | (_BYTES if follow else _ITSELF))
     except OSError as error:
@@ -174,9 +174,9 @@ def open_plain(path: Path, *, follow: bool = False) -> tuple[BufferedReader, int
     return os.fdopen(handle, "rb"), status.st_size
 
 
-def read_plain(path: Path, most: int = _MOST, *, follow: bool = False) -> bytes:
+def read_regular(path: Path, most: int = _MOST, *, follow: bool = False) -> bytes:
     """The content of a plain file of at most so many bytes; ``follow`` takes a link to one as well."""
-    file, size = open_plain(path, follow=follow)
+    file, size = open_regular(path, follow=follow)
     with file:
         if size > most:
             raise OneaError(f"{path} has {size:,} bytes, and may have {most:,} at most; restore it from a copy.")
@@ -186,7 +186,7 @@ def read_plain(path: Path, most: int = _MOST, *, follow: bool = False) -> bytes:
             raise _unreadable(path, error) from error
 
 
-def decompressed(content: bytes, most: int = _MOST) -> bytes:
+def gunzip(content: bytes, most: int = _MOST) -> bytes:
     """The content of a gzip file, of at most so many bytes.
 
     Raises:
@@ -208,7 +208,7 @@ def _unreadable(path: Path, error: OSError) -> OneaError:
 
 def read_json(path: Path) -> Any:
     """The value in a JSON file."""
-    content = read_plain(path, follow=True)
+    content = read_regular(path, follow=True)
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -226,7 +226,7 @@ def read_tensors(source: Path | bytes, what: str, remedy: str) -> dict[str, Tens
         raise OneaError(f"{what} cannot be read ({error}); {remedy}.") from error
     # A type of numbers that torch does not have is a KeyError, and one that it cannot show an AttributeError.
     except (SafetensorError, AssertionError, AttributeError, LookupError, ValueError) as error:
-        reason = short(" ".join(str(error).split()))
+        reason = truncate(" ".join(str(error).split()))
         raise OneaError(f"{what} is damaged or not safetensors ({reason}); {remedy}.") from error
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from filelock import BaseFileLock, FileLock, Timeout
 
 from onea.errors import OneaError
-from onea.files import check_plain, read_plain, unwritable
+from onea.files import check_regular, read_regular, write_error
 
 _LONGEST = 1_000  # bytes that a holder writes, and more
 
@@ -61,7 +61,7 @@ def file_lock(path: Path, *, wait: bool = False, remedy: str = "choose another f
         OneaError: another holder has it (the sentence says which process, and since when), it is no plain file of one
             name, or its folder cannot be written to.
     """
-    status = check_plain(path)
+    status = check_regular(path)
     if status and status.st_nlink > 1:  # what is written into it would change under its other name as well
         raise OneaError(f"{path} has another name elsewhere (a hard link); delete it and try again.")
     try:
@@ -73,7 +73,7 @@ def file_lock(path: Path, *, wait: bool = False, remedy: str = "choose another f
     except NotImplementedError as error:  # filelock's word for a file system without locks
         raise OneaError(f"The file system of {path.parent} has no locks; {remedy}.") from error
     except OSError as error:
-        raise unwritable(path.parent, len(_signature()), error, remedy) from error
+        raise write_error(path.parent, len(_signature()), error, remedy) from error
     try:
         _write(path, _signature())
         yield
@@ -111,7 +111,7 @@ def _signature() -> bytes:
 
 def _holder(path: Path) -> str:
     try:
-        holder = json.loads(read_plain(path, _LONGEST))
+        holder = json.loads(read_regular(path, _LONGEST))
         host = str(holder.get("host", platform.node()))
         where = "" if host == platform.node() else f" on {host}"
         return f"process {int(holder['pid'])}{where}, for {max(0, time.time() - float(holder['since'])):.0f} s so far"

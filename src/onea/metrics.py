@@ -162,12 +162,12 @@ def forgetting(matrix: npt.ArrayLike) -> float | None:
     return float(fallen.mean()) if len(fallen) else None
 
 
-def fall_per_step(matrix: npt.ArrayLike) -> Floats:
+def forgetting_per_step(matrix: npt.ArrayLike) -> Floats:
     """How far each step but the first lowers the earlier tasks' accuracies, divided by all tasks but the last.
 
     The sum is the mean fall from right after a task to the end: F, where no task has been better in between.
 
-    >>> fall_per_step([[80, 90, 60], [float("nan"), 75, 80], [float("nan"), float("nan"), 50]])
+    >>> forgetting_per_step([[80, 90, 60], [float("nan"), 75, 80], [float("nan"), float("nan"), 50]])
     array([-5. , 12.5])
     """
     table = np.asarray(matrix, dtype=np.float64)
@@ -175,10 +175,10 @@ def fall_per_step(matrix: npt.ArrayLike) -> Floats:
     return np.array([(table[:k, k - 1] - table[:k, k]).sum() / last for k in range(1, last + 1)], dtype=np.float64)
 
 
-def class_balanced(correct_per_class: npt.ArrayLike, total_per_class: npt.ArrayLike) -> float:
+def balanced_accuracy(correct_per_class: npt.ArrayLike, total_per_class: npt.ArrayLike) -> float:
     """The mean of the classes' own accuracies, in percent; classes without test images are left out.
 
-    >>> class_balanced([9, 1], [10, 2])  # 90 % and 50 %; sample-level accuracy would say 83 %
+    >>> balanced_accuracy([9, 1], [10, 2])  # 90 % and 50 %; sample-level accuracy would say 83 %
     70.0
     """
     right, images = _pair(correct_per_class, total_per_class)
@@ -229,7 +229,7 @@ def summarise(
     correct, total = task_counts(correct_per_class, total_per_class, sizes)
     A = step_accuracies(correct, total)
     matrix = accuracy_matrix(correct, total)
-    even = [class_balanced(right, total_per_class[: len(right)]) for right in correct_per_class]
+    even = [balanced_accuracy(right, total_per_class[: len(right)]) for right in correct_per_class]
     return {
         "A": A.tolist(),
         "A_T": last_accuracy(A),

@@ -47,10 +47,10 @@ def auroc(known: Tensor, unknown: Tensor) -> float:
     return int(lower) / (2 * len(known) * len(unknown))
 
 
-def false_positive_rate(known: Tensor, unknown: Tensor, percent: int = 95) -> float:
+def fpr_at_tpr(known: Tensor, unknown: Tensor, percent: int = 95) -> float:
     """Share of unknown images as familiar as the threshold that this percentage of the known images reaches.
 
-    >>> false_positive_rate(torch.arange(100.0), torch.tensor([3.0, 4.0, 5.0, 6.0]))
+    >>> fpr_at_tpr(torch.arange(100.0), torch.tensor([3.0, 4.0, 5.0, 6.0]))
     0.5
     """
     if not 1 <= percent <= 100:
@@ -61,16 +61,16 @@ def false_positive_rate(known: Tensor, unknown: Tensor, percent: int = 95) -> fl
     return int((unknown >= threshold).sum()) / len(unknown)
 
 
-def share_below(familiarity: Tensor, threshold: float) -> float:
+def rejection_rate(familiarity: Tensor, threshold: float) -> float:
     """Share of images below a threshold: the known ones there are false alarms, the unknown ones are caught.
 
-    >>> share_below(torch.tensor([1.0, 2.0, 3.0, 4.0]), 2.0)
+    >>> rejection_rate(torch.tensor([1.0, 2.0, 3.0, 4.0]), 2.0)
     0.25
     """
     return int((_checked(familiarity) < threshold).sum()) / len(familiarity)
 
 
-def open_set_curve(known: Tensor, right: Tensor, unknown: Tensor) -> OpenSetCurve:
+def oscr_curve(known: Tensor, right: Tensor, unknown: Tensor) -> OpenSetCurve:
     """The open-set curve, one point for each familiarity that occurs.
 
     Args:
@@ -78,7 +78,7 @@ def open_set_curve(known: Tensor, right: Tensor, unknown: Tensor) -> OpenSetCurv
         right: for each of them, whether its class is right.
         unknown: familiarity of each unknown image.
 
-    >>> curve = open_set_curve(torch.tensor([3.0, 2.0]), torch.tensor([True, False]), torch.tensor([2.0, 1.0]))
+    >>> curve = oscr_curve(torch.tensor([3.0, 2.0]), torch.tensor([True, False]), torch.tensor([2.0, 1.0]))
     >>> curve.false_positives.tolist(), curve.correct.tolist(), curve.area
     ([0.0, 0.0, 0.5, 1.0], [0.0, 0.5, 0.5, 0.5], 0.5)
     """

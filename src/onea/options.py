@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from onea.errors import OneaError, nearest, short
+from onea.errors import OneaError, did_you_mean, truncate
 from onea.schema import Range
 
 T = TypeVar("T")
@@ -67,20 +67,20 @@ def upgraded(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
     return dict(kind.upgraded(named)) if hasattr(kind, "upgraded") else named
 
 
-def completed(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+def with_defaults(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """All options of ``kind``: those of an earlier version under their present names, else the defaults."""
     defaults = {field.name: field.default for field in dataclasses.fields(kind)}
     return defaults | upgraded(kind, values)
 
 
-def build(kind: type[T], values: Mapping[str, Any]) -> T:
+def make_options(kind: type[T], values: Mapping[str, Any]) -> T:
     """An instance of the dataclass ``kind``; dashes in names are underscores, text is read as the field's type."""
     fields = {field.name for field in _fields(kind)}
     hints = get_type_hints(kind)
     read = {}
     for name, value in upgraded(kind, values).items():
         if name not in fields:
-            raise OneaError(f"Unknown option '{name}'; {nearest(name, fields) if fields else 'there are none.'}")
+            raise OneaError(f"Unknown option '{name}'; {did_you_mean(name, fields) if fields else 'there are none.'}")
         read[name] = _read(name, value, hints[name])
     return kind(**read)
 
@@ -96,7 +96,7 @@ def _read(name: str, value: Any, hint: Any) -> Any:
         if isinstance(value, bool) and "yes" in choices:  # which YAML makes of a plain yes or no
             value = "yes" if value else "no"
         if value not in choices:
-            raise OneaError(f"{name} is '{short(value)}'; choose one of: {', '.join(choices)}.")
+            raise OneaError(f"{name} is '{truncate(value)}'; choose one of: {', '.join(choices)}.")
         return value
     if hint is bool:
         return _read_bool(name, value)
@@ -105,13 +105,13 @@ def _read(name: str, value: Any, hint: Any) -> Any:
     try:
         number = hint(value)
     except (TypeError, ValueError, OverflowError):
-        raise OneaError(f"{name} is '{short(value)}'; it needs {_wanted(hint)}.") from None
+        raise OneaError(f"{name} is '{truncate(value)}'; it needs {_wanted(hint)}.") from None
     if hint is int and abs(number) > LARGEST:
-        raise OneaError(f"{name} is {short(value)}; it needs a whole number of at most {LARGEST:,}.")
+        raise OneaError(f"{name} is {truncate(value)}; it needs a whole number of at most {LARGEST:,}.")
     if hint is float and not math.isfinite(number):
-        raise OneaError(f"{name} is {short(value)}; it needs a finite number.")
+        raise OneaError(f"{name} is {truncate(value)}; it needs a finite number.")
     if hint is float and abs(number) > _FARTHEST:
-        raise OneaError(f"{name} is {short(value)}; it needs a number of at most {_FARTHEST:g}.")
+        raise OneaError(f"{name} is {truncate(value)}; it needs a number of at most {_FARTHEST:g}.")
     if hint is int and isinstance(value, float) and number != value:
         raise OneaError(f"{name} is {value}; it needs a whole number.")
     return number
@@ -123,7 +123,7 @@ def _read_bool(name: str, value: Any) -> bool:
         return True
     if word in _FALSE:
         return False
-    raise OneaError(f"{name} is '{short(value)}'; it needs true or false.")
+    raise OneaError(f"{name} is '{truncate(value)}'; it needs true or false.")
 
 
 def _wanted(hint: Any) -> str:
@@ -134,13 +134,13 @@ def check_threads(threads: int) -> None:
     """Refuse a number of CPU threads that the system would not give; 0 stands for all."""
     most = max(_THREADS, os.cpu_count() or 1)
     if not 0 <= threads <= most:
-        raise OneaError(f"threads is {short(threads)}; give a number from 1 to {most}, or 0 for all.")
+        raise OneaError(f"threads is {truncate(threads)}; give a number from 1 to {most}, or 0 for all.")
 
 
-def from_arguments(arguments: list[str]) -> dict[str, Any]:
+def parse_arguments(arguments: list[str]) -> dict[str, Any]:
     """Loose command-line arguments as a mapping.
 
-    >>> from_arguments(["--rank", "64", "--kappa=5", "--no-gating", "--shared-init"])
+    >>> parse_arguments(["--rank", "64", "--kappa=5", "--no-gating", "--shared-init"])
     {'rank': '64', 'kappa': '5', 'gating': False, 'shared_init': True}
     """
     values: dict[str, Any] = {}
@@ -172,19 +172,19 @@ def parse_pairs(text: str, name: str = "the text") -> dict[str, str]:
     for part in filter(None, (word.strip() for word in text.split(","))):
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if not (key and equals and value):
-            raise OneaError(f"{name} has '{short(part)}'; write name=value pairs such as density=0.2,scale=0.6.")
+            raise OneaError(f"{name} has '{truncate(part)}'; write name=value pairs such as density=0.2,scale=0.6.")
         pairs[key] = value
     return pairs
 
 
-def describe(kind: type) -> list[tuple[str, Any, str]]:
+def list_options(kind: type) -> list[tuple[str, Any, str]]:
     """Name, default and meaning of every option."""
-    known = meanings(kind)
+    known = option_help(kind)
     return [(field.name, field.default, known.get(field.name, "")) for field in _fields(kind)]
 
 
 @cache
-def meanings(kind: type) -> dict[str, str]:
+def option_help(kind: type) -> dict[str, str]:
     """The meaning of every option by name, from the ``Attributes`` sections of a class and its bases."""
     found: dict[str, str] = {}
     for parent in kind.__mro__:
@@ -203,12 +203,12 @@ def _attributes(docstring: str) -> dict[str, str]:
     section = inspect.cleandoc(docstring).partition("Attributes:\n")[
         2
     ]  # since Python 3.13 it comes without indentation
-    meanings: dict[str, str] = {}
+    option_help: dict[str, str] = {}
     for line in section.splitlines():
         text = line.strip()
         if match := re.match(r"(\w+): (.*)", text) if line.startswith(" " * 4) and line[4:5] != " " else None:
-            meanings[match[1]] = match[2]
-        elif text and meanings:
-            last = next(reversed(meanings))
-            meanings[last] += " " + text
-    return meanings
+            option_help[match[1]] = match[2]
+        elif text and option_help:
+            last = next(reversed(option_help))
+            option_help[last] += " " + text
+    return option_help

@@ -11,7 +11,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
 
-from onea.errors import OneaError, nearest, short
+from onea.errors import OneaError, did_you_mean, truncate
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Registry:
     def load(self, name: str) -> Any:
         """The class or object behind a name."""
         if name not in self.names:
-            raise OneaError(f"Unknown {self.kind} '{name}'; {nearest(name, self.names)}")
+            raise OneaError(f"Unknown {self.kind} '{name}'; {did_you_mean(name, self.names)}")
         place = self.names[name]
         if not isinstance(place, str):
             return place
@@ -68,7 +68,7 @@ class Registry:
         except Exception as error:  # whatever somebody else's module may raise when it is imported
             if name in self.own:
                 raise
-            reason = f"{type(error).__name__}: {short(error)}"
+            reason = f"{type(error).__name__}: {truncate(error)}"
             raise OneaError(
                 f"The {self.kind} '{name}' of {place} cannot be loaded ({reason}); repair or uninstall its package."
             ) from error

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from onea import cpu
-from onea.cpu import outnumber_cores
+from onea.cpu import oversubscribe_threads
 from onea.distributed import Processes, join_processes
 from onea.errors import OneaError
 from onea.options import check_threads
@@ -50,7 +50,7 @@ class Progress:
         """A task was learned and evaluated; accuracy over all classes seen, in percent."""
 
 
-NOBODY = Progress()
+NO_PROGRESS = Progress()
 """Where no one listens."""
 
 
@@ -148,16 +148,16 @@ def make_runtime(
     """Resolve ``auto`` settings for this machine and apply the thread count (0: all cores we may use)."""
     processes, given = join_processes(device)
     check_threads(threads)
-    chosen, precision = resolve(device, precision, given)
+    chosen, precision = resolve_device(device, precision, given)
     count = threads or _asked_threads() or max(1, _cores() // processes.count)
     if count > 1:
-        outnumber_cores()
+        oversubscribe_threads()
     torch.set_num_threads(count)
     shown = progress if progress and processes.first else Progress()
     return Runtime(chosen, precision, count, shown, processes)
 
 
-def resolve(device: str, precision: str, given: torch.device | None = None) -> tuple[torch.device, str]:
+def resolve_device(device: str, precision: str, given: torch.device | None = None) -> tuple[torch.device, str]:
     """The device and precision that ``auto`` means here; ``given`` is what a launcher has chosen.
 
     Raises:
@@ -170,7 +170,7 @@ def resolve(device: str, precision: str, given: torch.device | None = None) -> t
         raise OneaError(f"precision is '{precision}'; choose auto, fp8, bf16 or fp32.")
     if precision == "fp8" and not _has_fp8(chosen):
         raise OneaError("precision fp8 needs an NVIDIA GPU of compute capability 8.9 or later; use auto or bf16.")
-    if precision == "bf16" and chosen.type == "cpu" and cpu.broken_amx():
+    if precision == "bf16" and chosen.type == "cpu" and cpu.is_amx_broken():
         raise OneaError(
             "bf16 does not work here: this machine announces AMX instructions that it does not have; use fp32, or set "
             f"{cpu.ISA_VARIABLE}=AVX512_CORE_BF16."

@@ -30,7 +30,7 @@ def cosine(epoch: int, epochs: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * epoch / epochs))
 
 
-def named(name: str) -> Callable[[int, int], float]:
+def get_schedule(name: str) -> Callable[[int, int], float]:
     """The schedule that an option names: ``cosine`` or ``late-cosine``."""
     return {"cosine": cosine, "late-cosine": late_cosine}[name]
 

@@ -22,7 +22,7 @@ def to_float64(tensor: Tensor) -> Tensor:
     return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
 
 
-def compact(tensor: Tensor) -> Tensor:
+def round_to_bfloat16(tensor: Tensor) -> Tensor:
     """The tensor in float32 with values that bfloat16 can hold, which halves what has to be kept of it."""
     return tensor.bfloat16().float()
 
@@ -42,19 +42,19 @@ def row_blocks(rows: int, columns: int, pairs: int = _PAIRS) -> Iterator[slice]:
     return (slice(start, min(start + size, rows)) for start in range(0, rows, size))
 
 
-def prefixed(prefix: str, part: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def add_prefix(prefix: str, part: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A part's tensors under its prefix.
 
-    >>> prefixed("head.", {"bias": Tensor([1.0])})
+    >>> add_prefix("head.", {"bias": Tensor([1.0])})
     {'head.bias': tensor([1.])}
     """
     return {prefix + name: value for name, value in part.items()}
 
 
-def part_of(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def select_prefix(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors under a prefix, without it.
 
-    >>> part_of("head.", {"head.bias": Tensor([1.0]), "other": Tensor([2.0])})
+    >>> select_prefix("head.", {"head.bias": Tensor([1.0]), "other": Tensor([2.0])})
     {'bias': tensor([1.])}
     """
     return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}

@@ -21,29 +21,31 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text)
 
 
-def sentence(text: str) -> str:
+def single_line(text: str) -> str:
     r"""A message fit to be shown, whatever it quotes: on one line, and no word of it fills the screen.
 
-    >>> len(sentence(f"Class '{'9' * 5000}' is\nunknown."))
+    >>> len(single_line(f"Class '{'9' * 5000}' is\nunknown."))
     222
     """
     return re.sub(rf"\S{{{_LONGEST_WORD},}}", lambda word: f"{word[0][:_KEPT]}...{word[0][-_KEPT:]}", printable(text))
 
 
-def count(number: int, one: str, many: str) -> str:
+def plural(number: int, one: str, many: str) -> str:
     """A number with its noun.
 
-    >>> count(1, "class", "classes"), count(1200, "class", "classes")
+    >>> plural(1, "class", "classes"), plural(1200, "class", "classes")
     ('1 class', '1,200 classes')
     """
     return f"{number:,} {one if number == 1 else many}"
 
 
-def some(names: Sequence[str], total: int | None = None, most: int = 5) -> str:
+def list_names(names: Sequence[str], total: int | None = None, most: int = 5) -> str:
     """The first of some names, and how many more there are.
 
-    >>> some(["kiwi", "lemon", "plum"]), some(["kiwi", "lemon", "plum"], most=1), some(["kiwi"], total=1_200)
-    ('kiwi, lemon and plum', 'kiwi and 2 more', 'kiwi and 1,199 more')
+    >>> list_names(["kiwi", "lemon", "plum"]), list_names(["kiwi", "lemon", "plum"], most=1)
+    ('kiwi, lemon and plum', 'kiwi and 2 more')
+    >>> list_names(["kiwi"], total=1_200)
+    'kiwi and 1,199 more'
     """
     total = len(names) if total is None else total
     shown = list(names[:most])
@@ -51,10 +53,10 @@ def some(names: Sequence[str], total: int | None = None, most: int = 5) -> str:
     return f"{', '.join(shown)} and {last}" if shown else last
 
 
-def now() -> str:
+def utc_timestamp() -> str:
     """The time, as records, histories and cards write it.
 
-    >>> now().endswith("+00:00")
+    >>> utc_timestamp().endswith("+00:00")
     True
     """
     return datetime.now(UTC).isoformat(timespec="seconds")

@@ -18,7 +18,7 @@ from support.commands import COMMANDS, in_one_process
 from support.models import onnx_runtime_or_skip
 from support.offline import KERNEL_GUARDS, STOPPED
 
-from onea.files import default_cache
+from onea.files import cache_folder
 
 GUARD = ROOT / "tests/support/offline.py"
 SETTINGS = ("ONEA_", "XDG_", "ORT_", "MPL", "HF_", "TORCH", "TRITON")  # where caches are, and what calls out
@@ -93,7 +93,7 @@ def run(home, tiny_images, tiny_vit):
 
 
 def check_home(home: Path) -> None:
-    cache = default_cache()
+    cache = cache_folder()
     assert cache.is_relative_to(home)
     left = [path for path in home.rglob("*") if path.is_file() and not path.is_relative_to(cache)]
     assert left == []

@@ -18,7 +18,7 @@ from support import ROOT
 from support.models import class_folders, tiny_model
 
 import onea as product
-from onea.files import default_cache
+from onea.files import cache_folder
 from onea.model.parameters import Parameters
 
 PAGE = ROOT / "docs/privacy.md"
@@ -266,7 +266,7 @@ def test_the_cache_holds_the_place_of_the_network_alone(tiny_vit, tiny_images, t
     model = tiny_model(tiny_vit).learn(tiny_images / "train")
     model.predict(tiny_images / "test")
     shutil.rmtree(model.save(tmp_path / "shop.onea"))
-    [note] = [path for path in default_cache().rglob("*") if path.is_file()]
+    [note] = [path for path in cache_folder().rglob("*") if path.is_file()]
     assert json.loads(note.read_bytes()) == {"file": str(Path(tiny_vit).resolve())}
 
 

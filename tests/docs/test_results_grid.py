@@ -15,7 +15,7 @@ import pytest
 import typer
 from support.pages import script
 
-from onea.options import from_arguments
+from onea.options import parse_arguments
 from onea.research.methods import METHODS
 from onea.research.record import read_record_file, write_record
 from onea.research.runs.config import RunConfig, make_config
@@ -38,7 +38,9 @@ def asked_for(command: str) -> tuple[RunConfig, Path]:
     given = {name: value for name, value in context.params.items() if value is not None}
     out = Path(given.pop("out"))
     names = set(RunConfig.__dataclass_fields__)
-    config = make_config({name: value for name, value in given.items() if name in names} | from_arguments(context.args))
+    config = make_config(
+        {name: value for name, value in given.items() if name in names} | parse_arguments(context.args)
+    )
     return config, out
 
 

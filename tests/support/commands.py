@@ -74,20 +74,20 @@ def check_onea(words: list[str]) -> None:
     context = group.commands[name].make_context(name, arguments)
     given = context.params
     if name == "run":
-        from onea.options import from_arguments
+        from onea.options import parse_arguments
         from onea.research.data.sources import DATASETS
         from onea.research.runs.config import RunConfig, make_config
 
         fields = {key: value for key, value in given.items() if key in RunConfig.__dataclass_fields__}
-        config = make_config(fields | from_arguments(context.args))
+        config = make_config(fields | parse_arguments(context.args))
         assert config.data.partition(":")[0] in DATASETS.names
     elif name == "merge":
         from onea.merging import make_operator
-        from onea.options import from_arguments
+        from onea.options import parse_arguments
 
         loose = [*given["inputs"], *context.args]
         cut = next((index for index, word in enumerate(loose) if word.startswith("--")), len(loose))
-        make_operator(given["operator"], **from_arguments(loose[cut:]))
+        make_operator(given["operator"], **parse_arguments(loose[cut:]))
     elif name == "teach":
         assert (given["folder"] is None) != (given["background"] is None), "teach takes one folder"
     elif name == "methods" and given["name"] and not given["backbones"]:

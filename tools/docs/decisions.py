@@ -16,7 +16,7 @@ from typing import Literal
 
 from evidence import ROOT, Mean, difference, mean, parts
 
-from onea.metrics import fall_per_step
+from onea.metrics import forgetting_per_step
 from onea.research.record import Record
 
 FILE = ROOT / "benchmarks/merging/surprises.csv"
@@ -309,6 +309,7 @@ def _falls(base: str) -> Callable[[Record], float]:
 
     def read(record: Record) -> float:
         matrix = [[float("nan") if value is None else value for value in line] for line in record["metrics"]["matrix"]]
-        return float(sum(fall for own, fall in zip(_bases(record), fall_per_step(matrix), strict=True) if own == base))
+        steps = zip(_bases(record), forgetting_per_step(matrix), strict=True)
+        return float(sum(fall for each, fall in steps if each == base))
 
     return read

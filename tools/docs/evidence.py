@@ -15,7 +15,7 @@ from statistics import fmean, median
 from typing import Any
 
 from onea.metrics import t_interval
-from onea.options import completed
+from onea.options import with_defaults
 from onea.research.methods import method_class
 from onea.research.paper.names import METHODS as PAPER_NAMES
 from onea.research.record import Record
@@ -185,7 +185,7 @@ def is_current(record: Record) -> bool:
     config = make_config({key: value for key, value in record["config"].items() if key != "store"})
     today = options_of(config, shape_in(record))
     # An option that came later has its default in earlier runs.
-    return completed(type(today), record["options"]) == dataclasses.asdict(today)
+    return with_defaults(type(today), record["options"]) == dataclasses.asdict(today)
 
 
 @cache

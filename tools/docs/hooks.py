@@ -146,10 +146,10 @@ def _default(parameter: Any) -> str:
 
 
 def _options(kind: type, values: Mapping[str, Any] | None = None, head: str = "default") -> str:
-    from onea.options import describe
+    from onea.options import list_options
 
     rows = []
-    for name, default, meaning in describe(kind):
+    for name, default, meaning in list_options(kind):
         value = str(values[name] if values else default)
         words = (meaning[:1].upper() + meaning[1:]).replace("``", "`")
         rows.append((f"`--{name.replace('_', '-')}`", value and f"`{value}`", words))

@@ -35,6 +35,6 @@ def make_classifier(name: str, **options: Any) -> Classifier:
     >>> make_classifier("rgda", directions="16")
     RegularisedGaussian(directions=16, prior_images=800.0)
     """
-    from onea.options import build
+    from onea.options import make_options
 
-    return build(classifier_class(name), options)
+    return make_options(classifier_class(name), options)

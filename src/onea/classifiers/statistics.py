@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from onea.tensors import Tensors, compact, eigh, to_float64
+from onea.tensors import Tensors, eigh, round_to_bfloat16, to_float64
 from onea.vit.heads import class_means
 
 _TINY = 1e-12  # relative to the largest eigenvalue: below it there is rounding only
@@ -206,7 +206,7 @@ class ClassStatistics:
 
     def compact(self) -> Self:
         """The same with directions that bfloat16 can hold, which halves what has to be kept of them."""
-        return self if self.factors is None else self._with_same_scatter(factors=compact(self.factors))
+        return self if self.factors is None else self._with_same_scatter(factors=round_to_bfloat16(self.factors))
 
     def to(self, device: torch.device) -> Self:
         """The statistics on another device; they stay where they are for one without float64."""

@@ -15,10 +15,10 @@ from contextlib import suppress
 from io import TextIOWrapper
 from typing import NoReturn
 
-from onea.cpu import sleep_while_waiting
+from onea.cpu import set_passive_waiting
 from onea.errors import OUT_OF_MEMORY, OneaError, OutOfMemory, is_out_of_memory
-from onea.files import NO_SPACE, default_cache
-from onea.text import sentence
+from onea.files import NO_SPACE, cache_folder
+from onea.text import single_line
 
 # Arguments that messages may name.
 _FLAGS = ("backbone", "device", "epochs", "image_size", "merge", "on_bad", "preset", "seed", "unknown")
@@ -38,9 +38,9 @@ def main() -> None:
     defer_compiler()
     _collect_later()
     atexit.register(_leave)
-    sleep_while_waiting()
+    set_passive_waiting()
     with suppress(RuntimeError):  # whoever has no home has no cache there
-        os.environ.setdefault("MPLCONFIGDIR", str(default_cache() / "matplotlib"))  # for its list of fonts
+        os.environ.setdefault("MPLCONFIGDIR", str(cache_folder() / "matplotlib"))  # for its list of fonts
     warnings.filterwarnings("ignore", module="PIL")  # it would tell every odd tag of every photo
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a name that the terminal cannot show must not end a command
@@ -95,7 +95,7 @@ def _leave() -> None:
 
 
 def _stop(reason: str, code: int = 2) -> NoReturn:
-    print(f"onea: {sentence(in_flags(reason))}", file=sys.stderr)
+    print(f"onea: {single_line(in_flags(reason))}", file=sys.stderr)
     sys.exit(code)
 
 

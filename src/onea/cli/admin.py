@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from onea.cli.options import Model
-from onea.text import count, printable
+from onea.text import plural, printable
 
 if TYPE_CHECKING:
     from onea.model.state import State
@@ -100,7 +100,7 @@ def undo(model: Model) -> None:
 
     undone, now = go_back(model)
     print(f"undid version {undone.version} ({printable(undone.what)})")
-    print(f"{model} is at version {now.version} again and knows {count(len(now.classes), 'class', 'classes')}")
+    print(f"{model} is at version {now.version} again and knows {plural(len(now.classes), 'class', 'classes')}")
 
 
 def forget(
@@ -121,7 +121,7 @@ def forget(
 
     state = change(model, next_state, keep=0 if everywhere else None)
     gone = printable(", ".join(dict.fromkeys(classes)))
-    print(f"{model} no longer answers {gone}; it knows {count(len(state.classes), 'class', 'classes')} now")
+    print(f"{model} no longer answers {gone}; it knows {plural(len(state.classes), 'class', 'classes')} now")
     for remark in sentences(state.updates[-1]):
         print(remark)
 
@@ -140,7 +140,7 @@ def rename(
         return (before.joined if merge else before.renamed)(old, new, version, date)
 
     state = change(model, next_state)
-    now = f"; it knows {count(len(state.classes), 'class', 'classes')} now" if merge else ""
+    now = f"; it knows {plural(len(state.classes), 'class', 'classes')} now" if merge else ""
     print(printable(f"{model} now calls '{old}' '{new}'{now}"))
     for remark in sentences(state.updates[-1]):
         print(printable(remark))

@@ -12,7 +12,7 @@ from rich.console import Console
 from onea.model.evaluation.check import NEEDIEST, SHARES
 from onea.presentation.formats import terminal
 from onea.presentation.table import NOTHING, Table
-from onea.text import count
+from onea.text import plural
 
 if TYPE_CHECKING:
     from onea.model.evaluation.check import Check, ClassCheck
@@ -52,7 +52,7 @@ def print_check(console: Console, found: Check, most: int) -> None:
         _rest(console, len(found.duplicates) - most, "pair", "pairs")
     advice = Counter(one.advice for one in found.classes)
     summary = ", ".join(f"{advice[what]:,} {what}" for what in NEEDIEST[::-1] if advice[what])
-    classes = count(len(found.classes), "class", "classes")
+    classes = plural(len(found.classes), "class", "classes")
     console.print(f"{classes}: {summary} (version {found.version})", highlight=False)
     if not found.measured:
         console.print("give a folder of photos to find mislabelled ones and to measure each class", highlight=False)
@@ -97,7 +97,7 @@ def _print_mistakes(console: Console, found: Mistakes, most: int) -> None:
         _print(console, Table.of_texts("classes that are often misclassified", heads, often, left=1))
         _rest(console, len(found.misclassified) - most, "class", "classes")
     if found.images:
-        photos = count(found.images, "held-out photo", "held-out photos")
+        photos = plural(found.images, "held-out photo", "held-out photos")
         console.print(f"{found.mistakes:,} of {photos} misclassified", highlight=False)
 
 
@@ -107,4 +107,4 @@ def _print(console: Console, table: Table) -> None:
 
 def _rest(console: Console, number: int, one: str, many: str) -> None:
     if number > 0:
-        console.print(f"and {count(number, one, many)} more (--most, --json)", highlight=False)
+        console.print(f"and {plural(number, one, many)} more (--most, --json)", highlight=False)

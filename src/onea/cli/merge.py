@@ -27,7 +27,7 @@ def merge(
     The result comes with a card (OUT.merge.json, or merge.json in the folder) that says how it was made.
     """
     from onea.merging.files import merge_files, parse_counts
-    from onea.options import from_arguments
+    from onea.options import parse_arguments
 
     words = [*inputs, *context.args]  # click takes unknown options for inputs, in the order given
     cut = next((index for index, word in enumerate(words) if word.startswith("--")), len(words))
@@ -35,7 +35,7 @@ def merge(
         [Path(word) for word in words[:cut]],
         out,
         operator=operator,
-        options=from_arguments(words[cut:]),
+        options=parse_arguments(words[cut:]),
         classes=parse_counts("classes", classes) if classes else None,
         samples=parse_counts("samples", samples) if samples else None,
         rank=rank,

@@ -298,15 +298,15 @@ def export(
     The file is kept only if its answers are the model's. A description (classes, input, output) lies beside it as JSON.
     """
     from onea.cli.model_display import print_quality
-    from onea.errors import OneaError, nearest
+    from onea.errors import OneaError, did_you_mean
     from onea.model.estimator import load_for
     from onea.model.export import ENDINGS, default_place
     from onea.model.export import export as write
-    from onea.text import count
+    from onea.text import plural
     from onea.vit.onnx import OPSET
 
     if to not in ENDINGS:
-        raise OneaError(f"Unknown format '{to}'; {nearest(to, ENDINGS)}")
+        raise OneaError(f"Unknown format '{to}'; {did_you_mean(to, ENDINGS)}")
     if precision not in ("fp32", "int8"):
         raise OneaError(f"--precision is '{precision}'; choose fp32 or int8.")
     loaded = load_for(model, backbone=backbone, device="cpu").snapshot()
@@ -314,7 +314,7 @@ def export(
     wishes: dict[str, Any] = {"preprocess": preprocess, "precision": precision, "check": check, "force": force}
     done = write(loaded, to, place, **wishes)  # type: ignore[arg-type]
     opset = f", opset {OPSET}" if to == "onnx" else ""
-    known = count(len(loaded.classes), "class", "classes")
+    known = plural(len(loaded.classes), "class", "classes")
     print(f"{done.path}: {known}, version {loaded.version}, {precision}{opset}")
     print(f"{done.input}; see {done.description}")
     if done.quality is None:

@@ -18,7 +18,7 @@ from onea.data.image_files import by_reason
 from onea.model.sentences import advice, held_out_sentences, remarks, taught_before, told
 from onea.presentation.formats import terminal, terminal_look
 from onea.presentation.table import Table
-from onea.text import count
+from onea.text import plural
 from onea.vit.backbones import shortened
 
 _NAMED = 5  # classes in one line
@@ -37,12 +37,12 @@ def print_learned(console: Console, model: OneA, path: Path, seconds: float) -> 
     """What an update brought, and how long all of it took."""
     update = model.history[-1]
     if update["kind"] == "background":
-        learned = count(update["images"], "background image", "background images")
+        learned = plural(update["images"], "background image", "background images")
     else:
         learned = _learned_classes(update)
     line = f"learned {learned} in {seconds:.1f} s"
     if update["skipped"]:
-        line += f"; {count(update['skipped'], 'unreadable image', 'unreadable images')} left out"
+        line += f"; {plural(update['skipped'], 'unreadable image', 'unreadable images')} left out"
     console.print(line, highlight=False, markup=False)
     for skipped in by_reason(model.last_report.skipped):
         console.print(shown(f"left out {skipped}"), soft_wrap=True)
@@ -52,20 +52,20 @@ def print_learned(console: Console, model: OneA, path: Path, seconds: float) -> 
     old = remarks(state.backbone) if taught_before(state.backbone) else []  # whoever chose a network has chosen
     for remark in (*old, *advice(state.classes, state.merged)):
         console.print(remark, highlight=False, markup=False, soft_wrap=True)
-    known = count(update["known"], "class", "classes")
+    known = plural(update["known"], "class", "classes")
     console.print(shown(f"{path} now knows {known} (version {model.version})"), soft_wrap=True)
 
 
 def print_info(console: Console, path: Path, facts: Mapping[str, Any]) -> None:
     """What a model is, in a few lines, and what to know about its network."""
-    images, background = count(facts["images"], "image", "images"), facts["background_images"]
-    behind = f" and {count(background, 'background image', 'background images')}" if background else ""
+    images, background = plural(facts["images"], "image", "images"), facts["background_images"]
+    behind = f" and {plural(background, 'background image', 'background images')}" if background else ""
     network, rate = facts["backbone"], facts["unknown"]
-    used = f"the first {count(network['depth'], 'block', 'blocks')} of " if "depth" in network else ""
+    used = f"the first {plural(network['depth'], 'block', 'blocks')} of " if "depth" in network else ""
     unknown = f"{100 * rate:g} % of known images may be answered unknown" if rate else "never unknown"
     lines = [
-        f"{path} knows {count(facts['classes'], 'class', 'classes')} from {images}{behind}, in "
-        f"{count(facts['updates'], 'update', 'updates')} (version {facts['version']})",
+        f"{path} knows {plural(facts['classes'], 'class', 'classes')} from {images}{behind}, in "
+        f"{plural(facts['updates'], 'update', 'updates')} (version {facts['version']})",
         f"network: {used}{network['name']}, {network['input']} x {network['input']} pixels, sha256 "
         f"{shortened(network['sha256'])}",
         f"learns by the preset {facts['preset']}; answers by {facts['readout']}; {unknown}",
@@ -86,9 +86,9 @@ def print_classes(console: Console, known: Sequence[Mapping[str, Any]]) -> None:
 def _learned_classes(update: dict[str, Any]) -> str:
     """The classes of an update in words."""
     again = len(update["classes"]) - update["new_classes"]
-    what = count(update["new_classes"], "new class", "new classes") if update["new_classes"] else ""
-    more = count(again, "known class", "known classes") + " again" if again else ""
-    return f"{' and '.join(part for part in (what, more) if part)} from {count(update['images'], 'image', 'images')}"
+    what = plural(update["new_classes"], "new class", "new classes") if update["new_classes"] else ""
+    more = plural(again, "known class", "known classes") + " again" if again else ""
+    return f"{' and '.join(part for part in (what, more) if part)} from {plural(update['images'], 'image', 'images')}"
 
 
 def print_answers(console: Console, answers: Sequence[Answer]) -> None:
@@ -136,7 +136,7 @@ def print_evaluation(console: Console, found: Evaluation) -> None:
         names = ", ".join(found.never_taught[:_NAMED]) + (", ..." if len(never) > _NAMED else "")
         console.print(
             shown(
-                f"never taught, not counted: {names}; {caught:,} of their {count(images, 'image', 'images')} answered "
+                f"never taught, not counted: {names}; {caught:,} of their {plural(images, 'image', 'images')} answered "
                 "unknown"
             )
         )
@@ -165,7 +165,7 @@ def print_open_set(console: Console, found: OpenSet) -> None:
         ("known images answered unknown, at the model's threshold", found.false_alarms if own else None),
     ]
     cells = [(name, "it has none" if share is None else f"{100 * share:.1f}") for name, share in lines]
-    title = f"{count(len(found.known), 'known image', 'known images')} against {len(found.unknown):,} unknown"
+    title = f"{plural(len(found.known), 'known image', 'known images')} against {len(found.unknown):,} unknown"
     console.print(terminal(Table.of_texts(title, ("measure", "%"), cells)))
 
 
@@ -213,7 +213,7 @@ def print_quality(found: Quality) -> None:
     from onea.model.evaluation.metrics import ENOUGH
 
     before, after = (100 * accuracy for accuracy in found.accuracy)
-    photos = count(found.photos, "photo", "photos")
+    photos = plural(found.photos, "photo", "photos")
     same = f"{100 * found.agreement:.1f} % of the answers the same"
     print(f"{photos}: {after:.1f} % correct, {before:.1f} % in fp32; {same}")
     if found.photos < ENOUGH:

@@ -16,7 +16,7 @@ import typer
 
 from onea.data.pixel_limit import MAX_PIXELS, MEGAPIXEL
 from onea.errors import OneaError
-from onea.options import MachineOptions, meanings
+from onea.options import MachineOptions, option_help
 
 Command = Callable[..., None]
 
@@ -27,7 +27,7 @@ def meaning(kind: type, name: str) -> str:
     >>> meaning(MachineOptions, "threads")
     'CPU threads; 0 is all.'
     """
-    text = meanings(kind)[name]
+    text = option_help(kind)[name]
     plain = re.sub(r"``(.+?)``", lambda code: f"`{code[1]}`" if " " in code[1] else code[1], text)
     return plain if text.startswith("``") else plain[:1].upper() + plain[1:]
 

@@ -57,13 +57,13 @@ def serve(
 
     The page is at /, what the service can do at /docs.
     """
-    from onea.errors import OneaError, to_install
+    from onea.errors import OneaError, install_command
 
     try:
         from onea.serve.access import names_for, read_token
         from onea.serve.service import Service
     except ModuleNotFoundError as error:
-        raise OneaError(f"Serving needs {error.name}; install it with: {to_install('serve')}") from error
+        raise OneaError(f"Serving needs {error.name}; install it with: {install_command('serve')}") from error
     if on not in ("here", "ray"):
         raise OneaError(f"--on is '{on}'; choose here or ray.")
     if on == "here" and (replicas != 1 or address is not None):

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from onea.errors import OneaError, to_install
+from onea.errors import OneaError, install_command
 
 _FAMILIES = {"suits": "♠♥♦♧", "weather": "☀☁☂⚡", "yin-yang": "☯"}
 _NAMES = dict(
@@ -105,7 +105,7 @@ def _serve() -> None:
         import onea.serve.service  # noqa: F401
     except ModuleNotFoundError as error:
         print(f"serving needs {error.name}, which is not installed; the tour goes on without. To install it:")
-        print(to_install("serve"))
+        print(install_command("serve"))
         return
     with _started([sys.executable, "-m", "onea", *words]) as lines:
         first = next(lines, "")

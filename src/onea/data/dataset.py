@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onea.errors import OneaError
-from onea.files import stamp_of
+from onea.files import file_stamp
 
 Labels = npt.NDArray[np.int64]
 Pixels = npt.NDArray[np.uint8]
@@ -217,7 +217,7 @@ def _digests(train: Mapping[str, Sequence[ImageFile]], test: Mapping[str, Sequen
     for side_name, side in (("train", train), ("test", test)):
         for i, (label, images) in enumerate(side.items()):
             for image in images:
-                found = stamp_of(image.path)
+                found = file_stamp(image.path)
                 size = found.partition(" ")[0] or "-1"  # a dangling link: packing the images reports it by name
                 fields = (side_name, str(i), label, image.name, size)
                 fingerprint.update("\0".join(fields).encode("utf-8", "surrogateescape") + b"\n")

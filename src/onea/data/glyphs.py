@@ -22,7 +22,7 @@ import numpy.typing as npt
 from PIL import Image, ImageFilter
 
 from onea.data.dataset import Dataset, Group, Labels, Pixels, Split
-from onea.errors import OneaError, nearest
+from onea.errors import OneaError, did_you_mean
 from onea.files import CACHE_REMEDY, write_atomically
 
 VERSION = "glyphs/v1"  # part of every seed
@@ -111,7 +111,7 @@ def load_glyphs(name: str = "glyphs", cache: Path | None = None) -> Dataset:
         OneaError: for an unknown name, or when the cache folder cannot be written.
     """
     if name not in PLANS:
-        raise OneaError(f"There is no embedded dataset '{name}': {nearest(name, PLANS)}")
+        raise OneaError(f"There is no embedded dataset '{name}': {did_you_mean(name, PLANS)}")
     plan = PLANS[name]
     pixels = _read(plan, cache) if cache is not None else None
     if pixels is None:

@@ -17,8 +17,8 @@ import numpy as np
 from onea.data.dataset import Labels, Split
 from onea.data.decode import NO_FILE, BadImage, read_image
 from onea.errors import OneaError
-from onea.files import open_plain
-from onea.text import some
+from onea.files import open_regular
+from onea.text import list_names
 
 OnBad = Literal["fail", "skip"]
 _NAMED = 5  # reasons; the images of others are counted
@@ -75,7 +75,7 @@ def by_reason(skipped: Sequence[str]) -> list[str]:
     >>> by_reason([f"{n}.heic: it is a HEIC photo" for n in range(9)])
     ['0.heic, 1.heic, 2.heic, 3.heic, 4.heic and 4 more: it is a HEIC photo']
     """
-    return [f"{some(images)}: {reason}" for reason, images in _images_of_reason(skipped).items()]
+    return [f"{list_names(images)}: {reason}" for reason, images in _images_of_reason(skipped).items()]
 
 
 def _images_of_reason(skipped: Sequence[str]) -> dict[str, list[str]]:
@@ -131,13 +131,13 @@ def in_threads(work: Callable[[Item], Result], files: Sequence[Item], threads: i
     workers = min(threads or _cores(), _cores())
     waiting: deque[Future[list[Result]]] = deque()
     pool = ThreadPoolExecutor(workers, thread_name_prefix="onea-decode")
-    some = max(1, min(_AT_ONCE, len(files) // (8 * workers)))
+    list_names = max(1, min(_AT_ONCE, len(files) // (8 * workers)))
     try:
-        for start in range(0, len(files), some):
+        for start in range(0, len(files), list_names):
             # A bounded queue: when the disk is slower than the decoders, memory must not fill up with images.
             if len(waiting) >= 2 * workers:
                 yield from waiting.popleft().result()
-            waiting.append(pool.submit(lambda part: [work(file) for file in part], files[start : start + some]))
+            waiting.append(pool.submit(lambda part: [work(file) for file in part], files[start : start + list_names]))
         while waiting:
             yield from waiting.popleft().result()
     finally:
@@ -171,7 +171,7 @@ def _digest_of(file: Path) -> bytes:
 
 def sha256_of(file: Path) -> str:
     """The digest of what a file holds."""
-    stream, _ = open_plain(file, follow=True)
+    stream, _ = open_regular(file, follow=True)
     with stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 
-from onea.errors import OneaError, short
+from onea.errors import OneaError, truncate
 
 MEGAPIXEL = 1_000_000
 MAX_PIXELS = 110 * MEGAPIXEL
@@ -30,7 +30,9 @@ def allow_megapixels(number: int | None) -> None:
 def _checked(given: str) -> int:
     most = MOST_PIXELS // MEGAPIXEL
     if not (given.isascii() and given.isdigit() and len(given) <= len(str(most)) and 1 <= int(given) <= most):
-        raise OneaError(f"--max-megapixels (or {_VARIABLE}) is {short(given)}; choose a whole number from 1 to {most}.")
+        raise OneaError(
+            f"--max-megapixels (or {_VARIABLE}) is {truncate(given)}; choose a whole number from 1 to {most}."
+        )
     return int(given)
 
 

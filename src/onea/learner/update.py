@@ -23,7 +23,7 @@ from onea.classifiers.contract import Classifier, Statistics
 from onea.classifiers.statistics import ClassStatistics
 from onea.learner.held_out import dropped_significantly, held_out_accuracy
 from onea.learner.merged_adapter import MergedAdapter
-from onea.tensors import compact
+from onea.tensors import round_to_bfloat16
 
 Adapt = Callable[[MergedAdapter], tuple[MergedAdapter, dict[str, Any]]]
 
@@ -45,7 +45,10 @@ class Known:
     def carried(self, by: Tensor) -> Known:
         """The same after a linear map ``[width, width]`` of all features."""
         statistics = {kind: known.carry(by) for kind, known in self.statistics.items()}
-        features = {name: compact(value @ by.float()) if len(value) else value for name, value in self.features.items()}
+        features = {
+            name: round_to_bfloat16(value @ by.float()) if len(value) else value
+            for name, value in self.features.items()
+        }
         return replace(self, statistics=statistics, features=features)
 
     def add(self, features: Tensor, rows: Tensor) -> Known:

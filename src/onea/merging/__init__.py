@@ -43,7 +43,7 @@ def make_operator(name: str, **options: Any) -> Operator:
     >>> make_operator("ties", density="0.5")
     TIES(density=0.5, scale=1.0, weights='uniform')
     """
-    from onea.options import build
+    from onea.options import make_options
 
-    operator: Operator = build(operator_class(name), options)
+    operator: Operator = make_options(operator_class(name), options)
     return operator

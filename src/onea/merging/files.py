@@ -18,14 +18,14 @@ from safetensors.torch import save
 from torch import Tensor
 
 from onea import __version__
-from onea.errors import OneaError, short
-from onea.files import check_path, read_plain, read_tensors, unwritable, write_atomically, write_json
+from onea.errors import OneaError, truncate
+from onea.files import check_path, read_regular, read_tensors, write_atomically, write_error, write_json
 from onea.merging import make_operator, operator_class
 from onea.merging.lora import CONFIG, WEIGHTS, Lora, check_alike, read_lora, write_lora
 from onea.merging.operator import Sizes, check_held, check_mergeable
 from onea.options import LARGEST
 from onea.tensors import Tensors
-from onea.text import now
+from onea.text import utc_timestamp
 
 _MOST = 2**53  # classes or samples
 _KEPT = "adapter."  # where the state of an adapter-merging run holds its adapter
@@ -117,7 +117,7 @@ def merge_files(
         ],
         "samples_are": "given" if samples else "as in the files" if not classes else "taken equal to classes",
         "onea": __version__,
-        "date": now(),
+        "date": utc_timestamp(),
     }
     return _write(out, first, merged, rank, card)
 
@@ -132,10 +132,10 @@ def parse_counts(name: str, text: str) -> list[int]:
         counts = [int(word) for word in text.split(",")]
     except ValueError:
         raise OneaError(
-            f"--{name} is '{short(text)}'; write whole numbers with commas between them, such as 40,5."
+            f"--{name} is '{truncate(text)}'; write whole numbers with commas between them, such as 40,5."
         ) from None
     if max(counts) > LARGEST:
-        raise OneaError(f"--{name} is {short(text)}; no number may be larger than {LARGEST:,}.")
+        raise OneaError(f"--{name} is {truncate(text)}; no number may be larger than {LARGEST:,}.")
     return counts
 
 
@@ -195,7 +195,7 @@ def _read_folder(folder: Path) -> Source:
 
 
 def _read_tensors(path: Path) -> tuple[Tensors, str]:
-    content = read_plain(path, sys.maxsize, follow=True)  # a pipe would keep us waiting
+    content = read_regular(path, sys.maxsize, follow=True)  # a pipe would keep us waiting
     return read_tensors(content, str(path), "fetch it again"), hashlib.sha256(content).hexdigest()
 
 
@@ -284,6 +284,6 @@ def _write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
             write_atomically(partial / name, content)
         partial.replace(folder)
     except OSError as error:
-        raise unwritable(folder.parent, sum(map(len, files.values())), error, "choose another folder") from error
+        raise write_error(folder.parent, sum(map(len, files.values())), error, "choose another folder") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)

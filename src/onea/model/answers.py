@@ -20,8 +20,8 @@ from onea.model.engine import Engine
 from onea.model.learning.images import DecodedImages, read_unlabelled
 from onea.model.names import UNKNOWN
 from onea.model.state import KNOWS_NOTHING, State
-from onea.runtime import NOBODY, Progress
-from onea.text import count
+from onea.runtime import NO_PROGRESS, Progress
+from onea.text import plural
 
 MAJORITY = 0.5
 """The probability that decides a verdict: more than this for none of the classes, or at least this for one class."""
@@ -203,13 +203,13 @@ class Snapshot:
         """Refuse a share of known images answered ``unknown`` that the held-out images are too few to tell."""
         lowest = calibration.lowest_rate(self.state.margins)
         if false_alarms < lowest:
-            images = count(len(self.state.margins), "image", "images")
+            images = plural(len(self.state.margins), "image", "images")
             raise OneaError(
                 f"unknown is {false_alarms:g}, which {images} held out are too few to promise; give "
                 f"{math.ceil(1000 * lowest) / 1000:g} or more, or teach more images."
             )
 
-    def predict(self, images: Any, progress: Progress = NOBODY) -> npt.NDArray[np.str_]:
+    def predict(self, images: Any, progress: Progress = NO_PROGRESS) -> npt.NDArray[np.str_]:
         """The class of each image, or ``unknown``."""
         found = self.judge(images, progress)
         names = np.array([*self.classes, UNKNOWN])
@@ -218,17 +218,17 @@ class Snapshot:
         answers: npt.NDArray[np.str_] = names[rows.numpy()]
         return answers
 
-    def predict_proba(self, images: Any, progress: Progress = NOBODY) -> npt.NDArray[np.float64]:
+    def predict_proba(self, images: Any, progress: Progress = NO_PROGRESS) -> npt.NDArray[np.float64]:
         """The probability of each known class, ``[N, classes]``; a row adds up to 1 less that of none of them."""
         found: npt.NDArray[np.float64] = self.distribution(self.judge(images, progress)).classes.numpy()
         return found
 
-    def predict_topk(self, images: Any, k: int = 5, progress: Progress = NOBODY) -> list[list[tuple[str, float]]]:
+    def predict_topk(self, images: Any, k: int = 5, progress: Progress = NO_PROGRESS) -> list[list[tuple[str, float]]]:
         """The ``k`` most probable classes of each image with their probabilities, best first."""
         return [list(answer.top) for answer in self.answers(images, k, None, progress)]
 
     def answers(
-        self, images: Any, k: int = 5, on_bad: OnBad | None = "fail", progress: Progress = NOBODY
+        self, images: Any, k: int = 5, on_bad: OnBad | None = "fail", progress: Progress = NO_PROGRESS
     ) -> list[Answer]:
         """All there is to say about each image."""
         batch = images if isinstance(images, DecodedImages) else self.read(images, on_bad, progress)
@@ -249,7 +249,7 @@ class Snapshot:
             answers.append(Answer(image, ranked[:k], none, self.version, candidates(ranked, none)))
         return answers
 
-    def read(self, images: Any, on_bad: OnBad | None = "fail", progress: Progress = NOBODY) -> DecodedImages:
+    def read(self, images: Any, on_bad: OnBad | None = "fail", progress: Progress = NO_PROGRESS) -> DecodedImages:
         """Images as the network needs them, to be asked about as often as wanted."""
         return read_unlabelled(images, self.engine.side, on_bad, progress)
 
@@ -257,12 +257,12 @@ class Snapshot:
         """Similarity of each image to every class, ``[N, classes]``."""
         return self.judge(images).scores
 
-    def judge(self, images: Any, progress: Progress = NOBODY) -> Judgement:
+    def judge(self, images: Any, progress: Progress = NO_PROGRESS) -> Judgement:
         """Scores of each image for every class, and how familiar it looks."""
         self.check_taught()
         return self.judge_features(self.features(images, progress))
 
-    def features(self, images: Any, progress: Progress = NOBODY) -> Tensor:
+    def features(self, images: Any, progress: Progress = NO_PROGRESS) -> Tensor:
         """What the network and the adapter make of each image, ``[N, width]``."""
         batch = images if isinstance(images, DecodedImages) else self.read(images, None, progress)
         return self.engine.features(batch.pixels, self.adapters, progress=progress)

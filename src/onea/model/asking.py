@@ -15,7 +15,7 @@ from onea.model.answers import Snapshot
 from onea.model.evaluation.evaluation import Evaluation, evaluate
 from onea.model.evaluation.metrics import Counts
 from onea.model.learning.images import read_labelled
-from onea.runtime import NOBODY, Progress
+from onea.runtime import NO_PROGRESS, Progress
 
 
 class Asking(ABC):
@@ -33,7 +33,7 @@ class Asking(ABC):
     def _asked(self) -> AbstractContextManager[Progress]:
         """Who hears how far many images are: a bar, or nobody."""
         if not self.verbose:
-            return nullcontext(NOBODY)
+            return nullcontext(NO_PROGRESS)
         from onea.model.progress_bar import AskingBar
 
         return AskingBar()

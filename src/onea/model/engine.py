@@ -17,7 +17,7 @@ from onea.data.dataset import Pixels
 from onea.data.transforms import VIEW_AREA, Preprocess
 from onea.errors import OneaError, is_out_of_memory
 from onea.model.state import State
-from onea.runtime import NOBODY, Progress, Runtime, make_runtime
+from onea.runtime import NO_PROGRESS, Progress, Runtime, make_runtime
 from onea.tensors import Tensors
 from onea.vit.adapter import Adapters
 from onea.vit.backbones import load_backbone, note_file, shortened
@@ -120,7 +120,7 @@ class Engine:
         pixels: Pixels,
         hooks: BlockHooks,
         crops: Tensor | None = None,
-        progress: Progress = NOBODY,
+        progress: Progress = NO_PROGRESS,
         by: tuple[FrozenViT, Runtime] | None = None,
     ) -> Tensor:
         """Features of squares of pixels, ``[N, width]``, on the CPU: as they are, or of crops as ``draw`` gives.

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onea.data.image_files import OnBad
-from onea.errors import OneaError, nearest
+from onea.errors import OneaError, did_you_mean
 from onea.learner.merged_adapter import MergingOptions
 from onea.model.engine import Engine
 from onea.model.learning.background import learn_background
@@ -37,7 +37,7 @@ from onea.model.sentences import PhotoReport, located
 from onea.model.state import State
 from onea.model.storage.folder import StoredVersions, read_present, save
 from onea.model.versions import Versioned, Versions
-from onea.runtime import NOBODY, Progress
+from onea.runtime import NO_PROGRESS, Progress
 from onea.vit.embedded import depth_for_models
 from onea.vit.network_config import NetworkConfig
 
@@ -129,7 +129,7 @@ class OneA(Versioned, Parameters):
         names = self.defaults().keys()
         for name, value in params.items():
             if name not in names:
-                raise OneaError(f"Unknown parameter '{name}'; {nearest(name, names)}")
+                raise OneaError(f"Unknown parameter '{name}'; {did_you_mean(name, names)}")
             if self._snapshot and name in FIXED and value not in self._taught_with(name):
                 raise OneaError(f"{name} cannot change after the model was taught; make a new OneA({name}=...).")
         if self._snapshot:  # before that, scikit-learn wants mistakes to be told when they matter
@@ -309,7 +309,7 @@ class OneA(Versioned, Parameters):
         if isinstance(given, Progress):
             return contextlib.nullcontext(given)
         if not (self.verbose if given is None else given):
-            return contextlib.nullcontext(NOBODY)
+            return contextlib.nullcontext(NO_PROGRESS)
         from onea.model.progress_bar import LearningBar
 
         return LearningBar()

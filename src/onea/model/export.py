@@ -25,7 +25,7 @@ from onea import __version__
 from onea.data.dataset import Pixels
 from onea.data.transforms import axis_weights
 from onea.errors import OneaError
-from onea.files import check_writable, read_json, unwritable
+from onea.files import check_writable, read_json, write_error
 from onea.locks import file_lock
 from onea.model.answers import MAJORITY, Snapshot
 from onea.model.calibration import distribution
@@ -333,7 +333,7 @@ def making(path: Path) -> Iterator[Path]:
             with tempfile.TemporaryDirectory(".partial", f".{path.name}.", path.parent) as folder:
                 yield Path(folder)
         except OSError as error:
-            raise unwritable(path.parent, 0, error, _REMEDY) from error
+            raise write_error(path.parent, 0, error, _REMEDY) from error
         finally:
             with suppress(OSError):  # Windows does not remove what is open
                 lock.unlink()

@@ -14,7 +14,7 @@ from onea.errors import OneaError
 from onea.learner.merged_adapter import MergingOptions
 from onea.learner.one_a import PUBLISHED, OneAOptions, OneAPlusOptions
 from onea.model.state import classifier_for
-from onea.options import build, upgraded
+from onea.options import make_options, upgraded
 from onea.vit.embedded import DEFAULT
 from onea.vit.frozen import FrozenViT
 from onea.vit.network_config import check_image_size
@@ -173,7 +173,7 @@ def _laid_over(
     for name, instead in _ELSEWHERE.items():
         if name in given:
             raise OneaError(f"options has '{name}', which research runs have; for a model, set {instead}.")
-    options = build(kind, {**values, **_bounds(kind, given.get("epochs")), **given})
+    options = make_options(kind, {**values, **_bounds(kind, given.get("epochs")), **given})
     if not {"views", "cached_views"}.isdisjoint(given) and "enough_images" not in given:
         options = dataclasses.replace(options, enough_images=0)  # so many were asked for
     every = vit.rotary or options.adapter_blocks in (0, vit.depth)
@@ -194,7 +194,7 @@ def options_of(options: Mapping[str, Any]) -> MergingOptions:
     A model's classifier is its readout; whatever a folder's options say about others would only take memory.
     """
     kind = OneAPlusOptions if "new_votes" in options else OneAOptions
-    return build(kind, {name: value for name, value in options.items() if name not in _ELSEWHERE})
+    return make_options(kind, {name: value for name, value in options.items() if name not in _ELSEWHERE})
 
 
 def _bounds(kind: type[MergingOptions], epochs: Any) -> dict[str, int]:

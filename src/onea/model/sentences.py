@@ -12,7 +12,7 @@ from onea.errors import OneaError
 from onea.metrics import wilson_interval
 from onea.model.held_out import ENOUGH
 from onea.model.names import is_folder_name
-from onea.text import count, printable, some
+from onea.text import list_names, plural, printable
 from onea.vit.backbones import noted_file, shortened
 from onea.vit.embedded import DEFAULT, FAST, in_float16
 from onea.vit.weight_files import split_name
@@ -170,7 +170,7 @@ def _few_photos(update: Mapping[str, Any]) -> list[str]:
     if not (found := update.get("few_photos", 0)):
         return []
     fewest = sorted(update["fewest"].items(), key=lambda one: one[1])
-    named = some([f"'{name}' ({images})" for name, images in fewest], found)
+    named = list_names([f"'{name}' ({images})" for name, images in fewest], found)
     return [f"few photos: {named}; {MANY} or more of a class are advisable"]
 
 
@@ -179,10 +179,10 @@ def _seen(update: Mapping[str, Any]) -> list[str]:
     if not seen:
         return []
     if seen < images:
-        return [f"{seen:,} of {count(images, 'photo', 'photos')} {_were(seen)} seen before and {_once(seen)}"]
+        return [f"{seen:,} of {plural(images, 'photo', 'photos')} {_were(seen)} seen before and {_once(seen)}"]
     again = "only the adapter learned again" if update["trained"] else "nothing new was learned"
     return [
-        f"{'the' if images == 1 else 'all'} {count(images, 'photo', 'photos')} {_were(images)} seen before: {again}"
+        f"{'the' if images == 1 else 'all'} {plural(images, 'photo', 'photos')} {_were(images)} seen before: {again}"
     ]
 
 
@@ -192,7 +192,7 @@ def _two_names(found: int, conflicts: Sequence[Conflict]) -> list[str]:
     named = [f"{_file(one.image)}: '{one.other}' and '{one.label}'" for one in conflicts[:_NAMED]]
     shown = f" ({'; '.join(named)}{'; ...' if found > _NAMED else ''})" if named else ""
     has = "has" if found == 1 else "have"
-    return [f"{count(found, 'photo', 'photos')} {has} two class names{shown}; if one is wrong, undo"]
+    return [f"{plural(found, 'photo', 'photos')} {has} two class names{shown}; if one is wrong, undo"]
 
 
 def _were_background(update: Mapping[str, Any]) -> list[str]:
@@ -200,7 +200,7 @@ def _were_background(update: Mapping[str, Any]) -> list[str]:
     if not found:
         return []
     are = "is of a class now and no longer counts" if found == 1 else "are of a class now and no longer count"
-    return [f"{count(found, 'background photo', 'background photos')} {are} as background"]
+    return [f"{plural(found, 'background photo', 'background photos')} {are} as background"]
 
 
 def _no_folder_name(name: str) -> list[str]:
@@ -217,7 +217,7 @@ def folder_sentences(left_out: Sequence[str], groups: Sequence[str]) -> list[str
 def _groups(found: int, groups: Sequence[str]) -> list[str]:
     if not found:
         return []
-    named = some([printable(name) for name in groups[:_NAMED]], found) if groups else f"{found:,}"
+    named = list_names([printable(name) for name in groups[:_NAMED]], found) if groups else f"{found:,}"
     return [f"{named} {'is a folder' if found == 1 else 'are folders'} of class folders: the classes are those inside"]
 
 
@@ -226,7 +226,7 @@ def _left_out(found: int, files: Sequence[str]) -> list[str]:
     if not found:
         return []
     named = f": {', '.join(map(_file, files[:_NAMED]))}{', ...' if found > _NAMED else ''}" if files else ""
-    return [f"{count(found, 'file', 'files')} left out (no photo, or in no class folder){named}"]
+    return [f"{plural(found, 'file', 'files')} left out (no photo, or in no class folder){named}"]
 
 
 def _file(path: str) -> str:

@@ -20,11 +20,11 @@ from onea.classifiers.contract import Classifier
 from onea.classifiers.familiarity import SIGNALS, Familiarity, Signals, Typicality
 from onea.classifiers.gaussian import RegularisedGaussian
 from onea.classifiers.statistics import ClassStatistics
-from onea.errors import OneaError, nearest, short
+from onea.errors import OneaError, did_you_mean, truncate
 from onea.model.held_out import HeldOut
 from onea.model.learning.fingerprints import NO_PRINTS, Repeats, find_repeats, first_copies
 from onea.model.names import as_numbers, check_names
-from onea.runtime import NOBODY, Progress
+from onea.runtime import NO_PROGRESS, Progress
 from onea.tensors import Tensors
 
 Update = dict[str, Any]
@@ -44,7 +44,7 @@ def classifier_for(readout: str) -> Classifier:
     try:
         found = make_classifier(readout)
     except OneaError:
-        raise OneaError(f"readout is '{short(readout)}'; choose {_CHOICE}.") from None
+        raise OneaError(f"readout is '{truncate(readout)}'; choose {_CHOICE}.") from None
     if not found.carried or not isinstance(found.statistics(1), ClassStatistics):
         raise OneaError(f"readout is '{readout}', which cannot follow an adapter that learns; choose {_CHOICE}.")
     return found
@@ -161,10 +161,10 @@ class State:
         if not self.classes:
             raise OneaError(KNOWS_NOTHING)
         if name not in self.classes:
-            raise OneaError(f"The model does not know '{name}'; {nearest(name, self.classes)}")
+            raise OneaError(f"The model does not know '{name}'; {did_you_mean(name, self.classes)}")
         return self.classes.index(name)
 
-    def repeats(self, prints: Tensor, labels: Sequence[str], progress: Progress = NOBODY) -> Repeats:
+    def repeats(self, prints: Tensor, labels: Sequence[str], progress: Progress = NO_PROGRESS) -> Repeats:
         """Which photos with these fingerprints were taught before, as the same class or another."""
         known = [self.classes[row] for row in self.fingerprint_rows.tolist()]
         return find_repeats(prints, labels, self.fingerprints, known, progress)

@@ -22,7 +22,7 @@ from onea.model.engine import Engine
 from onea.model.names import check_numbers, name_of
 from onea.model.state import KNOWS_NOTHING, State
 from onea.model.storage.erasure import erased
-from onea.text import count, now
+from onea.text import plural, utc_timestamp
 
 if TYPE_CHECKING:
     from onea.model.storage.folder import StoredVersions
@@ -139,8 +139,8 @@ class Versioned(Asking):
             return made
         state = self._snapshot.state
         names = reprlib.repr(list(state.classes))  # the first few
-        known = f"{count(len(state.classes), 'class', 'classes')} {names}"
-        return f"<{made} knows {known} from {count(sum(state.images), 'image', 'images')}, version {state.version}>"
+        known = f"{plural(len(state.classes), 'class', 'classes')} {names}"
+        return f"<{made} knows {known} from {plural(sum(state.images), 'image', 'images')}, version {state.version}>"
 
     def __sklearn_is_fitted__(self) -> bool:
         return self._snapshot is not None
@@ -156,16 +156,16 @@ class Versioned(Asking):
         with self._changing:
             names, state = [name_of(label) for label in classes], self.snapshot().state
             if everywhere:
-                self._commit(erased(state, names, self._versions.next, now()), keep=0)
+                self._commit(erased(state, names, self._versions.next, utc_timestamp()), keep=0)
             else:
-                self._commit(state.without(names, self._versions.next, now()))
+                self._commit(state.without(names, self._versions.next, utc_timestamp()))
         return self
 
     def rename(self, old: str | int, new: str | int, *, merge: bool = False) -> Self:
         """Call a class by another name; with ``merge``, one that is known: the two become one class."""
         with self._changing:
             before, names = self.snapshot().state, (name_of(old), name_of(new))
-            state = (before.joined if merge else before.renamed)(*names, self._versions.next, now())
+            state = (before.joined if merge else before.renamed)(*names, self._versions.next, utc_timestamp())
             check_numbers(state.classes, state.numbers, self.unknown)
             self._commit(state)
         return self

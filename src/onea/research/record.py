@@ -15,10 +15,10 @@ from onea.errors import OneaError
 from onea.files import (
     CHECKSUM,
     DamagedFile,
-    decompressed,
     dump_with_checksum,
+    gunzip,
     parse_json_object,
-    read_plain,
+    read_regular,
     verify_checksum,
     write_atomically,
 )
@@ -124,7 +124,7 @@ def read_record_file(path: Path) -> Record:
     Raises:
         OneaError: it is not what was written, or no record that can be read here.
     """
-    content = read_plain(path, follow=True)
+    content = read_regular(path, follow=True)
     try:
         record = parse_json_object(_unpacked(content) if path.suffix == ".gz" else content)
         if record.get("format") == FORMAT or CHECKSUM in record:
@@ -140,7 +140,7 @@ def read_record_file(path: Path) -> Record:
 
 def _unpacked(content: bytes) -> bytes:
     try:
-        return decompressed(content)
+        return gunzip(content)
     except ValueError as reason:
         raise DamagedFile(str(reason)) from None
 

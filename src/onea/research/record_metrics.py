@@ -108,11 +108,11 @@ def _tasks(record: Record) -> float:
 
 def _adapters(record: Record) -> float:
     """Adapters that answers draw on after the last task, as the method declares them."""
-    from onea.options import build
+    from onea.options import make_options
     from onea.research.methods import method_class  # reading a record needs no torch otherwise
 
     kind = method_class(record["config"]["method"])
-    options: Any = build(kind.Options, record["options"])
+    options: Any = make_options(kind.Options, record["options"])
     return float(kind.adapters_used(options, len(record["stream"]["sizes"])))
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
-from onea.errors import OneaError, nearest, short
+from onea.errors import OneaError, did_you_mean, truncate
 
 if TYPE_CHECKING:  # only the type: a stream is made without loading the data package
     from onea.data.dataset import Group
@@ -265,7 +265,7 @@ def _same_tasks(asked: int | None, found: int, source: str) -> None:
 
 def _known(what: str, value: str, known: Sequence[str]) -> None:
     if value not in known:
-        raise OneaError(f"There is no {what} '{value}'; {nearest(value, known)}")
+        raise OneaError(f"There is no {what} '{value}'; {did_you_mean(value, known)}")
 
 
 def _generator(seed: int) -> np.random.RandomState:
@@ -324,7 +324,7 @@ def parse_sizes(text: str, classes: int | None = None) -> tuple[int, ...]:
         sizes = tuple(int(word) for word in words)
     except ValueError:
         raise OneaError(
-            f"Cannot read '{short(text)}' as task sizes; write whole numbers with commas between them, such as 36,1,14."
+            f"Cannot read '{truncate(text)}' as task sizes; write whole numbers separated by commas, such as 36,1,14."
         ) from None
     check_sizes(sizes, sum(sizes) if classes is None else classes)
     return sizes
@@ -335,7 +335,7 @@ def check_sizes(sizes: Sequence[int], classes: int) -> None:
     if not sizes:
         raise OneaError("A stream needs at least one task; give at least one task size.")
     if min(sizes) < 1:
-        raise OneaError(f"A task cannot have {short(min(sizes))} classes; give every task at least one.")
+        raise OneaError(f"A task cannot have {truncate(min(sizes))} classes; give every task at least one.")
     if sum(sizes) > MOST_CLASSES:
         raise OneaError(f"The task sizes add up to more than {MOST_CLASSES:,} classes; give smaller ones.")
     if sum(sizes) != classes:
@@ -379,10 +379,10 @@ def _check_counts(classes: int, tasks: int) -> None:
     at_least_one("classes", classes)
     at_least_one("tasks", tasks)
     if classes > MOST_CLASSES:
-        raise OneaError(f"{short(classes)} classes are too many; give at most {MOST_CLASSES:,}.")
+        raise OneaError(f"{truncate(classes)} classes are too many; give at most {MOST_CLASSES:,}.")
     if tasks > classes:
         raise OneaError(
-            f"{classes} classes cannot fill {short(tasks)} tasks, as each task needs at least one; "
+            f"{classes} classes cannot fill {truncate(tasks)} tasks, as each task needs at least one; "
             f"ask for {classes} tasks or fewer."
         )
 
@@ -390,4 +390,4 @@ def _check_counts(classes: int, tasks: int) -> None:
 def at_least_one(name: str, value: int) -> None:
     """Complain about a number that must be positive."""
     if value < 1:
-        raise OneaError(f"{name} must be at least 1, not {short(value)}; give a positive whole number.")
+        raise OneaError(f"{name} must be at least 1, not {truncate(value)}; give a positive whole number.")

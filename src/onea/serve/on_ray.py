@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from onea.distributed import connected, import_ray
+from onea.distributed import import_ray, ray_cluster
 from onea.errors import OneaError, import_extra
 from onea.model.storage.folder import read_manifest
 from onea.serve.settings import Settings
@@ -42,7 +42,7 @@ def run_on_ray(
     serve = _import_serve()
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     stop = threading.Event()
-    with connected(address):
+    with ray_cluster(address):
         try:
             serve.start(http_options={"host": host, "port": port})
             serve.run(deployment(path, settings, machine, replicas), name=APP, route_prefix="/")

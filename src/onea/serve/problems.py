@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 
 from onea.errors import OneaError, is_out_of_memory
 from onea.files import NO_SPACE
-from onea.text import sentence
+from onea.text import single_line
 
 MEDIA_TYPE = "application/problem+json"
 _TITLES = {413: "Content Too Large", 422: "Unprocessable Content"}  # as newer Pythons call them
@@ -51,7 +51,7 @@ def document(status: int, detail: str) -> dict[str, Any]:
     {'type': 'about:blank', 'title': 'Not Found', 'status': 404, 'detail': "There is no training job 'x'."}
     """
     return {"type": "about:blank", "title": _TITLES.get(status, HTTPStatus(status).phrase), "status": status} | {
-        "detail": sentence(detail)
+        "detail": single_line(detail)
     }
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from onea.errors import OneaError
-from onea.files import default_cache, read_json, stamp_of, write_atomically, write_json
+from onea.files import cache_folder, file_stamp, read_json, write_atomically, write_json
 from onea.vit.blocks import pieces_of
 from onea.vit.embedded import DEFAULT, EMBEDDED, file_of, full_name
 from onea.vit.frozen import FrozenViT, frozen
@@ -99,7 +99,7 @@ def nearest_with_hooks(name: str) -> str:
 def stamp_of_weights(name: str) -> str:
     """The stamp of the file that holds a backbone's weights on this machine; empty where there is none."""
     file = _weights_file(full_name(name))
-    return stamp_of(file) if file else ""
+    return file_stamp(file) if file else ""
 
 
 def _weights_file(name: str) -> Path | None:
@@ -126,7 +126,7 @@ def noted_file(digest: str) -> Path | None:
 
 
 def _note(name: str) -> Path:
-    return default_cache() / "backbones" / f"{name}.json"
+    return cache_folder() / "backbones" / f"{name}.json"
 
 
 def digest_of(tensors: Mapping[str, Tensor]) -> str:

@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 import torch
 from torch import Tensor
 
-from onea.errors import OneaError, nearest, short
-from onea.files import check_path, read_plain, read_tensors
+from onea.errors import OneaError, did_you_mean, truncate
+from onea.files import check_path, read_regular, read_tensors
 from onea.tensors import Tensors
 from onea.vit.eight_bits import expanded
 from onea.vit.embedded import DEFAULT, EMBEDDED
@@ -66,7 +66,7 @@ def config_of(path: Path, told: str) -> NetworkConfig | None:
         return parsed_config(inside, f"the metadata of {path}")
     for beside in (path.with_suffix(".json"), path.with_name("config.json")):
         if beside.is_file():
-            text = read_plain(beside, _LONGEST_CONFIG, follow=True).decode(errors="replace")
+            text = read_regular(beside, _LONGEST_CONFIG, follow=True).decode(errors="replace")
             return parsed_config(text, str(beside))
     return None
 
@@ -87,7 +87,7 @@ def network_of(tensors: Mapping[str, Tensor], config: NetworkConfig, path: Path)
         weights = expanded(_without_classifier(tensors, config))
         return _assigned(weights, config)
     except _WRONG as error:
-        reason = short((str(error).splitlines() or [type(error).__name__])[-1].strip())
+        reason = truncate((str(error).splitlines() or [type(error).__name__])[-1].strip())
         raise OneaError(f"Backbone file {path} does not hold {what}: {reason}.") from error
 
 
@@ -135,11 +135,11 @@ def without_head(tensors: Mapping[str, Tensor]) -> Tensors:
 def _told(architecture: str, path: Path) -> NetworkConfig:
     import timm
 
-    from onea.errors import nearest
+    from onea.errors import did_you_mean
 
     if not timm.is_model(architecture.split(".")[0]):
         known = [PLAIN, *timm.list_models()]
-        raise OneaError(f"Unknown architecture '{architecture}' of {path.name}; {nearest(architecture, known)}")
+        raise OneaError(f"Unknown architecture '{architecture}' of {path.name}; {did_you_mean(architecture, known)}")
     try:
         return NetworkConfig.of_timm(architecture)
     except (RuntimeError, ValueError) as error:
@@ -152,7 +152,7 @@ def parsed_config(text: str, where: str) -> NetworkConfig:
     try:
         return NetworkConfig.from_json(json.loads(text))
     except (*_WRONG, RecursionError) as error:
-        raise OneaError(f"A backbone cannot be read by {where}: {short(str(error))}; correct it.") from error
+        raise OneaError(f"A backbone cannot be read by {where}: {truncate(str(error))}; correct it.") from error
 
 
 def infer_architecture(weights: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -215,7 +215,7 @@ def check_name(name: str) -> NetworkConfig:
                 f"timm has no weights for '{architecture}'; give a file of them, "
                 f'backbone="{architecture}:FILE.safetensors", or choose another such as {EXAMPLE}.'
             )
-        hint = nearest(name, [*EMBEDDED, *(tagged or known)])
+        hint = did_you_mean(name, [*EMBEDDED, *(tagged or known)])
         if not hint.startswith("did you mean"):  # there are more than a thousand
             hint = f"choose {' or '.join(EMBEDDED)}, or one of timm's such as {EXAMPLE}."
         raise OneaError(f"Unknown backbone '{name}'; {hint}")

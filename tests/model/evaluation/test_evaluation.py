@@ -15,7 +15,7 @@ from onea.errors import OneaError
 from onea.model.evaluation.evaluation import evaluate
 from onea.model.evaluation.metrics import OpenSet
 from onea.model.evaluation.pictures import open_set_picture
-from onea.openset import auroc, open_set_curve
+from onea.openset import auroc, oscr_curve
 
 KNOWN = ("class00", "class01", "class02")
 
@@ -51,7 +51,7 @@ def test_the_measures_are_those_of_the_models_own_judgement(model, tiny_images, 
     assert len(found.open_set.unknown) == 4
     assert found.never_taught == ("class03", "class04", "class05"), "which are neither known nor among the unknown"
     assert found.open_set.auroc == auroc(judged.familiarity, unknown)
-    assert found.open_set.curve.area == open_set_curve(judged.familiarity, right, unknown).area
+    assert found.open_set.curve.area == oscr_curve(judged.familiarity, right, unknown).area
     answers = model.predict(sorted(strange.rglob("*.png")))
     assert found.open_set.caught == (answers == "unknown").mean()
     assert found.open_set.false_alarms == found.unknown == (model.predict(known) == "unknown").mean()

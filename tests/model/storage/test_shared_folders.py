@@ -14,7 +14,7 @@ from support.models import onnx_runtime_or_skip, resealed, tiny_model
 
 import onea
 from onea.errors import OneaError
-from onea.files import default_cache
+from onea.files import cache_folder
 from onea.model.export import export
 
 
@@ -101,7 +101,7 @@ def test_the_file_is_found_where_it_was(model, private, tmp_path, monkeypatch):
 def test_on_another_machine_the_file_is_looked_for_beside_the_folder(model, private, tmp_path, tiny_images):
     saved = model.save(tmp_path / "models" / "shop.onea")
     wanted = model.predict_proba(tiny_images / "test")
-    shutil.rmtree(default_cache())
+    shutil.rmtree(cache_folder())
     with pytest.raises(OneaError, match="put it beside the model folder, or give it with"):
         onea.load(saved)
     private.rename(saved.parent / private.name)
@@ -112,7 +112,7 @@ def test_on_another_machine_the_file_is_looked_for_beside_the_folder(model, priv
 @pytest.mark.parametrize("note", ["", "[]", "{}", '{"file": 3}', '{"file": "/nowhere/net.safetensors"}'])
 def test_a_spoilt_note_leads_nowhere(note, model, tmp_path):
     saved = model.save(tmp_path / "models" / "shop.onea")
-    [place] = (default_cache() / "backbones").iterdir()
+    [place] = (cache_folder() / "backbones").iterdir()
     place.write_text(note)
     with pytest.raises(OneaError, match="is not where it was last used"):
         onea.load(saved)

@@ -22,7 +22,7 @@ from onea.data.dataset import Split
 from onea.data.decode import read_image, to_square
 from onea.data.image_files import OnBad, in_threads, sha256_of_files
 from onea.errors import OneaError
-from onea.files import default_cache
+from onea.files import cache_folder
 from onea.research.data import pack as pack_module
 from onea.research.data.pack import Packed, pack, stored_shape
 
@@ -495,11 +495,11 @@ def test_default_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("ONEA_CACHE", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    assert default_cache() == tmp_path / ".cache" / "onea"
+    assert cache_folder() == tmp_path / ".cache" / "onea"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert default_cache() == tmp_path / "xdg" / "onea"
+    assert cache_folder() == tmp_path / "xdg" / "onea"
     monkeypatch.setenv("ONEA_CACHE", "~/own")
-    assert default_cache() == tmp_path / "own"
+    assert cache_folder() == tmp_path / "own"
 
 
 @settings(max_examples=15, deadline=None)

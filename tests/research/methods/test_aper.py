@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from onea.errors import OneaError
-from onea.options import build
+from onea.options import make_options
 from onea.research.methods import method_class
 from onea.research.methods.aper import SSF, VPT, AperAdapterOptions, AperVPTOptions, FineTuned
 from onea.research.methods.presets import preset_options
@@ -152,7 +152,7 @@ def test_published_options_are_those_of_the_official_configurations(variant):
         "aper-vpt-deep": (5, 0.05, 16, 5e-4),
     }[variant]
     for data in ("cifar100", "cub200", "imagenet-a"):
-        options = build(kind.Options, preset_options(variant, f"paper/{data}"))
+        options = make_options(kind.Options, preset_options(variant, f"paper/{data}"))
         found = (options.epochs, options.learning_rate, options.batch_size, options.weight_decay)
         assert found == official
         assert (options.head, options.head_scale) == ("cosine", 1.0)

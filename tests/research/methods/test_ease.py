@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from onea.errors import OneaError
-from onea.options import build
+from onea.options import make_options
 from onea.research.methods import method_class
 from onea.research.methods.ease import EASEOptions, subspace_weights, synthesise
 from onea.research.methods.presets import preset_options
@@ -257,7 +257,7 @@ def test_options_and_published_values():
     for data, (rate, batch, decay, alpha) in official.items():
         for name in ("ease", "per-task"):
             kind = method_class(name)
-            options = build(kind.Options, preset_options(name, f"paper/{data}" if data else "paper"))
+            options = make_options(kind.Options, preset_options(name, f"paper/{data}" if data else "paper"))
             assert (options.learning_rate, options.batch_size, options.weight_decay) == (rate, batch, decay)
             assert (options.epochs, options.rank, options.head) == (20, 64, "cosine")
             assert getattr(options, "alpha", alpha) == alpha

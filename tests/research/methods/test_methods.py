@@ -12,7 +12,7 @@ from support.tiny import but_slow
 
 from onea.errors import OneaError
 from onea.learner.merged_adapter import AdapterCache
-from onea.options import build
+from onea.options import make_options
 from onea.research.methods import METHODS, method_class
 from onea.research.methods.classification import FeatureClassification
 from onea.research.runs.config import make_config
@@ -249,8 +249,10 @@ def test_an_adapter_that_starts_from_an_earlier_one_is_trained_from_it_and_never
 
 def test_the_option_of_earlier_versions_still_means_a_shared_start(tiny_run):
     kind = method_class("one-a").Options
-    assert build(kind, {"shared_init": True}).start == build(kind, {"shared-init": "yes"}).start == "shared"
-    assert build(kind, {"shared_init": False}) == build(kind, {})
+    assert (
+        make_options(kind, {"shared_init": True}).start == make_options(kind, {"shared-init": "yes"}).start == "shared"
+    )
+    assert make_options(kind, {"shared_init": False}) == make_options(kind, {})
     named = make_config(tiny_run | {"options": {"shared-init": "true"}})
     assert named.options == {"start": "shared"}
 
@@ -267,7 +269,7 @@ def test_a_shared_start_is_a_running_mean_of_its_own(tiny_run):
 def test_declared_costs_follow_the_options():
     def kind_and(method: str, **options):
         kind = method_class(method)
-        return kind, build(kind.Options, options)
+        return kind, make_options(kind.Options, options)
 
     for refinements, passes in ((1, 2), (4, 5), (30, 10)):
         kind, options = kind_and("mos", refinements=refinements)

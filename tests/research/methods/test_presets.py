@@ -17,7 +17,7 @@ from onea.errors import OneaError
 from onea.learner.data_rule import DataShape, data_rule
 from onea.learner.options import TrainingOptions
 from onea.learner.tasks import StreamPlan
-from onea.options import build
+from onea.options import make_options
 from onea.research.methods import METHODS, method_class
 from onea.research.methods.presets import Preset, preset_options
 from onea.research.runs.config import RunConfig, make_config
@@ -33,7 +33,7 @@ SHARED = ("batch_size", "epochs", "min_epochs", "max_epochs", "epoch_growth")
 def test_every_preset_fits_every_method(method: str) -> None:
     kind = method_class(method)
     for preset in get_args(Preset):
-        build(kind.Options, preset_options(method, preset, CIFAR))
+        make_options(kind.Options, preset_options(method, preset, CIFAR))
     assert (method in TRAINED) == (kind.base_learning_rate is not None), "whatever is trained has a rate that was tuned"
     assert (method in TRAINED) == ("learning_rate" in preset_options(method, "auto", CUB))
 
@@ -43,9 +43,9 @@ def test_all_methods_get_the_same_epochs_and_batches(method: str) -> None:
     for shape in (CIFAR, CUB, DataShape(36, 6, 3)):
         options = preset_options(method, "auto", shape)
         assert {name: options[name] for name in SHARED} == data_rule(shape)
-        built = build(method_class(method).Options, options)
+        built = make_options(method_class(method).Options, options)
         plan = StreamPlan(shape.classes, shape.tasks)
-        ours = build(method_class("one-a").Options, preset_options("one-a", "auto", shape))
+        ours = make_options(method_class("one-a").Options, preset_options("one-a", "auto", shape))
         assert [built.epochs_for(size, plan) for size in range(1, 40)] == [
             ours.epochs_for(size, plan) for size in range(1, 40)
         ]

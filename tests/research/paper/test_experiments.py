@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from onea.errors import OneaError
 from onea.metrics import summarise
-from onea.options import build
+from onea.options import make_options
 from onea.presentation.table import Value
 from onea.research.cli.paper import paper
 from onea.research.methods import METHODS, method_class
@@ -65,7 +65,7 @@ def record(config: RunConfig, share: float = 0.8, **extra: Any) -> dict[str, Any
     return {
         "status": "finished",
         "config": config.identity(),
-        "options": dataclasses.asdict(build(method_class(config.method).Options, config.options)),
+        "options": dataclasses.asdict(make_options(method_class(config.method).Options, config.options)),
         "data": {"name": config.data},
         "backbone": {"name": config.backbone},
         "stream": {"sizes": list(sizes), "names": [], "samples": None},

@@ -169,11 +169,11 @@ def test_data_that_is_nowhere_is_missing_and_is_not_fetched(spec, tmp_path, monk
 
 
 def test_a_cache_that_cannot_be_written_is_no_change_of_the_images(tmp_path, monkeypatch):
-    from onea.files import default_cache
+    from onea.files import cache_folder
     from onea.research.data.sources import load_dataset
 
     config = make_config({"data": "glyphs-mini"})
-    record = {"data": {"fingerprint": load_dataset("glyphs-mini", cache=default_cache()).fingerprint}}
+    record = {"data": {"fingerprint": load_dataset("glyphs-mini", cache=cache_folder()).fingerprint}}
     (tmp_path / "file").touch()
     monkeypatch.setenv("ONEA_CACHE", str(tmp_path / "file"))
     assert Inputs()._data(record, config, []) == ""

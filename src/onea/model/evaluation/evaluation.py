@@ -21,8 +21,8 @@ from onea.model.learning.fingerprints import fingerprints
 from onea.model.learning.images import DecodedImages, check_folder, find_images, read_labelled
 from onea.model.names import UNKNOWN, check_spelling, folded
 from onea.model.sentences import folder_sentences
-from onea.runtime import NOBODY, Progress
-from onea.text import count
+from onea.runtime import NO_PROGRESS, Progress
+from onea.text import plural
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class Evaluation:
     def __str__(self) -> str:
         low, high = (100 * end for end in self.interval)
         return (
-            f"{self.total} of {count(self.images, 'image', 'images')} (version {self.version}); "
+            f"{self.total} of {plural(self.images, 'image', 'images')} (version {self.version}); "
             f"accuracy {low:.0f} to {high:.0f} %, 19 times out of 20; mean accuracy of the classes "
             f"{100 * self.balanced_accuracy:.1f} %"
         )
@@ -203,7 +203,7 @@ def evaluate(
     labels: Any = None,
     unknown: Path | None = None,
     on_bad: OnBad = "fail",
-    progress: Progress = NOBODY,
+    progress: Progress = NO_PROGRESS,
 ) -> Evaluation:
     """Ask a model about images whose class is known: a folder of class folders, or images and labels.
 

@@ -106,17 +106,17 @@ class OpenSet:
     @property
     def false_positive_rate(self) -> float:
         """Share of unknown images that look familiar where 95 % of the known ones do."""
-        return openset.false_positive_rate(self.known, self.unknown)
+        return openset.fpr_at_tpr(self.known, self.unknown)
 
     @property
     def caught(self) -> float:
         """Share of unknown images that the model answers ``unknown``."""
-        return openset.share_below(self.unknown, self.threshold)
+        return openset.rejection_rate(self.unknown, self.threshold)
 
     @property
     def false_alarms(self) -> float:
         """Share of known images that the model answers ``unknown``."""
-        return openset.share_below(self.known, self.threshold)
+        return openset.rejection_rate(self.known, self.threshold)
 
     @property
     def correct(self) -> float:
@@ -139,7 +139,7 @@ class OpenSet:
     @property
     def curve(self) -> openset.OpenSetCurve:
         """Known images answered with their class against unknown ones taken for known, as the threshold moves."""
-        return openset.open_set_curve(self.known, self.nearest, self.unknown)
+        return openset.oscr_curve(self.known, self.nearest, self.unknown)
 
 
 ENOUGH = 2_000

@@ -16,8 +16,8 @@ from onea.model.answers import Snapshot
 from onea.model.learning.fingerprints import fingerprints
 from onea.model.learning.images import DecodedImages
 from onea.model.state import State, new_id, noted
-from onea.tensors import compact
-from onea.text import now, printable
+from onea.tensors import round_to_bfloat16
+from onea.text import printable, utc_timestamp
 
 MOST_FEATURES = 128  # that are kept; each is compared with every image that is asked about
 _ENOUGH = 20  # known images held out, whose upper quartile says something
@@ -64,7 +64,7 @@ def learn_background(
         )
     generator = seeds.generator(seed, state.next_update, "background")
     kept = kept_rows(len(state.background), len(batch), state.background_images, MOST_FEATURES, generator)
-    update = noted("background", version, now(), [], len(state.classes)) | {
+    update = noted("background", version, utc_timestamp(), [], len(state.classes)) | {
         "name": printable(name) if name else f"update {version}",
         "images": len(batch),
         "like_known": len(like),
@@ -75,7 +75,7 @@ def learn_background(
         state,
         id=new_id(),
         version=version,
-        background=torch.cat([state.background, compact(features)])[kept],
+        background=torch.cat([state.background, round_to_bfloat16(features)])[kept],
         updates=(*state.updates, update),
     )
     return dataclasses.replace(learned, margins=_expected(learned, generator))

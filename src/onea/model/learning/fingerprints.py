@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from onea.data.dataset import Pixels
-from onea.runtime import NOBODY, Progress
+from onea.runtime import NO_PROGRESS, Progress
 from onea.tensors import row_blocks
 
 WORDS = 2  # of 64 bits: one of the layout, one of the colours
@@ -85,7 +85,7 @@ def same_photos(first: Tensor, second: Tensor) -> Tensor:
     return same
 
 
-def copies(prints: Tensor, among: Tensor, progress: Progress = NOBODY) -> Iterator[tuple[slice, Tensor]]:
+def copies(prints: Tensor, among: Tensor, progress: Progress = NO_PROGRESS) -> Iterator[tuple[slice, Tensor]]:
     """``same_photos``, some rows at a time, so that memory does not grow with the number of pairs.
 
     Args:
@@ -139,7 +139,7 @@ def find_repeats(
     labels: Sequence[str],
     known: Tensor = NO_PRINTS,
     known_labels: Sequence[str] = (),
-    progress: Progress = NOBODY,
+    progress: Progress = NO_PROGRESS,
 ) -> Repeats:
     """Photos with these fingerprints and classes that are among others, or among themselves.
 

@@ -18,7 +18,7 @@ from onea.data.folders import NoClassFoldersError, Tree, is_photo, passed_over, 
 from onea.data.image_files import OnBad, bad_files, in_threads
 from onea.errors import OneaError
 from onea.model.names import is_number, name_of
-from onea.runtime import NOBODY, Progress
+from onea.runtime import NO_PROGRESS, Progress
 
 CLASS_FOLDERS = "one folder of images for each class"
 Purpose = Literal["learn", "evaluate", "score"]
@@ -56,7 +56,7 @@ def read_labelled(
     labels: Any,
     size: int,
     on_bad: OnBad | None = "fail",
-    progress: Progress = NOBODY,
+    progress: Progress = NO_PROGRESS,
     purpose: Purpose = "learn",
 ) -> DecodedImages:
     """Images with their classes: a folder of class folders, a dataset or loader, or images and their labels.
@@ -83,7 +83,7 @@ def read_labelled(
 
 
 def read_unlabelled(
-    images: Any, size: int, on_bad: OnBad | None = "fail", progress: Progress = NOBODY
+    images: Any, size: int, on_bad: OnBad | None = "fail", progress: Progress = NO_PROGRESS
 ) -> DecodedImages:
     """Images alone: a folder (all below it), paths, bytes, Pillow images, arrays, tensors, a dataset or a loader."""
     return _decode(list(_items(images)), None, size, on_bad, progress)

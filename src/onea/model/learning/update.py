@@ -32,8 +32,8 @@ from onea.model.parameters import options_of
 from onea.model.sentences import PhotoReport, conflicts_of, few_photos_fields, share_fields
 from onea.model.state import NO_ROWS, NO_SIGNALS, State, Update, merged_with, new_id, statistics_for
 from onea.runtime import Progress, Runtime
-from onea.tensors import Tensors, compact
-from onea.text import now, printable
+from onea.tensors import Tensors, round_to_bfloat16
+from onea.text import printable, utc_timestamp
 from onea.vit.adapter import Adapters
 from onea.vit.frozen import FrozenViT
 
@@ -157,7 +157,7 @@ def learn(
         background=done.known.features["background"],
         fingerprints=torch.cat([state.fingerprints, prints[new]]),
         fingerprint_rows=torch.cat([state.fingerprint_rows, rows[new]]),
-        held=compact(held.features),
+        held=round_to_bfloat16(held.features),
         held_rows=held.rows,
         held_prints=held.prints,
         merged=merged_with(state.merged, images.taught) if report["trained"] else state.merged,
@@ -179,7 +179,7 @@ def learn(
         "version": version,
         "kind": "learn",
         "name": called,
-        "date": now(),
+        "date": utc_timestamp(),
         "classes": names,
         "new_classes": len(images.classes) - len(state.classes),
         "known": len(images.classes),

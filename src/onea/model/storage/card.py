@@ -11,7 +11,7 @@ from onea.model.sentences import held_out_share
 from onea.model.state import State, Update
 from onea.model.storage.history_picture import history_picture
 from onea.model.storage.layout import CARD, PICTURE
-from onea.text import count, printable
+from onea.text import plural, printable
 from onea.vit.network_config import about
 
 _FRONT = """---
@@ -32,9 +32,12 @@ def card_files(state: State, name: str) -> dict[str, bytes]:
 def card(state: State, name: str) -> str:
     """The model card in Markdown."""
     title = printable(name).removesuffix(".onea") or "model"
-    classes, behind = count(len(state.classes), "class", "classes"), state.background_images
-    images, updates = count(sum(state.images), "image", "images"), count(len(state.updates), "update", "updates")
-    background = f" and with {count(behind, 'image', 'images')} of none of them" if behind else ""
+    classes, behind = plural(len(state.classes), "class", "classes"), state.background_images
+    images, updates = (
+        plural(sum(state.images), "image", "images"),
+        plural(len(state.updates), "update", "updates"),
+    )
+    background = f" and with {plural(behind, 'image', 'images')} of none of them" if behind else ""
     adapted = "one adapter" if state.adapter else "statistics of features, without an adapter"
     lines = [
         _FRONT,
@@ -91,8 +94,8 @@ def _unknown(state: State) -> list[str]:
         "## Unknown images",
         "",
         f"Told by a weighted sum of signals ({told}), fitted to "
-        f"{count(len(state.margins), 'image', 'images')} of known classes and "
-        f"{count(len(state.hidden), 'image', 'images')} of classes that were left out for it.",
+        f"{plural(len(state.margins), 'image', 'images')} of known classes and "
+        f"{plural(len(state.hidden), 'image', 'images')} of classes that were left out for it.",
         "",
     ]
 
@@ -111,7 +114,7 @@ def history_row(update: Update) -> tuple[str, ...]:
         cells = (version, date, f"background: {update['name']}", "", f"{update['images']:,}", str(update["known"]))
         return (*cells, "", "", f"{update['seconds']:.1f}")
     if update["kind"] != "learn":
-        forgot = ", ".join(update["classes"]) or f"{count(update.get('everywhere', 0), 'class', 'classes')} everywhere"
+        forgot = ", ".join(update["classes"]) or f"{plural(update.get('everywhere', 0), 'class', 'classes')} everywhere"
         what = (
             f"forgot {forgot}"
             if update["kind"] == "forget"

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from onea.errors import OneaError, nearest
+from onea.errors import OneaError, did_you_mean
 from onea.model.names import folded
 from onea.model.state import KNOWS_NOTHING, NOTHING_NAMED, State, Update, noted
 
@@ -40,7 +40,7 @@ def _check_mentioned(name: str, state: State) -> None:
     if not known:
         raise OneaError(KNOWS_NOTHING)
     if name not in known:
-        raise OneaError(f"The model does not know '{name}'; {nearest(name, list(known))}")
+        raise OneaError(f"The model does not know '{name}'; {did_you_mean(name, list(known))}")
     if inside := _classes_with_images_of(name, state.updates) & set(state.classes):
         raise OneaError(f"Images of '{name}' are in '{min(inside)}' by now; name that class to forget them.")
 

@@ -24,7 +24,15 @@ from safetensors.torch import save as save_tensors
 from onea import __version__
 from onea.classifiers.statistics import ClassStatistics
 from onea.errors import OneaError
-from onea.files import DamagedFile, check_plain, open_plain, read_plain, sync_folder, unwritable, write_atomically
+from onea.files import (
+    DamagedFile,
+    check_regular,
+    open_regular,
+    read_regular,
+    sync_folder,
+    write_atomically,
+    write_error,
+)
 from onea.model.learning.fingerprints import NO_PRINTS
 from onea.model.parameters import MACHINE, plain
 from onea.model.state import NO_HELD, NO_ROWS, State, statistics_for
@@ -32,8 +40,8 @@ from onea.model.storage import layout, validation
 from onea.model.storage.card import card_files, history_row
 from onea.model.storage.layout import FORMAT, check_can_hold, holds_model, locked, state_folder
 from onea.model.versions import Versions
-from onea.tensors import Tensors, part_of, prefixed
-from onea.text import now
+from onea.tensors import Tensors, add_prefix, select_prefix
+from onea.text import utc_timestamp
 
 if TYPE_CHECKING:
     from onea.model.estimator import OneA
@@ -152,7 +160,7 @@ def change(path: Path, how: Callable[[State, int, str], State], keep: int | None
         present = read_state(path, manifest.versions.present)
         if present.erased:  # by a process that was killed, perhaps
             _tidy(path, present, manifest.versions, card_files(present, layout.named(path).name))
-        state = how(present, manifest.versions.next, now())
+        state = how(present, manifest.versions.next, utc_timestamp())
         versions = manifest.versions.committed(manifest.params["keep"] if keep is None else keep)
         write(path, state, Manifest(versions, manifest.params), [state])
         return state
@@ -184,7 +192,7 @@ def read_manifest(path: Path) -> Manifest:
         found = "holds no model" if path.is_dir() else "is a file" if path.exists() else "does not exist"
         raise OneaError(f"{path} {found}; give a folder that `onea teach` or save() made.")
     place = path / layout.MANIFEST
-    content = read_plain(place, validation.MOST_JSON)
+    content = read_regular(place, validation.MOST_JSON)
     with _told(path, place, "restore the folder from a copy"):
         kept, counter, params = validation.manifest_values(content)
         # Whoever removes an earlier version, to save space or because it is damaged, goes on without it.
@@ -228,7 +236,7 @@ def read_state(path: Path, version: int) -> State:
     """One version of the model in a folder."""
     values, folder = _described(path, version), state_folder(path, version)
     _check_there(path, folder / layout.TENSORS)
-    file, size = open_plain(folder / layout.TENSORS)
+    file, size = open_regular(folder / layout.TENSORS)
     with file, _told(path, folder):
         return _state(values, validation.read_tensors(file, size, values))
 
@@ -237,9 +245,9 @@ def _described(path: Path, version: int) -> dict[str, Any]:
     """What ``state.json`` of a version says."""
     folder = state_folder(path, version)
     for place in (folder.parent, folder):
-        check_plain(place, folder=True)
+        check_regular(place, folder=True)
     _check_there(path, folder / layout.STATE)
-    content = read_plain(folder / layout.STATE, validation.MOST_JSON)
+    content = read_regular(folder / layout.STATE, validation.MOST_JSON)
     with _told(path, folder):
         return validation.state_values(content, version)
 
@@ -247,7 +255,7 @@ def _described(path: Path, version: int) -> dict[str, Any]:
 def _check_there(path: Path, file: Path) -> None:
     """Refuse a version without one of its files as any other damage, from which there may be a way back."""
     with _told(path, file.parent):
-        if check_plain(file) is None:
+        if check_regular(file) is None:
             raise DamagedFile(f"{file.name} is missing")
 
 
@@ -292,7 +300,7 @@ def write(path: Path, present: State, manifest: Manifest, new: Sequence[State] =
             layout.tidy(path, read_manifest(path).versions.kept if holds_model(path) else ())
         if isinstance(error, OneaError):
             raise
-        raise unwritable(path, len(described), error, _REMEDY) from error
+        raise write_error(path, len(described), error, _REMEDY) from error
     _tidy(path, present, manifest.versions, shown)
 
 
@@ -320,7 +328,7 @@ def _state(values: Mapping[str, Any], tensors: Tensors) -> State:
         | {name: tuple(values[name]) for name in ("classes", "updates")}
         | {name: tensors[name] for name in _TENSORS},
         statistics=_statistics(values, tensors),
-        adapter=part_of(_ADAPTER, tensors),
+        adapter=select_prefix(_ADAPTER, tensors),
     )
 
 
@@ -330,7 +338,7 @@ def _statistics(values: Mapping[str, Any], tensors: Tensors) -> ClassStatistics:
 
 
 def _write_state(path: Path, state: State) -> None:
-    tensors = {name: getattr(state, name) for name in _TENSORS} | prefixed(_ADAPTER, state.adapter)
+    tensors = {name: getattr(state, name) for name in _TENSORS} | add_prefix(_ADAPTER, state.adapter)
     tensors |= state.statistics.state_dict()
     for name in ("freedom", *(name for name in ("background", *_OPTIONAL) if not len(tensors[name]))):
         del tensors[name]
@@ -356,7 +364,7 @@ def _write_state(path: Path, state: State) -> None:
         partial.rename(target)
         sync_folder(target.parent)
     except OSError as error:
-        raise unwritable(path, len(content) + len(described), error, _REMEDY) from error
+        raise write_error(path, len(content) + len(described), error, _REMEDY) from error
     finally:
         layout.remove_version(partial)
 

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from onea.errors import OneaError
-from onea.files import MODEL_FILE, check_plain, check_writable, sync_folder, write_atomically
+from onea.files import MODEL_FILE, check_regular, check_writable, sync_folder, write_atomically
 from onea.locks import file_lock
 
 MANIFEST, STATES, LOCK = MODEL_FILE, "states", "lock"
@@ -70,7 +70,7 @@ def check_can_hold(path: Path) -> None:
     if not path.exists():
         return
     for place in _our_files(path):
-        check_plain(place)
+        check_regular(place)
     if holds_model(path):
         return
     names = {place.name for place in _entries(path)}
@@ -106,7 +106,7 @@ def tidy(path: Path, versions: Collection[int]) -> None:
 
 def remove_version(folder: Path) -> None:
     """Remove the folder of a version and our files in it; with anything else in it, it stays."""
-    if check_plain(folder, folder=True):
+    if check_regular(folder, folder=True):
         for place in _version_files(folder):
             with suppress(OSError):
                 place.unlink()
@@ -137,10 +137,10 @@ def _our_files(path: Path) -> Iterator[Path]:
 
 def _our_versions(path: Path) -> Iterator[Path]:
     """The folders of versions, whole or half written."""
-    if check_plain(path / STATES, folder=True):
+    if check_regular(path / STATES, folder=True):
         for place in _entries(path / STATES):
             if _VERSIONS.fullmatch(place.name):
-                check_plain(place, folder=True)
+                check_regular(place, folder=True)
                 yield place
 
 

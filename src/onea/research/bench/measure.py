@@ -16,7 +16,7 @@ from torch import Tensor
 from onea.data.dataset import Pixels
 from onea.data.image_storage import PackedImages
 from onea.data.transforms import Preprocess
-from onea.errors import OneaError, nearest
+from onea.errors import OneaError, did_you_mean
 from onea.learner.adapter_training import blank_adapters, train_adapter
 from onea.learner.one_a import OneAOptions
 from onea.learner.tasks import StreamPlan
@@ -130,7 +130,7 @@ def random_backbone(architecture: str) -> FrozenViT:
 
     known = timm.list_models()
     if architecture not in known:
-        raise OneaError(f"Unknown architecture '{architecture}'; {nearest(architecture, [*EMBEDDED, *known])}")
+        raise OneaError(f"Unknown architecture '{architecture}'; {did_you_mean(architecture, [*EMBEDDED, *known])}")
     config = NetworkConfig.of_timm(architecture)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

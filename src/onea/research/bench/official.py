@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from onea.errors import OneaError, short
+from onea.errors import OneaError, truncate
 from onea.files import check_path
 from onea.learner.losses import contrastive, contrastive_share
 from onea.research.bench.config import CLASSES, BenchConfig
@@ -72,7 +72,7 @@ def official_rows(checkout: Path, config: BenchConfig, vit: FrozenViT, device: t
         command = [sys.executable, "-m", __name__, str(checkout.resolve()), json.dumps(settings), str(found)]
         done = subprocess.run(command, capture_output=True, text=True, errors="replace")
         if done.returncode or not found.exists():
-            reason = short((done.stderr.strip().splitlines() or ["no reason given"])[-1])
+            reason = truncate((done.stderr.strip().splitlines() or ["no reason given"])[-1])
             raise OneaError(f"The published code in {checkout} could not be timed ({reason}); leave --official out.")
         timings = {name: Timing(*values) for name, values in json.loads(found.read_text(encoding="utf-8")).items()}
     rows = [rate("training", f"batch {config.batch}", OFFICIAL, config.batch, timings["training"])]

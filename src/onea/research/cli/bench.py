@@ -46,7 +46,7 @@ def bench(
 
     from onea.errors import OneaError
     from onea.files import check_writable
-    from onea.options import build
+    from onea.options import make_options
     from onea.research.bench.exported import export_bench
     from onea.research.bench.results import print_result
     from onea.research.bench.run import bench as measure
@@ -60,7 +60,7 @@ def bench(
         raise OneaError(f"--{wrong} has no effect with --{instead}, which {reason}; drop it.")
     if given.get("quick"):
         given.setdefault("seconds", BenchConfig.seconds / 10)
-    config = build(BenchConfig, given)
+    config = make_options(BenchConfig, given)
     check_writable(out)
     console = Console(stderr=True)
     with console.status("preparing") as status:

@@ -55,14 +55,14 @@ def _methods() -> Table:
 def _options(name: str, preset: str, data: str) -> Table:
     """The options of a method with the values that a run with such a preset and dataset would have."""
     from onea.cli.options import meaning
-    from onea.options import describe
+    from onea.options import list_options
     from onea.research.methods import method_class
     from onea.research.paper.scale import option_values
 
     method_class(name)  # says what is wrong with the name
     values = option_values(name, preset, data)
     kind = method_class(name).Options
-    names = [option for option, *_ in describe(kind)]
+    names = [option for option, *_ in list_options(kind)]
     lines = ((f"--{one.replace('_', '-')}", str(values[one]), meaning(kind, one)) for one in names)
     return _of_texts(("option", "default", "meaning"), lines, f"options of {name}, preset {preset}, for {data}")
 

@@ -23,7 +23,7 @@ from onea.research.data import data_name
 from onea.research.record import Record
 from onea.research.runs.config import RunConfig
 from onea.research.runs.grid import Failure, GridProgress
-from onea.text import count
+from onea.text import plural
 
 if TYPE_CHECKING:
     from onea.research.paper.scale import Cost, ExperimentPlan, PlannedCell
@@ -81,10 +81,10 @@ def print_plan(plan: ExperimentPlan, done: Collection[str], shared: bool = False
     training = sum(costs[run.key()].training for run in trained)
     evaluation = sum(costs[run.key()].evaluation for run in left)
     console.print(
-        f"{count(len(costs), 'run', 'runs')}, {len(costs) - len(left)} done. What is left trains on about {training:,} "
+        f"{plural(len(costs), 'run', 'runs')}, {len(costs) - len(left)} done. The rest trains on about {training:,} "
         f"images, each counted once an epoch, and evaluates about {evaluation:,}."
         if left
-        else f"{count(len(costs), 'run', 'runs')}, all done."
+        else f"{plural(len(costs), 'run', 'runs')}, all done."
     )
     if len(trained) < len(left):
         console.print(

@@ -19,7 +19,7 @@ from onea.presentation.table import NOTHING, Table
 from onea.research.record import Record, record_path
 from onea.research.record_metrics import headline_metrics
 from onea.research.runs.config import RunConfig, make_config, read_yaml
-from onea.text import count
+from onea.text import plural
 
 _TRACK = "Tracking"
 _ON_THE_COMMAND_LINE = ("config", "out", "track", "track_to", "try_rates", "max_megapixels")  # and not in a file
@@ -54,8 +54,8 @@ def run(
     The same command again resumes an interrupted run and does not repeat a finished one.
     """
     from onea.cli.display import RunDisplay
-    from onea.distributed import is_first
-    from onea.options import from_arguments
+    from onea.distributed import is_main_process
+    from onea.options import parse_arguments
     from onea.research.record import read_record
     from onea.research.runs.runner import run as run_one
     from onea.research.runs.tracking import Tracking
@@ -72,7 +72,7 @@ def run(
     if wrong := next((name for name in noted if name.replace("-", "_") in _ON_THE_COMMAND_LINE), None):
         flag = f"--{wrong.replace('_', '-')}"
         raise OneaError(f"'{wrong}' in {config} does not say what is run; leave it out and give {flag} to the command.")
-    settings = make_config(noted | given | from_arguments(loose))
+    settings = make_config(noted | given | parse_arguments(loose))
     if try_rates:
         _try_rates(settings)
         return
@@ -80,7 +80,7 @@ def run(
     earlier = read_record(folder)
     with RunDisplay() as display, Tracking(track or (), folder, track_to) as tracking:
         record = run_one(settings, folder, CombinedProgress(display, tracking))
-    if is_first():  # of several processes that share the run, the first one speaks
+    if is_main_process():  # of several processes that share the run, the first one speaks
         print_summary(record, folder)
         if earlier and earlier["status"] == "finished":
             print(f"finished on {record['dates']['finished']}, nothing was run; delete {folder} to run it again")
@@ -121,7 +121,7 @@ def print_summary(record: Record, folder: Path) -> None:
     numbers = (f"{metric.title} {metric.text(record)}" for metric in shown_metrics)
     console.print(Text("   ".join(numbers)), highlight=False)
     if skipped := record["data"].get("skipped"):
-        left_out = count(len(skipped), "image that cannot be read was", "images that cannot be read were")
+        left_out = plural(len(skipped), "image that cannot be read was", "images that cannot be read were")
         console.print(f"{left_out} left out; the record names {'it' if len(skipped) == 1 else 'them'}.", soft_wrap=True)
     console.print(shown(f"record: {record_path(folder)}"), soft_wrap=True)
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onea.data.dataset import Dataset, MissingData, Split, fingerprint_of_pixels
-from onea.errors import OneaError, short
+from onea.errors import OneaError, truncate
 
 Pixels = npt.NDArray[np.uint8]
 _SHAPE, _CLASSES = (3, 32, 32), 100
@@ -140,7 +140,7 @@ class _Reader(pickle.Unpickler):
         """The stand-in for a class of numpy."""
         if found := _STAND_INS.get((module, name)):
             return found
-        raise pickle.UnpicklingError(f"it asks for {short(module)}.{short(name)}")
+        raise pickle.UnpicklingError(f"it asks for {truncate(module)}.{truncate(name)}")
 
 
 def _read(path: Path) -> dict[Any, Any]:

@@ -33,11 +33,11 @@ from onea.files import (
     CACHE_REMEDY,
     DamagedFile,
     dump_with_checksum,
+    file_stamp,
     load_with_checksum,
-    read_plain,
-    stamp_of,
-    unwritable,
+    read_regular,
     write_atomically,
+    write_error,
 )
 from onea.locks import file_lock
 
@@ -106,7 +106,7 @@ def _write_note(path: Path, content: dict[str, Any]) -> None:
 
 
 def _read_note(path: Path) -> dict[str, Any]:
-    found = load_with_checksum(read_plain(path, follow=True))
+    found = load_with_checksum(read_regular(path, follow=True))
     if found["of"] != path.stem:
         raise DamagedFile(f"it is of {found['of']}")
     return found
@@ -142,7 +142,7 @@ def pack(
         split: pixels pass through unchanged; files are decoded.
         size: side of the stored squares, unless ``shape`` is given.
         cache: folder for ``packed-<key>.bin`` and ``.json``. The key covers path, size and times of every file, so that
-            an edit which puts the modification time back is noticed too, but on Windows (see ``stamp_of``). What was
+            an edit which puts the modification time back is noticed too, but on Windows (see ``file_stamp``). What was
             packed of the same files before they changed is deleted.
         on_bad: what a file that cannot be read does: stop everything, or be left out and reported.
         shape: height and width from ``stored_shape`` over both sides; by default over this one alone.
@@ -185,7 +185,7 @@ def _key(files: Sequence[Path], shape: tuple[int, int], *more: str) -> str:
     for file in files:
         # As Path.absolute() has it, which takes longer than all the rest.
         digest.update(os.fsencode(str(file) if file.is_absolute() else f"{here}{file}") + b"\0")
-        stamps.update(f"{stamp_of(file)}\n".encode())  # a missing file is reported when it is to be decoded
+        stamps.update(f"{file_stamp(file)}\n".encode())  # a missing file is reported when it is to be decoded
     return f"{digest.hexdigest()[:_KEY]}-{stamps.hexdigest()[:_KEY]}"
 
 
@@ -224,7 +224,7 @@ def _mapped(target: Path, shape: tuple[int, int], total: int) -> Packed | None:
     index = target.with_suffix(".json")
     try:
         found = _read_note(index)
-        stamp = stamp_of(target)
+        stamp = file_stamp(target)
         if found["shape"][2:] != list(shape) or (stamp != found["stamp"] and sha256_of(target) != found["sha256"]):
             return None
         rows, skipped = np.array(found["rows"], dtype=np.int64), tuple(map(str, found["skipped"]))
@@ -265,7 +265,7 @@ def _write(
         refuse_unreadable(split, rows, skipped, on_bad, class_names)
         temporary.replace(target)
     except OSError as error:
-        raise unwritable(target.parent, bytes_needed, error, CACHE_REMEDY) from error
+        raise write_error(target.parent, bytes_needed, error, CACHE_REMEDY) from error
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
@@ -307,7 +307,7 @@ def _write_index(target: Path, shape: tuple[int, int], rows: Labels, skipped: Se
     """Written last and moved into place whole: where it exists, the pixels were complete."""
     index = {"shape": [len(rows), 3, *shape], "rows": rows.tolist(), "skipped": list(skipped), "sha256": sha256}
     try:
-        _write_note(target.with_suffix(".json"), index | {"stamp": stamp_of(target)})
+        _write_note(target.with_suffix(".json"), index | {"stamp": file_stamp(target)})
     except OneaError:
         target.unlink(missing_ok=True)
         raise

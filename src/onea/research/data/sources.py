@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onea.data.dataset import Dataset
-from onea.errors import OneaError, nearest, short
+from onea.errors import OneaError, did_you_mean, truncate
 from onea.registry import Registry
 
 
@@ -65,7 +65,7 @@ def load_dataset(spec: str, *, root: Path | None = None, cache: Path | None = No
     """
     name, colon, argument = spec.partition(":")
     if name not in DATASETS.names:
-        raise OneaError(f"Unknown dataset '{short(spec)}'; {_hint(spec, name)}")
+        raise OneaError(f"Unknown dataset '{truncate(spec)}'; {_hint(spec, name)}")
     info: DatasetInfo = DATASETS.load(name)
     if info.takes_path and not argument.strip():
         raise OneaError(f"Dataset '{spec}' needs a path: write {info.usage}.")
@@ -86,7 +86,7 @@ def _hint(spec: str, name: str) -> str:
             return f"did you mean 'folder:{spec}'?"
         if path.is_file():
             return f"did you mean 'list:{spec}'?"
-    return nearest(name, DATASETS.names)
+    return did_you_mean(name, DATASETS.names)
 
 
 # The loaders import what they need when they are called: listing the names must not import torchvision.

@@ -19,7 +19,7 @@ from onea.merging.operator import Sizes
 from onea.research.methods.contract import Method
 from onea.runtime import Runtime
 from onea.schema import Count
-from onea.tensors import Tensors, part_of, prefixed
+from onea.tensors import Tensors, add_prefix, select_prefix
 from onea.vit.adapter import Adapters
 from onea.vit.frozen import FrozenViT
 from onea.vit.heads import cosine_scores
@@ -126,7 +126,7 @@ class ACMap(Method):
     def state_dict(self) -> Tensors:
         """The merged adapters, the prototypes as measured and as mapped, and the sizes of the tasks."""
         return {
-            **prefixed(_MERGED, self.merged.state_dict()),
+            **add_prefix(_MERGED, self.merged.state_dict()),
             "sources": self.sources,
             "prototypes": self.prototypes,
             "sizes": torch.tensor(self.sizes, dtype=torch.int64).reshape(-1, 2),
@@ -135,7 +135,7 @@ class ACMap(Method):
     def load_state_dict(self, state: Tensors) -> None:
         """Continue from a saved state."""
         self.sizes = [(classes, images) for classes, images in state["sizes"].tolist()]
-        merged = part_of(_MERGED, state)
+        merged = select_prefix(_MERGED, state)
         self.merged = nn.ModuleList()
         for _ in {name.split(".")[0] for name in merged}:
             self._keep(self._blank(seed=0))

@@ -27,7 +27,7 @@ from onea.merging.average import RunningMean
 from onea.research.methods.classification import FeatureClassification, RandomFeatureOptions
 from onea.runtime import Runtime
 from onea.schema import ZeroToOne
-from onea.tensors import Tensors, part_of, prefixed
+from onea.tensors import Tensors, add_prefix, select_prefix
 from onea.vit.frozen import FrozenViT
 from onea.vit.hooks import BlockHooks
 
@@ -116,17 +116,17 @@ class AdapterMerging(FeatureClassification):
         merged = self.merged
         return {
             **super().state_dict(),
-            **prefixed(_KEPT, self.adapter.state_dict()),
-            **prefixed(_MEMORY, merged.memory),
-            **prefixed(_START, merged.start),
-            **prefixed(_ORIGIN, merged.origin),
+            **add_prefix(_KEPT, self.adapter.state_dict()),
+            **add_prefix(_MEMORY, merged.memory),
+            **add_prefix(_START, merged.start),
+            **add_prefix(_ORIGIN, merged.origin),
             "merged": torch.tensor([merged.classes, merged.samples]),
         }
 
     def load_state_dict(self, state: Tensors) -> None:
         """Continue from a saved state."""
         super().load_state_dict(state)
-        adapter, memory, start, origin = (part_of(prefix, state) for prefix in (_KEPT, _MEMORY, _START, _ORIGIN))
+        adapter, memory, start, origin = (select_prefix(prefix, state) for prefix in (_KEPT, _MEMORY, _START, _ORIGIN))
         classes, samples = state["merged"].tolist()
         self.adapter.load_state_dict(adapter)
         # In the order of the module, not of the file.

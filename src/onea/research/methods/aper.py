@@ -23,7 +23,7 @@ from onea.learner.tasks import Task
 from onea.learner.training import Optimiser
 from onea.research.methods.contract import Method
 from onea.schema import Count, Positive
-from onea.tensors import Tensors, part_of
+from onea.tensors import Tensors, select_prefix
 from onea.vit.adapter import Adapters
 from onea.vit.frozen import FrozenViT
 from onea.vit.heads import cosine_scores
@@ -137,7 +137,7 @@ class Aper(Method):
 
     def load_state_dict(self, state: Tensors) -> None:
         """Continue from a saved state."""
-        saved = part_of(_ADAPTED, state)
+        saved = select_prefix(_ADAPTED, state)
         self.adapted = None
         if saved:
             self.adapted = self.fresh(torch.Generator())

@@ -22,7 +22,7 @@ from onea.learner.tasks import StreamPlan, Task
 from onea.learner.training import Trained, train
 from onea.research.methods.contract import Method
 from onea.runtime import Runtime
-from onea.tensors import Tensors, part_of, prefixed
+from onea.tensors import Tensors, add_prefix, select_prefix
 from onea.vit.adapter import Adapters
 from onea.vit.frozen import FrozenViT
 from onea.vit.heads import GrowingHead, cosine_scores
@@ -101,14 +101,14 @@ class Joint(Method):
     def state_dict(self) -> Tensors:
         """The newest adapter, its head and the prototypes made with it."""
         return {
-            **prefixed(_ADAPTER, self.adapters.state_dict()),
-            **prefixed(_HEAD, self.head.state_dict()),
+            **add_prefix(_ADAPTER, self.adapters.state_dict()),
+            **add_prefix(_HEAD, self.head.state_dict()),
             "prototypes": self.prototypes,
         }
 
     def load_state_dict(self, state: Tensors) -> None:
         """Continue from a saved state."""
-        kept, head = (part_of(part, state) for part in (_ADAPTER, _HEAD))
+        kept, head = (select_prefix(part, state) for part in (_ADAPTER, _HEAD))
         self.adapters.load_state_dict(kept)
         self.head = self._blank_head(len(head["weight"]))
         self.head.load_state_dict(head)
@@ -176,12 +176,12 @@ class Sequential(Method):
     def state_dict(self) -> Tensors:
         """The adapter and the head as they stand."""
         return {
-            **prefixed(_ADAPTER, self.adapters.state_dict()),
-            **prefixed(_HEAD, self.head.state_dict()),
+            **add_prefix(_ADAPTER, self.adapters.state_dict()),
+            **add_prefix(_HEAD, self.head.state_dict()),
         }
 
     def load_state_dict(self, state: Tensors) -> None:
         """Continue from a saved state."""
-        kept = part_of(_ADAPTER, state)
+        kept = select_prefix(_ADAPTER, state)
         self.adapters.load_state_dict(kept)
         self.head.load_rows(state[_HEAD + "weight"], state[_HEAD + "bias"])

@@ -25,7 +25,7 @@ from onea.options import parse_pairs
 from onea.research.methods.contract import Method
 from onea.runtime import Runtime
 from onea.schema import Count
-from onea.tensors import Tensors, part_of, prefixed
+from onea.tensors import Tensors, add_prefix, select_prefix
 from onea.vit.batching import EVALUATION_BATCH, pad_rows
 from onea.vit.frozen import FrozenViT
 from onea.vit.hooks import BlockHooks
@@ -158,7 +158,7 @@ class FeatureClassification(Method):
         (first, *others) = self.statistics.values()
         state = first.state_dict()
         for number, statistics in enumerate(others):
-            state |= prefixed(f"{_COMPARED}{number}.", statistics.state_dict())
+            state |= add_prefix(f"{_COMPARED}{number}.", statistics.state_dict())
         return state
 
     def inference_state(self) -> Tensors:
@@ -174,7 +174,7 @@ class FeatureClassification(Method):
     def load_state_dict(self, state: Tensors) -> None:
         """Restore the statistics."""
         for number, (kind, statistics) in enumerate(self.statistics.items()):
-            part = part_of(f"{_COMPARED}{number - 1}.", state) if number else state
+            part = select_prefix(f"{_COMPARED}{number - 1}.", state) if number else state
             self.statistics[kind] = statistics.restored(part).to(self.runtime.device)
         self._scorers = {}
 

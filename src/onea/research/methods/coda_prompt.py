@@ -132,7 +132,7 @@ class CODAPrompt(PromptMethod):
 
     def recipe(self, task: Task) -> Recipe:
         """Adam with the schedule of the options."""
-        return self.options.recipe("adam", schedules.named(self.options.schedule), self.epochs_for(task))
+        return self.options.recipe("adam", schedules.get_schedule(self.options.schedule), self.epochs_for(task))
 
     def begin(self, task: Task) -> dict[str, Any]:
         """Draw the task's components."""

@@ -101,7 +101,7 @@ class InfLoRA(Method):
         updates = self.new_updates(task)
         head = GrowingHead(self.vit.width, start="uniform")
         head.grow(len(task.classes), seeds.generator(task.seed, task.index, "head"))
-        recipe = self.options.recipe("adam", schedules.named(self.options.schedule), self.epochs_for(task))
+        recipe = self.options.recipe("adam", schedules.get_schedule(self.options.schedule), self.epochs_for(task))
         hooks = SummedUpdates(self.folded, updates)
         losses = train_with_local_head(self.vit, hooks, head, task, recipe, self.runtime)
         self.folded.fold(updates)

@@ -20,7 +20,7 @@ from onea.learner.training import Trained, train
 from onea.research.methods.contract import Method
 from onea.runtime import Runtime
 from onea.schema import BelowOne, Count, NotNegative, Positive
-from onea.tensors import Tensors, part_of, to_float64
+from onea.tensors import Tensors, select_prefix, to_float64
 from onea.vit.adapter import Adapters
 from onea.vit.batching import EVALUATION_BATCH
 from onea.vit.frozen import FrozenViT
@@ -138,7 +138,7 @@ class MOS(Method):
 
     def load_state_dict(self, state: Tensors) -> None:
         """Continue from a saved state."""
-        parts: dict[str, Tensors] = {part: part_of(part + ".", state) for part in _PARTS}
+        parts: dict[str, Tensors] = {part: select_prefix(part + ".", state) for part in _PARTS}
         self.sizes = state["sizes"].tolist()
         self.working.load_state_dict(parts["working"])
         self.snapshots = nn.ModuleList(self._blank(seed=0).requires_grad_(False) for _ in self.sizes)

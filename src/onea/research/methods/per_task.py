@@ -16,7 +16,7 @@ from onea.learner.options import AdapterOptions
 from onea.learner.tasks import StreamPlan, Task
 from onea.research.methods.contract import Method
 from onea.runtime import Runtime
-from onea.tensors import Tensors, part_of
+from onea.tensors import Tensors, select_prefix
 from onea.vit.adapter import Adapters
 from onea.vit.frozen import FrozenViT
 from onea.vit.heads import cosine_scores
@@ -106,7 +106,7 @@ class AdapterBank(Method):
         self.adapters, self.sizes = nn.ModuleList().eval(), []
         for size in state["sizes"].tolist():
             self._keep(self._fresh(torch.Generator()), size)
-        self.adapters.load_state_dict(part_of(_ADAPTERS, state))
+        self.adapters.load_state_dict(select_prefix(_ADAPTERS, state))
 
     def _fresh(self, generator: torch.Generator) -> Adapters:
         return new_adapters(self.vit, self.options, generator)

@@ -18,7 +18,7 @@ from onea.learner.tasks import StreamPlan, Task
 from onea.learner.training import Recipe, Trained, train
 from onea.research.methods.contract import Method
 from onea.runtime import Runtime
-from onea.tensors import Tensors, part_of, to_float64
+from onea.tensors import Tensors, select_prefix, to_float64
 from onea.vit.batching import EVALUATION_BATCH
 from onea.vit.frozen import FrozenViT
 from onea.vit.heads import GrowingHead, cosine_scores
@@ -165,7 +165,7 @@ class PromptMethod(Method):
 
     def load_state_dict(self, state: Tensors) -> None:
         """Continue from a saved state."""
-        self.load_prompt_state(part_of(_PROMPTS, state))
+        self.load_prompt_state(select_prefix(_PROMPTS, state))
         self.head.load_rows(state["head.weight"], state["head.bias"])
         self.learned = state["learned"].bool().cpu()
 

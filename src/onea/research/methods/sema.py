@@ -20,7 +20,7 @@ from onea.learner.training import Loss, Recipe, Trained, train
 from onea.research.methods.contract import Method
 from onea.runtime import Runtime
 from onea.schema import Count, Fraction, NotNegative
-from onea.tensors import Tensors, part_of, prefixed
+from onea.tensors import Tensors, add_prefix, select_prefix
 from onea.vit.adapter import Adapter
 from onea.vit.batching import EVALUATION_BATCH
 from onea.vit.frozen import FrozenViT
@@ -318,13 +318,13 @@ class SEMA(Method):
     def state_dict(self) -> Tensors:
         """All modules, with the losses their descriptors remember, and the head."""
         return {
-            **prefixed(_MODULES, self.adapters.state_dict()),
-            **prefixed(_HEAD, self.head.state_dict()),
+            **add_prefix(_MODULES, self.adapters.state_dict()),
+            **add_prefix(_HEAD, self.head.state_dict()),
         }
 
     def load_state_dict(self, state: Tensors) -> None:
         """Continue from a saved state."""
-        modules = part_of(_MODULES, state)
+        modules = select_prefix(_MODULES, state)
         if modules:
             self.adapters.rebuild(modules)
             self.adapters.to(self.runtime.device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from onea.errors import OneaError, nearest
+from onea.errors import OneaError, did_you_mean
 from onea.research.paper.experiment import Experiment
 from onea.research.paper.figures import FIGURES
 from onea.research.paper.tables import TABLES
@@ -24,7 +24,7 @@ def find_experiment(name: str) -> Experiment:
     if name.lower() in ("figure3", "fig:framework"):
         raise OneaError("Figure 3 is a drawing of the method, not a result; `onea paper` lists what can be made.")
     if name not in names:
-        hint = nearest(name, {key for one in known.values() for key in (one.name, one.alias)})
+        hint = did_you_mean(name, {key for one in known.values() for key in (one.name, one.alias)})
         if not hint.startswith("did you mean"):
             hint = "`onea paper` lists them all."
         raise OneaError(f"There is no experiment '{name}'; {hint}")

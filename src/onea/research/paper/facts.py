@@ -46,11 +46,11 @@ def data_facts(data: str, root: str | None) -> DataFacts:
         return _published(data, loaded=True)
     import numpy as np
 
-    from onea.files import default_cache
+    from onea.files import cache_folder
     from onea.research.data.sources import load_dataset
 
     try:
-        dataset = load_dataset(data, root=Path(root) if root else None, cache=default_cache())
+        dataset = load_dataset(data, root=Path(root) if root else None, cache=cache_folder())
     except OneaError:
         if data in DATASETS:
             return _published(data, loaded=False)

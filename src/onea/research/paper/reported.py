@@ -10,7 +10,7 @@ from functools import cache
 from importlib import resources
 from typing import NamedTuple
 
-from onea.errors import OneaError, import_extra, nearest
+from onea.errors import OneaError, did_you_mean, import_extra
 
 
 class Number(NamedTuple):
@@ -66,7 +66,7 @@ def reported_table(name: str) -> ReportedTable:
     by_label = {table.label: table for table in tables.values()}
     found = tables.get(name) or by_label.get(name)
     if found is None:
-        raise OneaError(f"The paper has no table '{name}'; {nearest(name, tables)}")
+        raise OneaError(f"The paper has no table '{name}'; {did_you_mean(name, tables)}")
     return found
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from onea.errors import OneaError, short
+from onea.errors import OneaError, truncate
 from onea.research.data import data_name
 from onea.research.paper.experiment import Cell, Experiment
 from onea.research.paper.names import BACKBONE, data_title
@@ -180,9 +180,9 @@ def _check(experiment: Experiment, changes: Changes) -> None:
     if not 0 < changes.scale <= 1:
         raise OneaError(f"scale is {changes.scale:g}; it must lie above 0 and be at most 1 (the paper's size).")
     if changes.seeds is not None and not 1 <= changes.seeds <= MOST_SEEDS:
-        raise OneaError(f"seeds is {short(changes.seeds)}; ask for at least one and at most {MOST_SEEDS:,}.")
+        raise OneaError(f"seeds is {truncate(changes.seeds)}; ask for at least one and at most {MOST_SEEDS:,}.")
     if changes.tasks is not None and changes.tasks < 1:
-        raise OneaError(f"tasks is {short(changes.tasks)}; ask for at least one.")
+        raise OneaError(f"tasks is {truncate(changes.tasks)}; ask for at least one.")
     if experiment.per_task and (changes.seeds or 1) > 1:
         raise OneaError(f"{experiment.name} shows one stream task by task, so all rows share one seed; drop --seeds.")
 

@@ -22,7 +22,7 @@ from onea.research.report.matrices import matrix_panels
 from onea.research.report.page import Block, Details, Page, Picture, Section, Text, remarks
 from onea.research.report.provenance import provenance
 from onea.research.report.sensitivity_figures import cost_scatter, inference_cost
-from onea.text import count
+from onea.text import plural
 
 MOST_MATRICES = 12  # of a setting; beyond, a page would weigh more than it tells
 
@@ -81,12 +81,12 @@ def _lead(found: Sequence[Setting], runs: int | None) -> Text:
     runs = runs or sum(len(group.records) for setting in found for group in setting.groups)
     seeds = sorted({seed for setting in found for seed in setting.seeds})
     which = f"{len(seeds)} seeds ({', '.join(map(str, seeds))})" if len(seeds) > 1 else f"seed {seeds[0]}"
-    return Text(f"{count(runs, 'run', 'runs')} with {which} in {count(len(found), 'setting', 'settings')}.", "lead")
+    return Text(f"{plural(runs, 'run', 'runs')} with {which} in {plural(len(found), 'setting', 'settings')}.", "lead")
 
 
 def _setting(setting: Setting, with_table: bool, leave_out: Collection[str]) -> list[Section]:
     fixed = setting.fixed()
-    seeds = count(len(setting.seeds), "seed", "seeds")
+    seeds = plural(len(setting.seeds), "seed", "seeds")
     table: list[Block] = (
         [grid_table(setting, f"Results over {seeds}"), LEGEND]
         if with_table
@@ -124,7 +124,7 @@ def _stream(record: Record) -> Picture:
         "The stream",
         partial(stream_bars, record),
         f"Bar chart, classes of each task in order of arrival: {', '.join(map(str, sizes))}.",
-        f"{count(sum(sizes), 'class', 'classes')} in {count(len(sizes), 'task', 'tasks')}.",
+        f"{plural(sum(sizes), 'class', 'classes')} in {plural(len(sizes), 'task', 'tasks')}.",
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from onea.errors import OneaError
 from onea.files import check_path
-from onea.options import completed
+from onea.options import with_defaults
 from onea.research.record import FILES, NAME, Record, can_be_shown, read_record_file, records_below
 
 
@@ -63,7 +63,7 @@ def with_present_options(records: Sequence[Record]) -> list[Record]:
         except OneaError:
             found.append(record)
         else:
-            found.append(record | {"options": completed(kind, record.get("options") or {})})
+            found.append(record | {"options": with_defaults(kind, record.get("options") or {})})
     return found
 
 

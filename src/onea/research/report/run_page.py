@@ -17,7 +17,7 @@ from onea.research.report.matrices import accuracy_matrix
 from onea.research.report.page import Block, Details, Page, Picture, Section, Terms, Text
 from onea.research.report.provenance import provenance
 from onea.research.report.tables import labels, results_table
-from onea.text import count
+from onea.text import plural
 
 
 def run_page(records: Sequence[Record], title: str) -> str:
@@ -49,8 +49,8 @@ def _lead(records: Sequence[Record]) -> Text:
     spread = f"{min(sizes)} to {max(sizes)}" if min(sizes) < max(sizes) else f"{sizes[0]}"
     who = f"{len(records)} methods learn" if len(records) > 1 else f"{labels(records)[0]} learns"
     return Text(
-        f"{who} {count(sum(sizes), 'class', 'classes')} of {_data(first)} that arrive in "
-        f"{count(len(sizes), 'task', 'tasks')} of {spread}; after every task, accuracy is measured over all "
+        f"{who} {plural(sum(sizes), 'class', 'classes')} of {_data(first)} that arrive in "
+        f"{plural(len(sizes), 'task', 'tasks')} of {spread}; after every task, accuracy is measured over all "
         "classes seen so far.",
         "lead",
     )

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from onea.errors import OneaError, import_extra, short
-from onea.options import LARGEST, MachineOptions, build, check_threads, upgraded
+from onea.errors import OneaError, import_extra, truncate
+from onea.options import LARGEST, MachineOptions, check_threads, make_options, upgraded
 from onea.research.data import data_name
 from onea.research.methods.presets import Preset
 from onea.vit.embedded import FAST, full_name
@@ -175,15 +175,15 @@ def make_config(values: dict[str, Any]) -> RunConfig:
     given |= {name: value for name, value in values.items() if name not in names}
     if isinstance(common.get("sizes"), list | tuple):
         common["sizes"] = ",".join(str(size) for size in common["sizes"])
-    config = build(RunConfig, common)
+    config = make_options(RunConfig, common)
     kind = method_class(config.method).Options
     known = {item.name for item in dataclasses.fields(kind)}
     given = upgraded(kind, given)
     if unknown := next((name for name in given if name not in known), None):
-        from onea.errors import nearest
+        from onea.errors import did_you_mean
 
-        raise OneaError(f"Unknown option '{unknown}' for {config.method}; {nearest(unknown, names | known)}")
-    checked: Any = build(kind, given)  # reads text as numbers and refuses what makes no sense
+        raise OneaError(f"Unknown option '{unknown}' for {config.method}; {did_you_mean(unknown, names | known)}")
+    checked: Any = make_options(kind, given)  # reads text as numbers and refuses what makes no sense
     options = {name: getattr(checked, name) for name in given}
     return dataclasses.replace(config, options=options)
 
@@ -204,7 +204,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
         # PyYAML meets a tag on something else (!!bool x, !!timestamp x) with almost any of them.
-        raise OneaError(f"Config file {path} is not valid YAML: {short(' '.join(str(error).split()))}.") from error
+        raise OneaError(f"Config file {path} is not valid YAML: {truncate(' '.join(str(error).split()))}.") from error
     if not isinstance(loaded, dict) or not all(isinstance(key, str) for key in loaded):
         raise OneaError(f"Config file {path} must hold 'option: value' lines, each option a word.")
     inner = loaded.get("options") or {}

@@ -22,8 +22,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, cast
 
-from onea.distributed import connected, import_ray
-from onea.errors import OneaError, short
+from onea.distributed import import_ray, ray_cluster
+from onea.errors import OneaError, truncate
 from onea.research.runs.grid import (
     Executor,
     Failure,
@@ -61,7 +61,7 @@ class LocalProcesses(Executor):
 
     def __init__(self, workers: int | None = None, retries: int = 2, share_adapters: bool = False) -> None:
         if workers is not None and not 1 <= workers <= _MOST_WORKERS:
-            raise OneaError(f"workers is {short(workers)}; it must be at least 1 and at most {_MOST_WORKERS}.")
+            raise OneaError(f"workers is {truncate(workers)}; it must be at least 1 and at most {_MOST_WORKERS}.")
         self._gpus = visible_gpus()
         self._workers = workers or len(self._gpus) or max(1, _cores() // 4)
         self._retries = retries
@@ -295,7 +295,7 @@ class RayExecutor(Executor):
         if not jobs:
             return
         ray = self._ray
-        with connected(self._address):
+        with ray_cluster(self._address):
             board = self._board()
             task = ray.remote(**self._resources())(_task)
             here = _Sender.here()

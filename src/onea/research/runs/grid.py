@@ -17,7 +17,7 @@ from onea.errors import OUT_OF_MEMORY, OneaError, OutOfMemory, is_out_of_memory
 from onea.files import read_json, write_json
 from onea.research.record import Record, can_be_shown, read_record, record_path, records_below, write_record
 from onea.research.runs.config import RunConfig
-from onea.text import now
+from onea.text import utc_timestamp
 
 if TYPE_CHECKING:
     from onea.learner.merged_adapter import AdapterCache
@@ -216,7 +216,7 @@ class RecordStore:
 
     def note_failure(self, config: RunConfig, failure: Failure) -> None:
         """Keep the reason beside whatever the run has left; finished tasks stay and are not learned again."""
-        noted = asdict(failure) | {"date": failure.date or now(), "config": config.identity()}
+        noted = asdict(failure) | {"date": failure.date or utc_timestamp(), "config": config.identity()}
         write_json(self.folder(config) / FAILURE, noted)
 
     def forget_failure(self, config: RunConfig) -> None:

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from onea.data.dataset import Dataset, MissingData
-from onea.errors import OneaError, short
+from onea.errors import OneaError, truncate
 from onea.files import CHECKSUM
-from onea.options import completed, upgraded
+from onea.options import upgraded, with_defaults
 from onea.research.methods import method_class
 from onea.research.record import Record
 from onea.research.runs.config import RunConfig
 from onea.research.runs.setup import dataset_of, options_of, sha256_of_images, shape_in
-from onea.runtime import resolve
+from onea.runtime import resolve_device
 from onea.vit.backbones import load_backbone, stamp_of_weights
 from onea.vit.embedded import in_float16
 
@@ -131,7 +131,7 @@ def _reason(error: OneaError) -> str:
 def _precision(record: Record, config: RunConfig) -> list[str]:
     """A run keeps the precision it began with wherever it is continued; who asks for ``auto`` elsewhere is told."""
     with suppress(OneaError):  # a device that is not here
-        then, now = record["runtime"]["precision"], resolve(config.device, config.precision)[1]
+        then, now = record["runtime"]["precision"], resolve_device(config.device, config.precision)[1]
         if then != now:
             return [f"it was computed in {then}, and auto is {now} here: --precision {now} makes a run of its own"]
     return []
@@ -146,7 +146,9 @@ def check_same_run(record: Record, config: RunConfig, folder: Path) -> None:
     """Refuse to continue somebody else's run."""
     mine, theirs = config.identity(), record["config"]
     if names := different(mine, theirs):
-        changes = ", ".join(f"{name} {short(theirs.get(name))} instead of {short(mine.get(name))}" for name in names)
+        changes = ", ".join(
+            f"{name} {truncate(theirs.get(name))} instead of {truncate(mine.get(name))}" for name in names
+        )
         raise OneaError(f"{folder} holds another run ({changes}); choose another --out or delete that folder.")
 
 
@@ -156,7 +158,7 @@ def check_same_inputs(record: Record, description: Record, folder: Path) -> None
     An older record may not hold every digest or licence, nor the options that came later: it ran with their defaults.
     """
     kind = method_class(record["config"]["method"]).Options
-    record = record | {"options": completed(kind, record["options"])}
+    record = record | {"options": with_defaults(kind, record["options"])}
     data, backbone = ({name: description[what].get(name) for name in record[what]} for what in ("data", "backbone"))
     description = description | {"data": data, "backbone": backbone}
     for what in ("data", "backbone", "preprocess", "stream", "options"):

@@ -19,9 +19,9 @@ import torch
 from safetensors.torch import save as save_safetensors
 
 from onea import __version__
-from onea.distributed import is_first
-from onea.errors import OneaError, is_out_of_memory, short
-from onea.files import check_no_model, check_writable, open_plain, read_tensors, write_atomically
+from onea.distributed import is_main_process
+from onea.errors import OneaError, is_out_of_memory, truncate
+from onea.files import check_no_model, check_writable, open_regular, read_tensors, write_atomically
 from onea.learner.merged_adapter import AdapterCache
 from onea.locks import folder_lock
 from onea.metrics import summarise
@@ -48,7 +48,7 @@ from onea.research.runs.reuse import Inputs, check_same_inputs, check_same_run
 from onea.research.runs.setup import Prepared, prepare
 from onea.runtime import Progress, Runtime, make_runtime
 from onea.tensors import Tensors
-from onea.text import now
+from onea.text import utc_timestamp
 from onea.vit.batching import pad_rows
 
 
@@ -85,12 +85,12 @@ def run(
     """
     folder, progress = Path(folder), progress or Progress()
     if record := _finished(config, folder, progress):
-        if is_first() and leftovers(folder, record):
+        if is_main_process() and leftovers(folder, record):
             _tidy_finished(folder)
         return record
     check_writable(folder)
     check_no_model(folder)
-    with folder_lock(folder, wait=wait) if is_first() else nullcontext():
+    with folder_lock(folder, wait=wait) if is_main_process() else nullcontext():
         return _finished(config, folder, progress) or _continue(config, folder, progress, adapter_cache)
 
 
@@ -101,7 +101,7 @@ def _finished(config: RunConfig, folder: Path, progress: Progress) -> Record | N
         return None
     check_same_run(record, config, folder)
     for remark in Inputs().check(record, config, folder):
-        if is_first():
+        if is_main_process():
             progress.remark(remark)
     return record
 
@@ -124,7 +124,7 @@ def _continue(config: RunConfig, folder: Path, progress: Progress, adapter_cache
     else:
         check_same_inputs(record, prepared.description, folder)
         _restore(prepared, folder, record)
-        record["dates"]["resumed"].append(now())
+        record["dates"]["resumed"].append(utc_timestamp())
     record |= {"format": FORMAT, "stamps": prepared.stamps}
     runtime.progress.begin(record)
     bound = None if config.cache_gb is None else int(config.cache_gb * 1e9)
@@ -150,7 +150,7 @@ def _restore(prepared: Prepared, folder: Path, record: Record) -> None:
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         if isinstance(error, OneaError) or is_out_of_memory(error):
             raise
-        reason = short(" ".join(str(error).split()))
+        reason = truncate(" ".join(str(error).split()))
         raise OneaError(
             f"The checkpoint in {folder} does not fit this run ({reason}); delete that folder to start over."
         ) from error
@@ -183,7 +183,7 @@ def _new_record(config: RunConfig, prepared: Prepared, runtime: Runtime) -> Reco
         "cost": [],
         "timings": {"learn_s": [], "evaluate_s": []},
         "memory": {"peak_bytes": []},
-        "dates": {"started": now(), "resumed": [], "finished": None},
+        "dates": {"started": utc_timestamp(), "resumed": [], "finished": None},
         "environment": environment(runtime.device),
     }
 
@@ -238,7 +238,7 @@ def _learn_task(index: int, prepared: Prepared, runtime: Runtime, record: Record
         record["cost"].append(measure_cost(method, prepared.test.images, index + 1))
     if index + 1 == stream.tasks:
         record["status"] = "finished"
-        record["dates"]["finished"] = now()
+        record["dates"]["finished"] = utc_timestamp()
 
 
 def read_run(folder: Path) -> Record | None:
@@ -264,7 +264,7 @@ def load_checkpoint(folder: Path, record: Record) -> Tensors:
     """The state that the record points to."""
     path = folder / record["checkpoint"]["file"]
     try:
-        file, _ = open_plain(path, follow=True)
+        file, _ = open_regular(path, follow=True)
     except OneaError as error:
         raise OneaError(f"Checkpoint {path} is missing or cannot be read; delete {folder} to start over.") from error
     with file:

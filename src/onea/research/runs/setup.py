@@ -21,11 +21,11 @@ from onea.data.image_files import readable, sha256_of_files
 from onea.data.image_storage import ExactImages, Images, PackedImages, choose_storage_tier
 from onea.data.transforms import Filter, Geometry, Preprocess
 from onea.errors import OneaError
-from onea.files import default_cache
+from onea.files import cache_folder
 from onea.learner.data_rule import DataShape
 from onea.learner.merged_adapter import AdapterCache
 from onea.learner.tasks import StreamPlan, Task
-from onea.options import build
+from onea.options import make_options
 from onea.research.data.pack import Packed, pack, stored_shape
 from onea.research.data.sources import load_dataset
 from onea.research.methods import method_class
@@ -146,7 +146,7 @@ def prepare(config: RunConfig, runtime: Runtime, adapter_cache: AdapterCache | N
 def dataset_of(config: RunConfig, *, fetch: bool = True, cached: bool = True) -> Dataset:
     """The dataset of a run; unless told not to, what is missing is fetched, and what is drawn here is kept."""
     root = Path(config.root) if config.root else None
-    return load_dataset(config.data, root=root, cache=default_cache() if cached else None, fetch=fetch)
+    return load_dataset(config.data, root=root, cache=cache_folder() if cached else None, fetch=fetch)
 
 
 def sha256_of_images(config: RunConfig, dataset: Dataset, size: int) -> dict[str, str]:
@@ -283,7 +283,7 @@ def _images(
 
 def _packs(config: RunConfig, dataset: Dataset, network_size: int) -> list[Packed]:
     """Training and test images, packed alike for a network of this input size."""
-    size, sides, cache = round(network_size * CROP_MARGIN), (dataset.train, dataset.test), default_cache()
+    size, sides, cache = round(network_size * CROP_MARGIN), (dataset.train, dataset.test), cache_folder()
     shape = stored_shape(sides, size, cache)
     return [
         pack(side, size, cache=cache, on_bad=config.on_bad, shape=shape, class_names=dataset.classes) for side in sides
@@ -338,7 +338,7 @@ def _exact(
 def options_of(config: RunConfig, shape: DataShape) -> Any:
     """The options of a run's method on data of this shape: its preset, and what was asked for on top."""
     preset = preset_options(config.method, config.preset, shape, config.options)
-    return build(method_class(config.method).Options, preset | config.options)
+    return make_options(method_class(config.method).Options, preset | config.options)
 
 
 def images_per_task(config: RunConfig, stream: Stream, counts: Sequence[int]) -> list[int]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from onea.errors import OneaError, import_extra, nearest, to_install
+from onea.errors import OneaError, did_you_mean, import_extra, install_command
 from onea.research.record import Record
 from onea.research.record_metrics import headline_metrics
 from onea.runtime import Progress
@@ -105,12 +105,12 @@ def check_trackers(names: Iterable[str]) -> list[str]:
     here = [str(kind.value) for kind in tracking.get_available_trackers()]
     for name in wanted:
         if name not in known:
-            raise OneaError(f"There is no tracker '{name}'; {nearest(name, known)}")
+            raise OneaError(f"There is no tracker '{name}'; {did_you_mean(name, known)}")
         if name != "all" and name not in here:
-            how = to_install(name) if name == "tensorboard" else f"pip install {name}"
+            how = install_command(name) if name == "tensorboard" else f"pip install {name}"
             raise OneaError(f"Tracker '{name}' is not installed; install it with: {how}")
     if "all" in wanted and not here:
-        raise OneaError(f"No tracker is installed; install one, such as: {to_install('tensorboard')}")
+        raise OneaError(f"No tracker is installed; install one, such as: {install_command('tensorboard')}")
     return here if "all" in wanted else wanted
 
 
