@@ -35,7 +35,7 @@ from typing import Any, Literal
 
 from onea.files import dump_with_checksum, write_atomically
 from onea.research.methods import METHODS
-from onea.research.record import Record, read_record_file, record_path, records_below
+from onea.research.record import Record, read_record_file, record_path, find_record_files
 from onea.research.runs.config import RunConfig, make_config
 from onea.research.runs.executors import LocalProcesses
 from onea.research.runs.grid import RunJob
@@ -108,7 +108,7 @@ def _earlier_seconds() -> dict[tuple[str, str], list[float]]:
     """How long runs took that were made before, while others shared the GPU."""
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
     for folder in ("methods", "one-a-plus"):
-        for path in records_below(RESULTS / folder):
+        for path in find_record_files(RESULTS / folder):
             record = read_record_file(path)
             took = sum(sum(record["timings"][part]) for part in ("learn_s", "evaluate_s"))
             # The present preset trains about twice as long on CIFAR-100, and a third longer on CUB-200.
@@ -143,7 +143,7 @@ def missing(among: list[Job]) -> Iterator[Job]:
 def collect(made: Path, results: Path = RESULTS) -> list[str]:
     """Compress finished records into docs/results; returns what is wrong with others, one line each."""
     wrong = []
-    for path in records_below(made):
+    for path in find_record_files(made):
         record, place = read_record_file(path), path.parent.relative_to(made)
         text = path.read_bytes() if path.suffix != ".gz" else gzip.decompress(path.read_bytes())
         if record["status"] != "finished":
@@ -169,7 +169,7 @@ def superseded(among: list[Job], results: Path = RESULTS) -> Iterator[Path]:
             again[job.config.method, job.config.data].append(results / job.place)
     whole = {kind for kind, places in again.items() if all(record_path(place).exists() for place in places)}
     present = {place for places in again.values() for place in places}
-    for path in records_below(results / "methods"):
+    for path in find_record_files(results / "methods"):
         record = read_record_file(path)
         kind = record["config"]["method"], f"folder:{record['data']['name']}"
         if kind in whole and path.parent not in present:

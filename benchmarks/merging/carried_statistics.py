@@ -24,7 +24,7 @@ from torch import Tensor
 
 from onea.classifiers.statistics import ClassStatistics
 from onea.research.runs.config import make_config
-from onea.research.runs.setup import Prepared, prepare
+from onea.research.runs.setup import PreparedRun, prepare
 from onea.runtime import make_runtime
 
 FIELDS = ("data", "seed", "task", "classes", "trained", "statistics", "mean", "shared", "own", "right")
@@ -50,7 +50,7 @@ def errors(found: ClassStatistics, true: ClassStatistics, old: int) -> dict[str,
     }
 
 
-def held_out(prepared: Prepared, classes: int) -> Tensor:
+def held_out(prepared: PreparedRun, classes: int) -> Tensor:
     """The held-out images of the first classes."""
     rows = prepared.test.rows
     return rows[prepared.test.labels[rows] < classes]

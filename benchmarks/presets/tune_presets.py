@@ -125,18 +125,18 @@ class Bench:
     def _accuracy(self, method: str, options: Any, which: tuple[str, int]) -> float:
         """Percent of the held-out images of all tasks that are answered right after the last one."""
         from onea.learner.tasks import StreamPlan
-        from onea.research.runs.evaluation import answer_tasks
-        from onea.research.runs.setup import Prepared
+        from onea.research.runs.evaluation import predict_tasks
+        from onea.research.runs.setup import PreparedRun
 
         material = self.materials[which]
         stream = Stream(tuple(range(sum(material.sizes))), material.sizes)
         plan = StreamPlan(stream.classes, stream.tasks)
         learner: Method = METHODS.load(method)(self.vit, options, self.runtime, plan)
         train, held = self._images(which)
-        prepared = Prepared(stream, train, held, learner, {}, material.seed)
+        prepared = PreparedRun(stream, train, held, learner, {}, material.seed)
         for index in range(stream.tasks):
             learner.learn(prepared.task(index))
-        found = answer_tasks(learner, held, prepared.class_ranges(stream.tasks - 1), material.seed)
+        found = predict_tasks(learner, held, prepared.class_ranges(stream.tasks - 1), material.seed)
         return 100 * float((next(iter(found.answers.values())) == found.truth).double().mean())
 
     def _images(self, which: tuple[str, int]) -> Any:
@@ -145,7 +145,7 @@ class Bench:
 
             from onea.data.image_storage import PackedImages
             from onea.data.transforms import Preprocess
-            from onea.research.runs.setup import Side
+            from onea.research.runs.setup import ImageSubset
 
             material = self.materials[which]
             with np.load(material.file) as file:
@@ -163,7 +163,7 @@ class Bench:
             tier = "device" if device.type == "cuda" else "host"
             images = PackedImages(pixels, preprocess, device, tier, self.runtime.pixel_dtype)  # type: ignore[arg-type]
             truth, out = torch.from_numpy(labels), torch.from_numpy(held)
-            self._sides[which] = [Side(images, truth, torch.nonzero(part).flatten()) for part in (~out, out)]
+            self._sides[which] = [ImageSubset(images, truth, torch.nonzero(part).flatten()) for part in (~out, out)]
         return self._sides[which]
 
 

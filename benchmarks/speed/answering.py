@@ -16,7 +16,7 @@ import timm
 import torch
 
 from onea.learner.tasks import StreamPlan
-from onea.research.bench.results import timed_in_turn
+from onea.research.bench.results import time_interleaved
 from onea.research.methods import method_class
 from onea.runtime import make_runtime
 from onea.vit.backbones import load_backbone
@@ -58,7 +58,7 @@ def main() -> None:
     for batch in given.batches:
         images = torch.rand(batch, 3, vit.size, vit.size).to(runtime.device)
         actions = [lambda method=method: method.scores(images) for method in methods]  # noqa: B023 (called in this turn)
-        plain, plus = (timing.seconds for timing in timed_in_turn(actions, runtime.device, given.seconds))
+        plain, plus = (timing.seconds for timing in time_interleaved(actions, runtime.device, given.seconds))
         values = (given.backbone, runtime.device.type, runtime.precision, given.classes, batch)
         print(*values, f"{plain:.6f}", f"{plus:.6f}", f"{plus / plain:.4f}", sep=",", flush=True)
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from onea import cpu
-from onea.research.bench.results import hardware_of
+from onea.research.bench.results import hardware_name
 from onea.research.runs.runner import environment
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +39,7 @@ def main() -> None:
     if wrong := set(arguments.what) - {"demo", "test"}:
         parser.error(f"{', '.join(sorted(wrong))}: choose demo or test")
     about = environment(torch.device("cpu"))
-    hardware = hardware_of(about, about["cores"])
+    hardware = hardware_name(about, about["cores"])
     rows: list[tuple[str, ...]] = []
     for what in arguments.what or ("demo", "test"):
         for bf16 in (True, False) if cpu.has_bf16() else (False,):

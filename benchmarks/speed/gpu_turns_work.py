@@ -22,10 +22,10 @@ import torch
 from torch import nn
 
 from onea.learner.one_a import OneAOptions
-from onea.research.bench.results import synchronise, timed_in_turn
+from onea.research.bench.results import synchronise, time_interleaved
 from onea.research.methods.one_a import OneAMethod
 from onea.research.runs.evaluation import correct_per_class
-from onea.research.runs.setup import Prepared, Side
+from onea.research.runs.setup import PreparedRun, ImageSubset
 from onea.research.streams import Stream
 from onea.vit.batching import EVALUATION_BATCH
 
@@ -217,9 +217,9 @@ class Measured:
             labels = torch.arange(sum(sizes)).repeat_interleave(per_class)
             pixels = np.random.default_rng(1).integers(0, 256, (len(labels), 3, 32, 32), dtype=np.uint8)
             images = PackedImages(pixels, preprocess_of(vit), runtime.device, "device", runtime.pixel_dtype)
-            sides.append(Side(images, labels, torch.arange(len(labels))))
+            sides.append(ImageSubset(images, labels, torch.arange(len(labels))))
         stream = Stream(tuple(range(sum(sizes))), sizes)
-        return Workload(Prepared(stream, sides[0], sides[1], method, {}, 1, compiled), method, runtime)
+        return Workload(PreparedRun(stream, sides[0], sides[1], method, {}, 1, compiled), method, runtime)
 
     def _evaluate(self, workload: Any, index: int) -> None:
         prepared = workload.prepared
@@ -240,7 +240,7 @@ class Measured:
         for precision in ("bf16", "fp32"):
             workload = self.kept["one", precision]
             answers = [Measurements("", workload, seconds).answer(1), TimmBaseline(workload, compiled=False).answer(1)]
-            ours, timm = timed_in_turn(answers, workload.runtime.device, seconds / 4)
+            ours, timm = time_interleaved(answers, workload.runtime.device, seconds / 4)
             found += [
                 (f"one image, {precision}, not compiled", 1000 * ours.seconds, "ms"),
                 (f"one image, {precision}, timm eager", 1000 * timm.seconds, "ms"),

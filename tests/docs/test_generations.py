@@ -22,7 +22,7 @@ import written
 
 from onea.research.record import Record
 from onea.research.runs.config import make_config
-from onea.research.runs.setup import options_of, shape_in
+from onea.research.runs.setup import options_of, shape_of_record
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +51,7 @@ def of_today(record: Record, seed: int, **changed: Any) -> Record:
     """The same run as the command of today would make it."""
     config = record["config"] | {"backbone": evidence.NETWORK, "seed": seed}
     values = {key: value for key, value in config.items() if key != "store"}
-    options = dataclasses.asdict(options_of(make_config(values), shape_in(record)))
+    options = dataclasses.asdict(options_of(make_config(values), shape_of_record(record)))
     return record | {"config": config, "options": options | changed}
 
 

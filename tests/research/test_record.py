@@ -10,7 +10,7 @@ import pytest
 
 from onea.errors import OneaError
 from onea.files import gunzip
-from onea.research.record import FILES, NAME, read_record, record_path, records_below, write_record
+from onea.research.record import FILES, NAME, read_record, record_path, find_record_files, write_record
 from onea.research.report.load import load_records
 from onea.research.runs.config import make_config
 from onea.research.runs.grid import RecordStore
@@ -58,7 +58,7 @@ def test_what_is_written_takes_the_place_of_what_was_compressed(kept):
     store, place, record = kept
     (place / PLAIN).write_text("a newer one")
     assert record_path(place) == place / PLAIN
-    assert records_below(store.root) == [place / PLAIN], "and none twice"
+    assert find_record_files(store.root) == [place / PLAIN], "and none twice"
     write_record(place, record)
     assert [path.name for path in place.iterdir()] == [PLAIN]
     assert read_record(place) == record

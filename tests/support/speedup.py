@@ -8,8 +8,8 @@ import torch
 from onea.learner.adapter_training import train_adapter
 from onea.research.bench.config import CLASSES, BenchConfig
 from onea.research.bench.measure import bench_backbone, make_workload, preprocess_of, synthetic_pixels
-from onea.research.bench.plain import PlainImages, loader, plain_epoch, plain_network, plain_request, plain_transform
-from onea.research.bench.results import timed_in_turn
+from onea.research.bench.plain import PlainImages, loader, plain_epoch, plain_inference, plain_network, plain_transform
+from onea.research.bench.results import time_interleaved
 
 
 def speedups(config: BenchConfig, per_class: int) -> dict[str, float]:
@@ -36,11 +36,11 @@ def speedups(config: BenchConfig, per_class: int) -> dict[str, float]:
         ),
         "inference": (
             lambda: method.scores(workload.prepared.test.images.plain(rows)),
-            plain_request(network, test, len(rows), device),
+            plain_inference(network, test, len(rows), device),
         ),
     }
     found = {}
     for name, actions in contests.items():
-        ours, plain = timed_in_turn(actions, device, config.seconds, warm_up=1, fewest=5)
+        ours, plain = time_interleaved(actions, device, config.seconds, warm_up=1, fewest=5)
         found[name] = plain.best / ours.best
     return found

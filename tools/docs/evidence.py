@@ -177,13 +177,13 @@ def select(
 
 def is_current(record: Record) -> bool:
     """Whether a run has the network that comes with onea, and the options that its configuration stands for today."""
-    from onea.research.runs.setup import options_of, shape_in
+    from onea.research.runs.setup import options_of, shape_of_record
 
     if record["config"]["backbone"] != NETWORK:
         return False
     # The record tells how images were stored in words that no configuration has.
     config = make_config({key: value for key, value in record["config"].items() if key != "store"})
-    today = options_of(config, shape_in(record))
+    today = options_of(config, shape_of_record(record))
     # An option that came later has its default in earlier runs.
     return with_defaults(type(today), record["options"]) == dataclasses.asdict(today)
 

@@ -113,7 +113,7 @@ def record_path(folder: Path) -> Path:
     return compressed if compressed.exists() and not plain.exists() else plain
 
 
-def records_below(root: Path) -> list[Path]:
+def find_record_files(root: Path) -> list[Path]:
     """The files of all records in a folder and anywhere below it, ordered by path."""
     return sorted({record_path(path.parent) for name in FILES for path in root.rglob(name)})
 
@@ -202,7 +202,7 @@ _CONTINUED: dict[str, Any] = {
 }
 
 
-def can_be_shown(record: Any) -> bool:
+def is_reportable(record: Any) -> bool:
     """Whether a report can be made of it: every finished task has left its part, and the stream fits the classes."""
     if not _fits(record, _SHOWN) or record["status"] not in ("running", "finished"):
         return False
@@ -235,9 +235,9 @@ def _possible(steps: list[list[int]], total: list[int]) -> bool:
     return all(0 <= right <= total[row] for step in steps for row, right in enumerate(step))
 
 
-def can_be_continued(record: Any) -> bool:
+def is_resumable(record: Any) -> bool:
     """Whether a run can go on from it; the name of its checkpoint leads nowhere else."""
-    if not can_be_shown(record) or not _fits(record, _CONTINUED):
+    if not is_reportable(record) or not _fits(record, _CONTINUED):
         return False
     steps, file = len(record["tasks"]), record["checkpoint"]["file"]
     return {len(record["correct"]), len(record["memory"]["peak_bytes"])} == {steps} and Path(file).name == file

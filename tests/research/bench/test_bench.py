@@ -20,7 +20,7 @@ from onea.research.bench import exported
 from onea.research.bench.config import BenchConfig
 from onea.research.bench.measure import bench_backbone, preprocess_of, synthetic_pixels
 from onea.research.bench.plain import PlainImages, loader, plain_epoch, plain_network, plain_transform
-from onea.research.bench.results import FAST, PLAIN, SAME, print_result, timed_in_turn
+from onea.research.bench.results import FAST, PLAIN, SAME, print_result, time_interleaved
 from onea.research.bench.run import _config as stream_config
 from onea.research.bench.run import bench
 from onea.vit.adapter import Adapters
@@ -105,7 +105,7 @@ def test_actions_are_timed_in_turn(monkeypatch):
 
     monkeypatch.setattr("onea.research.bench.results.time.perf_counter", lambda: clock[0])
     actions = [lambda: takes(0.5, "slow"), lambda: takes(0.125, "quick")]
-    slow, quick = timed_in_turn(actions, torch.device("cpu"), 2.0, warm_up=1)
+    slow, quick = time_interleaved(actions, torch.device("cpu"), 2.0, warm_up=1)
     assert calls == ["slow", "quick"] * 8  # until twice two seconds are over
     assert (slow.seconds, slow.spread, slow.best) == (0.5, 0, 0.5)
     assert (quick.seconds, quick.spread, quick.best) == (0.125, 0, 0.125)

@@ -9,7 +9,7 @@ import pytest
 from support.records import record
 
 from onea.errors import OneaError
-from onea.research.record import can_be_shown, write_record
+from onea.research.record import is_reportable, write_record
 from onea.research.report.aggregate import best_first, setting_names, settings
 from onea.research.report.experiment_page import with_titles
 from onea.research.report.load import by_classifier, load_records, with_present_options
@@ -26,8 +26,8 @@ def test_every_classifier_becomes_a_record_of_its_own(compared):
     assert (first["title"], second["title"]) == ("One-A", "One-A, slda")
     assert second["metrics"]["A_T"] > first["metrics"]["A_T"]
     assert second["correct"] == compared["classifiers"]["slda"]
-    assert can_be_shown(first)
-    assert can_be_shown(second)
+    assert is_reportable(first)
+    assert is_reportable(second)
 
 
 @pytest.mark.parametrize(
@@ -43,22 +43,22 @@ def test_every_classifier_becomes_a_record_of_its_own(compared):
     ],
 )
 def test_impossible_counts_are_refused(compared, spoil):
-    assert can_be_shown(compared)
+    assert is_reportable(compared)
     spoil(compared["classifiers"])
-    assert not can_be_shown(compared)
+    assert not is_reportable(compared)
 
 
 @pytest.mark.parametrize("options", [None, {}, {"classifier": "rgda"}])
 def test_records_without_options_are_shown(compared, options):
     found = copy.deepcopy(compared)
     found["config"]["options"] = found["options"] = options
-    assert can_be_shown(found)
+    assert is_reportable(found)
     assert len(with_titles(by_classifier(found))) == 2
 
 
 def test_options_that_are_none_are_refused(compared):
     compared["config"]["options"] = []
-    assert not can_be_shown(compared)
+    assert not is_reportable(compared)
 
 
 def test_runs_of_earlier_versions_meet_those_of_today_in_one_row():

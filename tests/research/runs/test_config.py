@@ -13,12 +13,12 @@ from support import ROOT
 
 from onea.cli.app import app
 from onea.cli.options import meaning, options_of
-from onea.research.record import read_record_file, records_below
+from onea.research.record import find_record_files, read_record_file
 from onea.research.runs.config import RunConfig
 from onea.research.runs.grid import RecordStore
 
 RESULTS = ROOT / "docs/results"
-RECORDS = records_below(RESULTS)
+RECORDS = find_record_files(RESULTS)
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,8 @@ from onea.research.runs.grid import (
     InProcess,
     RecordStore,
     RunJob,
+    first_of_each_training,
     ignore_progress,
-    once_per_training,
     run_grid,
     run_job,
     with_adapter_caches,
@@ -150,7 +150,7 @@ def test_foreign_and_spoilt_files_are_passed_over(quick, store):
 def test_a_spoilt_note_of_a_failure_is_told(quick, store):
     from onea.research.runs.grid import Failure
 
-    store.note_failure(quick(), Failure("It rained."))
+    store.write_failure(quick(), Failure("It rained."))
     path = store.folder(quick()) / "failure.json"
     for change in ({"error": 5}, {"attempts": "x"}, {"attempts": []}, {"date": None}):
         path.write_text(json.dumps(json.loads(path.read_text()) | change))
@@ -393,7 +393,7 @@ def test_adapters_are_kept_only_while_a_later_job_needs_them(tiny_run, tmp_path)
     assert adapter_caches[2] is adapter_caches[3]
     assert adapter_caches[0] is not adapter_caches[2]
     assert adapter_caches[4:] == [None] * 3, "nobody could use what they train"
-    assert once_per_training([*mixed, alone]) == [mixed[0], mixed[1], mixed[2], mixed[4], alone]
+    assert first_of_each_training([*mixed, alone]) == [mixed[0], mixed[1], mixed[2], mixed[4], alone]
 
     walk = with_adapter_caches([RunJob(one, tmp_path) for one in mixed])
     first = weakref.ref(next(walk)[1])

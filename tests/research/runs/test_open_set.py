@@ -12,7 +12,7 @@ from support.records import record
 from support.tiny import Stopped
 
 from onea.research.cli.run import print_summary
-from onea.research.record import can_be_continued, can_be_shown
+from onea.research.record import is_reportable, is_resumable
 from onea.research.record_metrics import headline_metrics, metric
 from onea.research.report.aggregate import grid_table, settings
 from onea.research.report.compare import compare
@@ -21,7 +21,7 @@ from onea.research.report.load import by_classifier
 from onea.research.report.run_page import run_page
 from onea.research.report.tables import results_table
 from onea.research.runs.config import RunConfig, make_config
-from onea.research.runs.evaluation import answer_tasks, open_set_auroc
+from onea.research.runs.evaluation import open_set_auroc, predict_tasks
 from onea.research.runs.reuse import comparable_fields
 from onea.research.runs.runner import run
 
@@ -46,7 +46,7 @@ def test_the_area_is_that_of_the_largest_score(method, tiny_run):
     for index, seen in enumerate((3, 4)):
         ready.method.learn(ready.task(index))
         found = [
-            answer_tasks(ready.method, ready.test, ranges, ready.seed)
+            predict_tasks(ready.method, ready.test, ranges, ready.seed)
             for ranges in (ready.class_ranges(index), ready.later_class_ranges(index))
         ]
         assert sorted(found[0].truth.tolist()) == sorted(labels[labels < seen].tolist())
@@ -67,7 +67,7 @@ def test_nothing_but_the_area_is_added_to_a_record(tiny_run, tmp_path):
     assert last is None, "nothing is yet to come"
     more = {"config": plain["config"] | {"open_set": True}, "open_set": asked["open_set"]}
     assert comparable_fields(asked) == comparable_fields(plain) | more
-    assert can_be_continued(asked)
+    assert is_resumable(asked)
     assert metric("open_set").value(asked) == pytest.approx(sum(areas) / 2)
     assert metric("open_set").value(by_classifier(asked)[1]) is None, "it was measured for the classifier that answered"
 
@@ -88,7 +88,7 @@ def test_one_task_leaves_nothing_to_come(tiny_run, tmp_path):
     )
     assert found["open_set"] == [None]
     assert metric("open_set").value(found) is None
-    assert can_be_continued(found)
+    assert is_resumable(found)
 
 
 def test_the_option_is_part_of_a_key_only_where_it_is_on():
@@ -127,7 +127,7 @@ def test_the_summary_shows_every_step(capsys):
 
 @pytest.mark.parametrize("wrong", [[80.0], [101.0] * 9, [-1.0] * 9, ["80"] * 9, 80.0, {"1": 80.0}, [True] * 9])
 def test_areas_that_cannot_be_are_refused(wrong):
-    assert can_be_shown(record(open_set=AREAS))
-    assert can_be_shown(record(open_set=[]))
-    assert can_be_shown(record(open_set=None))
-    assert not can_be_shown(record(open_set=wrong))
+    assert is_reportable(record(open_set=AREAS))
+    assert is_reportable(record(open_set=[]))
+    assert is_reportable(record(open_set=None))
+    assert not is_reportable(record(open_set=wrong))

@@ -10,11 +10,11 @@ import pytest
 from onea.errors import OneaError
 from onea.research.methods import method_class
 from onea.research.runs.config import make_config
-from onea.research.runs.rate_trial import RateTrial, try_rates
+from onea.research.runs.rate_trial import LearningRateTrial, try_rates
 from onea.runtime import make_runtime
 
 
-def trial(values: dict, method: str, **changes) -> RateTrial:
+def trial(values: dict, method: str, **changes) -> LearningRateTrial:
     known = {field.name for field in dataclasses.fields(method_class(method).Options)}
     given = {"rank": 4, "batch_size": 8, "epochs": 4}
     options = {name: value for name, value in given.items() if name in known} | changes.pop("options", {})
@@ -53,6 +53,6 @@ def test_the_command_tells_and_runs_nothing(onea, tiny_run, tmp_path):
 
 
 def test_equal_rates_leave_the_runs_own():
-    assert RateTrial({0.3: 80.0, 0.1: 80.0, 0.03: 80.0}, 70.0, usual=0.1).best == 0.1
-    assert RateTrial({0.3: 80.0, 0.1: 79.0, 0.03: 80.0}, 70.0, usual=0.1).best == 0.3
-    assert RateTrial({0.3: 10.0, 0.1: 20.0, 0.03: 60.0}, 70.0, usual=0.1).best == 0.03
+    assert LearningRateTrial({0.3: 80.0, 0.1: 80.0, 0.03: 80.0}, 70.0, usual=0.1).best == 0.1
+    assert LearningRateTrial({0.3: 80.0, 0.1: 79.0, 0.03: 80.0}, 70.0, usual=0.1).best == 0.3
+    assert LearningRateTrial({0.3: 10.0, 0.1: 20.0, 0.03: 60.0}, 70.0, usual=0.1).best == 0.03

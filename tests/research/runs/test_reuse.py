@@ -23,7 +23,7 @@ from support.tiny import Stopped, save_plain
 from onea.errors import OneaError
 from onea.locks import folder_lock
 from onea.research.methods import METHODS
-from onea.research.record import read_record_file, records_below, write_record
+from onea.research.record import find_record_files, read_record_file, write_record
 from onea.research.runs.config import make_config
 from onea.research.runs.grid import InProcess, RecordStore, run_grid
 from onea.research.runs.reuse import Inputs, comparable_fields
@@ -289,7 +289,7 @@ def test_the_committed_records_are_all_found():
 
 
 def test_the_folder_of_every_committed_record_is_that_of_its_configuration():
-    found = [path for path in records_below(ROOT / "docs/results") if path.parent.parent.name == "runs"]
+    found = [path for path in find_record_files(ROOT / "docs/results") if path.parent.parent.name == "runs"]
     assert len(found) > 100
     for path in found:
         config = read_record_file(path)["config"]
@@ -328,7 +328,7 @@ def test_a_damaged_record_is_told_in_a_sentence(status, values, tmp_path):
 
 
 def test_the_committed_records_are_whole():
-    for path in records_below(ROOT / "docs/results"):
+    for path in find_record_files(ROOT / "docs/results"):
         assert read_run(path.parent) is not None
 
 

@@ -29,14 +29,14 @@ from onea.research.bench.results import (
     rate,
     summarise,
     synchronise,
-    timed,
-    timed_in_turn,
+    time_interleaved,
+    time_repeatedly,
     timm_column,
 )
 from onea.research.methods.one_a import OneAMethod
 from onea.research.runs.evaluation import correct_per_class, count_flops
 from onea.research.runs.runner import peak_memory
-from onea.research.runs.setup import CROP_MARGIN, Prepared, Side
+from onea.research.runs.setup import CROP_MARGIN, ImageSubset, PreparedRun
 from onea.research.streams import Stream
 from onea.runtime import Progress, Runtime
 from onea.vit.backbones import load_backbone
@@ -56,7 +56,7 @@ _RANDOM = "random:"
 class Workload:
     """A method and its images on one device in one precision."""
 
-    prepared: Prepared
+    prepared: PreparedRun
     method: OneAMethod
     runtime: Runtime
 
@@ -86,10 +86,10 @@ def make_workload(
     preprocess = preprocess_of(vit)
     train, test = (_side(classes, count, preprocess, runtime) for count in (per_class, test_per_class))
     stream = Stream(tuple(range(classes)), sizes)
-    return Workload(Prepared(stream, train, test, method, {}, SEED, compiled), method, runtime)
+    return Workload(PreparedRun(stream, train, test, method, {}, SEED, compiled), method, runtime)
 
 
-def one_task(config: BenchConfig, vit: FrozenViT, runtime: Runtime, *, compiled: bool) -> Workload:
+def single_task_workload(config: BenchConfig, vit: FrozenViT, runtime: Runtime, *, compiled: bool) -> Workload:
     """A single task, large enough that an epoch is many steps on this device."""
     train, test = config.images_per_class(runtime.device), -(-max(config.batches) // CLASSES)
     return make_workload(config, vit, runtime, (CLASSES,), train, max(train, test), compiled=compiled)
@@ -106,10 +106,10 @@ def synthetic_pixels(count: int, network_size: int) -> Pixels:
     return np.random.default_rng(SEED).integers(0, 256, (count, 3, side, side), dtype=np.uint8)
 
 
-def _side(classes: int, per_class: int, preprocess: Preprocess, runtime: Runtime) -> Side:
+def _side(classes: int, per_class: int, preprocess: Preprocess, runtime: Runtime) -> ImageSubset:
     pixels = synthetic_pixels(classes * per_class, preprocess.size)
     images = PackedImages(pixels, preprocess, runtime.device, "device", runtime.pixel_dtype)
-    return Side(images, torch.arange(classes).repeat_interleave(per_class), torch.arange(len(pixels)))
+    return ImageSubset(images, torch.arange(classes).repeat_interleave(per_class), torch.arange(len(pixels)))
 
 
 def bench_backbone(name: str) -> FrozenViT:
@@ -191,33 +191,38 @@ def measured_peak(device: torch.device, precision: str, seconds: float) -> float
     left, right = (torch.randn(side, side, device=device) for _ in range(2))
     if precision == "fp8":
         factors = (*quantised(left), *quantised(right))
-        return 2 * side**3 / timed(lambda: product(*factors), device, seconds).best
+        return 2 * side**3 / time_repeatedly(lambda: product(*factors), device, seconds).best
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     left, right = left.to(dtype), right.to(dtype)
-    return 2 * side**3 / timed(lambda: left @ right, device, seconds).best
+    return 2 * side**3 / time_repeatedly(lambda: left @ right, device, seconds).best
 
 
-AnswerFunction = Callable[[], object]
+InferenceFunction = Callable[[], object]
 _IN_FLIGHT = 8  # batches asked for before the host waits, as an evaluation does
 
 
-def answering(answers: Mapping[str, AnswerFunction], batch: int, device: torch.device, seconds: float) -> Iterator[Row]:
+def answering(
+    answers: Mapping[str, InferenceFunction], batch: int, device: torch.device, seconds: float
+) -> Iterator[Row]:
     """The time of one request, and the speed with several in flight where the device works apart from the host.
 
     All columns take turns, because the differences between them are small.
     """
     setting = f"batch {batch}"
-    alone = timed_in_turn(list(answers.values()), device, seconds)
+    alone = time_interleaved(list(answers.values()), device, seconds)
     for column, timing in zip(answers, alone, strict=True):
         yield duration("inference", setting, column, timing)
     count, several = 1, alone
     if device.type != "cpu":
-        count, several = _IN_FLIGHT, timed_in_turn([_several(answer) for answer in answers.values()], device, seconds)
+        count, several = (
+            _IN_FLIGHT,
+            time_interleaved([_several(answer) for answer in answers.values()], device, seconds),
+        )
     for column, timing in zip(answers, several, strict=True):
         yield rate("inference", setting, column, count * batch, timing)
 
 
-def _several(answer: AnswerFunction) -> AnswerFunction:
+def _several(answer: InferenceFunction) -> InferenceFunction:
     return lambda: [answer() for _ in range(_IN_FLIGHT)]
 
 
@@ -233,7 +238,7 @@ class TimmBaseline:
             network = torch.compile(network, dynamic=False, fullgraph=True, mode="reduce-overhead")
         self.network: Any = network
 
-    def answer(self, batch: int) -> AnswerFunction:
+    def answer(self, batch: int) -> InferenceFunction:
         """Scores of stored images, as our own inference gives them."""
         images, rows = self.workload.prepared.test.images, torch.arange(batch)
         prototypes = self.workload.method.prototypes
@@ -250,19 +255,19 @@ class TimmBaseline:
 _LEAST_EPOCHS, _MOST_EPOCHS = 3, 60
 
 
-def forget_peak(device: torch.device) -> None:
+def reset_peak_memory(device: torch.device) -> None:
     """Let the peak of a GPU's memory begin anew."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def peak_rows(column: str, batch: int, device: torch.device) -> Iterator[Row]:
+def peak_memory_rows(column: str, batch: int, device: torch.device) -> Iterator[Row]:
     """The peak of a GPU's memory in training, since it was reset."""
     if device.type == "cuda":
         yield Row("peak memory", f"training, batch {batch}", column, peak_memory(device)["device"] / 1e6, "MB")
 
 
-class EpochClock(Progress):
+class EpochTimer(Progress):
     """Notes when epochs begin; the device is idle at that moment."""
 
     def __init__(self, device: torch.device):
@@ -291,16 +296,16 @@ class Measurements:
         """End to end from the stored bytes: augmentation, loss with the contrastive term, optimiser."""
         workload, task = self.workload, self.workload.prepared.task(0)
         device, batch = workload.runtime.device, workload.method.options.batch_size
-        forget_peak(device)
+        reset_peak_memory(device)
         warm = self._epochs(2)[-1]
         count = min(max(round(self.seconds / warm), _LEAST_EPOCHS), _MOST_EPOCHS)
         yield rate("training", f"batch {batch}", self.name, len(task), summarise(self._epochs(count + 1)[1:]))
-        yield from peak_rows(self.name, batch, device)
+        yield from peak_memory_rows(self.name, batch, device)
 
     def _epochs(self, count: int) -> list[float]:
         """Seconds of each epoch of one training."""
         workload, method, task = self.workload, self.workload.method, self.workload.prepared.task(0)
-        clock = EpochClock(workload.runtime.device)
+        clock = EpochTimer(workload.runtime.device)
         options = replace(method.options, epochs=count, min_epochs=count, max_epochs=count)
         runtime = replace(workload.runtime, progress=clock)
         train_adapter(method.vit, method.learner.blank(task.seed, task.index), task, options, runtime, method.plan)
@@ -313,7 +318,7 @@ class Measurements:
         timing = self._timed(lambda: method.compute_prototypes(task, method.adapter))
         yield rate("prototypes", "", self.name, len(task), timing)
 
-    def answer(self, batch: int) -> AnswerFunction:
+    def answer(self, batch: int) -> InferenceFunction:
         """Scores of stored images."""
         method, images, rows = self.workload.method, self.workload.prepared.test.images, torch.arange(batch)
         return lambda: method.scores(images.plain(rows))
@@ -347,4 +352,4 @@ class Measurements:
 
     def _timed(self, action: object) -> Timing:
         assert callable(action)
-        return timed(action, self.workload.runtime.device, self.seconds)
+        return time_repeatedly(action, self.workload.runtime.device, self.seconds)

@@ -25,7 +25,7 @@ from onea.errors import OneaError, truncate
 from onea.files import check_path
 from onea.learner.losses import contrastive, contrastive_share
 from onea.research.bench.config import CLASSES, BenchConfig
-from onea.research.bench.results import OFFICIAL, Row, Timing, duration, rate, timed
+from onea.research.bench.results import OFFICIAL, Row, Timing, duration, rate, time_repeatedly
 from onea.vit.frozen import FrozenViT
 
 _NETWORK = Path("backbone") / "vit_onea.py"
@@ -132,11 +132,11 @@ def _measure(checkout: str, settings: dict[str, Any]) -> dict[str, list[float]]:
         return found
 
     training = images(batch)
-    found = {"training": timed(lambda: step(training), device, seconds)}
+    found = {"training": time_repeatedly(lambda: step(training), device, seconds)}
     network.add_adapter_to_list()  # what it does after a task: answers then come from the kept adapter
     for count in settings["batches"]:
         asked = images(count)
-        found[f"batch {count}"] = timed(lambda asked=asked: answer(asked), device, seconds)  # type: ignore[misc]
+        found[f"batch {count}"] = time_repeatedly(lambda asked=asked: answer(asked), device, seconds)  # type: ignore[misc]
     return {name: [timing.seconds, timing.spread, timing.best] for name, timing in found.items()}
 
 

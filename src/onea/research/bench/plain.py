@@ -130,7 +130,7 @@ def plain_epoch(network: nn.Module, batches: Iterable[Any], classes: int, device
     return epoch
 
 
-def plain_pass(network: nn.Module, batches: Iterable[Any], device: torch.device) -> Callable[[], None]:
+def plain_evaluation(network: nn.Module, batches: Iterable[Any], device: torch.device) -> Callable[[], None]:
     """One pass over all images as an action."""
     network.to(device)
 
@@ -143,7 +143,7 @@ def plain_pass(network: nn.Module, batches: Iterable[Any], device: torch.device)
     return once
 
 
-def plain_request(network: nn.Module, images: PlainImages, batch: int, device: torch.device) -> Callable[[], None]:
+def plain_inference(network: nn.Module, images: PlainImages, batch: int, device: torch.device) -> Callable[[], None]:
     """The answer to one request of so many images, in this process, as an action."""
     network.to(device)
 

@@ -45,14 +45,14 @@ class Timing:
         return self.spread / self.seconds
 
 
-def timed(
+def time_repeatedly(
     action: Callable[[], object], device: torch.device, seconds: float, *, warm_up: int = 2, fewest: int = 4
 ) -> Timing:
     """Time an action again and again for about so many seconds, and at least a few times."""
-    return timed_in_turn([action], device, seconds, warm_up=warm_up, fewest=fewest)[0]
+    return time_interleaved([action], device, seconds, warm_up=warm_up, fewest=fewest)[0]
 
 
-def timed_in_turn(
+def time_interleaved(
     actions: Sequence[Callable[[], object]],
     device: torch.device,
     seconds: float,
@@ -147,14 +147,14 @@ def find(rows: Iterable[Row], measure: str, setting: str, column: str, unit: str
     return next((row for row in rows if (row.measure, row.setting, row.column, row.unit) == wanted), None)
 
 
-def chip_of(environment: dict[str, Any]) -> str:
+def chip_name(environment: dict[str, Any]) -> str:
     """The name of the accelerator, else of the processor."""
     return str(environment["accelerator"] or environment["processor"] or "unknown")
 
 
-def hardware_of(environment: dict[str, Any], cores: int) -> str:
+def hardware_name(environment: dict[str, Any], cores: int) -> str:
     """The chip and the cores that were used beside it."""
-    return f"{chip_of(environment)}, {cores} cores"
+    return f"{chip_name(environment)}, {cores} cores"
 
 
 def csv_name(environment: dict[str, Any], cores: int, backbone: str, data: str = "") -> str:
@@ -163,7 +163,7 @@ def csv_name(environment: dict[str, Any], cores: int, backbone: str, data: str =
     >>> csv_name({"accelerator": "NVIDIA H200", "processor": "x"}, 16, "random:vit_base_patch16_224")
     'bench-nvidia-h200-16-random-vit_base_patch16_224.csv'
     """
-    parts = ("bench", chip_of(environment), str(cores), Path(backbone).name.removesuffix(".safetensors"), data)
+    parts = ("bench", chip_name(environment), str(cores), Path(backbone).name.removesuffix(".safetensors"), data)
     return "-".join(re.sub(r"[^a-z0-9_.]+", "-", part.lower()).strip("-") for part in parts if part) + ".csv"
 
 
@@ -209,7 +209,7 @@ class BenchResult:
     @property
     def hardware(self) -> str:
         """The chip and the cores."""
-        return hardware_of(self.environment, self.environment["cores"])
+        return hardware_name(self.environment, self.environment["cores"])
 
     def write(self, folder: Path) -> Path:
         """Leave the figures in a file whose name carries the hardware."""

@@ -23,14 +23,14 @@ from onea.research.bench.measure import (
     Workload,
     answering,
     bench_backbone,
-    forget_peak,
     inference_flops,
     make_workload,
     measured_peak,
     nominal_peak,
-    one_task,
-    peak_rows,
+    peak_memory_rows,
     preprocess_of,
+    reset_peak_memory,
+    single_task_workload,
     synthetic_pixels,
     training_flops,
 )
@@ -39,9 +39,9 @@ from onea.research.bench.plain import (
     PlainImages,
     loader,
     plain_epoch,
+    plain_evaluation,
+    plain_inference,
     plain_network,
-    plain_pass,
-    plain_request,
     plain_transform,
 )
 from onea.research.bench.results import (
@@ -51,12 +51,12 @@ from onea.research.bench.results import (
     SAME,
     BenchResult,
     Row,
-    chip_of,
+    chip_name,
     duration,
     find,
     rate,
-    timed,
-    timed_in_turn,
+    time_interleaved,
+    time_repeatedly,
 )
 from onea.research.data import data_name
 from onea.research.methods.presets import preset_options
@@ -90,7 +90,7 @@ def bench(config: BenchConfig, on_status: OnStatus = lambda text: None) -> Bench
     compiled = config.compiles(fast)
     for name, runtime in ((SAME, same), (FAST, fast)):
         rows += _column_rows(
-            config, name, one_task(config, vit, runtime, compiled=compiled and name == FAST), on_status
+            config, name, single_task_workload(config, vit, runtime, compiled=compiled and name == FAST), on_status
         )
         _release()
     on_status("peak of the chip")
@@ -108,21 +108,21 @@ def _plain_rows(config: BenchConfig, vit: FrozenViT, runtime: Runtime) -> Iterat
     pixels, preprocess = synthetic_pixels(len(labels), vit.size), preprocess_of(vit)
     workers = config.workers or min(_MOST_WORKERS, os.cpu_count() or 1)
     network = plain_network(vit.vit, config.rank).to(device)
-    forget_peak(device)
+    reset_peak_memory(device)
     images = PlainImages(pixels, labels, plain_transform(preprocess, training=True))
     epoch = plain_epoch(network, loader(images, config.batch, workers, shuffle=True), CLASSES, device)
-    timing = timed(epoch, device, seconds, warm_up=1, fewest=3)
+    timing = time_repeatedly(epoch, device, seconds, warm_up=1, fewest=3)
     yield rate("training", f"batch {config.batch}", PLAIN, len(images), timing)
-    yield from peak_rows(PLAIN, config.batch, device)
+    yield from peak_memory_rows(PLAIN, config.batch, device)
     transform = plain_transform(preprocess, training=False)
     for batch in config.batches:
         # At least a batch for each of two workers; on a GPU as many as training has.
         some = max(min(len(pixels), max(_FEWEST_IMAGES, _LOADER_STEPS * batch)), 2 * batch)
         part = PlainImages(synthetic_pixels(some, vit.size), torch.zeros(some, dtype=torch.long), transform)
-        latency = timed(plain_request(network, part, batch, device), device, seconds)
+        latency = time_repeatedly(plain_inference(network, part, batch, device), device, seconds)
         yield duration("inference", f"batch {batch}", PLAIN, latency)
-        once = plain_pass(network, loader(part, batch, workers, shuffle=False), device)
-        timing = timed(once, device, seconds, warm_up=1, fewest=3)
+        once = plain_evaluation(network, loader(part, batch, workers, shuffle=False), device)
+        timing = time_repeatedly(once, device, seconds, warm_up=1, fewest=3)
         yield rate("inference", f"batch {batch}", PLAIN, some, timing)
 
 
@@ -156,7 +156,7 @@ def _utilisation(rows: list[Row], config: BenchConfig, runtimes: dict[str, Runti
     settings = {"training": f"batch {config.batch}", "inference": f"batch {config.batches[-1]}"}
     for name, runtime in runtimes.items():
         peaks = {
-            "data sheet": nominal_peak(chip_of(environment(runtime.device)), runtime.precision),
+            "data sheet": nominal_peak(chip_name(environment(runtime.device)), runtime.precision),
             "measured": measured_peak(runtime.device, runtime.precision, config.seconds),
         }
         for source, peak in peaks.items():
@@ -250,7 +250,7 @@ def _rows_of_answers(workloads: dict[int, Workload], seconds: float) -> list[Row
         rows.append(Row("growth: inference", f"after {_tasks(tasks)}", FAST, flops, "GFLOP/image"))
     for batch in _LATENCY_BATCHES:
         device = next(iter(workloads.values())).runtime.device
-        timings = timed_in_turn([_answer(workload, batch) for workload in workloads.values()], device, seconds)
+        timings = time_interleaved([_answer(workload, batch) for workload in workloads.values()], device, seconds)
         rows += [
             duration("growth: inference", f"after {_tasks(tasks)}, batch {batch}", FAST, timing)
             for tasks, timing in zip(workloads, timings, strict=True)

@@ -49,7 +49,7 @@ def print_experiments() -> None:
 def print_plan(plan: ExperimentPlan, done: Collection[str], shared: bool = False) -> None:
     """The runs, what is done, and what the rest costs; less where runs share their training."""
     from onea.research.paper.page import notes
-    from onea.research.runs.grid import once_per_training
+    from onea.research.runs.grid import first_of_each_training
 
     console = Console()
     console.print(f"{plan.experiment.name} ({plan.experiment.alias}): {escape(plan.experiment.title)}")
@@ -77,7 +77,7 @@ def print_plan(plan: ExperimentPlan, done: Collection[str], shared: bool = False
     table = Table.of_texts("", ("row", "column", "runs", "done", "training", "evaluation"), lines, left=2)
     console.print(fitting(table, console))
     left = [run for run in plan.configs if run.key() not in done]
-    trained = once_per_training(left) if shared else left
+    trained = first_of_each_training(left) if shared else left
     training = sum(costs[run.key()].training for run in trained)
     evaluation = sum(costs[run.key()].evaluation for run in left)
     console.print(

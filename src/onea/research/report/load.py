@@ -9,7 +9,7 @@ from pathlib import Path
 from onea.errors import OneaError
 from onea.files import check_path
 from onea.options import with_defaults
-from onea.research.record import FILES, NAME, Record, can_be_shown, read_record_file, records_below
+from onea.research.record import FILES, NAME, Record, is_reportable, read_record_file, find_record_files
 
 
 def load_records(place: str | Path) -> list[Record]:
@@ -23,7 +23,7 @@ def load_records(place: str | Path) -> list[Record]:
     roots = [given] if given.exists() else _matching(given)
     if not roots:
         raise OneaError(f"{place} does not exist; give a run's folder, a folder of runs or a pattern in quotes.")
-    files = [file for root in roots for file in ([root] if root.is_file() else records_below(root))]
+    files = [file for root in roots for file in ([root] if root.is_file() else find_record_files(root))]
     if not files:
         raise OneaError(f"There is no {NAME} in or below {place}; `onea run` writes one after its first task.")
     return [_read(file) for file in dict.fromkeys(files)]
@@ -80,6 +80,6 @@ def _matching(pattern: Path) -> list[Path]:
 
 def _read(file: Path) -> Record:
     record = read_record_file(file)
-    if not can_be_shown(record):
+    if not is_reportable(record):
         raise OneaError(f"{file} is damaged; restore it from a copy, or move it out of the way.")
     return record

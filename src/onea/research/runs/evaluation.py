@@ -18,16 +18,16 @@ from onea.data.image_storage import Images, choose_storage_tier
 from onea.openset import auroc
 from onea.research.methods.classification import FeatureClassification
 from onea.research.methods.contract import Method
-from onea.research.runs.setup import Side
+from onea.research.runs.setup import ImageSubset
 from onea.vit.batching import EVALUATION_BATCH, pad_rows
 
 _HOST = torch.device("cpu")
-MEASURED_AFTER = (1, 10, 40)  # tasks; and after the last one
+COST_AFTER_TASKS = (1, 10, 40)  # tasks; and after the last one
 _SAMPLE = 8  # images; some methods route each image its own way
 
 
 @dataclass(frozen=True)
-class StreamAnswers:
+class StreamPredictions:
     """Answers of a method to test images of some tasks of a stream.
 
     Attributes:
@@ -42,13 +42,13 @@ class StreamAnswers:
 
 
 def correct_per_class(
-    method: Method, test: Side, class_ranges: Sequence[range], seed: int, known: FeatureCache | None = None
+    method: Method, test: ImageSubset, class_ranges: Sequence[range], seed: int, known: FeatureCache | None = None
 ) -> dict[str, list[int]]:
     """Right answers for each class seen, over the test images of those classes, by every classifier of a method."""
-    return count_correct(answer_tasks(method, test, class_ranges, seed, known), class_ranges[-1].stop)
+    return count_correct(predict_tasks(method, test, class_ranges, seed, known), class_ranges[-1].stop)
 
 
-def count_correct(found: StreamAnswers, classes: int) -> dict[str, list[int]]:
+def count_correct(found: StreamPredictions, classes: int) -> dict[str, list[int]]:
     """Right answers for each of the first classes, by every classifier."""
     return {
         name: torch.bincount(found.truth[answers == found.truth], minlength=classes).tolist()
@@ -56,16 +56,16 @@ def count_correct(found: StreamAnswers, classes: int) -> dict[str, list[int]]:
     }
 
 
-def open_set_auroc(seen: StreamAnswers, to_come: StreamAnswers | None) -> float | None:
+def open_set_auroc(seen: StreamPredictions, to_come: StreamPredictions | None) -> float | None:
     """AUROC in percent of the images of classes seen against those of classes yet to come; None without either."""
     if to_come is None or not len(seen.truth) or not len(to_come.truth):
         return None
     return 100 * auroc(seen.familiarity, to_come.familiarity)
 
 
-def answer_tasks(
-    method: Method, test: Side, class_ranges: Sequence[range], seed: int, known: FeatureCache | None = None
-) -> StreamAnswers:
+def predict_tasks(
+    method: Method, test: ImageSubset, class_ranges: Sequence[range], seed: int, known: FeatureCache | None = None
+) -> StreamPredictions:
     """Ask a method about all test images of some tasks.
 
     Args:
@@ -93,10 +93,10 @@ def answer_tasks(
                 line.copy_(scores.argmax(1))
             largest.copy_(by_classifier[0].amax(1))
     found = dict(zip(names, processes.sum_of(answers).cpu(), strict=True))
-    return StreamAnswers(truth, found, processes.sum_of(familiarity).cpu())
+    return StreamPredictions(truth, found, processes.sum_of(familiarity).cpu())
 
 
-def _scores(method: Method, test: Side, rows: Tensor, known: FeatureCache) -> list[Tensor]:
+def _scores(method: Method, test: ImageSubset, rows: Tensor, known: FeatureCache) -> list[Tensor]:
     """The scores of a batch by every classifier."""
     parts, images = method.cacheable_modules(), cache(lambda: test.images.plain(pad_rows(rows)))
     features = {
@@ -113,7 +113,7 @@ def _scores(method: Method, test: Side, rows: Tensor, known: FeatureCache) -> li
     return [method.scores_from_features(features) if parts else method.scores(images())[: len(rows)]]
 
 
-def _by_task(test: Side, class_ranges: Sequence[range]) -> list[Tensor]:
+def _by_task(test: ImageSubset, class_ranges: Sequence[range]) -> list[Tensor]:
     """The images of each task in batches of their own.
 
     Always the same batches, so that it does not matter to the last bit which features are known from earlier. That
@@ -122,14 +122,14 @@ def _by_task(test: Side, class_ranges: Sequence[range]) -> list[Tensor]:
     return [part for classes in class_ranges for part in _rows(test, classes).split(EVALUATION_BATCH)]
 
 
-def _shuffled(test: Side, class_ranges: Sequence[range], seed: int) -> list[Tensor]:
+def _shuffled(test: ImageSubset, class_ranges: Sequence[range], seed: int) -> list[Tensor]:
     """No method may profit from neighbours of the same class, so the order is random (and the same for all methods)."""
     rows = _rows(test, range(class_ranges[0].start, class_ranges[-1].stop))
     rows = rows[torch.randperm(len(rows), generator=seeds.generator(seed, 0, "test order"))]
     return list(rows.split(EVALUATION_BATCH))
 
 
-def _rows(test: Side, classes: range) -> Tensor:
+def _rows(test: ImageSubset, classes: range) -> Tensor:
     labels = test.labels[test.rows]
     return test.rows[(labels >= classes.start) & (labels < classes.stop)]
 

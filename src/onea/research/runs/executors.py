@@ -31,7 +31,7 @@ from onea.research.runs.grid import (
     OnProgress,
     Result,
     RunJob,
-    by_training,
+    group_by_training,
     ignore_progress,
     run_job,
     with_adapter_caches,
@@ -76,7 +76,7 @@ class LocalProcesses(Executor):
     def _run(
         self, jobs: Sequence[RunJob], on_progress: OnProgress, service: Mapping[str, str]
     ) -> Generator[Result, None, None]:
-        groups = by_training(jobs) if self.share_adapters else [(job,) for job in jobs]
+        groups = group_by_training(jobs) if self.share_adapters else [(job,) for job in jobs]
         waiting, deaths = deque(map(deque, groups)), Counter[str]()
         active: dict[Connection, _Worker] = {}
         try:

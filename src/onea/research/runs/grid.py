@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from onea.errors import OUT_OF_MEMORY, OneaError, OutOfMemory, is_out_of_memory
 from onea.files import read_json, write_json
-from onea.research.record import Record, can_be_shown, read_record, record_path, records_below, write_record
+from onea.research.record import Record, find_record_files, is_reportable, read_record, record_path, write_record
 from onea.research.runs.config import RunConfig
 from onea.text import utc_timestamp
 
@@ -87,7 +87,7 @@ def _perform(job: RunJob, on_progress: OnProgress, adapter_cache: AdapterCache |
     return run(job.config, job.folder, Listener(), adapter_cache, wait=True)
 
 
-def training_of(config: RunConfig) -> str | None:
+def training_key(config: RunConfig) -> str | None:
     """A key that runs share which train the same adapters; None where a method does not merge adapters.
 
     It is the whole configuration less the method and the options of its merge. Two methods with different presets
@@ -104,19 +104,19 @@ def training_of(config: RunConfig) -> str | None:
     return json.dumps(dataclasses.asdict(config) | {"method": None, "options": options}, sort_keys=True)
 
 
-def once_per_training(configs: Sequence[RunConfig]) -> list[RunConfig]:
+def first_of_each_training(configs: Sequence[RunConfig]) -> list[RunConfig]:
     """The runs that still train where adapters are shared: the first of each training, and all that share nothing."""
     firsts: dict[str, RunConfig] = {}
     for config in configs:
-        firsts.setdefault(training_of(config) or config.key(), config)
+        firsts.setdefault(training_key(config) or config.key(), config)
     return list(firsts.values())
 
 
-def by_training(jobs: Sequence[RunJob]) -> list[tuple[RunJob, ...]]:
+def group_by_training(jobs: Sequence[RunJob]) -> list[tuple[RunJob, ...]]:
     """The jobs in groups that train alike; those that share nothing are alone."""
     groups: dict[str, list[RunJob]] = {}
     for job in jobs:
-        groups.setdefault(training_of(job.config) or job.config.key(), []).append(job)
+        groups.setdefault(training_key(job.config) or job.config.key(), []).append(job)
     return [tuple(group) for group in groups.values()]
 
 
@@ -127,7 +127,7 @@ def with_adapter_caches(jobs: Sequence[RunJob]) -> Iterator[tuple[RunJob, Adapte
     """
     from onea.learner.merged_adapter import AdapterCache
 
-    for group in by_training(jobs):
+    for group in group_by_training(jobs):
         adapter_cache = AdapterCache() if len(group) > 1 else None
         yield from ((job, adapter_cache) for job in group)
 
@@ -202,24 +202,24 @@ class RecordStore:
 
     def records(self) -> Iterator[Record]:
         """All finished records anywhere below the root, ordered by path; other files are passed over."""
-        for path in records_below(self.root):
+        for path in find_record_files(self.root):
             try:
                 record = read_record(path.parent)
             except OneaError:
                 continue
-            if record and can_be_shown(record) and record["status"] == "finished":
+            if record and is_reportable(record) and record["status"] == "finished":
                 yield record
 
     def add(self, config: RunConfig, record: Record) -> None:
         """Keep a record that was made elsewhere, such as on another machine of a cluster."""
         write_record(self.folder(config), record)
 
-    def note_failure(self, config: RunConfig, failure: Failure) -> None:
+    def write_failure(self, config: RunConfig, failure: Failure) -> None:
         """Keep the reason beside whatever the run has left; finished tasks stay and are not learned again."""
         noted = asdict(failure) | {"date": failure.date or utc_timestamp(), "config": config.identity()}
         write_json(self.folder(config) / FAILURE, noted)
 
-    def forget_failure(self, config: RunConfig) -> None:
+    def remove_failure(self, config: RunConfig) -> None:
         """The run has finished after all."""
         (self.folder(config) / FAILURE).unlink(missing_ok=True)
 
@@ -232,7 +232,7 @@ class RecordStore:
             record = read_record(folder)
             if record is None:
                 return None, None
-            if not can_be_shown(record):
+            if not is_reportable(record):
                 file = record_path(folder)
                 raise OneaError(f"{file} is not the record of a run; delete that folder to run it again.")
             check_same_run(record, config, folder)
@@ -338,9 +338,9 @@ def _settle(result: Result, store: RecordStore) -> Record | Failure:
         if result.record is not None and store.find(config) is None:
             store.add(config, result.record)
         if record := store.find(config):
-            store.forget_failure(config)
+            store.remove_failure(config)
             return record
         failure = Failure(f"The run ended without a record in {store.folder(config)}; run it again.")
     with suppress(OneaError):  # where not even that can be written, the others still go on
-        store.note_failure(config, failure)
+        store.write_failure(config, failure)
     return failure

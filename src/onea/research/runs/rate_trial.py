@@ -16,8 +16,8 @@ import torch
 from onea.errors import OneaError
 from onea.research.methods import method_class
 from onea.research.runs.config import RunConfig
-from onea.research.runs.evaluation import answer_tasks
-from onea.research.runs.setup import Prepared, Side, pick, prepare
+from onea.research.runs.evaluation import predict_tasks
+from onea.research.runs.setup import ImageSubset, PreparedRun, pick, prepare
 from onea.research.streams import Stream, balanced
 from onea.runtime import Runtime
 
@@ -28,7 +28,7 @@ _TWO_HALVES = 4  # classes
 
 
 @dataclass(frozen=True)
-class RateTrial:
+class LearningRateTrial:
     """What a trial found.
 
     Attributes:
@@ -47,7 +47,7 @@ class RateTrial:
         return max(sorted(self.accuracy), key=lambda rate: (self.accuracy[rate], -abs(math.log(rate / self.usual))))
 
 
-def try_rates(config: RunConfig, runtime: Runtime) -> RateTrial:
+def try_rates(config: RunConfig, runtime: Runtime) -> LearningRateTrial:
     """Train the run's method on its first task with a few rates, half as long as the run will.
 
     Raises:
@@ -69,10 +69,10 @@ def try_rates(config: RunConfig, runtime: Runtime) -> RateTrial:
         rate = float(f"{factor * usual:.3g}")
         changed = dataclasses.replace(options, learning_rate=rate, **short)
         accuracy[rate] = _accuracy(stand_in, config.method, changed)
-    return RateTrial(accuracy, frozen, usual)
+    return LearningRateTrial(accuracy, frozen, usual)
 
 
-def _stand_in(ready: Prepared) -> Prepared:
+def _stand_in(ready: PreparedRun) -> PreparedRun:
     """A run whose stream is the first task of another, and whose test images are held out of its training images."""
     classes, train = ready.stream.sizes[0], ready.train
     rows = pick(ready.task(0).rows, train.labels, ready.seed, "rate trial", lambda _, __: _MOST_IMAGES)
@@ -81,15 +81,15 @@ def _stand_in(ready: Prepared) -> Prepared:
     )
     sizes = balanced(classes, 2) if classes >= _TWO_HALVES else (classes,)
     kept, tested = (
-        Side(train.images, train.labels, rows[~torch.isin(rows, held)]),
-        Side(train.images, train.labels, held),
+        ImageSubset(train.images, train.labels, rows[~torch.isin(rows, held)]),
+        ImageSubset(train.images, train.labels, held),
     )
     if not len(held):
         raise OneaError("The first task has one image of each class, and none can be held out; give --learning-rate.")
     return dataclasses.replace(ready, stream=Stream(tuple(range(classes)), sizes), train=kept, test=tested)
 
 
-def _accuracy(stand_in: Prepared, method: str, options: object) -> float:
+def _accuracy(stand_in: PreparedRun, method: str, options: object) -> float:
     given = stand_in.method
     learner = method_class(method)(given.vit, options, given.runtime, given.plan)
     try:
@@ -97,5 +97,5 @@ def _accuracy(stand_in: Prepared, method: str, options: object) -> float:
             learner.learn(stand_in.task(index))
     except OneaError:  # the loss is not finite
         return 0.0
-    found = answer_tasks(learner, stand_in.test, stand_in.class_ranges(stand_in.stream.tasks - 1), stand_in.seed)
+    found = predict_tasks(learner, stand_in.test, stand_in.class_ranges(stand_in.stream.tasks - 1), stand_in.seed)
     return 100 * float((next(iter(found.answers.values())) == found.truth).double().mean())

@@ -17,7 +17,7 @@ from onea.options import upgraded, with_defaults
 from onea.research.methods import method_class
 from onea.research.record import Record
 from onea.research.runs.config import RunConfig
-from onea.research.runs.setup import dataset_of, options_of, sha256_of_images, shape_in
+from onea.research.runs.setup import dataset_of, options_of, sha256_of_images, shape_of_record
 from onea.runtime import resolve_device
 from onea.vit.backbones import load_backbone, stamp_of_weights
 from onea.vit.embedded import in_float16
@@ -59,7 +59,7 @@ class Inputs:
 
     def _options(self, record: Record, config: RunConfig) -> str:
         """Presets change between versions; an option that only one of them has cannot be compared."""
-        options = options_of(config, shape_in(record))
+        options = options_of(config, shape_of_record(record))
         then, now = upgraded(type(options), record["options"]), dataclasses.asdict(options)
         both = then.keys() & now.keys()
         names = different({name: then[name] for name in both}, {name: now[name] for name in both})

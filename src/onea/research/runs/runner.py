@@ -28,7 +28,7 @@ from onea.metrics import summarise
 from onea.research.record import (
     FORMAT,
     Record,
-    can_be_continued,
+    is_resumable,
     leftovers,
     read_record,
     record_path,
@@ -37,15 +37,15 @@ from onea.research.record import (
 )
 from onea.research.runs.config import RunConfig
 from onea.research.runs.evaluation import (
-    MEASURED_AFTER,
+    COST_AFTER_TASKS,
     FeatureCache,
-    answer_tasks,
     count_correct,
     measure_cost,
     open_set_auroc,
+    predict_tasks,
 )
 from onea.research.runs.reuse import Inputs, check_same_inputs, check_same_run
-from onea.research.runs.setup import Prepared, prepare
+from onea.research.runs.setup import PreparedRun, prepare
 from onea.runtime import Progress, Runtime, make_runtime
 from onea.tensors import Tensors
 from onea.text import utc_timestamp
@@ -138,7 +138,7 @@ def _continue(config: RunConfig, folder: Path, progress: Progress, adapter_cache
     return record
 
 
-def _restore(prepared: Prepared, folder: Path, record: Record) -> None:
+def _restore(prepared: PreparedRun, folder: Path, record: Record) -> None:
     """Put the method where the checkpoint left it: it must take the state, and answer with all classes learned."""
     state, method = load_checkpoint(folder, record), prepared.method
     classes = prepared.class_ranges(len(record["correct"]) - 1)[-1].stop
@@ -163,7 +163,7 @@ def _runtime(config: RunConfig, record: Record | None, progress: Progress) -> Ru
     return make_runtime(config.device, precision, threads, progress)
 
 
-def _new_record(config: RunConfig, prepared: Prepared, runtime: Runtime) -> Record:
+def _new_record(config: RunConfig, prepared: PreparedRun, runtime: Runtime) -> Record:
     totals = prepared.test.labels[prepared.test.rows].bincount(minlength=prepared.stream.classes).tolist()
     return {
         "status": "running",
@@ -209,14 +209,14 @@ def shortened(value: Any) -> Any:
     return [shortened(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
-def _learn_task(index: int, prepared: Prepared, runtime: Runtime, record: Record, known: FeatureCache) -> None:
+def _learn_task(index: int, prepared: PreparedRun, runtime: Runtime, record: Record, known: FeatureCache) -> None:
     task, stream, method = prepared.task(index), prepared.stream, prepared.method
     runtime.progress.start_task(index, stream.tasks, task.name)
     started = time.perf_counter()
     report = method.learn(task)
     learned = time.perf_counter()
     runtime.progress.note("evaluating")
-    seen = answer_tasks(method, prepared.test, prepared.class_ranges(index), prepared.seed, known)
+    seen = predict_tasks(method, prepared.test, prepared.class_ranges(index), prepared.seed, known)
     evaluated = time.perf_counter()  # what --open-set adds is no part of it, or runs with and without would not compare
 
     correct = count_correct(seen, task.classes.stop)
@@ -226,7 +226,7 @@ def _learn_task(index: int, prepared: Prepared, runtime: Runtime, record: Record
         record.setdefault("classifiers", {}).setdefault(name, []).append(correct[name])
     if record["config"].get("open_set"):
         later = prepared.later_class_ranges(index)
-        to_come = answer_tasks(method, prepared.test, later, prepared.seed, known) if later else None
+        to_come = predict_tasks(method, prepared.test, later, prepared.seed, known) if later else None
         record.setdefault("open_set", []).append(open_set_auroc(seen, to_come))
     told = {"name": task.name, "classes": len(task.classes), "images": len(task), **report}
     record["tasks"].append(shortened(told))
@@ -234,7 +234,7 @@ def _learn_task(index: int, prepared: Prepared, runtime: Runtime, record: Record
     record["timings"]["learn_s"].append(learned - started)
     record["timings"]["evaluate_s"].append(evaluated - learned)
     record["memory"]["peak_bytes"].append(peak_memory(runtime.device))
-    if index + 1 in MEASURED_AFTER or index + 1 == stream.tasks:
+    if index + 1 in COST_AFTER_TASKS or index + 1 == stream.tasks:
         record["cost"].append(measure_cost(method, prepared.test.images, index + 1))
     if index + 1 == stream.tasks:
         record["status"] = "finished"
@@ -244,7 +244,7 @@ def _learn_task(index: int, prepared: Prepared, runtime: Runtime, record: Record
 def read_run(folder: Path) -> Record | None:
     """The record in a run's folder, checked to be whole enough to be shown or continued."""
     record = read_record(folder)
-    if record is not None and not can_be_continued(record):
+    if record is not None and not is_resumable(record):
         file = record_path(folder)
         raise OneaError(f"{file} is damaged; restore it from a copy, or delete that folder to run it again.")
     return record

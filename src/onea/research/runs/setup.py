@@ -47,7 +47,7 @@ _WORTH_COMPILING = 20_000  # training images: compilation takes about a minute, 
 
 
 @dataclass(frozen=True)
-class Side:
+class ImageSubset:
     """Training or test images: which rows of a store, and the labels of all its rows as stream positions."""
 
     images: Images
@@ -56,7 +56,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedRun:
     """A run that is ready to start.
 
     Attributes:
@@ -65,8 +65,8 @@ class Prepared:
     """
 
     stream: Stream
-    train: Side
-    test: Side
+    train: ImageSubset
+    test: ImageSubset
     method: Method
     description: Record
     seed: int
@@ -100,7 +100,7 @@ class Prepared:
         return pick(rows, self.train.labels, self.seed, "long-tail", lambda position, _: limits[position])
 
 
-def prepare(config: RunConfig, runtime: Runtime, adapter_cache: AdapterCache | None = None) -> Prepared:
+def prepare(config: RunConfig, runtime: Runtime, adapter_cache: AdapterCache | None = None) -> PreparedRun:
     """Check everything and load everything; raises before anything is written if the request cannot be met."""
     config = _protocol(config)
     weights = stamp_of_weights(config.backbone)
@@ -140,7 +140,7 @@ def prepare(config: RunConfig, runtime: Runtime, adapter_cache: AdapterCache | N
         "options": options,
     }
     stamps = {"data": dataset.stamp, "backbone": weights or stamp_of_weights(config.backbone)}  # fetched only now
-    return Prepared(stream, train, test, method, description, config.seed, compiled, stamps)
+    return PreparedRun(stream, train, test, method, description, config.seed, compiled, stamps)
 
 
 def dataset_of(config: RunConfig, *, fetch: bool = True, cached: bool = True) -> Dataset:
@@ -256,7 +256,7 @@ def _method(
 
 def _images(
     config: RunConfig, dataset: Dataset, stream: Stream, preprocess: Preprocess, runtime: Runtime
-) -> tuple[Side, Side, dict[str, Any]]:
+) -> tuple[ImageSubset, ImageSubset, dict[str, Any]]:
     position = np.empty(stream.classes, dtype=np.int64)
     position[list(stream.class_order)] = np.arange(stream.classes)
     sides = (dataset.train, dataset.test)
@@ -269,7 +269,7 @@ def _images(
     total = sum(packed.pixels.nbytes for packed in packs)
     tier = choose_storage_tier(total, budget, runtime.device) if config.store == "auto" else config.store
     train, test = (
-        Side(
+        ImageSubset(
             PackedImages(packed.pixels, preprocess, runtime.device, tier, runtime.pixel_dtype),
             torch.from_numpy(position[side.labels[packed.rows]]),
             torch.arange(len(packed.rows)),
@@ -290,7 +290,7 @@ def _packs(config: RunConfig, dataset: Dataset, network_size: int) -> list[Packe
     ]
 
 
-def _choose_rows(config: RunConfig, train: Side, test: Side) -> tuple[Side, Side]:
+def _choose_rows(config: RunConfig, train: ImageSubset, test: ImageSubset) -> tuple[ImageSubset, ImageSubset]:
     """Fewer training images, or held-out ones in place of the test images, as asked."""
     rows = train.rows
     if (share := config.holdout) is not None:
@@ -326,13 +326,13 @@ def _exact(
     position: np.ndarray[Any, Any],
     preprocess: Preprocess,
     runtime: Runtime,
-) -> tuple[Side, list[str]]:
+) -> tuple[ImageSubset, list[str]]:
     """Original files that can be read, and what is wrong with the others."""
     if side.files is None:
         raise OneaError("--store exact streams original files, and this dataset has none; use --store auto.")
     rows, skipped = readable(side, on_bad=config.on_bad, class_names=dataset.classes)
     images = ExactImages([side.files[row] for row in rows], preprocess, runtime.device)
-    return Side(images, torch.from_numpy(position[side.labels[rows]]), torch.arange(len(rows))), skipped
+    return ImageSubset(images, torch.from_numpy(position[side.labels[rows]]), torch.arange(len(rows))), skipped
 
 
 def options_of(config: RunConfig, shape: DataShape) -> Any:
@@ -359,7 +359,7 @@ def shape_of(config: RunConfig, stream: Stream, counts: Sequence[int]) -> DataSh
     return DataShape(sum(images_per_task(config, stream, counts)), stream.classes, stream.tasks)
 
 
-def shape_in(record: Record) -> DataShape:
+def shape_of_record(record: Record) -> DataShape:
     """The shape that a record tells; older ones know only how many images there were before a long tail."""
     data, sizes = record["data"], record["stream"]["sizes"]
     return DataShape(data.get("task_images") or data["train_images"], sum(sizes), len(sizes))
