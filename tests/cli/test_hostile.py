@@ -282,7 +282,7 @@ def test_the_folder_of_a_run_has_a_name_that_can_be_made(tmp_path):
         folder = make_config({"data": f"folder:{tmp_path / name}"}).folder()
         (tmp_path / folder).mkdir(parents=True)
     assert "-bbbbbbbbbb-seed1-" in folder.name
-    with pytest.raises(OneaError, match="data holds a character that no path can hold"):
+    with pytest.raises(OneaError, match="data has a character that is not allowed in a path"):
         make_config({"data": "folder:\ud800"})
 
 

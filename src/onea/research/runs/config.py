@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The configuration of a run, from the command line or a YAML file, and the key that tells two runs apart."""
+"""The configuration of a run, from the command line or a YAML file, and its hash."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from onea.errors import OneaError, import_extra, truncate
+from onea.errors import OneaError, did_you_mean, import_extra, truncate
 from onea.options import LARGEST, MachineOptions, check_threads, make_options, upgraded
 from onea.research.data import data_name
 from onea.research.methods.presets import Preset
@@ -20,11 +20,11 @@ from onea.vit.network_config import PLAIN, check_image_size
 
 _PETABYTE = 1_000_000  # in gigabytes
 _LONGEST_NAME = 255  # bytes, on every usual file system
-_LONGEST_FILE = 1_000_000  # bytes of a YAML file
-# Where a run computes or keeps its images does not make it another run.
+_LARGEST_FILE = 1_000_000  # bytes of a YAML file
+# Not part of a run's identity: the machine's resources do not change the result.
 _RESOURCES = ("root", "device", "threads", "compile", "store", "budget", "cache_gb")
-# What every identity holds, so that the records of today are found. A field that is added later, and is missing here,
-# is part of an identity only where it differs from its default.
+# Always part of the identity. A field that is added later is not listed here: it is part of the identity only where it
+# differs from its default, so that the hashes of existing records stay the same.
 _ALWAYS = {
     *("method", "data", "backbone", "stream", "tasks", "gamma", "sizes", "order", "long_tail", "seed", "preset"),
     *("normalise", "geometry", "protocol", "precision", "on_bad", "per_class", "holdout", "options"),
@@ -44,34 +44,37 @@ class RunConfig(MachineOptions):
         method: a name that ``onea methods`` lists.
         data: a name that ``onea methods --datasets`` lists, ``folder:PATH`` or ``list:TRAIN.txt,TEST.txt``.
         root: folder of downloaded datasets.
-        backbone: embedded name (or ``fast``), timm ``architecture.tag`` or ``.safetensors`` file; one that does not say
-            what network it holds as ``architecture.tag:file``, or ``plain:file``.
-        depth: the number of the network's blocks that are used; features are read after the last of them. 0 is all.
-        image_size: side of the network's input in pixels, if not what its weights were made for.
-        stream: ``step`` (imbalanced), ``balanced``, ``sizes`` or ``natural``; ``auto`` is ``sizes`` when sizes are
-            given, ``natural`` when the data has groups and no number of tasks is asked for, else ``step``.
+        backbone: embedded name (or ``fast``), timm ``architecture.tag`` or ``.safetensors`` file; for a file without
+            metadata of its architecture ``architecture.tag:file``, or ``plain:file``.
+        depth: number of transformer blocks to use; features are the output of the last of them. 0 is all.
+        image_size: input size of the network in pixels; by default that of its pretrained weights.
+        stream: task sizes: ``step`` (imbalanced), ``balanced``, ``sizes`` (as listed by ``--sizes``), ``natural`` (the
+            dataset's groups) or ``auto`` (``sizes`` with ``--sizes``, ``natural`` for a dataset with groups and
+            without ``--tasks``, else ``step``).
         tasks: number of tasks.
-        gamma: step imbalance; 1 is balanced.
-        sizes: classes of each task, such as ``36,1,14``.
-        order: of the tasks: ``shuffled``, ``descending`` or ``given``.
-        long_tail: also make images per class long-tailed, with this factor, such as 0.1.
-        seed: decides class order, task order and every draw.
+        gamma: step imbalance: size of the smallest task relative to the largest; 1 is balanced.
+        sizes: number of classes of each task, such as ``36,1,14``.
+        order: task order: ``shuffled``, ``descending`` (largest first) or ``given``.
+        long_tail: also make the number of images per class long-tailed: that of the rarest class relative to the most
+            frequent one, such as 0.1.
+        seed: random seed of the class order, the task order, the initial weights and the sampling.
         preset: hyper-parameters: ``auto`` (computed from the number of images, classes and tasks, the same for all
             methods), ``paper`` or ``paper/NAME`` (as published, for any dataset or one of theirs).
-        normalise: ``backbone`` (the mean and deviation the weights expect) or ``none`` (pixels in [0, 1]).
-        geometry: ``direct`` (resize to the network's size), ``resize-crop``, or ``backbone`` (crop and interpolation
-            that the weights were made with).
-        protocol: ``pilot`` is normalise none and geometry resize-crop, as published.
-        compile: whether to compile the network: ``yes``, ``no`` or ``auto`` (on a GPU, with enough images to repay it).
-        store: where packed images live: ``auto``, ``device``, ``host``, ``disk``; ``exact`` streams the originals.
-        budget: gigabytes of memory the images may take.
-        cache_gb: gigabytes of host memory for test features of frozen modules, which are then computed only once; 0 is
-            none, and by default half of what is free may be used.
-        per_class: at most so many training images of each class, chosen by the seed.
-        holdout: evaluate on this share of the training images, held out by the seed, instead of the test images.
-        open_set: after each task, also judge the test images of classes yet to come, and record how well they are told
-            from those of classes seen.
-        options: of the method.
+        normalise: ``backbone`` (mean and standard deviation of the pretrained weights) or ``none`` (pixels in [0, 1]).
+        geometry: how test images are resized: ``direct`` (to the input size), ``resize-crop`` (resize, then center
+            crop) or ``backbone`` (crop and interpolation of the pretrained weights).
+        protocol: ``pilot`` sets normalise none and geometry resize-crop, as in the PILOT toolbox.
+        compile: compile the network: ``yes``, ``no`` or ``auto`` (on a GPU and with many images).
+        store: where decoded images are stored: ``auto``, ``device``, ``host`` or ``disk``; ``exact`` reads the original
+            files in every epoch.
+        budget: memory for images in gigabytes.
+        cache_gb: host memory in gigabytes for cached test features of frozen modules; 0 is none. The default is half of
+            the free memory.
+        per_class: maximum number of training images per class, sampled with the seed.
+        holdout: evaluate on this fraction of the training images, held out at random, instead of on the test images.
+        open_set: after each task, also score the test images of future classes and record the AUROC of seen against
+            unseen classes.
+        options: options of the method.
     """
 
     method: str = "one-a"
@@ -105,42 +108,41 @@ class RunConfig(MachineOptions):
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "backbone", full_name(self.backbone))  # the same run, whatever it is called
+        object.__setattr__(self, "backbone", full_name(self.backbone))  # an alias is the same run
         if self.tasks is not None and self.tasks < 1:
             raise OneaError(f"tasks is {self.tasks}; there must be at least 1.")
         if not 0 <= self.seed <= LARGEST:
             raise OneaError(f"seed is {self.seed}; choose a whole number from 0 to {LARGEST:,}.")
         if self.depth < 0:
-            raise OneaError(f"depth is {self.depth}; give the number of blocks to use, or 0 for all.")
+            raise OneaError(f"depth is {self.depth}; choose the number of transformer blocks to use, or 0 for all.")
         if self.image_size is not None:
             check_image_size(self.image_size)
         check_threads(self.threads)
         if self.budget is not None and not 0 < self.budget <= _PETABYTE:
             raise OneaError(
-                f"budget is {self.budget}; give the gigabytes that images may take, above 0 and up to {_PETABYTE:,}."
+                f"budget is {self.budget}; choose the memory for images in gigabytes, above 0 and up to {_PETABYTE:,}."
             )
         if self.cache_gb is not None and not 0 <= self.cache_gb <= _PETABYTE:
             raise OneaError(
-                f"cache_gb is {self.cache_gb}; give the gigabytes that features may take, up to {_PETABYTE:,}, or 0 "
+                f"cache_gb is {self.cache_gb}; choose the memory for features in gigabytes, up to {_PETABYTE:,}, or 0 "
                 "for none."
             )
         for name in ("data", "root", "backbone"):
-            if not _can_be_path(getattr(self, name) or ""):
-                raise OneaError(f"{name} holds a character that no path can hold; correct it.")
+            if not _is_valid_path(getattr(self, name) or ""):
+                raise OneaError(f"{name} has a character that is not allowed in a path; correct it.")
 
     def identity(self) -> dict[str, Any]:
-        """The values that distinguish this run from another; runs with equal ones give equal results."""
+        """The values that determine the result; runs with equal ones give equal results."""
         values = {
             name: value
             for name, value in dataclasses.asdict(self).items()
             if name not in _RESOURCES and (name in _ALWAYS or value != self.__dataclass_fields__[name].default)
         }
-        # Files had nothing in front of their names when all were taken for plain ones.
-        values["backbone"] = self.backbone.removeprefix(f"{PLAIN}:")
+        values["backbone"] = self.backbone.removeprefix(f"{PLAIN}:")  # the hash is of the file's name
         return values | {"store": "exact" if self.store == "exact" else "packed"}
 
     def key(self) -> str:
-        """A short digest of the identity."""
+        """A short hash of the identity."""
         return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()[:12]
 
     def folder(self) -> Path:
@@ -153,39 +155,36 @@ class RunConfig(MachineOptions):
         return Path("runs") / f"{start}{name}{end}"
 
 
-def _can_be_path(text: str) -> bool:
+def _is_valid_path(text: str) -> bool:
     try:
         return b"\0" not in os.fsencode(text)
-    except UnicodeEncodeError:  # half of a character
+    except UnicodeEncodeError:  # a lone surrogate
         return False
 
 
 def make_config(values: dict[str, Any]) -> RunConfig:
-    """A checked configuration from loose values: names of ``RunConfig`` and, for the rest, options of the method.
+    """A validated configuration; names that are no fields of ``RunConfig`` are options of the method.
 
     >>> make_config({"method": "one-a", "tasks": "10", "kappa": "5"}).options
     {'kappa': 5.0}
     """
     from onea.research.methods import method_class
 
-    names = {item.name for item in dataclasses.fields(RunConfig)} - {"options"}
+    run_names = {item.name for item in dataclasses.fields(RunConfig)} - {"options"}
     values = {name.replace("-", "_"): value for name, value in values.items() if value is not None}
-    given = dict(values.pop("options", None) or {})
-    common = {name: value for name, value in values.items() if name in names}
-    given |= {name: value for name, value in values.items() if name not in names}
-    if isinstance(common.get("sizes"), list | tuple):
-        common["sizes"] = ",".join(str(size) for size in common["sizes"])
-    config = make_options(RunConfig, common)
-    kind = method_class(config.method).Options
-    known = {item.name for item in dataclasses.fields(kind)}
-    given = upgraded(kind, given)
-    if unknown := next((name for name in given if name not in known), None):
-        from onea.errors import did_you_mean
-
-        raise OneaError(f"Unknown option '{unknown}' for {config.method}; {did_you_mean(unknown, names | known)}")
-    checked: Any = make_options(kind, given)  # reads text as numbers and refuses what makes no sense
-    options = {name: getattr(checked, name) for name in given}
-    return dataclasses.replace(config, options=options)
+    method_values = dict(values.pop("options", None) or {})
+    run_values = {name: value for name, value in values.items() if name in run_names}
+    method_values |= {name: value for name, value in values.items() if name not in run_names}
+    if isinstance(run_values.get("sizes"), list | tuple):
+        run_values["sizes"] = ",".join(str(size) for size in run_values["sizes"])
+    config = make_options(RunConfig, run_values)
+    options_class = method_class(config.method).Options
+    method_names = {item.name for item in dataclasses.fields(options_class)}
+    method_values = upgraded(options_class, method_values)
+    if unknown := next((name for name in method_values if name not in method_names), None):
+        raise OneaError(f"Unknown option '{unknown}' for {config.method}; {did_you_mean(unknown, run_names | method_names)}")
+    options: Any = make_options(options_class, method_values)  # reads text as numbers and validates them
+    return dataclasses.replace(config, options={name: getattr(options, name) for name in method_values})
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -194,52 +193,52 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
     try:
         with path.open("rb") as file:
-            content = file.read(_LONGEST_FILE + 1)  # not all of it: it may be a device without an end
-        if len(content) > _LONGEST_FILE:
+            content = file.read(_LARGEST_FILE + 1)  # not all of it: it may be a device without an end
+        if len(content) > _LARGEST_FILE:
             raise OneaError(f"Config file {path} has more than a megabyte; give one with 'option: value' lines.")
-        loaded = _loaded(content.decode())
+        values = _parse_yaml(content.decode())
     except OSError as error:
         raise OneaError(f"Config file {path} cannot be read ({error.strerror}); check the path.") from error
     except OneaError:
         raise
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
-        # PyYAML meets a tag on something else (!!bool x, !!timestamp x) with almost any of them.
+        # PyYAML raises almost any of them for a tag on a value of another type (!!bool x, !!timestamp x).
         raise OneaError(f"Config file {path} is not valid YAML: {truncate(' '.join(str(error).split()))}.") from error
-    if not isinstance(loaded, dict) or not all(isinstance(key, str) for key in loaded):
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise OneaError(f"Config file {path} must hold 'option: value' lines, each option a word.")
-    inner = loaded.get("options") or {}
-    if not isinstance(inner, dict) or not all(isinstance(key, str) for key in inner):
+    options = values.get("options") or {}
+    if not isinstance(options, dict) or not all(isinstance(key, str) for key in options):
         raise OneaError(f"'options' in {path} must itself hold 'option: value' lines.")
-    return loaded
+    return values
 
 
-def _loaded(text: str) -> Any:
-    """The value that YAML stands for; of a name that is there twice it would keep one without a word.
+def _parse_yaml(text: str) -> Any:
+    """The value of a YAML document; PyYAML alone would silently keep the last of duplicate keys.
 
     Raises:
-        ValueError: a name is there twice, or its aliases stand for more values than it has characters.
+        ValueError: a key is duplicate, or aliases expand to more values than the document has characters.
     """
     yaml = import_extra("yaml", "research")
 
     loader = yaml.SafeLoader(text)
     try:
         node = loader.get_single_node()
-        waiting, left = [node], len(text)
-        while waiting:
-            inner = waiting.pop()
-            if isinstance(inner, yaml.CollectionNode):
-                if isinstance(inner, yaml.MappingNode):
-                    _check_once([key.value for key, _ in inner.value if isinstance(key, yaml.ScalarNode)])
-                parts = [part for each in inner.value for part in (each if isinstance(each, tuple) else (each,))]
-                waiting += parts
-                left -= len(parts)
-            if left < 0:
-                raise ValueError("its aliases stand for too many values")
+        stack, budget = [node], len(text)
+        while stack:
+            parent = stack.pop()
+            if isinstance(parent, yaml.CollectionNode):
+                if isinstance(parent, yaml.MappingNode):
+                    _check_unique([key.value for key, _ in parent.value if isinstance(key, yaml.ScalarNode)])
+                children = [node for item in parent.value for node in (item if isinstance(item, tuple) else (item,))]
+                stack += children
+                budget -= len(children)
+            if budget < 0:
+                raise ValueError("its aliases expand to too many values")
         return None if node is None else loader.construct_document(node)
     finally:
         loader.dispose()
 
 
-def _check_once(names: list[str]) -> None:
-    if twice := next((name for place, name in enumerate(names) if name in names[:place]), None):
-        raise ValueError(f"'{twice}' is there twice")
+def _check_unique(names: list[str]) -> None:
+    if duplicate := next((name for place, name in enumerate(names) if name in names[:place]), None):
+        raise ValueError(f"duplicate key '{duplicate}'")

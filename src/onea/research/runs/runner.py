@@ -32,7 +32,7 @@ from onea.research.record import (
     leftovers,
     read_record,
     record_path,
-    tidy,
+    remove_leftovers,
     write_record,
 )
 from onea.research.runs.config import RunConfig
@@ -110,7 +110,7 @@ def _tidy_finished(folder: Path) -> None:
     """Remove what a kill in the last step of a run has left; what cannot be removed does no harm."""
     with suppress(OneaError), folder_lock(folder):
         if record := read_run(folder):
-            tidy(folder, record)
+            remove_leftovers(folder, record)
 
 
 def _continue(config: RunConfig, folder: Path, progress: Progress, adapter_cache: AdapterCache | None) -> Record:
@@ -257,7 +257,7 @@ def save_checkpoint(folder: Path, record: Record, state: Tensors) -> None:
     write_atomically(folder / name, content)
     record["checkpoint"] = {"file": name, "sha256": hashlib.sha256(content).hexdigest()}
     write_record(folder, record)
-    tidy(folder, record)
+    remove_leftovers(folder, record)
 
 
 def load_checkpoint(folder: Path, record: Record) -> Tensors:
