@@ -10,7 +10,7 @@ import pytest
 
 from onea.errors import OneaError
 from onea.files import gunzip
-from onea.research.record import FILES, NAME, read_record, record_path, find_record_files, write_record
+from onea.research.record import FILES, NAME, find_record_files, read_record, record_path, write_record
 from onea.research.report.load import load_records
 from onea.research.runs.config import make_config
 from onea.research.runs.grid import RecordStore

@@ -9,7 +9,7 @@ from pathlib import Path
 from onea.errors import OneaError
 from onea.files import check_path
 from onea.options import with_defaults
-from onea.research.record import FILES, NAME, Record, is_reportable, read_record_file, find_record_files
+from onea.research.record import FILES, NAME, Record, find_record_files, is_reportable, read_record_file
 
 
 def load_records(place: str | Path) -> list[Record]:

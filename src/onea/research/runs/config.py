@@ -182,7 +182,9 @@ def make_config(values: dict[str, Any]) -> RunConfig:
     method_names = {item.name for item in dataclasses.fields(options_class)}
     method_values = upgraded(options_class, method_values)
     if unknown := next((name for name in method_values if name not in method_names), None):
-        raise OneaError(f"Unknown option '{unknown}' for {config.method}; {did_you_mean(unknown, run_names | method_names)}")
+        raise OneaError(
+            f"Unknown option '{unknown}' for {config.method}; {did_you_mean(unknown, run_names | method_names)}"
+        )
     options: Any = make_options(options_class, method_values)  # reads text as numbers and validates them
     return dataclasses.replace(config, options={name: getattr(options, name) for name in method_values})
 
