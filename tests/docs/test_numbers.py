@@ -58,6 +58,7 @@ SETTINGS = {
     "docs/one-a-plus.md": "2,500",
     "research/README.md": "20 10 5 0.1 0.15 0.2 0.3 0.4 0.5 0.8 60 1,000 1,050 1,200 2,936",
     "docs/speed.md": "5",
+    "docs/research.md": "1.5 4",
     "docs/results/README.md": "5,000 2,000 0.4 0.05 25 20",
 }
 
