@@ -287,18 +287,6 @@ def test_every_link_into_a_page_leads_to_a_heading_or_a_named_place() -> None:
     assert not missing
 
 
-def test_the_files_of_a_typical_change_are_there() -> None:
-    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
-    rows = re.findall(r"^\| ([^|`]+) \| (\d) \| (.+) \|$", text, re.M)
-    numbers = {change: int(count) for change, count, _ in rows}
-    asked = {"a metric": 1, "a merging operator": 2, "a method": 2, "a dataset": 2, "an endpoint": 2}
-    assert asked.items() <= numbers.items()
-    for _, count, files in rows:
-        paths = re.findall(r"`([\w/.]+)`", files)
-        assert len(paths) == int(count)
-        assert all((ROOT / "src/onea" / path).exists() for path in paths), files
-
-
 def test_the_readme_begins_with_photos_and_says_how_to_get_it() -> None:
     """Whoever has photos finds commands for them before any word of research, and what an installation takes."""
     photos, _, research = (ROOT / "README.md").read_text("utf-8").partition("\n## Research\n")

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What surrounds the code says the truth about it: where a change goes, what the benchmarks are, how small a copy is."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import subprocess
+
+import pytest
+from support import ROOT
+
+PACKAGE = ROOT / "src/onea"
+MEGABYTE = 2**20
+
+
+def changes() -> list[tuple[str, str]]:
+    """Each change of CONTRIBUTING's table, and what it says about files."""
+    table = (ROOT / "CONTRIBUTING.md").read_text("utf-8").partition("| change |")[2].partition("\n\n")[0]
+    return re.findall(r"^\| ([^|`]+) \| (.+) \|$", table, re.M)
+
+
+def test_the_table_of_changes_has_the_usual_ones() -> None:
+    assert {"a metric", "a merging operator", "a method", "a dataset", "an endpoint"} <= {
+        change for change, _ in changes()
+    }
+
+
+@pytest.mark.parametrize(("change", "files"), changes(), ids=[change for change, _ in changes()])
+def test_the_files_and_names_of_a_change_exist(change: str, files: str) -> None:
+    places = re.findall(r"`([\w/]+(?:/|\.py))`(?: \(`(\w+)`\))?", files)
+    assert places
+    for path, name in places:
+        assert (PACKAGE / path).exists(), path
+        if name:
+            module = importlib.import_module(
+                f"onea.{path.removesuffix('.py').removesuffix('/__init__').replace('/', '.')}"
+            )
+            assert hasattr(module, name), f"{path} has no {name}"
+
+
+def test_the_folders_of_the_table_exist() -> None:
+    folders = re.findall(r"^\| `([\w/]+/)` \|", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.M)
+    assert len(folders) == 6
+    assert all((ROOT / folder).is_dir() for folder in folders)
+
+
+def test_the_index_of_benchmarks_names_every_script_and_every_result() -> None:
+    folder = ROOT / "benchmarks"
+    sections = re.split(r"^## ", (folder / "README.md").read_text("utf-8"), flags=re.M)
+    for script in sorted(folder.glob("*/*.py")):
+        (section,) = (text for text in sections if f"`{script.parent.name}/`" in text.splitlines()[0])
+        assert f"`{script.name}`" in section, script
+    commands = re.findall(r"python (benchmarks/\S+\.py)", "".join(sections))
+    assert all((ROOT / command).is_file() for command in commands)
+    results = [path for path in folder.glob("*/*") if path.suffix in (".csv", ".json", ".jsonl", ".txt")]
+    scripts = {script.stem for script in folder.glob("*/*.py")} | {"bench", "demo", "trials"}
+    assert not [path.name for path in results if not path.name.startswith(tuple(scripts))]
+
+
+def test_the_repository_stays_small() -> None:
+    """Without the networks that come along, which are most of it."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("this is no checkout")
+    sizes = {
+        name: (ROOT / name).stat().st_size for name in listed.stdout.split("\0") if name and (ROOT / name).exists()
+    }
+    assert sum(size for name, size in sizes.items() if not name.startswith("src/onea/assets/")) < 12 * MEGABYTE
+    assert all(size < MEGABYTE for name, size in sizes.items() if not name.startswith("src/onea/assets/"))
