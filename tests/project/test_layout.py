@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What surrounds the code says the truth about it: where a change goes, what the benchmarks are, how small a copy is."""
+"""What surrounds the code says the truth about it: where a change goes, and what the benchmarks are."""
 
 from __future__ import annotations
 
 import importlib
 import re
-import subprocess
+from pathlib import Path
 
 import pytest
 from support import ROOT
 
 PACKAGE = ROOT / "src/onea"
-MEGABYTE = 2**20
 
 
 def changes() -> list[tuple[str, str]]:
@@ -33,10 +32,8 @@ def test_the_files_and_names_of_a_change_exist(change: str, files: str) -> None:
     for path, name in places:
         assert (PACKAGE / path).exists(), path
         if name:
-            module = importlib.import_module(
-                f"onea.{path.removesuffix('.py').removesuffix('/__init__').replace('/', '.')}"
-            )
-            assert hasattr(module, name), f"{path} has no {name}"
+            module = ".".join(("onea", *Path(path).with_suffix("").parts)).removesuffix(".__init__")
+            assert hasattr(importlib.import_module(module), name), f"{path} has no {name}"
 
 
 def test_the_folders_of_the_table_exist() -> None:
@@ -56,15 +53,3 @@ def test_the_index_of_benchmarks_names_every_script_and_every_result() -> None:
     results = [path for path in folder.glob("*/*") if path.suffix in (".csv", ".json", ".jsonl", ".txt")]
     scripts = {script.stem for script in folder.glob("*/*.py")} | {"bench", "demo", "trials"}
     assert not [path.name for path in results if not path.name.startswith(tuple(scripts))]
-
-
-def test_the_repository_stays_small() -> None:
-    """Without the networks that come along, which are most of it."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
-    if listed.returncode:
-        pytest.skip("this is no checkout")
-    sizes = {
-        name: (ROOT / name).stat().st_size for name in listed.stdout.split("\0") if name and (ROOT / name).exists()
-    }
-    assert sum(size for name, size in sizes.items() if not name.startswith("src/onea/assets/")) < 12 * MEGABYTE
-    assert all(size < MEGABYTE for name, size in sizes.items() if not name.startswith("src/onea/assets/"))
