@@ -23,8 +23,8 @@ def machine(monkeypatch, tmp_path):
         info.write_text(f"processor\t: 0\nmodel name\t: a CPU\nflags\t\t: {flags}\n")
         tried: list[list[str]] = []
         plain = subprocess.run
-        monkeypatch.setattr(cpu, "_INFO", info)
-        monkeypatch.setattr(cpu, "_PRODUCT", product)
+        monkeypatch.setattr(cpu, "_CPUINFO", info)
+        monkeypatch.setattr(cpu, "_TEST_PRODUCT", product)
         monkeypatch.setattr(subprocess, "run", lambda call, **how: tried.append(call) or plain(call, **how))
         monkeypatch.setenv("ONEA_CACHE", str(tmp_path / "cache"))
         monkeypatch.setenv(cpu.ISA_VARIABLE, allowed)

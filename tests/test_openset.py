@@ -50,11 +50,11 @@ def test_every_point_of_the_curve_and_its_area(answered: list[tuple[float, bool]
     known, right = [value for value, _ in answered], [correct for _, correct in answered]
     curve = oscr_curve(torch.tensor(known), torch.tensor(right), torch.tensor(unknown))
     thresholds = sorted({*known, *unknown}, reverse=True)
-    assert curve.false_positives.tolist() == [0, *(sum(u >= t for u in unknown) / len(unknown) for t in thresholds)]
-    assert curve.correct.tolist() == [0, *(sum(r and v >= t for v, r in answered) / len(known) for t in thresholds)]
+    assert curve.fpr.tolist() == [0, *(sum(u >= t for u in unknown) / len(unknown) for t in thresholds)]
+    assert curve.ccr.tolist() == [0, *(sum(r and v >= t for v, r in answered) / len(known) for t in thresholds)]
     won = pairs_won([value for value, correct in answered if correct], unknown)
     assert curve.area == pytest.approx(won / (len(known) * len(unknown)), abs=1e-12)
-    assert all(a <= b for line in (curve.false_positives, curve.correct) for a, b in pairwise(line.tolist()))
+    assert all(a <= b for line in (curve.fpr, curve.ccr) for a, b in pairwise(line.tolist()))
 
 
 def test_where_every_answer_is_right_the_curve_is_that_of_the_roc() -> None:
@@ -89,7 +89,7 @@ def test_nothing_and_no_numbers_are_refused(wrong: Tensor) -> None:
     ):
         with pytest.raises(OneaError):
             call()
-    with pytest.raises(OneaError, match="3 answers for 2 known images"):
+    with pytest.raises(OneaError, match="3 predictions for 2 known images"):
         oscr_curve(fine, torch.ones(3, dtype=torch.bool), fine)
-    with pytest.raises(OneaError, match="percent is 0"):
-        fpr_at_tpr(fine, fine, percent=0)
+    with pytest.raises(OneaError, match="tpr_percent is 0"):
+        fpr_at_tpr(fine, fine, tpr_percent=0)

@@ -9,21 +9,21 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["OneA", "__version__", "load"]
 
-_HOMES = {"OneA": "onea.model.estimator", "load": "onea.model.estimator"}
+_LAZY = {"OneA": "onea.model.estimator", "load": "onea.model.estimator"}
 
 
 def __getattr__(name: str) -> Any:
-    """Load the estimator when it is first asked for: importing onea stays instant."""
-    if name not in _HOMES:
+    """Import the estimator at its first use, so that importing onea stays fast."""
+    if name not in _LAZY:
         raise AttributeError(f"module 'onea' has no attribute '{name}'")
     from importlib import import_module
 
     from onea.cpu import set_passive_waiting
 
     set_passive_waiting()
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_LAZY[name]), name)
 
 
 def __dir__() -> list[str]:
-    """Also what is loaded only when it is asked for."""
-    return sorted({*globals(), *_HOMES})
+    """Include the names that are imported lazily."""
+    return sorted({*globals(), *_LAZY})

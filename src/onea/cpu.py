@@ -26,37 +26,44 @@ from onea.errors import OneaError
 from onea.files import cache_folder, write_json
 
 ISA_VARIABLE = "ONEDNN_MAX_CPU_ISA"
-"""Forbids oneDNN, PyTorch's library of matrix products on a CPU, instructions newer than its value."""
+"""Environment variable of oneDNN, PyTorch's library for CPU kernels: the newest instruction set it may use."""
 
-_INFO = Path("/proc/cpuinfo")
+_CPUINFO = Path("/proc/cpuinfo")
 _WITHOUT_BF16 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI")
 _WITHOUT_AMX = ("AVX512_CORE_BF16", "AVX10_1_512", "AVX512_CORE_FP16")
-_PRODUCT = "import torch; x = torch.ones(128, 384).bfloat16(); print(float(torch.nn.functional.linear(x, x)[0, 0]))"
-_ANSWER = 384.0
-_PATIENCE = 120  # seconds; importing torch from a cold disk takes a while
+_TEST_PRODUCT = (
+    "import torch; x = torch.ones(128, 384).bfloat16(); print(float(torch.nn.functional.linear(x, x)[0, 0]))"
+)
+_EXPECTED = 384.0
+_TIMEOUT = 120  # seconds; importing torch from a cold disk takes a while
 
 
 @cache
 def has_bf16() -> bool:
-    """Whether bf16 is faster than fp32 here; without the instructions it is emulated."""
+    """Whether bf16 is faster than fp32; without the instructions it is emulated."""
     return "avx512_bf16" in _flags() and _allowed() not in _WITHOUT_BF16 and not is_amx_broken()
 
 
 @cache
 def is_amx_broken() -> bool:
-    """Whether products in bf16 would end the process."""
+    """Whether bf16 products would kill the process."""
     if "amx_bf16" not in _flags() or _allowed() in (*_WITHOUT_BF16, *_WITHOUT_AMX):
         return False
     from onea import __version__
 
     machine = json.dumps([sorted(_flags()), platform.release(), _allowed(), __version__, sys.executable])
-    known = cache_folder() / f"amx-{hashlib.sha256(machine.encode()).hexdigest()[:16]}.json"
+    cached = cache_folder() / f"amx-{hashlib.sha256(machine.encode()).hexdigest()[:16]}.json"
     with suppress(OSError, ValueError, KeyError, TypeError):
-        return bool(json.loads(known.read_bytes())["broken"])
+        return bool(json.loads(cached.read_bytes())["broken"])
     broken = not _product_works()
-    with suppress(OneaError):  # where nothing can be kept, the next process asks again
-        write_json(known, {"broken": broken})
+    with suppress(OneaError):  # without a writable cache, the next process tests again
+        write_json(cached, {"broken": broken})
     return broken
+
+
+def available_cores() -> int:
+    """The number of cores this process may use, which containers and job schedulers limit."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _product_works() -> bool:
@@ -64,16 +71,16 @@ def _product_works() -> bool:
         return False
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _PRODUCT], capture_output=True, timeout=_PATIENCE, stdin=subprocess.DEVNULL
+            [sys.executable, "-c", _TEST_PRODUCT], capture_output=True, timeout=_TIMEOUT, stdin=subprocess.DEVNULL
         )
-        return done.returncode == 0 and float(done.stdout) == _ANSWER
+        return done.returncode == 0 and float(done.stdout) == _EXPECTED
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return False
 
 
 @cache
 def _flags() -> frozenset[str]:
-    lines = _INFO.read_text(encoding="utf-8", errors="ignore").splitlines() if _INFO.exists() else []
+    lines = _CPUINFO.read_text(encoding="utf-8", errors="ignore").splitlines() if _CPUINFO.exists() else []
     return next((frozenset(line.split(":", 1)[1].split()) for line in lines if line.startswith("flags")), frozenset())
 
 
@@ -82,20 +89,20 @@ def _allowed() -> str:
 
 
 _POLICY = "OMP_WAIT_POLICY"
-_ELEMENTS = 100_000  # of a sum that torch divides between threads
+_ELEMENTS = 100_000  # enough for torch to divide a sum between threads
 
 
 def set_passive_waiting() -> None:
-    """Set the policy, where that is not too late and nobody has set another."""
+    """Set ``OMP_WAIT_POLICY=PASSIVE``, unless torch is loaded already or the user has set a policy."""
     if "torch" not in sys.modules:
         os.environ.setdefault(_POLICY, "PASSIVE")
 
 
 @cache
 def oversubscribe_threads() -> threading.Thread | None:
-    """Have more OpenMP threads than cores, most of them asleep for ever, where torch was loaded without a policy.
+    """Start more OpenMP threads than cores, which sleep for ever, if torch was loaded without a policy.
 
-    Changes PyTorch's number of threads, which is to be set afterwards.
+    Changes PyTorch's thread count, which must be set afterwards.
     """
     if _POLICY in os.environ or sys.platform != "linux":
         return None

@@ -22,28 +22,28 @@ from onea.errors import OneaError, import_extra
 
 @dataclass(frozen=True)
 class Processes:
-    """This process's place among those that share the run."""
+    """The rank of this process and the number of processes in the run."""
 
     rank: int = 0
     count: int = 1
 
     @property
     def first(self) -> bool:
-        """Whether this process is the one that writes and shows progress."""
+        """Whether this is the process that writes files and shows progress."""
         return self.rank == 0
 
     def shard(self, batch: Tensor) -> Tensor:
-        """This process's shard of a batch, padded with the last image to the same length for every process."""
+        """The shard of a batch for this process, padded with the last image to the same length everywhere."""
         if self.count == 1:
             return batch
-        each = -(-len(batch) // self.count)
-        own = batch[self.rank :: self.count]
-        return own if len(own) == each else torch.cat([own, batch[-1:]])
+        length = -(-len(batch) // self.count)
+        shard = batch[self.rank :: self.count]
+        return shard if len(shard) == length else torch.cat([shard, batch[-1:]])
 
     def gather(self, sharded: Tensor, total: int) -> Tensor:
-        """The whole batch from the shards of all processes, in its order, with gradients to this process's own.
+        """The whole batch in its order from the shards of all processes; gradients flow to the local shard.
 
-        Every process is to compute the same loss from it, and to ``average`` gradients afterwards.
+        Every process must compute the same loss from it, and ``average`` the gradients afterwards.
         """
         if self.count == 1:
             return sharded
@@ -51,7 +51,7 @@ class Processes:
         return parts.transpose(0, 1).flatten(0, 1)[:total]
 
     def average(self, modules: Iterable[nn.Module]) -> None:
-        """Replace gradients by their mean over all processes."""
+        """Average gradients over all processes."""
         if self.count == 1:
             return
         for module in modules:
@@ -61,7 +61,7 @@ class Processes:
                     parameter.grad /= self.count
 
     def sum_of(self, values: Tensor) -> Tensor:
-        """The sum of the values of all processes."""
+        """Sum values over all processes."""
         if self.count > 1:
             dist.all_reduce(values)
         return values
@@ -73,34 +73,34 @@ class Processes:
 
 
 class _Gather(torch.autograd.Function):
-    """Everybody's tensor, stacked. All compute the same loss, so one's own gradient is known without asking."""
+    """All-gather and stack. All processes compute the same loss, so the backward pass needs no communication."""
 
     @staticmethod
-    def forward(context: Any, own: Tensor, rank: int, count: int) -> Tensor:
+    def forward(context: Any, shard: Tensor, rank: int, count: int) -> Tensor:
         context.rank, context.count = rank, count
-        parts = [torch.empty_like(own) for _ in range(count)]
-        dist.all_gather(parts, own.contiguous())
+        parts = [torch.empty_like(shard) for _ in range(count)]
+        dist.all_gather(parts, shard.contiguous())
         return torch.stack(parts)
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        # Others contribute their own parts; their mean, not their sum, is taken later, hence the factor.
+        # Gradients are averaged, not summed, over processes later, hence the factor.
         return gradients[0][context.rank] * context.count, None, None
 
 
 def is_main_process() -> bool:
-    """Whether this process writes and speaks for all that a launcher started; true when alone."""
+    """Whether this process writes files and output, among those that a launcher started."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def join_processes(device: str) -> tuple[Processes, torch.device | None]:
-    """Join the processes that a launcher started, with the device it gives to this one; nothing when alone."""
+    """Join the processes that a launcher started; also returns the device of this process, None without a launcher."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         return Processes(), None
     state = import_extra("accelerate", "research").PartialState(cpu=device == "cpu" or not torch.cuda.is_available())
     atexit.register(_leave)
-    own = torch.device("cpu") if state.device.type == "cpu" else state.device
-    return Processes(state.process_index, state.num_processes), own
+    local = torch.device("cpu") if state.device.type == "cpu" else state.device
+    return Processes(state.process_index, state.num_processes), local
 
 
 def _leave() -> None:
@@ -110,16 +110,16 @@ def _leave() -> None:
 
 @contextlib.contextmanager
 def ray_cluster(address: str | None) -> Iterator[None]:
-    """Join or start a cluster, and leave it; one that the caller has joined already is used and kept."""
+    """Connect to a Ray cluster, or start a local one, and disconnect afterwards; an existing connection is reused."""
     ray = import_ray()
     if ray.is_initialized():
         yield
         return
-    quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
+    settings: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
     if address is None:
-        quiet["include_dashboard"] = False
+        settings["include_dashboard"] = False
     try:
-        ray.init(address=address or "local", **quiet)
+        ray.init(address=address or "local", **settings)
     except (ConnectionError, RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise OneaError(
@@ -131,11 +131,11 @@ def ray_cluster(address: str | None) -> Iterator[None]:
     try:
         yield
     finally:
-        ray.shutdown()  # also ends the tasks that are left
+        ray.shutdown()  # also cancels the remaining tasks
 
 
 def import_ray() -> Any:
-    """Ray, or one sentence about how to get it."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is to be sent anywhere
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # what Ray will do by itself, without its warning
+    """Ray, or an error that says how to install it."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no telemetry
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # the future default, without the warning
     return import_extra("ray", "ray")

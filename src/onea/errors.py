@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one error a user ever has to read: a sentence that says what is wrong and what to do."""
+"""Error messages: one sentence that says what is wrong and what to do."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from collections.abc import Iterable, Iterator
 from importlib import import_module
 from typing import Any
 
-_LISTED = 40  # names in one sentence
-_ROOM = 80  # characters of a value in one sentence
+_MAX_NAMES = 40  # in one message
+_MAX_VALUE = 80  # characters of a value in one message
 _NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 
 
 class OneaError(ValueError):
-    """A mistake in what we were given. The message is complete; the command line prints it and exits with 2.
+    """Invalid input. The message is complete; the command line prints it and exits with 2.
 
     >>> from onea.research.data.sources import load_dataset
     >>> try:
@@ -28,26 +28,26 @@ class OneaError(ValueError):
     """
 
 
-MORE_MEMORY = "close other programs, ask for less (images, batch size, rank), or use a larger machine."
+MORE_MEMORY = "close other programs, use fewer images, a smaller batch size or rank, or use a larger machine."
 OUT_OF_MEMORY = f"There is not enough memory for this; {MORE_MEMORY}"
 
 
 class OutOfMemory(MemoryError):  # noqa: N818 - as torch calls it
-    """A shortage of memory, which says nothing about what we were given. The message is complete."""
+    """Out of memory; the input may be valid. The message is complete."""
 
 
 def truncate(value: object) -> str:
-    """A value as a sentence has room for it.
+    """A value as text, cut to a length that fits into a message.
 
     >>> truncate(12), len(truncate("a" * 5000))
     ('12', 83)
     """
     text = str(value)
-    return text if len(text) <= _ROOM else f"{text[:_ROOM]}..."
+    return text if len(text) <= _MAX_VALUE else f"{text[:_MAX_VALUE]}..."
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A hint for an unknown name: the closest known one, or all of them when none is close.
+    """A hint for an unknown name: the closest known name, or all known names.
 
     >>> did_you_mean("gama", ["gamma", "tasks"])
     "did you mean 'gamma'?"
@@ -58,12 +58,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
     if close:
         return f"did you mean '{close[0]}'?"
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return f"known: {', '.join(names[:_LISTED])}{more}."
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return f"known: {', '.join(names[:_MAX_NAMES])}{more}."
 
 
 def import_extra(module: str, extra: str) -> Any:
-    """A module that an extra of onea installs.
+    """Import a module that an optional extra of onea installs.
 
     Raises:
         OneaError: it is not installed.
@@ -76,16 +76,16 @@ def import_extra(module: str, extra: str) -> Any:
 
 
 def install_command(extra: str) -> str:
-    """The command that installs what an extra needs, for the Python that runs this and wherever onea came from.
+    """The pip command that installs the packages of an extra for the running Python.
 
-    Packages are named one by one, because no registry has onea itself.
+    Packages are listed one by one, because no package index has onea itself.
     """
     packages = dict.fromkeys(_packages(extra))
     return shlex.join([sys.executable or "python", "-m", "pip", "install", *packages])
 
 
 def _packages(extra: str) -> Iterator[str]:
-    """The packages of an extra by the metadata of the installed onea; an extra may contain others."""
+    """The packages of an extra from the metadata of the installed onea; an extra may include others."""
     from importlib.metadata import PackageNotFoundError, requires
 
     try:
@@ -105,5 +105,5 @@ def _packages(extra: str) -> Iterator[str]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory was short: a kind of error for Python; for torch and Pillow words, which differ."""
-    return isinstance(error, MemoryError) or any(words in str(error) for words in _NO_MEMORY)
+    """Whether an error means that memory ran out; torch and Pillow say so only in their messages."""
+    return isinstance(error, MemoryError) or any(phrase in str(error) for phrase in _NO_MEMORY)

@@ -30,31 +30,31 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 MODEL_FILE = "model.json"
-"""What makes a folder that of a taught model."""
+"""The file that marks a model folder."""
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-"""What the system says of a full disk, or of one whose share is used up."""
+"""Error numbers of a full disk and of an exhausted quota."""
 CACHE_REMEDY = "set ONEA_CACHE to another folder"
-_MOST = 2**30  # bytes of a JSON file: ten times those of a stream of a thousand tasks and classes
-_JUNCTION = 0xA0000003  # Windows' links between folders, which are no links to S_ISLNK
-# Where a system lacks one of these (Windows), lstat has looked at the name just before.
-_BYTES = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-_ITSELF = getattr(os, "O_NOFOLLOW", 0) | _BYTES
-_AT_ONCE = getattr(os, "O_NONBLOCK", 0)  # opening a pipe would wait for a writer
+_MAX_BYTES = 2**30  # ten times the record of a stream with a thousand tasks and classes
+_JUNCTION = 0xA0000003  # links between folders on Windows, which S_ISLNK does not recognise
+# Where the system lacks one of these flags (Windows), lstat has just checked the name.
+_BINARY = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | _BINARY
+_NON_BLOCKING = getattr(os, "O_NONBLOCK", 0)  # opening a pipe would wait for its writer
 
 
 def cache_folder() -> Path:
-    """The folder for what can be made again: ``$ONEA_CACHE``, else ``$XDG_CACHE_HOME/onea``, else ``~/.cache/onea``."""
+    """The cache folder: ``$ONEA_CACHE``, else ``$XDG_CACHE_HOME/onea``, else ``~/.cache/onea``."""
     if chosen := os.environ.get("ONEA_CACHE"):
         return Path(chosen).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "onea"
 
 
 def write_atomically(path: Path, content: bytes, remedy: str = "choose another folder") -> None:
-    """Replace ``path`` by a file with this content, or leave it as it was; ``remedy`` ends the message of a failure."""
+    """Replace ``path`` by a file with this content, or leave it unchanged; ``remedy`` ends the error message."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with suppress(FileNotFoundError):  # left by a process that had our number, or a link that waits for us
+        with suppress(FileNotFoundError):  # left by a crashed process with the same id, or a link planted there
             partial.unlink()
         _write_new(partial, content)
         partial.replace(path)
@@ -65,7 +65,7 @@ def write_atomically(path: Path, content: bytes, remedy: str = "choose another f
 
 
 def _write_new(path: Path, content: bytes) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _ITSELF, 0o666)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW, 0o666)
     try:
         rest = memoryview(content)
         while rest:
@@ -76,7 +76,7 @@ def _write_new(path: Path, content: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until what was renamed in a folder is on disk; Windows opens no folders and sees to it by itself."""
+    """Wait until renames in a folder are on disk; Windows cannot open folders and does it by itself."""
     try:
         handle = os.open(folder, os.O_RDONLY)
     except PermissionError:
@@ -88,17 +88,17 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_json(path: Path, value: Any, remedy: str = "choose another folder") -> None:
-    """Replace ``path`` by this value as readable JSON; NaN is refused, because JSON has none."""
+    """Replace ``path`` by this value as indented JSON; NaN is refused, because JSON has none."""
     write_atomically(path, (json.dumps(value, indent=1, allow_nan=False) + "\n").encode(), remedy)
 
 
 def write_text(path: Path, text: str, remedy: str = "choose another folder") -> None:
-    """Replace ``path`` by this text in UTF-8; a file's name that is none is told by escapes, as terminals show it."""
+    """Replace ``path`` by this text in UTF-8; bytes of file names that are not UTF-8 are written as escapes."""
     write_atomically(path, text.encode(errors="backslashreplace"), remedy)
 
 
 def write_error(folder: Path, size: int, error: OSError, remedy: str) -> OneaError:
-    """What to tell a user when ``size`` bytes could not be written."""
+    """The error for ``size`` bytes that could not be written."""
     if error.errno in NO_SPACE:
         megabytes = max(1, -(-size // 1_000_000))
         return OneaError(f"No space left in {folder}: needs {megabytes:,} MB; free some or {remedy}.")
@@ -106,10 +106,10 @@ def write_error(folder: Path, size: int, error: OSError, remedy: str) -> OneaErr
 
 
 def file_stamp(path: Path) -> str:
-    """Size and times of a file, which tell without reading it that nobody has touched it; empty where there is none.
+    """Size and times of a file, to detect changes without reading it; empty if the file does not exist.
 
-    An edit that puts the modification time back still moves the change time (``ctime``). On Windows that one is the
-    time of creation, and such an edit shows only in the content.
+    An edit that restores the modification time still changes ``ctime``. On Windows ``ctime`` is the creation time, and
+    such an edit shows only in the content.
     """
     try:
         status = path.stat()
@@ -119,7 +119,7 @@ def file_stamp(path: Path) -> str:
 
 
 def check_path(path: Path) -> None:
-    """Refuse what the system cannot even look for: a path that is too long, or holds what no name can hold."""
+    """Refuse an impossible path: one that is too long or has characters that no file name can have."""
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError, PermissionError):
@@ -130,22 +130,22 @@ def check_path(path: Path) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Refuse a folder that could not be written to, before hours are spent on what should go there."""
+    """Refuse a folder that cannot be written to, before hours of computation end there."""
     check_path(folder)
-    existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         where = "it" if existing == folder else existing
         raise OneaError(f"Cannot write to {folder}: {where} is not a folder that you may write to; choose another.")
 
 
 def check_no_model(folder: Path) -> None:
-    """Refuse the folder of a taught model for runs, whose files would lie among those of the model."""
+    """Refuse a model folder as the output folder of a run."""
     if os.path.lexists(folder / MODEL_FILE):
         raise OneaError(f"{folder} holds a model, and runs need a folder of their own; choose another --out.")
 
 
 def check_regular(path: Path, *, folder: bool = False) -> os.stat_result | None:
-    """The status of the plain file (or folder) of this name, if there is one; anything else is refused."""
+    """The status of a regular file (or folder); None if there is none; links, pipes and devices are refused."""
     try:
         status = path.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -153,53 +153,57 @@ def check_regular(path: Path, *, folder: bool = False) -> os.stat_result | None:
     except OSError as error:
         raise _unreadable(path, error) from error
     if stat.S_ISLNK(status.st_mode) or getattr(status, "st_reparse_tag", 0) == _JUNCTION:
-        raise OneaError(f"{path} is a link, which may lead anywhere; put what it leads to in its place.")
+        raise OneaError(f"{path} is a symbolic link; replace it by the file or folder that it points to.")
     if not (stat.S_ISDIR if folder else stat.S_ISREG)(status.st_mode):
         raise OneaError(f"{path} is not a plain {'folder' if folder else 'file'}; remove it or restore it from a copy.")
     return status
 
 
 def open_regular(path: Path, *, follow: bool = False) -> tuple[BufferedReader, int]:
-    """A plain file, opened for reading, and its size; ``follow`` takes a link to one as well."""
+    """A regular file, opened for reading, and its size; ``follow`` accepts a link to one."""
     if not follow:
         check_regular(path)
     try:
-        handle = os.open(path, os.O_RDONLY | _AT_ONCE | (_BYTES if follow else _ITSELF))
+        handle = os.open(path, os.O_RDONLY | _NON_BLOCKING | (_BINARY if follow else _NO_FOLLOW))
     except OSError as error:
         raise _unreadable(path, error) from error
     status = os.fstat(handle)
-    if not stat.S_ISREG(status.st_mode):  # it was replaced just now, or a link leads there
+    if not stat.S_ISREG(status.st_mode):  # replaced since the check, or the target of a link
         os.close(handle)
         raise OneaError(f"{path} is not a plain file; remove it or restore it from a copy.")
     return os.fdopen(handle, "rb"), status.st_size
 
 
-def read_regular(path: Path, most: int = _MOST, *, follow: bool = False) -> bytes:
-    """The content of a plain file of at most so many bytes; ``follow`` takes a link to one as well."""
+def read_regular(path: Path, max_bytes: int = _MAX_BYTES, *, follow: bool = False) -> bytes:
+    """The content of a regular file; ``follow`` accepts a link to one.
+
+    Raises:
+        OneaError: it is not a regular file, cannot be read, or has more than ``max_bytes``.
+    """
     file, size = open_regular(path, follow=follow)
     with file:
-        if size > most:
-            raise OneaError(f"{path} has {size:,} bytes, and may have {most:,} at most; restore it from a copy.")
+        if size > max_bytes:
+            raise OneaError(f"{path} has {size:,} bytes, at most {max_bytes:,} are allowed; restore it from a copy.")
         try:
             return file.read(size)
         except OSError as error:
             raise _unreadable(path, error) from error
 
 
-def gunzip(content: bytes, most: int = _MOST) -> bytes:
-    """The content of a gzip file, of at most so many bytes.
+def gunzip(content: bytes, max_bytes: int = _MAX_BYTES) -> bytes:
+    """The content of a gzip file.
 
     Raises:
-        ValueError: it is not a whole gzip file, or there is more in it.
+        ValueError: it is not a complete gzip file, or has more than ``max_bytes``.
     """
     try:
         with gzip.open(BytesIO(content)) as file:
-            found = file.read(most + 1)
+            decompressed = file.read(max_bytes + 1)
     except (EOFError, OSError, zlib.error):
         raise ValueError("not gzip") from None
-    if len(found) > most:
-        raise ValueError(f"more than {most:,} bytes are in it")
-    return found
+    if len(decompressed) > max_bytes:
+        raise ValueError(f"more than {max_bytes:,} bytes are in it")
+    return decompressed
 
 
 def _unreadable(path: Path, error: OSError) -> OneaError:
@@ -216,7 +220,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_tensors(source: Path | bytes, what: str, remedy: str) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, or of its content; a failure is told as "``what`` is damaged; ``remedy``."."""
+    """The tensors of a safetensors file or of its bytes; errors read "``what`` is damaged; ``remedy``."."""
     from safetensors import SafetensorError
     from safetensors.torch import load, load_file
 
@@ -224,68 +228,68 @@ def read_tensors(source: Path | bytes, what: str, remedy: str) -> dict[str, Tens
         return load(source) if isinstance(source, bytes) else load_file(source)
     except OSError as error:
         raise OneaError(f"{what} cannot be read ({error}); {remedy}.") from error
-    # A type of numbers that torch does not have is a KeyError, and one that it cannot show an AttributeError.
+    # safetensors raises KeyError for dtypes that torch lacks, and AttributeError for those it cannot view.
     except (SafetensorError, AssertionError, AttributeError, LookupError, ValueError) as error:
         reason = truncate(" ".join(str(error).split()))
         raise OneaError(f"{what} is damaged or not safetensors ({reason}); {remedy}.") from error
 
 
 CHECKSUM = "content_sha256"
-"""Name under which a file has its checksum."""
-_CLOSE: dict[str, Any] = {"separators": (",", ":"), "allow_nan": False}
+"""Key of the checksum."""
+_COMPACT: dict[str, Any] = {"separators": (",", ":"), "allow_nan": False}
 
 
-class DamagedFile(Exception):  # noqa: N818 - a reason, which becomes part of a sentence
-    """The damage of a file, in words."""
+class DamagedFile(Exception):  # noqa: N818
+    """The reason why a file is damaged; it becomes part of an error message."""
 
 
 def dump_with_checksum(content: Mapping[str, Any]) -> bytes:
-    """A JSON file with these values and a new checksum; NaN is refused, because JSON has none."""
+    """A JSON object with these values and their checksum; NaN is refused, because JSON has none."""
     values = {name: value for name, value in content.items() if name != CHECKSUM}
     return dump_json({**values, CHECKSUM: _digest(values)})
 
 
 def dump_json(content: Mapping[str, Any]) -> bytes:
-    """A JSON file with a line for each value: easy to look at, and records with many numbers stay small."""
-    lines = (f"{json.dumps(name)}:{json.dumps(value, **_CLOSE)}" for name, value in content.items())
+    """A JSON object with one line per value: readable, and still small for records with many numbers."""
+    lines = (f"{json.dumps(name)}:{json.dumps(value, **_COMPACT)}" for name, value in content.items())
     return ("{" + ",\n".join(lines) + "}\n").encode()
 
 
 def load_with_checksum(content: bytes) -> dict[str, Any]:
-    """The values in a file that ``dump_with_checksum`` made.
+    """The values in a file from ``dump_with_checksum``.
 
     Raises:
-        DamagedFile: they are not those.
+        DamagedFile: the checksum does not match.
     """
-    found = parse_json_object(content)
-    verify_checksum(found)
-    return found
+    values = parse_json_object(content)
+    verify_checksum(values)
+    return values
 
 
 def parse_json_object(content: bytes) -> dict[str, Any]:
-    """The values in a JSON file, their checksum included; of JSON's numbers only those that Python has."""
+    """The values of a JSON object, including the checksum; NaN and infinite numbers are refused."""
     try:
-        found = json.loads(content, parse_constant=_no_number, parse_float=_finite)
+        values = json.loads(content, parse_constant=_refuse_constant, parse_float=_finite)
     except (ValueError, RecursionError):
         raise DamagedFile("not JSON") from None
-    if not isinstance(found, dict):
+    if not isinstance(values, dict):
         raise DamagedFile("no JSON object")
-    return found
+    return values
 
 
-def verify_checksum(found: dict[str, Any]) -> None:
-    """Take the checksum off these values, and refuse them if it is another one."""
-    if found.pop(CHECKSUM, None) != _digest(found):
-        raise DamagedFile("it is not what was written, says its checksum")
+def verify_checksum(values: dict[str, Any]) -> None:
+    """Remove the checksum from these values; refuse them if it does not match."""
+    if values.pop(CHECKSUM, None) != _digest(values):
+        raise DamagedFile("its content does not match its checksum")
 
 
 def _digest(content: Mapping[str, Any]) -> str:
-    """sha256 of values, whatever the order and the white space they are written with."""
+    """sha256 of values, independent of key order and white space."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def _no_number(word: str) -> NoReturn:
-    raise ValueError(f"{word} is no JSON")
+def _refuse_constant(word: str) -> NoReturn:
+    raise ValueError(f"{word} is not JSON")
 
 
 def _finite(text: str) -> float:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lock files: one process at a time. The system frees the lock of a process that ends, however it ends."""
+"""Lock files: one process at a time. The operating system releases the lock of a process that ends, however it ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from filelock import BaseFileLock, FileLock, Timeout
 from onea.errors import OneaError
 from onea.files import check_regular, read_regular, write_error
 
-_LONGEST = 1_000  # bytes that a holder writes, and more
+_MAX_BYTES = 1_000  # of a lock file; holders write fewer
 
 LOCK = "lock"
 """Name of the lock file of a folder."""
@@ -24,53 +24,53 @@ LOCK = "lock"
 
 @contextmanager
 def folder_lock(folder: Path, *, wait: bool = False) -> Iterator[None]:
-    """Hold the lock of a folder; folders that are made for it are removed again if nothing was put into them.
+    """Hold the lock of a folder; new folders are removed again if they stay empty.
 
     Args:
         folder: the folder.
-        wait: whether to wait until another holder is done instead of refusing.
+        wait: whether to wait for another holder instead of raising an error.
 
     Raises:
         OneaError: as ``file_lock``.
     """
-    made = [place for place in (folder, *folder.parents) if not place.exists()]
+    created = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         with file_lock(folder / LOCK, wait=wait):
             try:
                 yield
             finally:
-                if made and {entry.name for entry in folder.iterdir()} <= {LOCK}:
-                    with suppress(OSError):  # Windows does not remove what is open
+                if created and {entry.name for entry in folder.iterdir()} <= {LOCK}:
+                    with suppress(OSError):  # Windows does not remove open files
                         (folder / LOCK).unlink()
     finally:
-        with suppress(OSError):  # the first that is not empty stays, and those around it
-            for place in made:
-                place.rmdir()
+        with suppress(OSError):  # stop at the first folder that is not empty
+            for path in created:
+                path.rmdir()
 
 
 @contextmanager
 def file_lock(path: Path, *, wait: bool = False, remedy: str = "choose another folder") -> Iterator[None]:
-    """Hold the lock file ``path``. It stays afterwards: a lock on a file that was removed protects nothing.
+    """Hold the lock file ``path``. It is never removed: a lock on a removed file protects nothing.
 
     Args:
-        path: the lock file; it and its folder are made where they are missing.
-        wait: whether to wait until another holder is done instead of refusing.
-        remedy: ends the message of a failure to write.
+        path: the lock file; it and its folder are created if missing.
+        wait: whether to wait for another holder instead of raising an error.
+        remedy: end of the error message when the folder is not writable.
 
     Raises:
-        OneaError: another holder has it (the sentence says which process, and since when), it is no plain file of one
-            name, or its folder cannot be written to.
+        OneaError: another process holds the lock (the message says which, and since when), the path is not a regular
+            file, or its folder is not writable.
     """
     status = check_regular(path)
-    if status and status.st_nlink > 1:  # what is written into it would change under its other name as well
-        raise OneaError(f"{path} has another name elsewhere (a hard link); delete it and try again.")
+    if status and status.st_nlink > 1:  # writing to it would change the other file, too
+        raise OneaError(f"{path} is a hard link to another file; delete it and try again.")
     try:
         lock = _acquired(path, wait)
     except Timeout:
         raise OneaError(
             f"{path.parent} is being written by {_holder(path)}; wait until it is done, or stop it."
         ) from None
-    except NotImplementedError as error:  # filelock's word for a file system without locks
+    except NotImplementedError as error:  # raised by filelock if the file system has no locks
         raise OneaError(f"The file system of {path.parent} has no locks; {remedy}.") from error
     except OSError as error:
         raise write_error(path.parent, len(_signature()), error, remedy) from error
@@ -78,7 +78,7 @@ def file_lock(path: Path, *, wait: bool = False, remedy: str = "choose another f
         _write(path, _signature())
         yield
     finally:
-        _write(path, b"")  # whoever gets a copy of the folder needs not know on which machine it was written
+        _write(path, b"")  # a copy of the folder must not reveal the machine
         lock.release()
 
 
@@ -91,12 +91,12 @@ def _acquired(path: Path, wait: bool) -> BaseFileLock:
         except FileNotFoundError:
             if path.parent.exists():
                 raise
-            continue  # whoever had the lock has left nothing, and taken its empty folder away
+            continue  # the last holder removed its empty folder
         return lock
 
 
 def _write(path: Path, holder: bytes) -> None:
-    """Write down the holder, for the sentence that others get; where a held file cannot be written, they get less."""
+    """Record the holder for the error message of other processes, if the locked file can be written."""
     with suppress(OSError):
         handle = os.open(path, os.O_WRONLY | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0))
         try:
@@ -111,7 +111,7 @@ def _signature() -> bytes:
 
 def _holder(path: Path) -> str:
     try:
-        holder = json.loads(read_regular(path, _LONGEST))
+        holder = json.loads(read_regular(path, _MAX_BYTES))
         host = str(holder.get("host", platform.node()))
         where = "" if host == platform.node() else f" on {host}"
         return f"process {int(holder['pid'])}{where}, for {max(0, time.time() - float(holder['since'])):.0f} s so far"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics of a run from counts of right test images: A_t, A_T, their means, and forgetting.
+"""Metrics of a run from counts of correct predictions: A_t, A_T, their means, and forgetting.
 
-Stateless functions on plain numbers. Accuracies are percentages and are never rounded here. Tasks and steps count from
-0 in code; ``correct[j][k]`` is how many test images of task j are right after learning task k (k >= j), and
-``total[j]`` is how many test images task j has.
+Pure functions on plain numbers. Accuracies are percentages and are not rounded. Tasks and steps count from 0 in code;
+``correct[j][k]`` is the number of correctly classified test images of task j after learning task k (k >= j), and
+``total[j]`` is the number of test images of task j.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from onea.errors import OneaError
 Floats = npt.NDArray[np.float64]
 
 LEVEL = 0.95  # of every confidence interval
-_DEVIATIONS = 1.959964  # of a normal variable, between which 95 % lie
+_Z = 1.959964  # quantile of the normal distribution for it
 
 
-def wilson_interval(right: int, total: int) -> tuple[float, float]:
-    """The shares between which the true one lies in 95 of 100 cases, as so many right ones tell (Wilson, 1927).
+def wilson_interval(correct: int, total: int) -> tuple[float, float]:
+    """The 95 % confidence interval of a proportion, such as an accuracy between 0 and 1 (Wilson, 1927).
 
     >>> low, high = wilson_interval(9, 9)
     >>> round(low, 3), high
@@ -34,16 +34,16 @@ def wilson_interval(right: int, total: int) -> tuple[float, float]:
     """
     if not total:
         return 0.0, 1.0
-    share, z = right / total, _DEVIATIONS**2 / total
-    middle = (share + z / 2) / (1 + z)
-    half = (z * (share * (1 - share) + z / 4)) ** 0.5 / (1 + z)
-    return (middle - half if right else 0.0), (middle + half if right < total else 1.0)  # exactly, at both ends
+    rate, z = correct / total, _Z**2 / total
+    middle = (rate + z / 2) / (1 + z)
+    half = (z * (rate * (1 - rate) + z / 4)) ** 0.5 / (1 + z)
+    return (middle - half if correct else 0.0), (middle + half if correct < total else 1.0)  # exactly, at both ends
 
 
 def t_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """The 95 % confidence interval of a mean by Student's t; a single value has none.
+    """The 95 % confidence interval of a mean by Student's t; None for a single value.
 
-    Of two configurations, the values are the differences by seed (a paired test).
+    To compare two configurations, pass the differences by seed (a paired test).
 
     >>> [round(end, 2) for end in t_interval([1.0, 2.0, 3.0])], t_interval([2.0])
     ([-0.48, 4.48], None)
@@ -55,56 +55,56 @@ def t_interval(values: Sequence[float]) -> tuple[float, float] | None:
     return middle - half, middle + half
 
 
-def _t_quantile(freedom: int) -> float:
-    """Between minus and plus this lie 95 % of a variable with Student's t distribution.
+def _t_quantile(df: int) -> float:
+    """The two-sided 95 % quantile of Student's t distribution.
 
-    The probability of that range is a finite sum where the degrees of freedom are a whole number (Abramowitz and
-    Stegun, 26.7.3 and 26.7.4); it rises with the angle whose tangent is t / sqrt(degrees of freedom).
+    For whole degrees of freedom the distribution function is a finite sum (Abramowitz and Stegun, 26.7.3 and 26.7.4).
+    It increases with the angle whose tangent is t / sqrt(degrees of freedom).
 
-    >>> [round(_t_quantile(freedom), 3) for freedom in (1, 2, 4, 30)]
+    >>> [round(_t_quantile(df), 3) for df in (1, 2, 4, 30)]
     [12.706, 4.303, 2.776, 2.042]
     """
-    odd = freedom % 2
+    odd = df % 2
 
     def probability(angle: float) -> float:
         term, total = (math.cos(angle) if odd else 1.0), 0.0
-        for n in range(2 + odd, freedom + 1, 2):
+        for n in range(2 + odd, df + 1, 2):
             total += term
             term *= math.cos(angle) ** 2 * (n - 1) / n
         return 2 / math.pi * (angle + math.sin(angle) * total) if odd else math.sin(angle) * total
 
     low, high = 0.0, math.pi / 2
-    for _ in range(60):  # halvings, down to the last bit
+    for _ in range(60):  # bisection, down to the last bit
         middle = (low + high) / 2
         low, high = (middle, high) if probability(middle) < LEVEL else (low, middle)
-    return math.tan(low) * math.sqrt(freedom)
+    return math.tan(low) * math.sqrt(df)
 
 
 def accuracy_matrix(correct: npt.ArrayLike, total: npt.ArrayLike) -> Floats:
-    """Percent right of task j after task k, at ``[j, k]``; NaN where task j had not been learnt yet.
+    """Accuracy in percent on task j after learning task k, at ``[j, k]``; NaN where task j was not learned yet.
 
     >>> accuracy_matrix([[8, 6], [0, 3]], [10, 4])
     array([[80., 60.],
            [nan, 75.]])
     """
-    right, images = _counts(correct, total)
-    matrix = 100.0 * right / images[:, None]
+    hits, images = _counts(correct, total)
+    matrix = 100.0 * hits / images[:, None]
     matrix[np.tril_indices(len(images), k=-1)] = np.nan
     return matrix
 
 
 def step_accuracies(correct: npt.ArrayLike, total: npt.ArrayLike) -> Floats:
-    """A_t: percent right of all test images of all classes seen, after each task.
+    """A_t: accuracy in percent on the test images of all classes seen, after each task.
 
     >>> step_accuracies([[8, 6], [0, 3]], [10, 5])
     array([80., 60.])
     """
-    right, images = _counts(correct, total)
-    return np.asarray(100.0 * np.triu(right).sum(axis=0) / np.cumsum(images), dtype=np.float64)
+    hits, images = _counts(correct, total)
+    return np.asarray(100.0 * np.triu(hits).sum(axis=0) / np.cumsum(images), dtype=np.float64)
 
 
 def last_accuracy(A: npt.ArrayLike) -> float:
-    """A_T: percent right over all classes after the last task.
+    """A_T: accuracy in percent over all classes after the last task.
 
     >>> last_accuracy([80.0, 60.0])
     60.0
@@ -113,7 +113,7 @@ def last_accuracy(A: npt.ArrayLike) -> float:
 
 
 def mean_accuracy(A: npt.ArrayLike) -> float:
-    """The plain mean of A_t over the steps.
+    """The mean of A_t over the steps.
 
     >>> mean_accuracy([80.0, 60.0])
     70.0
@@ -122,9 +122,9 @@ def mean_accuracy(A: npt.ArrayLike) -> float:
 
 
 def weighted_mean_accuracy(A: npt.ArrayLike, sizes: Sequence[int]) -> float:
-    """The mean of A_t, each step weighted by how many more classes have been seen than a balanced stream would have.
+    """The mean of A_t, each step weighted by the classes seen relative to a balanced stream.
 
-    ``w_t = T K_t / (C t)``, where K_t classes have been seen after t tasks. A balanced stream gives the plain mean.
+    ``w_t = T K_t / (C t)``, where K_t of C classes are seen after t of T tasks. A balanced stream gives the plain mean.
 
     >>> weighted_mean_accuracy([80.0, 60.0], [1, 3])  # weights 1/2 and 1
     66.66666666666667
@@ -138,7 +138,7 @@ def weighted_mean_accuracy(A: npt.ArrayLike, sizes: Sequence[int]) -> float:
 
 
 def forgetting_per_task(matrix: npt.ArrayLike) -> Floats:
-    """How far each task but the last has fallen from its best before the last task; negative where it rose.
+    """The best earlier accuracy of each task but the last, minus its final accuracy; negative where it improved.
 
     >>> forgetting_per_task([[80, 90, 60], [float("nan"), 75, 80], [float("nan"), float("nan"), 50]])
     array([30., -5.])
@@ -151,21 +151,21 @@ def forgetting_per_task(matrix: npt.ArrayLike) -> Floats:
 
 
 def forgetting(matrix: npt.ArrayLike) -> float | None:
-    """F: the mean of ``forgetting_per_task``; None when there is one task, as nothing could be forgotten.
+    """F: the mean of ``forgetting_per_task``; None with a single task.
 
     >>> forgetting([[80, 90, 60], [float("nan"), 75, 80], [float("nan"), float("nan"), 50]])
     12.5
     >>> forgetting([[80]]) is None
     True
     """
-    fallen = forgetting_per_task(matrix)
-    return float(fallen.mean()) if len(fallen) else None
+    drops = forgetting_per_task(matrix)
+    return float(drops.mean()) if len(drops) else None
 
 
 def forgetting_per_step(matrix: npt.ArrayLike) -> Floats:
-    """How far each step but the first lowers the earlier tasks' accuracies, divided by all tasks but the last.
+    """The accuracy that earlier tasks lose in each step but the first, divided by the number of tasks but the last.
 
-    The sum is the mean fall from right after a task to the end: F, where no task has been better in between.
+    The sum is the mean loss of a task since it was learned: F, if no task was better in between.
 
     >>> forgetting_per_step([[80, 90, 60], [float("nan"), 75, 80], [float("nan"), float("nan"), 50]])
     array([-5. , 12.5])
@@ -176,22 +176,22 @@ def forgetting_per_step(matrix: npt.ArrayLike) -> Floats:
 
 
 def balanced_accuracy(correct_per_class: npt.ArrayLike, total_per_class: npt.ArrayLike) -> float:
-    """The mean of the classes' own accuracies, in percent; classes without test images are left out.
+    """The mean of the accuracies of the classes (macro recall), in percent; classes without test images are left out.
 
-    >>> balanced_accuracy([9, 1], [10, 2])  # 90 % and 50 %; sample-level accuracy would say 83 %
+    >>> balanced_accuracy([9, 1], [10, 2])  # 90 % and 50 %; plain accuracy is 83 %
     70.0
     """
-    right, images = _pair(correct_per_class, total_per_class)
+    hits, images = _pair(correct_per_class, total_per_class)
     tested = images > 0
     if not tested.any():
         raise OneaError("No class has a test image, so there is no accuracy; give at least one class some.")
-    return float((100.0 * right[tested] / images[tested]).mean())
+    return float((100.0 * hits[tested] / images[tested]).mean())
 
 
 def task_counts(
     correct_per_class: Sequence[Sequence[int]], total_per_class: Sequence[int], sizes: Sequence[int]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Class counts summed to task counts: ``correct[j, k]`` (0 where k < j) and ``total[j]``.
+    """Counts by task from counts by class: ``correct[j, k]`` (0 where k < j) and ``total[j]``.
 
     >>> correct, total = task_counts([[4], [3, 5, 1]], [5, 6, 4], [1, 2])
     >>> correct.tolist(), total.tolist()
@@ -200,9 +200,9 @@ def task_counts(
     steps = len(correct_per_class)
     offsets = [0, *accumulate(sizes)]
     correct = np.zeros((steps, steps), dtype=np.int64)
-    for k, right in enumerate(correct_per_class):
+    for k, hits in enumerate(correct_per_class):
         for j in range(k + 1):
-            correct[j, k] = sum(right[offsets[j] : offsets[j + 1]])
+            correct[j, k] = sum(hits[offsets[j] : offsets[j + 1]])
     total = [sum(total_per_class[offsets[j] : offsets[j + 1]]) for j in range(steps)]
     return correct, np.asarray(total, dtype=np.int64)
 
@@ -210,16 +210,16 @@ def task_counts(
 def summarise(
     correct_per_class: Sequence[Sequence[int]], total_per_class: Sequence[int], sizes: Sequence[int]
 ) -> dict[str, Any]:
-    """Every metric of a run as a block of JSON.
+    """Every metric of a run, as values for JSON.
 
     Args:
-        correct_per_class: one list per task learnt so far: the right test images of each class seen, by position.
-        total_per_class: the test images of each class, by position.
-        sizes: the stream's task sizes. With fewer steps than tasks, the block describes the stream so far.
+        correct_per_class: one list per learned task: the correct predictions of each class seen, by position.
+        total_per_class: the number of test images of each class, by position.
+        sizes: the stream's task sizes. With fewer steps than tasks, the metrics are of the stream so far.
 
     Returns:
         ``A``, ``A_T``, ``mean_A``, ``weighted_mean_A``, ``F`` and ``F_per_task``; ``balanced_A``, ``balanced_A_T`` and
-        ``mean_balanced_A`` (every class counts the same); ``matrix`` (``[j][k]``, None where k < j).
+        ``mean_balanced_A`` (macro-averaged over classes); ``matrix`` (``[j][k]``, None where k < j).
 
     >>> block = summarise([[4], [3, 5, 1]], [5, 6, 4], [1, 2])
     >>> block["A"], block["F"], block["matrix"]
@@ -229,7 +229,7 @@ def summarise(
     correct, total = task_counts(correct_per_class, total_per_class, sizes)
     A = step_accuracies(correct, total)
     matrix = accuracy_matrix(correct, total)
-    even = [balanced_accuracy(right, total_per_class[: len(right)]) for right in correct_per_class]
+    balanced = [balanced_accuracy(hits, total_per_class[: len(hits)]) for hits in correct_per_class]
     return {
         "A": A.tolist(),
         "A_T": last_accuracy(A),
@@ -237,9 +237,9 @@ def summarise(
         "weighted_mean_A": weighted_mean_accuracy(A, sizes[: len(A)]),
         "F": forgetting(matrix),
         "F_per_task": forgetting_per_task(matrix).tolist(),
-        "balanced_A": even,
-        "balanced_A_T": even[-1],
-        "mean_balanced_A": mean_accuracy(even),
+        "balanced_A": balanced,
+        "balanced_A_T": balanced[-1],
+        "mean_balanced_A": mean_accuracy(balanced),
         # NaN is not JSON
         "matrix": [[None if k < j else value for k, value in enumerate(row)] for j, row in enumerate(matrix.tolist())],
     }
@@ -247,36 +247,38 @@ def summarise(
 
 def _check_steps(correct: Sequence[Sequence[int]], total: Sequence[int], sizes: Sequence[int]) -> None:
     if not 1 <= len(correct) <= len(sizes):
-        raise OneaError(f"{len(correct)} steps of counts for {len(sizes)} tasks; give one for every task learnt.")
-    for step, (right, seen) in enumerate(zip(correct, accumulate(sizes), strict=False)):
-        if len(right) != seen or len(total) < seen:
+        raise OneaError(f"{len(correct)} steps of counts for {len(sizes)} tasks; give one for every learned task.")
+    for step, (hits, seen) in enumerate(zip(correct, accumulate(sizes), strict=False)):
+        if len(hits) != seen or len(total) < seen:
             raise OneaError(
-                f"After task {step + 1}, {seen} classes have been seen, but {len(right)} were counted right and "
+                f"After task {step + 1}, {seen} classes were seen, but {len(hits)} have counts of correct predictions and "
                 f"{len(total)} have test counts; give one count per class seen."
             )
 
 
 def _counts(correct: npt.ArrayLike, total: npt.ArrayLike) -> tuple[Floats, Floats]:
     images = np.asarray(total, dtype=np.float64)
-    right = np.asarray(correct, dtype=np.float64)
-    if images.ndim != 1 or not len(images) or right.shape != (len(images), len(images)):
+    hits = np.asarray(correct, dtype=np.float64)
+    if images.ndim != 1 or not len(images) or hits.shape != (len(images), len(images)):
         raise OneaError(
-            f"Counts of shape {right.shape} do not fit totals of shape {images.shape}; give T x T counts and T totals."
+            f"Counts of shape {hits.shape} do not fit totals of shape {images.shape}; give T x T counts and T totals."
         )
     if images.min() <= 0:
         raise OneaError(f"Task {int(images.argmin()) + 1} has no test images; give every task at least one.")
-    known = np.triu_indices(len(images))
-    _pair(right[known], images[known[0]])
-    return right, images
+    upper = np.triu_indices(len(images))
+    _pair(hits[upper], images[upper[0]])
+    return hits, images
 
 
 def _pair(correct: npt.ArrayLike, total: npt.ArrayLike) -> tuple[Floats, Floats]:
-    right, images = np.asarray(correct, dtype=np.float64), np.asarray(total, dtype=np.float64)
-    if right.shape != images.shape:
-        raise OneaError(f"{right.size} counts for {images.size} totals; give one of each per class.")
-    if ((right < 0) | (right > images)).any():
-        raise OneaError("A count of right images is negative or above its total; count the same test images for both.")
-    return right, images
+    hits, images = np.asarray(correct, dtype=np.float64), np.asarray(total, dtype=np.float64)
+    if hits.shape != images.shape:
+        raise OneaError(f"{hits.size} counts for {images.size} totals; give one of each per class.")
+    if ((hits < 0) | (hits > images)).any():
+        raise OneaError(
+            "A count of correct predictions is negative or above its total; count the same test images for both."
+        )
+    return hits, images
 
 
 def _steps(A: npt.ArrayLike) -> Floats:

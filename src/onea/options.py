@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options as dataclasses: made from loose names and text, with errors that name the nearest valid one."""
+"""Options as dataclasses: built from names and text, with errors that suggest the nearest valid name."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from onea.errors import OneaError, did_you_mean, truncate
 from onea.schema import Range
 
 T = TypeVar("T")
-LARGEST = 2**32 - 1  # of a whole number: the largest seed; nothing that is counted comes near it
-_FARTHEST = 1e38  # of any number: what tensors can hold
-_THREADS = 256  # no system fails to start so many
+LARGEST = 2**32 - 1  # whole number: the largest seed
+_MAX_FLOAT = 1e38  # what float32 tensors can hold
+_SAFE_THREADS = 256  # that every system can start
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
 class MachineOptions:
-    """Defaults and meanings of options that research runs and models share.
+    """Device options that research runs and models share.
 
     Attributes:
-        precision: of the computation: ``bf16``, ``fp32`` or ``auto`` (bf16 where the chip has it); ``fp8`` is bf16 with
-            products of frozen weights in eight bits, on an NVIDIA GPU that has them.
+        precision: of the computation: ``bf16``, ``fp32`` or ``auto`` (bf16 if supported); ``fp8`` is bf16 with
+            FP8 products of frozen weights, on NVIDIA GPUs that support it.
         device: ``cpu``, ``cuda``, ... or ``auto``.
         threads: CPU threads; 0 is all.
         on_bad: how to handle unreadable images: ``fail`` or ``skip``.
@@ -41,7 +41,7 @@ class MachineOptions:
 
 
 class Validated:
-    """Base of dataclasses with a ``Range`` in the type of some fields; a subclass that redeclares a field keeps it."""
+    """Base of dataclasses whose fields have a ``Range`` in their type, which subclasses inherit."""
 
     def __post_init__(self) -> None:
         kind: Any = type(self)
@@ -52,72 +52,72 @@ class Validated:
 
 @cache
 def _ranges(kind: type) -> dict[str, Range]:
-    found: dict[str, Range] = {}
+    ranges: dict[str, Range] = {}
     for parent in reversed(kind.__mro__):
         for name, hint in get_type_hints(parent, include_extras=True).items():
             for extra in getattr(hint, "__metadata__", ()):
                 if isinstance(extra, Range):
-                    found[name] = extra
-    return found
+                    ranges[name] = extra
+    return ranges
 
 
 def upgraded(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values under the present names of the options of ``kind``, which may have had others in earlier versions."""
+    """Values with the current names of options; a class may rename those of earlier records."""
     named = {name.replace("-", "_"): value for name, value in values.items()}
     return dict(kind.upgraded(named)) if hasattr(kind, "upgraded") else named
 
 
 def with_defaults(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """All options of ``kind``: those of an earlier version under their present names, else the defaults."""
+    """All options of a class: the given values under their current names, else the defaults."""
     defaults = {field.name: field.default for field in dataclasses.fields(kind)}
     return defaults | upgraded(kind, values)
 
 
 def make_options(kind: type[T], values: Mapping[str, Any]) -> T:
-    """An instance of the dataclass ``kind``; dashes in names are underscores, text is read as the field's type."""
+    """An instance of the dataclass ``kind`` from values or text; dashes in names count as underscores."""
     fields = {field.name for field in _fields(kind)}
     hints = get_type_hints(kind)
     read = {}
     for name, value in upgraded(kind, values).items():
         if name not in fields:
             raise OneaError(f"Unknown option '{name}'; {did_you_mean(name, fields) if fields else 'there are none.'}")
-        read[name] = _read(name, value, hints[name])
+        read[name] = _convert(name, value, hints[name])
     return kind(**read)
 
 
-def _read(name: str, value: Any, hint: Any) -> Any:
-    """``value`` as the type ``hint``: a plain type, a choice of words, or one of these or None."""
+def _convert(name: str, value: Any, hint: Any) -> Any:
+    """Convert a value to a type: a plain type, a ``Literal``, or one of these or None."""
     if get_origin(hint) in (types.UnionType, Union):
         if value is None or value == "none":
             return None
         hint = next(kind for kind in get_args(hint) if kind is not types.NoneType)
     if get_origin(hint) is Literal:
         choices = get_args(hint)
-        if isinstance(value, bool) and "yes" in choices:  # which YAML makes of a plain yes or no
+        if isinstance(value, bool) and "yes" in choices:  # YAML reads yes and no as booleans
             value = "yes" if value else "no"
         if value not in choices:
             raise OneaError(f"{name} is '{truncate(value)}'; choose one of: {', '.join(choices)}.")
         return value
     if hint is bool:
-        return _read_bool(name, value)
+        return _convert_bool(name, value)
     if isinstance(value, bool) and hint is not str:
-        raise OneaError(f"{name} is {value}; it needs {_wanted(hint)}.")
+        raise OneaError(f"{name} is {value}; it needs {_type_name(hint)}.")
     try:
         number = hint(value)
     except (TypeError, ValueError, OverflowError):
-        raise OneaError(f"{name} is '{truncate(value)}'; it needs {_wanted(hint)}.") from None
+        raise OneaError(f"{name} is '{truncate(value)}'; it needs {_type_name(hint)}.") from None
     if hint is int and abs(number) > LARGEST:
         raise OneaError(f"{name} is {truncate(value)}; it needs a whole number of at most {LARGEST:,}.")
     if hint is float and not math.isfinite(number):
         raise OneaError(f"{name} is {truncate(value)}; it needs a finite number.")
-    if hint is float and abs(number) > _FARTHEST:
-        raise OneaError(f"{name} is {truncate(value)}; it needs a number of at most {_FARTHEST:g}.")
+    if hint is float and abs(number) > _MAX_FLOAT:
+        raise OneaError(f"{name} is {truncate(value)}; it needs a number of at most {_MAX_FLOAT:g}.")
     if hint is int and isinstance(value, float) and number != value:
         raise OneaError(f"{name} is {value}; it needs a whole number.")
     return number
 
 
-def _read_bool(name: str, value: Any) -> bool:
+def _convert_bool(name: str, value: Any) -> bool:
     word = str(value).lower()
     if word in _TRUE:
         return True
@@ -126,19 +126,19 @@ def _read_bool(name: str, value: Any) -> bool:
     raise OneaError(f"{name} is '{truncate(value)}'; it needs true or false.")
 
 
-def _wanted(hint: Any) -> str:
+def _type_name(hint: Any) -> str:
     return {int: "a whole number", float: "a number"}.get(hint, "text")
 
 
 def check_threads(threads: int) -> None:
-    """Refuse a number of CPU threads that the system would not give; 0 stands for all."""
-    most = max(_THREADS, os.cpu_count() or 1)
+    """Refuse an impossible number of CPU threads; 0 stands for all."""
+    most = max(_SAFE_THREADS, os.cpu_count() or 1)
     if not 0 <= threads <= most:
         raise OneaError(f"threads is {truncate(threads)}; give a number from 1 to {most}, or 0 for all.")
 
 
 def parse_arguments(arguments: list[str]) -> dict[str, Any]:
-    """Loose command-line arguments as a mapping.
+    """Command-line arguments as a mapping.
 
     >>> parse_arguments(["--rank", "64", "--kappa=5", "--no-gating", "--shared-init"])
     {'rank': '64', 'kappa': '5', 'gating': False, 'shared_init': True}
@@ -163,7 +163,7 @@ def parse_arguments(arguments: list[str]) -> dict[str, Any]:
 
 
 def parse_pairs(text: str, name: str = "the text") -> dict[str, str]:
-    """Options in one word.
+    """Options given as one argument.
 
     >>> parse_pairs("density=0.2, scale=0.6")
     {'density': '0.2', 'scale': '0.6'}
@@ -178,37 +178,35 @@ def parse_pairs(text: str, name: str = "the text") -> dict[str, str]:
 
 
 def list_options(kind: type) -> list[tuple[str, Any, str]]:
-    """Name, default and meaning of every option."""
-    known = option_help(kind)
-    return [(field.name, field.default, known.get(field.name, "")) for field in _fields(kind)]
+    """Name, default and description of every option."""
+    descriptions = option_help(kind)
+    return [(field.name, field.default, descriptions.get(field.name, "")) for field in _fields(kind)]
 
 
 @cache
 def option_help(kind: type) -> dict[str, str]:
-    """The meaning of every option by name, from the ``Attributes`` sections of a class and its bases."""
-    found: dict[str, str] = {}
+    """The description of every option, from the ``Attributes`` sections of a class and its bases."""
+    descriptions: dict[str, str] = {}
     for parent in kind.__mro__:
-        found = _attributes(parent.__doc__ or "") | found
+        descriptions = _attributes(parent.__doc__ or "") | descriptions
     for name, allowed in _ranges(kind).items():
-        found[name] = f"{found.get(name, '')} It must {allowed}.".lstrip()
-    return found
+        descriptions[name] = f"{descriptions.get(name, '')} It must {allowed}.".lstrip()
+    return descriptions
 
 
 def _fields(kind: type) -> tuple[dataclasses.Field[Any], ...]:
-    """The fields of a dataclass; another class, such as an operator of somebody else, has no options."""
+    """The fields of a dataclass; other classes, such as a third-party operator, have no options."""
     return dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
 
 
 def _attributes(docstring: str) -> dict[str, str]:
-    section = inspect.cleandoc(docstring).partition("Attributes:\n")[
-        2
-    ]  # since Python 3.13 it comes without indentation
-    option_help: dict[str, str] = {}
+    section = inspect.cleandoc(docstring).partition("Attributes:\n")[2]  # Python 3.13 removes indentation
+    descriptions: dict[str, str] = {}
     for line in section.splitlines():
         text = line.strip()
         if match := re.match(r"(\w+): (.*)", text) if line.startswith(" " * 4) and line[4:5] != " " else None:
-            option_help[match[1]] = match[2]
-        elif text and option_help:
-            last = next(reversed(option_help))
-            option_help[last] += " " + text
-    return option_help
+            descriptions[match[1]] = match[2]
+        elif text and descriptions:
+            last = next(reversed(descriptions))
+            descriptions[last] += " " + text
+    return descriptions

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Device, precision and threads of a run, and listeners to its progress."""
+"""Device, precision and CPU threads of a run, and callbacks for its progress."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -13,102 +13,66 @@ from typing import Any
 import torch
 
 from onea import cpu
-from onea.cpu import oversubscribe_threads
+from onea.cpu import available_cores, oversubscribe_threads
 from onea.distributed import Processes, join_processes
 from onea.errors import OneaError
 from onea.options import check_threads
 
 
 class Progress:
-    """Listens to a run. This one ignores everything; a display overrides what it shows."""
+    """Callbacks of a run. These do nothing; a display overrides those that it shows."""
 
     def begin(self, record: Any) -> None:
-        """A run begins or is taken up again. The record stays up to date: what it holds grows with every task."""
+        """A run starts or resumes. The record is updated in place after every task."""
 
     def start_task(self, task: int, tasks: int, name: str) -> None:
-        """A task begins (counted from 0)."""
+        """A task starts (counted from 0)."""
 
     def start_epoch(self, epoch: int, epochs: int, images: int) -> None:
-        """An epoch over so many images begins."""
+        """An epoch over this many images starts."""
 
     def start_images(self, text: str, images: int) -> None:
-        """Something else is done with so many images."""
+        """Another phase over this many images starts, such as computing features."""
 
     def step(self, images: int) -> None:
-        """So many images were trained on, or done with."""
+        """This many more images of the epoch or phase are done."""
 
     def end_epoch(self, epoch: int, loss: float) -> None:
-        """An epoch (counted from 0) is over; its mean loss."""
+        """An epoch (counted from 0) ends; its mean loss."""
 
     def note(self, text: str) -> None:
-        """Something other than training began."""
+        """A phase without a known number of images starts."""
 
     def remark(self, text: str) -> None:
-        """Something to know about a run that was finished before."""
+        """A message about a run that was finished before."""
 
     def end_task(self, task: int, accuracy: float) -> None:
         """A task was learned and evaluated; accuracy over all classes seen, in percent."""
 
 
 NO_PROGRESS = Progress()
-"""Where no one listens."""
+"""Without callbacks."""
 
 
 class CombinedProgress(Progress):
-    """Several listeners as one."""
+    """Several listeners as one: each call goes to all of them."""
 
     def __init__(self, *listeners: Progress) -> None:
-        self._listeners = listeners
+        for name in (name for name in vars(Progress) if not name.startswith("_")):
+            setattr(self, name, _call_each([getattr(listener, name) for listener in listeners]))
 
-    def begin(self, record: Any) -> None:
-        """Tell everyone."""
-        for listener in self._listeners:
-            listener.begin(record)
 
-    def start_task(self, task: int, tasks: int, name: str) -> None:
-        """Tell everyone."""
-        for listener in self._listeners:
-            listener.start_task(task, tasks, name)
+def _call_each(functions: list[Callable[..., None]]) -> Callable[..., None]:
+    def call(*args: Any, **kwargs: Any) -> None:
+        for function in functions:
+            function(*args, **kwargs)
 
-    def start_epoch(self, epoch: int, epochs: int, images: int) -> None:
-        """Tell everyone."""
-        for listener in self._listeners:
-            listener.start_epoch(epoch, epochs, images)
-
-    def start_images(self, text: str, images: int) -> None:
-        """Tell everyone."""
-        for listener in self._listeners:
-            listener.start_images(text, images)
-
-    def step(self, images: int) -> None:
-        """Tell everyone."""
-        for listener in self._listeners:
-            listener.step(images)
-
-    def end_epoch(self, epoch: int, loss: float) -> None:
-        """Tell everyone."""
-        for listener in self._listeners:
-            listener.end_epoch(epoch, loss)
-
-    def note(self, text: str) -> None:
-        """Tell everyone."""
-        for listener in self._listeners:
-            listener.note(text)
-
-    def remark(self, text: str) -> None:
-        """Tell everyone."""
-        for listener in self._listeners:
-            listener.remark(text)
-
-    def end_task(self, task: int, accuracy: float) -> None:
-        """Tell everyone."""
-        for listener in self._listeners:
-            listener.end_task(task, accuracy)
+    return call
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """The resolved machine settings of a run.
+    """The resolved device settings of a run.
 
     >>> Runtime(torch.device("cpu"), "bf16", threads=2).dtype
     torch.bfloat16
@@ -122,22 +86,22 @@ class Runtime:
 
     @cached_property
     def dtype(self) -> torch.dtype:
-        """The type of the big matrix products, but for those with frozen weights in fp8."""
+        """The dtype of matrix products; fp8 affects only those with frozen weights."""
         return torch.float32 if self.precision == "fp32" else torch.bfloat16
 
     @property
     def fp8(self) -> bool:
-        """Whether products with frozen weights are in eight bits; all else is as in bf16."""
+        """Whether products with frozen weights are in FP8; everything else is as in bf16."""
         return self.precision == "fp8"
 
     @property
     def pixel_dtype(self) -> torch.dtype:
-        """The type in which images are resampled: float16 on a GPU in bf16, whose rounding is coarser."""
+        """The dtype for resampling images: on a GPU float16, which rounds less than bf16."""
         return torch.float16 if self.device.type == "cuda" and self.precision != "fp32" else torch.float32
 
     @contextlib.contextmanager
     def autocast(self) -> Iterator[None]:
-        """Run matrix products in the chosen precision; losses, prototypes and merges stay in full precision."""
+        """Autocast matrix products to the chosen precision; losses, prototypes and merges stay in float32."""
         with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.precision != "fp32"):
             yield
 
@@ -145,25 +109,24 @@ class Runtime:
 def make_runtime(
     device: str = "auto", precision: str = "auto", threads: int = 0, progress: Progress | None = None
 ) -> Runtime:
-    """Resolve ``auto`` settings for this machine and apply the thread count (0: all cores we may use)."""
-    processes, given = join_processes(device)
+    """Resolve ``auto`` settings for this machine and set the number of CPU threads (0: all available cores)."""
+    processes, assigned = join_processes(device)
     check_threads(threads)
-    chosen, precision = resolve_device(device, precision, given)
-    count = threads or _asked_threads() or max(1, _cores() // processes.count)
+    resolved, precision = resolve_device(device, precision, assigned)
+    count = threads or _omp_threads() or max(1, available_cores() // processes.count)
     if count > 1:
         oversubscribe_threads()
     torch.set_num_threads(count)
-    shown = progress if progress and processes.first else Progress()
-    return Runtime(chosen, precision, count, shown, processes)
+    return Runtime(resolved, precision, count, progress if progress and processes.first else Progress(), processes)
 
 
-def resolve_device(device: str, precision: str, given: torch.device | None = None) -> tuple[torch.device, str]:
-    """The device and precision that ``auto`` means here; ``given`` is what a launcher has chosen.
+def resolve_device(device: str, precision: str, assigned: torch.device | None = None) -> tuple[torch.device, str]:
+    """The device and precision that ``auto`` stands for; ``assigned`` is the device from a launcher.
 
     Raises:
-        OneaError: the device is not here, or there is no such precision.
+        OneaError: the device is not available, or does not support the precision.
     """
-    chosen = given or _device(device)
+    chosen = assigned or _find_device(device)
     if precision == "auto":
         precision = "bf16" if _has_bf16(chosen) else "fp32"
     if precision not in ("fp8", "bf16", "fp32"):
@@ -172,22 +135,18 @@ def resolve_device(device: str, precision: str, given: torch.device | None = Non
         raise OneaError("precision fp8 needs an NVIDIA GPU of compute capability 8.9 or later; use auto or bf16.")
     if precision == "bf16" and chosen.type == "cpu" and cpu.is_amx_broken():
         raise OneaError(
-            "bf16 does not work here: this machine announces AMX instructions that it does not have; use fp32, or set "
+            "bf16 does not work on this machine: it announces AMX instructions that it does not have; use fp32, or set "
             f"{cpu.ISA_VARIABLE}=AVX512_CORE_BF16."
         )
     return chosen, precision
 
 
-def _asked_threads() -> int:
-    asked = os.environ.get("OMP_NUM_THREADS", "")  # torch obeys it, so that nobody is surprised we do too
-    return int(asked) if asked.isdigit() else 0
+def _omp_threads() -> int:
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    return int(threads) if threads.isdigit() else 0
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _device(name: str) -> torch.device:
+def _find_device(name: str) -> torch.device:
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
@@ -196,7 +155,7 @@ def _device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise OneaError(f"Device '{name}' cannot be used here; try device=\"auto\".") from error
+        raise OneaError(f"Device '{name}' is not available; try device=\"auto\".") from error
     return device
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schedules: the epochs of a task, and its learning rate over them."""
+"""Schedules: the number of epochs of a task, and the learning rate over them."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from collections.abc import Callable
 def task_epochs(
     classes: int, reference_epochs: int, reference_classes: float, smallest: int, largest: int, growth: float = 0.5
 ) -> int:
-    """Epochs for a task of this many classes: more for larger tasks, within bounds (Eq. 19).
+    """The number of epochs for a task: more for tasks with more classes, within bounds (Eq. 19).
 
     Rounds half to even before clamping, as published.
 
     >>> [task_epochs(n, 25, 10, 20, 40) for n in (1, 9, 14, 36)]
     [20, 24, 30, 40]
     """
-    wanted: float = reference_epochs * (classes / reference_classes) ** growth
-    return min(max(round(wanted), smallest), largest)
+    epochs: float = reference_epochs * (classes / reference_classes) ** growth
+    return min(max(round(epochs), smallest), largest)
 
 
 def cosine(epoch: int, epochs: int) -> float:
-    """Share of the learning rate in an epoch (counted from 0): one at first, towards zero at the end.
+    """Factor on the learning rate in an epoch (counted from 0): from one towards zero along a cosine.
 
     >>> cosine(0, 4), round(cosine(2, 4), 3)
     (1.0, 0.5)
@@ -31,7 +31,7 @@ def cosine(epoch: int, epochs: int) -> float:
 
 
 def get_schedule(name: str) -> Callable[[int, int], float]:
-    """The schedule that an option names: ``cosine`` or ``late-cosine``."""
+    """The schedule of this name: ``cosine`` or ``late-cosine``."""
     return {"cosine": cosine, "late-cosine": late_cosine}[name]
 
 
@@ -41,7 +41,7 @@ def constant(epoch: int, epochs: int) -> float:
 
 
 def late_cosine(epoch: int, epochs: int) -> float:
-    """The cosine of CODA-Prompt and InfLoRA as published: full rate in the first two epochs, then a quarter wave.
+    """The cosine of CODA-Prompt and InfLoRA as published: full rate in the first two epochs, then a quarter period.
 
     >>> [round(late_cosine(epoch, 20), 3) for epoch in (0, 1, 2, 19)]
     [1.0, 1.0, 0.997, 0.097]

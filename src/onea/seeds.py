@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every random draw derives from (run seed, task, purpose), so a resumed run repeats an uninterrupted one."""
+"""Random seeds, derived from (run seed, task, purpose), so that a resumed run repeats an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def derive(seed: int, task: int, purpose: str) -> int:
 
 
 def generator(seed: int, task: int, purpose: str) -> torch.Generator:
-    """A CPU generator for one purpose of one task; drawing on the CPU keeps runs alike across devices."""
+    """A random generator for one purpose of one task; on the CPU, so that results do not depend on the device."""
     import torch
 
     return torch.Generator().manual_seed(derive(seed, task, purpose))

@@ -14,16 +14,16 @@ import torch
 from torch import Tensor
 
 Tensors = dict[str, Tensor]
-_PAIRS = 1 << 22  # that are compared at a time
+_MAX_PAIRS = 1 << 22
 
 
 def to_float64(tensor: Tensor) -> Tensor:
-    """The tensor in float64, on its own device, or on the CPU where that device has no float64."""
+    """The tensor in float64, on the CPU if its device (MPS) has no float64."""
     return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
 
 
 def round_to_bfloat16(tensor: Tensor) -> Tensor:
-    """The tensor in float32 with values that bfloat16 can hold, which halves what has to be kept of it."""
+    """The tensor in float32, rounded to bfloat16, so that it can be stored in half the space."""
     return tensor.bfloat16().float()
 
 
@@ -32,8 +32,8 @@ def cast_like(value: Tensor, original: Tensor) -> Tensor:
     return value.reshape(original.shape).to(original)
 
 
-def row_blocks(rows: int, columns: int, pairs: int = _PAIRS) -> Iterator[slice]:
-    """All rows, so many at a time that with every column they make a bounded number of pairs.
+def row_blocks(rows: int, columns: int, pairs: int = _MAX_PAIRS) -> Iterator[slice]:
+    """Consecutive slices of rows such that each has a bounded number of (row, column) pairs.
 
     >>> list(row_blocks(5, 1000, pairs=2000))
     [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
@@ -43,7 +43,7 @@ def row_blocks(rows: int, columns: int, pairs: int = _PAIRS) -> Iterator[slice]:
 
 
 def add_prefix(prefix: str, part: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A part's tensors under its prefix.
+    """Tensors with a prefix added to their names.
 
     >>> add_prefix("head.", {"bias": Tensor([1.0])})
     {'head.bias': tensor([1.])}
@@ -52,7 +52,7 @@ def add_prefix(prefix: str, part: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def select_prefix(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors under a prefix, without it.
+    """The tensors whose names start with a prefix, which is removed.
 
     >>> select_prefix("head.", {"head.bias": Tensor([1.0]), "other": Tensor([2.0])})
     {'bias': tensor([1.])}
@@ -60,7 +60,7 @@ def select_prefix(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]
     return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
 
 
-_SMALL_SIDE = 512  # the short side up to which one thread is faster
+_SMALL_SIDE = 512  # of the short side; up to here one thread is faster
 
 
 def svd(matrices: Tensor) -> tuple[Tensor, Tensor, Tensor]:

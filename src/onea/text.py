@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text made fit to be shown: what came from somebody else, numbers with their nouns, the time."""
+"""Formatting of text: untrusted strings, plurals, lists of names, timestamps."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-_LONGEST_WORD, _KEPT = 300, 100  # characters
+_MAX_WORD, _KEEP = 300, 100  # characters
 
 
 def printable(text: str) -> str:
-    r"""The same text with what a terminal might obey instead of showing (control characters, changes of direction, ...)
-    as JSON's escapes; JSON itself stays valid.
+    r"""Text with control characters, changes of direction and the like as JSON escapes; JSON stays valid JSON.
 
     >>> print(printable("Apfel\x1b[2J 苹果\n\u202e"))
     Apfel\u001b[2J 苹果\n\u202e
@@ -22,12 +21,12 @@ def printable(text: str) -> str:
 
 
 def single_line(text: str) -> str:
-    r"""A message fit to be shown, whatever it quotes: on one line, and no word of it fills the screen.
+    r"""A message on one line with overlong words shortened, whatever it quotes.
 
     >>> len(single_line(f"Class '{'9' * 5000}' is\nunknown."))
     222
     """
-    return re.sub(rf"\S{{{_LONGEST_WORD},}}", lambda word: f"{word[0][:_KEPT]}...{word[0][-_KEPT:]}", printable(text))
+    return re.sub(rf"\S{{{_MAX_WORD},}}", lambda word: f"{word[0][:_KEEP]}...{word[0][-_KEEP:]}", printable(text))
 
 
 def plural(number: int, one: str, many: str) -> str:
@@ -40,7 +39,7 @@ def plural(number: int, one: str, many: str) -> str:
 
 
 def list_names(names: Sequence[str], total: int | None = None, most: int = 5) -> str:
-    """The first of some names, and how many more there are.
+    """The first names of a list, and the number of the others.
 
     >>> list_names(["kiwi", "lemon", "plum"]), list_names(["kiwi", "lemon", "plum"], most=1)
     ('kiwi, lemon and plum', 'kiwi and 2 more')
@@ -54,7 +53,7 @@ def list_names(names: Sequence[str], total: int | None = None, most: int = 5) ->
 
 
 def utc_timestamp() -> str:
-    """The time, as records, histories and cards write it.
+    """The current time in UTC in ISO format, to the second.
 
     >>> utc_timestamp().endswith("+00:00")
     True

@@ -72,7 +72,7 @@ def test_a_model_that_answers_no_unknown_is_measured_all_the_same(tiny_vit, tiny
     assert not found.answers_unknown
     assert (found.caught, found.false_alarms) == (0, 0)
     assert 0 <= found.auroc <= 1
-    assert found.correct == pytest.approx(float(found.curve.correct[-1]))
+    assert found.correct == pytest.approx(float(found.curve.ccr[-1]))
 
 
 @pytest.mark.parametrize("name", ["class01", "CLASS01"])

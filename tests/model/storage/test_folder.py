@@ -366,7 +366,7 @@ def test_a_flipped_bit_does_not_rename_a_class(saved):
         whole = (saved / name).read_bytes()
         assert old in whole
         (saved / name).write_bytes(whole.replace(old, new, 1))
-        with pytest.raises(OneaError, match=r"damaged .it is not what was written, says its checksum"):
+        with pytest.raises(OneaError, match=r"damaged .its content does not match its checksum"):
             onea.load(saved)
         (saved / name).write_bytes(whole)
     assert onea.load(saved).version == 3

@@ -220,7 +220,7 @@ def test_a_figure_that_was_changed_is_told(kind, trial_of):
     record["metrics"]["A"][0] += 1
     file.write_text(json.dumps(record))
     for look in (trial.command, lambda: load_records(trial.path)):
-        with pytest.raises(OneaError, match=r"record\.json is damaged \(it is not what was written"):
+        with pytest.raises(OneaError, match=r"record\.json is damaged \(its content does not match"):
             look()
         with pytest.raises(OneaError, match="restore it from a copy, or delete that folder to run it again"):
             look()

@@ -112,7 +112,7 @@ def _edges(known: npt.NDArray[np.float64], unknown: npt.NDArray[np.float64]) -> 
 
 def _open_set_curve(axes: Any, found: OpenSet) -> None:
     curve = found.curve
-    positives, correct = (100 * line.numpy() for line in (curve.false_positives, curve.correct))
+    positives, correct = (100 * line.numpy() for line in (curve.fpr, curve.ccr))
     axes.fill_between(positives, correct, color=_KNOWN, alpha=0.12, linewidth=0)
     axes.plot(positives, correct, color=_KNOWN, linewidth=2.2, clip_on=False)
     if found.answers_unknown:
