@@ -85,7 +85,7 @@ class Job:
 def jobs() -> list[Job]:
     """All runs, the cheapest methods first; the seeds of one stand together."""
     wanted: list[tuple[str, dict[str, Any], str]] = []
-    wanted += ((name, {}, "methods") for name in METHODS.own if name not in _ELSEWHERE)
+    wanted += ((name, {}, "methods") for name in METHODS.builtin if name not in _ELSEWHERE)
     wanted += ((name, options, "one-a-plus") for name, options in BESIDE)
     times = _earlier_seconds()
     found = []

@@ -251,8 +251,8 @@ def _check_steps(correct: Sequence[Sequence[int]], total: Sequence[int], sizes: 
     for step, (hits, seen) in enumerate(zip(correct, accumulate(sizes), strict=False)):
         if len(hits) != seen or len(total) < seen:
             raise OneaError(
-                f"After task {step + 1}, {seen} classes were seen, but {len(hits)} have counts of correct predictions and "
-                f"{len(total)} have test counts; give one count per class seen."
+                f"After task {step + 1}, {seen} classes were seen, but {len(hits)} have counts and "
+                f"{len(total)} have totals; give both for every class seen."
             )
 
 

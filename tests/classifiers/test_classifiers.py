@@ -36,7 +36,7 @@ def scatter_of(features: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     return away.T @ away
 
 
-@pytest.fixture(params=sorted(CLASSIFIERS.own))
+@pytest.fixture(params=sorted(CLASSIFIERS.builtin))
 def classifier(request):
     return make_classifier(request.param, **({"features": 40} if request.param == "ranpac" else {}))
 

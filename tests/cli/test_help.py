@@ -91,7 +91,7 @@ def test_nothing_in_a_help_is_taken_for_markup(name, onea, monkeypatch):
             assert f"default: {default}]" in out or f"default: ({default})]" in out
 
 
-@pytest.mark.parametrize("name", METHODS.own)
+@pytest.mark.parametrize("name", METHODS.builtin)
 def test_options_of_a_method_are_told_in_plain_words(name, onea):
     out = onea("methods", name)[1]
     assert "``" not in out

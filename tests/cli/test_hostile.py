@@ -170,13 +170,13 @@ def test_arguments(command, onea, base, tmp_path):
         refused_or_done(onea, tmp_path, command, value, *base[command][1:])
 
 
-@pytest.mark.parametrize("name", METHODS.own)
+@pytest.mark.parametrize("name", METHODS.builtin)
 def test_options_of_methods(name):
     kind = method_class(name).Options
     check_options(kind, lambda values: make_config({"method": name} | values))
 
 
-@pytest.mark.parametrize("name", OPERATORS.own)
+@pytest.mark.parametrize("name", OPERATORS.builtin)
 def test_options_of_operators(name):
     check_options(operator_class(name), lambda values: make_operator(name, **values))
 

@@ -200,7 +200,7 @@ def test_the_site_is_built_strictly_and_offline(tmp_path: Path, onea: Callable[.
     from onea.merging import OPERATORS
     from onea.research.methods import METHODS
 
-    assert all(f"<code>{name}</code>" in methods for name in (*METHODS.own, *OPERATORS.own))
+    assert all(f"<code>{name}</code>" in methods for name in (*METHODS.builtin, *OPERATORS.builtin))
     assert "<h1" in (site / "notebooks/quick-start.html").read_text("utf-8")
     assert (site / "notebooks/quick-start.ipynb").is_file()
     assert_links_lead_to_files(site)

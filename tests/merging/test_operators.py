@@ -27,7 +27,7 @@ SIZES = Sizes(accumulated_classes=14, new_classes=6, accumulated_samples=7000, n
 OTHER_SIZES = Sizes(accumulated_classes=2, new_classes=36, accumulated_samples=100, new_samples=9000)
 
 
-@pytest.fixture(params=sorted(OPERATORS.own))
+@pytest.fixture(params=sorted(OPERATORS.builtin))
 def name(request) -> str:
     return request.param
 

@@ -47,4 +47,4 @@ def write_lora(folder: Path, seed: int, ranks: dict[str, int] | None = None, **c
     return folder
 
 
-BARE_OPERATORS = sorted(name for name in OPERATORS.own if not operator_class(name).needs)
+BARE_OPERATORS = sorted(name for name in OPERATORS.builtin if not operator_class(name).needs)

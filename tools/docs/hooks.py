@@ -39,14 +39,14 @@ def methods_table() -> str:
         return f"`{name}`", title, kind.trains, kind.stores, passes, "yes" if kind.in_paper else ""
 
     heads = ("name", "method", "trains", "keeps", "passes after 1 / 10 / 40 tasks", "in the paper")
-    return table(heads, (row(name) for name in METHODS.own))
+    return table(heads, (row(name) for name in METHODS.builtin))
 
 
 def base_rates() -> str:
     """The learning rate of the default preset, for every method that trains."""
     from onea.research.methods import METHODS, method_class
 
-    rates = {name: method_class(name).base_learning_rate for name in METHODS.own}
+    rates = {name: method_class(name).base_learning_rate for name in METHODS.builtin}
     return table(("method", "base rate"), ((f"`{name}`", f"{rate:g}") for name, rate in rates.items() if rate))
 
 
@@ -59,7 +59,7 @@ def method_options() -> str:
     def options(kind: Any, name: str) -> str:
         return _options(kind.Options, option_values(name, RunConfig.preset, OPTIONS_FOR), f"default for {OPTIONS_FOR}")
 
-    kinds = {name: method_class(name) for name in METHODS.own}
+    kinds = {name: method_class(name) for name in METHODS.builtin}
     return "\n\n".join(_folded(f"`{name}`: {kind.title}", options(kind, name)) for name, kind in kinds.items())
 
 
@@ -74,7 +74,7 @@ def operators_table() -> str:
         return f"`{name}`", f"[{kind.title}]({kind.paper})" if kind.paper else kind.title, *marks, needs
 
     heads = ("name", "operator", "sizes matter", "any order gives the same", "needs statistics")
-    return table(heads, (row(name) for name in OPERATORS.own))
+    return table(heads, (row(name) for name in OPERATORS.builtin))
 
 
 def operator_options() -> str:
@@ -83,7 +83,7 @@ def operator_options() -> str:
 
     from onea.merging import OPERATORS, operator_class
 
-    kinds = {name: operator_class(name) for name in OPERATORS.own}
+    kinds = {name: operator_class(name) for name in OPERATORS.builtin}
     return "\n\n".join(
         _folded(f"`{name}`: {kind.title}", _options(kind)) for name, kind in kinds.items() if dataclasses.fields(kind)
     )
@@ -97,7 +97,7 @@ def classifiers_table() -> str:
         kind = classifier_class(name)
         return f"`{name}`", f"[{kind.title}]({kind.paper})", kind.keeps, "yes" if kind.carried else ""
 
-    return table(("name", "classifier", "keeps", "follows the adapter"), (row(name) for name in CLASSIFIERS.own))
+    return table(("name", "classifier", "keeps", "follows the adapter"), (row(name) for name in CLASSIFIERS.builtin))
 
 
 def datasets_table() -> str:

@@ -29,7 +29,7 @@ def same(left, right) -> bool:
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
-@pytest.fixture(params=sorted(OPERATORS.own))
+@pytest.fixture(params=sorted(OPERATORS.builtin))
 def merge(request) -> str:
     return request.param
 

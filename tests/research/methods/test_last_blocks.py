@@ -11,7 +11,7 @@ from onea.errors import OneaError
 from onea.learner.adapter_training import AdapterTraining
 from onea.research.methods import METHODS, method_class
 
-TRAINING = [name for name in sorted(METHODS.own) if issubclass(method_class(name).Options, AdapterTraining)]
+TRAINING = [name for name in sorted(METHODS.builtin) if issubclass(method_class(name).Options, AdapterTraining)]
 
 
 def asked(values: dict, method: str = "one-a-plus", **options):

@@ -28,7 +28,7 @@ def answered(ready):
     )
 
 
-OWN = sorted(METHODS.own)
+OWN = sorted(METHODS.builtin)
 
 
 @pytest.fixture(params=OWN)

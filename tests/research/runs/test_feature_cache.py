@@ -59,7 +59,7 @@ def evaluations(values: dict, method: str, bound: int | None) -> tuple[list[list
     return correct, counts, seen
 
 
-@pytest.mark.parametrize("method", sorted(METHODS.own))
+@pytest.mark.parametrize("method", sorted(METHODS.builtin))
 def test_the_answers_are_the_same_with_and_without(method, tiny_run):
     with_cache, counts, _ = evaluations(tiny_run, method, None)
     without, more, _ = evaluations(tiny_run, method, 0)
@@ -144,7 +144,7 @@ def test_a_run_resumed_without_its_cache_ends_the_same(tiny_run, tmp_path):
 
 def test_only_frozen_things_are_named_parts(tiny_run):
     """A part that changed after it was named would be answered from stale features."""
-    for name in sorted(METHODS.own):
+    for name in sorted(METHODS.builtin):
         if method_class(name).cacheable_modules.__qualname__.startswith("Method."):
             continue
         ready = prepared(tiny_run, name, sizes=SIZES)
