@@ -22,8 +22,8 @@ test: .venv/.dev
 	@$(MAKE) --no-print-directory unit numbers
 
 lint: .venv/.dev
-	$(BIN)/ruff check src tests tools docs
-	$(BIN)/ruff format --check src tests tools docs
+	$(BIN)/ruff check src tests tools docs benchmarks
+	$(BIN)/ruff format --check src tests tools docs benchmarks
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/pylint --disable=all --enable=duplicate-code --min-similarity-lines=10 --score=no src/onea
 
@@ -55,8 +55,8 @@ test-browser: .venv/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -m browser tests/serve
 
 format: .venv/.dev
-	$(BIN)/ruff check --fix src tests tools docs
-	$(BIN)/ruff format src tests tools docs
+	$(BIN)/ruff check --fix src tests tools docs benchmarks
+	$(BIN)/ruff format src tests tools docs benchmarks
 
 # Everything that the committed records say, wherever it is printed; MADE=folder brings the records of finished runs first.
 results: .venv/.dev
