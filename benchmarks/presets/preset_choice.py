@@ -174,7 +174,7 @@ def write_rate(kind: type[Method], rate: float) -> None:
     """Put a base rate into the class that it belongs to."""
     file = Path(inspect.getfile(kind))
     before, head, body = file.read_text("utf-8").partition(f"\nclass {kind.__name__}(")
-    assignment = r"(    base_learning_rate: ClassVar\[float \| None\] = ).*"
+    assignment = r"(    base_learning_rate = ).*"
     changed, times = re.subn(assignment, rf"\g<1>{rate!r}", body, count=1)
     if times != 1 or "base_learning_rate" not in vars(kind):
         raise SystemExit(f"{kind.__name__} has no base_learning_rate of its own")

@@ -51,13 +51,13 @@ def _recipe(rate: float, batch: int, decay: float) -> dict[str, Any]:
 class ACMap(Method):
     """Adapter merging with centroid prototype mapping. Inference is one pass, for ever."""
 
-    title: ClassVar[str] = "ACMap"
-    paper: ClassVar[str] = "https://arxiv.org/abs/2412.18219"
-    trains: ClassVar[str] = "an adapter for each of the first tasks"
-    stores: ClassVar[str] = "a merged adapter for each of the first tasks, two prototypes per class"
-    Options: ClassVar[type] = ACMapOptions
-    base_learning_rate: ClassVar[float | None] = 0.1
-    paper_presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    title = "ACMap"
+    paper = "https://arxiv.org/abs/2412.18219"
+    trains = "an adapter for each of the first tasks"
+    stores = "a merged adapter for each of the first tasks, two prototypes per class"
+    Options = ACMapOptions
+    base_learning_rate = 0.1
+    paper_presets: ClassVar = {
         "cifar100": _recipe(0.025, 48, 5e-4),
         "cub200": _recipe(0.008, 32, 5e-4),
         "imagenet-a": _recipe(0.05, 32, 5e-3),

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -45,7 +45,7 @@ class AdapterMerging(FeatureClassification):
     """
 
     options: MergingOptions
-    paper_presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PUBLISHED
+    paper_presets: ClassVar = PUBLISHED
 
     def __init__(
         self,
@@ -146,13 +146,13 @@ def _copied(tensors: Tensors) -> Tensors:
 class MergedAdapterMethod(AdapterMerging):
     """One adapter, merged by the operator of your choice."""
 
-    title: ClassVar[str] = "Merged adapter"
-    paper: ClassVar[str] = "https://arxiv.org/abs/2603.10237"
-    trains: ClassVar[str] = "an adapter per task"
-    stores: ClassVar[str] = "one adapter, a prototype per class, what the operator remembers"
-    in_paper: ClassVar[bool] = False
-    Options: ClassVar[type] = MergedAdapterOptions
-    base_learning_rate: ClassVar[float | None] = 0.17
+    title = "Merged adapter"
+    paper = "https://arxiv.org/abs/2603.10237"
+    trains = "an adapter per task"
+    stores = "one adapter, a prototype per class, what the operator remembers"
+    in_paper = False
+    Options = MergedAdapterOptions
+    base_learning_rate = 0.17
 
 
 @dataclass(frozen=True)
@@ -167,14 +167,14 @@ class RunningMeanOptions(MergingOptions):
 class RunningMeanOfAdapters(AdapterMerging):
     """One adapter, the plain mean of all task adapters."""
 
-    title: ClassVar[str] = "Running mean"
-    paper: ClassVar[str] = "https://arxiv.org/abs/2203.05482"
-    trains: ClassVar[str] = "an adapter per task"
-    stores: ClassVar[str] = "one adapter, a prototype per class"
-    in_paper: ClassVar[bool] = False
-    Options: ClassVar[type] = RunningMeanOptions
-    base_learning_rate: ClassVar[float | None] = 0.042
-    auto_preset: ClassVar[Mapping[str, Any]] = {"single_class": "skip"}
+    title = "Running mean"
+    paper = "https://arxiv.org/abs/2203.05482"
+    trains = "an adapter per task"
+    stores = "one adapter, a prototype per class"
+    in_paper = False
+    Options = RunningMeanOptions
+    base_learning_rate = 0.042
+    auto_preset: ClassVar = {"single_class": "skip"}
 
 
 @dataclass(frozen=True)
@@ -187,10 +187,10 @@ class SharedStartOptions(RunningMeanOptions):
 class RunningMeanSharedStart(RunningMeanOfAdapters):
     """The plain mean of all task adapters, each trained from the same random weights."""
 
-    title: ClassVar[str] = "Running mean, shared start"
-    trains: ClassVar[str] = "an adapter per task, all from the same random weights"
-    Options: ClassVar[type] = SharedStartOptions
-    base_learning_rate: ClassVar[float | None] = 0.042
+    title = "Running mean, shared start"
+    trains = "an adapter per task, all from the same random weights"
+    Options = SharedStartOptions
+    base_learning_rate = 0.042
 
 
 @dataclass(frozen=True)
@@ -208,13 +208,13 @@ class FirstTaskOptions(MergingOptions):
 class FirstTask(AdapterMerging):
     """One adapter, trained on the first task that has two classes or more."""
 
-    title: ClassVar[str] = "First task"
-    paper: ClassVar[str] = "https://arxiv.org/abs/2303.07338"
-    trains: ClassVar[str] = "an adapter on the first task"
-    stores: ClassVar[str] = "one adapter, a prototype per class"
-    in_paper: ClassVar[bool] = False
-    Options: ClassVar[type] = FirstTaskOptions
-    base_learning_rate: ClassVar[float | None] = 0.21
+    title = "First task"
+    paper = "https://arxiv.org/abs/2303.07338"
+    trains = "an adapter on the first task"
+    stores = "one adapter, a prototype per class"
+    in_paper = False
+    Options = FirstTaskOptions
+    base_learning_rate = 0.21
 
     def cacheable_modules(self) -> dict[str, BlockHooks]:
         """The adapter, which stands still after its task."""
@@ -229,8 +229,8 @@ class RanPACFirstOptions(RandomFeatureOptions, FirstTaskOptions):
 class RanPACFirst(FirstTask):
     """Ridge regression on random features of a network adapted to the first task, as published."""
 
-    title: ClassVar[str] = "RanPAC (first task)"
-    paper: ClassVar[str] = "https://arxiv.org/abs/2307.02251"
-    stores: ClassVar[str] = "one adapter, two matrices of random features: 200 MB for 5,000"
-    Options: ClassVar[type] = RanPACFirstOptions
-    base_learning_rate: ClassVar[float | None] = 0.18
+    title = "RanPAC (first task)"
+    paper = "https://arxiv.org/abs/2307.02251"
+    stores = "one adapter, two matrices of random features: 200 MB for 5,000"
+    Options = RanPACFirstOptions
+    base_learning_rate = 0.18

@@ -89,7 +89,7 @@ def _everywhere(recipe: dict[str, Any]) -> dict[str, dict[str, Any]]:
 class Aper(Method):
     """SimpleCIL on the concatenation of the plain and the adapted network's features."""
 
-    paper: ClassVar[str] = "https://arxiv.org/abs/2303.07338"
+    paper = "https://arxiv.org/abs/2303.07338"
     Options: ClassVar[type] = AperOptions
     options: AperOptions
 
@@ -168,12 +168,12 @@ class Aper(Method):
 class AperAdapter(Aper):
     """With a bottleneck adapter beside every MLP."""
 
-    title: ClassVar[str] = "APER-Adapter"
-    trains: ClassVar[str] = "an adapter on the first task"
-    stores: ClassVar[str] = "one adapter, a prototype per class"
-    Options: ClassVar[type] = AperAdapterOptions
-    base_learning_rate: ClassVar[float | None] = 0.26
-    paper_presets: ClassVar[Mapping[str, Mapping[str, Any]]] = _everywhere(_recipe(20, 0.01, 48)) | dict.fromkeys(
+    title = "APER-Adapter"
+    trains = "an adapter on the first task"
+    stores = "one adapter, a prototype per class"
+    Options = AperAdapterOptions
+    base_learning_rate = 0.26
+    paper_presets: ClassVar = _everywhere(_recipe(20, 0.01, 48)) | dict.fromkeys(
         ("imagenet-r", ""), _recipe(20, 0.05, 24, 5e-3)
     )
     options: AperAdapterOptions
@@ -186,14 +186,14 @@ class AperAdapter(Aper):
 class AperFinetune(Aper):
     """With all weights of the network, in a copy."""
 
-    title: ClassVar[str] = "APER-Finetune"
-    trains: ClassVar[str] = "a copy of all weights on the first task"
-    stores: ClassVar[str] = "a second network, a prototype per class"
-    in_paper: ClassVar[bool] = False
-    Options: ClassVar[type] = AperFinetuneOptions
-    base_learning_rate: ClassVar[float | None] = 8.1e-06
-    paper_presets: ClassVar[Mapping[str, Mapping[str, Any]]] = _everywhere(_recipe(5, 0.01, 128))
-    auto_preset: ClassVar[Mapping[str, Any]] = {"optimiser": "adamw", "head_rate": 100.0}
+    title = "APER-Finetune"
+    trains = "a copy of all weights on the first task"
+    stores = "a second network, a prototype per class"
+    in_paper = False
+    Options = AperFinetuneOptions
+    base_learning_rate = 8.1e-06
+    paper_presets: ClassVar = _everywhere(_recipe(5, 0.01, 128))
+    auto_preset: ClassVar = {"optimiser": "adamw", "head_rate": 100.0}
     options: AperFinetuneOptions
 
     def fresh(self, generator: torch.Generator) -> FineTuned:
@@ -212,12 +212,12 @@ class AperFinetune(Aper):
 class AperSSF(Aper):
     """With a scale and a shift after every operation."""
 
-    title: ClassVar[str] = "APER-SSF"
-    trains: ClassVar[str] = "scales and shifts on the first task"
-    stores: ClassVar[str] = "scales and shifts, a prototype per class"
-    in_paper: ClassVar[bool] = False
-    base_learning_rate: ClassVar[float | None] = 0.0098
-    paper_presets: ClassVar[Mapping[str, Mapping[str, Any]]] = _everywhere(_recipe(20, 0.01, 48))
+    title = "APER-SSF"
+    trains = "scales and shifts on the first task"
+    stores = "scales and shifts, a prototype per class"
+    in_paper = False
+    base_learning_rate = 0.0098
+    paper_presets: ClassVar = _everywhere(_recipe(20, 0.01, 48))
 
     def fresh(self, generator: torch.Generator) -> SSF:
         """Scales near one and shifts near zero."""
@@ -227,13 +227,13 @@ class AperSSF(Aper):
 class AperVPTShallow(Aper):
     """With tokens appended once, before the first block."""
 
-    title: ClassVar[str] = "APER-VPT-Shallow"
-    trains: ClassVar[str] = "prompts of the first block on the first task"
-    stores: ClassVar[str] = "prompts, a prototype per class"
-    in_paper: ClassVar[bool] = False
-    Options: ClassVar[type] = AperVPTOptions
-    base_learning_rate: ClassVar[float | None] = 36.0
-    paper_presets: ClassVar[Mapping[str, Mapping[str, Any]]] = _everywhere(_recipe(20, 0.01, 48))
+    title = "APER-VPT-Shallow"
+    trains = "prompts of the first block on the first task"
+    stores = "prompts, a prototype per class"
+    in_paper = False
+    Options = AperVPTOptions
+    base_learning_rate = 36.0
+    paper_presets: ClassVar = _everywhere(_recipe(20, 0.01, 48))
     options: AperVPTOptions
 
     def fresh(self, generator: torch.Generator) -> VPT:
@@ -244,13 +244,13 @@ class AperVPTShallow(Aper):
 class AperVPTDeep(Aper):
     """With tokens of its own appended to every block."""
 
-    title: ClassVar[str] = "APER-VPT-Deep"
-    trains: ClassVar[str] = "prompts of every block on the first task"
-    stores: ClassVar[str] = "prompts, a prototype per class"
-    in_paper: ClassVar[bool] = False
-    Options: ClassVar[type] = AperVPTOptions
-    base_learning_rate: ClassVar[float | None] = 0.0025
-    paper_presets: ClassVar[Mapping[str, Mapping[str, Any]]] = _everywhere(_recipe(5, 0.05, 16))
+    title = "APER-VPT-Deep"
+    trains = "prompts of every block on the first task"
+    stores = "prompts, a prototype per class"
+    in_paper = False
+    Options = AperVPTOptions
+    base_learning_rate = 0.0025
+    paper_presets: ClassVar = _everywhere(_recipe(5, 0.05, 16))
     options: AperVPTOptions
 
     def fresh(self, generator: torch.Generator) -> VPT:

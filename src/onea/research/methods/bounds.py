@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, ClassVar, Literal
@@ -48,14 +48,14 @@ class JointOptions(AdapterOptions):
 class Joint(Method):
     """A fresh adapter and head on all images of all classes seen, every time."""
 
-    title: ClassVar[str] = "Joint (upper bound)"
-    paper: ClassVar[str] = "https://arxiv.org/abs/2603.10237"
-    trains: ClassVar[str] = "an adapter on all images so far"
-    stores: ClassVar[str] = "every image, one adapter, a head over all classes"
-    in_paper: ClassVar[bool] = False
-    Options: ClassVar[type] = JointOptions
-    base_learning_rate: ClassVar[float | None] = 0.13
-    paper_presets: ClassVar[Mapping[str, Mapping[str, Any]]] = _RECIPES
+    title = "Joint (upper bound)"
+    paper = "https://arxiv.org/abs/2603.10237"
+    trains = "an adapter on all images so far"
+    stores = "every image, one adapter, a head over all classes"
+    in_paper = False
+    Options = JointOptions
+    base_learning_rate = 0.13
+    paper_presets: ClassVar = _RECIPES
     options: JointOptions
 
     def __init__(self, vit: FrozenViT, options: JointOptions, runtime: Runtime, plan: StreamPlan | None = None):
@@ -136,15 +136,15 @@ class SequentialOptions(AdapterOptions):
 class Sequential(Method):
     """Plain fine-tuning: cross-entropy over all classes seen, on the images of the newest alone."""
 
-    title: ClassVar[str] = "Sequential (lower bound)"
-    paper: ClassVar[str] = ""
-    trains: ClassVar[str] = "one adapter and a linear head, on and on"
-    stores: ClassVar[str] = "one adapter, a linear head"
-    in_paper: ClassVar[bool] = False
-    Options: ClassVar[type] = SequentialOptions
-    base_learning_rate: ClassVar[float | None] = 0.00067
+    title = "Sequential (lower bound)"
+    paper = ""
+    trains = "one adapter and a linear head, on and on"
+    stores = "one adapter, a linear head"
+    in_paper = False
+    Options = SequentialOptions
+    base_learning_rate = 0.00067
     # A bound has no authors: One-A's hyper-parameters, so that the two differ only in how they guard what is known.
-    paper_presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PUBLISHED
+    paper_presets: ClassVar = PUBLISHED
     options: SequentialOptions
 
     def __init__(self, vit: FrozenViT, options: SequentialOptions, runtime: Runtime, plan: StreamPlan | None = None):

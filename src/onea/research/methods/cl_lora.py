@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -59,13 +58,13 @@ def _recipe(epochs: int, rate: float, batch: int, decay: float, rank: int) -> di
 class CLLoRA(Method):
     """A score compares an image, seen through the shared half and a task's own half, to that task's prototypes."""
 
-    title: ClassVar[str] = "CL-LoRA"
-    paper: ClassVar[str] = "https://arxiv.org/abs/2505.24816"
-    trains: ClassVar[str] = "low-rank updates of queries and values: shared ones, and new ones per task"
-    stores: ClassVar[str] = "shared updates, updates and block weights per task, a prototype per class"
-    Options: ClassVar[type] = CLLoRAOptions
-    base_learning_rate: ClassVar[float | None] = 0.0078
-    paper_presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    title = "CL-LoRA"
+    paper = "https://arxiv.org/abs/2505.24816"
+    trains = "low-rank updates of queries and values: shared ones, and new ones per task"
+    stores = "shared updates, updates and block weights per task, a prototype per class"
+    Options = CLLoRAOptions
+    base_learning_rate = 0.0078
+    paper_presets: ClassVar = {
         "cifar100": _recipe(30, 0.03, 64, 1e-4, 8),
         "imagenet-a": _recipe(25, 0.05, 32, 5e-3, 10),
         "imagenet-r": _recipe(20, 0.05, 32, 5e-4, 10),
@@ -73,7 +72,7 @@ class CLLoRA(Method):
         "cub200": _recipe(20, 0.05, 32, 5e-4, 10),
         "": _recipe(20, 0.05, 32, 5e-4, 10),
     }
-    auto_preset: ClassVar[Mapping[str, Any]] = {"rank": 8}
+    auto_preset: ClassVar = {"rank": 8}
     options: CLLoRAOptions
 
     def __init__(self, vit: FrozenViT, options: CLLoRAOptions, runtime: Runtime, plan: StreamPlan | None = None):

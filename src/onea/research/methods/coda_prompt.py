@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -100,21 +99,21 @@ class Components(nn.Module):
 class CODAPrompt(PromptMethod):
     """Prefix prompts blended by attention to the query; needs the number of tasks in advance."""
 
-    title: ClassVar[str] = "CODA-Prompt"
-    paper: ClassVar[str] = "https://arxiv.org/abs/2211.13218"
-    trains: ClassVar[str] = "prompt components with keys and attention, a linear head"
-    stores: ClassVar[str] = "all components, the head"
-    Options: ClassVar[type] = CODAOptions
-    base_learning_rate: ClassVar[float | None] = 0.0072
+    title = "CODA-Prompt"
+    paper = "https://arxiv.org/abs/2211.13218"
+    trains = "prompt components with keys and attention, a linear head"
+    stores = "all components, the head"
+    Options = CODAOptions
+    base_learning_rate = 0.0072
     options: CODAOptions
     prompts: Components
     new_rows: ClassVar[Literal["truncated", "uniform"]] = "uniform"
-    paper_presets: ClassVar[Mapping[str, Mapping[str, Any]]] = by_dataset(
+    paper_presets: ClassVar = by_dataset(
         cifar100={"epochs": 20, "learning_rate": 0.001, "batch_size": 128, "weight_decay": 0.0, "crop_scale": 0.08},
         others={"epochs": 50, "learning_rate": 0.001, "batch_size": 128, "weight_decay": 0.0, "crop_scale": 0.08},
         fallback={"crop_scale": 0.05},
     )
-    auto_preset: ClassVar[Mapping[str, Any]] = {"weight_decay": 0.0, "schedule": "cosine"}
+    auto_preset: ClassVar = {"weight_decay": 0.0, "schedule": "cosine"}
 
     def __init__(self, vit: FrozenViT, options: CODAOptions, runtime: Runtime, plan: StreamPlan | None = None):
         super().__init__(vit, options, runtime, plan)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -82,19 +81,19 @@ class DualPrompt(PromptMethod):
     A slot is added per task, so there are always enough, and matching only ever sees slots that were trained.
     """
 
-    title: ClassVar[str] = "DualPrompt"
-    paper: ClassVar[str] = "https://arxiv.org/abs/2204.04799"
-    trains: ClassVar[str] = "a general prompt, an expert prompt with a key per task, a linear head"
-    stores: ClassVar[str] = "the general prompt, an expert prompt and a key per task, the head"
-    Options: ClassVar[type] = DualPromptOptions
-    base_learning_rate: ClassVar[float | None] = 0.0027
+    title = "DualPrompt"
+    paper = "https://arxiv.org/abs/2204.04799"
+    trains = "a general prompt, an expert prompt with a key per task, a linear head"
+    stores = "the general prompt, an expert prompt and a key per task, the head"
+    Options = DualPromptOptions
+    base_learning_rate = 0.0027
     options: DualPromptOptions
     prompts: DualPrompts
-    paper_presets: ClassVar[Mapping[str, Mapping[str, Any]]] = by_dataset(
+    paper_presets: ClassVar = by_dataset(
         cifar100={"epochs": 5, "learning_rate": 0.001, "batch_size": 24, "weight_decay": 0.0},
         others={"epochs": 10, "learning_rate": 0.001, "batch_size": 24, "weight_decay": 0.0},
     )
-    auto_preset: ClassVar[Mapping[str, Any]] = {"weight_decay": 0.0}
+    auto_preset: ClassVar = {"weight_decay": 0.0}
 
     def __init__(self, vit: FrozenViT, options: DualPromptOptions, runtime: Runtime, plan: StreamPlan | None = None):
         super().__init__(vit, options, runtime, plan)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,11 +47,11 @@ class EASE(AdapterBank):
     adapter j; an earlier class has no images left to pass through adapter j, so its prototype there is synthetic.
     """
 
-    title: ClassVar[str] = "EASE"
-    paper: ClassVar[str] = "https://arxiv.org/abs/2403.12030"
-    stores: ClassVar[str] = "an adapter per task, a prototype per class and task"
-    Options: ClassVar[type] = EASEOptions
-    base_learning_rate: ClassVar[float | None] = 0.019
+    title = "EASE"
+    paper = "https://arxiv.org/abs/2403.12030"
+    stores = "an adapter per task, a prototype per class and task"
+    Options = EASEOptions
+    base_learning_rate = 0.019
     options: EASEOptions
 
     def __init__(self, vit: FrozenViT, options: EASEOptions, runtime: Runtime, plan: StreamPlan | None = None):

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -72,13 +71,13 @@ class InfLoRA(Method):
     official code, while its inputs still join the memory. The report says so.
     """
 
-    title: ClassVar[str] = "InfLoRA"
-    paper: ClassVar[str] = "https://arxiv.org/abs/2404.00228"
-    trains: ClassVar[str] = "a low-rank update of keys and values per task, a linear head per task"
-    stores: ClassVar[str] = "folded updates, heads, the input directions of old tasks"
-    Options: ClassVar[type] = InfLoRAOptions
-    base_learning_rate: ClassVar[float | None] = 0.0013
-    paper_presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    title = "InfLoRA"
+    paper = "https://arxiv.org/abs/2404.00228"
+    trains = "a low-rank update of keys and values per task, a linear head per task"
+    stores = "folded updates, heads, the input directions of old tasks"
+    Options = InfLoRAOptions
+    base_learning_rate = 0.0013
+    paper_presets: ClassVar = {
         "cifar100": _recipe(20, 0.95),
         "imagenet-r": _recipe(50, 0.98),
         # Not published: the settings of ImageNet-R.
@@ -86,7 +85,7 @@ class InfLoRA(Method):
         "imagenet-a": _recipe(50, 0.98),
         "": _recipe(50, 0.98),
     }
-    auto_preset: ClassVar[Mapping[str, Any]] = {"weight_decay": 0.0, "rank": 10, "schedule": "cosine"}
+    auto_preset: ClassVar = {"weight_decay": 0.0, "rank": 10, "schedule": "cosine"}
     options: InfLoRAOptions
 
     def __init__(self, vit: FrozenViT, options: InfLoRAOptions, runtime: Runtime, plan: StreamPlan | None = None):

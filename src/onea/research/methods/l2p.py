@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -76,19 +75,19 @@ class L2P(PromptMethod):
     Nothing keeps the tasks apart but the keys: the same prompts may serve all of them.
     """
 
-    title: ClassVar[str] = "L2P"
-    paper: ClassVar[str] = "https://arxiv.org/abs/2112.08654"
-    trains: ClassVar[str] = "a pool of input prompts with keys, a linear head"
-    stores: ClassVar[str] = "the pool, the head"
-    Options: ClassVar[type] = L2POptions
-    base_learning_rate: ClassVar[float | None] = 0.014
+    title = "L2P"
+    paper = "https://arxiv.org/abs/2112.08654"
+    trains = "a pool of input prompts with keys, a linear head"
+    stores = "the pool, the head"
+    Options = L2POptions
+    base_learning_rate = 0.014
     options: L2POptions
     prompts: PromptPool
-    paper_presets: ClassVar[Mapping[str, Mapping[str, Any]]] = by_dataset(
+    paper_presets: ClassVar = by_dataset(
         cifar100={"epochs": 5, "learning_rate": 0.001875, "batch_size": 16, "weight_decay": 0.0},
         others={"epochs": 10, "learning_rate": 0.001875, "batch_size": 32, "weight_decay": 0.0},
     )
-    auto_preset: ClassVar[Mapping[str, Any]] = {"weight_decay": 0.0}
+    auto_preset: ClassVar = {"weight_decay": 0.0}
 
     def __init__(self, vit: FrozenViT, options: L2POptions, runtime: Runtime, plan: StreamPlan | None = None):
         super().__init__(vit, options, runtime, plan)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -73,20 +73,20 @@ def _recipe(epochs: int, rate: float, batch: int, decay: float, covariance: Cova
 class MOS(Method):
     """Model surgery: progressively merged adapters, and self-refined retrieval among them."""
 
-    title: ClassVar[str] = "MOS"
-    paper: ClassVar[str] = "https://arxiv.org/abs/2412.09441"
-    trains: ClassVar[str] = "one adapter and a linear head, through all tasks"
-    stores: ClassVar[str] = "an adapter per task, a linear head, a prototype and a Gaussian per class"
-    Options: ClassVar[type] = MOSOptions
-    base_learning_rate: ClassVar[float | None] = 0.022
-    paper_presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    title = "MOS"
+    paper = "https://arxiv.org/abs/2412.09441"
+    trains = "one adapter and a linear head, through all tasks"
+    stores = "an adapter per task, a linear head, a prototype and a Gaussian per class"
+    Options = MOSOptions
+    base_learning_rate = 0.022
+    paper_presets: ClassVar = {
         "cifar100": _recipe(20, 0.03, 48, 5e-4),
         "cub200": _recipe(10, 0.01, 32, 5e-4),
         "imagenet-a": _recipe(10, 0.05, 32, 5e-3, "diagonal"),
         "imagenet-r": _recipe(10, 0.05, 16, 5e-3),
         "": _recipe(10, 0.05, 16, 5e-3),
     }
-    auto_preset: ClassVar[Mapping[str, Any]] = {"rank": 16}
+    auto_preset: ClassVar = {"rank": 16}
     options: MOSOptions
 
     def __init__(self, vit: FrozenViT, options: MOSOptions, runtime: Runtime, plan: StreamPlan | None = None):

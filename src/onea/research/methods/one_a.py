@@ -18,8 +18,8 @@ is trained, never the name of a dataset.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
 from onea.learner.merged_adapter import MergingOptions
 from onea.learner.one_a import SMALLEST_BATCH, OneAOptions, OneAPlusOptions
@@ -30,14 +30,14 @@ from onea.vit.hooks import BlockHooks
 class OneAPlus(AdapterMerging):
     """One adapter that every task starts from, statistics that follow it, and a Gaussian per class."""
 
-    title: ClassVar[str] = "One-A+"
-    paper: ClassVar[str] = "https://arxiv.org/abs/2603.10237"
-    trains: ClassVar[str] = "an adapter for each large task, from the merged one"
-    stores: ClassVar[str] = "one adapter, a mean and some directions per class, one matrix"
-    in_paper: ClassVar[bool] = False
-    Options: ClassVar[type] = OneAPlusOptions
-    base_learning_rate: ClassVar[float | None] = 0.15
-    paper_presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    title = "One-A+"
+    paper = "https://arxiv.org/abs/2603.10237"
+    trains = "an adapter for each large task, from the merged one"
+    stores = "one adapter, a mean and some directions per class, one matrix"
+    in_paper = False
+    Options = OneAPlusOptions
+    base_learning_rate = 0.15
+    paper_presets: ClassVar = {}
     options: OneAPlusOptions
 
     @classmethod
@@ -60,10 +60,10 @@ class OneAPlus(AdapterMerging):
 class OneAMethod(AdapterMerging):
     """One adapter, merged by asymmetric alignment, information-adaptive weights and directional gates."""
 
-    title: ClassVar[str] = "One-A"
-    paper: ClassVar[str] = "https://arxiv.org/abs/2603.10237"
-    trains: ClassVar[str] = "an adapter per task"
-    stores: ClassVar[str] = "one adapter, a prototype per class"
-    Options: ClassVar[type] = OneAOptions
-    base_learning_rate: ClassVar[float | None] = 0.17
+    title = "One-A"
+    paper = "https://arxiv.org/abs/2603.10237"
+    trains = "an adapter per task"
+    stores = "one adapter, a prototype per class"
+    Options = OneAOptions
+    base_learning_rate = 0.17
     options: OneAOptions

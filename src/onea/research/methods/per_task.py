@@ -49,9 +49,9 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 class AdapterBank(Method):
     """One frozen adapter per task, in order; a pass through the network for each of them."""
 
-    trains: ClassVar[str] = "an adapter per task"
-    Options: ClassVar[type] = AdapterOptions
-    paper_presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PUBLISHED
+    trains = "an adapter per task"
+    Options = AdapterOptions
+    paper_presets: ClassVar = PUBLISHED
     options: AdapterOptions
 
     def __init__(self, vit: FrozenViT, options: AdapterOptions, runtime: Runtime, plan: StreamPlan | None = None):
@@ -123,10 +123,10 @@ class PerTaskAdapter(AdapterBank):
     Levels of cosines differ between adapters too; they are compared as they are.
     """
 
-    title: ClassVar[str] = "Per-task adapter"
-    paper: ClassVar[str] = "https://arxiv.org/abs/2603.10237"
-    stores: ClassVar[str] = "an adapter per task, a prototype per class"
-    base_learning_rate: ClassVar[float | None] = 0.0084
+    title = "Per-task adapter"
+    paper = "https://arxiv.org/abs/2603.10237"
+    stores = "an adapter per task, a prototype per class"
+    base_learning_rate = 0.0084
 
     def __init__(self, vit: FrozenViT, options: AdapterOptions, runtime: Runtime, plan: StreamPlan | None = None):
         super().__init__(vit, options, runtime, plan)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -263,20 +263,20 @@ class SEMAOptions(TrainingOptions):
 class SEMA(Method):
     """A frozen network that grows: at most one module per expandable block and task, and only when detection asks."""
 
-    title: ClassVar[str] = "SEMA"
-    paper: ClassVar[str] = "https://arxiv.org/abs/2403.18886"
-    trains: ClassVar[str] = "adapters, router rows and descriptors where data look new, a linear head"
-    stores: ClassVar[str] = "modules whose number grows with the tasks, a linear head"
-    Options: ClassVar[type] = SEMAOptions
-    base_learning_rate: ClassVar[float | None] = 0.0026
-    paper_presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+    title = "SEMA"
+    paper = "https://arxiv.org/abs/2403.18886"
+    trains = "adapters, router rows and descriptors where data look new, a linear head"
+    stores = "modules whose number grows with the tasks, a linear head"
+    Options = SEMAOptions
+    base_learning_rate = 0.0026
+    paper_presets: ClassVar = {
         "cifar100": {"epochs": 5, "threshold": 2.0, "standardise": False},
         "imagenet-a": {"epochs": 20, "threshold": 1.0, "standardise": False},
         "imagenet-r": {"epochs": 20, "threshold": 2.0, "standardise": False},
         # No official configuration (CUB among them): ImageNet-R's.
         "": {"epochs": 20, "threshold": 2.0, "standardise": False},
     }
-    auto_preset: ClassVar[Mapping[str, Any]] = {"rank": 16, "descriptor_rate": 0.1}
+    auto_preset: ClassVar = {"rank": 16, "descriptor_rate": 0.1}
     options: SEMAOptions
 
     def __init__(self, vit: FrozenViT, options: SEMAOptions, runtime: Runtime, plan: StreamPlan | None = None):

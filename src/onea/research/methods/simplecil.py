@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from onea.learner.options import ClassifierOptions
 from onea.learner.tasks import Task
@@ -15,12 +15,12 @@ from onea.vit.hooks import NO_HOOKS, BlockHooks
 class SimpleCIL(FeatureClassification):
     """Nearest class mean, by cosine, in the pretrained feature space."""
 
-    title: ClassVar[str] = "SimpleCIL"
-    paper: ClassVar[str] = "https://arxiv.org/abs/2303.07338"
-    trains: ClassVar[str] = "nothing"
-    stores: ClassVar[str] = "a prototype per class"
-    trains_network: ClassVar[bool] = False
-    Options: ClassVar[type] = ClassifierOptions
+    title = "SimpleCIL"
+    paper = "https://arxiv.org/abs/2303.07338"
+    trains = "nothing"
+    stores = "a prototype per class"
+    trains_network = False
+    Options = ClassifierOptions
 
     def learn(self, task: Task) -> dict[str, Any]:
         """Add the task's images to the statistics."""
@@ -46,11 +46,11 @@ class SLDAOptions(ClassifierOptions):
 class SLDA(SimpleCIL):
     """Streaming linear discriminant analysis in the pretrained feature space."""
 
-    title: ClassVar[str] = "SLDA"
-    paper: ClassVar[str] = "https://arxiv.org/abs/1909.01520"
-    stores: ClassVar[str] = "a mean per class, one matrix"
-    in_paper: ClassVar[bool] = False
-    Options: ClassVar[type] = SLDAOptions
+    title = "SLDA"
+    paper = "https://arxiv.org/abs/1909.01520"
+    stores = "a mean per class, one matrix"
+    in_paper = False
+    Options = SLDAOptions
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ class RanPACOptions(RandomFeatureOptions, ClassifierOptions):
 class RanPACFrozen(SimpleCIL):
     """Ridge regression on random features of the pretrained network."""
 
-    title: ClassVar[str] = "RanPAC (frozen)"
-    paper: ClassVar[str] = "https://arxiv.org/abs/2307.02251"
-    stores: ClassVar[str] = "two matrices of random features: 200 MB for 5,000"
-    in_paper: ClassVar[bool] = False
-    Options: ClassVar[type] = RanPACOptions
+    title = "RanPAC (frozen)"
+    paper = "https://arxiv.org/abs/2307.02251"
+    stores = "two matrices of random features: 200 MB for 5,000"
+    in_paper = False
+    Options = RanPACOptions
