@@ -15,7 +15,7 @@ from support import ROOT
 
 import onea
 from onea.errors import OneaError, did_you_mean, install_command
-from onea.vit.weight_files import check_name
+from onea.vit.weight_files import timm_config
 
 FILES = sorted(Path(onea.__file__).parent.rglob("*.py"))
 
@@ -62,5 +62,5 @@ def test_hints_are_sentences():
     assert did_you_mean("zzz", ["gamma", "tasks"]).endswith(".")
     assert did_you_mean("gama", ["gamma", "tasks"]).endswith("?")
     with pytest.raises(OneaError, match=r"^Unknown backbone 'zzz'; choose .* or one of timm's such as .*\.$") as error:
-        check_name("zzz")
+        timm_config("zzz")
     assert len(str(error.value)) < 200

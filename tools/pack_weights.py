@@ -30,7 +30,7 @@ from onea.tensors import Tensors
 from onea.vit.backbones import digest_of
 from onea.vit.eight_bits import LARGEST, SCALE, expanded, packed, rounded
 from onea.vit.network_config import NetworkConfig
-from onea.vit.weight_files import config_of, network_of, read_weights, split_name, without_head
+from onea.vit.weight_files import build_network, load_config, read_weights, split_file_name, without_head
 
 DAMPING = 0.01  # of the mean square of the inputs
 MATRICES = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")  # of a block, in the order of computation
@@ -105,14 +105,14 @@ def main() -> None:
     parser.add_argument("--expanded", type=Path)
     arguments = parser.parse_args()
 
-    parts = split_name(arguments.weights)
+    parts = split_file_name(arguments.weights)
     if parts is None:
         parser.error(f"{arguments.weights} is no .safetensors file")
     told, path = parts
-    source, config = read_weights(path), config_of(path, told) or NetworkConfig()
+    source, config = read_weights(path), load_config(path, told) or NetworkConfig()
     weights = without_head(source)
     if arguments.photos:
-        vit = network_of(weights, config, path).eval()
+        vit = build_network(weights, config, path).eval()
         if size := arguments.image_size:
             vit.set_input_size(img_size=(size, size))
         side = vit.patch_embed.img_size[0]

@@ -35,7 +35,7 @@ from typing import Any, Literal
 
 from onea.files import dump_with_checksum, write_atomically
 from onea.research.methods import METHODS
-from onea.research.record import Record, read_record_file, record_path, find_record_files
+from onea.research.record import Record, find_record_files, read_record_file, record_path
 from onea.research.runs.config import RunConfig, make_config
 from onea.research.runs.executors import LocalProcesses
 from onea.research.runs.grid import RunJob

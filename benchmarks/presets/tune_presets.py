@@ -97,7 +97,7 @@ class Bench:
         self.materials: dict[tuple[str, int], Material] = {}
         self.runtime = make_runtime(device, threads=1)
         self.vit = load_backbone(backbone, image_size)
-        self.vit.keep_matrices_in(self.runtime.dtype, self.runtime.fp8).to(self.runtime.device)
+        self.vit.cast_matrices(self.runtime.dtype, self.runtime.fp8).to(self.runtime.device)
         self._sides: dict[tuple[str, int], Any] = {}
         self._frozen: dict[tuple[str, int], float] = {}
 

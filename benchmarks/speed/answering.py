@@ -52,7 +52,7 @@ def main() -> None:
     else:
         network = timm.create_model(given.backbone, num_classes=0)
         vit = FrozenViT(network, given.backbone, "", (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-    vit.keep_matrices_in(runtime.dtype).to(runtime.device)
+    vit.cast_matrices(runtime.dtype).to(runtime.device)
     methods = [taught(name, vit, given.classes, runtime) for name in ("one-a", "one-a-plus")]
     print("backbone,device,precision,classes,batch,one_a_s,one_a_plus_s,ratio")
     for batch in given.batches:

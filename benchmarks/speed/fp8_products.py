@@ -17,7 +17,7 @@ import torch
 from cuda_timing import microseconds
 from torch.nn import functional as F
 
-from onea.vit.fp8 import product, quantised
+from onea.vit.fp8 import quantise_rows, scaled_matmul
 
 TOKENS = 197
 WIDTHS = ((768, 2304), (768, 768), (768, 3072), (3072, 768), (2304, 768))  # of inputs and outputs
@@ -37,10 +37,10 @@ def main() -> None:
             for inputs, outputs in WIDTHS:
                 x, weights = (torch.randn(size, inputs, device="cuda").bfloat16() for size in (rows, outputs))
                 bias = torch.randn(outputs, device="cuda").bfloat16()
-                in_eight = (*quantised(x), *quantised(weights), bias)
+                in_eight = (*quantise_rows(x), *quantise_rows(weights), bias)
                 # The lambdas are called before the next turn of the loop.
                 plain = microseconds(lambda: F.linear(x, weights, bias), REPEATS, REPLAYS)  # noqa: B023
-                eight = microseconds(lambda: product(*in_eight), REPEATS, REPLAYS)  # noqa: B023
+                eight = microseconds(lambda: scaled_matmul(*in_eight), REPEATS, REPLAYS)  # noqa: B023
                 table.writerow((rows, inputs, outputs, f"{plain:.1f}", f"{eight:.1f}", f"{plain / eight:.2f}"))
 
 

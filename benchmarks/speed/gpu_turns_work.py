@@ -25,7 +25,7 @@ from onea.learner.one_a import OneAOptions
 from onea.research.bench.results import synchronise, time_interleaved
 from onea.research.methods.one_a import OneAMethod
 from onea.research.runs.evaluation import correct_per_class
-from onea.research.runs.setup import PreparedRun, ImageSubset
+from onea.research.runs.setup import ImageSubset, PreparedRun
 from onea.research.streams import Stream
 from onea.vit.batching import EVALUATION_BATCH
 
@@ -197,7 +197,7 @@ class Measured:
         )
         runtime, vit = config.runtime(same_numerics=False), bench_backbone(weights)
         compiled = config.compiles(runtime) and not given.eager
-        vit.keep_matrices_in(runtime.dtype, *(() if OLD else (runtime.fp8,))).to(runtime.device)
+        vit.cast_matrices(runtime.dtype, *(() if OLD else (runtime.fp8,))).to(runtime.device)
         if compiled:
             vit.compile_for({config.batch, EVALUATION_BATCH})
         epochs = given.epochs

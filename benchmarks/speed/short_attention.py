@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from onea.vit.short_attention import tile_for
+from onea.vit.short_attention import tile_size
 from onea.vit.short_attention_kernels import short_attention_backward, short_attention_forward
 
 SHAPES = ((128, 6, 65), (128, 6, 44), (64, 6, 65))
@@ -83,7 +83,7 @@ def kernels(qkv: Tensor, upper: Tensor, heads: int, variants: list[str]) -> Iter
     for name, backend in THEIRS.items():
         yield name, *theirs(backend, qkv, upper, heads)
     tokens = upper.shape[1]
-    for tile, warps in [tuple(map(int, each.split("x"))) for each in variants] or [tile_for(tokens)]:
+    for tile, warps in [tuple(map(int, each.split("x"))) for each in variants] or [tile_size(tokens)]:
         if tile >= tokens - 1:
             yield f"ours {tile}x{warps}", *ours(tile, warps, qkv, upper, heads)
 

@@ -23,7 +23,7 @@ pytestmark = [
 def adapters(vit: FrozenViT, seed: int) -> Adapters:
     made = Adapters(vit.depth, vit.width, 4, generator=torch.Generator().manual_seed(seed), dropout=0.0)
     with torch.no_grad():
-        for adapter in made.each():
+        for adapter in made.adapters():
             adapter.up.weight.normal_(generator=torch.Generator().manual_seed(seed + 1))
     return made
 

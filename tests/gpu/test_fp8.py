@@ -11,7 +11,7 @@ from onea.runtime import make_runtime
 from onea.vit.adapter import Adapters
 from onea.vit.backbones import load_backbone
 from onea.vit.compiled import can_compile
-from onea.vit.fp8 import product, quantised
+from onea.vit.fp8 import quantise_rows, scaled_matmul
 
 GPU = torch.device("cuda")
 pytestmark = pytest.mark.skipif(
@@ -32,15 +32,15 @@ def off(found: torch.Tensor, expected: torch.Tensor) -> float:
 @pytest.mark.parametrize(("inputs", "outputs"), [(64, 192), (768, 3072), (3072, 768)])
 def test_a_product_is_the_cpus(rows, inputs, outputs):
     a, b, bias = drawn(rows, inputs), drawn(outputs, inputs, seed=2), drawn(outputs, seed=3).bfloat16()
-    mine = product(*quantised(a.to(GPU)), *quantised(b.to(GPU)), bias.to(GPU))
-    theirs = product(*quantised(a), *quantised(b), bias)
+    mine = scaled_matmul(*quantise_rows(a.to(GPU)), *quantise_rows(b.to(GPU)), bias.to(GPU))
+    theirs = scaled_matmul(*quantise_rows(a), *quantise_rows(b), bias)
     # Fast accumulation keeps 14 bits of the partial sums; both results are rounded to bfloat16.
     assert off(mine, theirs) < 1e-2
 
 
 def test_numbers_in_eight_bits_are_the_cpus():
     rows = drawn(100, 256) * torch.logspace(-12, 12, 100)[:, None]
-    mine, theirs = quantised(rows.to(GPU)), quantised(rows)
+    mine, theirs = quantise_rows(rows.to(GPU)), quantise_rows(rows)
     torch.testing.assert_close(mine[1].cpu(), theirs[1], rtol=1e-6, atol=0)
     assert off(mine[0].float(), theirs[0].float()) < 1e-3
 
@@ -52,9 +52,9 @@ def test_features_and_gradients_are_the_cpus(tiny_vit, compiled):
     torch.compiler.reset()
     counters.clear()
     runtime = make_runtime("cuda", "fp8")
-    exact = load_backbone(tiny_vit).keep_matrices_in(torch.bfloat16)
-    plain = load_backbone(tiny_vit).keep_matrices_in(torch.bfloat16, fp8=True)
-    ours = load_backbone(tiny_vit).keep_matrices_in(runtime.dtype, runtime.fp8).to(GPU)
+    exact = load_backbone(tiny_vit).cast_matrices(torch.bfloat16)
+    plain = load_backbone(tiny_vit).cast_matrices(torch.bfloat16, fp8=True)
+    ours = load_backbone(tiny_vit).cast_matrices(runtime.dtype, runtime.fp8).to(GPU)
     if compiled:
         ours.compile_for({64})
     for seed in (1, 2, 3, 4):
@@ -64,7 +64,7 @@ def test_features_and_gradients_are_the_cpus(tiny_vit, compiled):
             for _ in range(3)
         ]
         for hooks in adapters:
-            for adapter in hooks.each():
+            for adapter in hooks.adapters():
                 torch.nn.init.normal_(adapter.up.weight, generator=torch.Generator().manual_seed(seed))
         mine, theirs, best = adapters[0].to(GPU), *adapters[1:]
         with runtime.autocast():

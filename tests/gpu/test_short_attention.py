@@ -70,12 +70,12 @@ def test_a_compiled_network_learns_with_it_as_without(tmp_path, monkeypatch, kep
         counters.clear()
         vit = load_backbone(str(tmp_path / "vit.safetensors"))
         hooks = Adapters(vit.depth, vit.width, 4, generator=torch.Generator().manual_seed(1), dropout=0.0)
-        for adapter in hooks.each():
+        for adapter in hooks.adapters():
             torch.nn.init.normal_(adapter.up.weight, generator=torch.Generator().manual_seed(2))
         images = drawn(4, 3, vit.size, vit.size)
         patches = None if kept is None else torch.arange(kept).expand(4, -1).contiguous()
         if name != "exact":
-            vit.keep_matrices_in(torch.bfloat16).to(GPU).compile_for({4})
+            vit.cast_matrices(torch.bfloat16).to(GPU).compile_for({4})
             hooks, images = hooks.to(GPU), images.to(GPU)
             patches = None if patches is None else patches.to(GPU)
         parameters = list(hooks.parameters())

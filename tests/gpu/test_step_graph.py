@@ -39,7 +39,7 @@ def learned(
     """Losses and weights of a training, and the number of steps that were replayed."""
     torch.compiler.reset()
     runtime = make_runtime("cuda", precision)
-    vit = load_backbone(tiny_vit).keep_matrices_in(runtime.dtype, runtime.fp8).to(GPU)
+    vit = load_backbone(tiny_vit).cast_matrices(runtime.dtype, runtime.fp8).to(GPU)
     if compiled:
         vit.compile_for({BATCH, 256})
     images = PackedImages(PIXELS, Preprocess(vit.size, vit.mean, vit.std), GPU, tier)

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 @pytest.fixture
 def network(tiny_vit):
     runtime = make_runtime("cuda", "bf16")
-    vit = load_backbone(tiny_vit).keep_matrices_in(runtime.dtype).to(GPU)
+    vit = load_backbone(tiny_vit).cast_matrices(runtime.dtype).to(GPU)
     hooks = Adapters(vit.depth, vit.width, 4, generator=torch.Generator().manual_seed(1), dropout=0.0).to(GPU)
     images = torch.randn(4, 3, vit.size, vit.size, generator=torch.Generator().manual_seed(2)).to(GPU)
 

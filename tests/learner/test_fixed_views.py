@@ -12,7 +12,7 @@ from support.methods import learn_all, prepared
 from onea.learner import fixed_views
 from onea.learner.fixed_views import FixedViews
 from onea.vit.adapter import Adapters
-from onea.vit.batching import padded
+from onea.vit.batching import padded_size
 
 VIEWS = 3
 
@@ -46,7 +46,7 @@ def ready(tiny_run):
 def adapters(ready):
     made = Adapters(2, ready.method.vit.width, 4, generator=torch.Generator(), dropout=0.0, first_block=1)
     with torch.no_grad():
-        for adapter in made.each():
+        for adapter in made.adapters():
             adapter.up.weight.normal_(std=0.3, generator=torch.Generator().manual_seed(1))
     return made
 
@@ -76,7 +76,7 @@ def test_features_and_gradients_are_those_of_the_whole_network_on_the_same_views
         monkeypatch.setattr(fixed_views, "MOST_ON_HOST", 0)
     vit, views = ready.method.vit, some_views(ready, adapters)
     for _ in range(2):  # computed, then kept
-        mine = vit.forward_above(views.tokens(POSITIONS, OF_EACH), adapters)
+        mine = vit.forward_from_block(views.tokens(POSITIONS, OF_EACH), adapters)
         theirs = vit(images_of(ready, POSITIONS, OF_EACH), adapters)
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(
@@ -100,7 +100,7 @@ def test_what_is_kept_is_the_tokens_in_half_precision(ready, adapters):
 
 
 def test_tokens_that_are_too_large_for_half_precision_stay_finite(ready, adapters, monkeypatch):
-    below = type(ready.method.vit).forward_below
+    below = type(ready.method.vit).forward_to_block
     monkeypatch.setattr(type(ready.method.vit), "forward_below", lambda *given: 1e9 * below(*given))
     tokens = some_views(ready, adapters, torch.float16).tokens(POSITIONS, OF_EACH)
     assert tokens.isfinite().all()
@@ -115,14 +115,14 @@ def test_every_view_passes_the_lower_blocks_once_where_it_has_room(ready, adapte
             for view in range(VIEWS):
                 views.features(view, adapters)
             views.tokens(POSITIONS, OF_EACH)
-    assert passed == [VIEWS * padded(images), 2 * VIEWS * images]
+    assert passed == [VIEWS * padded_size(images), 2 * VIEWS * images]
     size = VIEWS * images * ready.method.vit.tokens * ready.method.vit.width * 4
     for most, room in ((size, True), (size - 1, False)):
         monkeypatch.setattr(fixed_views, "MOST_ON_HOST", most)
         with counted(ready.method.vit) as passed:
             views = some_views(ready, adapters)
             views.features(0, adapters), views.features(0, adapters)
-        assert passed[0] == (1 if room else 2) * padded(images)
+        assert passed[0] == (1 if room else 2) * padded_size(images)
 
 
 def test_every_epoch_takes_the_next_view_of_each_image(ready, adapters, monkeypatch):
@@ -162,7 +162,10 @@ def test_guard_map_and_statistics_look_at_the_views_that_are_kept(tiny_run, view
     assert report["trained"] or report["guard"]
     held_out = report["guard"]["images"]
     looks = 2 + (views - 1)  # before, after, and further views
-    assert passed == [max(2, views) * padded(len(task)), looks * len(task) + report["epochs"] * (len(task) - held_out)]
+    assert passed == [
+        max(2, views) * padded_size(len(task)),
+        looks * len(task) + report["epochs"] * (len(task) - held_out),
+    ]
 
 
 def test_a_task_that_trains_nothing_keeps_no_tokens(tiny_run, monkeypatch):
@@ -172,7 +175,7 @@ def test_a_task_that_trains_nothing_keeps_no_tokens(tiny_run, monkeypatch):
     task = ready.task(1)
     with counted(ready.method.vit) as passed:
         assert ready.method.learn(task) == {"trained": False}
-    assert passed == [2 * padded(len(task))] * 2, "each image as it is and in a crop"
+    assert passed == [2 * padded_size(len(task))] * 2, "each image as it is and in a crop"
 
 
 @pytest.mark.parametrize("store", ["auto", "exact"])
@@ -193,4 +196,4 @@ def test_files_that_are_read_anew_are_read_once_for_each_view(tiny_run, monkeypa
     task = ready.task(0)
     report = ready.method.learn(task)
     assert report["epochs"] > 1
-    assert len(read) == ready.method.options.cached_views * padded(len(task))
+    assert len(read) == ready.method.options.cached_views * padded_size(len(task))

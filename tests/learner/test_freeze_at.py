@@ -99,7 +99,7 @@ def test_it_learns_on_tokens_that_the_frozen_ones_have_changed(tiny_run, monkeyp
     ((views, below),) = made
     found, images = views.plain(task.rows), task.images.plain(task.rows)
     with torch.no_grad():
-        expected, blank = (method.vit.forward_below(images, hooks, 1) for hooks in (below, NO_HOOKS))
+        expected, blank = (method.vit.forward_to_block(images, hooks, 1) for hooks in (below, NO_HOOKS))
     assert float((found - expected).norm()) < 0.1 * float((blank - expected).norm())
 
 
@@ -109,12 +109,12 @@ def test_above_and_below_are_the_whole(tiny_run):
     vit, images = ready.method.vit, ready.task(0).images.plain(ready.task(0).rows[:4])
     adapters = Adapters(2, vit.width, 4, generator=torch.Generator().manual_seed(1), dropout=0.0)
     with torch.no_grad():
-        for adapter in adapters.each():
+        for adapter in adapters.adapters():
             adapter.up.weight.normal_(std=0.3, generator=torch.Generator().manual_seed(2))
-    above = adapters.above(1)
-    below = vit.forward_below(images, adapters.frozen_copy(), 1)
+    above = adapters.from_block(1)
+    below = vit.forward_to_block(images, adapters.frozen_copy(), 1)
     assert not below.requires_grad
-    torch.testing.assert_close(vit.forward_above(below, above), vit(images, adapters))
+    torch.testing.assert_close(vit.forward_from_block(below, above), vit(images, adapters))
     assert [name.split(".")[1] for name, _ in above.named_parameters()] == ["1"] * 4
     assert above.scale == adapters.scale
 
@@ -122,7 +122,7 @@ def test_above_and_below_are_the_whole(tiny_run):
 def test_a_stream_is_learned_and_continued(tiny_run):
     whole = learn_all(asked(tiny_run, patch_drop_rate=0.5))
     assert whole.adapter.first_block == 0
-    assert all(bool(adapter.up.weight.any()) for adapter in whole.adapter.each())
+    assert all(bool(adapter.up.weight.any()) for adapter in whole.adapter.adapters())
     first, second = (asked(tiny_run, patch_drop_rate=0.5) for _ in range(2))
     learn_all(first, [0, 1])
     second.method.load_state_dict({name: value.clone() for name, value in first.method.state_dict().items()})

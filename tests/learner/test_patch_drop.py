@@ -17,7 +17,7 @@ from onea.learner.adapter_training import AdapterTraining, blank_adapters, train
 from onea.research.runs.evaluation import count_flops
 from onea.vit.adapter import Adapters
 from onea.vit.backbones import load_backbone
-from onea.vit.batching import draw_patches, number_kept
+from onea.vit.batching import num_kept_patches, sample_patches
 from onea.vit.hooks import NO_HOOKS
 
 HALF = {"patch_drop_rate": 0.5}
@@ -30,9 +30,9 @@ def asked(values: dict, method: str = "one-a-plus", **options):
 @settings(deadline=None, max_examples=30)
 @given(st.integers(1, 40), st.floats(0, 0.99), st.integers(0, 99))
 def test_every_image_has_its_own_choice_of_as_many_patches(patches, rate, seed):
-    kept = number_kept(patches, rate)
+    kept = num_kept_patches(patches, rate)
     assert 1 <= kept <= patches
-    drawn, again = (draw_patches(kept, patches, 50, torch.Generator().manual_seed(seed)) for _ in range(2))
+    drawn, again = (sample_patches(kept, patches, 50, torch.Generator().manual_seed(seed)) for _ in range(2))
     assert torch.equal(drawn, again)
     assert drawn.shape == (50, kept)
     assert all(
@@ -43,7 +43,7 @@ def test_every_image_has_its_own_choice_of_as_many_patches(patches, rate, seed):
 
 
 def test_every_patch_is_kept_equally_often():
-    counts = torch.bincount(draw_patches(3, 12, 40_000, torch.Generator().manual_seed(1)).flatten())
+    counts = torch.bincount(sample_patches(3, 12, 40_000, torch.Generator().manual_seed(1)).flatten())
     assert ((counts - 10_000).abs() < 6 * (40_000 * 0.25 * 0.75) ** 0.5).all()
 
 
@@ -51,7 +51,7 @@ def test_every_patch_is_kept_equally_often():
 def test_the_network_sees_its_first_tokens_and_the_patches_that_were_drawn(name):
     vit = toy(name)
     images, prefix = images_for(vit), vit.vit.num_prefix_tokens
-    patches = draw_patches(2, vit.tokens - prefix, len(images), torch.Generator().manual_seed(1))
+    patches = sample_patches(2, vit.tokens - prefix, len(images), torch.Generator().manual_seed(1))
     tokens = vit.embed(images)
     for image, own in enumerate(patches.tolist()):  # as timm's blocks see an image alone
         x = tokens[image : image + 1, [*range(prefix), *(prefix + patch for patch in own)]]
@@ -68,10 +68,10 @@ def test_compiled_passes_see_the_same_patches(tiny_vit):
     vit = load_backbone(str(tiny_vit))
     images = images_for(vit, 5)
     hooks = Adapters(2, vit.width, 4, generator=torch.Generator().manual_seed(1), dropout=0.0, first_block=1)
-    first, second = (draw_patches(2, 4, 5, torch.Generator().manual_seed(seed)) for seed in (1, 2))
+    first, second = (sample_patches(2, 4, 5, torch.Generator().manual_seed(seed)) for seed in (1, 2))
 
     def features(patches):
-        return vit.forward_above(vit.forward_below(images, hooks), hooks, patches), vit(images, hooks, patches)
+        return vit.forward_from_block(vit.forward_to_block(images, hooks), hooks, patches), vit(images, hooks, patches)
 
     expected = [features(patches) for patches in (first, second)]
     assert not torch.allclose(expected[0][1], expected[1][1])
@@ -105,7 +105,7 @@ def test_every_batch_is_drawn_anew_and_a_seed_repeats_it(tiny_run, monkeypatch):
     drawn: list[torch.Tensor] = []
 
     def noted(*given):
-        drawn.append(draw_patches(*given))
+        drawn.append(sample_patches(*given))
         return drawn[-1]
 
     monkeypatch.setattr("onea.learner.adapter_training.draw_patches", noted)

@@ -90,7 +90,7 @@ def test_photos_of_any_shape_are_resized_as_pillow_resizes_them(model):
     """The part of the graph before the network, alone, and pixel by pixel."""
     onnx, runtime = pytest.importorskip("onnx"), onnx_runtime_or_skip()
     from onea.data.decode import fit
-    from onea.vit.onnx import take_photos
+    from onea.vit.onnx import prepend_resize
 
     side, random = 32, np.random.default_rng(5)
     image = onnx.helper.make_tensor_value_info("images", onnx.TensorProto.FLOAT, ["batch", 3, side, side])
@@ -101,7 +101,7 @@ def test_photos_of_any_shape_are_resized_as_pillow_resizes_them(model):
         opset_imports=[onnx.helper.make_opsetid("", OPSET)],
         ir_version=8,
     )
-    take_photos(graph, side)
+    prepend_resize(graph, side)
     session = runtime.InferenceSession(graph.SerializeToString(), providers=["CPUExecutionProvider"])
     shapes = [(1, 1), (2, 300), (300, 7), (31, 33), (32, 32), (33, 32), (32, 35), (77, 131), (131, 77), (65, 129)]
     shapes += [tuple(random.integers(1, 400, 2)) for _ in range(40)]

@@ -18,7 +18,7 @@ from onea.model.evaluation import metrics as quality
 from onea.model.evaluation.metrics import Quality
 from onea.model.export import Graph, export
 from onea.vit.backbones import load_backbone
-from onea.vit.onnx import smooth
+from onea.vit.onnx import smooth_activations
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def test_smoothing_changes_no_answer(tiny_vit):
         vit.vit.blocks[0].norm2.weight[3] *= 50  # one channel that leaves the others no levels
     images = torch.randn(4, 3, vit.size, vit.size, generator=torch.Generator().manual_seed(2))
     even = copy.deepcopy(vit)
-    smooth(even, lambda: even(images))
+    smooth_activations(even, lambda: even(images))
     torch.testing.assert_close(even(images), vit(images), rtol=1e-3, atol=1e-4)
 
     def unevenness(network):

@@ -10,7 +10,7 @@ import timm
 import torch
 
 from onea.vit.backbones import save_backbone
-from onea.vit.frozen import FrozenViT, frozen
+from onea.vit.frozen import FrozenViT, freeze
 from onea.vit.network_config import NetworkConfig
 
 _SMALL = {"depth": 2, "embed_dim": 48, "num_heads": 3}
@@ -40,7 +40,7 @@ def toy(name: str) -> FrozenViT:
     architecture, changes = SHAPES[name]
     config = toy_config(architecture, **changes)
     network = timm.create_model(architecture, **config.build_args())
-    return frozen(randomised(network), name, "", config)
+    return freeze(randomised(network), name, "", config)
 
 
 def write_toy(name: str, folder: Path) -> Path:

@@ -19,8 +19,8 @@ from onea.research.methods.lora import LowRank, LowRankUpdates, check_rank
 from onea.research.methods.prompting import InputPrompts, PrefixPrompts
 from onea.vit.adapter import Adapters
 from onea.vit.backbones import load_backbone
-from onea.vit.blocks import rotations
-from onea.vit.frozen import FrozenFeatures, FrozenViT, frozen
+from onea.vit.blocks import rotary_embeddings
+from onea.vit.frozen import FrozenFeatures, FrozenViT, freeze
 
 
 @pytest.fixture(params=sorted(SHAPES), scope="module")
@@ -52,7 +52,7 @@ def same(found: torch.Tensor, expected: torch.Tensor, plain: torch.Tensor) -> No
 
 def trained(vit: FrozenViT, generator: torch.Generator) -> Adapters:
     adapters = Adapters(vit.depth, vit.width, 4, generator=generator).eval()
-    for adapter in adapters.each():
+    for adapter in adapters.adapters():
         adapter.up.weight.normal_(std=2.0, generator=generator)
     return adapters
 
@@ -67,7 +67,7 @@ def test_adapters(vit, generator):
         block.register_forward_hook(lambda _, __, out, i=index, own=own: out + own(streams[i]))
     found, images = vit(images_for(vit), adapters), images_for(vit)
     same(found, timms(vit, network), vit(images))
-    torch.testing.assert_close(vit.forward_above(vit.forward_below(images, adapters), adapters), found)
+    torch.testing.assert_close(vit.forward_from_block(vit.forward_to_block(images, adapters), adapters), found)
     torch.compiler.reset()
     try:
         torch.testing.assert_close(vit.compile_for({4}, "eager")(images, adapters), found, rtol=1e-4, atol=1e-5)
@@ -111,7 +111,7 @@ def test_prompts_between_class_token_and_patches(vit, generator):
 def test_tokens_behind_the_patches(vit, generator, deep):
     hooks = VPT(vit.depth, vit.width, 2, deep=deep)
     hooks.prompts.normal_(generator=generator)
-    images, turned = images_for(vit), rotations(vit.vit, 0)
+    images, turned = images_for(vit), rotary_embeddings(vit.vit, 0)
     x = vit.embed(images)
     for index, block in enumerate(vit.vit.blocks):
         x = hooks.before_block(index, x)
@@ -175,7 +175,7 @@ def test_eight_bit_products_come_close(vit):
     images, copied = images_for(vit), copy.deepcopy(vit)
     plain = vit(images)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        small = copied.keep_matrices_in(torch.bfloat16, fp8=True)(images)
+        small = copied.cast_matrices(torch.bfloat16, fp8=True)(images)
     assert 0 < float((small - plain).norm() / plain.norm()) < 0.3
 
 
@@ -199,7 +199,7 @@ def test_heads_that_share_keys():
     if not timm.is_model(name := "vit_large_patch16_sapiens2"):
         pytest.skip("this timm has no such architecture")
     config = toy_config(name, num_kv_heads=[3, 1])
-    vit = frozen(timm.create_model(config.architecture, **config.build_args()).eval(), "shared", "", config)
+    vit = freeze(timm.create_model(config.architecture, **config.build_args()).eval(), "shared", "", config)
     torch.testing.assert_close(vit(images_for(vit)), timms(vit))
     with pytest.raises(OneaError, match=r"share keys and values.*LoRA does not fit; choose a method with adapters"):
         check_rank(4, vit)
@@ -213,7 +213,7 @@ def test_other_networks_give_their_features_and_take_no_hooks(name, generator):
     small["beit_base_patch16_224"] = {"img_size": 32, "embed_dim": 48, "depth": 2, "num_heads": 3}
     network = timm.create_model(name, num_classes=0, **small.get(name, {})).eval()
     config = toy_config(name)
-    vit = frozen(network, name, "", config)
+    vit = freeze(network, name, "", config)
     vit.size = small.get(name, {}).get("img_size", 64)
     assert isinstance(vit, FrozenFeatures)
     found = vit(images_for(vit))

@@ -34,7 +34,7 @@ needs_compiler = pytest.mark.skipif(not compiled.can_compile(CPU), reason="no C+
 def adapters(vit, seed: int) -> Adapters:
     hooks = Adapters(vit.depth, vit.width, 4, generator=torch.Generator().manual_seed(seed), dropout=0.0)
     with torch.no_grad():
-        for adapter in hooks.each():
+        for adapter in hooks.adapters():
             adapter.up.weight.normal_(generator=torch.Generator().manual_seed(seed + 1))
     return hooks
 
@@ -195,13 +195,13 @@ def test_what_is_frozen_of_an_adapter_stays_so_when_compiled(tiny_run):
     ready = prepare(make_config(tiny_run), make_runtime("cpu", "fp32", 1))
     vit, task, options = ready.method.vit.compile_for({8}, "eager"), ready.task(0), ready.method.options
     hooks = adapters(vit, 1)
-    for adapter in hooks.each():
+    for adapter in hooks.adapters():
         adapter.down.requires_grad_(False)
     before = copy.deepcopy(hooks)
     train_with_local_head(
         vit, hooks, local_head(vit.width, task, "linear"), task, options.recipe(), ready.method.runtime
     )
-    for now, then in zip(hooks.each(), before.each(), strict=True):
+    for now, then in zip(hooks.adapters(), before.adapters(), strict=True):
         assert torch.equal(now.down.weight, then.down.weight)
         assert not torch.equal(now.up.weight, then.up.weight)
 

@@ -14,7 +14,7 @@ from onea.research.methods.aper import FineTuned
 from onea.runtime import make_runtime
 from onea.vit.adapter import Adapters
 from onea.vit.backbones import load_backbone
-from onea.vit.fp8 import Fp8Linear, from_fp8, product, quantised, to_fp8
+from onea.vit.fp8 import Fp8Linear, from_fp8, quantise_rows, scaled_matmul, to_fp8
 from onea.vit.hooks import NO_HOOKS
 
 # Three bits of mantissa round by 1/16 of a number at most; what is below 2**-6 of the format's 448 by half a step of
@@ -39,18 +39,18 @@ def near(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 def test_every_number_is_near_and_rows_do_not_influence_each_other():
     rows = drawn(5, 64) * torch.tensor([1e-6, 1.0, 300.0, 1e9, 0.0])[:, None]
-    numbers, scale = quantised(rows)
+    numbers, scale = quantise_rows(rows)
     assert numbers.dtype == torch.float8_e4m3fn
     assert scale.shape == (5, 1)
     off = (numbers.float() * scale - rows).abs()
     bound = ROUNDING * rows.abs() + SMALLEST * rows.abs().amax(1, keepdim=True)
     assert (off <= bound * (1 + 1e-6)).all()
-    assert torch.equal(quantised(rows[1:2])[0].float(), numbers[1:2].float())
+    assert torch.equal(quantise_rows(rows[1:2])[0].float(), numbers[1:2].float())
 
 
 def test_what_is_not_finite_stays_so():
     rows = torch.tensor([[1.0, float("inf")], [float("nan"), 1.0], [1.0, 2.0]])
-    numbers, scale = quantised(rows)
+    numbers, scale = quantise_rows(rows)
     finite = (numbers.float() * scale).isfinite().all(1)
     assert finite.tolist() == [False, False, True]
 
@@ -79,7 +79,7 @@ def test_the_gradient_is_the_product_of_the_numbers_in_eight_bits():
     eight = Fp8Linear(layer())
     x, upper = drawn(3, 64).requires_grad_(), drawn(3, 48, seed=4).bfloat16()
     eight(x).backward(upper)
-    numbers, scale = quantised(upper)
+    numbers, scale = quantise_rows(upper)
     expected = (numbers.double() * scale) @ (eight.columns.double() * eight.column_scale).T
     torch.testing.assert_close(x.grad.double(), expected, rtol=2**-7, atol=2**-8 * float(expected.abs().max()))
 
@@ -87,14 +87,14 @@ def test_the_gradient_is_the_product_of_the_numbers_in_eight_bits():
 def test_weights_stay_and_come_back(tiny_vit):
     vit = load_backbone(str(tiny_vit))
     before = copy.deepcopy(vit.vit.state_dict())
-    vit.keep_matrices_in(torch.float32, fp8=True)
+    vit.cast_matrices(torch.float32, fp8=True)
     kinds = [type(block.mlp.fc1) for block in vit.vit.blocks]
     assert kinds == [Fp8Linear, nn.Linear], "the last block computes its class token alone"
     assert list(vit.vit.state_dict()) == list(before)
-    vit.keep_matrices_in(torch.bfloat16, fp8=True)
+    vit.cast_matrices(torch.bfloat16, fp8=True)
     assert vit.vit.blocks[0].attn.qkv.rows.dtype == torch.float8_e4m3fn
     assert vit.vit.blocks[0].attn.qkv.weight.dtype == torch.bfloat16
-    vit.keep_matrices_in(torch.float32)
+    vit.cast_matrices(torch.float32)
     assert not any(isinstance(module, Fp8Linear) for module in vit.modules())
     for name, value in vit.vit.state_dict().items():
         torch.testing.assert_close(value, before[name], rtol=2**-8, atol=0)  # they were in bfloat16 for a while
@@ -106,7 +106,7 @@ def test_features_are_near_and_copies_compute_alike(tiny_vit):
     hooks = Adapters(vit.depth, vit.width, 4, generator=torch.Generator().manual_seed(1), dropout=0.0)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         expected = vit(images, hooks)
-        vit.keep_matrices_in(torch.bfloat16, fp8=True)
+        vit.cast_matrices(torch.bfloat16, fp8=True)
         found = vit(images, hooks)
         assert torch.equal(copy.deepcopy(vit)(images, hooks), found)
     assert 0 < near(found, expected) < 0.1
@@ -121,7 +121,7 @@ def test_replaced_weights_are_the_ones_that_count(tiny_vit):
         for value in tuned.parameters():
             value.mul_(1.5)
         expected = vit(images, tuned)
-        vit.keep_matrices_in(torch.float32, fp8=True)
+        vit.cast_matrices(torch.float32, fp8=True)
         assert torch.equal(vit(images, tuned), expected)
         assert not torch.equal(vit(images, NO_HOOKS), expected)
 
@@ -129,7 +129,7 @@ def test_replaced_weights_are_the_ones_that_count(tiny_vit):
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_it_compiles_as_one_graph(tiny_vit, backend):
     torch.compiler.reset()
-    vit = load_backbone(str(tiny_vit)).keep_matrices_in(torch.bfloat16, fp8=True).compile_for({2}, backend)
+    vit = load_backbone(str(tiny_vit)).cast_matrices(torch.bfloat16, fp8=True).compile_for({2}, backend)
     images = drawn(2, 3, vit.size, vit.size)
     hooks = Adapters(vit.depth, vit.width, 4, generator=torch.Generator().manual_seed(1), dropout=0.0)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -151,7 +151,7 @@ def test_odd_sizes_stay_as_they_are():
 
 def test_a_product_adds_its_bias():
     a, b, bias = drawn(4, 32), drawn(16, 32, seed=2), drawn(16, seed=3)
-    found = product(*quantised(a), *quantised(b), bias.bfloat16())
+    found = scaled_matmul(*quantise_rows(a), *quantise_rows(b), bias.bfloat16())
     torch.testing.assert_close(found.float(), a @ b.T + bias, rtol=0.2, atol=1.0)
 
 

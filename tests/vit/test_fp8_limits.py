@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from onea.vit import fp8
 from onea.vit.backbones import load_backbone
-from onea.vit.fp8 import Fp8Linear, Fp8Mlp, from_fp8, gradient_limits, hidden_limits, input_limits, norm_limits, to_fp8
+from onea.vit.fp8 import Fp8Linear, Fp8Mlp, from_fp8, gradient_bounds, hidden_bounds, input_bounds, norm_bounds, to_fp8
 
 WIDTH, HIDDEN = 64, 96
 
@@ -48,7 +48,7 @@ def tokens_of_all_kinds(norm: nn.LayerNorm, layer: nn.Linear) -> torch.Tensor:
 def test_no_input_is_larger_and_some_come_near(seed, bias, affine):
     norm, layer = norm_and_layer(seed, affine, bias)
     tokens = tokens_of_all_kinds(norm, layer)
-    normed, first, second = norm(tokens), norm_limits(norm), hidden_limits(norm, layer)
+    normed, first, second = norm(tokens), norm_bounds(norm), hidden_bounds(norm, layer)
     shares = normed.abs().amax(0) / first
     assert shares.min() > 0.5
     assert shares.max() <= 1 + 1e-5
@@ -67,7 +67,7 @@ def test_channels_that_are_small_or_dead_count_as_much_as_large_ones():
     norm.bias.zero_()
     norm.weight[0], norm.weight[1], layer.weight[:, 0] = 1e6, 0.0, 0.0
     tokens = norm(drawn(50, WIDTH))
-    found = Fp8Linear(layer, norm_limits(norm))(tokens).float()
+    found = Fp8Linear(layer, norm_bounds(norm))(tokens).float()
     expected = layer(tokens)
     assert 0 < (found - expected).norm() / expected.norm() < 0.06
     assert (Fp8Linear(layer)(tokens).float() - expected).norm() / expected.norm() > 0.2
@@ -83,7 +83,7 @@ def test_no_gradient_inside_is_larger_and_some_come_near(approximate):
     for layer in (second, Fp8Linear(second)):
         layer(F.gelu(hidden, approximate=approximate)).backward(upper.to(layer(hidden).dtype))
         assert hidden.grad is not None
-        shares = hidden.grad.abs().amax(0) / gradient_limits(second)
+        shares = hidden.grad.abs().amax(0) / gradient_bounds(second)
         assert shares.min() > 0.7
         assert shares.max() < 1
         hidden.grad = None
@@ -110,7 +110,7 @@ def block_of(kind: type[nn.Module], **options: object) -> nn.Module:
     ids=["plain", "gates", "packed gates", "growing", "apart", "inner norm", "other norm", "norm behind", "no block"],
 )
 def test_layers_have_a_limit_where_weights_alone_tell_it(block, names):
-    limits = input_limits(block)
+    limits = input_bounds(block)
     assert {name for name, layer in block.named_modules() if layer in limits} == names
     seen: dict[nn.Module, torch.Tensor] = {}
     for layer in limits:
@@ -121,16 +121,16 @@ def test_layers_have_a_limit_where_weights_alone_tell_it(block, names):
 
 
 def test_a_trained_network_is_as_near_as_with_a_scale_per_row(monkeypatch):
-    vit = load_backbone("vit_small_patch14_112").cut(4)
+    vit = load_backbone("vit_small_patch14_112").truncate(4)
     images = torch.cat([drawn(2, 3, vit.size, vit.size), torch.zeros(1, 3, vit.size, vit.size)])
     images[0] = images[0].cumsum(1).cumsum(2) / 50  # smooth, as photographs are
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
         expected = vit(images)
-        limited = vit.keep_matrices_in(torch.bfloat16, fp8=True)(images)
+        limited = vit.cast_matrices(torch.bfloat16, fp8=True)(images)
         layers = [layer for layer in vit.modules() if isinstance(layer, Fp8Linear)]
         assert [layer.stretch is not None for layer in layers] == [True, False, True, True] * 3
         monkeypatch.setattr(fp8, "input_limits", lambda block: {})
-        by_rows = vit.keep_matrices_in(torch.bfloat16, fp8=True)(images)
+        by_rows = vit.cast_matrices(torch.bfloat16, fp8=True)(images)
     far, near = ((found - expected).norm() / expected.norm() for found in (limited, by_rows))
     assert 0 < far < 1.5 * near < 0.2
 

@@ -29,7 +29,7 @@ def trained(vit, first_block: int = 0, seed: int = 0) -> Adapters:
     generator = torch.Generator().manual_seed(seed)
     made = Adapters(vit.depth, vit.width, 4, generator=generator, dropout=0.0, first_block=first_block)
     with torch.no_grad():
-        for adapter in made.each():
+        for adapter in made.adapters():
             adapter.up.weight.normal_(std=0.3, generator=generator)
     return made
 
@@ -61,7 +61,7 @@ def test_tensors_are_named_by_the_blocks_of_the_network(vit, first):
 def test_blocks_without_an_adapter_are_as_if_theirs_added_nothing(vit, images, first):
     last, every = trained(vit, first), trained(vit)
     with torch.no_grad():
-        for number, adapter in enumerate(every.each()):
+        for number, adapter in enumerate(every.adapters()):
             if number < first:
                 adapter.up.weight.zero_()
     every.load_state_dict(last.state_dict(), strict=False)
@@ -71,14 +71,14 @@ def test_blocks_without_an_adapter_are_as_if_theirs_added_nothing(vit, images, f
 @pytest.mark.parametrize("first", range(DEPTH))
 def test_the_pass_can_be_split_where_adapters_begin(vit, images, first):
     adapters = trained(vit, first)
-    below = vit.forward_below(images, adapters)
+    below = vit.forward_to_block(images, adapters)
     assert not below.requires_grad, "there is no way back through blocks that learn nothing"
-    above = vit.forward_above(below, adapters)
+    above = vit.forward_from_block(below, adapters)
     whole = vit(images, adapters)
     assert torch.equal(above, whole)
     for mine, theirs in zip(gradients(above, adapters), gradients(whole, adapters), strict=True):
         assert torch.equal(mine, theirs)
-    assert torch.equal(vit.forward_below(images, trained(vit, first, seed=9)), below), "whatever they have learned"
+    assert torch.equal(vit.forward_to_block(images, trained(vit, first, seed=9)), below), "whatever they have learned"
 
 
 @pytest.mark.parametrize("first", range(DEPTH))
@@ -109,7 +109,7 @@ def test_a_compiled_network_takes_them_as_one_row(vit, images):
             mine, plain = compiled(images, adapters), vit.forward_eager(images, adapters)
             torch.testing.assert_close(mine, plain, rtol=1e-5, atol=1e-5)
             torch.testing.assert_close(gradients(mine, adapters), gradients(plain, adapters), rtol=1e-4, atol=1e-4)
-            below = compiled.forward_below(images, adapters, 2)
+            below = compiled.forward_to_block(images, adapters, 2)
             expected = vit.forward_blocks(vit.embed(images), adapters, stop=2)
             torch.testing.assert_close(below, expected, rtol=1e-5, atol=1e-5)
             blank = vit.forward_blocks(vit.embed(images), stop=2)

@@ -12,7 +12,7 @@ import torch
 from support.toys import randomised
 
 from onea.errors import OneaError
-from onea.vit.frozen import FrozenFeatures, FrozenViT, frozen
+from onea.vit.frozen import FrozenFeatures, FrozenViT, freeze
 from onea.vit.network_config import NetworkConfig
 
 ARCHITECTURES = sorted(
@@ -74,15 +74,15 @@ def check(name: str) -> str:
     """Why an architecture takes no hooks; its features are timm's own either way."""
     network = randomised(timm.create_model(name, **arguments(name)))
     size = arguments(name)["img_size"]
-    vit = frozen(network, name, "", NetworkConfig(input_size=size))
+    vit = freeze(network, name, "", NetworkConfig(input_size=size))
     images = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         expected = network.forward_head(network.forward_features(images), pre_logits=True)
         found = vit(images)
     assert found.shape == (2, vit.width), name
     assert float((found - expected).abs().max() / expected.abs().max()) < 1e-5, name
-    assert isinstance(vit, FrozenFeatures) == bool(vit.frozen_only)
-    return vit.frozen_only
+    assert isinstance(vit, FrozenFeatures) == bool(vit.no_hooks_reason)
+    return vit.no_hooks_reason
 
 
 def test_every_way_in_which_timm_builds_a_transformer():
@@ -113,9 +113,9 @@ def test_a_network_of_every_file_of_timm(part):
             network = timm.create_model(name, num_classes=0)
             if file in REFUSED:
                 with pytest.raises(OneaError, match=REFUSED[file]):
-                    features_of(frozen(network, name, "", NetworkConfig()))
+                    features_of(freeze(network, name, "", NetworkConfig()))
             else:
-                vit = frozen(network, name, "", NetworkConfig())
+                vit = freeze(network, name, "", NetworkConfig())
                 assert features_of(vit).shape == (2, vit.width), name
 
 

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from onea.vit.adapter import Adapters
 from onea.vit.backbones import load_backbone
 from onea.vit.blocks import attention
-from onea.vit.short_attention import short_attention, takes
+from onea.vit.short_attention import is_supported, short_attention
 
 HEADS = 2
 # The interpreter multiplies bfloat16 wrongly; float16 is rounded at the same places. Of each result, probabilities (or
@@ -57,7 +57,7 @@ def trained(folder: Path) -> dict[str, torch.Tensor]:
     vit = load_backbone(str(folder / "vit.safetensors"))
     images = torch.randn(2, 3, vit.size, vit.size, generator=torch.Generator().manual_seed(1))
     hooks = Adapters(vit.depth, vit.width, 4, generator=torch.Generator().manual_seed(1), dropout=0.0)
-    for adapter in hooks.each():
+    for adapter in hooks.adapters():
         torch.nn.init.normal_(adapter.up.weight, generator=torch.Generator().manual_seed(2))
     features = vit(images, hooks)
     gradients = torch.autograd.grad(features.square().sum(), list(hooks.parameters()))
@@ -138,7 +138,7 @@ def test_what_it_takes_in_a_compiled_pass(change, expected):
     answers = []
 
     def ask(qkv: torch.Tensor) -> torch.Tensor:
-        answers.append(takes(qkv, HEADS))
+        answers.append(is_supported(qkv, HEADS))
         return qkv + 1
 
     with FakeTensorMode():

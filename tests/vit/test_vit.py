@@ -140,13 +140,13 @@ def test_cheaper_frozen_matrices_do_not_change_autocast_results(tiny_vit):
     images = torch.randn(4, 3, 28, 28, generator=torch.Generator().manual_seed(5))
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
         plain = load_backbone(tiny_vit)(images)
-        stored = load_backbone(tiny_vit).keep_matrices_in(torch.bfloat16)(images)
+        stored = load_backbone(tiny_vit).cast_matrices(torch.bfloat16)(images)
     assert torch.equal(plain, stored)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_frozen_adapter_is_converted_once_and_answers_as_before(tiny_vit, dtype):
-    vit = load_backbone(tiny_vit).keep_matrices_in(dtype)
+    vit = load_backbone(tiny_vit).cast_matrices(dtype)
     module, images = adapters(vit), torch.randn(2, 3, vit.size, vit.size, generator=torch.Generator().manual_seed(1))
     drawn = torch.Generator().manual_seed(2)
     weights = {name: 0.3 * torch.randn(each.shape, generator=drawn) for name, each in module.state_dict().items()}

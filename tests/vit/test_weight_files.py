@@ -17,7 +17,7 @@ from support.toys import images_for, randomised, toy, write_toy
 from onea.errors import OneaError
 from onea.vit.backbones import digest_of, load_backbone, save_backbone
 from onea.vit.embedded import EMBEDDED, FAST, file_of
-from onea.vit.weight_files import METADATA, split_name
+from onea.vit.weight_files import METADATA, split_file_name
 
 # Toy widths, true head counts: 16, of which none is 64 wide.
 SIXTEEN = {"depth": 2, "embed_dim": 128, "num_heads": 16, "img_size": 28, "patch_size": 14}
@@ -170,6 +170,6 @@ def test_a_file_of_another_family(tmp_path):
 
 
 def test_names_with_paths():
-    assert split_name("C:\\weights.safetensors") == ("", Path("C:\\weights.safetensors"))
-    assert split_name("plain:a.safetensors") == ("plain", Path("a.safetensors"))
-    assert split_name(FAST) is None
+    assert split_file_name("C:\\weights.safetensors") == ("", Path("C:\\weights.safetensors"))
+    assert split_file_name("plain:a.safetensors") == ("plain", Path("a.safetensors"))
+    assert split_file_name(FAST) is None

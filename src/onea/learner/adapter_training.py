@@ -23,7 +23,7 @@ from onea.runtime import Runtime
 from onea.schema import BelowOne, Range
 from onea.tensors import Tensors
 from onea.vit.adapter import Adapters
-from onea.vit.batching import draw_patches, number_kept
+from onea.vit.batching import num_kept_patches, sample_patches
 from onea.vit.frozen import FrozenViT
 
 Start = Literal["auto", "fresh", "shared", "merged", "first", "previous"]
@@ -148,7 +148,7 @@ class AdapterTraining(AdapterOptions):
                 "so its blocks need every patch in its place; give 0."
             )
         patches = vit.tokens - vit.vit.num_prefix_tokens
-        return partial(draw_patches, number_kept(patches, self.patch_drop_rate), patches)
+        return partial(sample_patches, num_kept_patches(patches, self.patch_drop_rate), patches)
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ def train_adapter(
     count = options.fixed_views
     if count:
         views = views or FixedViews.drawn(vit, runtime, task, count, options.crop_scale, adapters)
-        network, batches, inputs = vit.forward_above, views.batches(task, recipe.batch_size, count), views.plain
+        network, batches, inputs = vit.forward_from_block, views.batches(task, recipe.batch_size, count), views.plain
     ends = None
     if options.patience and held_out is not None and len(held_out):
         ends = Patience(options.patience, partial(share_right, network, adapters, head, held_out, inputs, runtime))
@@ -224,8 +224,8 @@ def train_adapter(
         block, count = vit.depth - options.adapter_blocks, options.cached_views
         below = adapters.frozen_copy().to(runtime.device)
         views = FixedViews.drawn(vit, runtime, task, count, options.crop_scale, below, block)
-        network, batches = vit.forward_above, views.batches(task, recipe.batch_size, count)
-        learning = adapters.above(block)
+        network, batches = vit.forward_from_block, views.batches(task, recipe.batch_size, count)
+        learning = adapters.from_block(block)
     if whole[frozen:]:
         losses += fit(
             network,

@@ -92,7 +92,7 @@ class FixedViews:
         vit, runtime = self._looks_at(view)
         for part, tokens in self._parts(view):
             with torch.no_grad(), runtime.autocast():
-                found[part] = vit.forward_above(tokens, hooks)
+                found[part] = vit.forward_from_block(tokens, hooks)
         return found
 
     def tokens(self, positions: Tensor, views: Tensor) -> Tensor:
@@ -174,7 +174,7 @@ class FixedViews:
             images = self.images.plain(rows)
         vit, runtime = self._looks_at(view)
         with torch.no_grad(), runtime.autocast():
-            return vit.forward_below(images, self._hooks, self._block)[: len(positions)].float()
+            return vit.forward_to_block(images, self._hooks, self._block)[: len(positions)].float()
 
     def _looks_at(self, view: int) -> tuple[FrozenViT, Runtime]:
         """The network that a view is computed with, and where."""

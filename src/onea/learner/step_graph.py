@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from onea.vit.compiled import launched_directly
+from onea.vit.compiled import without_cuda_graphs
 
 _Kind = tuple[tuple[torch.Size, torch.dtype], ...]
 _AS_THEY_ARE = 2  # steps: the first compiles and picks kernels, and the second finds the optimiser's memory there
@@ -52,7 +52,7 @@ class StepGraph:
         """Where steps are taken: on a stream of their own, as recording demands; others wait for it in the end."""
         outer = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(outer)
-        with torch.cuda.stream(self._stream), launched_directly():
+        with torch.cuda.stream(self._stream), without_cuda_graphs():
             yield
         outer.wait_stream(self._stream)
 

@@ -25,7 +25,7 @@ from onea.vit.batching import EVALUATION_BATCH
 from onea.vit.embedded import stands_for
 from onea.vit.frozen import FrozenViT
 from onea.vit.hooks import BlockHooks
-from onea.vit.weight_files import split_name
+from onea.vit.weight_files import split_file_name
 
 _CROP_MARGIN = 256 / 224  # images are kept a little larger than the input, so that training crops have room
 
@@ -56,7 +56,7 @@ class Engine:
         self.runtime = dataclasses.replace(self._training, precision="fp32")
         # As the model was taught, whatever the defaults are by now.
         size = image_size if preprocess is None else preprocess["size"]
-        told = json.dumps(config, sort_keys=True) if config and split_name(backbone) else None
+        told = json.dumps(config, sort_keys=True) if config and split_file_name(backbone) else None
         self.vit = load_backbone(backbone, size, told, depth).to(self.runtime.device)
         if preprocess is None:
             self.preprocess = Preprocess(self.vit.size, self.vit.mean, self.vit.std, mirror=mirror)
@@ -70,7 +70,7 @@ class Engine:
             self.backbone["depth"] = depth
         if self.vit.config.licence:
             self.backbone["licence"] = self.vit.config.licence
-        if parts := split_name(backbone):  # wherever the file will be, and whatever lies beside it
+        if parts := split_file_name(backbone):  # wherever the file will be, and whatever lies beside it
             note_file(self.vit.digest, parts[1])
             self.backbone["config"] = self.vit.config.to_json()
 
@@ -90,7 +90,7 @@ class Engine:
 
     def adapters(self, state: State) -> Adapters:
         """The adapter of a state as a module on the engine's device, for inference."""
-        if self.vit.frozen_only and not state.adapter:
+        if self.vit.no_hooks_reason and not state.adapter:
             return Adapters(0, self.vit.width, 1, generator=torch.Generator())
         return self.adapters_from(state.adapter, float(state.options["scale"]))
 
@@ -113,7 +113,7 @@ class Engine:
         runtime = dataclasses.replace(self._training, progress=progress or Progress())
         if runtime.dtype == torch.float32:
             return self.vit, runtime
-        return copy.deepcopy(self.vit).keep_matrices_in(runtime.dtype, runtime.fp8), runtime
+        return copy.deepcopy(self.vit).cast_matrices(runtime.dtype, runtime.fp8), runtime
 
     def features(
         self,

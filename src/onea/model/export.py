@@ -33,7 +33,16 @@ from onea.model.evaluation.metrics import Quality
 from onea.model.learning.images import CLASS_FOLDERS, DecodedImages, check_folder, read_labelled
 from onea.model.names import UNKNOWN, check_spelling
 from onea.model.storage.layout import named
-from onea.vit.onnx import OPSET, Session, check_installed, save, smooth, take_photos, to_int8, to_onnx
+from onea.vit.onnx import (
+    OPSET,
+    Session,
+    check_installed,
+    export_onnx,
+    prepend_resize,
+    quantise_int8,
+    save_onnx,
+    smooth_activations,
+)
 
 TOLERANCE = 1e-3
 Format = Literal["onnx", "torch"]
@@ -189,13 +198,13 @@ def _write(
         return
     if labelled:
         some = torch.from_numpy(labelled.pixels[:: -(-len(labelled) // _SEEN)]).float() / 255
-        smooth(graph.vit, lambda: [graph(part) for part in some.split(_BATCH)])
-    written = to_onnx(graph, squares, _OUTPUTS)
+        smooth_activations(graph.vit, lambda: [graph(part) for part in some.split(_BATCH)])
+    written = export_onnx(graph, squares, _OUTPUTS)
     if labelled:
-        written = to_int8(written, path.parent)
+        written = quantise_int8(written, path.parent)
     if photos:
-        take_photos(written, model.side)
-    save(written, path, {key: json.dumps(value) for key, value in facts.items()})
+        prepend_resize(written, model.side)
+    save_onnx(written, path, {key: json.dumps(value) for key, value in facts.items()})
 
 
 def _describe(model: Snapshot, to: Format, photos: bool, precision: Precision) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from onea.model.names import is_folder_name
 from onea.text import list_names, plural, printable
 from onea.vit.backbones import noted_file, shortened
 from onea.vit.embedded import DEFAULT, FAST, in_float16
-from onea.vit.weight_files import split_name
+from onea.vit.weight_files import split_file_name
 
 _NAMED = 3  # photos, files or classes in one sentence
 MANY = 10  # photos; a class with fewer has few
@@ -286,7 +286,7 @@ def located(backbone: Mapping[str, Any], folder: Path) -> str:
         OneaError: the file is neither where it was last used nor beside the folder.
     """
     name: str = backbone["name"]
-    if split_name(name) is None:
+    if split_file_name(name) is None:
         return name
     beside = folder.absolute().parent / name
     path = noted_file(backbone["sha256"]) or (beside if beside.is_file() else None)

@@ -9,9 +9,9 @@ from onea.errors import OneaError
 from onea.research.methods.aper import why_not_affine
 from onea.vit.backbones import load_backbone
 from onea.vit.embedded import EMBEDDED, full_name
-from onea.vit.frozen import FrozenViT, frozen
-from onea.vit.network_config import about
-from onea.vit.weight_files import blank_network, check_name, split_name
+from onea.vit.frozen import FrozenViT, freeze
+from onea.vit.network_config import licence_notice
+from onea.vit.weight_files import build_untrained, split_file_name, timm_config
 
 Row = tuple[str, str]
 
@@ -33,7 +33,7 @@ def describe(name: str) -> Iterator[Row]:
     )
     yield "normalised by", f"mean {_numbers(vit.mean)}, deviation {_numbers(vit.std)}"
     yield "takes", _what_fits(vit)
-    yield "licence", about(vit.config.licence)
+    yield "licence", licence_notice(vit.config.licence)
 
 
 def matching(pattern: str) -> Iterator[Row]:
@@ -65,15 +65,15 @@ def check_licence(name: str) -> str:
 
 
 def _looked_at(name: str) -> FrozenViT:
-    if name in EMBEDDED or split_name(name):
+    if name in EMBEDDED or split_file_name(name):
         return load_backbone(name)
-    config = check_name(name)
-    return frozen(blank_network(name, config), name, "", config)
+    config = timm_config(name)
+    return freeze(build_untrained(name, config), name, "", config)
 
 
 def _what_fits(vit: FrozenViT) -> str:
-    if vit.frozen_only:
-        return f"methods that train nothing (simplecil, slda, ranpac): {vit.frozen_only}"
+    if vit.no_hooks_reason:
+        return f"methods that train nothing (simplecil, slda, ranpac): {vit.no_hooks_reason}"
     misfits = [what for what, reason in (("LoRA", vit.shares_keys), ("SSF", why_not_affine(vit))) if reason]
     return "all methods" + (f" but those of {' and '.join(misfits)}" if misfits else "")
 

@@ -126,15 +126,15 @@ class Adapters(nn.Module, BlockHooks):
     @property
     def shape(self) -> tuple[int, int]:
         """Blocks and width of the network that they fit."""
-        return len(self.blocks), next(self.each()).up.out_features
+        return len(self.blocks), next(self.adapters()).up.out_features
 
-    def each(self) -> Iterator[Adapter]:
+    def adapters(self) -> Iterator[Adapter]:
         """The adapters, block by block."""
         for adapter in list(self.blocks)[self.first_block :]:
             assert isinstance(adapter, Adapter)
             yield adapter
 
-    def above(self, block: int) -> Adapters:
+    def from_block(self, block: int) -> Adapters:
         """Those of a block and of all after it, as adapters that share their weights."""
         width, ours = self.shape[1], {"scale": self.scale, "dropout": self.dropout}
         made = Adapters(block, width, self.rank, generator=torch.Generator(), first_block=block, **ours)
@@ -160,7 +160,7 @@ class Adapters(nn.Module, BlockHooks):
             self._flat = state, torch.cat([part.flatten() for part in self._parts]).to(dtype)
         return self._flat[1]
 
-    def at_rest(self, dtype: torch.dtype) -> BlockHooks:
+    def for_inference(self, dtype: torch.dtype) -> BlockHooks:
         """The same weights as they are multiplied, where they are frozen and nobody listens to their layers.
 
         Autocast would convert the weights in every pass: four kernels for each block, which one image waits for.
@@ -183,12 +183,12 @@ class Adapters(nn.Module, BlockHooks):
     @functools.cached_property
     def _layers(self) -> tuple[nn.Module, ...]:
         """All modules that somebody may listen to."""
-        return tuple(layer for adapter in self.each() for layer in (adapter, adapter.down, adapter.up))
+        return tuple(layer for adapter in self.adapters() for layer in (adapter, adapter.down, adapter.up))
 
     @functools.cached_property
     def _parts(self) -> tuple[Tensor, ...]:
         """All weights; looked up once, because a module's attributes are slow to find."""
-        down, down_bias, up, up_bias = zip(*(adapter.weights() for adapter in self.each()), strict=True)
+        down, down_bias, up, up_bias = zip(*(adapter.weights() for adapter in self.adapters()), strict=True)
         return (*down, *up, *down_bias, *up_bias)
 
     def mlp_update(self, block: int, u: Tensor) -> Tensor | None:

@@ -15,23 +15,23 @@ from torch import Tensor
 
 from onea.errors import OneaError
 from onea.files import cache_folder, file_stamp, read_json, write_atomically, write_json
-from onea.vit.blocks import pieces_of
+from onea.vit.blocks import block_ops_for
 from onea.vit.embedded import DEFAULT, EMBEDDED, file_of, full_name
-from onea.vit.frozen import FrozenViT, frozen
+from onea.vit.frozen import FrozenViT, freeze
 from onea.vit.network_config import NetworkConfig, check_image_size
 from onea.vit.weight_files import (
-    EXAMPLE,
+    EXAMPLE_NAME,
     METADATA,
-    blank_network,
-    check_name,
-    config_of,
-    downloaded,
-    network_of,
-    parsed_config,
+    build_network,
+    build_untrained,
+    cached_weights,
+    load_config,
+    missing_config,
+    parse_config,
     pretrained_network,
     read_weights,
-    split_name,
-    undeclared,
+    split_file_name,
+    timm_config,
 )
 
 
@@ -57,13 +57,13 @@ def load_backbone(
         vit = _from_file(file_of(name), name, NetworkConfig(licence="apache-2.0"))
         if vit.digest != EMBEDDED[name].sha256:
             raise OneaError(f"The embedded backbone '{name}' is damaged; install onea again.")
-    elif parts := split_name(name):
+    elif parts := split_file_name(name):
         told, path = parts
-        known = parsed_config(config, "what is noted about it") if config else None
+        known = parse_config(config, "what is noted about it") if config else None
         vit = _from_file(path, path.name, known, told)
     else:
         vit = _from_timm(name)
-    vit = vit.cut(depth)
+    vit = vit.truncate(depth)
     return vit.with_image_size(image_size) if image_size else vit
 
 
@@ -81,9 +81,9 @@ def save_backbone(vit: FrozenViT, path: Path) -> None:
 def why_frozen_only(name: str) -> str:
     """Why no hooks can take part in a backbone, as far as it can be told without fetching its weights; empty if so."""
     name = full_name(name)
-    if name in EMBEDDED or split_name(name):
+    if name in EMBEDDED or split_file_name(name):
         return ""  # looked at when they are loaded, which costs nothing
-    reason = pieces_of(blank_network(name, check_name(name)))
+    reason = block_ops_for(build_untrained(name, timm_config(name)))
     return reason if isinstance(reason, str) else ""
 
 
@@ -92,8 +92,8 @@ def nearest_with_hooks(name: str) -> str:
     import timm
 
     known = timm.list_models(["vit_*", "deit*", "eva*", "pe_*"], pretrained=True)
-    close = [] if split_name(name) else difflib.get_close_matches(name, known, n=len(known), cutoff=0.4)
-    return next((other for other in close if not why_frozen_only(other)), EXAMPLE)
+    close = [] if split_file_name(name) else difflib.get_close_matches(name, known, n=len(known), cutoff=0.4)
+    return next((other for other in close if not why_frozen_only(other)), EXAMPLE_NAME)
 
 
 def stamp_of_weights(name: str) -> str:
@@ -105,8 +105,8 @@ def stamp_of_weights(name: str) -> str:
 def _weights_file(name: str) -> Path | None:
     if name in EMBEDDED:
         return file_of(name)
-    parts = split_name(name)
-    return parts[1] if parts else downloaded(name)
+    parts = split_file_name(name)
+    return parts[1] if parts else cached_weights(name)
 
 
 def note_file(digest: str, path: Path) -> None:
@@ -154,10 +154,10 @@ def shortened(digest: str) -> str:
 def _from_file(path: Path, name: str, config: NetworkConfig | None, told: str = "") -> FrozenViT:
     tensors = read_weights(path)
     digest = digest_of(tensors)
-    config = config or config_of(path, told) or _known_by_digest(digest)
+    config = config or load_config(path, told) or _known_by_digest(digest)
     if config is None:
-        raise undeclared(path)
-    return frozen(network_of(tensors, config, path), name, digest, config)
+        raise missing_config(path)
+    return freeze(build_network(tensors, config, path), name, digest, config)
 
 
 def _known_by_digest(digest: str) -> NetworkConfig | None:
@@ -166,11 +166,11 @@ def _known_by_digest(digest: str) -> NetworkConfig | None:
 
 
 def _from_timm(name: str) -> FrozenViT:
-    config = check_name(name)
+    config = timm_config(name)
     vit = pretrained_network(name, config)
     digest = digest_of(vit.state_dict())
     _check_unchanged(name, digest)
-    return frozen(vit, name, digest, config)
+    return freeze(vit, name, digest, config)
 
 
 def _check_unchanged(name: str, digest: str) -> None:

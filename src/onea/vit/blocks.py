@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from onea.vit.short_attention import short_attention, takes
+from onea.vit.short_attention import is_supported, short_attention
 
 _FEW_QUERIES = 1024  # images x heads x tokens; measured on two cores
 
 
-class Rotation(NamedTuple):
+class RotaryEmbedding(NamedTuple):
     """Rotary positions of the patches; tokens before ``start`` and behind the patches have none.
 
     Attributes:
@@ -25,7 +25,7 @@ class Rotation(NamedTuple):
     table: Tensor
     start: int
 
-    def turn(self, x: Tensor, half: bool) -> Tensor:
+    def rotate(self, x: Tensor, half: bool) -> Tensor:
         """Queries or keys ``[B, heads, N, head width]``, those of patches turned to their positions."""
         from timm.layers import apply_rot_embed_cat
 
@@ -44,7 +44,7 @@ def attention(
     if queries == h.shape[1]:  # all three at once: one image waits for each step that the host takes
         qkv = attn.qkv(h) if update is None else attn.qkv(h) + update
         plain = prefix is None and isinstance(attn.q_norm, nn.Identity) and isinstance(attn.k_norm, nn.Identity)
-        if plain and takes(qkv, attn.num_heads):
+        if plain and is_supported(qkv, attn.num_heads):
             return attn.proj(attn.norm(short_attention(qkv, attn.num_heads)))  # type: ignore[no-any-return]
         q, k, v = qkv.unflatten(2, (3, attn.num_heads, attn.head_dim)).permute(2, 0, 3, 1, 4).unbind()
     else:
@@ -59,7 +59,7 @@ def rotary_attention(
     update: Tensor | None,
     prefix: tuple[Tensor, Tensor] | None,
     queries: int,
-    rotation: Rotation | None,
+    rotation: RotaryEmbedding | None,
 ) -> Tensor:
     """Self-attention of timm's ``EvaAttention`` and ``AttentionRope`` for the first so many tokens."""
     width = attn.proj.in_features  # not every version of timm notes the width of a head
@@ -67,7 +67,7 @@ def rotary_attention(
     q, k = attn.q_norm(q), attn.k_norm(k)
     if rotation is not None:
         half = getattr(attn, "rotate_half", False)
-        q, k = rotation.turn(q, half), rotation.turn(k, half)
+        q, k = rotation.rotate(q, half), rotation.rotate(k, half)
     q, k = q.type_as(v), k.type_as(v)
     if k.shape[1] < q.shape[1]:  # several heads share keys and values
         k, v = (part.repeat_interleave(q.shape[1] // part.shape[1], dim=1) for part in (k, v))
@@ -128,7 +128,7 @@ def _in_heads(x: Tensor, width: int) -> Tensor:
 Prefix = tuple[Tensor, Tensor] | None
 
 
-class Pieces:
+class BlockOps:
     """The pieces of timm's ``Block`` between which hooks take part; never an object, only a place for functions."""
 
     @staticmethod
@@ -138,7 +138,7 @@ class Pieces:
 
     @staticmethod
     def attend(
-        block: Any, h: Tensor, update: Tensor | None, prefix: Prefix, queries: int, rotation: Rotation | None
+        block: Any, h: Tensor, update: Tensor | None, prefix: Prefix, queries: int, rotation: RotaryEmbedding | None
     ) -> Tensor:
         """What the first so many tokens gather from all of them."""
         return attention(block.attn, h, update, prefix, queries)
@@ -154,7 +154,7 @@ class Pieces:
         return block.ls2(block.mlp(block.norm2(u)))  # type: ignore[no-any-return]
 
 
-class PostNormPieces(Pieces):
+class PostNormOps(BlockOps):
     """Of timm's ``ResPostBlock``: the norms come behind attention and MLP instead of in front of them."""
 
     @staticmethod
@@ -174,13 +174,13 @@ class PostNormPieces(Pieces):
 
 
 def _attend_rotated(
-    block: Any, h: Tensor, update: Tensor | None, prefix: Prefix, queries: int, rotation: Rotation | None
+    block: Any, h: Tensor, update: Tensor | None, prefix: Prefix, queries: int, rotation: RotaryEmbedding | None
 ) -> Tensor:
     """What the first so many tokens gather from all of them, by where each patch is."""
     return rotary_attention(block.attn, h, update, prefix, queries, rotation)
 
 
-class EvaPieces(Pieces):
+class EvaOps(BlockOps):
     """Of timm's ``EvaBlock``: layer scales are plain tensors, and may be missing."""
 
     attend = staticmethod(_attend_rotated)
@@ -197,21 +197,21 @@ class EvaPieces(Pieces):
         return answer if block.gamma_2 is None else block.gamma_2 * answer
 
 
-class EvaPostNormPieces(PostNormPieces):
+class EvaPostNormOps(PostNormOps):
     """Of timm's ``EvaBlockPostNorm``."""
 
     attend = staticmethod(_attend_rotated)
 
 
-def pieces_of(vit: Any) -> type[Pieces] | str:
+def block_ops_for(vit: Any) -> type[BlockOps] | str:
     """The pieces of a network's blocks; or why no hooks can take part in it, as the end of a sentence."""
     from timm.layers import AttentionRope
     from timm.models.deit import VisionTransformerDistilled
     from timm.models.eva import Eva, EvaAttention, EvaBlock, EvaBlockPostNorm
     from timm.models.vision_transformer import Attention, Block, ResPostBlock, VisionTransformer
 
-    plain: dict[type, type[Pieces]] = {Block: Pieces, ResPostBlock: PostNormPieces}
-    eva: dict[type, type[Pieces]] = {EvaBlock: EvaPieces, EvaBlockPostNorm: EvaPostNormPieces}
+    plain: dict[type, type[BlockOps]] = {Block: BlockOps, ResPostBlock: PostNormOps}
+    eva: dict[type, type[BlockOps]] = {EvaBlock: EvaOps, EvaBlockPostNorm: EvaPostNormOps}
     families = {
         VisionTransformer: (plain, (Attention,)),
         VisionTransformerDistilled: (plain, (Attention,)),
@@ -230,11 +230,11 @@ def pieces_of(vit: Any) -> type[Pieces] | str:
     return kinds[type(vit.blocks[0])]
 
 
-def rotations(vit: Any, extra: int) -> list[Rotation] | None:
+def rotary_embeddings(vit: Any, extra: int) -> list[RotaryEmbedding] | None:
     """The rotary positions of every block, with so many tokens put before the patches; None where there are none."""
     rope = getattr(vit, "rope", None)
     if rope is None:
         return None
     table = rope.get_embed(shape=vit.patch_embed.grid_size) if vit.dynamic_img_size else rope.get_embed()
     tables = table.unbind() if vit.rope_mixed else (table,) * len(vit.blocks)
-    return [Rotation(each, vit.num_prefix_tokens + extra) for each in tables]
+    return [RotaryEmbedding(each, vit.num_prefix_tokens + extra) for each in tables]

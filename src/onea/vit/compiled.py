@@ -41,7 +41,7 @@ _launched: ContextVar[bool] = ContextVar("launched", default=False)
 
 
 @contextlib.contextmanager
-def launched_directly() -> Iterator[None]:
+def without_cuda_graphs() -> Iterator[None]:
     """Compiled passes launch their kernels one by one here, so that a whole training step can be recorded instead."""
     token = _launched.set(True)
     try:
@@ -81,12 +81,12 @@ class CompiledViT:
         def below(
             images: Tensor, patches: None, flat: Tensor | None, rank: int, scale: float, dropout: float, block: int
         ) -> Tensor:
-            return vit.below_eager(images, block, adapted(flat, rank, scale, dropout))
+            return vit.to_block_eager(images, block, adapted(flat, rank, scale, dropout))
 
         def above(
             tokens: Tensor, patches: Tensor | None, flat: Tensor | None, rank: int, scale: float, dropout: float
         ) -> Tensor:
-            return vit.above_eager(tokens, adapted(flat, rank, scale, dropout), patches)
+            return vit.from_block_eager(tokens, adapted(flat, rank, scale, dropout), patches)
 
         def hooked(images: Tensor, hooks: BlockHooks, patches: Tensor | None) -> Tensor:
             return vit.forward_eager(images, hooks, patches)
@@ -99,16 +99,16 @@ class CompiledViT:
             partial(_compiled, hooked, backend, plain, fullgraph=False)
         )
 
-    def takes(self, batch: Tensor, hooks: BlockHooks) -> bool:
+    def accepts(self, batch: Tensor, hooks: BlockHooks) -> bool:
         """Whether a pass is compiled, also if it ends or begins at a block."""
         return _are_arguments(hooks) and len(batch) <= self.sizes[-1]
 
-    def takes_whole(self, images: Tensor, hooks: BlockHooks) -> bool:
+    def accepts_images(self, images: Tensor, hooks: BlockHooks) -> bool:
         """Whether a pass from images to features is compiled.
 
         With other hooks than adapters, only full batches are: padding would have to pad what hooks hold of each image.
         """
-        return self.takes(images, hooks) or (hooks.compilable and len(images) in self.sizes)
+        return self.accepts(images, hooks) or (hooks.compilable and len(images) in self.sizes)
 
     def __call__(self, images: Tensor, hooks: BlockHooks, patches: Tensor | None = None) -> Tensor:
         """Features ``[B, width]``."""
@@ -116,12 +116,12 @@ class CompiledViT:
             return self._padded(self._whole, images, patches, *self._arguments(hooks))
         return self._hooked[type(hooks), len(images), torch.is_grad_enabled()](images, hooks, patches)
 
-    def below(self, images: Tensor, hooks: BlockHooks, block: int) -> Tensor:
+    def to_block(self, images: Tensor, hooks: BlockHooks, block: int) -> Tensor:
         """Tokens that enter a block."""
         before = hooks if hooks.first_block < block else NO_HOOKS
         return self._padded(self._below, images, None, *self._arguments(before), block)
 
-    def above(self, tokens: Tensor, hooks: BlockHooks, patches: Tensor | None = None) -> Tensor:
+    def from_block(self, tokens: Tensor, hooks: BlockHooks, patches: Tensor | None = None) -> Tensor:
         """Features of such tokens."""
         return self._padded(self._above, tokens, patches, *self._arguments(hooks))
 

@@ -28,10 +28,10 @@ _SHORTEST = 1e-15  # length of a row whose squares are still numbers
 _MULTIPLE = 16  # of both sides of a matrix, or the chip does not take it
 
 
-def quantised(rows: Tensor) -> tuple[Tensor, Tensor]:
+def quantise_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Rows ``[M, K]`` in eight bits, and the float32 scale ``[M, 1]`` of each, by which it is to be multiplied.
 
-    >>> numbers, scale = quantised(torch.tensor([[1.0, -2.0], [0.0, 0.0]]))
+    >>> numbers, scale = quantise_rows(torch.tensor([[1.0, -2.0], [0.0, 0.0]]))
     >>> (numbers.float() * scale).tolist()
     [[1.0, -2.0], [0.0, 0.0]]
     """
@@ -40,16 +40,16 @@ def quantised(rows: Tensor) -> tuple[Tensor, Tensor]:
     return _converted(rows * (_LARGEST / most)), most / _LARGEST
 
 
-def stretched(rows: Tensor, factors: Tensor) -> Tensor:
+def quantise_scaled(rows: Tensor, factors: Tensor) -> Tensor:
     """Rows ``[M, K]`` in eight bits, times one factor for each column that leaves none larger than the format has.
 
-    >>> stretched(torch.tensor([[1.0, -2.0], [0.0, 4.0]]), torch.tensor([100.0, 112.0])).tolist()
+    >>> quantise_scaled(torch.tensor([[1.0, -2.0], [0.0, 4.0]]), torch.tensor([100.0, 112.0])).tolist()
     [[96.0, -224.0], [0.0, 448.0]]
     """
     return _converted(rows.float() * factors)
 
 
-def ones(rows: Tensor) -> Tensor:
+def unit_scales(rows: Tensor) -> Tensor:
     """The scale ``[M, 1]`` of rows that are not scaled, or whose scale is part of what they are multiplied with."""
     return rows.new_ones(len(rows), 1, dtype=torch.float32)
 
@@ -58,7 +58,7 @@ def _converted(rows: Tensor) -> Tensor:
     return rows.to(FORMAT).flatten().view(rows.shape)  # row after row in memory, as products want them
 
 
-def product(a: Tensor, scale: Tensor, b: Tensor, b_scale: Tensor, bias: Tensor | None = None) -> Tensor:
+def scaled_matmul(a: Tensor, scale: Tensor, b: Tensor, b_scale: Tensor, bias: Tensor | None = None) -> Tensor:
     """``a @ b.T`` of two matrices in eight bits ``[M, K]`` and ``[N, K]``, each with a scale per row, in bfloat16.
 
     Where there is no CUDA, the same numbers are multiplied in float32.
@@ -85,14 +85,14 @@ class _Product(torch.autograd.Function):
     ) -> Tensor:
         context.save_for_backward(columns, column_scale)
         context.dtype = x.dtype
-        numbers, own = quantised(x) if stretch is None else (stretched(x, stretch), ones(x))
-        return product(numbers, own, rows, scale, bias)
+        numbers, own = quantise_rows(x) if stretch is None else (quantise_scaled(x, stretch), unit_scales(x))
+        return scaled_matmul(numbers, own, rows, scale, bias)
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         columns, column_scale = context.saved_tensors
-        numbers, own = quantised(gradients[0])
-        back = product(numbers, own, columns, column_scale).to(context.dtype)
+        numbers, own = quantise_rows(gradients[0])
+        back = scaled_matmul(numbers, own, columns, column_scale).to(context.dtype)
         return back, None, None, None, None, None, None
 
 
@@ -121,8 +121,8 @@ class Fp8Linear(nn.Linear):
         self.plain = False
         with torch.no_grad():
             stretch = None if limits is None else _LARGEST / limits.to(layer.weight.device).clamp_min(_LEAST)
-            rows, scale = quantised(layer.weight if stretch is None else layer.weight / stretch)
-            columns, column_scale = quantised(layer.weight.t())
+            rows, scale = quantise_rows(layer.weight if stretch is None else layer.weight / stretch)
+            columns, column_scale = quantise_rows(layer.weight.t())
         for name, value in (("rows", rows), ("scale", scale), ("columns", columns), ("column_scale", column_scale)):
             self.register_buffer(name, value.contiguous(), persistent=False)
         self.register_buffer("stretch", stretch, persistent=False)
@@ -154,20 +154,20 @@ class _Mlp(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, x: Tensor, approximate: str, *weights: Any) -> Tensor:
         rows, scale, bias, stretch, second_rows, second_scale, second_bias, second_stretch, *back = weights
-        hidden = product(stretched(x, stretch), ones(x), rows, scale, bias)
+        hidden = scaled_matmul(quantise_scaled(x, stretch), unit_scales(x), rows, scale, bias)
         context.save_for_backward(hidden, *back)
         context.dtype, context.approximate, context.others = x.dtype, approximate, len(weights) + 1
-        active = stretched(F.gelu(hidden, approximate=approximate), second_stretch)
-        return product(active, ones(x), second_rows, second_scale, second_bias)
+        active = quantise_scaled(F.gelu(hidden, approximate=approximate), second_stretch)
+        return scaled_matmul(active, unit_scales(x), second_rows, second_scale, second_bias)
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         hidden, columns, column_scale, stretch, first_columns, first_scale = context.saved_tensors
         upper = gradients[0].float()
         length = upper.norm(dim=1, keepdim=True).clamp_min(_SHORTEST)
-        inner = product(_converted(upper * (_LARGEST / length)), ones(upper), columns, column_scale)
+        inner = scaled_matmul(_converted(upper * (_LARGEST / length)), unit_scales(upper), columns, column_scale)
         inner = torch.ops.aten.gelu_backward(inner, hidden, approximate=context.approximate)
-        back = product(stretched(inner, stretch), length / _LARGEST, first_columns, first_scale)
+        back = scaled_matmul(quantise_scaled(inner, stretch), length / _LARGEST, first_columns, first_scale)
         return back.to(context.dtype), *(None,) * context.others
 
 
@@ -182,8 +182,8 @@ class Fp8Mlp(nn.Module):
         super().__init__()
         self.fc1, self.act, self.fc2 = mlp.fc1, mlp.act, mlp.fc2
         self._mlp = (mlp,)  # no child of its own: layers have one name
-        limits = gradient_limits(mlp.fc2).clamp_min(_LEAST)
-        columns, column_scale = quantised(mlp.fc1.weight.detach().t() * limits)
+        limits = gradient_bounds(mlp.fc2).clamp_min(_LEAST)
+        columns, column_scale = quantise_rows(mlp.fc1.weight.detach().t() * limits)
         for name, value in (("stretch", 1 / limits), ("columns", columns), ("column_scale", column_scale)):
             self.register_buffer(name, value.contiguous(), persistent=False)
 
@@ -206,7 +206,7 @@ class Fp8Mlp(nn.Module):
         return found.view(*x.shape[:-1], second.out_features)
 
     @staticmethod
-    def fits(mlp: Any) -> bool:
+    def can_wrap(mlp: Any) -> bool:
         """Whether it can stand for this module."""
         layers = [getattr(mlp, name, None) for name in ("fc1", "fc2")]
         limited = all(isinstance(layer, Fp8Linear) and layer.stretch is not None for layer in layers)
@@ -215,12 +215,12 @@ class Fp8Mlp(nn.Module):
 
 def to_fp8(blocks: nn.Module) -> None:
     """Let all linear layers in these blocks compute in eight bits, but for those of odd sizes."""
-    limits = {layer: each for block in blocks.children() for layer, each in input_limits(block).items()}
+    limits = {layer: each for block in blocks.children() for layer, each in input_bounds(block).items()}
     for parent, name, layer in _layers(blocks):
         if layer.in_features % _MULTIPLE == 0 and layer.out_features % _MULTIPLE == 0:
             setattr(parent, name, Fp8Linear(layer, limits.get(layer)))
     for block in blocks.children():
-        if Fp8Mlp.fits(mlp := getattr(block, "mlp", None)):
+        if Fp8Mlp.can_wrap(mlp := getattr(block, "mlp", None)):
             block.mlp = Fp8Mlp(mlp)
 
 
@@ -252,17 +252,17 @@ _ROUNDED = 1.25
 _STEEPEST = 1.13  # the slope of GELU at the root of 2, rounded up; that of its approximation is no larger
 
 
-def norm_limits(norm: nn.LayerNorm) -> Tensor:
+def norm_bounds(norm: nn.LayerNorm) -> Tensor:
     """Of what leaves a norm. One channel of ``d`` has all of a token's length at most: the root of ``d - 1``.
 
-    >>> norm_limits(nn.LayerNorm(5, elementwise_affine=False))
+    >>> norm_bounds(nn.LayerNorm(5, elementwise_affine=False))
     tensor([2., 2., 2., 2., 2.])
     """
     gain, shift = _affine(norm)
     return gain.abs() * math.sqrt(len(gain) - 1) + shift.abs()
 
 
-def hidden_limits(norm: nn.LayerNorm, layer: nn.Linear) -> Tensor:
+def hidden_bounds(norm: nn.LayerNorm, layer: nn.Linear) -> Tensor:
     """Of what leaves a linear layer behind a norm, in eight bits or in more, and an activation that enlarges nothing.
 
     Each channel is the product of a row of weights with a token that is ``sqrt(d)`` long, and what is fixed.
@@ -276,17 +276,17 @@ def hidden_limits(norm: nn.LayerNorm, layer: nn.Linear) -> Tensor:
     return _ROUNDED * (lengths * math.sqrt(len(gain)) + fixed)
 
 
-def gradient_limits(layer: nn.Linear) -> Tensor:
+def gradient_bounds(layer: nn.Linear) -> Tensor:
     """Of gradients of length 1 that passed a linear layer, in eight bits or in more, and a GELU behind which it is.
 
-    >>> gradient_limits(nn.Linear(3, 3)).shape
+    >>> gradient_bounds(nn.Linear(3, 3)).shape
     torch.Size([3])
     """
     lengths: Tensor = layer.weight.detach().float().norm(dim=0)
     return _ROUNDED * _STEEPEST * lengths
 
 
-def input_limits(block: Any) -> dict[nn.Module, Tensor]:
+def input_bounds(block: Any) -> dict[nn.Module, Tensor]:
     """The limits of what enters linear layers of a block, channel by channel, for those layers whose inputs have any.
 
     Empty for blocks without layer norms in front of attention and MLP. An MLP with gates multiplies two hidden layers,
@@ -305,11 +305,11 @@ def input_limits(block: Any) -> dict[nn.Module, Tensor]:
     ):
         if isinstance(norm, nn.LayerNorm):
             layers = (getattr(parent, name, None) for name in names)
-            found |= {layer: norm_limits(norm) for layer in layers if isinstance(layer, nn.Linear)}
+            found |= {layer: norm_bounds(norm) for layer in layers if isinstance(layer, nn.Linear)}
     mlp = block.mlp
     plain = type(mlp) is Mlp and isinstance(mlp.norm, nn.Identity) and _enlarges_nothing(mlp.act)
     if plain and mlp.fc1 in found:
-        found[mlp.fc2] = hidden_limits(block.norm2, mlp.fc1)
+        found[mlp.fc2] = hidden_bounds(block.norm2, mlp.fc1)
     return found
 
 

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from onea.errors import OneaError, is_out_of_memory
 from onea.vit.adapter import Adapters
-from onea.vit.batching import keep_patches
-from onea.vit.blocks import Rotation, pieces_of, rotations
+from onea.vit.batching import select_patches
+from onea.vit.blocks import RotaryEmbedding, block_ops_for, rotary_embeddings
 from onea.vit.compiled import CompiledViT
 from onea.vit.fp8 import Fp8Linear, from_fp8, to_fp8
 from onea.vit.hooks import NO_HOOKS, BlockHooks
@@ -27,7 +27,7 @@ class FrozenViT(nn.Module):
     Attributes:
         name: what the user asked for.
         config: what is known about it beside its tensors: architecture, licence, how images were prepared.
-        frozen_only: why no hooks can take part in its passes; empty where they can.
+        no_hooks_reason: why the network does not support hooks; empty if it does.
         digest: sha256 of the weights, as they were loaded.
         size: side of the input image in pixels.
         tokens: their number, before hooks make it larger.
@@ -39,7 +39,7 @@ class FrozenViT(nn.Module):
         fp8: whether the products with them are in eight bits all the same.
     """
 
-    frozen_only = ""
+    no_hooks_reason = ""
     rotary = False
 
     # timm's models are untyped to us, hence Any.
@@ -62,7 +62,7 @@ class FrozenViT(nn.Module):
 
     def _look_at(self, vit: Any) -> None:
         """Note what the passes ask of the network, because asking it every time takes longer than many a kernel."""
-        pieces = pieces_of(vit)
+        pieces = block_ops_for(vit)
         if isinstance(pieces, str):
             raise OneaError(f"Backbone '{self.name}' is not a plain vision transformer: {pieces}.")
         self._pieces = pieces
@@ -97,7 +97,7 @@ class FrozenViT(nn.Module):
         """Stay in evaluation mode whatever the parent module does."""
         return super().train(False)
 
-    def keep_matrices_in(self, dtype: torch.dtype, fp8: bool = False) -> FrozenViT:
+    def cast_matrices(self, dtype: torch.dtype, fp8: bool = False) -> FrozenViT:
         """Store the frozen matrices in the precision autocast would cast them to anyway, once instead of every pass.
 
         With ``fp8``, those of the blocks are multiplied in eight bits. A last block of which only the class token is
@@ -119,13 +119,13 @@ class FrozenViT(nn.Module):
         self._compiled = CompiledViT(self, sizes, backend) if sizes else None
         return self
 
-    def cut(self, depth: int) -> FrozenViT:
+    def truncate(self, depth: int) -> FrozenViT:
         """Keep the first so many blocks, and read features after the last of them; 0 keeps all.
 
         Raises:
             OneaError: there are fewer blocks.
         """
-        if depth and self.frozen_only:
+        if depth and self.no_hooks_reason:
             raise OneaError(f"depth is {depth}, and '{self.name}' has no blocks that could be counted; leave it out.")
         if not 0 <= depth <= self.depth:
             raise OneaError(f"depth is {depth}, and '{self.name}' has {self.depth} blocks; give 1 to {self.depth}.")
@@ -154,7 +154,7 @@ class FrozenViT(nn.Module):
             with self._weights_as_they_are():
                 called: Tensor = torch.func.functional_call(self, weights, (images, hooks, patches, True))
             return called
-        if self._compiled and self._compiled.takes_whole(images, hooks):
+        if self._compiled and self._compiled.accepts_images(images, hooks):
             return self._compiled(images, hooks, patches)
         return self.forward_eager(images, hooks, patches)
 
@@ -174,30 +174,30 @@ class FrozenViT(nn.Module):
         """Features, operation by operation."""
         return self.features(self.forward_blocks(self.embed(images, hooks, patches), hooks), hooks)
 
-    def forward_below(self, images: Tensor, hooks: BlockHooks = NO_HOOKS, block: int | None = None) -> Tensor:
+    def forward_to_block(self, images: Tensor, hooks: BlockHooks = NO_HOOKS, block: int | None = None) -> Tensor:
         """Tokens that enter a block: by default the first that hooks take part in, whatever these have learned."""
         block = hooks.first_block if block is None else block
-        if self._compiled and self._compiled.takes(images, hooks):
-            return self._compiled.below(images, hooks, block)
-        return self.below_eager(images, block, hooks)
+        if self._compiled and self._compiled.accepts(images, hooks):
+            return self._compiled.to_block(images, hooks, block)
+        return self.to_block_eager(images, block, hooks)
 
-    def forward_above(self, tokens: Tensor, hooks: BlockHooks = NO_HOOKS, patches: Tensor | None = None) -> Tensor:
-        """Features of what ``forward_below`` gave, in whatever precision; gradients stay in these blocks.
+    def forward_from_block(self, tokens: Tensor, hooks: BlockHooks = NO_HOOKS, patches: Tensor | None = None) -> Tensor:
+        """Features of what ``forward_to_block`` gave, in whatever precision; gradients stay in these blocks.
 
         Of all tokens, or of the first ones and those of some ``patches``, as in ``forward``.
         """
-        if self._compiled and self._compiled.takes(tokens, hooks):
-            return self._compiled.above(tokens, hooks, patches)
-        return self.above_eager(tokens, hooks, patches)
+        if self._compiled and self._compiled.accepts(tokens, hooks):
+            return self._compiled.from_block(tokens, hooks, patches)
+        return self.from_block_eager(tokens, hooks, patches)
 
-    def below_eager(self, images: Tensor, block: int, hooks: BlockHooks = NO_HOOKS) -> Tensor:
+    def to_block_eager(self, images: Tensor, block: int, hooks: BlockHooks = NO_HOOKS) -> Tensor:
         """Tokens that enter a block, operation by operation; of hooks only what they do before it counts."""
         return self.forward_blocks(self.embed(images, hooks), hooks, stop=block)
 
-    def above_eager(self, tokens: Tensor, hooks: BlockHooks, patches: Tensor | None = None) -> Tensor:
+    def from_block_eager(self, tokens: Tensor, hooks: BlockHooks, patches: Tensor | None = None) -> Tensor:
         """Features of such tokens, operation by operation."""
         if patches is not None:
-            tokens = keep_patches(tokens, patches, self.vit.num_prefix_tokens + hooks.extra_tokens)
+            tokens = select_patches(tokens, patches, self.vit.num_prefix_tokens + hooks.extra_tokens)
         return self.features(self.forward_blocks(tokens.float(), hooks, hooks.first_block), hooks)
 
     def embed(self, images: Tensor, hooks: BlockHooks = NO_HOOKS, patches: Tensor | None = None) -> Tensor:
@@ -207,14 +207,14 @@ class FrozenViT(nn.Module):
         if isinstance(tokens, tuple):  # with rotary positions, which the blocks look up themselves
             tokens = tokens[0]
         if patches is not None:
-            tokens = keep_patches(tokens, patches, vit.num_prefix_tokens)
+            tokens = select_patches(tokens, patches, vit.num_prefix_tokens)
         return vit.norm_pre(hooks.tokens(tokens, self))  # type: ignore[no-any-return]
 
     def forward_blocks(
         self, x: Tensor, hooks: BlockHooks = NO_HOOKS, start: int = 0, stop: int | None = None
     ) -> Tensor:
         """Tokens after blocks ``start`` up to, not including, ``stop``; after the last block those that are read."""
-        hooks, turned = hooks.at_rest(self.matrix_dtype), rotations(self.vit, hooks.extra_tokens)
+        hooks, turned = hooks.for_inference(self.matrix_dtype), rotary_embeddings(self.vit, hooks.extra_tokens)
         for index in range(start, self.depth if stop is None else stop):
             x = self._block(index, self._stream(x, index), hooks, turned[index] if turned else None)
         return x
@@ -239,7 +239,7 @@ class FrozenViT(nn.Module):
         features: Tensor = self.vit.forward_head(x, pre_logits=True) if pooled is None else pooled
         return features.float()
 
-    def _block(self, index: int, x: Tensor, hooks: BlockHooks, rotation: Rotation | None) -> Tensor:
+    def _block(self, index: int, x: Tensor, hooks: BlockHooks, rotation: RotaryEmbedding | None) -> Tensor:
         block, pieces = self.vit.blocks[index], self._pieces
         x = hooks.before_block(index, x)
         h = pieces.enter(block, x)
@@ -281,9 +281,9 @@ def _patches(embed: Any, images: Tensor) -> Tensor:
     return embed.norm(tokens if embed.flatten else tokens.unflatten(1, (rows, columns)))  # type: ignore[no-any-return]
 
 
-def frozen(network: Any, name: str, digest: str, config: NetworkConfig) -> FrozenViT:
+def freeze(network: Any, name: str, digest: str, config: NetworkConfig) -> FrozenViT:
     """A network of timm, with hooks where they can take part in it."""
-    kind = FrozenFeatures if isinstance(pieces_of(network), str) else FrozenViT
+    kind = FrozenFeatures if isinstance(block_ops_for(network), str) else FrozenViT
     return kind(network, name, digest, config.mean, config.std, config)
 
 
@@ -294,12 +294,12 @@ class FrozenFeatures(FrozenViT):
     """
 
     def _look_at(self, vit: Any) -> None:
-        reason = pieces_of(vit)
+        reason = block_ops_for(vit)
         assert isinstance(reason, str)
         missing = [part for part in ("forward_features", "forward_head") if not hasattr(vit, part)]
         if missing:
             raise OneaError(f"Backbone '{self.name}' cannot be used: timm's {type(vit).__name__} has no {missing[0]}.")
-        self.frozen_only = reason
+        self.no_hooks_reason = reason
         self.width = getattr(vit, "head_hidden_size", None) or vit.num_features
         self.depth = self.heads = self.tokens = 0
         self.shares_keys = False
@@ -331,12 +331,12 @@ class FrozenFeatures(FrozenViT):
         self.size = size
         return self
 
-    def keep_matrices_in(self, dtype: torch.dtype, fp8: bool = False) -> FrozenViT:
+    def cast_matrices(self, dtype: torch.dtype, fp8: bool = False) -> FrozenViT:
         """Store linear and convolutional layers in the precision autocast would cast them to anyway."""
         if fp8:
             raise OneaError(f"fp8 is for plain vision transformers, and {self._cannot()}; choose another --precision.")
         from_fp8(self.vit)
-        return super().keep_matrices_in(dtype)
+        return super().cast_matrices(dtype)
 
     def embed(self, images: Tensor, hooks: BlockHooks = NO_HOOKS, patches: Tensor | None = None) -> Tensor:
         """Tokens are nothing that such a network could show."""
@@ -356,7 +356,7 @@ class FrozenFeatures(FrozenViT):
         return features.float()
 
     def _cannot(self) -> str:
-        return f"of backbone '{self.name}', {self.frozen_only}"
+        return f"of backbone '{self.name}', {self.no_hooks_reason}"
 
 
 def _usual_size(network: Any) -> int:

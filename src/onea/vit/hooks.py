@@ -47,7 +47,7 @@ class BlockHooks:
     extra_tokens: int = 0
     compilable = False
 
-    def at_rest(self, dtype: torch.dtype) -> BlockHooks:
+    def for_inference(self, dtype: torch.dtype) -> BlockHooks:
         """What does the same in fewer steps while nothing is trained, given the type of the network's products."""
         return self
 

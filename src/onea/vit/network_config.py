@@ -157,12 +157,12 @@ _TERMS = {
 }
 
 
-def terms(licence: str) -> str:
+def licence_terms(licence: str) -> str:
     """What to mind before weights, or what is made with them, are passed on; empty where naming the licence is enough.
 
-    >>> terms("apache-2.0")
+    >>> licence_terms("apache-2.0")
     ''
-    >>> terms("apple-ascl")
+    >>> licence_terms("apple-ascl")
     'Read its terms before you pass on what is made with them.'
     """
     if licence in _FREE:
@@ -172,12 +172,12 @@ def terms(licence: str) -> str:
     return _TERMS.get(licence, "Read its terms before you pass on what is made with them.")
 
 
-def about(licence: str) -> str:
+def licence_notice(licence: str) -> str:
     """A licence and its terms in a sentence or two about weights.
 
-    >>> about("mit")
+    >>> licence_notice("mit")
     'Its weights are under mit.'
     """
     known = licence and licence != "unknown"
     named = f"Its weights are under {licence}." if known else "The licence of its weights is not known."
-    return f"{named} {terms(licence)}".strip()
+    return f"{named} {licence_terms(licence)}".strip()

@@ -49,7 +49,7 @@ def check_installed() -> None:
     onnx_runtime()
 
 
-def to_onnx(module: nn.Module, images: Tensor, outputs: Sequence[str]) -> Any:
+def export_onnx(module: nn.Module, images: Tensor, outputs: Sequence[str]) -> Any:
     """A module as an ONNX model that takes ``images`` in batches of any size."""
     check_installed()
     program = torch.onnx.export(
@@ -71,7 +71,7 @@ def to_onnx(module: nn.Module, images: Tensor, outputs: Sequence[str]) -> Any:
     return model
 
 
-def save(model: Any, path: Path, metadata: Mapping[str, str]) -> None:
+def save_onnx(model: Any, path: Path, metadata: Mapping[str, str]) -> None:
     """Check an ONNX model and write it with what there is to know about it."""
     onnx = import_extra("onnx", "export")
     onnx.helper.set_model_props(model, dict(metadata))
@@ -100,7 +100,7 @@ _PREPARED = {"onnx.quant.pre_process": "onnxruntime.quant"}  # or the library wa
 
 
 @torch.no_grad()
-def smooth(vit: FrozenViT, run: Callable[[], object]) -> None:
+def smooth_activations(vit: FrozenViT, run: Callable[[], object]) -> None:
     """Even out the channels that enter a network's widest products; what it computes stays the same.
 
     A few channels are many times larger than the others, and one scale for all leaves those hardly any levels. Dividing
@@ -133,7 +133,7 @@ def smooth(vit: FrozenViT, run: Callable[[], object]) -> None:
             product.weight.mul_(factors)
 
 
-def to_int8(model: Any, folder: Path) -> Any:
+def quantise_int8(model: Any, folder: Path) -> Any:
     """The ONNX model of a network with the products of its blocks in eight bits; what is around them stays as it is.
 
     A file ``int8.onnx`` is left in ``folder``.
@@ -256,7 +256,7 @@ _ROUNDED = """
 """
 
 
-def take_photos(model: Any, side: int) -> None:
+def prepend_resize(model: Any, side: int) -> None:
     """Let a model that takes squares of pixels in 0..1 take photos instead: ``uint8 [N, height, width, 3]``, RGB."""
     axes = {"down": "photo_zero", "across": "photo_one"}
     parts = {axis: _WEIGHTS.format(axis=axis, index=index) for axis, index in axes.items()}

@@ -18,7 +18,7 @@ _LONGEST = 128  # tokens; beyond, one program cannot hold them
 _WIDTHS = (16, 32, 64)  # of a head; wider ones do not fit the shared memory of smaller chips
 
 
-def takes(qkv: Tensor, heads: int) -> bool:
+def is_supported(qkv: Tensor, heads: int) -> bool:
     """Whether these projections ``[B, N, 3 x width]`` are ours: in bfloat16 on a GPU of NVIDIA's, in a compiled pass.
 
     Only in a compiled one, since the host takes longer to launch a Triton kernel than the fused ones of PyTorch, and
@@ -36,7 +36,7 @@ def takes(qkv: Tensor, heads: int) -> bool:
     )
 
 
-def tile_for(tokens: int) -> tuple[int, int]:
+def tile_size(tokens: int) -> tuple[int, int]:
     """Rows of a tile and warps of a program; one token may be left over. Tensor cores of Hopper begin at 64 rows."""
     return (64, 4) if tokens <= 65 else (128, 8)
 
@@ -58,7 +58,7 @@ class _ShortAttention(torch.autograd.Function):
         context.save_for_backward(qkv)
         context.heads = heads
         images, tokens, width = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
-        tile, warps = tile_for(tokens)
+        tile, warps = tile_size(tokens)
         out = qkv.new_empty(images, tokens, width)
         short_attention_forward[(images * heads,)](qkv, out, tokens, heads, width // heads, tile, num_warps=warps)
         return out
@@ -69,7 +69,7 @@ class _ShortAttention(torch.autograd.Function):
 
         (qkv,), upper, heads = context.saved_tensors, gradients[0].contiguous(), context.heads
         images, tokens, width = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
-        tile, warps = tile_for(tokens)
+        tile, warps = tile_size(tokens)
         grad = torch.empty_like(qkv)
         short_attention_backward[(images * heads,)](
             qkv, upper, grad, tokens, heads, width // heads, tile, num_warps=warps

@@ -29,11 +29,11 @@ _LONGEST_CONFIG = 2**20
 _WRONG = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
-def split_name(name: str) -> tuple[str, Path] | None:
+def split_file_name(name: str) -> tuple[str, Path] | None:
     """What a backbone's name says about its network, and its file; None for a name that is no file's.
 
-    >>> told, path = split_name("vit_huge_patch14_224:big.safetensors")
-    >>> told, path.name, split_name("fast")
+    >>> told, path = split_file_name("vit_huge_patch14_224:big.safetensors")
+    >>> told, path.name, split_file_name("fast")
     ('vit_huge_patch14_224', 'big.safetensors', None)
     """
     if not name.endswith(_SUFFIX):
@@ -52,7 +52,7 @@ def read_weights(path: Path) -> Tensors:
     return read_tensors(path, f"Backbone file {path}", "make it readable or fetch it again")
 
 
-def config_of(path: Path, told: str) -> NetworkConfig | None:
+def load_config(path: Path, told: str) -> NetworkConfig | None:
     """What is known about the network in a file: what the user tells, else its metadata, else a config beside it."""
     if told == PLAIN:
         return NetworkConfig()
@@ -63,15 +63,15 @@ def config_of(path: Path, told: str) -> NetworkConfig | None:
     with safe_open(path, framework="pt") as file:
         inside = (file.metadata() or {}).get(METADATA)
     if inside is not None:
-        return parsed_config(inside, f"the metadata of {path}")
+        return parse_config(inside, f"the metadata of {path}")
     for beside in (path.with_suffix(".json"), path.with_name("config.json")):
         if beside.is_file():
             text = read_regular(beside, _LONGEST_CONFIG, follow=True).decode(errors="replace")
-            return parsed_config(text, str(beside))
+            return parse_config(text, str(beside))
     return None
 
 
-def undeclared(path: Path) -> OneaError:
+def missing_config(path: Path) -> OneaError:
     """What to say about a file of which nothing but tensors is known."""
     return OneaError(
         f"Backbone file {path} does not say how many heads, which activation and which normalisation its network has; "
@@ -80,7 +80,7 @@ def undeclared(path: Path) -> OneaError:
     )
 
 
-def network_of(tensors: Mapping[str, Tensor], config: NetworkConfig, path: Path) -> Any:
+def build_network(tensors: Mapping[str, Tensor], config: NetworkConfig, path: Path) -> Any:
     """timm's network with these weights."""
     what = "a plain timm ViT" if config.architecture == PLAIN else f"timm's {config.architecture}"
     try:
@@ -147,7 +147,7 @@ def _told(architecture: str, path: Path) -> NetworkConfig:
         raise OneaError(f"timm has no weights '{architecture}'; tags are: {tags or 'none'}.") from error
 
 
-def parsed_config(text: str, where: str) -> NetworkConfig:
+def parse_config(text: str, where: str) -> NetworkConfig:
     """What is known about a network, of JSON that was found somewhere."""
     try:
         return NetworkConfig.from_json(json.loads(text))
@@ -191,10 +191,10 @@ def _is_square(number: int) -> bool:
     return number > 0 and round(number**0.5) ** 2 == number
 
 
-EXAMPLE = "vit_base_patch16_224.augreg_in21k"
+EXAMPLE_NAME = "vit_base_patch16_224.augreg_in21k"
 
 
-def check_name(name: str) -> NetworkConfig:
+def timm_config(name: str) -> NetworkConfig:
     """What is known about timm's ``architecture.tag``, without its weights.
 
     Raises:
@@ -213,19 +213,19 @@ def check_name(name: str) -> NetworkConfig:
         if timm.is_model(architecture) and not tagged:
             raise OneaError(
                 f"timm has no weights for '{architecture}'; give a file of them, "
-                f'backbone="{architecture}:FILE.safetensors", or choose another such as {EXAMPLE}.'
+                f'backbone="{architecture}:FILE.safetensors", or choose another such as {EXAMPLE_NAME}.'
             )
         hint = did_you_mean(name, [*EMBEDDED, *(tagged or known)])
         if not hint.startswith("did you mean"):  # there are more than a thousand
-            hint = f"choose {' or '.join(EMBEDDED)}, or one of timm's such as {EXAMPLE}."
+            hint = f"choose {' or '.join(EMBEDDED)}, or one of timm's such as {EXAMPLE_NAME}."
         raise OneaError(f"Unknown backbone '{name}'; {hint}")
     try:
         return NetworkConfig.of_timm(name)
     except ValueError as error:
-        raise OneaError(f"Backbone '{name}' cannot be used: {error}; choose another such as {EXAMPLE}.") from error
+        raise OneaError(f"Backbone '{name}' cannot be used: {error}; choose another such as {EXAMPLE_NAME}.") from error
 
 
-def blank_network(name: str, config: NetworkConfig, *, device: str = "meta") -> Any:
+def build_untrained(name: str, config: NetworkConfig, *, device: str = "meta") -> Any:
     """A network of timm without its weights; on ``meta`` it takes no memory."""
     import timm
 
@@ -251,14 +251,14 @@ def _cached_weights(name: str) -> dict[str, str]:
     try:
         socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, 443)
     except OSError as error:
-        cached = downloaded(name)
+        cached = cached_weights(name)
         if cached is None:
             raise _unavailable(name, error) from error
         return {"file": str(cached)}
     return {}
 
 
-def downloaded(name: str) -> Path | None:
+def cached_weights(name: str) -> Path | None:
     """The file of an earlier download of a timm backbone."""
     from huggingface_hub import try_to_load_from_cache
     from timm.models import get_pretrained_cfg

@@ -16,7 +16,7 @@ from onea.model.engine import Engine
 from onea.model.estimator import OneA
 from onea.model.learning.images import read_labelled
 from onea.research.runs.evaluation import count_flops
-from onea.vit.batching import padded
+from onea.vit.batching import padded_size
 from onea.vit.frozen import FrozenViT
 from onea.vit.hooks import NO_HOOKS
 
@@ -75,7 +75,7 @@ def test_an_update_that_trains_nothing_does_the_same_with_views_that_are_kept(ti
     count(model, files, FIRST)
     passed = count(model, files, ["class04"])
     assert not model.history[-1]["trained"]
-    assert passed == [VIEWS * padded(len(files["class04"])), VIEWS * len(files["class04"])]
+    assert passed == [VIEWS * padded_size(len(files["class04"])), VIEWS * len(files["class04"])]
 
 
 def test_an_update_that_trains_passes_each_view_through_the_lower_blocks_once(tiny_vit, files, count):
@@ -85,7 +85,7 @@ def test_an_update_that_trains_passes_each_view_through_the_lower_blocks_once(ti
     assert update["epochs"] == EPOCHS
     images = update["images"]
     looks = 2 + (VIEWS - 1)  # before and after, and the further views of the statistics
-    assert passed == [4 * padded(images), looks * images + EPOCHS * (images - update["held_out"])]
+    assert passed == [4 * padded_size(images), looks * images + EPOCHS * (images - update["held_out"])]
 
 
 @pytest.mark.parametrize("options", [{}, {"adapter_blocks": 1, "cached_views": 4}])
@@ -96,7 +96,7 @@ def test_photos_of_classes_with_enough_of_them_are_looked_at_without_crops(tiny_
     update, total = model.history[-1], images * len(FIRST)
     seen = 2 * total + EPOCHS * (total - update["held_out"])  # before and after, and in training
     assert update["trained"]
-    assert passed == [padded(total) if options else seen, seen]
+    assert passed == [padded_size(total) if options else seen, seen]
 
     state = model.snapshot().state
     assert state.images == [images] * len(FIRST)
@@ -140,7 +140,7 @@ def test_memory_does_not_decide_what_is_learned(tiny_vit, files, monkeypatch):
 
 def test_in_low_precision_an_update_that_trains_looks_by_the_network_that_trains(tiny_vit, files, count, monkeypatch):
     model, precisions = thorough_model(tiny_vit, options=LAST | {"cached_views": VIEWS}, precision="bf16"), []
-    below = CountingViT.below_eager
+    below = CountingViT.to_block_eager
 
     def noted(vit, *given):
         precisions.append(vit.matrix_dtype)

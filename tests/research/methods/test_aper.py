@@ -267,7 +267,7 @@ def test_a_fine_tuned_copy_starts_as_the_network_and_trains_as_the_network_would
 
 
 def test_a_fine_tuned_copy_of_a_network_stored_in_half_is_in_full_precision(vit):
-    vit.keep_matrices_in(torch.bfloat16)
+    vit.cast_matrices(torch.bfloat16)
     tuned = FineTuned(vit)
     assert {value.dtype for value in tuned.parameters()} == {torch.float32}
     assert all(value.requires_grad for value in tuned.parameters())

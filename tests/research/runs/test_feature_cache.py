@@ -16,7 +16,7 @@ from onea.research.runs.evaluation import FeatureCache, correct_per_class
 from onea.research.runs.reuse import comparable_fields
 from onea.research.runs.runner import run
 from onea.runtime import Progress
-from onea.vit.batching import padded
+from onea.vit.batching import padded_size
 
 SIZES = "2,1,1,2"
 GROWING = ["ease", "per-task"]
@@ -27,7 +27,7 @@ STANDING = ["simplecil", "aper-adapter", "aper-finetune", "aper-ssf", "aper-vpt-
 def _no_filling(monkeypatch, request):
     """Where passes are counted, batches are not filled up."""
     if "cost" in request.node.name or "limit" in request.node.name:
-        monkeypatch.setattr("onea.vit.batching.padded", int)
+        monkeypatch.setattr("onea.vit.batching.padded_size", int)
 
 
 class PassCounter:
@@ -174,12 +174,12 @@ def test_batches_are_filled_up_to_few_sizes(tiny_run):
             ready.method.compute_prototypes(ready.task(index))
             plain.remove()
     assert sizes
-    assert all(size == padded(size) for size in sizes)
+    assert all(size == padded_size(size) for size in sizes)
 
 
 def test_filled_rows_do_not_count(tiny_run, monkeypatch):
     ready = prepared(tiny_run)
     ready.method.learn(ready.task(0))
     filled = ready.method.compute_prototypes(ready.task(0))
-    monkeypatch.setattr("onea.vit.batching.padded", int)
+    monkeypatch.setattr("onea.vit.batching.padded_size", int)
     torch.testing.assert_close(ready.method.compute_prototypes(ready.task(0)), filled)

@@ -44,7 +44,7 @@ def blank(engine: Engine, options: MergingOptions, readout: str) -> State:
     """The state of a model that knows nothing; its adapter leaves the network as it is."""
     from onea.learner.adapter_training import blank_adapters
 
-    if engine.vit.frozen_only:  # no block has an adapter, and none is ever trained
+    if engine.vit.no_hooks_reason:  # no block has an adapter, and none is ever trained
         options = dataclasses.replace(options, adapter_blocks=0, patch_drop_rate=0.0, freeze_at=0.0)
     return State(
         version=0,
@@ -98,7 +98,7 @@ def learn(
     adapters, options = engine.adapters(state), options_of(state.options)
     training = engine.for_training(progress)
     sizes = Sizes.of(state.merged, Counter(batch.labels))
-    trains = not engine.vit.frozen_only and options.trains(len(names), sizes.new_share)
+    trains = not engine.vit.no_hooks_reason and options.trains(len(names), sizes.new_share)
     views = Views(engine, batch, options, adapters, seed, training, exact=not trains)
     features = views.features(0, adapters)
     images = UpdateImages.of(batch, names, features, state, held_out, seed, training[1].progress)
@@ -305,7 +305,7 @@ class Views:
         # A network that no adapter fits is never trained, and nobody knows how well it answers in less precision. Eight
         # bits are for training steps alone.
         full = engine.vit, engine.runtime
-        self._for_crops = full if engine.vit.frozen_only or training[1].fp8 else training
+        self._for_crops = full if engine.vit.no_hooks_reason or training[1].fp8 else training
         self._for_images = full if exact else self._for_crops
         size = len(batch), len(set(batch.labels))
         self.looks = options.looks(*size)

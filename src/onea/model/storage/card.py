@@ -12,7 +12,7 @@ from onea.model.state import State, Update
 from onea.model.storage.history_picture import history_picture
 from onea.model.storage.layout import CARD, PICTURE
 from onea.text import plural, printable
-from onea.vit.network_config import about
+from onea.vit.network_config import licence_notice
 
 _FRONT = """---
 library_name: onea
@@ -79,7 +79,7 @@ def card(state: State, name: str) -> str:
 def _licence(state: State) -> list[str]:
     """Under which licence the network's weights are, where that is known."""
     licence = state.backbone.get("licence")
-    return [f"The network is not part of the model. {about(printable(licence))}", ""] if licence else []
+    return [f"The network is not part of the model. {licence_notice(printable(licence))}", ""] if licence else []
 
 
 def _unknown(state: State) -> list[str]:

@@ -18,7 +18,7 @@ from onea.errors import OneaError
 from onea.model.storage.folder import Manifest, model_params, write
 from onea.model.storage.layout import FILES, holds_model
 from onea.model.versions import Versions
-from onea.vit.network_config import terms
+from onea.vit.network_config import licence_terms
 
 if TYPE_CHECKING:
     from onea.model.estimator import OneA
@@ -32,7 +32,7 @@ def push(model: OneA, repo: str, *, private: bool | None = None, token: str | No
     import huggingface_hub
 
     state = model.snapshot().state
-    if (licence := state.backbone.get("licence")) and (minded := terms(licence)):
+    if (licence := state.backbone.get("licence")) and (minded := licence_terms(licence)):
         warnings.warn(f"The model was made with weights under {licence}. {minded}", stacklevel=3)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / f"{repo.split('/')[-1].removesuffix('.onea')}.onea"

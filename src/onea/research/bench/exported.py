@@ -28,7 +28,7 @@ from onea.runtime import make_runtime
 from onea.vit.adapter import Adapters
 from onea.vit.frozen import FrozenViT
 from onea.vit.heads import cosine_scores
-from onea.vit.onnx import Session, save, to_int8, to_onnx
+from onea.vit.onnx import Session, export_onnx, quantise_int8, save_onnx
 
 Images = npt.NDArray[np.float32]
 Answering = Callable[[Images], object]
@@ -80,10 +80,10 @@ def _asked(answer: Answering, images: Images) -> Callable[[], object]:
 
 def _columns(network: _Network, threads: int, folder: Path) -> dict[str, Answering]:
     size = network.vit.size
-    model = to_onnx(network, torch.zeros(2, 3, size, size), ["scores"])
+    model = export_onnx(network, torch.zeros(2, 3, size, size), ["scores"])
     whole, small = folder / "fp32.onnx", folder / "int8.onnx"
-    save(model, whole, {})
-    save(to_int8(model, folder), small, {})
+    save_onnx(model, whole, {})
+    save_onnx(quantise_int8(model, folder), small, {})
     columns: dict[str, Answering] = {PYTORCH: _pytorch(network, "fp32", threads)}
     if cpu.has_bf16():
         columns["PyTorch bf16"] = _pytorch(network, "bf16", threads)
@@ -96,7 +96,7 @@ def _columns(network: _Network, threads: int, folder: Path) -> dict[str, Answeri
 def _pytorch(network: _Network, precision: str, threads: int) -> Answering:
     runtime = make_runtime("cpu", precision, threads)
     network = copy.deepcopy(network)
-    network.vit.keep_matrices_in(runtime.dtype)
+    network.vit.cast_matrices(runtime.dtype)
 
     def answer(images: Images) -> Tensor:
         with torch.no_grad(), runtime.autocast():

@@ -42,11 +42,11 @@ from onea.runtime import Progress, Runtime
 from onea.vit.backbones import load_backbone
 from onea.vit.batching import EVALUATION_BATCH
 from onea.vit.embedded import EMBEDDED
-from onea.vit.fp8 import from_fp8, product, quantised
-from onea.vit.frozen import FrozenViT, frozen
+from onea.vit.fp8 import from_fp8, quantise_rows, scaled_matmul
+from onea.vit.frozen import FrozenViT, freeze
 from onea.vit.heads import cosine_scores
 from onea.vit.network_config import NetworkConfig
-from onea.vit.weight_files import blank_network
+from onea.vit.weight_files import build_untrained
 
 SEED = 1
 _RANDOM = "random:"
@@ -78,7 +78,7 @@ def make_workload(
 ) -> Workload:
     """One-A before its first task, on a stream of tasks of these sizes; ``vit`` itself is not changed."""
     classes = sum(sizes)
-    vit = copy.deepcopy(vit).keep_matrices_in(runtime.dtype, runtime.fp8).to(runtime.device)
+    vit = copy.deepcopy(vit).cast_matrices(runtime.dtype, runtime.fp8).to(runtime.device)
     if compiled:
         vit.compile_for({config.batch, EVALUATION_BATCH, *config.batches})
     options = OneAOptions(rank=config.rank, batch_size=config.batch, epochs=1, min_epochs=1, max_epochs=1)
@@ -134,8 +134,8 @@ def random_backbone(architecture: str) -> FrozenViT:
     config = NetworkConfig.of_timm(architecture)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        network = blank_network(architecture, config, device="cpu")
-    return frozen(network, _RANDOM + architecture, "random", config)
+        network = build_untrained(architecture, config, device="cpu")
+    return freeze(network, _RANDOM + architecture, "random", config)
 
 
 # Dense floating-point operations per second from the data sheets; the first name that occurs in the chip's is taken.
@@ -190,8 +190,8 @@ def measured_peak(device: torch.device, precision: str, seconds: float) -> float
     side = 8192 if device.type == "cuda" else 1024
     left, right = (torch.randn(side, side, device=device) for _ in range(2))
     if precision == "fp8":
-        factors = (*quantised(left), *quantised(right))
-        return 2 * side**3 / time_repeatedly(lambda: product(*factors), device, seconds).best
+        factors = (*quantise_rows(left), *quantise_rows(right))
+        return 2 * side**3 / time_repeatedly(lambda: scaled_matmul(*factors), device, seconds).best
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     left, right = left.to(dtype), right.to(dtype)
     return 2 * side**3 / time_repeatedly(lambda: left @ right, device, seconds).best

@@ -78,12 +78,12 @@ class Method(ABC):
     paper_presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     def __init__(self, vit: FrozenViT, options: Any, runtime: Runtime, plan: StreamPlan | None = None):
-        self.check_backbone(vit.name, vit.frozen_only)
+        self.check_backbone(vit.name, vit.no_hooks_reason)
         self.vit, self.options, self.runtime, self.plan = vit, options, runtime, plan
 
     @classmethod
     def check_backbone(cls, backbone: str, frozen_only: str) -> None:
-        """Refuse a network into which no module can be inserted, for the reason ``frozen_only``."""
+        """Refuse a network into which no module can be inserted, for the reason ``no_hooks_reason``."""
         if frozen_only and cls.trains_network:
             from onea.vit.backbones import nearest_with_hooks
 

@@ -114,7 +114,7 @@ def prepare(config: RunConfig, runtime: Runtime, adapter_cache: AdapterCache | N
     preprocess = _preprocess(config, vit, dataset)
     train, test, stored = _images(config, dataset, stream, preprocess, runtime)
     train, test = _choose_rows(config, train, test)
-    vit.keep_matrices_in(runtime.dtype, runtime.fp8).to(runtime.device)
+    vit.cast_matrices(runtime.dtype, runtime.fp8).to(runtime.device)
     if compiled := _worth_compiling(config.compile, runtime, len(train.rows)):
         vit.compile_for(_batch_sizes(method, runtime))
     description: Record = {
