@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from onea import tensors
-from onea.serve.batching import Batcher
+from onea.serve.workers import Batcher
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_small_ones_take_one_thread_and_large_ones_all(two_threads, monkeypatch)
 
 
 def test_a_service_that_begins_to_answer_during_a_decomposition_keeps_its_threads(two_threads):
-    batcher = Batcher(lambda: pytest.fail("nobody asks"), most=1, wait=0)
+    batcher = Batcher(lambda: pytest.fail("nobody asks"), batch_size=1, wait=0)
     with tensors._single_thread_if_small(torch.eye(2)):
         during = batcher._thread.submit(torch.get_num_threads).result()
     assert during == 2

@@ -4,7 +4,7 @@
     python benchmarks/serving/serve_load.py [--clients 20] [--seconds 60] [--batch 32] [--no-training]
 
 Prints requests per second, p50 and p99 of the time to an answer, errors, and the versions that answered; every answer
-is held against what its version answers alone. ``--batch 1`` is the service without batching.
+is held against what its version answers alone. ``--batch-size 1`` is the service without batching.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--no-training", action="store_true")
     parser.add_argument("--model", type=Path, help="a drawn shop that serve_screenshot.py --model left; it is copied")
     options = parser.parse_args()
@@ -120,7 +120,8 @@ def main() -> None:
             subprocess.run(["cp", "-r", options.model, path], check=True)
         else:
             teach(path)
-        command = [sys.executable, "-m", "onea", "serve", str(path), "--port", "0", "--batch", str(options.batch)]
+        serve = ["serve", str(path), "--port", "0", "--batch-size", str(options.batch_size)]
+        command = [sys.executable, "-m", "onea", *serve]
         server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"ONEA_TOKEN": TOKEN})
         try:
             assert server.stdout
@@ -154,7 +155,7 @@ def report(
     figures = {
         "clients": options.clients,
         "seconds": options.seconds,
-        "batch": options.batch,
+        "batch": options.batch_size,
         "requests_per_second": round(len(seen) / options.seconds, 1),
         "images_per_pass": round(images / passes, 2),
         "all": spread(seen),

@@ -119,7 +119,9 @@ def test_the_old_version_answers_until_the_new_one_is_on_disk(slow_shop, tiny_im
 
 
 def test_concurrent_requests_share_a_pass(shop, tiny_images):
-    service = service_of(shop, wait=600, batch=16)  # as many as ask at once, so that nobody waits for the time
+    service = service_of(
+        shop, batch_wait=600, batch_size=16
+    )  # as many as ask at once, so that nobody waits for the time
     content = photos(tiny_images, 0)[0]
     with live(service) as address, ThreadPoolExecutor(16) as pool:
         ask = lambda _: httpx.post(f"{address}/predict", content=content, headers={"Content-Type": "image/png"})  # noqa: E731
@@ -139,7 +141,7 @@ def test_a_pass_has_at_most_so_many_images_and_never_splits_a_request(shop, tiny
         return original(self, images)
 
     monkeypatch.setattr(Snapshot, "judge", noted)
-    service = service_of(shop, wait=0.05, batch=4)
+    service = service_of(shop, batch_wait=0.05, batch_size=4)
     with live(service) as address, ThreadPoolExecutor(8) as pool:
         three = form(photos(tiny_images, 0)[:3])
         answers = list(pool.map(lambda _: httpx.post(f"{address}/predict", files=three).json(), range(8)))
@@ -156,7 +158,7 @@ def test_a_request_during_shutdown_gets_503_and_the_training_job_is_finished(slo
         server.send_signal(signal.SIGTERM)
         refused = wait_for(lambda: (r := client.get("/classes")).status_code == 503 and r)
         assert refused.headers["content-type"] == "application/problem+json"
-        assert "being stopped" in refused.json()["detail"]
+        assert "shutting down" in refused.json()["detail"]
         posted = httpx.post(f"{address}/predict", files=form(photos(tiny_images, 0)[:1]))
         assert posted.status_code == 503
         assert server.wait(600) == 0
@@ -175,7 +177,7 @@ def test_a_training_job_that_takes_longer_than_the_grace_is_abandoned(slow_shop,
             server.send_signal(signal.SIGTERM)
             told = stream.read().decode()
         assert "event: end" in told
-        assert "nothing was changed" in told
+        assert "the model is unchanged" in told
         assert server.wait(60) == 0
         assert server.stderr.read() == ""
     assert folder_hash(slow_shop) == before

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from support.serving import TEACHER, client_of, live, png, service_of, wait_for
 
-from onea.serve.schemas import Checked
+from onea.serve.schemas import CheckResponse
 
 IMAGE = {"Content-Type": "image/png"}
 
@@ -20,14 +20,14 @@ class Computations:
 
     def __init__(self, monkeypatch):
         self.begun, self.go_on = 0, threading.Event()
-        made = Checked.of.__func__
+        made = CheckResponse.of.__func__
 
         def of(cls, found):
             self.begun += 1
             assert self.go_on.wait(60)
             return made(cls, found)
 
-        monkeypatch.setattr(Checked, "of", classmethod(of))
+        monkeypatch.setattr(CheckResponse, "of", classmethod(of))
 
 
 @pytest.fixture
@@ -74,6 +74,6 @@ def test_a_client_that_leaves_does_not_end_the_check_of_others(shop, computation
 def test_a_check_that_failed_is_computed_again(shop, monkeypatch):
     with client_of(shop) as client:
         with monkeypatch.context() as patch:
-            patch.setattr("onea.serve.checking.check_model", lambda state: 1 / 0)
+            patch.setattr("onea.serve.workers.check_model", lambda state: 1 / 0)
             assert client.get("/check").status_code == 500
         assert client.get("/check").status_code == 200

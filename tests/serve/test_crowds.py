@@ -27,10 +27,10 @@ from support.serving import client_of, connect, form, head, live, png, process, 
 from onea.data.decode import formats_of_uploads
 from onea.serve import uploads
 from onea.serve.app import create_app
-from onea.serve.decoding import Decoders, DecodingJob
 from onea.serve.middleware import _Upload
 from onea.serve.problems import Problem
 from onea.serve.settings import Limits
+from onea.serve.workers import DecoderPool, DecodingJob
 
 IMAGE = {"Content-Type": "image/png"}
 LARGE = png(100, 100)
@@ -124,11 +124,9 @@ def run_jobs(limits, requests, threads=2):
         return pixels
 
     async def all_of_them():
-        made = Decoders(limits, threads)
+        made = DecoderPool(limits, threads)
         asked = [
-            made.results(
-                client, [DecodingJob(lambda c=client, p=p: work(c, p), p) for p in images], limits.waiting_pixels
-            )
+            made.run(client, [DecodingJob(lambda c=client, p=p: work(c, p), p) for p in images], limits.waiting_pixels)
             for client, images in requests
         ]
         try:
@@ -243,7 +241,7 @@ def test_requests_that_are_still_being_sent_keep_nobody_out(shop):
 
 def test_a_request_that_comes_drop_by_drop_is_ended(shop):
     """Each byte comes long before a pause would end the request; but 5 bytes a second are too few."""
-    with live(service_of(shop, limits=Limits(patience=2))) as address, connect(address) as connection:
+    with live(service_of(shop, limits=Limits(pause_seconds=2))) as address, connect(address) as connection:
         connection.sendall(head(1_000))
         connection.settimeout(0.2)
         for _ in range(300):
@@ -254,7 +252,7 @@ def test_a_request_that_comes_drop_by_drop_is_ended(shop):
             except TimeoutError:
                 answer = b""
         assert answer.startswith(b"HTTP/1.1 408")
-        assert b"came too slowly" in answer
+        assert b"was too slow" in answer
 
 
 def test_every_byte_puts_the_deadline_of_a_request_off():
@@ -262,7 +260,7 @@ def test_every_byte_puts_the_deadline_of_a_request_off():
         return {"type": "http.request", "body": b"x" * 500, "more_body": True}
 
     async def deadlines():
-        upload = _Upload(receive, 10_000, Limits(patience=30, rate=50), complete=pytest.fail)
+        upload = _Upload(receive, 10_000, Limits(pause_seconds=30, min_rate=50), on_complete=pytest.fail)
         yield upload.deadline
         for _ in range(2):
             await upload()
@@ -277,7 +275,7 @@ def test_every_byte_puts_the_deadline_of_a_request_off():
 
 def test_the_slowest_request_gives_way_to_a_new_one(shop):
     content = png()
-    service = service_of(shop, limits=Limits(uploads=2, rate=100))
+    service = service_of(shop, limits=Limits(uploads=2, min_rate=100))
     with live(service) as address, connect(address) as slow, connect(address) as slower:
         slow.sendall(head(len(content) + 10_000) + b"x" * 10_000)
         slower.sendall(head(99) + b"x")

@@ -31,7 +31,7 @@ def test_malformed_http_never_takes_the_service_down(shop):
         b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd",
     ]
     before = folder_hash(shop)
-    with live(service_of(shop, limits=Limits(patience=0.3))) as address:
+    with live(service_of(shop, limits=Limits(pause_seconds=0.3))) as address:
         for number in range(40):
             content = heads[number % len(heads)]
             with connect(address) as connection:

@@ -253,7 +253,7 @@ def test_nothing_is_built_on_a_model_that_nobody_has_seen(client, shop, tiny_ima
     else:
         refused = client.post("/undo", headers=TEACHER)
     assert refused.status_code == 409
-    assert refused.json()["detail"].startswith("shop.onea was changed by another process (version 1 is there now)")
+    assert refused.json()["detail"].startswith("shop.onea was changed by another process (its version is 1 now)")
     assert folder_hash(shop) == before
     assert known(client) == ["fig", "plum"], "now everybody can see it"
     report = job_end(client, client.post("/learn", content=class_zip(tiny_images, 5), headers=ZIP))
@@ -322,22 +322,22 @@ def test_tokens_come_from_a_file_or_the_environment(tmp_path, monkeypatch):
     ("arguments", "sentence"),
     [
         (["nothing.onea"], "does not exist; give a folder that `onea teach`"),
-        (["nothing.onea", "--on", "moon"], "choose here or ray"),
-        (["nothing.onea", "--batch", "0"], "--batch must be between 1 and 10,000"),
-        (["nothing.onea", "--wait", "inf"], "--wait must be between 0 and 60,000 milliseconds"),
-        (["nothing.onea", "--wait", "nan"], "--wait must be between"),
+        (["nothing.onea", "--on", "moon"], "choose local, ray or ray:ADDRESS"),
+        (["nothing.onea", "--batch-size", "0"], "--batch-size must be between 1 and 10,000"),
+        (["nothing.onea", "--batch-wait", "inf"], "--batch-wait must be between 0 and 60,000 milliseconds"),
+        (["nothing.onea", "--batch-wait", "nan"], "--batch-wait must be between"),
         (["nothing.onea", "--grace", "inf"], "--grace must be between 0 and 86,400 seconds"),
         (["nothing.onea", "--max-upload", "9" * 25], "--max-upload must be between"),
         (["nothing.onea", "--max-megapixels", "9" * 25], "--max-megapixels must be between"),
-        (["nothing.onea", "--allowed-host", "http://shop.example"], "give a name alone"),
-        (["nothing.onea", "--allowed-host", "shop.example:8000"], "give a name alone"),
-        (["nothing.onea", "--allowed-host", ""], "give a name alone"),
-        (["nothing.onea", "--replicas", "4"], "add --on ray, or leave it out"),
-        (["nothing.onea", "--address", "auto"], "--address has no effect"),
-        (["nothing.onea", "--token-file", "absent"], "cannot be read"),
-        (["nothing.onea", "--token-file", "endless"], "16 or more plain characters, at most 1,000"),
+        (["nothing.onea", "--allowed-host", "http://shop.example"], "give a host name without a port"),
+        (["nothing.onea", "--allowed-host", "shop.example:8000"], "give a host name without a port"),
+        (["nothing.onea", "--allowed-host", ""], "give a host name without a port"),
+        (["nothing.onea", "--replicas", "4"], "--replicas needs --on ray"),
+        (["nothing.onea", "--on", "local:auto"], "choose local, ray or ray:ADDRESS"),
+        (["nothing.onea", "--token-file", "absent"], "Cannot read the token file absent"),
+        (["nothing.onea", "--token-file", "endless"], "16 to 1,000 printable ASCII characters"),
         (["nothing.onea", "--host", "203.0.113.1"], "Cannot listen on 203.0.113.1"),
-        (["nothing.onea", "--on", "ray", "--replicas", "0"], "ask for at least one"),
+        (["nothing.onea", "--on", "ray", "--replicas", "0"], "it must be at least 1"),
     ],
 )
 def test_mistakes_on_the_command_line_get_a_sentence(arguments, sentence, monkeypatch, capsys, tmp_path):

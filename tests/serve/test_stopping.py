@@ -22,11 +22,11 @@ service.learn = learn
 """
 ENDLESS_CHECK = """
 import threading
-import onea.serve.checking as checking
+import onea.serve.workers as workers
 def check_model(state):
     print("checking", flush=True)
     threading.Event().wait()
-checking.check_model = check_model
+workers.check_model = check_model
 """
 
 
@@ -81,9 +81,9 @@ def test_an_abandoned_job_writes_nothing_even_if_it_finishes_later(shop, tiny_im
         service.close(0)
         assert service.settle() is False
         report = service.job(begun.json()["id"]).report()
-        assert report["status"] == "failed"
-        assert "nothing was changed" in report["detail"], "who waits for the job is told at once"
+        assert report.status == "failed"
+        assert "the model is unchanged" in report.detail, "who waits for the job is told at once"
         go_on.set()
         wait_for(service.settle)
-        assert service.job(report["id"]).report() == report
+        assert service.job(report.id).report() == report
     assert folder_hash(shop) == before

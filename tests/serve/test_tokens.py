@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 from support.serving import TEACHER, client_of
 
-from onea.serve import failed_tokens
-from onea.serve.failed_tokens import FREE, WINDOW, FailedTokens
+from onea.serve import access
+from onea.serve.access import FREE_ATTEMPTS, WINDOW, TokenFailures
 
 
 class Clock:
@@ -23,10 +23,10 @@ def clock():
 
 
 def test_the_right_token_is_taken_after_any_number_of_wrong_ones(shop, monkeypatch):
-    monkeypatch.setattr(failed_tokens, "_LONGEST", 0.01)
+    monkeypatch.setattr(access, "_MAX_DELAY", 0.01)
     with client_of(shop) as client:
-        wrong = [client.post("/undo", headers={"Authorization": f"Bearer guess-{n}"}) for n in range(FREE + 3)]
-        assert [answer.status_code for answer in wrong] == [401] * FREE + [429] * 3
+        wrong = [client.post("/undo", headers={"Authorization": f"Bearer guess-{n}"}) for n in range(FREE_ATTEMPTS + 3)]
+        assert [answer.status_code for answer in wrong] == [401] * FREE_ATTEMPTS + [429] * 3
         assert 0 < int(wrong[-1].headers["retry-after"]) <= WINDOW
         assert wrong[-1].headers["connection"] == "close"
         assert wrong[-1].json()["detail"].startswith("Too many wrong tokens")
@@ -37,8 +37,8 @@ def test_the_right_token_is_taken_after_any_number_of_wrong_ones(shop, monkeypat
 
 
 def test_every_failure_waits_longer_up_to_a_limit(clock):
-    failed = FailedTokens(clock)
-    assert [failed.add("a") for _ in range(FREE)] == [(0, 0.0)] * FREE
+    failed = TokenFailures(clock)
+    assert [failed.add("a") for _ in range(FREE_ATTEMPTS)] == [(0, 0.0)] * FREE_ATTEMPTS
     delays = [failed.add("a")[1] for _ in range(8)]
     assert delays == sorted(delays)
     assert (delays[0], delays[1], delays[-1]) == (0.25, 0.5, 4.0)
@@ -48,22 +48,22 @@ def test_every_failure_waits_longer_up_to_a_limit(clock):
 
 
 def test_waiting_answers_do_not_take_the_places_of_others(clock):
-    failed = FailedTokens(clock)
+    failed = TokenFailures(clock)
     failed.delayed = 16
-    seconds, delay = [failed.add("a") for _ in range(FREE + 1)][-1]
+    seconds, delay = [failed.add("a") for _ in range(FREE_ATTEMPTS + 1)][-1]
     assert (seconds, delay) == (60, 0.0)
 
 
 def test_a_million_addresses_take_no_more_memory_than_a_thousand(clock):
-    failed = FailedTokens(clock)
+    failed = TokenFailures(clock)
     for n in range(5_000):
         failed.add(f"10.{n >> 8}.{n & 255}.1")
     assert len(failed) == 1_000
 
 
 def test_all_addresses_of_one_network_of_version_6_count_as_one(clock):
-    failed = FailedTokens(clock)
-    for n in range(FREE):
+    failed = TokenFailures(clock)
+    for n in range(FREE_ATTEMPTS):
         failed.add(f"2001:db8::{n:x}")
     assert failed.add("2001:db8::ffff")[0] > 0
     assert failed.add("2001:db8:0:1::1") == (0, 0.0)

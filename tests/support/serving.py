@@ -23,7 +23,7 @@ from PIL import Image
 
 from onea.model.estimator import OneA
 from onea.serve.app import create_app
-from onea.serve.server import server_of
+from onea.serve.server import create_server
 from onea.serve.service import Service
 from onea.serve.settings import Settings
 from support.models import wait_for
@@ -60,7 +60,7 @@ def live(service: Service) -> Iterator[str]:
     """The address of a real server in a thread of this process."""
     opened = socket.socket()
     opened.bind(("127.0.0.1", 0))
-    server = server_of(service, graceful=2)
+    server = create_server(service, graceful=2)
     thread = threading.Thread(target=server.run, args=([opened],), daemon=True)
     thread.start()
     wait_for(lambda: server.started)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``onea serve``: a model behind HTTP, with a page."""
+"""``onea serve``: a model behind HTTP, with a web page."""
 
 from __future__ import annotations
 
@@ -16,88 +16,80 @@ from onea.serve.settings import MEGABYTE, Limits, Settings, check_settings
 
 def serve(
     model: Model,
-    host: Annotated[str, typer.Option(help="Address to listen on; by default only this machine can reach it.")] = (
+    host: Annotated[str, typer.Option(help="Address to listen on; the default accepts no other machines.")] = (
         "127.0.0.1"
     ),
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 chooses a free one.")] = 8000,
     token_file: Annotated[
         Path | None,
-        typer.Option(help="File with the token that allows teaching and undo; by default ONEA_TOKEN, else nobody may."),
+        typer.Option(
+            help="File with the token that clients must send to teach and undo.",
+            show_default="environment variable ONEA_TOKEN; without a token, teaching is disabled",
+        ),
     ] = None,
-    batch: Annotated[
-        int, typer.Option(help="Images of different requests in one pass; 1: no batching.")
-    ] = Settings.batch,
-    wait: Annotated[float, typer.Option(help="Milliseconds that a request waits for others to share its pass.")] = (
-        1000 * Settings.wait
+    batch_size: Annotated[
+        int, typer.Option(help="Largest number of images of different requests in one forward pass; 1: no batching.")
+    ] = Settings.batch_size,
+    batch_wait: Annotated[float, typer.Option(help="Milliseconds that a request waits for others of its batch.")] = (
+        1000 * Settings.batch_wait
     ),
-    max_upload: Annotated[int, typer.Option(help="Megabytes of a request to learn; an eighth of it to predict.")] = (
-        Limits.learn_bytes // MEGABYTE
-    ),
+    max_upload: Annotated[
+        int, typer.Option(help="Largest request to learn in megabytes; a request to predict may have an eighth of it.")
+    ] = Limits.learn_bytes // MEGABYTE,
     max_megapixels: Annotated[
-        int, typer.Option(help="Of one image; 16 times as many in a request to predict, 200 times to learn.")
+        int,
+        typer.Option(
+            help="Largest image in megapixels. All images of a request may have 16 times as many to predict, and 200 "
+            "times to learn."
+        ),
     ] = Limits.pixels // MEGAPIXEL,
     allowed_host: Annotated[
         list[str] | None,
-        typer.Option(help="Name under which clients ask for the service, besides localhost; repeatable, * is any."),
+        typer.Option(help="Host name that clients may use, besides localhost. Repeatable; * allows any name."),
     ] = None,
     grace: Annotated[
-        float, typer.Option(help="Seconds that requests and the training job have to finish on Ctrl-C.")
+        float, typer.Option(help="Seconds to finish requests and the training job after Ctrl-C or SIGTERM.")
     ] = Settings.grace,
-    on: Annotated[str, typer.Option(help="Where to run: here, or ray (prediction only).")] = "here",
-    replicas: Annotated[int, typer.Option(help="With --on ray: how many processes answer.")] = 1,
-    address: Annotated[
-        str | None, typer.Option(help="With --on ray: host:port of a cluster, or auto; by default one is started here.")
-    ] = None,
+    on: Annotated[
+        str,
+        typer.Option(
+            help="Where to run: local, ray (starts Ray on this machine) or ray:ADDRESS of a Ray cluster (host:port or "
+            "auto). On Ray the service only predicts."
+        ),
+    ] = "local",
+    replicas: Annotated[int, typer.Option(help="Number of processes, with --on ray.")] = 1,
     unknown: UnknownRate = None,
     backbone: MovedBackbone = None,
     device: Device = MachineOptions.device,
     threads: Threads = MachineOptions.threads,
 ) -> None:
-    """Serve a model over HTTP: predictions, teaching for whoever has the token, and a page.
+    """Serve a model over HTTP: predictions, teaching for clients with the token, and a web page.
 
-    The page is at /, what the service can do at /docs.
+    The web page is at /, the API reference at /docs.
     """
     from onea.errors import OneaError, install_command
 
     try:
-        from onea.serve.access import names_for, read_token
-        from onea.serve.service import Service
+        from onea.serve.access import allowed_hosts, read_token
+        from onea.serve.server import run, run_on_ray
     except ModuleNotFoundError as error:
         raise OneaError(f"Serving needs {error.name}; install it with: {install_command('serve')}") from error
-    if on not in ("here", "ray"):
-        raise OneaError(f"--on is '{on}'; choose here or ray.")
-    if on == "here" and (replicas != 1 or address is not None):
-        given = "--replicas" if replicas != 1 else "--address"
-        raise OneaError(f"{given} has no effect on a service of one process; add --on ray, or leave it out.")
+    kind, _, cluster = on.partition(":")
+    if kind not in ("local", "ray") or (kind == "local" and cluster):
+        raise OneaError(f"--on is '{on}'; choose local, ray or ray:ADDRESS.")
+    if kind == "local" and replicas != 1:
+        raise OneaError("--replicas needs --on ray.")
     limits = Limits(
         predict_bytes=max_upload * MEGABYTE // 8,
         learn_bytes=max_upload * MEGABYTE,
         pixels=max_megapixels * MEGAPIXEL,
     )
-    hosts, addresses = names_for(host, allowed_host or [])
+    hosts, any_ip = allowed_hosts(host, allowed_host or [])
     settings = check_settings(
-        Settings(read_token(token_file), limits, batch, wait / 1000, grace, hosts=hosts, addresses=addresses)
+        Settings(read_token(token_file), limits, batch_size, batch_wait / 1000, grace, hosts=hosts, any_ip=any_ip)
     )
     machine = {"backbone": backbone, "device": device, "threads": threads, "unknown": unknown}
-    if on == "ray":
-        from onea.serve.on_ray import run_on_ray
-
-        run_on_ray(model, settings, machine, replicas, host, port, address)
-        return
-    import os
-    import socket
-
-    from onea.serve.server import bind, server_of
-
-    opened = bind(host, port)
-    service = Service(model, settings, machine)
-    state = service.present.state
-    teaching = "teaching needs the token" if settings.token else "teaching is off (set ONEA_TOKEN to allow it)"
-    opened.listen(socket.SOMAXCONN)  # whoever reads the address below may ask at once, and waits its turn
-    where, port = opened.getsockname()[:2]
-    shown = f"[{where}]" if ":" in where else where
-    print(f"{model} (version {state.version}, {len(state.classes):,} classes) at http://{shown}:{port}", flush=True)
-    print(f"{teaching}; stop with Ctrl-C", flush=True)
-    server_of(service).run([opened])
-    if not service.settle():
-        os._exit(0)  # an interpreter that is taken down below a thread that computes may crash
+    if kind == "ray":
+        run_on_ray(model, settings, machine, host, port, replicas, cluster or None)
+    else:
+        run(model, settings, machine, host, port)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Zips of class folders. Nothing is unpacked to disk: each image is read on its own, within limits checked before."""
+"""Zips of class folders. Nothing is extracted to disk, and limits are checked before an image is read."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from onea.serve.problems import Problem
 from onea.serve.settings import MEGABYTE, Limits
 
 _LAYOUT = "make it of one folder of images for each class"
-_END, _LONGEST_COMMENT = struct.Struct("<4s4H2LH"), 65_535
-_LOCATOR_64 = b"PK\x06\x07"
-_DIRECTORY_BYTES = 1_000  # of one entry of the directory: its fields and a long name
-_SMALL = MEGABYTE  # text and flat pictures may be packed as tightly as they like up to this size
+_END_RECORD, _MAX_COMMENT = struct.Struct("<4s4H2LH"), 65_535
+_ZIP64_LOCATOR = b"PK\x06\x07"
+_ENTRY_BYTES = 1_000  # of one entry of the directory: its fields and a long name
+_ANY_RATIO_BYTES = MEGABYTE  # smaller files, such as text, may have any compression ratio
 _ENCRYPTED = 0x1
 
 
@@ -27,10 +27,10 @@ class Archive:
 
     Attributes:
         entries: class, name and reader of each image.
-        left_out: files that are no photos by their ending, or lie in no class folder.
+        left_out: files without the extension of an image, or outside the class folders.
 
     Raises:
-        Problem: it is not a zip, is larger than allowed, has names that lead elsewhere, or another layout.
+        Problem: it is not a zip, exceeds a limit, has unsafe names, or another layout.
     """
 
     def __init__(self, file: BinaryIO, limits: Limits) -> None:
@@ -39,15 +39,16 @@ class Archive:
             self._zip = zipfile.ZipFile(file)
         except MemoryError:
             raise
-        except Exception as error:  # broken bytes bring out almost any exception: ValueError, struct.error, OSError...
+        except Exception as error:  # damaged files raise ValueError, struct.error, OSError and others
             raise _not_a_zip() from error
         _check_entries(self._zip.infolist(), limits)
         files = [entry for entry in self._zip.infolist() if not _is_folder(entry) and not _hidden(entry.filename)]
         photos = _in_class_folders([entry for entry in files if is_photo(entry.filename)])
-        kept = {entry.filename for entry in photos}
-        self.left_out = tuple(entry.filename for entry in files if entry.filename not in kept)
+        names = {entry.filename for entry in photos}
+        self.left_out = tuple(entry.filename for entry in files if entry.filename not in names)
         self.entries = [
-            (label, name, self._reader(entry)) for entry, (label, name) in zip(photos, _placed(photos), strict=True)
+            (label, name, self._reader(entry))
+            for entry, (label, name) in zip(photos, _labels_and_names(photos), strict=True)
         ]
 
     def _reader(self, entry: zipfile.ZipInfo) -> Callable[[], bytes]:
@@ -67,17 +68,17 @@ class Archive:
 
 
 def _check_directory(file: BinaryIO, limits: Limits) -> None:
-    """Refuse a directory of millions of entries before it is read: it is read whole."""
+    """Refuse a directory with millions of entries before zipfile reads all of it."""
     size = file.seek(0, 2)
-    file.seek(max(0, size - _END.size - _LONGEST_COMMENT))
+    file.seek(max(0, size - _END_RECORD.size - _MAX_COMMENT))
     tail = file.read()
-    place = tail.rfind(b"PK\x05\x06")
-    if place < 0 or len(tail) - place < _END.size:
+    start = tail.rfind(b"PK\x05\x06")
+    if start < 0 or len(tail) - start < _END_RECORD.size:
         raise _not_a_zip()
-    _, _, _, _, entries, directory, _, _ = _END.unpack_from(tail, place)
-    if tail[max(0, place - 20) : place].startswith(_LOCATOR_64):
-        raise Problem(422, "The zip is of the kind for huge archives (zip64); send several smaller ones.")
-    if entries > 2 * limits.zip_entries or directory > 2 * limits.zip_entries * _DIRECTORY_BYTES:
+    _, _, _, _, entries, directory, _, _ = _END_RECORD.unpack_from(tail, start)
+    if tail[max(0, start - 20) : start].startswith(_ZIP64_LOCATOR):
+        raise Problem(422, "The zip has the format for huge archives (zip64); send several smaller ones.")
+    if entries > 2 * limits.zip_entries or directory > 2 * limits.zip_entries * _ENTRY_BYTES:
         raise _too_many(limits)
     file.seek(0)
 
@@ -86,7 +87,9 @@ def _check_entries(entries: list[zipfile.ZipInfo], limits: Limits) -> None:
     if len(entries) > 2 * limits.zip_entries or sum(not _is_folder(entry) for entry in entries) > limits.zip_entries:
         raise _too_many(limits)
     if sum(entry.file_size for entry in entries) > limits.zip_bytes:
-        raise Problem(413, f"The zip unpacks to more than {limits.zip_bytes // MEGABYTE:,} MB; send several smaller.")
+        raise Problem(
+            413, f"The zip has more than {limits.zip_bytes // MEGABYTE:,} MB uncompressed; send several smaller ones."
+        )
     for entry in entries:
         _check_name(entry)
         if stat.S_ISLNK(entry.external_attr >> 16):
@@ -94,13 +97,13 @@ def _check_entries(entries: list[zipfile.ZipInfo], limits: Limits) -> None:
         if entry.flag_bits & _ENCRYPTED:
             raise Problem(422, "The zip is encrypted; make it without a password.")
         if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise Problem(422, f"{_shown(entry)} in the zip is packed in an unusual way; use plain zip (deflate).")
-        if entry.file_size > max(_SMALL, limits.zip_ratio * entry.compress_size):
-            raise Problem(413, f"{_shown(entry)} in the zip unpacks to more than {limits.zip_ratio} times its size.")
+            raise Problem(422, f"{_shown(entry)} in the zip has an unsupported compression method; use deflate.")
+        if entry.file_size > max(_ANY_RATIO_BYTES, limits.zip_ratio * entry.compress_size):
+            raise Problem(413, f"{_shown(entry)} in the zip has a compression ratio above {limits.zip_ratio}.")
 
 
 def _check_name(entry: zipfile.ZipInfo) -> None:
-    """Nothing is written to disk, but an archive with such names was made to do harm."""
+    """Refuse names outside the archive: nothing is written to disk, but such an archive is malicious."""
     name = entry.orig_filename
     parts = PurePosixPath(name).parts
     if (
@@ -111,23 +114,23 @@ def _check_name(entry: zipfile.ZipInfo) -> None:
         or ".." in parts
         or (parts and parts[0].endswith(":"))
     ):
-        raise Problem(422, f"The zip has an entry that leads out of it ({_shown(entry)}); {_LAYOUT}.")
+        raise Problem(422, f"The zip has an unsafe path ({_shown(entry)}); {_LAYOUT}.")
 
 
 def _in_class_folders(photos: list[zipfile.ZipInfo]) -> list[zipfile.ZipInfo]:
-    """The photos without those that lie beside all folders."""
+    """The photos without those outside of all folders."""
     return [entry for entry in photos if len(PurePosixPath(entry.filename).parts) > 1] or photos
 
 
-def _placed(files: list[zipfile.ZipInfo]) -> list[tuple[str, str]]:
-    """Class and name of each file."""
+def _labels_and_names(files: list[zipfile.ZipInfo]) -> list[tuple[str, str]]:
+    """Class and name of each image."""
     paths = [PurePosixPath(entry.filename).parts for entry in files]
     if not paths:
         raise Problem(422, f"There are no images in the zip; {_LAYOUT}.")
     if len({parts[0] for parts in paths}) == 1:
         depths = [len(parts) for parts in paths]
         if set(depths) == {2, 3}:  # a class with a folder in it, or classes and a photo beside them
-            raise Problem(422, f"{_shown(files[depths.index(2)])} in the zip lies beside folders; {_LAYOUT}.")
+            raise Problem(422, f"{_shown(files[depths.index(2)])} in the zip is next to folders; {_LAYOUT}.")
         if set(depths) == {3}:  # one folder may hold everything
             paths = [parts[1:] for parts in paths]
     for entry, parts in zip(files, paths, strict=True):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Middleware before every route: limits on requests, headers of responses, counters, and refusals while it stops."""
+"""Middleware around the app: limits on requests, response headers, metrics, and refusals during a shutdown."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
+import prometheus_client as prometheus
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from onea.serve import metrics, problems
-from onea.serve.access import client_address, goes_by
+from onea.serve import problems
+from onea.serve.access import client_address, is_allowed_host
 from onea.serve.problems import Problem, busy
 from onea.serve.settings import MEGABYTE, Limits, Settings
 
@@ -21,7 +22,7 @@ _HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
-        "require-trusted-types-for 'script'; trusted-types 'none'"  # no text ever becomes markup
+        "require-trusted-types-for 'script'; trusted-types 'none'"  # text is never parsed as HTML
     ),
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -32,30 +33,54 @@ _HEADERS = {
 
 _CLOSE = {"Connection": "close"}
 _LINGER_SECONDS, _LINGER_BYTES = 2.0, 32 * MEGABYTE
-_TAUGHT = ("/learn", "/background")  # where a request may be large
-_UNCOUNTED = ("/healthz", "/metrics")  # whoever operates the service asks them, above all when it is busy
+_LEARN_PATHS = ("/learn", "/background")  # where a request may be large
+_UNLIMITED_PATHS = ("/healthz", "/metrics")  # monitoring must work above all when the service is busy
+
+
+class Metrics:
+    """Prometheus metrics of one service; thread-safe."""
+
+    def __init__(self) -> None:
+        # Not the default registry, which all services of a process would share.
+        self._registry = registry = prometheus.CollectorRegistry()
+        self.requests = prometheus.Counter("onea_requests", "Requests.", ["route", "status"], registry=registry)
+        self.request_seconds = prometheus.Histogram(
+            "onea_request_seconds", "From the head of a request to the end of its response.", ["route"],
+            registry=registry,
+        )  # fmt: skip
+        self.images = prometheus.Counter("onea_images", "Images predicted.", registry=registry)
+        self.unknown = prometheus.Counter("onea_unknown", "Images predicted 'unknown'.", registry=registry)
+        self.jobs = prometheus.Counter("onea_training_jobs", "Training jobs started.", registry=registry)
+        self.batch_images = prometheus.Histogram(
+            "onea_batch_images", "Images in a forward pass.", buckets=(1, 2, 4, 8, 16, 32, 64), registry=registry
+        )
+        self.model_version = prometheus.Gauge("onea_model_version", "Present version.", registry=registry)
+        self.model_classes = prometheus.Gauge("onea_model_classes", "Classes of it.", registry=registry)
+        self.learning = prometheus.Gauge("onea_learning", "1 during a training job.", registry=registry)
+
+    def text(self) -> bytes:
+        """All metrics in the text format of Prometheus."""
+        return prometheus.generate_latest(self._registry)
 
 
 class ServiceMiddleware:
-    """ASGI middleware around the whole app: limits, headers and counters.
+    """ASGI middleware: limits, headers and metrics.
 
     Args:
         app: the app.
-        settings: what a request may cost, and which names the service goes by.
-        closing: whether the service is being stopped.
-        counters: hear about every request.
+        settings: limits of requests, and the allowed host names.
+        closing: whether the service is shutting down.
+        metrics: where requests are counted.
 
     Attributes:
-        active: requests that have begun.
+        active: number of requests in progress.
     """
 
-    def __init__(
-        self, app: ASGIApp, settings: Settings, closing: Callable[[], bool], counters: metrics.Metrics
-    ) -> None:
-        self._app, self._settings, self._closing, self._counters = app, settings, closing, counters
+    def __init__(self, app: ASGIApp, settings: Settings, closing: Callable[[], bool], metrics: Metrics) -> None:
+        self._app, self._settings, self._closing, self._metrics = app, settings, closing, metrics
         self._limits = settings.limits
         self._uploads: set[_Upload] = set()
-        self._worked_on: Counter[str] = Counter()  # requests that have come whole, of each client
+        self._processing: Counter[str] = Counter()  # requests that were received completely, by client
         self.active = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -63,88 +88,89 @@ class ServiceMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        if scope["method"] == "HEAD":  # as monitors ask; the server leaves the body out
+        if scope["method"] == "HEAD":  # used by monitoring; the server omits the body
             scope = {**scope, "method": "GET"}
-        watched = _Watched(send, scope["path"])
+        sender = _ResponseSender(send, scope["path"])
         started = time.perf_counter()
         self.active += 1
         try:
             if refusal := self._refusal(scope):
-                if refusal.status == 413 and self.active <= self._limits.requests:  # in a crowd nobody lingers
+                if refusal.status == 413 and self.active <= self._limits.requests:
                     await _linger(receive)
                 raise refusal
-            if scope["path"] in _UNCOUNTED:
-                await self._app(scope, receive, watched)
+            if scope["path"] in _UNLIMITED_PATHS:
+                await self._app(scope, receive, sender)
             else:
-                await self._counted(scope, receive, watched)
+                await self._answer_within_limits(scope, receive, sender)
         except Exception as error:
             problem = error if isinstance(error, Problem) else problems.unexpected(error)
-            if not watched.status:
-                await problems.response(problem)(scope, receive, watched)
+            if not sender.status:
+                await problems.response(problem)(scope, receive, sender)
         finally:
             self.active -= 1
-        self._note(scope, watched.status, time.perf_counter() - started)
+        # Only existing routes become labels; otherwise clients could fill the memory with them.
+        route = getattr(scope.get("route"), "path", "other")
+        self._metrics.requests.labels(route, str(sender.status)).inc()
+        self._metrics.request_seconds.labels(route).observe(time.perf_counter() - started)
 
     def _refusal(self, scope: Scope) -> Problem | None:
         headers = Headers(scope=scope)
-        if not goes_by(headers.get("host", ""), self._settings):
-            return Problem(421, "This service does not go by that name; its operator can add it with --allowed-host.")
+        if not is_allowed_host(headers.get("host", ""), self._settings):
+            return Problem(421, "This host name is not allowed; the operator can add it with --allowed-host.")
         if self._closing():
-            return Problem(503, "The service is being stopped; try again in a moment.", _CLOSE | {"Retry-After": "5"})
-        if _head_bytes(scope) > self._limits.head_bytes:  # which the server sees only where it comes in several pieces
-            most = self._limits.head_bytes // 1024
-            return Problem(431, f"The head of the request has more than {most} KB; shorten its address and headers.")
+            return Problem(503, "The service is shutting down; try again in a moment.", _CLOSE | {"Retry-After": "5"})
+        if _head_bytes(scope) > self._limits.head_bytes:  # uvicorn checks only heads that arrive in several pieces
+            kilobytes = self._limits.head_bytes // 1024
+            return Problem(431, f"The URL and the headers have more than {kilobytes} KB together; shorten them.")
         if "transfer-encoding" in headers and ("content-length" in headers or scope["http_version"] == "1.0"):
-            # A proxy in front may go by the other of the two, and take the end of the body for another request.
-            return Problem(400, "The length of the request is ambiguous; send Content-Length alone.", _CLOSE)
+            # Request smuggling: a proxy may use the other length and take the end of the body for another request.
+            return Problem(400, "The length of the request is ambiguous; send only Content-Length.", _CLOSE)
         length = headers.get("content-length", "")
-        if length.isdecimal() and float(length) > (limit := self._limit(scope)):
+        if length.isdecimal() and float(length) > (limit := self._max_bytes(scope)):
             return too_large(limit)
         return None
 
-    async def _counted(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request that counts as an upload until it has come whole, and from then on as worked on."""
-        with ExitStack() as held:
+    async def _answer_within_limits(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request that counts as an upload until it was received, and from then on as being processed."""
+        with ExitStack() as stack:
 
-            def work() -> None:
+            def process() -> None:
                 self._uploads.discard(upload)
-                held.enter_context(self._working_for(client_address(scope)))
+                stack.enter_context(self._processing_slot(client_address(scope)))
 
-            upload = _Upload(receive, self._limit(scope), self._limits, work)
-            if _has_body(Headers(scope=scope)):
-                self._make_room()
+            upload = _Upload(receive, self._max_bytes(scope), self._limits, on_complete=process)
+            headers = Headers(scope=scope)
+            if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
+                self._stop_slowest_upload()
                 self._uploads.add(upload)
-                held.callback(self._uploads.discard, upload)
+                stack.callback(self._uploads.discard, upload)
                 await self._app(scope, upload, send)
             else:
-                work()
+                process()
                 await self._app(scope, receive, send)
 
     @contextmanager
-    def _working_for(self, client: str) -> Iterator[None]:
-        if self._worked_on.total() >= self._limits.requests or self._worked_on[client] >= self._limits.client_requests:
+    def _processing_slot(self, client: str) -> Iterator[None]:
+        if (
+            self._processing.total() >= self._limits.requests
+            or self._processing[client] >= self._limits.client_requests
+        ):
             raise busy()
-        self._worked_on[client] += 1
+        self._processing[client] += 1
         try:
             yield
         finally:
-            self._worked_on -= Counter([client])  # which also forgets a client that has none left
+            self._processing -= Counter([client])  # which also removes a client without requests
 
-    def _make_room(self) -> None:
-        """Let the slowest upload give way to a new one, or a crowd of slow clients would keep everyone out."""
+    def _stop_slowest_upload(self) -> None:
+        """Make room for a new upload; otherwise many slow clients would block everyone."""
         if len(self._uploads) >= self._limits.uploads:
             slowest = min(self._uploads, key=lambda upload: upload.deadline)
             self._uploads.remove(slowest)
-            slowest.give_way()
+            slowest.stop()
 
-    def _limit(self, scope: Scope) -> int:
-        return self._limits.learn_bytes if scope["path"] in _TAUGHT else self._limits.predict_bytes
-
-    def _note(self, scope: Scope, status: int, seconds: float) -> None:
-        # Only addresses that exist become labels, or anyone could fill the memory with them.
-        route = getattr(scope.get("route"), "path", "other")
-        self._counters.requests.labels(route, str(status)).inc()
-        self._counters.request_seconds.labels(route).observe(seconds)
+    def _max_bytes(self, scope: Scope) -> int:
+        return self._limits.learn_bytes if scope["path"] in _LEARN_PATHS else self._limits.predict_bytes
 
 
 def too_large(limit: int) -> Problem:
@@ -157,82 +183,76 @@ def _head_bytes(scope: Scope) -> int:
     return sum(map(len, parts))
 
 
-def _has_body(headers: Headers) -> bool:
-    return headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
-
-
 class _Upload:
-    """Receives a body piece by piece: no more of it than allowed, and no slower.
+    """Receives the body of a request, with limits on its size and duration.
 
     Args:
-        receive: the next piece.
-        limit: bytes that it may have.
+        receive: receives the next chunk.
+        max_bytes: size that the body may have.
         limits: how long it may take.
-        complete: called once it has come whole.
+        on_complete: called once all of it was received.
     """
 
-    def __init__(self, receive: Receive, limit: int, limits: Limits, complete: Callable[[], None]) -> None:
-        self._receive, self._limit, self._limits, self._complete = receive, limit, limits, complete
-        self._bytes, self._whole, self._gives_way = 0, False, False
+    def __init__(self, receive: Receive, max_bytes: int, limits: Limits, on_complete: Callable[[], None]) -> None:
+        self._receive, self._max_bytes, self._limits, self._on_complete = receive, max_bytes, limits, on_complete
+        self._bytes, self._is_complete, self._is_stopped = 0, False, False
         self._started = asyncio.get_running_loop().time()
         self._timeout: asyncio.Timeout | None = None
 
     @property
     def deadline(self) -> float:
-        """When it must have come whole, or have moved on; every byte puts it off."""
-        return self._started + self._limits.patience + self._bytes / self._limits.rate
+        """When the body must be complete; every received byte extends it."""
+        return self._started + self._limits.pause_seconds + self._bytes / self._limits.min_rate
 
-    def give_way(self) -> None:
+    def stop(self) -> None:
         """End it now."""
-        self._gives_way = True
+        self._is_stopped = True
         if self._timeout and not self._timeout.expired():
             self._timeout.reschedule(0)
 
     async def __call__(self) -> Message:
-        if self._whole:  # from here on it waits for the client to leave, for however long
+        if self._is_complete:  # what follows is the disconnect of the client, without a deadline
             return await self._receive()
-        pause = asyncio.get_running_loop().time() + self._limits.patience
+        pause_end = asyncio.get_running_loop().time() + self._limits.pause_seconds
+        deadline = 0 if self._is_stopped else min(pause_end, self.deadline)
         try:
-            async with asyncio.timeout_at(0 if self._gives_way else min(pause, self.deadline)) as self._timeout:
+            async with asyncio.timeout_at(deadline) as self._timeout:
                 message = await self._receive()
         except TimeoutError:
-            raise self._too_slow() from None
+            if self._is_stopped:
+                raise busy("The service is busy and this request is slow; send it again in a moment.", _CLOSE) from None
+            raise Problem(408, "The request was too slow or stopped half-way; send it again.", _CLOSE) from None
         finally:
             self._timeout = None
         self._bytes += len(message.get("body", b""))
-        self._whole = not message.get("more_body", False)
-        if self._bytes > self._limit:
-            if not self._whole:
+        self._is_complete = not message.get("more_body", False)
+        if self._bytes > self._max_bytes:
+            if not self._is_complete:
                 await _linger(self._receive)
-            raise too_large(self._limit)
-        if self._whole:
-            self._complete()
+            raise too_large(self._max_bytes)
+        if self._is_complete:
+            self._on_complete()
         return message
-
-    def _too_slow(self) -> Problem:
-        if self._gives_way:
-            return busy("The service is busy and your request comes slowly; send it again in a moment.", _CLOSE)
-        return Problem(408, "The request came too slowly or stopped half-way; send it again.", _CLOSE)
 
 
 async def _linger(receive: Receive) -> None:
-    """Let a client send on for a moment: one whose connection is closed while it sends does not hear why."""
-    heard = 0
+    """Receive more for a moment: a client whose connection is closed while it sends does not read the response."""
+    received = 0
     with suppress(TimeoutError):
         async with asyncio.timeout(_LINGER_SECONDS):
-            while heard < _LINGER_BYTES:
+            while received < _LINGER_BYTES:
                 message = await receive()
-                heard += len(message.get("body", b""))
+                received += len(message.get("body", b""))
                 if not message.get("more_body", False):
                     return
 
 
-class _Watched:
-    """Sends a response with the headers that every response has, and remembers its status."""
+class _ResponseSender:
+    """Adds the headers that all responses have, and remembers the status."""
 
     def __init__(self, send: Send, path: str) -> None:
         self._send, self.status = send, 0
-        self._caching = "no-cache" if path.startswith("/static/") else "no-store"  # no-cache: asks whether it changed
+        self._cache_control = "no-cache" if path.startswith("/static/") else "no-store"
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -240,5 +260,5 @@ class _Watched:
             headers = MutableHeaders(scope=message)
             for name, value in _HEADERS.items():
                 headers.setdefault(name, value)
-            headers.setdefault("Cache-Control", self._caching)
+            headers.setdefault("Cache-Control", self._cache_control)
         await self._send(message)

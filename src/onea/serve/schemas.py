@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The schemas of the service's answers."""
+"""The schemas of requests and responses."""
 
 from __future__ import annotations
 
@@ -13,153 +13,151 @@ from onea.model.evaluation.check import Advice, Check
 from onea.serve.problems import MEDIA_TYPE
 
 
-class Likely(BaseModel):
-    """A class that an image may show."""
+class ClassProbability(BaseModel):
+    """The probability of a class."""
 
     name: str = Field(alias="class")
     probability: float = Field(description="Those of all classes and none_of_these add up to 1.")
 
 
-class ImageAnswer(BaseModel):
-    """What the model says about one image."""
+class ImagePrediction(BaseModel):
+    """The prediction for one image."""
 
-    image: str = Field(description="The name of the file as it was sent, or its number.")
-    name: str = Field(
-        alias="class", description="The most probable class, or 'unknown' where the verdict is 'unknown'."
-    )
+    image: str = Field(description="Name of the uploaded file, or its number.")
+    name: str = Field(alias="class", description="The most probable class, or 'unknown' if the verdict is 'unknown'.")
     verdict: Verdict = Field(
-        description="'unknown' if none_of_these is more than one half, 'answer' if a class has at least one half, or "
-        "'unsure'."
+        description="'unknown' if none_of_these is above 0.5, 'answer' if a class has a probability of at least 0.5, "
+        "else 'unsure'."
     )
-    probability: float = Field(description="Of the class; where it is 'unknown', none_of_these.")
-    candidates: list[Likely] = Field(description="Where the verdict is 'unsure': the two or three classes it may be.")
-    top: list[Likely] = Field(description="The most probable classes, best first; whatever the verdict.")
-    none_of_these: float = Field(description="Probability that it shows none of the classes.")
-    version: int = Field(description="Of the model.")
+    probability: float = Field(description="Probability of the class; if it is 'unknown', none_of_these.")
+    candidates: list[ClassProbability] = Field(description="The two or three possible classes of an 'unsure' verdict.")
+    top: list[ClassProbability] = Field(description="The most probable classes, best first, for any verdict.")
+    none_of_these: float = Field(description="Probability that the image shows none of the classes.")
+    version: int = Field(description="Version of the model.")
 
     @classmethod
-    def of(cls, answer: Answer) -> ImageAnswer:
-        """An answer as clients get it."""
+    def of(cls, answer: Answer) -> ImagePrediction:
+        """The JSON of an answer."""
         return cls.model_validate(answer.as_json())
 
 
-class BadPhoto(BaseModel):
+class UnreadableImage(BaseModel):
     """An image that could not be read."""
 
-    index: int = Field(description="Its place in the request, from 0.")
-    image: str = Field(description="The name of the file as it was sent, or its number.")
+    index: int = Field(description="Position in the request, from 0.")
+    image: str = Field(description="Name of the uploaded file, or its number.")
     detail: str = Field(description="What is wrong with it.")
 
 
-class Prediction(BaseModel):
-    """One answer for each image of a request, in its order, all by one version of the model."""
+class PredictResponse(BaseModel):
+    """One prediction for each image of the request, in its order, all by one version of the model."""
 
     version: int
-    answers: list[ImageAnswer]
-    skipped: list[BadPhoto] = Field(description="With on_bad=skip: images that could not be read.")
+    answers: list[ImagePrediction]
+    skipped: list[UnreadableImage] = Field(description="Unreadable images, with on_bad=skip.")
 
 
-class KnownClass(BaseModel):
-    """A class that was taught."""
+class ClassInfo(BaseModel):
+    """A class of the model."""
 
     name: str
-    images: int = Field(description="Images it was taught with.")
+    images: int = Field(description="Number of training images.")
 
 
-class Classes(BaseModel):
-    """The classes that can be answered."""
+class ClassesResponse(BaseModel):
+    """The classes of the model."""
 
     version: int
     count: int
-    classes: list[KnownClass]
+    classes: list[ClassInfo]
 
 
-class CheckedClass(BaseModel):
-    """Whether a class is taught well enough."""
+class ClassCheck(BaseModel):
+    """Whether a class has enough training images and can be distinguished from others."""
 
     name: str
-    images: int = Field(description="Images it was taught with.")
-    most_like: str | None = Field(description="The class that it overlaps most with.")
+    images: int = Field(description="Number of training images.")
+    most_like: str | None = Field(description="The class with the largest overlap.")
     advice: Advice
 
 
 class OverlappingPair(BaseModel):
-    """Two classes that are alike."""
+    """Two similar classes."""
 
     first: str
     second: str
-    overlap: float = Field(description="Share of their images that would be taken for the other, as far as is known.")
+    overlap: float = Field(description="Estimated fraction of their images that are confused with the other class.")
 
 
 class AbsorbingClass(BaseModel):
-    """A class that many held-out images of others are taken for."""
+    """A class that many held-out images of other classes are misclassified as."""
 
     name: str
-    mistakes: int = Field(description="Held-out images of other classes that are taken for it.")
-    share: float = Field(description="Of all mistakes.")
-    of: list[str] = Field(description="The classes that most of them are of.")
+    mistakes: int = Field(description="Number of held-out images of other classes misclassified as this class.")
+    share: float = Field(description="Fraction of all mistakes.")
+    of: list[str] = Field(description="The most frequent true classes of these images.")
 
 
 class MisclassifiedClass(BaseModel):
-    """A class whose held-out images are often taken for others."""
+    """A class whose held-out images are often misclassified."""
 
     name: str
     mistakes: int
-    images: int = Field(description="Held-out images of the class.")
-    taken_for: str = Field(description="The class that most of the mistakes end in.")
+    images: int = Field(description="Number of held-out images of the class.")
+    taken_for: str = Field(description="The class that most of them are misclassified as.")
 
 
 class HeldOutMistakes(BaseModel):
-    """Mistakes among images that were held out of updates, as far as they are kept."""
+    """Misclassified held-out images, as far as the model has them on record."""
 
     images: int
     mistakes: int
-    absorbing: list[AbsorbingClass] = Field(description="Classes that many mistakes end in.")
+    absorbing: list[AbsorbingClass] = Field(description="Classes that many images are misclassified as.")
     misclassified: list[MisclassifiedClass] = Field(description="Classes that are often misclassified.")
 
 
-class Checked(BaseModel):
-    """What the model's own statistics tell about its classes."""
+class CheckResponse(BaseModel):
+    """The check of the classes, from the statistics of the model."""
 
     version: int
-    classes: list[CheckedClass] = Field(description="The neediest first.")
-    pairs: list[OverlappingPair] = Field(description="The most alike first; of each class its nearest.")
+    classes: list[ClassCheck] = Field(description="Those that need images most come first.")
+    pairs: list[OverlappingPair] = Field(description="Each class with its most similar one; the largest overlap first.")
     mistakes: HeldOutMistakes
 
     @classmethod
-    def of(cls, found: Check) -> Checked:
-        """A check as clients get it."""
+    def of(cls, check: Check) -> CheckResponse:
+        """The JSON of a check."""
         return cls(
-            version=found.version,
+            version=check.version,
             classes=[
-                CheckedClass(name=one.name, images=one.taught, most_like=one.rival, advice=one.advice)
-                for one in found.classes
+                ClassCheck(name=one.name, images=one.taught, most_like=one.rival, advice=one.advice)
+                for one in check.classes
             ],
-            pairs=[OverlappingPair(first=one.first, second=one.second, overlap=one.overlap) for one in found.pairs],
-            mistakes=HeldOutMistakes.model_validate(dataclasses.asdict(found.mistakes)),
+            pairs=[OverlappingPair(first=one.first, second=one.second, overlap=one.overlap) for one in check.pairs],
+            mistakes=HeldOutMistakes.model_validate(dataclasses.asdict(check.mistakes)),
         )
 
 
-class History(BaseModel):
-    """Every update of the model, oldest first."""
+class HistoryResponse(BaseModel):
+    """All updates of the model, oldest first."""
 
     version: int
-    kept: list[int] = Field(description="Versions on disk, oldest first; the last one is the present.")
+    kept: list[int] = Field(description="Versions on disk, oldest first; the last one is the present version.")
     updates: list[dict[str, Any]]
 
 
-class Health(BaseModel):
-    """Whether and what the service serves."""
+class HealthResponse(BaseModel):
+    """The state of the service, and what it accepts."""
 
     status: Literal["ok"]
     name: str
     version: int
     classes: int
-    learning: bool
-    teaching: bool = Field(description="Whether learning and undo are offered to whoever has the token.")
-    formats: list[str] = Field(description="Image formats that can be sent.")
-    predict_images: int = Field(description="Images that one request to predict may have.")
-    learn_files: int = Field(description="Images that one form to learn may have; a zip may have more.")
+    learning: bool = Field(description="Whether a training job is running.")
+    teaching: bool = Field(description="Whether clients with the token may change the model.")
+    formats: list[str] = Field(description="Supported image formats.")
+    predict_images: int = Field(description="Largest number of images in one request to predict.")
+    learn_files: int = Field(description="Largest number of images in one form to learn; a zip may have more.")
 
 
 class TrainingJobReport(BaseModel):
@@ -167,28 +165,28 @@ class TrainingJobReport(BaseModel):
 
     id: str
     status: Literal["waiting", "learning", "done", "failed"]
-    classes: list[str] = Field(description="What is taught; none where images of no class are.")
+    classes: list[str] = Field(description="Classes that are taught; empty for background images.")
     images: int
-    note: str
-    done: int = Field(description="Training steps done, in images.")
-    total: int = Field(description="Training steps to do, in images; 0 where nothing is to be trained.")
+    note: str = Field(description="The current step.")
+    done: int = Field(description="Completed training steps, in images.")
+    total: int = Field(description="All training steps, in images; 0 if nothing is trained.")
     seconds: float
-    version: int | None = Field(description="Of the model that the training job made.")
-    detail: str | None = Field(description="Why it failed.")
-    skipped: list[str] = Field(description="With on_bad=skip: images that could not be read, and why.")
-    remarks: list[str] = Field(description="Once it is done, what there is to say about it, in sentences.")
+    version: int | None = Field(description="The new version of the model, once the job is done.")
+    detail: str | None = Field(description="Why the job failed.")
+    skipped: list[str] = Field(description="Unreadable images and the reasons, with on_bad=skip.")
+    remarks: list[str] = Field(description="Results and advice in sentences, once the job is done.")
 
 
-class Changed(BaseModel):
-    """What answers after a change."""
+class EditResponse(BaseModel):
+    """The model after a change."""
 
     version: int
     classes: int
-    remarks: list[str] = Field(description="What to know about it.")
+    remarks: list[str] = Field(description="Consequences of the change, in sentences.")
 
 
-class Undone(BaseModel):
-    """What was undone, and what answers now."""
+class UndoResponse(BaseModel):
+    """The version that was undone, and the model after it."""
 
     undone: int
     version: int
@@ -204,86 +202,66 @@ class ProblemDocument(BaseModel):
     detail: str
 
 
-def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The problem documents that a route may answer with, besides those that any may."""
+def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The problem documents that a route may return, besides those of every route."""
     schema = {"schema": {"$ref": "#/components/schemas/ProblemDocument"}}
     return {
-        status: {"description": _MEANING[status], "content": {MEDIA_TYPE: schema}}
+        status: {"description": _PROBLEMS[status], "content": {MEDIA_TYPE: schema}}
         for status in (400, *statuses, 421, 431)
     }
 
 
-_MEANING = {
-    400: "The request cannot be read.",
+_PROBLEMS = {
+    400: "The request is malformed.",
     401: "The token is missing or wrong.",
-    403: "Teaching is switched off.",
-    404: "There is no such thing.",
-    405: "The method is not one of this address.",
-    408: "The request came too slowly, or stopped half-way.",
-    409: "The model is being changed, or cannot be.",
-    413: "More than allowed.",
-    415: "Neither an image nor a form.",
-    421: "The service does not go by the name that was asked for.",
-    422: "Not an image, or not something to learn from.",
+    403: "Teaching is disabled.",
+    404: "Not found.",
+    405: "The method is not allowed.",
+    408: "The request was too slow or stopped half-way.",
+    409: "The model is being changed, or cannot be changed.",
+    413: "The request exceeds a limit.",
+    415: "The media type is not supported.",
+    421: "The host name is not allowed.",
+    422: "The images or parameters are invalid.",
     429: "Too many wrong tokens.",
-    431: "The address and the headers are too long.",
-    503: "Busy, or being stopped.",
-    507: "No disk space is left.",
+    431: "The URL and the headers are too long.",
+    503: "The service is busy or shutting down.",
+    507: "The service has no memory or disk space left.",
 }
-_BINARY = {"type": "string", "format": "binary"}
-_IMAGES = {"type": "array", "items": _BINARY, "minItems": 1}
+_FILE = {"type": "string", "format": "binary"}
+_IMAGES = {"type": "array", "items": _FILE, "minItems": 1}
+_NAME = {"type": "string", "description": "Name of the update in the history."}
 
-PREDICT_BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "description": "One image as the body, or one or several as files of a form.",
-        "content": {
-            "multipart/form-data": {
-                "schema": {"type": "object", "required": ["images"], "properties": {"images": _IMAGES}}
+
+def _request_body(description: str, form: dict[str, Any], *other_types: str) -> dict[str, Any]:
+    """The OpenAPI description of a body that is a form or, with another media type, a file."""
+    content: dict[str, Any] = {"multipart/form-data": {"schema": {"type": "object", **form}}}
+    content |= {media_type: {"schema": _FILE} for media_type in other_types}
+    return {"requestBody": {"required": True, "description": description, "content": content}}
+
+
+PREDICT_BODY = _request_body(
+    "One image as the body, or one or more images as files of a form.",
+    {"required": ["images"], "properties": {"images": _IMAGES}},
+    "image/*",
+    "application/octet-stream",
+)
+LEARN_BODY = _request_body(
+    "A zip with one folder of images per class, or images and their class as a form.",
+    {
+        "properties": {
+            "class": {
+                "type": "string",
+                "description": "Class of the images: once for all, or once for each image in their order.",
             },
-            "image/*": {"schema": _BINARY},
-            "application/octet-stream": {"schema": _BINARY},
-        },
-    }
-}
-LEARN_BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "description": "A zip with one folder of images for each class, or images and their class as a form.",
-        "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "properties": {
-                        "class": {
-                            "type": "string",
-                            "description": "With images: what they show; once, or once for each image in their order.",
-                        },
-                        "images": {**_IMAGES, "description": "Two or more; better ten."},
-                        "zip": {**_BINARY, "description": "Instead of class and images."},
-                        "name": {"type": "string", "description": "What the history calls it."},
-                    },
-                }
-            },
-            "application/zip": {"schema": _BINARY},
-        },
-    }
-}
-BACKGROUND_BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "description": "Images of none of the classes, as files of a form.",
-        "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "required": ["images"],
-                    "properties": {
-                        "images": _IMAGES,
-                        "name": {"type": "string", "description": "What the history calls it."},
-                    },
-                }
-            }
-        },
-    }
-}
+            "images": {**_IMAGES, "description": "At least two of a new class; ten or more are better."},
+            "zip": {**_FILE, "description": "A zip instead of class and images."},
+            "name": _NAME,
+        }
+    },
+    "application/zip",
+)
+BACKGROUND_BODY = _request_body(
+    "Images that show none of the classes, as files of a form.",
+    {"required": ["images"], "properties": {"images": _IMAGES, "name": _NAME}},
+)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model folder that answers, learns and goes back, one version at a time; knows nothing of HTTP."""
+"""A served model folder: predictions, training jobs and undo, one version at a time; independent of HTTP."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ from onea.model.sentences import PhotoReport, advice, told
 from onea.model.state import State
 from onea.model.storage.erasure import erased
 from onea.model.storage.folder import Manifest, Undone, change, read_id, read_manifest, read_state, undo
-from onea.serve.problems import Problem, of_folder, unexpected
+from onea.serve.problems import Problem, from_folder_error, unexpected
 from onea.serve.settings import Settings
 from onea.serve.training_jobs import Abandoned, TrainingJob
 
-_REMEMBERED = 50  # training jobs
-_ABANDONED_SECONDS = 1.0  # in which an abandoned training job should have stopped
-_TICK = 0.05
+_MAX_JOBS = 50  # that are remembered
+_ABANDON_SECONDS = 1.0  # in which an abandoned training job should stop
+_POLL_SECONDS = 0.05
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class Present:
-    """The version that answers now; replaced whole, never changed.
+    """The version that answers now; immutable, replaced as a whole.
 
     Attributes:
-        snapshot: answers.
-        manifest: what the model folder said when it was read.
+        snapshot: predicts.
+        manifest: of the model folder, when it was last read.
     """
 
     snapshot: Snapshot
@@ -51,20 +51,20 @@ class Present:
 
     @property
     def state(self) -> State:
-        """All that it knows."""
+        """Classes and statistics of the version."""
         return self.snapshot.state
 
 
 class Service:
-    """One model folder being served.
+    """One served model folder.
 
-    A new version is complete on disk before it answers, so whatever happens the folder is what clients last saw, or the
-    version before it.
+    A new version is complete on disk before it answers, so after a crash the folder has the version that clients last
+    saw, or the one before.
 
     Args:
         path: the model folder.
-        settings: how to behave.
-        machine: device, threads, unknown and the like, as ``onea.load`` takes them; None is left to the model.
+        settings: of the service.
+        machine: arguments of ``onea.load`` such as device, threads and unknown; None means the default of the model.
     """
 
     def __init__(self, path: Path, settings: Settings, machine: Mapping[str, Any] | None = None) -> None:
@@ -74,10 +74,10 @@ class Service:
         self._engine, self._defaults = snapshot.engine, model.get_params()
         self._unknown = (machine or {}).get("unknown")
         self._present = Present(snapshot, read_manifest(self.path))
-        self._changing, self._swapping = threading.Lock(), threading.Lock()
+        self._change_lock, self._swap_lock = threading.Lock(), threading.Lock()
         self._jobs: OrderedDict[str, TrainingJob] = OrderedDict()
         self._thread: threading.Thread | None = None
-        self._deadline: float | None = None  # for what goes on while it is being stopped
+        self._deadline: float | None = None  # of requests and jobs during a shutdown
 
     @property
     def present(self) -> Present:
@@ -86,209 +86,205 @@ class Service:
 
     @property
     def side(self) -> int:
-        """Side of the squares that images are read as."""
+        """Input size of the network in pixels."""
         return self._engine.side
 
     @property
     def learning(self) -> bool:
-        """Whether a training job or an undo is going on."""
-        return self._changing.locked()
+        """Whether a training job or another change is in progress."""
+        return self._change_lock.locked()
 
     # learning
 
     def teach(self, batch: DecodedImages, name: str | None = None, *, background: bool = False) -> TrainingJob:
-        """Learn these classes, or that ``background`` is none of them, in a thread; returns once that has begun.
+        """Start a training job for classes, or for ``background`` images of none of the classes.
+
+        Returns once learning has begun.
 
         Raises:
-            OneaError: the classes cannot be learned as they are.
-            Problem: another training job is going on, or the model folder cannot be written.
+            OneaError: the classes or images are invalid.
+            Problem: another training job is running, or the model folder cannot be written.
         """
         if background:
             self._present.snapshot.check_taught()
         classes = [] if background else checked_classes(batch, self._present.state)
-        self._take_turn()
+        self._acquire()
         job = TrainingJob(classes, len(batch), batch.skipped)
         try:
-            self._remember(job)
+            self._jobs[job.id] = job
+            while len(self._jobs) > _MAX_JOBS:
+                self._jobs.popitem(last=False)
             self._thread = threading.Thread(
                 target=self._learn, args=(job, batch, name, background), name="onea-training", daemon=True
             )
             self._thread.start()
         except BaseException:
-            self._changing.release()
+            self._change_lock.release()
             raise
         job.settled.wait()
-        if job.error and not job.began:  # the client hears it at once; of whatever fails later, the job tells
+        if job.error and not job.began:  # reported at once; the job reports later failures
             raise job.error
         return job
 
     def job(self, id: str) -> TrainingJob:
-        """A training job by its name."""
-        if (found := self._jobs.get(id)) is None:
-            raise Problem(404, "There is no such training job; it may have been before the service was started.")
-        return found
+        """A training job by its id."""
+        if id not in self._jobs:
+            raise Problem(404, "There is no such training job; it may be from before the service was started.")
+        return self._jobs[id]
 
     def undo(self) -> tuple[Undone, State]:
-        """Go back to before the last update; returns what was undone and what answers now."""
-        return self._changed(lambda: undo(self.path), lambda found: found[1])
+        """Undo the last update; returns what was undone and the present state."""
+        return self._change(lambda: undo(self.path), lambda result: result[1])
 
     def forget(self, names: Sequence[str], everywhere: bool = False) -> State:
-        """No longer answer these classes, perhaps without a way back; returns what answers now."""
+        """Remove classes, with ``everywhere`` also from earlier versions; returns the present state."""
         if everywhere:
-            return self._edited(lambda state, version, date: erased(state, names, version, date), keep=0)
-        return self._edited(lambda state, version, date: state.without(names, version, date))
+            return self._edit(lambda state, version, date: erased(state, names, version, date), keep=0)
+        return self._edit(lambda state, version, date: state.without(names, version, date))
 
     def rename(self, old: str, new: str, merge: bool = False) -> State:
-        """Call a class by another name, or make two one; returns what answers now."""
+        """Rename a class, or merge two classes; returns the present state."""
 
         def next_state(state: State, version: int, date: str) -> State:
             return (state.joined if merge else state.renamed)(old, new, version, date)
 
-        return self._edited(next_state)
+        return self._edit(next_state)
 
     def refuse_while_busy(self) -> None:
-        """Refuse early what would be refused later, before a large upload is read."""
+        """Refuse a change during a training job, before a large upload is read."""
         if self.learning:
-            raise Problem(409, "The model is being taught right now; wait until that is done.", {"Retry-After": "5"})
+            raise Problem(409, "A training job is running; wait until it is done.", {"Retry-After": "5"})
 
     def refresh(self) -> None:
-        """Take over what another process did to the model folder; what cannot be read now is left for the next time."""
-        with suppress(OneaError), self._swapping:
-            self._take_over()
+        """Load a version that another process saved; a folder that cannot be read is tried again the next time."""
+        with suppress(OneaError), self._swap_lock:
+            self._load_present()
 
     # stopping
 
     @property
     def closing(self) -> bool:
-        """Whether it is being stopped."""
+        """Whether the service is shutting down."""
         return self._deadline is not None
 
     @property
     def seconds_left(self) -> float:
-        """What is left to requests and the training job while it is being stopped."""
+        """Time left for requests and the training job during a shutdown."""
         return math.inf if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     def close(self, seconds: float) -> None:
-        """Take no new requests; what has begun has so long to finish, or less if it had less before."""
+        """Refuse new requests; those in progress have so many seconds left, or fewer if they had fewer before."""
         self._deadline = time.monotonic() + min(seconds, self.seconds_left)
 
     def settle(self) -> bool:
-        """Wait for the current training job, and abandon it when no time is left; whether its thread has ended."""
+        """Wait for the training job, and abandon it when no time is left. Returns whether its thread has ended."""
         thread = self._thread
         while thread is not None and thread.is_alive() and self.seconds_left:
-            thread.join(min(_TICK, self.seconds_left))  # a little at a time: what is left may become less
+            thread.join(min(_POLL_SECONDS, self.seconds_left))  # repeatedly, because the time left may change
         self.abandon()
         if thread is None or self._deadline is None:
             return True
-        thread.join(max(0.0, self._deadline + _ABANDONED_SECONDS - time.monotonic()))
+        thread.join(max(0.0, self._deadline + _ABANDON_SECONDS - time.monotonic()))
         return not thread.is_alive()
 
     def abandon(self) -> None:
-        """Do not finish the current training job; the model stays as it was."""
+        """Do not finish the training job; the model is unchanged."""
         for job in list(self._jobs.values()):
             job.abandon()
 
-    # inside
+    def _edit(self, next_state: Callable[[State, int, str], State], keep: int | None = None) -> State:
+        """Make a change that needs no network; errors are raised before the folder is locked."""
+        next_state(self._present.state, self._present.manifest.versions.next, "")
+        return self._change(lambda: change(self.path, next_state, keep), lambda state: state)
 
-    def _edited(self, how: Callable[[State, int, str], State], keep: int | None = None) -> State:
-        """Make a change that needs no network; what is wrong with it is told before anything is touched."""
-        how(self._present.state, self._present.manifest.versions.next, "")
-        return self._changed(lambda: change(self.path, how, keep), lambda state: state)
-
-    def _changed(self, act: Callable[[], Result], state_of: Callable[[Result], State]) -> Result:
+    def _change(self, action: Callable[[], Result], get_state: Callable[[Result], State]) -> Result:
         """Change the model folder at once, without a training job."""
-        self._take_turn()
+        self._acquire()
         try:
-            with self._swapping:
+            with self._swap_lock:
                 self._check_present(read_id(self.path, read_manifest(self.path).versions.present))
-                found = act()
-                self._swap(state_of(found), read_manifest(self.path))
-            return found
+                result = action()
+                self._swap(get_state(result), read_manifest(self.path))
+            return result
         except OneaError as error:
-            raise of_folder(error, self.path) from error
+            raise from_folder_error(error, self.path) from error
         finally:
-            self._changing.release()
+            self._change_lock.release()
 
-    def _take_turn(self) -> None:
-        if not self._changing.acquire(blocking=False):
+    def _acquire(self) -> None:
+        """Acquire the lock for changes, or refuse."""
+        if not self._change_lock.acquire(blocking=False):
             self.refuse_while_busy()
-            self._take_turn()  # it ended just now
+            self._acquire()  # it was released just now
         elif self.closing:
-            self._changing.release()
-            raise Problem(503, "The service is being stopped; try again in a moment.", {"Retry-After": "5"})
+            self._change_lock.release()
+            raise Problem(503, "The service is shutting down; try again in a moment.", {"Retry-After": "5"})
 
-    def _take_over(self) -> None:
+    def _load_present(self) -> None:
         manifest = read_manifest(self.path)
-        if (
-            manifest != self._present.manifest
-            or read_id(self.path, manifest.versions.present) != self._present.state.id
-        ):
-            state = read_state(self.path, manifest.versions.present)
+        present = manifest.versions.present
+        if manifest != self._present.manifest or read_id(self.path, present) != self._present.state.id:
+            state = read_state(self.path, present)
             self._engine.check_is(state.backbone)
             self._swap(state, manifest)
 
     def _check_present(self, id: str) -> None:
-        """Refuse to change what no client has seen yet: another process put it in place of what answers."""
+        """Refuse to change a version that another process saved and that no client has seen."""
         if id != self._present.state.id:
-            self._take_over()
+            self._load_present()
             raise OneaError(
-                f"{self.path} was changed by another process (version {self._present.state.version} is there now); "
-                "look at what it knows and send this again."
+                f"{self.path} was changed by another process (its version is {self._present.state.version} now); look "
+                "at its classes and send this request again."
             )
 
     def _learn(self, job: TrainingJob, batch: DecodedImages, name: str | None, background: bool) -> None:
-        torch.set_num_threads(self._engine.runtime.threads)  # or it keeps those of a decomposition (see onea.tensors)
-        outcome = self._learned(job, batch, name, background)
-        self._changing.release()  # first, so that whoever hears of the end may teach again at once
+        torch.set_num_threads(self._engine.runtime.threads)  # otherwise possibly those set by a decomposition
+        outcome = self._learn_version(job, batch, name, background)
+        self._change_lock.release()  # first, so that a client that sees the end can teach again at once
         if isinstance(outcome, Problem):
             job.fail(outcome)
         else:
             state, report = outcome
             job.finish(state.version, [*told(state.updates[-1], report), *advice(state.classes, state.merged)])
 
-    def _learned(
+    def _learn_version(
         self, job: TrainingJob, batch: DecodedImages, name: str | None, background: bool
     ) -> tuple[State, PhotoReport] | Problem:
-        """The state that answers from now on and the photos that need a look, or why there is none."""
+        """The new state and the report about its images, or why there is none."""
         report = PhotoReport()
 
         def next_state(state: State, version: int, date: str) -> State:
             nonlocal report
-            with self._swapping:
+            with self._swap_lock:
                 self._check_present(state.id)
                 present = self._present
             job.start()
             params = self._defaults | present.manifest.params
             if background:
-                job.note("looking at the background")
+                job.note("reading the background images")
                 seed, started = params["seed"], time.perf_counter()
                 learned = learn_background(
                     present.snapshot, batch, version=version, name=name, seed=seed, started=started
                 )
                 job.save()
                 return learned
-            own = {key: params[key] for key in inspect.signature(learn).parameters if key in params}
-            learned, report = learn(self._engine, state, batch, version=version, name=name, progress=job, **own)
+            options = {key: params[key] for key in inspect.signature(learn).parameters if key in params}
+            learned, report = learn(self._engine, state, batch, version=version, name=name, progress=job, **options)
             job.save()
             return learned
 
         try:
             state = change(self.path, next_state)
-            with self._swapping:
+            with self._swap_lock:
                 self._swap(state, read_manifest(self.path))
             return state, report
         except Abandoned as error:
             return error
         except OneaError as error:
-            return of_folder(error, self.path)
+            return from_folder_error(error, self.path)
         except Exception as error:
             return unexpected(error)
 
     def _swap(self, state: State, manifest: Manifest) -> None:
         unknown = manifest.params["unknown"] if self._unknown is None else self._unknown
         self._present = Present(Snapshot(self._engine, state, unknown), manifest)
-
-    def _remember(self, job: TrainingJob) -> None:
-        self._jobs[job.id] = job
-        while len(self._jobs) > _REMEMBERED:
-            self._jobs.popitem(last=False)

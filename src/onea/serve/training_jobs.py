@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A training job: one request to learn, from the moment its images are read until the new version answers."""
+"""A training job: one request to learn, from its decoded images to the new version."""
 
 from __future__ import annotations
 
@@ -7,30 +7,28 @@ import secrets
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any, Literal
 
 from onea.runtime import Progress
 from onea.serve.problems import Problem
-
-Status = Literal["waiting", "learning", "done", "failed"]
+from onea.serve.schemas import TrainingJobReport
 
 
 class Abandoned(Problem):
-    """The service is being stopped and the training job is not going to be finished."""
+    """The service is shutting down and the training job will not be finished."""
 
     def __init__(self) -> None:
-        super().__init__(503, "The service was stopped before the training job was over; nothing was changed.")
+        super().__init__(503, "The service was stopped during the training job; the model is unchanged.")
 
 
 class TrainingJob(Progress):
-    """The progress of a training job; the training reports it, any thread may read it.
+    """The progress of a training job: the training thread reports it, any thread may read it.
 
     Attributes:
-        id: names it to clients; cannot be guessed.
-        settled: set once the model folder is ours and learning begins, or once that failed.
-        began: whether learning did.
+        id: identifies it to clients; cannot be guessed.
+        settled: set once learning begins, or once it failed before.
+        began: whether learning began.
         ended: set once the training job is done or has failed.
-        error: what went wrong.
+        error: why it failed.
     """
 
     def __init__(self, classes: list[str], images: int, skipped: Sequence[str] = ()) -> None:
@@ -38,105 +36,87 @@ class TrainingJob(Progress):
         self.settled, self.ended = threading.Event(), threading.Event()
         self.began = False
         self.error: Problem | None = None
-        self._lock, self._abandoned, self._started = threading.Lock(), False, time.monotonic()
-        self._saving = False
-        self._classes, self._images = classes, images
-        self._status: Status = "waiting"
-        self._note, self._done, self._total = "waiting for the model", 0, 0
-        self._detail: str | None = None
-        self._skipped, self._remarks = list(skipped), list[str]()
-        self._version: int | None = None
-        self._seconds: float | None = None
+        self._lock, self._started = threading.Lock(), time.monotonic()
+        self._is_abandoned = self._is_saving = False
+        self._report = TrainingJobReport(
+            id=self.id,
+            status="waiting",
+            classes=classes,
+            images=images,
+            note="waiting for the model",
+            done=0,
+            total=0,
+            seconds=0,
+            version=None,
+            detail=None,
+            skipped=list(skipped),
+            remarks=[],
+        )
 
-    def report(self) -> dict[str, Any]:
-        """All there is to say now, as JSON-able values."""
+    def report(self) -> TrainingJobReport:
+        """The present state."""
         with self._lock:
-            passed = self._seconds if self._seconds is not None else time.monotonic() - self._started
-            return {
-                "id": self.id,
-                "status": self._status,
-                "classes": self._classes,
-                "images": self._images,
-                "note": self._note,
-                "done": self._done,
-                "total": self._total,
-                "seconds": round(passed, 1),
-                "version": self._version,
-                "detail": self._detail,
-                "skipped": self._skipped,
-                "remarks": self._remarks,
-            }
+            if not self.ended.is_set():
+                self._report.seconds = round(time.monotonic() - self._started, 1)
+            return self._report.model_copy()
 
     def abandon(self) -> None:
-        """Stop at the next step; the model stays as it was, unless the new version is being saved already."""
+        """Stop at the next step and leave the model unchanged, unless the new version is already being saved."""
         with self._lock:
-            if self._saving:
+            if self._is_saving:
                 return
-            self._abandoned = True
-        # Told at once, however long the next step takes: from here on nothing is saved.
+            self._is_abandoned = True
+        # Reported at once, however long the current step takes: from here on nothing is saved.
         self.fail(Abandoned())
 
-    # what the training tells
+    # called by the training thread
 
     def start(self) -> None:
-        """The model folder is ours."""
-        self._set("learning", "reading the model")
+        """The model folder is locked and learning begins."""
+        self.note("reading the model")
         self.began = True
         self.settled.set()
 
     def start_epoch(self, epoch: int, epochs: int, images: int) -> None:
-        """The first epoch says how much there is to do."""
-        self._check()
-        with self._lock:
-            self._total = epochs * images
-            self._note = f"training, round {epoch + 1} of {epochs}"
+        """An epoch begins."""
+        self._update(note=f"training, epoch {epoch + 1} of {epochs}", total=epochs * images)
 
     def step(self, images: int) -> None:
-        """Advance."""
-        self._check()
-        with self._lock:
-            self._done += images
+        """A training step is complete."""
+        self._update(done=self._report.done + images)
 
     def note(self, text: str) -> None:
-        """Say what is going on besides training."""
-        self._check()
-        self._set("learning", text)
+        """Another step begins."""
+        self._update(status="learning", note=text)
 
     def save(self) -> None:
-        """The new version is about to be saved; from here on it is too late to abandon it."""
+        """The new version is about to be saved; from here on the job cannot be abandoned."""
         with self._lock:
-            if self._abandoned:
+            if self._is_abandoned:
                 raise Abandoned()
-            self._saving = True
-        self._set("learning", "saving")
-
-    # how it ends
+            self._is_saving = True
+        self.note("saving")
 
     def finish(self, version: int, remarks: list[str]) -> None:
-        """The new version answers, and this is what there is to say about it."""
-        with self._lock:
-            self._version, self._done, self._remarks = version, self._total, remarks
-        self._end("done")
+        """The new version answers from now on."""
+        self._end(None, status="done", note="done", version=version, done=self._report.total, remarks=remarks)
 
     def fail(self, error: Problem) -> None:
-        """Nothing was changed. A job that was abandoned has failed before."""
-        self._end("failed", error)
+        """The job failed and the model is unchanged. Of an abandoned job only the first error counts."""
+        self._end(error, status="failed", note="failed", detail=error.detail)
 
-    def _end(self, status: Status, error: Problem | None = None) -> None:
+    def _update(self, **changes: object) -> None:
         with self._lock:
-            if self._seconds is not None:
+            if self._is_abandoned:
+                raise Abandoned()
+            self._report = self._report.model_copy(update=changes)
+
+    def _end(self, error: Problem | None, **changes: object) -> None:
+        with self._lock:
+            if self.ended.is_set():
                 return
-            self._seconds = time.monotonic() - self._started
-            self._status = self._note = status
-            self.error, self._detail = error, error.detail if error else None
-        self.ended.set()
+            seconds = round(time.monotonic() - self._started, 1)
+            self._report = self._report.model_copy(update={**changes, "seconds": seconds})
+            self.error = error
+            self.ended.set()
         self.settled.set()
-
-    def _set(self, status: Status, note: str) -> None:
-        with self._lock:
-            if self._seconds is None:
-                self._status, self._note = status, note
-
-    def _check(self) -> None:
-        if self._abandoned:
-            raise Abandoned()

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Uploaded images, from forms and raw bodies; always decoded, never read by a path."""
+"""Uploaded images: read from forms, zips and raw bodies, and decoded."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from tempfile import SpooledTemporaryFile
@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, TypeVar, cast
 
 import numpy as np
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import UploadFile
+from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
@@ -23,133 +23,138 @@ from onea.data.image_files import OnBad, named_by_reason
 from onea.data.pixel_limit import MEGAPIXEL
 from onea.model.learning.images import DecodedImages
 from onea.serve.archive import Archive
-from onea.serve.decoding import Decoders, DecodingJob
 from onea.serve.problems import Problem
 from onea.serve.settings import Limits
+from onea.serve.workers import DecoderPool, DecodingJob
 
-_IN_MEMORY = 1_000_000  # bytes of an upload; larger ones wait on disk
-_RAW = ("image/", "application/octet-stream")
-_ZIP = ("application/zip", "application/x-zip-compressed")
-LeftOut = tuple[str, ...]
-Reader = Callable[[], bytes]
+_IN_MEMORY_BYTES = 1_000_000  # of a body; larger ones are stored on disk
+_RAW_TYPES = ("image/", "application/octet-stream")
+_ZIP_TYPES = ("application/zip", "application/x-zip-compressed")
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
-class Sent:
-    """An image that a client sent: what to call it, how to read it, and its class where one was given."""
+class UploadedImage:
+    """An image in a request: its name, a function that reads its bytes, and its class if it has one."""
 
     name: str
-    read: Reader
+    read: Callable[[], bytes]
     label: str | None = None
 
+    def count_pixels(self) -> int:
+        """Number of pixels, from the header of the file."""
+        return pixel_count(self.read())
 
-def square(sent: Sent, side: int, limits: Limits) -> Pixels:
-    """The image as a square of pixels.
+    def decode(self, side: int, limits: Limits) -> Pixels:
+        """The image as a square of pixels.
 
-    Raises:
-        BadImage: it cannot be read as an image, or has more pixels than allowed.
+        Raises:
+            BadImage: it cannot be read, or has more pixels than allowed.
+        """
+        image = read_image(self.read(), at_least=side, name=self.name, limit=limits.pixels, wary=True)
+        return fit(image, side, side)
+
+
+@dataclass(frozen=True)
+class LearnUpload:
+    """The content of a request to learn.
+
+    Attributes:
+        images: with their classes, except for background images.
+        left_out: names of files in a zip that are not images of a class.
+        update_name: name of the update in the history.
     """
-    image = read_image(sent.read(), at_least=side, name=sent.name, limit=limits.pixels, wary=True)
-    return fit(image, side, side)
+
+    images: list[UploadedImage]
+    left_out: tuple[str, ...] = ()
+    update_name: str | None = None
 
 
-async def askable(
-    images: Sequence[Sent], side: int, limits: Limits, decoders: Decoders, client: str, on_bad: OnBad = "fail"
+async def decode_for_prediction(
+    images: Sequence[UploadedImage], side: int, limits: Limits, decoders: DecoderPool, client: str, on_bad: OnBad
 ) -> tuple[DecodedImages, dict[int, str]]:
-    """All images, as the network takes them; and, where they may be skipped, why some could not be read.
+    """All readable images, and the reasons why the others cannot be read, by their positions.
 
     Raises:
-        BadImage: one cannot be read.
-        Problem: none can, or they are too many pixels.
+        BadImage: an image cannot be read, and ``on_bad`` is ``fail``.
+        Problem: no image can be read, or they have too many pixels.
     """
-    pixels = np.empty((len(images), 3, side, side), np.uint8)
-    bad: dict[int, str] = {}
-
-    def place(row: int) -> None:
-        try:
-            pixels[row] = square(images[row], side, limits)
-        except BadImage as error:
-            if on_bad == "fail":
-                raise
-            bad[row] = error.reason
-
-    turn = partial(decoders.results, ("ask", client), most=limits.waiting_pixels)
-    await _with_each(images, place, turn, limits.predict_pixels)
-    good = [row for row in range(len(images)) if row not in bad]
-    if not good:
-        raise _unreadable([f"{images[row].name}: {reason}" for row, reason in sorted(bad.items())], len(images))
-    return DecodedImages(pixels[good], None, tuple(images[row].name for row in good)), dict(sorted(bad.items()))
+    run = partial(decoders.run, ("predict", client), max_pixels=limits.waiting_pixels)
+    pixels, reasons = await _decode_all(images, side, limits, run, limits.predict_pixels, stop=on_bad == "fail")
+    if len(reasons) == len(images):
+        raise _unreadable(images, reasons)
+    good = [n for n in range(len(images)) if n not in reasons]
+    return DecodedImages(pixels[good], None, tuple(images[n].name for n in good)), reasons
 
 
-async def learnable(
-    images: Sequence[Sent],
-    left_out: LeftOut,
+async def decode_for_learning(
+    upload: LearnUpload, side: int, limits: Limits, decoders: DecoderPool, client: str, on_bad: OnBad
+) -> DecodedImages:
+    """All readable images with their classes.
+
+    Raises:
+        Problem: images cannot be read and ``on_bad`` is ``fail``, no image can be read, or they have too many pixels.
+    """
+    images = upload.images
+    run = partial(decoders.run, ("learn", client), max_pixels=limits.learn_pixels)
+    pixels, reasons = await _decode_all(images, side, limits, run, limits.learn_pixels)
+    if len(reasons) == len(images) or (reasons and on_bad == "fail"):
+        raise _unreadable(images, reasons)
+    good = [n for n in range(len(images)) if n not in reasons]
+    labels = tuple(images[n].label or "" for n in good)
+    names = tuple(images[n].name for n in good)
+    skipped = tuple(_lines(images, reasons))
+    return DecodedImages(pixels[good] if reasons else pixels, labels, names, skipped, left_out=upload.left_out)
+
+
+async def _decode_all(
+    images: Sequence[UploadedImage],
     side: int,
     limits: Limits,
-    decoders: Decoders,
-    client: str,
-    on_bad: OnBad = "fail",
-) -> DecodedImages:
-    """All images with their classes; those that cannot be read may be skipped.
-
-    Raises:
-        Problem: some cannot be read, and the message names them; or they are too many pixels.
-    """
+    run: Callable[[Sequence[DecodingJob[Any]]], Coroutine[Any, Any, list[Any]]],
+    max_pixels: int,
+    stop: bool = False,
+) -> tuple[Pixels, dict[int, str]]:
+    """The pixels of all images, and the reasons why some cannot be read; ``stop`` raises the first error."""
+    counts = await run([DecodingJob(image.count_pixels, 0) for image in images])
+    if sum(counts) > max_pixels:
+        megapixels = max_pixels // MEGAPIXEL
+        raise Problem(413, f"The images have more than {megapixels:,} megapixels together; send fewer at a time.")
     pixels = np.empty((len(images), 3, side, side), np.uint8)
+    reasons: dict[int, str] = {}
 
-    def place_or_reason(row: int) -> str | None:
+    def decode(n: int) -> None:
         try:
-            pixels[row] = square(images[row], side, limits)
+            pixels[n] = images[n].decode(side, limits)
         except BadImage as error:
-            return f"{images[row].name}: {error.reason}"
-        return None
+            if stop:
+                raise
+            reasons[n] = error.reason
 
-    turn = partial(decoders.results, ("learn", client), most=limits.learn_pixels)
-    reasons = await _with_each(images, place_or_reason, turn, limits.learn_pixels)
-    bad, good = list(filter(None, reasons)), [row for row, reason in enumerate(reasons) if reason is None]
-    if bad and (on_bad == "fail" or not good):
-        raise _unreadable(bad, len(images))
-    labels = tuple(images[row].label or "" for row in good)
-    names = tuple(images[row].name for row in good)
-    return DecodedImages(pixels[good] if bad else pixels, labels, names, tuple(bad), left_out=left_out)
+    await run([DecodingJob(partial(decode, n), count) for n, count in enumerate(counts)])
+    return pixels, dict(sorted(reasons.items()))
 
 
-def _unreadable(bad: Sequence[str], total: int) -> Problem:
-    it = "it" if len(bad) == 1 else "them"
-    return Problem(
-        422,
-        f"{len(bad)} of {total} images cannot be read ({named_by_reason(bad)}); leave {it} out and send the rest "
-        "again.",
+def _lines(images: Sequence[UploadedImage], reasons: dict[int, str]) -> list[str]:
+    return [f"{images[n].name}: {reason}" for n, reason in reasons.items()]
+
+
+def _unreadable(images: Sequence[UploadedImage], reasons: dict[int, str]) -> Problem:
+    them = "it" if len(reasons) == 1 else "them"
+    names = named_by_reason(_lines(images, reasons))
+    detail = (
+        f"{len(reasons)} of {len(images)} images cannot be read ({names}); leave {them} out and send the rest again."
     )
-
-
-async def _with_each(
-    images: Sequence[Sent],
-    work: Callable[[int], Result],
-    turn: Callable[[Sequence[DecodingJob[Any]]], Coroutine[Any, Any, list[Any]]],
-    most: int,
-) -> list[Result]:
-    """What comes of some work with each image, by its row, when their turn has come."""
-    counts = await turn([DecodingJob(partial(_pixels_of, sent), 0) for sent in images])
-    if sum(counts) > most:
-        raise Problem(
-            413, f"The images have more than {most // MEGAPIXEL:,} megapixels together; send fewer at a time."
-        )
-    return await turn([DecodingJob(partial(work, row), count) for row, count in enumerate(counts)])
-
-
-def _pixels_of(sent: Sent) -> int:
-    return pixel_count(sent.read())
+    return Problem(422, detail)
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """What comes of some work, which is given up when the client goes away.
+    """The result of a coroutine, which is cancelled when the client disconnects.
 
     Raises:
-        ClientDisconnect: it has gone away.
+        ClientDisconnect: the client disconnected.
     """
-    working, leaving = asyncio.create_task(work), asyncio.create_task(_gone(request))
+    working, leaving = asyncio.create_task(work), asyncio.create_task(_disconnected(request))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -160,45 +165,40 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, Result]) -
         leaving.cancel()
 
 
-async def _gone(request: Request) -> None:
+async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
 @asynccontextmanager
-async def images_to_predict(request: Request, limits: Limits) -> AsyncIterator[list[Sent]]:
-    """The images of a request: every file of a form, or the body itself; gone when the block is left."""
-    kind = _kind(request)
-    if kind == "multipart/form-data":
-        async with _form(request, limits.predict_images, ("images",)) as form:
-            yield _images_in(form)
-    elif kind.startswith(_RAW):
-        async with _body(request) as body:
-            yield [Sent("1", partial(_whole, body))]
+async def read_predict_request(request: Request, limits: Limits) -> AsyncIterator[list[UploadedImage]]:
+    """The images of a request: every file of a form, or the body itself. They are deleted at the end of the block."""
+    media_type = _media_type(request)
+    if media_type == "multipart/form-data":
+        async with _open_form(request, limits.predict_images, ("images",)) as form:
+            yield _form_images(form)
+    elif media_type.startswith(_RAW_TYPES):
+        async with _open_body(request) as body:
+            yield [UploadedImage("1", partial(_read_all, body))]
     else:
         raise Problem(415, "Send an image as the body with its type (image/jpeg), or a form (multipart/form-data).")
 
 
 @asynccontextmanager
-async def images_to_learn(
-    request: Request, limits: Limits, background: bool = False
-) -> AsyncIterator[tuple[list[Sent], LeftOut, str | None]]:
-    """The images of a training job with their classes, files that are none, and its name in the history.
-
-    Those of the ``background`` have no class. They are gone when the block is left.
-    """
-    kind = _kind(request)
+async def read_learn_request(request: Request, limits: Limits, background: bool = False) -> AsyncIterator[LearnUpload]:
+    """The content of a request to learn. The images are deleted at the end of the block."""
+    media_type = _media_type(request)
     if background:
-        if kind != "multipart/form-data":
+        if media_type != "multipart/form-data":
             raise Problem(415, "Send a form (multipart/form-data) with images of none of the classes.")
-        async with _form(request, limits.learn_files, ("images", "name")) as form:
-            yield _images_in(form), (), _text(form, "name")
-    elif kind in _ZIP:
-        async with _body(request) as body:
-            yield (*await run_in_threadpool(_of_zip, body, limits), None)
-    elif kind == "multipart/form-data":
-        async with _form(request, limits.learn_files, ("images", "class", "zip", "name")) as form:
-            yield (*await run_in_threadpool(_of_form, form, limits), _text(form, "name"))
+        async with _open_form(request, limits.learn_files, ("images", "name")) as form:
+            yield LearnUpload(_form_images(form), update_name=_text(form, "name"))
+    elif media_type in _ZIP_TYPES:
+        async with _open_body(request) as body:
+            yield await run_in_threadpool(_read_zip, body, limits)
+    elif media_type == "multipart/form-data":
+        async with _open_form(request, limits.learn_files, ("images", "class", "zip", "name")) as form:
+            yield await run_in_threadpool(_read_learn_form, form, limits)
     else:
         raise Problem(
             415,
@@ -206,100 +206,99 @@ async def images_to_learn(
         )
 
 
-def _images_in(form: Any) -> list[Sent]:
-    images = [_of_file(file, n) for n, file in enumerate(_files(form, "images"))]
+def _form_images(form: FormData) -> list[UploadedImage]:
+    images = [_form_image(file, n) for n, file in enumerate(_files(form, "images"))]
     if not images:
         raise Problem(422, "The form has no image; send at least one file in the field 'images'.")
     return images
 
 
-def _of_form(form: Any, limits: Limits) -> tuple[list[Sent], LeftOut]:
+def _read_learn_form(form: FormData, limits: Limits) -> LearnUpload:
     zips, files, labels = _files(form, "zip"), _files(form, "images"), _texts(form, "class")
+    name = _text(form, "name")
     if zips and (files or labels):
         raise Problem(422, "The form has a zip as well as images of one class; send one of the two.")
     if len(zips) > 1:
-        raise Problem(422, "The form has several zips; send one after the other.")
+        raise Problem(422, "The form has several zips; send each in a request of its own.")
     if zips:
-        return _of_zip(zips[0].file, limits)
+        return _read_zip(zips[0].file, limits, name)
     if not labels or not files:
-        raise Problem(422, "The form needs a class name in the field 'class' and its photos in the field 'images'.")
+        raise Problem(422, "The form needs a class name in the field 'class' and its images in the field 'images'.")
     if len(labels) not in (1, len(files)):
-        raise Problem(422, "The form must name one class for all images, or one for each of them, in their order.")
-    return [_of_file(file, n, labels[n if len(labels) > 1 else 0]) for n, file in enumerate(files)], ()
+        raise Problem(422, "The form must have one class for all images, or one for each of them, in their order.")
+    labels = labels * len(files) if len(labels) == 1 else labels
+    return LearnUpload([_form_image(file, n, labels[n]) for n, file in enumerate(files)], update_name=name)
 
 
-def _of_zip(file: BinaryIO, limits: Limits) -> tuple[list[Sent], LeftOut]:
+def _read_zip(file: BinaryIO, limits: Limits, update_name: str | None = None) -> LearnUpload:
     archive = Archive(file, limits)
-    return [Sent(name, read, label) for label, name, read in archive.entries], archive.left_out
+    images = [UploadedImage(name, read, label) for label, name, read in archive.entries]
+    return LearnUpload(images, archive.left_out, update_name)
 
 
-def _of_file(upload: UploadFile, number: int, label: str | None = None) -> Sent:
-    """Clients name files as they like; a name is only ever shown, and only its last part."""
+def _form_image(upload: UploadFile, number: int, label: str | None = None) -> UploadedImage:
+    """An image of a form. Its file name is only used in messages, and only the last part of it."""
     name = (upload.filename or "").replace("\\", "/").rsplit("/", 1)[-1].strip()[:100]
-    shown = name if name and name.isprintable() else str(number + 1)
-    return Sent(shown, partial(_whole, upload.file), label)
+    if not name or not name.isprintable():
+        name = str(number + 1)
+    return UploadedImage(name, partial(_read_all, upload.file), label)
 
 
-def _whole(file: BinaryIO) -> bytes:
+def _read_all(file: BinaryIO) -> bytes:
     file.seek(0)
     return file.read()
 
 
-def _kind(request: Request) -> str:
+def _media_type(request: Request) -> str:
     return request.headers.get("content-type", "").split(";")[0].strip().lower()
 
 
 @asynccontextmanager
-async def _form(request: Request, files: int, known: tuple[str, ...]) -> AsyncIterator[Any]:
+async def _open_form(request: Request, max_files: int, fields: tuple[str, ...]) -> AsyncIterator[FormData]:
     try:
-        opened: AbstractAsyncContextManager[Any] = request.form(
-            max_files=files, max_fields=files + 10, max_part_size=10_000
-        )
-        async with opened as form:
+        async with request.form(max_files=max_files, max_fields=max_files + 10, max_part_size=10_000) as form:
             for name in form:
-                if name not in known:
-                    takes = ", ".join(known)
-                    raise Problem(422, f"The form has an unknown field '{name[:50]}'; the fields are: {takes}.")
+                if name not in fields:
+                    allowed = ", ".join(fields)
+                    raise Problem(422, f"The form has an unknown field '{name[:50]}'; the fields are: {allowed}.")
             yield form
     except HTTPException as error:
-        raise _form_problem(str(error.detail), files) from error
+        raise _form_problem(str(error.detail), max_files) from error
 
 
-def _form_problem(reason: str, files: int) -> Problem:
+def _form_problem(reason: str, max_files: int) -> Problem:
     if reason.startswith("Too many files"):
-        return Problem(
-            413, f"The form has more than {files} files; send them in several requests, or as a zip to learn."
-        )
+        return Problem(413, f"The form has more than {max_files} files; send several requests, or a zip to learn.")
     if reason.startswith(("Too many fields", "Part exceeded")):
-        return Problem(413, "The form has more or longer fields than needed; send images as files.")
+        return Problem(413, "The form has too many fields or too long ones; send images as files.")
     return Problem(400, "The form cannot be read; send it as multipart/form-data with a boundary.")
 
 
-def _files(form: Any, name: str) -> list[UploadFile]:
-    found = form.getlist(name)
-    if not all(isinstance(value, UploadFile) for value in found):
+def _files(form: FormData, name: str) -> list[UploadFile]:
+    values = form.getlist(name)
+    if not all(isinstance(value, UploadFile) for value in values):
         raise Problem(422, f"The field '{name}' is text; send files in it.")
-    return list(found)
+    return cast(list[UploadFile], values)
 
 
-def _texts(form: Any, name: str) -> list[str]:
-    found = form.getlist(name)
-    if any(isinstance(value, UploadFile) for value in found):
+def _texts(form: FormData, name: str) -> list[str]:
+    values = form.getlist(name)
+    if any(isinstance(value, UploadFile) for value in values):
         raise Problem(422, f"The field '{name}' must be text.")
-    return [str(value) for value in found]
+    return cast(list[str], values)
 
 
-def _text(form: Any, name: str) -> str | None:
-    found = _texts(form, name)
-    if len(found) > 1:
-        raise Problem(422, f"The field '{name}' must be one piece of text.")
-    return found[0] if found else None
+def _text(form: FormData, name: str) -> str | None:
+    texts = _texts(form, name)
+    if len(texts) > 1:
+        raise Problem(422, f"The field '{name}' may occur only once.")
+    return texts[0] if texts else None
 
 
 @asynccontextmanager
-async def _body(request: Request) -> AsyncIterator[BinaryIO]:
-    with SpooledTemporaryFile(max_size=_IN_MEMORY) as file:
-        async for part in request.stream():
-            file.write(part)
+async def _open_body(request: Request) -> AsyncIterator[BinaryIO]:
+    with SpooledTemporaryFile(max_size=_IN_MEMORY_BYTES) as file:
+        async for chunk in request.stream():
+            file.write(chunk)
         file.seek(0)
         yield cast(BinaryIO, file)
