@@ -20,10 +20,10 @@ import numpy.typing as npt
 
 from onea.data.dataset import Split
 from onea.files import write_atomically
-from onea.learner.data_rule import DataShape
 from onea.research.data.pack import pack, stored_shape
 from onea.research.data.sources import load_dataset
 from onea.research.streams import make_stream
+from onea.schedules import DatasetSize
 
 FIRST_SEED = 100  # the streams that results are made of have small seeds
 SHARE = (0.25, 0.36)  # of all classes that are in a trial
@@ -42,9 +42,9 @@ class Material:
     mirror: bool
 
     @property
-    def shape(self) -> DataShape:
+    def shape(self) -> DatasetSize:
         """What the rule of the default preset looks at."""
-        return DataShape(self.train_images, sum(self.sizes), len(self.sizes))
+        return DatasetSize(self.train_images, sum(self.sizes), len(self.sizes))
 
 
 def draw_stream(classes: int, draw: int) -> tuple[int, tuple[int, ...], tuple[int, ...]]:

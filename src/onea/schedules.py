@@ -1,10 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schedules: the number of epochs of a task, and the learning rate over them."""
+"""Schedules: the epochs of a task, the learning rate over them, and defaults that depend on the size of a dataset."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+# 10 epochs for 500 images per class (CIFAR-100), 20 for 30 (CUB-200) or fewer, as One-A+ was developed.
+_EPOCHS, _IMAGES_PER_CLASS, _EXPONENT = 10, 500, 0.25
+_MIN_EPOCHS, _MAX_EPOCHS = 10, 20
+_SMALL_TASK, _LARGE_TASK = 0.5, 1.5  # bounds of the epochs of a single task, relative to a task of average size
+_GROWTH = 0.5  # exponent of the number of classes in the epochs of a task, as One-A publishes it
+_BATCH_SIZES = ((2500, 128), (75, 64), (0, 32))  # from so many images of an average task on
 
 
 def task_epochs(
@@ -49,3 +58,44 @@ def late_cosine(epoch: int, epochs: int) -> float:
     if epochs == 1:
         return 1.0
     return math.cos(99 * math.pi * max(epoch - 1, 0) / (200 * (epochs - 1)))
+
+
+@dataclass(frozen=True)
+class DatasetSize:
+    """The size of a stream of tasks.
+
+    Attributes:
+        images: for training, of all tasks.
+        classes: of all tasks.
+        tasks: how many.
+    """
+
+    images: int
+    classes: int
+    tasks: int
+
+
+def training_defaults(size: DatasetSize, epochs: int | None = None) -> dict[str, Any]:
+    """Batch size and epochs for a stream of this size, the same for all methods and datasets.
+
+    The fewer images per class, the more epochs. Larger tasks are trained longer than smaller ones (``task_epochs``).
+
+    Args:
+        size: of the stream.
+        epochs: for a task of average size, where they are given; the bounds follow them.
+
+    >>> training_defaults(DatasetSize(images=50_000, classes=100, tasks=10))
+    {'batch_size': 128, 'epochs': 10, 'min_epochs': 5, 'max_epochs': 15, 'epoch_growth': 0.5}
+    >>> training_defaults(DatasetSize(images=5_994, classes=200, tasks=20))
+    {'batch_size': 64, 'epochs': 20, 'min_epochs': 10, 'max_epochs': 30, 'epoch_growth': 0.5}
+    """
+    images = max(size.images, 1)
+    exact = _EPOCHS * (_IMAGES_PER_CLASS * size.classes / images) ** _EXPONENT
+    average = epochs or min(max(round(exact), _MIN_EPOCHS), _MAX_EPOCHS)
+    return {
+        "batch_size": next(batch for least, batch in _BATCH_SIZES if images >= least * size.tasks),
+        "epochs": average,
+        "min_epochs": max(1, round(_SMALL_TASK * average)),
+        "max_epochs": max(1, round(_LARGE_TASK * average)),
+        "epoch_growth": _GROWTH,
+    }

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from onea.classifiers import CLASSIFIERS, make_classifier
 from onea.classifiers.ranpac import RandomFeatureSums, RanPAC
-from onea.classifiers.statistics import ClassStatistics, inverse_root, shrunk_covariance
+from onea.classifiers.statistics import ClassStatistics, inverse_sqrt, shrunk_covariance
 from onea.errors import OneaError
 
 WIDTH, CLASSES = 6, 4
@@ -81,7 +81,7 @@ def test_carried_statistics_are_those_of_mapped_features(seed):
         WIDTH, WIDTH, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
     )
     empty = ClassStatistics.empty(WIDTH, directions=WIDTH)
-    carried, fresh = empty.add(features, rows).carry(by), empty.add((features.double() @ by).float(), rows)
+    carried, fresh = empty.add(features, rows).apply_drift_map(by), empty.add((features.double() @ by).float(), rows)
     torch.testing.assert_close(carried.means, fresh.means, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(carried.scatter, fresh.scatter, rtol=1e-4, atol=1e-3)
     for mine, theirs in zip(carried.factors.double(), fresh.factors.double(), strict=True):
@@ -91,7 +91,7 @@ def test_carried_statistics_are_those_of_mapped_features(seed):
 def test_combined_statistics_are_those_of_both_sets_of_classes():
     features, rows = drawn(1)
     empty, first = ClassStatistics.empty(WIDTH), rows < 2
-    both = empty.add(features[first], rows[first]).combine(empty.add(features[~first], rows[~first] - 2))
+    both = empty.add(features[first], rows[first]).concatenate(empty.add(features[~first], rows[~first] - 2))
     whole = empty.add(features, rows)
     torch.testing.assert_close(both.means, whole.means)
     torch.testing.assert_close(both.scatter, whole.scatter)
@@ -100,7 +100,7 @@ def test_combined_statistics_are_those_of_both_sets_of_classes():
 
 def test_forgetting_keeps_the_shared_scatter():
     known = ClassStatistics.empty(WIDTH, directions=2).add(*drawn(2))
-    fewer = known.keep(torch.tensor([0, 3]))
+    fewer = known.select_classes(torch.tensor([0, 3]))
     assert torch.equal(fewer.means, known.means[[0, 3]])
     assert torch.equal(fewer.factors, known.factors[[0, 3]])
     assert torch.equal(fewer.scatter, known.scatter)
@@ -110,7 +110,7 @@ def test_forgetting_keeps_the_shared_scatter():
 def test_forgetting_all_leaves_nothing():
     empty = ClassStatistics.empty(WIDTH, directions=2)
     features, rows = drawn(2)
-    again = empty.add(features, rows).keep(torch.empty(0, dtype=torch.int64)).add(features, rows)
+    again = empty.add(features, rows).select_classes(torch.empty(0, dtype=torch.int64)).add(features, rows)
     assert again.freedom == empty.add(features, rows).freedom
     torch.testing.assert_close(again.scatter, empty.add(features, rows).scatter)
 
@@ -121,8 +121,8 @@ def test_two_classes_made_one_are_as_if_they_had_been_taught_so(seed, directions
     features, rows = drawn(seed)
     empty = ClassStatistics.empty(WIDTH, directions=directions)
     kept = torch.tensor([row for row in range(CLASSES) if row != 1])
-    made = empty.add(features, rows).joined(1, 3).keep(kept)
-    taught = empty.add(features, rows.where(rows != 1, 3)).keep(kept)
+    made = empty.add(features, rows).merge_classes(1, 3).select_classes(kept)
+    taught = empty.add(features, rows.where(rows != 1, 3)).select_classes(kept)
     assert (made.counts.tolist(), made.freedom) == (taught.counts.tolist(), taught.freedom)
     torch.testing.assert_close(made.means, taught.means, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(made.scatter, taught.scatter, rtol=1e-4, atol=1e-4)
@@ -152,7 +152,9 @@ def test_every_classifier_survives_one_image_and_one_class(classifier):
 
 def test_states_come_back(classifier):
     known = classifier.statistics(WIDTH).add(*drawn(5))
-    back = classifier.statistics(WIDTH).restored({name: value.clone() for name, value in known.state_dict().items()})
+    back = classifier.statistics(WIDTH).from_state_dict(
+        {name: value.clone() for name, value in known.state_dict().items()}
+    )
     features, _ = drawn(6)
     assert torch.equal(classifier.fit(back)(features), classifier.fit(known)(features))
 
@@ -173,7 +175,7 @@ def test_whitening_makes_every_direction_equally_wide(seed):
     rng = np.random.default_rng(seed)
     turned = np.linalg.qr(rng.normal(size=(5, 5)))[0]
     deviations = torch.from_numpy(rng.normal(size=(50_000, 5)) * np.array([4, 2, 1, 0.5, 0.5]) @ turned)
-    white = deviations @ inverse_root(shrunk_covariance(deviations.T @ deviations, len(deviations)))
+    white = deviations @ inverse_sqrt(shrunk_covariance(deviations.T @ deviations, len(deviations)))
     torch.testing.assert_close(white.T @ white / len(white), torch.eye(5).double(), atol=0.05, rtol=0)
 
 
@@ -277,7 +279,7 @@ def test_ranpac_holds_images_out_of_small_classes_too():
 def test_features_of_length_one_are_not_carried():
     """A linear map of features is none of features that are scaled to length one."""
     known = ClassStatistics.empty(WIDTH, directions=2, unit_length=True).add(*drawn(16))
-    assert known.carry(2 * torch.eye(WIDTH, dtype=torch.float64)) is known
+    assert known.apply_drift_map(2 * torch.eye(WIDTH, dtype=torch.float64)) is known
 
 
 def test_ranpac_is_ridge_regression_on_random_features():
@@ -338,9 +340,9 @@ def test_statistics_of_another_type_or_shape_are_refused(spoil, scatter, directi
     empty = ClassStatistics.empty(WIDTH, scatter=scatter, directions=directions if scatter else 0)
     features, rows = torch.randn(20, WIDTH, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 3
     state = empty.add(features, rows).state_dict()
-    assert empty.restored(state).classes == 3
+    assert empty.from_state_dict(state).classes == 3
     with pytest.raises(ValueError, match="means of"):
-        empty.restored(state | {"prototypes": spoil(state["prototypes"])})
+        empty.from_state_dict(state | {"prototypes": spoil(state["prototypes"])})
     if scatter:
         with pytest.raises(ValueError, match="scatter of"):
-            empty.restored(state | {"scatter": state["scatter"][1:]})
+            empty.from_state_dict(state | {"scatter": state["scatter"][1:]})

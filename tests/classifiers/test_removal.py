@@ -6,7 +6,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from onea.classifiers.removal import without_images
 from onea.classifiers.statistics import ClassStatistics
 
 
@@ -18,7 +17,7 @@ def test_what_is_taken_out_was_never_in(directions):
     empty = ClassStatistics.empty(24, directions=directions)
     gone = torch.zeros(60, dtype=torch.bool)
     gone[torch.tensor([0, 3, 9, 4, 7, 10, 13])] = True  # none of the third class
-    found = without_images(empty.add(features, rows), features[gone], rows[gone])
+    found = empty.add(features, rows).remove(features[gone], rows[gone])
     wanted = empty.add(features[~gone], rows[~gone])
     assert torch.equal(found.counts, wanted.counts)
     assert found.freedom == wanted.freedom
@@ -32,4 +31,4 @@ def test_what_is_taken_out_was_never_in(directions):
 
 def test_nothing_taken_is_nothing_changed():
     known = ClassStatistics.empty(4).add(torch.eye(4), torch.tensor([0, 0, 1, 1]))
-    assert without_images(known, torch.empty(0, 4), torch.empty(0, dtype=torch.int64)) is known
+    assert known.remove(torch.empty(0, 4), torch.empty(0, dtype=torch.int64)) is known

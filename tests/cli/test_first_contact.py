@@ -114,21 +114,21 @@ def test_two_classes_can_become_one(onea, shop, tiny_images):
 
 
 def test_the_defaults_of_a_method_are_those_that_would_run(onea):
-    from onea.learner.data_rule import DataShape
     from onea.research.data.sources import load_dataset
     from onea.research.runs.config import make_config
     from onea.research.runs.setup import options_of
+    from onea.schedules import DatasetSize
 
     def shown(*words: str) -> dict[str, str]:
         rows = [line.split() for line in onea("methods", "one-a", *words)[1].splitlines() if line.startswith("--")]
         return {row[0]: row[1] for row in rows}
 
     glyphs = load_dataset("glyphs-mini")
-    of_glyphs = DataShape(len(glyphs.train), len(glyphs.classes), len(glyphs.groups))
+    of_glyphs = DatasetSize(len(glyphs.train), len(glyphs.classes), len(glyphs.groups))
     for words, config, shape in (
         ([], {}, of_glyphs),
         ([], {"backbone": "vit_base_patch16_224.augreg_in21k"}, of_glyphs),  # which network it is changes none of them
-        (["--data", "cifar100"], {"data": "cifar100"}, DataShape(50_000, 100, 10)),
+        (["--data", "cifar100"], {"data": "cifar100"}, DatasetSize(50_000, 100, 10)),
         (["--preset", "paper/cub200", "--data", "cifar100"], {"preset": "paper/cub200"}, of_glyphs),
     ):
         options = options_of(make_config({"method": "one-a"} | config), shape)

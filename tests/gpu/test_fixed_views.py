@@ -45,7 +45,7 @@ def looked_at(backbone: str, device: str) -> tuple[torch.Tensor, torch.Tensor, t
 def test_features_and_tokens_are_the_cpus(backbone, place, monkeypatch):
     expected = looked_at(backbone, "cpu")
     places = {"device": torch.device("cuda"), "host": torch.device("cpu"), "nowhere": None}
-    monkeypatch.setattr(fixed_views, "_place_for", lambda *_: places[place])
+    monkeypatch.setattr(fixed_views, "_cache_device", lambda *_: places[place])
     for mine, theirs in zip(looked_at(backbone, "cuda"), expected, strict=True):
         # Half precision has 11 bits; tokens that are kept nowhere are not in it.
         torch.testing.assert_close(mine, theirs, rtol=5e-3, atol=5e-3, check_dtype=False)

@@ -10,7 +10,7 @@ import torch
 from onea.data.image_storage import PackedImages
 from onea.data.transforms import Preprocess
 from onea.learner import training
-from onea.learner.adapter_training import AdapterTraining, blank_adapters, train_adapter
+from onea.learner.adapter_training import AdapterTraining, initial_adapters, train_adapter
 from onea.learner.step_graph import StepGraph
 from onea.learner.tasks import Task
 from onea.runtime import make_runtime
@@ -48,7 +48,7 @@ def learned(
         rank=4, batch_size=BATCH, epochs=EPOCHS, min_epochs=EPOCHS, max_epochs=EPOCHS, dropout=dropout,
         learning_rate=0.1, adapter_blocks=blocks, cached_views=2, patch_drop_rate=drop,
     )  # fmt: skip
-    adapters = blank_adapters(vit, options, seed=1)
+    adapters = initial_adapters(vit, options, seed=1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "StepGraph", Counted if recorded else _AsTheyAre)
         result = train_adapter(vit, adapters, task, options, runtime, None)

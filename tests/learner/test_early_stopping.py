@@ -8,7 +8,7 @@ import torch
 from support.methods import learn_all, prepared
 from support.models import tiny_model
 
-from onea.learner import early_stopping
+from onea.learner import local_head
 
 
 def asked(values: dict, **options):
@@ -20,7 +20,7 @@ def asked(values: dict, **options):
 def shares(monkeypatch):
     """Shares of right answers as a test would have them, taken one by one."""
     given: list[float] = []
-    monkeypatch.setattr("onea.learner.adapter_training.share_right", lambda *_: given.pop(0))
+    monkeypatch.setattr("onea.learner.adapter_training.local_accuracy", lambda *_: given.pop(0))
     return given
 
 
@@ -55,7 +55,7 @@ def test_watching_changes_nothing_while_it_goes_on(tiny_run, options):
 
 @pytest.mark.parametrize("options", [{}, {"adapter_blocks": 1, "cached_views": 2}])
 def test_the_share_is_that_of_the_head_on_images_as_they_are(tiny_run, monkeypatch, options):
-    found, right = [], early_stopping.share_right
+    found, right = [], local_head.local_accuracy
 
     def noted(network, adapters, head, held_out, inputs, runtime):
         found.append(right(network, adapters, head, held_out, inputs, runtime))
@@ -68,7 +68,7 @@ def test_the_share_is_that_of_the_head_on_images_as_they_are(tiny_run, monkeypat
         assert found[-1] == pytest.approx(float(expected), abs=1.01 / len(held_out))  # a tie may be rounded either way
         return found[-1]
 
-    monkeypatch.setattr("onea.learner.adapter_training.share_right", noted)
+    monkeypatch.setattr("onea.learner.adapter_training.local_accuracy", noted)
     ready = asked(tiny_run, patience=6, **options)
     ready.method.learn(ready.task(0))
     assert len(found) == 6

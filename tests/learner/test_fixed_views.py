@@ -73,7 +73,7 @@ POSITIONS, OF_EACH = torch.tensor([4, 0, 17, 3, 4, 9]), torch.tensor([0, 2, 1, 0
 @pytest.mark.parametrize("room", [True, False])
 def test_features_and_gradients_are_those_of_the_whole_network_on_the_same_views(ready, adapters, room, monkeypatch):
     if not room:
-        monkeypatch.setattr(fixed_views, "MOST_ON_HOST", 0)
+        monkeypatch.setattr(fixed_views, "MAX_HOST_BYTES", 0)
     vit, views = ready.method.vit, some_views(ready, adapters)
     for _ in range(2):  # computed, then kept
         mine = vit.forward_from_block(views.tokens(POSITIONS, OF_EACH), adapters)
@@ -118,7 +118,7 @@ def test_every_view_passes_the_lower_blocks_once_where_it_has_room(ready, adapte
     assert passed == [VIEWS * padded_size(images), 2 * VIEWS * images]
     size = VIEWS * images * ready.method.vit.tokens * ready.method.vit.width * 4
     for most, room in ((size, True), (size - 1, False)):
-        monkeypatch.setattr(fixed_views, "MOST_ON_HOST", most)
+        monkeypatch.setattr(fixed_views, "MAX_HOST_BYTES", most)
         with counted(ready.method.vit) as passed:
             views = some_views(ready, adapters)
             views.features(0, adapters), views.features(0, adapters)

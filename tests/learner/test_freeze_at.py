@@ -26,13 +26,13 @@ def asked(values: dict, **options):
 
 
 def test_lower_blocks_stay_as_they_were_and_the_last_one_learns_on(tiny_run, monkeypatch):
-    ready, drawn, draw = asked(tiny_run), [], FixedViews.drawn
-    monkeypatch.setattr(FixedViews, "drawn", lambda *given: drawn.append(given[-2:]) or draw(*given))
+    ready, drawn, draw = asked(tiny_run), [], FixedViews.sample
+    monkeypatch.setattr(FixedViews, "sample", lambda *given: drawn.append(given[-2:]) or draw(*given))
     task = ready.task(0)
-    fresh = ready.method.learner.blank(task.seed, task.index).state_dict()
+    fresh = ready.method.learner.new_adapters(task.seed, task.index).state_dict()
     found = adapter_training.train_adapter(
         ready.method.vit,
-        ready.method.learner.blank(task.seed, task.index),
+        ready.method.learner.new_adapters(task.seed, task.index),
         task,
         ready.method.options,
         ready.method.runtime,
@@ -48,14 +48,19 @@ def test_lower_blocks_stay_as_they_were_and_the_last_one_learns_on(tiny_run, mon
 
 
 def test_without_a_second_part_it_is_the_training_of_all_blocks(tiny_run, monkeypatch):
-    monkeypatch.setattr(FixedViews, "drawn", lambda *given: pytest.fail("nobody needs views"))
+    monkeypatch.setattr(FixedViews, "sample", lambda *given: pytest.fail("nobody needs views"))
     part = asked(tiny_run, cached_views=1, freeze_at=0.99)
     whole = prepared(tiny_run, "one-a", options=tiny_run["options"] | {"epochs": 4, "min_epochs": 4, "max_epochs": 4})
     reports = []
     for ready in (part, whole):
         method, task = ready.method, ready.task(0)
         found = adapter_training.train_adapter(
-            method.vit, method.learner.blank(task.seed, task.index), task, method.options, method.runtime, None
+            method.vit,
+            method.learner.new_adapters(task.seed, task.index),
+            task,
+            method.options,
+            method.runtime,
+            None,
         )
         reports.append(found)
     assert reports[0].report == reports[1].report
@@ -65,15 +70,15 @@ def test_without_a_second_part_it_is_the_training_of_all_blocks(tiny_run, monkey
 def test_the_second_part_goes_on_where_the_first_one_ended(tiny_run, monkeypatch):
     """Rates are those of the whole training; draws are new, patches are dropped, and held-out images may end it."""
     ready = asked(tiny_run, patch_drop_rate=0.5, patience=9)
-    parts, shares, fit, set_rates = [], [], adapter_training.train_with_local_head, training._set_rates
+    parts, shares, fit, set_rates = [], [], adapter_training.train_with_local_head, training._set_learning_rates
     monkeypatch.setattr(
         adapter_training, "train_with_local_head", lambda *given, **how: parts.append(how) or fit(*given, **how)
     )
-    monkeypatch.setattr(training, "_set_rates", lambda *given: shares.append(given[1]) or set_rates(*given))
+    monkeypatch.setattr(training, "_set_learning_rates", lambda *given: shares.append(given[1]) or set_rates(*given))
     task, method = ready.task(0), ready.method
     adapter_training.train_adapter(
         method.vit,
-        method.learner.blank(task.seed, task.index),
+        method.learner.new_adapters(task.seed, task.index),
         task,
         method.options,
         method.runtime,
@@ -83,18 +88,18 @@ def test_the_second_part_goes_on_where_the_first_one_ended(tiny_run, monkeypatch
     assert shares == [schedules.cosine(epoch, 4) for epoch in range(4)]
     first, second = parts
     assert (first["epochs"], second["epochs"]) == (range(2), range(2, 4))
-    assert (first.get("patches"), first.get("ends"), first.get("purpose", "")) == (None, None, "")
-    assert second["patches"]
-    assert second["ends"]
+    assert (first.get("patch_sampler"), first.get("should_stop"), first.get("purpose", "")) == (None, None, "")
+    assert second["patch_sampler"]
+    assert second["should_stop"]
     assert second["purpose"]
 
 
 def test_it_learns_on_tokens_that_the_frozen_ones_have_changed(tiny_run, monkeypatch):
-    ready, made, draw = asked(tiny_run, learning_rate=0.5), [], FixedViews.drawn
-    monkeypatch.setattr(FixedViews, "drawn", lambda *given: made.append((draw(*given), given[5])) or made[-1][0])
+    ready, made, draw = asked(tiny_run, learning_rate=0.5), [], FixedViews.sample
+    monkeypatch.setattr(FixedViews, "sample", lambda *given: made.append((draw(*given), given[5])) or made[-1][0])
     task, method = ready.task(0), ready.method
     adapter_training.train_adapter(
-        method.vit, method.learner.blank(task.seed, task.index), task, method.options, method.runtime, None
+        method.vit, method.learner.new_adapters(task.seed, task.index), task, method.options, method.runtime, None
     )
     ((views, below),) = made
     found, images = views.plain(task.rows), task.images.plain(task.rows)
@@ -148,10 +153,10 @@ def adapter_of(model) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(("share", "epochs", "expected"), [(0.0, 20, 0), (0.2, 20, 4), (0.01, 20, 1), (0.9, 1, 1)])
 def test_when_they_are_frozen(share, epochs, expected):
     options = AdapterTraining(adapter_blocks=1, freeze_at=share)
-    assert options.frozen_epoch(epochs) == expected
+    assert options.freeze_epoch(epochs) == expected
 
 
 @pytest.mark.parametrize("options", [{"adapter_blocks": 0}, {"adapter_blocks": 1, "cached_views": 0}])
 def test_what_makes_no_sense_is_refused(options):
-    with pytest.raises(OneaError, match="adapter_blocks must say how many"):
+    with pytest.raises(OneaError, match="set adapter_blocks to the number"):
         OneAOptions(freeze_at=0.2, **options)

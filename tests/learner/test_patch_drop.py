@@ -13,7 +13,7 @@ from support.toys import images_for, toy
 
 from onea.errors import OneaError
 from onea.learner import training
-from onea.learner.adapter_training import AdapterTraining, blank_adapters, train_adapter
+from onea.learner.adapter_training import AdapterTraining, initial_adapters, train_adapter
 from onea.research.runs.evaluation import count_flops
 from onea.vit.adapter import Adapters
 from onea.vit.backbones import load_backbone
@@ -134,7 +134,7 @@ def test_a_run_that_goes_on_is_one_that_never_stopped(tiny_run, method, options)
 def test_several_processes_look_at_the_patches_of_their_own_images(tiny_run, monkeypatch):
     ready = asked(tiny_run, **HALF)
     task, runtime, seen = ready.task(0), ready.method.runtime, []
-    trained = training.Trained(torch.nn.Linear(1, 1))
+    trained = training.ParamGroup(torch.nn.Linear(1, 1))
 
     def loss(images, labels, rows):
         seen.append((len(images), rows, len(labels)))
@@ -143,7 +143,7 @@ def test_several_processes_look_at_the_patches_of_their_own_images(tiny_run, mon
     monkeypatch.setattr(type(runtime.processes), "shard", lambda _, batch: batch[1::2])
     recipe = AdapterTraining(batch_size=6).recipe(epochs=1)
     training.train(
-        [trained], loss, task, recipe, runtime, sharded=True, draw=lambda count, _: torch.arange(count)[:, None]
+        [trained], loss, task, recipe, runtime, sharded=True, sampler=lambda count, _: torch.arange(count)[:, None]
     )
     assert seen
     assert all(rows[:, 0].tolist() == list(range(1, whole, 2)) and len(rows) == own for own, rows, whole in seen)
@@ -156,7 +156,7 @@ def test_a_step_costs_as_much_less_as_there_are_fewer_patches(tiny_run, tmp_path
 
     def work(rate: float) -> int:
         options = AdapterTraining(rank=11, batch_size=8, epochs=1, min_epochs=1, max_epochs=1, patch_drop_rate=rate)
-        adapters = blank_adapters(vit, options, 1)
+        adapters = initial_adapters(vit, options, 1)
         return count_flops(lambda: train_adapter(vit, adapters, task, options, runtime, None))
 
     whole = work(0.0)
@@ -174,5 +174,5 @@ def test_a_rate_that_leaves_nothing_is_refused(rate):
 @pytest.mark.parametrize("name", ["DINOv3", "EVA-02", "PE"])
 def test_networks_that_need_every_patch_in_its_place_are_refused(name):
     with pytest.raises(OneaError, match=r"patch_drop_rate is 0\.5, and '.*' has rotary positions.*; give 0\."):
-        blank_adapters(toy(name), AdapterTraining(**HALF), 1)
-    blank_adapters(toy(name), AdapterTraining(), 1)
+        initial_adapters(toy(name), AdapterTraining(**HALF), 1)
+    initial_adapters(toy(name), AdapterTraining(), 1)

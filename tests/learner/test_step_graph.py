@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from onea.learner import training
-from onea.learner.adapter_training import AdapterTraining, blank_adapters, train_adapter
+from onea.learner.adapter_training import AdapterTraining, initial_adapters, train_adapter
 from onea.research.runs.config import make_config
 from onea.research.runs.setup import prepare
 from onea.runtime import make_runtime
@@ -48,9 +48,9 @@ def test_what_is_learned_does_not_depend_on_who_takes_the_steps(tiny_run, store,
     StandIn.taken = 0
     for recorded in (False, True):
         if recorded:
-            monkeypatch.setattr(training, "_can_record", lambda *_: True)
+            monkeypatch.setattr(training, "_can_capture", lambda *_: True)
             monkeypatch.setattr(training, "StepGraph", StandIn)
-        results.append(train_adapter(vit, blank_adapters(vit, options, 1), task, options, runtime, None))
+        results.append(train_adapter(vit, initial_adapters(vit, options, 1), task, options, runtime, None))
     plain, recorded = results
     assert StandIn.taken == 3 * -(-len(task) // 4)
     # The rate is a float32 in a recording, hence the last digits.

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 
 from onea.errors import OneaError
 from onea.learner.adapter_training import AdapterTraining
-from onea.learner.losses import contrastive
+from onea.learner.local_head import contrastive_loss
 from onea.learner.tasks import StreamPlan, Task
-from onea.learner.training import Recipe, Trained, train
+from onea.learner.training import ParamGroup, Recipe, train
 from onea.runtime import make_runtime
 
 
@@ -63,13 +63,13 @@ def test_contrastive_equals_the_naive_double_loop(batch, classes, seed):
     features = torch.randn(batch, 5, generator=generator)
     labels = torch.randint(classes, (batch,), generator=generator)
     expected = naive_contrastive(features.double().numpy(), labels.numpy(), 0.07)
-    assert float(contrastive(features, labels)) == pytest.approx(expected, abs=1e-5)
+    assert float(contrastive_loss(features, labels)) == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize("labels", [[0, 0, 0], [0, 1, 2], [0]])
 def test_contrastive_is_finite_with_finite_gradients_where_pairs_are_missing(labels):
     features = torch.randn(len(labels), 4, requires_grad=True)
-    value = contrastive(features, torch.tensor(labels))
+    value = contrastive_loss(features, torch.tensor(labels))
     value.backward()
     assert math.isfinite(value.item())
     assert torch.isfinite(features.grad).all()
@@ -100,7 +100,7 @@ def test_training_equals_a_hand_written_loop():
 
     ours = fresh()
     losses = train(
-        [Trained(ours)], lambda x, y: F.cross_entropy(ours(x), y), task, recipe, make_runtime("cpu", "fp32", 1)
+        [ParamGroup(ours)], lambda x, y: F.cross_entropy(ours(x), y), task, recipe, make_runtime("cpu", "fp32", 1)
     )
 
     from onea import seeds
@@ -132,7 +132,7 @@ def test_training_does_not_touch_the_global_random_state():
     module = nn.Linear(1, 2)
     before = torch.random.get_rng_state()
     train(
-        [Trained(module)],
+        [ParamGroup(module)],
         lambda x, y: F.cross_entropy(F.dropout(module(x)), y),
         ramp_task(),
         Recipe(0.1, 0, 4, 1, 1),
@@ -146,7 +146,7 @@ def test_a_broken_loss_names_task_epoch_and_step():
     weight = nn.Linear(1, 1)
     with pytest.raises(OneaError, match=r"nan in task 1, epoch 2, step 2; lower the learning rate"):
         train(
-            [Trained(weight)],
+            [ParamGroup(weight)],
             lambda x, _: weight(x).sum() * 0 + next(calls),
             ramp_task(),
             Recipe(0.1, 0, 4, 2, 1),

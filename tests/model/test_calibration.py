@@ -16,7 +16,7 @@ from support.tiny import write_tiny_images
 from torch.nn import functional as F
 
 from onea.classifiers.statistics import ClassStatistics
-from onea.classifiers.validation import left_out
+from onea.classifiers.validation import leave_folds_out
 from onea.model import calibration
 from onea.model.calibration import ENOUGH, _as_if_unseen, _as_of_now, calibrated
 from onea.model.learning.series import series
@@ -192,12 +192,12 @@ def test_where_photos_come_in_series_a_quarter_of_the_class_is_missing(tiny_vit,
     rows = torch.arange(len(state.classes)).repeat_interleave(20)
     noise = torch.randn(len(rows), state.statistics.width, generator=torch.Generator().manual_seed(3))
     views = (state.statistics.means[rows] + state.statistics.means.std() * noise)[None]
-    nothing = statistics_for(state.readout, state.statistics.width).grown(len(state.classes))
+    nothing = statistics_for(state.readout, state.statistics.width).pad_to(len(state.classes))
     honest = torch.zeros(len(rows), dtype=torch.bool)
 
     def fitted(groups: torch.Tensor, folds: int) -> float:
         scores = torch.empty(len(rows), len(state.classes))
-        for here, others in left_out(nothing, views, rows, groups, folds):
+        for here, others in leave_folds_out(nothing, views, rows, groups, folds):
             scores[here] = state.classifier.fit(others)(views[0, here])
         return calibration.fit_temperature(scores, rows)
 

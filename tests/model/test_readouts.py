@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from support.models import class_folders, tiny_model
 
 import onea
-from onea.classifiers.familiarity import SIGNALS
+from onea.classifiers.familiarity import NUM_SIGNALS
 from onea.errors import OneaError
 from onea.model.calibration import most_margins
 from onea.model.export import Graph
@@ -160,12 +160,12 @@ def test_an_adapter_that_answers_worse_is_not_kept(files, tiny_vit, monkeypatch)
 
 def test_a_large_model_with_all_its_versions_stays_small():
     """200 classes on a ViT-B: the sizes of all tensors of a version, six of which a folder holds."""
-    statistics = statistics_for("rgda", 768).grown(200).state_dict()
+    statistics = statistics_for("rgda", 768).pad_to(200).state_dict()
     bytes_of = {
         name: value.numel() * (2 if name == "factors" else value.element_size()) for name, value in statistics.items()
     }
     adapter = 12 * 4 * (2 * 128 * 768 + 128 + 768)  # rank 128, as published
-    signals = 2 * 200 * most_margins(200) * (SIGNALS * 4 + 8)  # of known images and of left-out classes, with classes
+    signals = 2 * 200 * most_margins(200) * (NUM_SIGNALS * 4 + 8)  # held-out and left-out
     background = MOST_FEATURES * 768 * 2
     one = sum(bytes_of.values()) + adapter + signals + background
     assert one < 40e6

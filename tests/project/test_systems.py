@@ -26,7 +26,7 @@ OS = """
     pwrite preadv pwritev posix_fallocate posix_fadvise posix_spawn sendfile lockf uname getxattr setxattr memfd_create
     eventfd O_NOFOLLOW O_DIRECTORY O_CLOEXEC O_SYNC O_DSYNC O_NOCTTY O_PATH O_TMPFILE EX_OK
 """
-SIGNALS = "SIGKILL SIGHUP SIGQUIT SIGALRM SIGUSR1 SIGUSR2 SIGCHLD SIGPIPE SIGTSTP SIGCONT alarm setitimer pause"
+NUM_SIGNALS = "SIGKILL SIGHUP SIGQUIT SIGALRM SIGUSR1 SIGUSR2 SIGCHLD SIGPIPE SIGTSTP SIGCONT alarm setitimer pause"
 LIBRARIES = """
     torch torch.distributed torch.utils.data torch._dynamo torchvision torchvision.transforms.v2 torchvision.datasets
     timm accelerate accelerate.tracking safetensors.torch numpy.random PIL.Image PIL.ImageFont typer.main rich.console
@@ -109,7 +109,7 @@ print("used")
 
 
 def elsewhere(code: str, *arguments: str) -> str:
-    names = json.dumps([MODULES, OS, SIGNALS, LIBRARIES, OPTIONAL])
+    names = json.dumps([MODULES, OS, NUM_SIGNALS, LIBRARIES, OPTIONAL])
     command = [sys.executable, "-c", ELSEWHERE + code, names, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

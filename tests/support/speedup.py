@@ -30,7 +30,12 @@ def speedups(config: BenchConfig, per_class: int) -> dict[str, float]:
     contests = {
         "training": (
             lambda: train_adapter(
-                method.vit, method.learner.blank(task.seed, task.index), task, method.options, runtime, method.plan
+                method.vit,
+                method.learner.new_adapters(task.seed, task.index),
+                task,
+                method.options,
+                runtime,
+                method.plan,
             ),
             plain_epoch(network, loader(train, config.batch, 0, shuffle=True), CLASSES, device),
         ),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Classifiers that answer from statistics of features, without old images; looked up by name, imported when used."""
+"""Classifiers that are fitted to statistics of features, without old images; a registry that imports them when used."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from onea.registry import Registry
 
 if TYPE_CHECKING:
-    from onea.classifiers.contract import Classifier
+    from onea.classifiers.base import Classifier
 
-_OWN = {
+_BUILT_IN = {
     "ncm": "onea.classifiers.linear:NearestMean",
     "slda": "onea.classifiers.linear:StreamingLDA",
     "whitened": "onea.classifiers.linear:WhitenedCosine",
@@ -20,13 +20,13 @@ _OWN = {
     "ranpac": "onea.classifiers.ranpac:RanPAC",
 }
 
-CLASSIFIERS = Registry("classifier", "onea.classifiers", _OWN)
+CLASSIFIERS = Registry("classifier", "onea.classifiers", _BUILT_IN)
 
 
 def classifier_class(name: str) -> type[Classifier]:
     """The class of a classifier: a dataclass whose fields are its options."""
-    found: type[Classifier] = CLASSIFIERS.load(name)
-    return found
+    kind: type[Classifier] = CLASSIFIERS.load(name)
+    return kind
 
 
 def make_classifier(name: str, **options: Any) -> Classifier:

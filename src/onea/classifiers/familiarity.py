@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much an image looks like something that was taught: one number, low for what is new."""
+"""Familiarity: an out-of-distribution score, low for images of no known class.
+
+It combines scores of the literature: cosine to the class means, maximum softmax probability (Hendrycks and Gimpel,
+2017), likelihood ratio to a background model (Ren et al., 2019) and Mahalanobis distance (Lee et al., 2018).
+"""
 
 from __future__ import annotations
 
@@ -9,119 +13,117 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from onea.classifiers.contract import Scorer
+from onea.classifiers.base import Scorer
 from onea.classifiers.gaussian import RegularisedGaussian
-from onea.classifiers.logistic import fit_log_odds
 from onea.classifiers.statistics import ClassStatistics
 from onea.tensors import eigh, to_float64
 
-WEIGHTED = ("near", "clear", "likely")  # signals; the two that follow are penalties alone
-SIGNALS = len(WEIGHTED) + 2
-NO_BACKGROUND = 2.0  # the signal of an image where no background is known: cosines differ by no more
-_USUAL = (0.3, 0.6, 0.5)  # weights of the signals where nothing else is known
-_LOYALTY = 0.3  # to these weights: the few classes that can be left out say little
-_SPREAD = 1.5  # of the weighted sum among known images, which gives the penalties their size
-_FAR = 2.0  # spreads from which on an image is farther away than known ones are
-# What log-likelihoods of features are divided by, which are correlated. Probabilities that are sharper than this, as
-# those of the answers are, are almost all near one and hardly differ.
-_SOFTNESS = 32.0
+WEIGHTED_SIGNALS = ("cosine", "confidence", "likelihood ratio")  # the other two signals are penalties only
+NUM_SIGNALS = len(WEIGHTED_SIGNALS) + 2
+NO_BACKGROUND = 2.0  # the background signal without background images: no difference of two cosines is larger
+_DEFAULT_WEIGHTS = (0.3, 0.6, 0.5)
+_PRIOR_STRENGTH = 0.3  # of these weights in the fit: the few classes that can be left out are weak evidence
+_STD = 1.5  # of the weighted sum on known images; it sets the relative size of the penalties
+_FAR = 2.0  # standard deviations from which on the distance is penalised
+# Temperature of log-likelihoods: features are correlated, so their softmax is almost always near one, and with that
+# the confidence would hardly differ between images.
+_TEMPERATURE = 32.0
+_NEWTON_STEPS = 50
+_MAX_STEP = 2.0  # where the two kinds are far apart, a whole Newton step would overshoot
 
 
-class ScoreReader(Scorer, ABC):
-    """A module that reads features ``[B, width]`` and the scores ``[B, classes]`` that a classifier gave them.
+class FeatureScoreModule(Scorer, ABC):
+    """A module of features ``[B, width]`` and a classifier's scores ``[B, classes]``.
 
-    A class with a score of -inf is left out, as if nobody had taught it.
+    A class with score -inf is ignored, as if it was unknown.
     """
 
     def __call__(self, features: Tensor, scores: Tensor) -> Tensor:  # type: ignore[override]
-        """What it finds, in float32 whatever the network computes in."""
+        """The output, in float32 whatever the precision of the network."""
         with torch.autocast(features.device.type, enabled=False):
-            found: Tensor = self.forward(features.float(), scores.float())
-            return found
+            output: Tensor = self.forward(features.float(), scores.float())
+            return output
 
     @abstractmethod
     def forward(self, features: Tensor, scores: Tensor) -> Tensor:
-        """The same, in the precision that is given."""
+        """The output, in the precision of the inputs."""
 
 
-class Familiarity(ScoreReader):
-    """One number for each image, ``[B]``."""
+class Signals(FeatureScoreModule):
+    """Five signals of familiarity, ``[B, 5]``.
 
+    In the whitened space, centred on the mean of the class means, with ``z`` an image and ``m_c`` the class means:
 
-class Signals(ScoreReader):
-    """What tells new images from known ones, ``[B, 5]``.
+    1. cosine: ``max_c cos(z, m_c)``,
+    2. confidence: the logarithm of the maximum softmax probability,
+    3. likelihood ratio: ``max_c log p(z | c) - log N(z; 0, I + B)``, with ``B`` the between-class covariance,
+    4. distance: ``-min_c |z - m_c|``,
+    5. background margin: ``max_c cos(z, m_c) - max_b cos(z, b)`` over background images ``b``.
 
-    In the space where images spread equally around their class, centred on the mean of the class means:
-
-    1. near: the cosine to the nearest class mean,
-    2. clear: the logarithm of the largest probability,
-    3. likely: the logarithm of the likelihood of the likeliest class, less that of one Gaussian as wide as all classes,
-    4. away: the negative distance to the nearest class mean,
-    5. nearer: by how much the cosine to the nearest class mean exceeds that to the nearest image of the background.
-
-    None does well everywhere: photos from another day are far from their class but clearly of it, an image like no
-    other may clearly resemble one class most, and wide classes claim whatever is new.
+    None is best on all data. Photos of another day are far from their class but clearly of it, unusual images may
+    resemble one class most, and classes of large variance claim images of unknown ones.
 
     Args:
-        known: statistics of all classes.
-        likelihoods: whether scores are those of ``RegularisedGaussian``; otherwise they only say which classes count.
-        background: features of images that show none of the classes, ``[N, width]``; there may be none.
+        statistics: of all classes.
+        scores_are_likelihoods: whether scores are those of ``RegularisedGaussian``; otherwise they are computed here.
+        background: features of images of no class, ``[N, width]``; may be empty.
     """
 
-    def __init__(self, known: ClassStatistics, likelihoods: bool, background: Tensor):
-        root, means = known.whitening(), to_float64(known.means)
-        origin = means.mean(0) if known.classes else means.new_zeros(known.width)
-        targets = (means - origin) @ root
-        variances, axes = principal_axes(targets)
+    def __init__(self, statistics: ClassStatistics, scores_are_likelihoods: bool, background: Tensor):
+        whitening, means = statistics.whitening(), to_float64(statistics.means)
+        origin = means.mean(0) if statistics.classes else means.new_zeros(statistics.width)
+        centred = (means - origin) @ whitening
+        variances, axes = principal_axes(centred)
         super().__init__(
-            metric=root,
-            shift=origin @ root,
-            targets=targets,
-            wider=(axes * (variances / (1 + variances)).sqrt()[:, None]).T,
-            volume=(1 + variances).log().sum(),
-            nothing=F.normalize((to_float64(background) - origin) @ root, dim=1),
+            metric=whitening,
+            shift=origin @ whitening,
+            means=centred,
+            # z^T (I + B)^(-1) z = |z|^2 - |z between_class_basis|^2, and log det (I + B)
+            between_class_basis=(axes * (variances / (1 + variances)).sqrt()[:, None]).T,
+            log_determinant=(1 + variances).log().sum(),
+            background=F.normalize((to_float64(background) - origin) @ whitening, dim=1),
         )
-        self.likelihoods = None if likelihoods else RegularisedGaussian().fit(known)
+        self.likelihoods = None if scores_are_likelihoods else RegularisedGaussian().fit(statistics)
 
     def forward(self, features: Tensor, scores: Tensor) -> Tensor:
         """All signals."""
         counted = scores > -torch.inf
         if self.likelihoods is not None:
             scores = self.likelihoods.forward(features).where(counted, -torch.inf)
-        logarithms = scores * features.shape[1]
-        clear = torch.log_softmax(logarithms / _SOFTNESS, dim=1).amax(1)
-        targets = self.get_buffer("targets")
-        space = self._whitened(features)
-        along, lengths, widths = space @ targets.T, space.square().sum(1, keepdim=True), targets.square().sum(1)
-        cosines = along / (lengths * widths).sqrt().clamp_min(1e-6)
-        apart = (lengths - 2 * along + widths).where(counted, torch.inf).amin(1).clamp_min(0)
-        near = cosines.where(counted, -1).amax(1)
-        along_means = (space @ self.get_buffer("wider")).square().sum(1)
-        anything = -0.5 * (lengths[:, 0] - along_means + self.get_buffer("volume"))
-        likely = logarithms.amax(1) - anything
-        return torch.stack([near, clear, likely, -apart.sqrt(), self._nearer(near, space)], 1)
+        log_likelihoods = scores * features.shape[1]
+        confidence = torch.log_softmax(log_likelihoods / _TEMPERATURE, dim=1).amax(1)
+        means = self.get_buffer("means")
+        white = self._whiten(features)
+        products, lengths, widths = white @ means.T, white.square().sum(1, keepdim=True), means.square().sum(1)
+        cosines = products / (lengths * widths).sqrt().clamp_min(1e-6)
+        squared_distance = (lengths - 2 * products + widths).where(counted, torch.inf).amin(1).clamp_min(0)
+        cosine = cosines.where(counted, -1).amax(1)
+        between = (white @ self.get_buffer("between_class_basis")).square().sum(1)
+        any_class = -0.5 * (lengths[:, 0] - between + self.get_buffer("log_determinant"))
+        likelihood_ratio = log_likelihoods.amax(1) - any_class
+        margin = self._background_margin(cosine, white)
+        return torch.stack([cosine, confidence, likelihood_ratio, -squared_distance.sqrt(), margin], 1)
 
     def background_cosines(self, features: Tensor) -> Tensor:
-        """The cosine of each image to each image of the background, ``[B, N]``."""
-        return self._background_cosines(self._whitened(features))
+        """The cosine of each image to each background image, ``[B, N]``."""
+        return self._background_cosines(self._whiten(features))
 
-    def _whitened(self, features: Tensor) -> Tensor:
+    def _whiten(self, features: Tensor) -> Tensor:
         return features @ self.get_buffer("metric") - self.get_buffer("shift")
 
-    def _background_cosines(self, space: Tensor) -> Tensor:
-        return F.normalize(space, dim=1) @ self.get_buffer("nothing").T
+    def _background_cosines(self, white: Tensor) -> Tensor:
+        return F.normalize(white, dim=1) @ self.get_buffer("background").T
 
-    def _nearer(self, near: Tensor, space: Tensor) -> Tensor:
-        """How much nearer classes are than the background, from cosines to classes and whitened, centred features."""
-        if not len(self.get_buffer("nothing")):
-            return torch.full_like(near, NO_BACKGROUND)
-        return near - self._background_cosines(space).amax(1)
+    def _background_margin(self, cosine: Tensor, white: Tensor) -> Tensor:
+        if not len(self.get_buffer("background")):
+            return torch.full_like(cosine, NO_BACKGROUND)
+        return cosine - self._background_cosines(white).amax(1)
 
 
 def principal_axes(points: Tensor) -> tuple[Tensor, Tensor]:
-    """Variances ``[K]`` of points ``[N, width]`` around zero and their directions ``[K, width]``, the largest last.
+    """Variances ``[K]`` of points ``[N, width]`` around zero and their unit axes ``[K, width]``, in ascending order.
 
-    From the smaller of the two products of the points with themselves; directions without variance are left out.
+    Computed from the smaller of the two Gram matrices; axes without variance are left out.
 
     >>> variances, axes = principal_axes(torch.tensor([[3.0, 0.0, 0.0], [0.0, 4.0, 0.0]], dtype=torch.float64))
     >>> variances.tolist(), axes.abs().tolist()
@@ -129,88 +131,123 @@ def principal_axes(points: Tensor) -> tuple[Tensor, Tensor]:
     """
     few = len(points) < points.shape[1]
     variances, vectors = eigh((points @ points.T if few else points.T @ points) / max(1, len(points)))
-    there = variances > 1e-9 * variances[-1:].clamp_min(1e-30).sum()
+    present = variances > 1e-9 * variances[-1:].clamp_min(1e-30).sum()
     axes = F.normalize(vectors.T @ points, dim=1) if few else vectors.T
-    return variances[there], axes[there]
+    return variances[present], axes[present]
 
 
 class SignalScaler(nn.Module):
-    """Signals as deviations from those of known images: less their mean, by their spread.
+    """Standardises signals by mean and standard deviation of those of known images.
 
-    The last, which compares two cosines, is only divided, by the spread of the cosines to classes.
+    The background margin, whose zero has a meaning, is not centred; it is divided by the deviation of the cosine.
 
     Args:
-        seen: signals of known images that were held out, ``[R, 5]``.
+        held_out: signals of held-out images of known classes, ``[R, 5]``.
     """
 
-    def __init__(self, seen: Tensor):
+    def __init__(self, held_out: Tensor):
         super().__init__()
-        enough = len(seen) > 1
-        spread = seen.std(0).clamp_min(1e-6) if enough else torch.ones(SIGNALS)
-        middle = seen.mean(0) if enough else torch.zeros(SIGNALS)
-        self.register_buffer("middle", torch.cat([middle[:-1], middle.new_zeros(1)]))
-        self.register_buffer("spread", torch.cat([spread[:-1], spread[:1]]))
+        enough = len(held_out) > 1
+        std = held_out.std(0).clamp_min(1e-6) if enough else torch.ones(NUM_SIGNALS)
+        mean = held_out.mean(0) if enough else torch.zeros(NUM_SIGNALS)
+        self.register_buffer("mean", torch.cat([mean[:-1], mean.new_zeros(1)]))
+        self.register_buffer("std", torch.cat([std[:-1], std[:1]]))
 
     def forward(self, signals: Tensor) -> Tensor:
-        """Deviations, ``[B, 5]``."""
-        deviations: Tensor = (signals - self.get_buffer("middle")) / self.get_buffer("spread")
-        return deviations
+        """Standardised signals, ``[B, 5]``."""
+        standardised: Tensor = (signals - self.get_buffer("mean")) / self.get_buffer("std")
+        return standardised
 
 
-class Typicality(Familiarity):
-    """A weighted sum of signals, less two penalties: for images farther away than known ones are, and for images nearer
-    to the background than to any class.
+class Familiarity(FeatureScoreModule):
+    """A weighted sum of signals less two penalties: for a large distance, and for more likeness to the background than
+    to any class.
 
-    The weights are those that best tell known images that were held out from images of classes that were left out.
-    Of a single class only the distance tells anything: its mean is that of all means, to which there is no direction;
-    there is no other that an image might rather be; and what is far away is likeliest where the class is widest.
+    The weights are those that best separate held-out images of known classes from images of classes that were left out
+    of the statistics. A single class only allows the distance: its mean is the origin, so there is no cosine to it; its
+    probability is one; and the likelihood is highest where the class has most variance.
 
     Args:
-        signals: from features and scores.
-        seen: signals of known images that were held out, ``[R, 5]``.
-        strange: signals of images of classes that were left out, as deviations from known ones, ``[S, 5]``.
+        signals: of features and scores.
+        held_out: signals of held-out images of known classes, ``[R, 5]``.
+        left_out: standardised signals of images of classes that were left out, ``[S, 5]``.
     """
 
-    def __init__(self, signals: Signals, seen: Tensor, strange: Tensor):
-        super().__init__(weights=fitted_weights(seen, strange))
-        self.signals, self.scale = signals, SignalScaler(seen)
-        self.alone = len(signals.get_buffer("targets")) == 1
+    def __init__(self, signals: Signals, held_out: Tensor, left_out: Tensor):
+        super().__init__(weights=fit_weights(held_out, left_out))
+        self.signals, self.scale = signals, SignalScaler(held_out)
+        self.single_class = len(signals.get_buffer("means")) == 1
 
     def forward(self, features: Tensor, scores: Tensor) -> Tensor:
-        """How typical images are of what was taught."""
-        return self.total(self.scale(self.signals.forward(features, scores)))
+        """The familiarity of each image, ``[B]``."""
+        return self.combine(self.scale(self.signals.forward(features, scores)))
 
-    def total(self, deviations: Tensor) -> Tensor:
-        """The same from signals as deviations, ``[N, 5]``."""
-        *_, away, nearer = deviations.unbind(1)
-        if self.alone:
-            return _SPREAD * away
-        penalties = 4 * (away + _FAR).clamp_max(0) + 2 * nearer.clamp_max(0)
-        total: Tensor = deviations[:, : len(WEIGHTED)] @ self.get_buffer("weights") + penalties
-        return total
+    def combine(self, standardised: Tensor) -> Tensor:
+        """The familiarity from standardised signals ``[N, 5]``."""
+        *_, distance, margin = standardised.unbind(1)
+        if self.single_class:
+            return _STD * distance
+        penalties = 4 * (distance + _FAR).clamp_max(0) + 2 * margin.clamp_max(0)
+        familiarity: Tensor = standardised[:, : len(WEIGHTED_SIGNALS)] @ self.get_buffer("weights") + penalties
+        return familiarity
 
 
-def fitted_weights(seen: Tensor, strange: Tensor) -> Tensor:
-    """The weights with which signals best tell known images from those of classes that were left out, ``[3]``.
+def fit_weights(held_out: Tensor, left_out: Tensor) -> Tensor:
+    """The weights of the signals by logistic regression between known and left-out classes, ``[3]``.
 
-    None is negative: a signal that would speak against known images is left out, as that can only be chance. Without
-    classes left out, the weights are the usual ones. The sum always has the same spread among known images.
+    None is negative: a signal with a negative weight is dropped, as that can only be chance. Without left-out classes
+    the weights are the default ones. Scaled so that the sum has a fixed standard deviation on known images.
 
     Args:
-        seen: signals of known images that were held out, ``[R, 5]``.
-        strange: signals of images of classes that were left out, as deviations from known ones, ``[S, 5]``.
+        held_out: signals of held-out images of known classes, ``[R, 5]``.
+        left_out: standardised signals of images of classes that were left out, ``[S, 5]``.
     """
-    weights = torch.tensor(_USUAL, dtype=torch.float64)
-    known = SignalScaler(seen)(seen)[:, : len(weights)]
+    weights = torch.tensor(_DEFAULT_WEIGHTS, dtype=torch.float64)
+    known = SignalScaler(held_out)(held_out)[:, : len(weights)]
     if len(known) < 2:
         return weights
-    used = list(range(len(weights))) if len(strange) else []
+    used = list(range(len(weights))) if len(left_out) else []
     while used:
-        found, _ = fit_log_odds(known[:, used], strange[:, used], torch.tensor(_USUAL)[used], _LOYALTY)
-        if bool((found >= 0).all()):
+        prior = torch.tensor(_DEFAULT_WEIGHTS)[used]
+        fitted, _ = fit_logistic_regression(known[:, used], left_out[:, used], prior, _PRIOR_STRENGTH)
+        if bool((fitted >= 0).all()):
             weights = torch.zeros_like(weights)
-            weights[used] = found
+            weights[used] = fitted
             break
-        used = [signal for signal, weight in zip(used, found.tolist(), strict=True) if weight > 0]
-    spread = (to_float64(known) @ weights).std()
-    return weights * (_SPREAD / spread.clamp_min(1e-6))
+        used = [signal for signal, weight in zip(used, fitted.tolist(), strict=True) if weight > 0]
+    std = (to_float64(known) @ weights).std()
+    return weights * (_STD / std.clamp_min(1e-6))
+
+
+def fit_logistic_regression(first: Tensor, second: Tensor, prior: Tensor, strength: float) -> tuple[Tensor, float]:
+    """Weights ``[k]`` and intercept of the log-odds that a row is of the first kind, by Newton's method.
+
+    Both kinds together have the same weight; the penalty is ``strength / 2 |weights - prior|^2``.
+
+    Args:
+        first: rows of the first kind, ``[N, k]``.
+        second: rows of the second kind, ``[M, k]``.
+        prior: weights without evidence, ``[k]``.
+        strength: of the prior.
+
+    >>> rows = torch.tensor([[1.0], [2.0]])
+    >>> weights, intercept = fit_logistic_regression(rows, -rows, torch.zeros(1), 0.1)
+    >>> bool(weights > 0), abs(intercept) < 1e-6
+    (True, True)
+    """
+    rows = to_float64(torch.cat([first, second]))
+    inputs = torch.cat([rows, torch.ones_like(rows[:, :1])], 1)
+    targets = torch.cat([rows.new_ones(len(first)), rows.new_zeros(len(second))])
+    sample_weights = torch.cat([rows.new_full((len(part),), 0.5 / len(part)) for part in (first, second)])
+    centre = torch.cat([to_float64(prior), rows.new_zeros(1)])
+    penalty = torch.full_like(centre, strength)
+    penalty[-1] = 0
+    coefficients = centre.clone()
+    for _ in range(_NEWTON_STEPS):
+        probabilities = torch.sigmoid(inputs @ coefficients)
+        gradient = inputs.T @ (sample_weights * (probabilities - targets)) + penalty * (coefficients - centre)
+        curvature = (sample_weights * probabilities * (1 - probabilities))[:, None]
+        hessian = inputs.T @ (curvature * inputs) + penalty.diag()
+        step = torch.linalg.solve(hessian + 1e-12 * torch.eye(len(centre), dtype=hessian.dtype), gradient)
+        coefficients = coefficients - step * (_MAX_STEP / step.norm().clamp_min(_MAX_STEP))
+    return coefficients[:-1], float(coefficients[-1])

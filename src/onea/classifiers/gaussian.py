@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Classifiers with a covariance for every class."""
+"""Classifiers with a covariance matrix for each class."""
 
 from __future__ import annotations
 
@@ -10,115 +10,126 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from onea.classifiers.contract import Classifier, Scorer, Statistics
+from onea.classifiers.base import Classifier, Scorer, Statistics
 from onea.classifiers.statistics import ClassStatistics
 from onea.schema import Count, NotNegative, Positive
 from onea.tensors import eigh, to_float64
 
-_ROOM = 2**26  # numbers of intermediate results
+_MAX_ELEMENTS = 2**26  # of intermediate results; larger batches are scored in parts
 
 
 @dataclass(frozen=True)
 class RegularisedGaussian(Classifier):
-    """The likelihood of a Gaussian per class whose covariance lies between its own and the one that all classes share.
+    """Regularised discriminant analysis (Friedman, 1989): Gaussian classes with shrunk covariance matrices.
 
-    In the space where the shared covariance is the identity, the covariance of class ``c`` keeps its leading directions
-    ``u_j`` with variances ``s_j^2``, and each is drawn towards one: ``lambda_j = w s_j^2 + 1 - w``, with ``w = n / (n +
-    prior_images)`` for a class of ``n`` images. The score of ``z = (x - mean) W`` is its log-likelihood with equal
-    priors, ``-1/2 (|z|^2 - sum_j (1 - 1/lambda_j) (u_j' z)^2) - 1/2 sum_j log lambda_j``, divided by the number of
-    features so that its size does not depend on the network. With few images it is linear discriminant analysis.
+    With ``W`` the inverse square root of the pooled covariance, features are whitened, ``z = (x - mean_c) W``. There
+    the covariance of class ``c`` has its leading eigenvectors ``u_j`` with variances ``s_j^2``, which are shrunk
+    towards one, the variance of the pooled covariance:
+
+        lambda_j = w s_j^2 + 1 - w,   w = n_c / (n_c + prior_images)
+        score_c(x) = (-1/2 (|z|^2 - sum_j (1 - 1/lambda_j) (u_j^T z)^2) - 1/2 sum_j log lambda_j) / width
+
+    The score is the log-likelihood with equal priors, up to a constant, divided by the number of features, so that its
+    size does not depend on the network. For few images per class, this is linear discriminant analysis.
 
     Attributes:
-        directions: kept of every class.
-        prior_images: number of images at which a class's own covariance counts as much as the shared one.
+        directions: eigenvectors of the covariance of each class.
+        prior_images: number of images for which the class's covariance and the pooled one have the same weight.
     """
 
     title: ClassVar[str] = "Regularised Gaussian"
     paper: ClassVar[str] = "https://www.jstor.org/stable/2289860"
-    keeps: ClassVar[str] = "a mean and some directions per class, one matrix"
+    stores: ClassVar[str] = "a mean and some directions per class, one matrix"
 
     directions: Count = 32
     prior_images: Positive = 800.0
 
     def statistics(self, width: int) -> ClassStatistics:
-        """Means, one scatter, and the leading directions of every class."""
+        """Means, pooled scatter, and the leading directions of each class."""
         return ClassStatistics.empty(width, directions=min(self.directions, width))
 
-    def fit(self, known: Statistics) -> Scorer:
-        """The log-likelihood of every class per feature, up to a constant.
-
-        Without directions of the classes in the statistics, the covariance that all classes share is that of each.
-        """
-        assert isinstance(known, ClassStatistics)
-        root, means = known.whitening(), to_float64(known.means)
-        origin = means.mean(0) if known.classes else means.new_zeros(known.width)
-        if known.factors is None:
-            none = means.new_empty(known.classes, 0, known.width)
-            return GaussianScores(root, origin, (means - origin) @ root, none, none[:, :, 0])
-        freedom = (known.counts - 1).clamp_min(1).double()
-        rows = to_float64(known.factors) @ root / freedom.sqrt()[:, None, None]
-        most = min(self.directions, rows.shape[1])
-        values, left = (part[..., -most:] for part in eigh(rows @ rows.transpose(1, 2)))  # the largest come last
-        present = values > values.amax(1, keepdim=True) * 1e-9
-        unit = left.transpose(1, 2) @ rows * torch.where(present, values, torch.inf).rsqrt()[:, :, None]
-        images = known.counts.double()
-        share = (images / (images + self.prior_images))[:, None]
-        variances = torch.where(present, share * values + 1 - share, 1.0)
-        return GaussianScores(root, origin, (means - origin) @ root, unit, variances)
+    def fit(self, statistics: Statistics) -> Scorer:
+        """Fit to statistics; if they have no directions of classes, each class has the pooled covariance."""
+        assert isinstance(statistics, ClassStatistics)
+        whitening, means = statistics.whitening(), to_float64(statistics.means)
+        origin = means.mean(0) if statistics.classes else means.new_zeros(statistics.width)
+        centred = (means - origin) @ whitening
+        if statistics.factors is None:
+            no_axes = means.new_empty(statistics.classes, 0, statistics.width)
+            return GaussianScores(whitening, origin, centred, no_axes, no_axes[:, :, 0])
+        freedom = (statistics.counts - 1).clamp_min(1).double()
+        # factor^T factor is the covariance of a class in the whitened space; its eigenvectors come from the smaller
+        # matrix factor factor^T.
+        factors = to_float64(statistics.factors) @ whitening / freedom.sqrt()[:, None, None]
+        rank = min(self.directions, factors.shape[1])
+        variances, left = (part[..., -rank:] for part in eigh(factors @ factors.transpose(1, 2)))  # ascending
+        present = variances > variances.amax(1, keepdim=True) * 1e-9
+        scale = torch.where(present, variances, torch.inf).rsqrt()[:, :, None]
+        axes = left.transpose(1, 2) @ factors * scale
+        counts = statistics.counts.double()
+        weight = (counts / (counts + self.prior_images))[:, None]
+        shrunk = torch.where(present, weight * variances + 1 - weight, 1.0)
+        return GaussianScores(whitening, origin, centred, axes, shrunk)
 
 
 @dataclass(frozen=True)
 class FullRegularisedGaussian(RegularisedGaussian):
-    """The same with every direction of every class: hundreds of megabytes for some hundred classes."""
+    """The same with all eigenvectors of each class: hundreds of megabytes for some hundred classes."""
 
     title: ClassVar[str] = "Regularised Gaussian, full"
-    keeps: ClassVar[str] = "a mean and a matrix per class, one matrix"
+    stores: ClassVar[str] = "a mean and a matrix per class, one matrix"
 
     directions: Count = 4096
 
 
 class GaussianScores(Scorer):
-    """Log-likelihoods per feature, from whitened means ``[C, width]``, unit directions ``[C, r, width]`` and variances
-    ``[C, r]``.
+    """Log-likelihoods per feature.
 
-    What is linear in a whitened feature is one matrix product: what each class's mean says of it, and its distances
-    from the means along their directions. Sums of squares are left, each scaled beforehand.
+    What is linear in a whitened feature ``z`` is one matrix product: ``mean_c^T z``, and the projections on the axes of
+    each class, ``u_j^T (z - mean_c)``. Sums of their squares remain.
+
+    Args:
+        whitening: ``[width, width]``.
+        origin: of features, ``[width]``.
+        means: of each class in the whitened space, ``[C, width]``.
+        axes: unit eigenvectors of the covariance of each class there, ``[C, r, width]``.
+        variances: along these, ``[C, r]``; it is one along all others.
     """
 
-    def __init__(self, root: Tensor, origin: Tensor, means: Tensor, unit: Tensor, variances: Tensor):
-        along = (unit @ means[:, :, None])[:, :, 0]
+    def __init__(self, whitening: Tensor, origin: Tensor, means: Tensor, axes: Tensor, variances: Tensor):
+        projected_means = (axes @ means[:, :, None])[:, :, 0]
         constant = -0.5 * ((means**2).sum(1) + variances.log().sum(1))
-        width = len(root)
+        width = len(whitening)
         super().__init__(
-            metric=root,
-            shift=-origin @ root,
-            linear=torch.cat([means / width, unit.flatten(0, 1)]).T,
-            constant=torch.cat([constant / width, -along.flatten()]),
+            metric=whitening,
+            shift=-origin @ whitening,
+            linear=torch.cat([means / width, axes.flatten(0, 1)]).T,
+            constant=torch.cat([constant / width, -projected_means.flatten()]),
             gains=(1 - 1 / variances) / (2 * width),
         )
 
     def forward(self, features: Tensor) -> Tensor:
-        """Log-likelihoods, in parts that need little memory."""
+        """Log-likelihoods, in parts where memory demands it."""
         gains = self.get_buffer("gains")
-        if torch.compiler.is_compiling() or len(features) * gains.numel() <= _ROOM:
-            return self._some(features)
-        return torch.cat([self._some(part) for part in features.split(max(1, _ROOM // gains.numel()))])
+        if torch.compiler.is_compiling() or len(features) * gains.numel() <= _MAX_ELEMENTS:
+            return self._score(features)
+        return torch.cat([self._score(part) for part in features.split(max(1, _MAX_ELEMENTS // gains.numel()))])
 
-    def _some(self, features: Tensor) -> Tensor:
+    def _score(self, features: Tensor) -> Tensor:
         gains = self.get_buffer("gains")
-        space = torch.addmm(self.get_buffer("shift"), features, self.get_buffer("metric"))
-        found = torch.addmm(self.get_buffer("constant"), space, self.get_buffer("linear"))
-        towards, lengths = found.tensor_split((len(gains),), dim=1)
-        own = (lengths.square().unflatten(1, tuple(gains.shape)) * gains).sum(2)
-        scores: Tensor = towards + own - space.square().sum(1, keepdim=True) / (2 * features.shape[1])
+        white = torch.addmm(self.get_buffer("shift"), features, self.get_buffer("metric"))
+        products = torch.addmm(self.get_buffer("constant"), white, self.get_buffer("linear"))
+        by_mean, projections = products.tensor_split((len(gains),), dim=1)
+        by_axes = (projections.square().unflatten(1, tuple(gains.shape)) * gains).sum(2)
+        scores: Tensor = by_mean + by_axes - white.square().sum(1, keepdim=True) / (2 * features.shape[1])
         return scores
 
 
 @dataclass(frozen=True)
 class FeCAM(Classifier):
-    """Mahalanobis distance under the correlation matrix of each class, on features of length one.
+    """FeCAM (Goswami et al., 2023): Mahalanobis distance under the correlation matrix of each class.
 
-    It is the rule of the authors' script for vision transformers.
+    Features are normalised to length one, as in the authors' script for vision transformers.
 
     Attributes:
         shrinkage: multiple of the mean variance that is added to every variance, as published.
@@ -126,38 +137,38 @@ class FeCAM(Classifier):
 
     title: ClassVar[str] = "FeCAM"
     paper: ClassVar[str] = "https://arxiv.org/abs/2309.14062"
-    keeps: ClassVar[str] = "a mean and a matrix per class"
-    carried: ClassVar[bool] = False
+    stores: ClassVar[str] = "a mean and a matrix per class"
+    follows_drift: ClassVar[bool] = False
 
     shrinkage: NotNegative = 1.0
 
     def statistics(self, width: int) -> ClassStatistics:
-        """Means and whole scatters of features of length one."""
+        """Means and whole scatter matrices of normalised features."""
         return ClassStatistics.empty(width, directions=width, unit_length=True)
 
-    def fit(self, known: Statistics) -> Scorer:
-        """The distance of each class, negative."""
-        assert isinstance(known, ClassStatistics)
-        assert known.factors is not None
+    def fit(self, statistics: Statistics) -> Scorer:
+        """Invert the correlation matrix of each class."""
+        assert isinstance(statistics, ClassStatistics)
+        assert statistics.factors is not None
         inverses = []
-        for factor, count in zip(known.factors, known.counts.tolist(), strict=True):
+        for factor, count in zip(statistics.factors, statistics.counts.tolist(), strict=True):
             rows = to_float64(factor)
-            one = torch.eye(known.width, dtype=rows.dtype, device=rows.device)
+            identity = torch.eye(statistics.width, dtype=rows.dtype, device=rows.device)
             covariance = rows.T @ rows / max(count - 1, 1)
-            covariance = covariance + self.shrinkage * covariance.diagonal().mean() * one
-            deviation = covariance.diagonal().clamp_min(1e-30).sqrt()
-            inverses.append(torch.linalg.pinv(covariance / deviation / deviation[:, None], hermitian=True).float())
-        return MahalanobisScores(means=known.means, inverses=torch.stack(inverses))
+            covariance = covariance + self.shrinkage * covariance.diagonal().mean() * identity
+            std = covariance.diagonal().clamp_min(1e-30).sqrt()
+            inverses.append(torch.linalg.pinv(covariance / std / std[:, None], hermitian=True).float())
+        return MahalanobisScores(means=statistics.means, inverses=torch.stack(inverses))
 
 
 class MahalanobisScores(Scorer):
-    """The distance of features of length one to each class under its matrix, negative."""
+    """The negative squared Mahalanobis distance of normalised features to each class."""
 
     def forward(self, features: Tensor) -> Tensor:
         """Negative squared distances, class by class."""
         unit, means, inverses = F.normalize(features, dim=1), self.get_buffer("means"), self.get_buffer("inverses")
-        found = []
+        scores = []
         for mean, inverse in zip(means, inverses, strict=True):
-            away = unit - mean
-            found.append(-((away @ inverse) * away).sum(1))
-        return torch.stack(found, dim=1)
+            deviation = unit - mean
+            scores.append(-((deviation @ inverse) * deviation).sum(1))
+        return torch.stack(scores, dim=1)

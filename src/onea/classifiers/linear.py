@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Classifiers that compare an image with the class means, plainly or where all classes are equally wide."""
+"""Classifiers that need the class means and the pooled covariance at most."""
 
 from __future__ import annotations
 
@@ -10,49 +10,51 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from onea.classifiers.contract import Classifier, Scorer, Statistics
-from onea.classifiers.statistics import ClassStatistics, shrunk_covariance
+from onea.classifiers.base import Classifier, Scorer, Statistics
+from onea.classifiers.statistics import ClassStatistics
 from onea.schema import ZeroToOne
 from onea.tensors import to_float64
 
 
 @dataclass(frozen=True)
 class NearestMean(Classifier):
-    """The class whose mean feature has the smallest angle to the image's: the prototypes of the paper."""
+    """Nearest class mean by cosine similarity: the prototypes of SimpleCIL and of the One-A paper."""
 
     title: ClassVar[str] = "Nearest mean (cosine)"
     paper: ClassVar[str] = "https://arxiv.org/abs/2303.07338"
-    keeps: ClassVar[str] = "a mean per class"
+    stores: ClassVar[str] = "a mean per class"
 
     def statistics(self, width: int) -> ClassStatistics:
-        """Means alone."""
+        """Means only."""
         return ClassStatistics.empty(width, scatter=False)
 
-    def fit(self, known: Statistics) -> Scorer:
-        """Cosine to every mean."""
-        assert isinstance(known, ClassStatistics)
-        return CosineScores(known.means)
+    def fit(self, statistics: Statistics) -> Scorer:
+        """Normalise the means."""
+        assert isinstance(statistics, ClassStatistics)
+        return CosineScores(statistics.means)
 
 
-class _Pooled(Classifier):
-    """Classifiers that keep means and the scatter that all classes share."""
+class _PooledCovariance(Classifier):
+    """Base of classifiers that need the means and the pooled scatter."""
 
-    keeps: ClassVar[str] = "a mean per class, one matrix"
+    stores: ClassVar[str] = "a mean per class, one matrix"
 
     def statistics(self, width: int) -> ClassStatistics:
-        """Means and one scatter."""
+        """Means and the pooled scatter."""
         return ClassStatistics.empty(width)
 
 
 @dataclass(frozen=True)
-class StreamingLDA(_Pooled):
-    """Linear discriminant analysis with equal priors, on sums that grow with every image.
+class StreamingLDA(_PooledCovariance):
+    """Streaming linear discriminant analysis (Hayes and Kanan, 2020) with equal priors.
 
-    Scores are log-likelihoods divided by the number of features, so that their size does not depend on the network.
+        score_c(x) = (mean_c^T P x - 1/2 mean_c^T P mean_c) / width,   P = pooled covariance^(-1)
+
+    Scores are divided by the number of features, so that their size does not depend on the network.
 
     Attributes:
-        shrinkage: share of the identity in the covariance, as published (1e-4); 0 chooses the share from the data, by
-            the oracle approximating shrinkage towards the mean variance.
+        shrinkage: weight of the identity in the covariance, 1e-4 as published; 0 is the oracle approximating shrinkage
+            towards the mean variance.
     """
 
     title: ClassVar[str] = "Streaming LDA"
@@ -60,28 +62,28 @@ class StreamingLDA(_Pooled):
 
     shrinkage: ZeroToOne = 0.0
 
-    def fit(self, known: Statistics) -> Scorer:
-        """One linear map."""
-        assert isinstance(known, ClassStatistics)
-        means = to_float64(known.means)
-        weight = torch.linalg.solve(self._covariance(known), means.T).T
+    def fit(self, statistics: Statistics) -> Scorer:
+        """Solve for the weights of each class."""
+        assert isinstance(statistics, ClassStatistics)
+        means = to_float64(statistics.means)
+        weight = torch.linalg.solve(self._covariance(statistics), means.T).T
         bias = -0.5 * (weight * means).sum(1)
-        return LinearScores(weight / known.width, bias / known.width)
+        return LinearScores(weight / statistics.width, bias / statistics.width)
 
-    def _covariance(self, known: ClassStatistics) -> Tensor:
-        assert known.scatter is not None
+    def _covariance(self, statistics: ClassStatistics) -> Tensor:
+        assert statistics.scatter is not None
         if not self.shrinkage:
-            return shrunk_covariance(known.scatter, known.freedom)
-        one = torch.eye(known.width, dtype=torch.float64, device=known.scatter.device)
-        return (1 - self.shrinkage) * known.scatter / max(known.freedom, 1) + self.shrinkage * one
+            return statistics.covariance()
+        identity = torch.eye(statistics.width, dtype=torch.float64, device=statistics.scatter.device)
+        return (1 - self.shrinkage) * statistics.scatter / max(statistics.freedom, 1) + self.shrinkage * identity
 
 
 @dataclass(frozen=True)
-class WhitenedCosine(_Pooled):
-    """Cosine to the class means in the space where deviations are equally wide in all directions.
+class WhitenedCosine(_PooledCovariance):
+    """Cosine similarity to the class means after whitening by the pooled covariance.
 
     Attributes:
-        centred: take the mean of the class means for the origin.
+        centred: subtract the mean of the class means first.
     """
 
     title: ClassVar[str] = "Whitened cosine"
@@ -89,26 +91,26 @@ class WhitenedCosine(_Pooled):
 
     centred: bool = True
 
-    def fit(self, known: Statistics) -> Scorer:
-        """One linear map and a cosine."""
-        assert isinstance(known, ClassStatistics)
-        root = known.whitening()
-        means = to_float64(known.means)
-        origin = means.mean(0) if self.centred and known.classes else means.new_zeros(known.width)
-        # A common factor does not matter to a cosine; this one keeps float32 away from its limits.
-        root = root / root.diagonal().mean()
-        return CosineScores((means - origin) @ root, root, origin @ root)
+    def fit(self, statistics: Statistics) -> Scorer:
+        """Whiten and normalise the means."""
+        assert isinstance(statistics, ClassStatistics)
+        whitening = statistics.whitening()
+        means = to_float64(statistics.means)
+        origin = means.mean(0) if self.centred and statistics.classes else means.new_zeros(statistics.width)
+        # The cosine does not depend on a common factor; this one keeps float32 away from its limits.
+        whitening = whitening / whitening.diagonal().mean()
+        return CosineScores((means - origin) @ whitening, whitening, origin @ whitening)
 
 
 class CosineScores(Scorer):
-    """Cosine to each target, of the features themselves or of ``features @ metric - shift``."""
+    """Cosine similarity to each target, of the features or of ``features @ metric - shift``."""
 
     def __init__(self, targets: Tensor, metric: Tensor | None = None, shift: Tensor | None = None):
-        more = {} if metric is None or shift is None else {"metric": metric, "shift": shift}
-        super().__init__(targets=F.normalize(targets.float(), dim=1).T.contiguous(), **more)
+        affine = {} if metric is None or shift is None else {"metric": metric, "shift": shift}
+        super().__init__(targets=F.normalize(targets.float(), dim=1).T.contiguous(), **affine)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Cosines."""
+        """Cosine similarities."""
         buffers = dict(self.named_buffers())
         if "metric" in buffers:
             features = features @ buffers["metric"] - buffers["shift"]
@@ -116,7 +118,7 @@ class CosineScores(Scorer):
 
 
 class LinearScores(Scorer):
-    """Scores that are linear in the features; less those of the mean class, so that float32 suffices."""
+    """Scores that are linear in the features; the mean over the classes is subtracted, so that float32 suffices."""
 
     def __init__(self, weight: Tensor, bias: Tensor):
         super().__init__(weight=weight - weight.mean(0), bias=bias - bias.mean())

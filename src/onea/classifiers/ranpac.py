@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RanPAC: ridge regression on random features, from sums that add up over tasks."""
+"""RanPAC: ridge regression on random features, from Gram matrices that add up over tasks.
+
+Paper: "RanPAC: Random Projections and Pre-trained Models for Continual Learning" (arXiv 2307.02251).
+"""
 
 from __future__ import annotations
 
@@ -12,27 +15,27 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from onea import seeds
-from onea.classifiers.contract import Classifier, Scorer, Statistics
+from onea.classifiers.base import Classifier, Scorer, Statistics
 from onea.schema import Count
 from onea.tensors import Tensors, eigh, to_float64
 
-_EVERY = 5  # of so many images of a class one is held out, to choose the strength
-_PART = 4096  # images whose random features are in memory at once
+_HOLD_OUT_EVERY = 5  # one of so many images of a class is held out, to select the ridge parameter
+_BATCH = 4096  # images whose random features are in memory at once
 _ROUNDING = 1e-7  # of float32, relative to the largest eigenvalue
 _STRENGTHS = tuple(10.0**power for power in range(-8, 9))  # as published
 
 
 @dataclass(frozen=True)
 class RandomFeatureSums:
-    """Products of random features with each other and with labels, of images that train and of those held out.
+    """Gram matrices ``H^T H`` and ``H^T Y`` of random features ``H`` and one-hot labels ``Y``.
 
-    Which images of a class are held out depends on their place in it, so the sums of tasks with different classes are
-    the same in any order, and tasks of one class add up like all others.
+    There are two of each: of the training images and of held-out ones. Which images are held out depends on their
+    position in their class, so the sums do not depend on the order of tasks with different classes.
 
     Attributes:
         projection: of features to random features, ``[width, M]``.
-        gram: ``[2, M, M]``: of the images that train and of those held out.
-        hits: random features summed by class, ``[2, M, C]``.
+        gram: ``H^T H`` of the training images and of the held-out ones, ``[2, M, M]``.
+        hits: ``H^T Y``, ``[2, M, C]``.
         counts: images of each class, ``[2, C]``.
         seed: of the projection.
     """
@@ -45,11 +48,11 @@ class RandomFeatureSums:
 
     @property
     def kind(self) -> Hashable:
-        """Sums of the same random features."""
+        """The same random features."""
         return "random features", self.projection.shape[1], self.seed
 
     @property
-    def richness(self) -> int:
+    def detail(self) -> int:
         """Always the same."""
         return 0
 
@@ -58,45 +61,45 @@ class RandomFeatureSums:
         """The number of classes."""
         return self.counts.shape[1]
 
-    def add(self, features: Tensor, rows: Tensor) -> Self:
-        """The sums with these images."""
-        if not len(rows):
+    def add(self, features: Tensor, labels: Tensor) -> Self:
+        """The sums with more images."""
+        if not len(labels):
             return self
-        here = self.to(features.device)
-        more = max(int(rows.max()) + 1 - here.classes, 0)
-        gram, hits, counts = here.gram.clone(), F.pad(here.hits, (0, more)), F.pad(here.counts, (0, more))
-        rows = rows.to(features.device)
-        place = torch.zeros_like(rows)
-        for row in rows.unique():
-            own = (rows == row).nonzero()[:, 0]
-            place[own] = torch.arange(len(own), device=rows.device) + counts[:, row].sum()
-        held_out = (place % _EVERY == 1).long()  # a class of two images has one on each side
+        old = self.to(features.device)
+        more = max(int(labels.max()) + 1 - old.classes, 0)
+        gram, hits, counts = old.gram.clone(), F.pad(old.hits, (0, more)), F.pad(old.counts, (0, more))
+        labels = labels.to(features.device)
+        position = torch.zeros_like(labels)
+        for label in labels.unique():
+            members = (labels == label).nonzero()[:, 0]
+            position[members] = torch.arange(len(members), device=labels.device) + counts[:, label].sum()
+        held_out = (position % _HOLD_OUT_EVERY == 1).long()  # a class of two images has one on each side
         for side in (0, 1):
-            for chosen in (held_out == side).nonzero()[:, 0].split(_PART):
-                random = F.relu(features[chosen].float() @ here.projection)
-                wanted = F.one_hot(rows[chosen], hits.shape[2])
+            for chosen in (held_out == side).nonzero()[:, 0].split(_BATCH):
+                random = F.relu(features[chosen].float() @ old.projection)
+                targets = F.one_hot(labels[chosen], hits.shape[2])
                 gram[side] += random.T @ random
-                hits[side] += random.T @ wanted.float()
-                counts[side] += wanted.sum(0)
-        return replace(here, gram=gram, hits=hits, counts=counts)
+                hits[side] += random.T @ targets.float()
+                counts[side] += targets.sum(0)
+        return replace(old, gram=gram, hits=hits, counts=counts)
 
-    def carry(self, by: Tensor) -> Self:
-        """The same: nothing is known of random features after a map of the features."""
+    def apply_drift_map(self, drift_map: Tensor) -> Self:
+        """The same: a linear map of features is none of random features, which are not linear."""
         return self
 
-    def keep(self, rows: Tensor) -> Self:
-        """The sums of these classes; the products of random features stay those of all."""
-        return replace(self, hits=self.hits[:, :, rows], counts=self.counts[:, rows])
+    def select_classes(self, classes: Tensor) -> Self:
+        """The sums of these classes; the Gram matrices of random features stay those of all."""
+        return replace(self, hits=self.hits[:, :, classes], counts=self.counts[:, classes])
 
     def to(self, device: torch.device) -> Self:
         """The sums on another device."""
-        return self.restored({name: value.to(device) for name, value in self.state_dict().items()})
+        return self.from_state_dict({name: value.to(device) for name, value in self.state_dict().items()})
 
     def state_dict(self) -> Tensors:
         """All of it."""
         return {"projection": self.projection, "gram": self.gram, "hits": self.hits, "counts": self.counts}
 
-    def restored(self, state: Tensors) -> Self:
+    def from_state_dict(self, state: Tensors) -> Self:
         """Sums from named tensors."""
         return replace(
             self, projection=state["projection"], gram=state["gram"], hits=state["hits"], counts=state["counts"]
@@ -105,10 +108,10 @@ class RandomFeatureSums:
 
 @dataclass(frozen=True)
 class RanPAC(Classifier):
-    """Ridge regression of one-hot labels on random features.
+    """Ridge regression of one-hot labels on random features, ``W = (H^T H + l I)^(-1) H^T Y``, ``H = relu(X R)``.
 
-    The strength is the one of 10^-8 ... 10^8 that predicts held-out images best. Official code measures that on the
-    newest task alone; here it is measured on sums of all tasks, so that their order does not matter.
+    The ridge parameter ``l`` is the one of 10^-8 ... 10^8 with the least error on held-out images. The official code
+    measures that on the newest task; here it is measured on all tasks, so that their order does not matter.
 
     Attributes:
         features: the number of random features (M). The sums take 8 M^2 bytes.
@@ -117,8 +120,8 @@ class RanPAC(Classifier):
 
     title: ClassVar[str] = "RanPAC"
     paper: ClassVar[str] = "https://arxiv.org/abs/2307.02251"
-    keeps: ClassVar[str] = "products of random features"
-    carried: ClassVar[bool] = False
+    stores: ClassVar[str] = "products of random features"
+    follows_drift: ClassVar[bool] = False
 
     features: Count = 2000
     seed: int = 0
@@ -130,14 +133,14 @@ class RanPAC(Classifier):
         empty = torch.zeros(2, 0, dtype=torch.int64)
         return RandomFeatureSums(projection, torch.zeros(2, size, size), torch.zeros(2, size, 0), empty, self.seed)
 
-    def fit(self, known: Statistics) -> Scorer:
-        """One linear map of random features."""
-        assert isinstance(known, RandomFeatureSums)
-        gram, hits = to_float64(known.gram), to_float64(known.hits)
-        strength = _strength(gram, hits)
-        one = torch.eye(len(gram[0]), dtype=torch.float64, device=gram.device)
-        weight = torch.linalg.solve(gram.sum(0) + strength * one, hits.sum(0))
-        return RandomFeatureScores(projection=known.projection, weight=weight)
+    def fit(self, statistics: Statistics) -> Scorer:
+        """Select the ridge parameter and solve for the weights."""
+        assert isinstance(statistics, RandomFeatureSums)
+        gram, hits = to_float64(statistics.gram), to_float64(statistics.hits)
+        strength = _select_strength(gram, hits)
+        identity = torch.eye(len(gram[0]), dtype=torch.float64, device=gram.device)
+        weight = torch.linalg.solve(gram.sum(0) + strength * identity, hits.sum(0))
+        return RandomFeatureScores(projection=statistics.projection, weight=weight)
 
 
 class RandomFeatureScores(Scorer):
@@ -148,15 +151,18 @@ class RandomFeatureScores(Scorer):
         return F.relu(features @ self.get_buffer("projection")) @ self.get_buffer("weight")
 
 
-def _strength(gram: Tensor, hits: Tensor) -> float:
-    """The strength with the least squared error on the held-out images: ``tr W'G W - 2 tr W'H`` up to a constant."""
+def _select_strength(gram: Tensor, hits: Tensor) -> float:
+    """The ridge parameter with the least squared error on held-out images.
+
+    ``tr W^T (H^T H) W - 2 tr W^T (H^T Y)`` up to a constant, in the basis of the eigenvectors of the training images.
+    """
     values, vectors = eigh(gram[0])
-    inside = vectors.T @ hits[0]
-    turned, target = vectors.T @ gram[1] @ vectors, vectors.T @ hits[1]
-    # The sums are kept in float32: what is smaller than their rounding would fit noise.
+    projected = vectors.T @ hits[0]
+    gram_held_out, hits_held_out = vectors.T @ gram[1] @ vectors, vectors.T @ hits[1]
+    # The sums are in float32: a smaller ridge parameter than their rounding would fit noise.
     strengths = sorted({max(strength, float(values[-1]) * _ROUNDING) for strength in _STRENGTHS})
     errors = []
     for strength in strengths:
-        weight = inside / (values.clamp_min(0) + strength)[:, None]
-        errors.append(float((weight * (turned @ weight)).sum() - 2 * (weight * target).sum()))
+        weight = projected / (values.clamp_min(0) + strength)[:, None]
+        errors.append(float((weight * (gram_held_out @ weight)).sum() - 2 * (weight * hits_held_out).sum()))
     return strengths[errors.index(min(errors))]

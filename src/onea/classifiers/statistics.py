@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Statistics of features by class, which add up over tasks without any image.
+"""Mean, count and covariance of the features of each class, which add up over updates without any stored image.
 
-Under one adapter, means, counts and the scatter around the means add up exactly, in any order. The covariance of a
-class is kept as its leading directions; what is cut off has a bound that is kept with it.
+Under a fixed adapter, means, counts and scatter matrices are sufficient statistics: they add up exactly, in any order.
+The covariance of each single class is kept as a low-rank factor with a bound on the truncation error.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from torch.nn import functional as F
 from onea.tensors import Tensors, eigh, round_to_bfloat16, to_float64
 from onea.vit.heads import class_means
 
-_TINY = 1e-12  # relative to the largest eigenvalue: below it there is rounding only
+_RCOND = 1e-12  # eigenvalues below this share of the largest one are rounding errors
 
 
 @dataclass(frozen=True)
 class ClassStatistics:
-    """Means, counts and spread of the features of each class; class ``i`` has row ``i``.
+    """Means, counts and covariances of the features of each class; class ``i`` has row ``i``.
 
-    The scatter is the sum over images of the outer product of their deviation from their class's mean. It belongs to
-    all classes together, so what a forgotten class has put into it stays while another class is known.
+    The scatter matrix is ``sum_i (x_i - mean_c(i)) (x_i - mean_c(i))^T`` over the images of all classes together, so
+    that of a forgotten class stays in it as long as there is another class.
 
     Attributes:
         means: mean feature of each class, ``[C, width]`` float32.
         counts: number of images of each class, ``[C]``.
-        scatter: of all classes, ``[width, width]`` float64; None where it is not kept.
-        freedom: number of independent deviations in the scatter: images less classes.
-        factors: ``[C, directions, width]`` float32, rows of zeros where there is less; the product of a factor's
-            transpose with itself is the scatter of one class, less what was cut off. None where it is not kept.
-        cut: for each class a bound on the spectral norm of what was cut off its scatter, ``[C]``.
-        unit_length: whether features are scaled to length one first.
+        scatter: pooled over all classes, ``[width, width]`` float64; None where it is not kept.
+        freedom: degrees of freedom of the scatter: images less classes.
+        factors: of the scatter of each class, ``[C, directions, width]`` float32: ``factor^T factor`` approximates it.
+            Unused rows are zero. None where they are not kept.
+        cut: for each class, a bound on the spectral norm of what was truncated from its scatter, ``[C]``.
+        unit_length: whether features are normalised to length one first.
     """
 
     means: Tensor
@@ -50,7 +50,7 @@ class ClassStatistics:
 
     @classmethod
     def empty(cls, width: int, *, scatter: bool = True, directions: int = 0, unit_length: bool = False) -> Self:
-        """Statistics of no image, which will keep this much of every class."""
+        """Statistics without any class, which keep the scatter and so many directions of each class or not."""
         return cls(
             torch.empty(0, width),
             torch.empty(0, dtype=torch.int64),
@@ -63,12 +63,12 @@ class ClassStatistics:
 
     @property
     def kind(self) -> str:
-        """Statistics of plain features, or of those of length one."""
+        """Statistics of plain features, or of normalised ones."""
         return "unit length" if self.unit_length else "plain"
 
     @property
-    def richness(self) -> int:
-        """Means alone, means and scatter, or with directions of each class."""
+    def detail(self) -> int:
+        """0 for means alone, 1 with the scatter, more with the directions of each class."""
         return 0 if self.scatter is None else 1 if self.factors is None else 1 + self.factors.shape[1]
 
     @property
@@ -81,109 +81,151 @@ class ClassStatistics:
         """The number of features."""
         return self.means.shape[1]
 
-    def add(self, features: Tensor, rows: Tensor) -> Self:
-        """The statistics with these images' features ``[N, width]`` added to the classes in ``rows``; new ones grow."""
-        if not len(rows):
+    def add(self, features: Tensor, labels: Tensor) -> Self:
+        """The statistics with more images: their features ``[N, width]`` and classes; new classes get new rows.
+
+        A class with mean ``m`` of ``n`` images that gets ``k`` images with mean ``m'`` (Chan et al., 1979) has
+
+            mean    = m + k / (n + k) (m' - m)
+            scatter = S + S' + n k / (n + k) (m' - m) (m' - m)^T
+        """
+        if not len(labels):
             return self
         exact = to_float64(F.normalize(features.float(), dim=1) if self.unit_length else features)
-        known = self.to(exact.device).grown(int(rows.max()) + 1)
-        rows = rows.to(exact.device)
-        taught = rows.unique()
-        position = torch.searchsorted(taught, rows)
-        means = class_means(exact, position, range(len(taught)))
-        new, old = torch.bincount(position, minlength=len(taught)).double(), known.counts[taught].double()
-        before = to_float64(known.means[taught])
-        total, step = old + new, means - before
-        changed = replace(
-            known,
-            means=known.means.index_copy(0, taught, (before + step * (new / total)[:, None]).float()),
-            counts=known.counts.index_copy(0, taught, total.long()),
+        old = self.to(exact.device).pad_to(int(labels.max()) + 1)
+        labels = labels.to(exact.device)
+        changed = labels.unique()
+        position = torch.searchsorted(changed, labels)
+        means = class_means(exact, position, range(len(changed)))
+        added, before = torch.bincount(position, minlength=len(changed)).double(), old.counts[changed].double()
+        means_before = to_float64(old.means[changed])
+        total, step = before + added, means - means_before
+        new = replace(
+            old,
+            means=old.means.index_copy(0, changed, (means_before + step * (added / total)[:, None]).float()),
+            counts=old.counts.index_copy(0, changed, total.long()),
         )
-        if known.scatter is None:
-            return changed
-        inside = exact - means[position]
-        apart = step * (old * new / total).sqrt()[:, None]  # what a known class's mean moved; nothing for a new class
-        scatter = known.scatter + inside.T @ inside + apart.T @ apart
-        freedom = known.freedom + len(rows) - int((old == 0).sum())
-        changed = replace(changed, scatter=scatter, freedom=freedom)
-        return changed if known.factors is None else changed._with_factors(taught, position, inside, apart)
+        if old.scatter is None:
+            return new
+        deviations = exact - means[position]
+        between = step * (before * added / total).sqrt()[:, None]  # zero for a new class
+        scatter = old.scatter + deviations.T @ deviations + between.T @ between
+        freedom = old.freedom + len(labels) - int((before == 0).sum())
+        new = replace(new, scatter=scatter, freedom=freedom)
+        return new if old.factors is None else new._add_to_factors(changed, position, deviations, between)
 
-    def carry(self, by: Tensor) -> Self:
-        """The statistics after a linear map ``[width, width]`` of all features: rows of features times ``by``.
+    def remove(self, features: Tensor, labels: Tensor) -> Self:
+        """The opposite of ``add``, for images that are in the statistics; exact but for truncation and rounding.
 
-        Where features are scaled to length one first, that is no linear map, and nothing changes.
+        Each class must keep at least one image.
+        """
+        assert self.scatter is not None
+        assert not self.unit_length
+        if not len(labels):
+            return self
+        exact, means = to_float64(features), to_float64(self.means)
+        removed = torch.bincount(labels, minlength=self.classes)
+        remaining = (self.counts - removed).double()
+        total = torch.zeros_like(means).index_add(0, labels, exact)
+        means_after = (means * self.counts[:, None] - total) / remaining[:, None]
+        changed = removed.nonzero()[:, 0]
+        # The scatter around the old mean is that of the removed images, of the others around their own mean, and of
+        # the step between the two means.
+        deviations = exact - means[labels]
+        between = (means_after - means)[changed] * remaining[changed].sqrt()[:, None]
+        scatter = _nearest_positive(self.scatter - deviations.T @ deviations - between.T @ between)
+        factors = self.factors
+        if factors is not None:
+            factors = factors.clone()
+            for place, row in enumerate(changed.tolist()):
+                rows = torch.cat([deviations[labels == row], between[place : place + 1]])
+                factors[row] = _downdate(to_float64(factors[row]), rows).float()
+        return replace(
+            self,
+            means=torch.where(removed[:, None] > 0, means_after, means).float(),
+            counts=self.counts - removed,
+            scatter=scatter,
+            freedom=self.freedom - len(labels),
+            factors=factors,
+        )
+
+    def apply_drift_map(self, drift_map: Tensor) -> Self:
+        """The statistics after all features ``x`` (rows) became ``x M``, with a matrix ``M`` ``[width, width]``.
+
+        ``mean M``, ``M^T S M`` and ``factor M``. A linear map of features is none of normalised features, so their
+        statistics stay as they are.
         """
         if self.unit_length:
             return self
-        by = to_float64(by).to(self.means.device)
+        drift_map = to_float64(drift_map).to(self.means.device)
         return replace(
             self,
-            means=(to_float64(self.means) @ by).float(),
-            scatter=None if self.scatter is None else by.T @ self.scatter @ by,
-            factors=None if self.factors is None else self.factors @ by.float(),
-            cut=None if self.cut is None else self.cut * float(torch.linalg.matrix_norm(by, 2)) ** 2,
+            means=(to_float64(self.means) @ drift_map).float(),
+            scatter=None if self.scatter is None else drift_map.T @ self.scatter @ drift_map,
+            factors=None if self.factors is None else self.factors @ drift_map.float(),
+            cut=None if self.cut is None else self.cut * float(torch.linalg.matrix_norm(drift_map, 2)) ** 2,
         )
 
-    def joined(self, row: int, into: int) -> Self:
-        """The statistics as if the images of one class had been those of another; its own row stays as it was."""
-        new, old = self.counts[row].double(), self.counts[into].double()
-        before = to_float64(self.means[into])
-        step = to_float64(self.means[row]) - before
-        place = torch.tensor([into], device=self.means.device)
-        changed = replace(
+    def merge_classes(self, source: int, target: int) -> Self:
+        """The statistics with the images of one class added to another; the row of ``source`` stays as it was."""
+        added, before = self.counts[source].double(), self.counts[target].double()
+        mean_before = to_float64(self.means[target])
+        step = to_float64(self.means[source]) - mean_before
+        place = torch.tensor([target], device=self.means.device)
+        new = replace(
             self,
-            means=self.means.index_copy(0, place, (before + step * (new / (old + new)))[None].float()),
-            counts=self.counts.index_copy(0, place, (old + new).long()[None]),
+            means=self.means.index_copy(0, place, (mean_before + step * (added / (before + added)))[None].float()),
+            counts=self.counts.index_copy(0, place, (before + added).long()[None]),
         )
         if self.scatter is None:
-            return changed
-        apart = (step * (old * new / (old + new)).sqrt())[None]
-        changed = replace(changed, scatter=self.scatter + apart.T @ apart, freedom=self.freedom + 1)
+            return new
+        between = (step * (before * added / (before + added)).sqrt())[None]
+        new = replace(new, scatter=self.scatter + between.T @ between, freedom=self.freedom + 1)
         if self.factors is None or self.cut is None:
-            return changed
-        inside = self.factors[row].double()
-        position = torch.zeros(len(inside), dtype=torch.int64, device=place.device)
-        changed = replace(changed, cut=self.cut.index_copy(0, place, (self.cut[into] + self.cut[row])[None]))
-        return changed._with_factors(place, position, inside, apart)
+            return new
+        deviations = self.factors[source].double()
+        position = torch.zeros(len(deviations), dtype=torch.int64, device=place.device)
+        new = replace(new, cut=self.cut.index_copy(0, place, (self.cut[target] + self.cut[source])[None]))
+        return new._add_to_factors(place, position, deviations, between)
 
-    def keep(self, rows: Tensor) -> Self:
-        """The statistics of these classes alone; the scatter and its freedom stay those of all, while there is one."""
-        known = self if len(rows) else self.cleared(torch.arange(self.classes, device=self.counts.device))
-        return known._with_same_scatter(
-            means=known.means[rows],
-            counts=known.counts[rows],
-            factors=None if known.factors is None else known.factors[rows],
-            cut=None if known.cut is None else known.cut[rows],
+    def select_classes(self, classes: Tensor) -> Self:
+        """The statistics of these classes; the scatter and its degrees of freedom stay, unless there is no class."""
+        old = self if len(classes) else self.reset_classes(torch.arange(self.classes, device=self.counts.device))
+        return old._with_same_scatter(
+            means=old.means[classes],
+            counts=old.counts[classes],
+            factors=None if old.factors is None else old.factors[classes],
+            cut=None if old.cut is None else old.cut[classes],
         )
 
-    def cleared(self, rows: Tensor) -> Self:
-        """The statistics with nothing known of these classes; the scatter stays while anything is known of another."""
-        counts = self.counts.index_fill(0, rows, 0)
-        nothing = not bool(counts.any())
+    def reset_classes(self, classes: Tensor) -> Self:
+        """The statistics with no images of these classes; the scatter stays as long as another class has images."""
+        counts = self.counts.index_fill(0, classes, 0)
+        is_empty = not bool(counts.any())
         return replace(
             self,
-            means=self.means.index_fill(0, rows, 0),
+            means=self.means.index_fill(0, classes, 0),
             counts=counts,
-            scatter=torch.zeros_like(self.scatter) if nothing and self.scatter is not None else self.scatter,
-            freedom=0 if nothing else self.freedom,
-            factors=None if self.factors is None else self.factors.index_fill(0, rows, 0),
-            cut=None if self.cut is None else self.cut.index_fill(0, rows, 0),
+            scatter=torch.zeros_like(self.scatter) if is_empty and self.scatter is not None else self.scatter,
+            freedom=0 if is_empty else self.freedom,
+            factors=None if self.factors is None else self.factors.index_fill(0, classes, 0),
+            cut=None if self.cut is None else self.cut.index_fill(0, classes, 0),
         )
 
-    def combine(self, other: Self) -> Self:
-        """The statistics of two disjoint sets of classes under the same adapter: ours first, then the other's."""
+    def concatenate(self, other: Self) -> Self:
+        """The statistics of two disjoint sets of classes under the same adapter, those of ``other`` last."""
         return replace(
             self,
             means=torch.cat([self.means, other.means]),
             counts=torch.cat([self.counts, other.counts]),
             scatter=None if self.scatter is None or other.scatter is None else self.scatter + other.scatter,
             freedom=self.freedom + other.freedom,
-            factors=_joined(self.factors, other.factors),
-            cut=_joined(self.cut, other.cut),
+            factors=_cat_optional(self.factors, other.factors),
+            cut=_cat_optional(self.cut, other.cut),
         )
 
-    def grown(self, classes: int) -> Self:
-        """The same with an empty row for every class that is new."""
+    def pad_to(self, classes: int) -> Self:
+        """The statistics with empty classes at the end, so that there are at least so many."""
         more = classes - self.classes
         if more <= 0:
             return self
@@ -195,8 +237,8 @@ class ClassStatistics:
             cut=None if self.cut is None else F.pad(self.cut, (0, more)),
         )
 
-    def reduced_to(self, needed: ClassStatistics) -> Self:
-        """The same with no more of every class than these, of the same kind, would keep."""
+    def reduce_to(self, needed: ClassStatistics) -> Self:
+        """The statistics with no more detail than others of the same kind."""
         directions = 0 if needed.factors is None else needed.factors.shape[1]
         return self._with_same_scatter(
             scatter=None if needed.scatter is None else self.scatter,
@@ -205,25 +247,25 @@ class ClassStatistics:
         )
 
     def compact(self) -> Self:
-        """The same with directions that bfloat16 can hold, which halves what has to be kept of them."""
+        """The statistics with factors rounded to bfloat16, which halves their size on disk."""
         return self if self.factors is None else self._with_same_scatter(factors=round_to_bfloat16(self.factors))
 
     def to(self, device: torch.device) -> Self:
-        """The statistics on another device; they stay where they are for one without float64."""
+        """The statistics on another device; on their own, if that has no float64 (MPS)."""
         if device.type == "mps" or self.means.device == device:
             return self
         parts: dict[str, Any] = {name: value.to(device) for name, value in self._tensors().items()}
         return replace(self, **parts)
 
     def state_dict(self) -> Tensors:
-        """All of it as named tensors; of means alone no counts, because then a class comes only once."""
+        """All of it as named tensors; means alone come without counts, as there each class is added only once."""
         if self.scatter is None:
             return {"prototypes": self.means}
         parts = self._tensors()
         return {"prototypes": parts.pop("means"), **parts, "freedom": torch.tensor(self.freedom)}
 
-    def restored(self, state: Tensors) -> Self:
-        """Statistics of the same kind from named tensors.
+    def from_state_dict(self, state: Tensors) -> Self:
+        """Statistics of the same kind and detail from named tensors.
 
         Raises:
             ValueError: a tensor has another type or shape than such statistics have.
@@ -235,68 +277,72 @@ class ClassStatistics:
         else:
             parts |= {name: state[name] for name in self._tensors() if name != "means"}
         for name, value in parts.items():
-            own = getattr(self, name)
-            shape = own.shape if name == "scatter" else (len(means), *own.shape[1:])
-            if value.dtype != own.dtype or value.shape != shape:
+            like = getattr(self, name)
+            shape = like.shape if name == "scatter" else (len(means), *like.shape[1:])
+            if value.dtype != like.dtype or value.shape != shape:
                 raise ValueError(
-                    f"{name} of {value.dtype} and {tuple(value.shape)}, not {own.dtype} and {tuple(shape)}"
+                    f"{name} of {value.dtype} and {tuple(value.shape)}, not {like.dtype} and {tuple(shape)}"
                 )
         return replace(self, freedom=self.freedom if self.scatter is None else int(state["freedom"]), **parts)
 
     def covariance(self) -> Tensor:
-        """The covariance that all classes share, shrunk so that it can be inverted."""
+        """The pooled within-class covariance, shrunk so that it can be inverted."""
         assert self.scatter is not None
         return shrunk_covariance(self.scatter, self.freedom)
 
     def whitening(self) -> Tensor:
-        """The symmetric map under which the deviations of all classes together have the unit covariance."""
-        return _inverse_root(*self._spectrum)
+        """``W = covariance^(-1/2)``: features times ``W`` have the unit matrix for pooled covariance."""
+        return _inverse_sqrt(*self._spectrum)
 
     @cached_property
     def _spectrum(self) -> tuple[Tensor, Tensor]:
-        """Eigenvalues and eigenvectors of the covariance: what takes most of the time, and is asked for often."""
+        """Eigenvalues and eigenvectors of the covariance: the most expensive part, used by several methods."""
         return eigh(self.covariance())
 
     def _with_same_scatter(self, **changes: Any) -> Self:
-        """The same but for these changes, and for what is known of the scatter already."""
-        changed = replace(self, **changes)
+        """A changed copy that keeps the cached eigendecomposition, as the scatter does not change."""
+        new = replace(self, **changes)
         if "_spectrum" in self.__dict__:
-            changed.__dict__["_spectrum"] = self._spectrum
-        return changed
+            new.__dict__["_spectrum"] = self._spectrum
+        return new
 
     def _tensors(self) -> Tensors:
         parts = ((name, getattr(self, name)) for name in ("means", "counts", "scatter", "factors", "cut"))
         return {name: value for name, value in parts if value is not None}
 
-    def _with_factors(self, taught: Tensor, position: Tensor, inside: Tensor, apart: Tensor) -> Self:
-        """The same with new deviations in the factors of the classes taught: ``inside`` and how their means moved.
+    def _add_to_factors(self, classes: Tensor, position: Tensor, deviations: Tensor, between: Tensor) -> Self:
+        """The statistics with more deviations in the factors of some classes.
 
-        Directions are chosen where classes are compared: in the whitened space. There ``W S W`` is cut to its leading
-        eigenvectors and taken back by the inverse of ``W``.
+        Directions are selected in the whitened space, where classes are compared: the leading eigenvectors of
+        ``W S_c W``, mapped back by ``W^(-1)``.
+
+        Args:
+            classes: whose factors change, ``[K]``.
+            position: of each deviation's class among these.
+            deviations: from the mean of the new images, ``[N, width]``.
+            between: from the old mean to that mean, one for each class, ``[K, width]``.
         """
         assert self.factors is not None
         assert self.cut is not None
         values, vectors = self._spectrum
-        values = values.clamp_min(values[-1] * _TINY)
-        root, inverse = (vectors * values.rsqrt()) @ vectors.T, (vectors * values.sqrt()) @ vectors.T
+        values = values.clamp_min(values[-1] * _RCOND)
+        whiten, color = (vectors * values.rsqrt()) @ vectors.T, (vectors * values.sqrt()) @ vectors.T
         directions, factors, cut = self.factors.shape[1], self.factors.clone(), self.cut.clone()
-        for place, row in enumerate(taught.tolist()):
-            known = self.factors[row][self.factors[row].any(1)].double()  # nothing for a new class
-            deviations = torch.cat([known, inside[position == place], apart[place : place + 1]])
-            kept, dropped = _leading(deviations @ root, directions)
-            factors[row] = F.pad(kept @ inverse, (0, 0, 0, directions - len(kept))).float()
-            cut[row] += dropped * values[-1]  # taken back, a dropped direction is at most that much longer
+        for place, row in enumerate(classes.tolist()):
+            old = self.factors[row][self.factors[row].any(1)].double()  # empty for a new class
+            rows = torch.cat([old, deviations[position == place], between[place : place + 1]])
+            leading, truncated = _truncate(rows @ whiten, directions)
+            factors[row] = F.pad(leading @ color, (0, 0, 0, directions - len(leading))).float()
+            cut[row] += truncated * values[-1]  # mapped back, a direction gets at most that much longer
         return self._with_same_scatter(factors=factors, cut=cut)
 
 
-def _joined(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+def _cat_optional(first: Tensor | None, second: Tensor | None) -> Tensor | None:
     return None if first is None or second is None else torch.cat([first, second])
 
 
-def _leading(rows: Tensor, most: int) -> tuple[Tensor, float]:
-    """At most so many rows whose product with themselves is nearest to that of the given ones, and the largest
-    eigenvalue that is lost.
-    """
+def _truncate(rows: Tensor, rank: int) -> tuple[Tensor, float]:
+    """The best factor of ``rows^T rows`` with at most so many rows, and the largest eigenvalue that is truncated."""
     if len(rows) <= rows.shape[1]:
         values, left = eigh(rows @ rows.T)
         right = left.T @ rows  # each row is an eigenvector times its singular value
@@ -304,42 +350,58 @@ def _leading(rows: Tensor, most: int) -> tuple[Tensor, float]:
         values, vectors = eigh(rows.T @ rows)
         right = values.clamp_min(0).sqrt()[:, None] * vectors.T
     order = torch.arange(len(values) - 1, -1, -1, device=values.device)
-    kept = right[order[:most]]
-    return kept, float(values[order[most]].clamp_min(0)) if len(values) > most else 0.0
+    leading = right[order[:rank]]
+    return leading, float(values[order[rank]].clamp_min(0)) if len(values) > rank else 0.0
+
+
+def _downdate(factor: Tensor, rows: Tensor) -> Tensor:
+    """The factor, with as many rows, of ``factor^T factor - rows^T rows``."""
+    basis, parts = torch.linalg.qr(torch.cat([factor, rows]).T)
+    plus, minus = parts[:, : len(factor)], parts[:, len(factor) :]
+    values, vectors = eigh(plus @ plus.T - minus @ minus.T)
+    new = (vectors * values.clamp_min(0).sqrt()).T @ basis.T
+    return F.pad(new.flip(0)[: len(factor)], (0, 0, 0, max(0, len(factor) - len(new))))
+
+
+def _nearest_positive(matrix: Tensor) -> Tensor:
+    """The nearest positive semi-definite matrix: without the negative eigenvalues that come from rounding."""
+    values, vectors = eigh((matrix + matrix.T) / 2)
+    return (vectors * values.clamp_min(0)) @ vectors.T
 
 
 def shrunk_covariance(scatter: Tensor, freedom: int) -> Tensor:
-    """The covariance of deviations with this scatter, ``[width, width]`` float64.
+    """The covariance from a scatter matrix, ``(1 - rho) S / n + rho tr(S / n) / width I``, float64.
 
-    With few deviations it is shrunk towards a multiple of the identity by the oracle approximating shrinkage (Chen et
-    al., 2010); with none, nothing is known and it is the identity.
+    The shrinkage ``rho`` is that of the oracle approximating shrinkage (Chen et al., 2010, "Shrinkage Algorithms for
+    MMSE Covariance Estimation"; ``sklearn.covariance.OAS``). Without degrees of freedom it is the identity.
 
     >>> shrunk_covariance(torch.diag(torch.tensor([400.0, 100.0], dtype=torch.float64)), 100).diagonal()
     tensor([3.8614, 1.1386], dtype=torch.float64)
     """
     width = len(scatter)
-    one = torch.eye(width, dtype=torch.float64, device=scatter.device)
+    identity = torch.eye(width, dtype=torch.float64, device=scatter.device)
     mean = scatter.diagonal().mean()
     if freedom < 1 or mean <= 0:
-        return one
+        return identity
     covariance = scatter / mean  # of mean variance one
     square, trace = (covariance**2).sum(), float(width)
-    top, bottom = square + trace**2, (freedom + 1) * (square - trace**2 / width)  # without terms of order 1 / width
-    share = float((top / bottom).clamp(0, 1)) if bottom > 0 else 1.0
-    return ((1 - share) * covariance + share * one) * (mean / freedom)
+    # The terms of order 1 / width are left out, as in scikit-learn.
+    numerator, denominator = square + trace**2, (freedom + 1) * (square - trace**2 / width)
+    shrinkage = float((numerator / denominator).clamp(0, 1)) if denominator > 0 else 1.0
+    return ((1 - shrinkage) * covariance + shrinkage * identity) * (mean / freedom)
 
 
-def inverse_root(matrix: Tensor) -> Tensor:
+def inverse_sqrt(matrix: Tensor) -> Tensor:
     """The symmetric inverse square root of a positive matrix, float64.
 
-    >>> inverse_root(torch.diag(torch.tensor([4.0, 16.0]))).diagonal()
+    >>> inverse_sqrt(torch.diag(torch.tensor([4.0, 16.0]))).diagonal()
     tensor([0.5000, 0.2500], dtype=torch.float64)
     """
-    return _inverse_root(*eigh(to_float64(matrix)))
+    return _inverse_sqrt(*eigh(to_float64(matrix)))
 
 
-def _inverse_root(values: Tensor, vectors: Tensor) -> Tensor:
-    """The same from eigenvalues, the largest last, and eigenvectors."""
-    floor = max(float(values[-1]) * _TINY, math.ulp(0.0))
+def _inverse_sqrt(values: Tensor, vectors: Tensor) -> Tensor:
+    """The same from eigenvalues in ascending order, and eigenvectors."""
+    floor = max(float(values[-1]) * _RCOND, math.ulp(0.0))
     root: Tensor = (vectors * values.clamp_min(floor).rsqrt()) @ vectors.T
     return root

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images judged by what has not seen them: folds, statistics of all others, and scores from these."""
+"""Cross-validation on features: each image is scored by statistics that do not include it, nor others of its group."""
 
 from __future__ import annotations
 
@@ -8,98 +8,98 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from onea.classifiers.contract import Classifier
+from onea.classifiers.base import Classifier
 from onea.classifiers.statistics import ClassStatistics
 
 FOLDS = 5
 
 
-def left_out(
-    known: ClassStatistics, views: Tensor, rows: Tensor, groups: Tensor, folds: int = FOLDS
+def leave_folds_out(
+    statistics: ClassStatistics, views: Tensor, labels: Tensor, groups: Tensor, folds: int = FOLDS
 ) -> Iterator[tuple[Tensor, ClassStatistics]]:
-    """Folds of images, ``bool [N]``, each with the statistics of what is known and all other folds.
+    """The images of each fold, ``bool [N]``, with statistics of all other folds and earlier images.
 
     Args:
-        known: statistics without any of these images.
-        views: their features, ``[views, N, width]``.
-        rows: their classes.
-        groups: images of a class with the same number here are in the same fold.
+        statistics: of earlier images.
+        views: features of the images, ``[views, N, width]``.
+        labels: their classes.
+        groups: images of a class with the same group are in the same fold.
         folds: at most so many.
     """
-    fold = group_folds(rows, groups, folds)
+    fold = group_folds(labels, groups, folds)
     for number in fold.unique():
-        here = fold == number
-        yield here, known.add(views[:, ~here].flatten(0, 1), rows[~here].repeat(len(views)))
+        test = fold == number
+        yield test, statistics.add(views[:, ~test].flatten(0, 1), labels[~test].repeat(len(views)))
 
 
-def classes_left_out(
-    known: ClassStatistics, views: Tensor, rows: Tensor, groups: Tensor, honest: Tensor, folds: int = FOLDS
+def leave_classes_out(
+    statistics: ClassStatistics, views: Tensor, labels: Tensor, groups: Tensor, held_out: Tensor, folds: int = FOLDS
 ) -> Iterator[tuple[Tensor, Tensor, ClassStatistics]]:
-    """Images of other classes, images of classes left out (both ``bool [N]``), and statistics that have seen neither.
+    """Test images of other classes, images of left-out classes (both ``bool [N]``), and statistics without all of them.
 
-    Only classes that are new with these images can be left out, a part of them at a time; where nothing else is known,
-    none is.
+    Only classes that are new with these images are left out, some of them at a time; none if there is no other class.
 
     Args:
-        known: statistics without any of these images.
-        views: their features, ``[views, N, width]``.
-        rows: their classes.
-        groups: images of a class with the same number here are in the same fold.
-        honest: images that may be judged, ``bool [N]``; where there is none, all may.
+        statistics: of earlier images.
+        views: features of the images, ``[views, N, width]``.
+        labels: their classes.
+        groups: images of a class with the same group are in the same fold.
+        held_out: images that may be tested, because the adapter was not trained on them; where there is none, all may.
         folds: at most so many.
     """
-    classes = rows.unique()
-    new = classes[known.counts[classes] == 0]
+    classes = labels.unique()
+    new = classes[statistics.counts[classes] == 0]
     parts = min(folds, len(new))
-    fold = group_folds(rows, groups, max(2, parts))
-    everyone = not bool(honest.any())
+    fold = group_folds(labels, groups, max(2, parts))
+    all_may = not bool(held_out.any())
     for number in range(parts):
-        out = torch.isin(rows, new[number::parts])
-        here = ~out & (fold == number if everyone else honest)
-        rest = ~out & ~here
-        others = known.add(views[:, rest].flatten(0, 1), rows[rest].repeat(len(views)))
-        others = others.keep((others.counts > 0).nonzero()[:, 0])
+        left_out = torch.isin(labels, new[number::parts])
+        test = ~left_out & (fold == number if all_may else held_out)
+        rest = ~left_out & ~test
+        others = statistics.add(views[:, rest].flatten(0, 1), labels[rest].repeat(len(views)))
+        others = others.select_classes((others.counts > 0).nonzero()[:, 0])
         if others.classes:
-            yield here, out if everyone else out & honest, others
+            yield test, left_out if all_may else left_out & held_out, others
 
 
 def cross_validated_scores(
     classifier: Classifier,
-    known: ClassStatistics,
+    statistics: ClassStatistics,
     features: Tensor,
-    rows: Tensor,
+    labels: Tensor,
     classes: int,
     groups: Tensor | None = None,
 ) -> Tensor:
-    """Scores ``[N, classes]`` of each image by what is known and all other folds of these images.
+    """Scores ``[N, classes]`` of each image by a classifier that was fitted to earlier images and all other folds.
 
-    They are dealt one by one, or by ``groups`` as ``left_out`` has them.
+    Without ``groups``, each image is a group.
     """
-    scores = torch.empty(len(rows), classes)
-    for here, others in left_out(known, features[None], rows, torch.arange(len(rows)) if groups is None else groups):
-        scores[here] = classifier.fit(others)(features[here])
+    scores = torch.empty(len(labels), classes)
+    groups = torch.arange(len(labels)) if groups is None else groups
+    for test, others in leave_folds_out(statistics, features[None], labels, groups):
+        scores[test] = classifier.fit(others)(features[test])
     return scores
 
 
-def group_folds(rows: Tensor, groups: Tensor, folds: int = FOLDS) -> Tensor:
-    """The fold of each image, ``int64 [N]``: groups of a class stay whole, and its folds are as even as they can be.
+def group_folds(labels: Tensor, groups: Tensor, folds: int = FOLDS) -> Tensor:
+    """The fold of each image, ``int64 [N]``: groups of a class stay whole, and its folds are as equal as possible.
 
-    The largest groups are dealt first, each to the smallest fold. A class of one group is dealt image by image: whoever
-    is left out must leave others behind.
+    The largest group is assigned first, each to the smallest fold (as ``sklearn.model_selection.GroupKFold`` does, here
+    class by class). A class of a single group is split image by image, so that the other folds have images of it.
 
     >>> group_folds(torch.tensor([0, 0, 0, 0, 1, 1]), torch.tensor([0, 1, 0, 2, 7, 7]), folds=2).tolist()
     [0, 1, 0, 1, 0, 1]
     """
-    fold = torch.empty(len(rows), dtype=torch.int64)
-    for row in rows.unique():
-        own = (rows == row).nonzero()[:, 0]
-        member = groups[own].unique(return_inverse=True)[1]
-        if not member.any():
-            member = torch.arange(len(own))
-        sizes = torch.bincount(member)
-        filled, place = [0] * folds, torch.empty(len(sizes), dtype=torch.int64)
-        for group in sizes.argsort(descending=True, stable=True).tolist():
-            place[group] = smallest = min(range(folds), key=filled.__getitem__)
-            filled[smallest] += int(sizes[group])
-        fold[own] = place[member]
+    fold = torch.empty(len(labels), dtype=torch.int64)
+    for label in labels.unique():
+        members = (labels == label).nonzero()[:, 0]
+        group = groups[members].unique(return_inverse=True)[1]
+        if not group.any():
+            group = torch.arange(len(members))
+        sizes = torch.bincount(group)
+        fold_sizes, assigned = [0] * folds, torch.empty(len(sizes), dtype=torch.int64)
+        for number in sizes.argsort(descending=True, stable=True).tolist():
+            assigned[number] = smallest = min(range(folds), key=fold_sizes.__getitem__)
+            fold_sizes[smallest] += int(sizes[number])
+        fold[members] = assigned[group]
     return fold

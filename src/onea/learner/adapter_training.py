@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train one adapter on one task, longer for larger tasks: the step that every adapter-merging method shares."""
+"""Training of one adapter on one task, longer for larger tasks: the step that all adapter-merging methods share."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -12,13 +11,19 @@ from torch import nn
 
 from onea import seeds
 from onea.errors import OneaError
-from onea.learner.early_stopping import Patience, share_right
 from onea.learner.fixed_views import FixedViews
-from onea.learner.local_head import Network, local_head, new_adapters, train_with_local_head
-from onea.learner.losses import contrastive_share
+from onea.learner.local_head import (
+    EarlyStopping,
+    Network,
+    contrastive_weight,
+    local_accuracy,
+    local_head,
+    new_adapters,
+    train_with_local_head,
+)
 from onea.learner.options import AdapterOptions
 from onea.learner.tasks import StreamPlan, Task
-from onea.learner.training import Batches, Draw
+from onea.learner.training import Batches, BatchSampler
 from onea.runtime import Runtime
 from onea.schema import BelowOne, Range
 from onea.tensors import Tensors
@@ -35,29 +40,29 @@ class AdapterTraining(AdapterOptions):
 
     Attributes:
         head: ``linear`` (the paper) or ``cosine`` (the official code) local head, discarded after the task.
-        start: the weights that a task's adapter is trained from: ``fresh`` random ones, ``shared`` random ones (the
-            same for every task), the ``merged`` adapter, or the ``first`` or ``previous`` task's trained adapter;
-            ``auto`` is the start that the merge was made for.
+        start: initial weights of a task's adapter: ``fresh`` random ones, ``shared`` random ones (the same for every
+            task), the ``merged`` adapter, or the trained adapter of the ``first`` or ``previous`` task; ``auto`` is
+            that of the operator's paper.
         epochs: for a task of average size (E0).
-        epoch_growth: exponent of the schedule (beta); 0 trains every task equally long.
-        contrastive: add the contrastive term.
+        epoch_growth: exponent of the schedule (beta); 0 trains all tasks equally long.
+        contrastive: add the contrastive loss.
         contrastive_min: its weight for large tasks.
         contrastive_max: its weight for a single class.
         contrastive_decay: how fast the weight falls with the number of classes.
-        margin: cosine below which different classes are far enough apart.
-        adapter_blocks: the number of blocks, counted from the last, that have an adapter; 0 is all (the paper). Blocks
-            below them are passed through without a way back.
-        cached_views: where only the last blocks have an adapter, the number of views of each image that its training
-            takes in turn: the image as it is, then random crops, drawn once for the task. What enters those blocks is
-            computed once for each view and kept in half precision, up to 1 GB on the host and half of what is free.
-            0 draws new crops in every epoch (the paper).
-        patience: the training of a task ends when its head has answered no more of the images held out of it (those of
-            the guard) right for so many epochs; 0 never ends early (the paper).
-        patch_drop_rate: share of the patches of an image that a training step leaves out, drawn anew for each image;
-            class token and registers stay. Statistics and answers see all patches. 0 leaves out none (the paper).
+        margin: cosine of different classes below which the contrastive loss is zero.
+        adapter_blocks: number of blocks, counted from the last, that have an adapter; 0 is all (the paper). Blocks
+            below them need no backward pass.
+        cached_views: where only the last blocks have an adapter, the number of views of each image that training uses
+            in turn: the whole image, then random crops, fixed for the task. The input of those blocks is computed once
+            for each view and cached in half precision, up to 1 GB on the host and half of what is free. 0 draws new
+            crops in every epoch (the paper).
+        patience: early stopping after so many epochs in a row without a better accuracy of the local head on the
+            held-out images (those of the guard); 0 never stops early (the paper).
+        patch_drop_rate: share of the patches of an image that a training step leaves out at random; class token and
+            registers stay. Statistics and predictions use all patches. 0 leaves out none (the paper).
         freeze_at: where it is not 0, all blocks have an adapter; and after this share of a task's epochs only those of
-            the last ``adapter_blocks`` go on learning, on ``cached_views`` (however many images there are) and with
-            ``patch_drop_rate``. Before, all learn, on new crops with all patches, and ``patience`` is not asked.
+            the last ``adapter_blocks`` are trained, on ``cached_views`` (for any number of images) and with
+            ``patch_drop_rate``. Before, all are trained, on new crops with all patches, and without early stopping.
     """
 
     batch_size: int = 128
@@ -83,8 +88,8 @@ class AdapterTraining(AdapterOptions):
         self.check_epochs()
         if self.freeze_at and not (self.adapter_blocks and self.cached_views):
             raise OneaError(
-                f"freeze_at is {self.freeze_at}: adapter_blocks must say how many blocks go on learning, "
-                "and cached_views on how many views of each image."
+                f"freeze_at is {self.freeze_at}: set adapter_blocks to the number of blocks that are trained to "
+                "the end, and cached_views to the number of views of each image."
             )
 
     def check_epochs(self) -> None:
@@ -92,24 +97,15 @@ class AdapterTraining(AdapterOptions):
         if not 1 <= self.min_epochs <= self.max_epochs:
             raise OneaError(f"min_epochs is {self.min_epochs}; it must lie between 1 and max_epochs {self.max_epochs}.")
 
-    @staticmethod
-    def upgraded(values: Mapping[str, Any]) -> dict[str, Any]:
-        """Options under their present names; earlier versions had ``shared_init`` (true or false) for ``start``."""
-        rest = {name: value for name, value in values.items() if name != "shared_init"}
-        if "shared_init" in values:
-            shared = str(values["shared_init"]).lower() in ("true", "yes", "on", "1")
-            rest.setdefault("start", "shared" if shared else "auto")
-        return rest
-
-    def contrastive_share(self, classes: int) -> float:
-        """Weight of the contrastive term for a task of this many classes."""
+    def contrastive_weight(self, classes: int) -> float:
+        """Weight of the contrastive loss for a task of this many classes."""
         if not self.contrastive:
             return 0.0
-        return contrastive_share(classes, self.contrastive_min, self.contrastive_max, self.contrastive_decay)
+        return contrastive_weight(classes, self.contrastive_min, self.contrastive_max, self.contrastive_decay)
 
     @property
-    def fixed_views(self) -> int:
-        """The number of views that training takes in turn; 0 where it draws new crops."""
+    def training_views(self) -> int:
+        """The number of fixed views that training uses in turn; 0 where it draws new crops."""
         return self.cached_views if self.adapted_blocks else 0
 
     @property
@@ -117,8 +113,8 @@ class AdapterTraining(AdapterOptions):
         """The number of blocks, counted from the last, that have an adapter; 0 is all."""
         return 0 if self.freeze_at else self.adapter_blocks
 
-    def frozen_epoch(self, epochs: int) -> int:
-        """The first of a task's epochs in which only the last blocks learn; 0 where that does not change."""
+    def freeze_epoch(self, epochs: int) -> int:
+        """The first of a task's epochs in which only the last blocks are trained; 0 without ``freeze_at``."""
         return min(max(round(self.freeze_at * epochs), 1), epochs) if self.freeze_at else 0
 
     def first_block(self, vit: FrozenViT) -> int:
@@ -134,11 +130,11 @@ class AdapterTraining(AdapterOptions):
             )
         return vit.depth - (self.adapted_blocks or vit.depth)
 
-    def patches(self, vit: FrozenViT) -> Draw | None:
-        """What draws the patches of a network that a step looks at; None where it looks at all.
+    def patch_sampler(self, vit: FrozenViT) -> BatchSampler | None:
+        """Selects random patches of each image of a batch; None where training uses all.
 
         Raises:
-            OneaError: the network cannot do without some.
+            OneaError: the network needs all patches.
         """
         if not self.patch_drop_rate:
             return None
@@ -156,9 +152,9 @@ class TrainedAdapter:
     """A task's adapter after training.
 
     Attributes:
-        tensors: the adapter.
+        tensors: its weights.
         report: a JSON object about the training.
-        head: the head that it was trained with, where it was trained here.
+        head: the local head; None where the adapter comes from a cache.
     """
 
     tensors: Tensors
@@ -166,9 +162,9 @@ class TrainedAdapter:
     head: nn.Module | None = None
 
 
-def blank_adapters(vit: FrozenViT, options: AdapterTraining, seed: int, task: int = 0) -> Adapters:
-    """A random adapter, which leaves the network's output as it is."""
-    options.patches(vit)  # refuses a network that cannot do without some now, not at the first step
+def initial_adapters(vit: FrozenViT, options: AdapterTraining, seed: int, task: int = 0) -> Adapters:
+    """A randomly initialised adapter for a network, with which its output is as without."""
+    options.patch_sampler(vit)  # refuse a network that needs all patches now, not at the first step
     return new_adapters(vit, options, seeds.generator(seed, task, "adapter"), options.first_block(vit))
 
 
@@ -182,59 +178,60 @@ def train_adapter(
     views: FixedViews | None = None,
     held_out: Task | None = None,
 ) -> TrainedAdapter:
-    """Train an adapter with a local head on a task, from the weights that it has.
+    """Train an adapter with a local head on a task, from its present weights.
 
     Args:
         vit: the frozen network.
         adapters: to train.
         task: whose images are trained on.
-        options: how.
+        options: of the training.
         runtime: where to compute.
-        plan: of the stream, if there is one.
-        views: fixed ones of all its images, held out or not, where somebody has them already.
-        held_out: the same task with the images that are held out, which may end the training.
+        plan: of the stream, if it is known.
+        views: fixed views of all its images, held out or not, if there are some already.
+        held_out: the task with its held-out images, for early stopping.
     """
     classes = len(task.classes)
     recipe = options.recipe(epochs=options.epochs_for(classes, plan))
-    share = options.contrastive_share(classes)
+    weight = options.contrastive_weight(classes)
     head = local_head(vit.width, task, options.head, options.head_scale)
     network: Network = vit
     batches: Batches | None = None
     inputs = task.images.plain
-    count = options.fixed_views
+    count = options.training_views
     if count:
-        views = views or FixedViews.drawn(vit, runtime, task, count, options.crop_scale, adapters)
+        views = views or FixedViews.sample(vit, runtime, task, count, options.crop_scale, adapters)
         network, batches, inputs = vit.forward_from_block, views.batches(task, recipe.batch_size, count), views.plain
-    ends = None
+    should_stop = None
     if options.patience and held_out is not None and len(held_out):
-        ends = Patience(options.patience, partial(share_right, network, adapters, head, held_out, inputs, runtime))
+        accuracy = partial(local_accuracy, network, adapters, head, held_out, inputs, runtime)
+        should_stop = EarlyStopping(options.patience, accuracy)
     fit = partial(
         train_with_local_head,
         head=head,
         task=task,
         recipe=recipe,
         runtime=runtime,
-        contrastive_share=share,
+        contrastive_weight=weight,
         margin=options.margin,
     )
-    whole, frozen = range(recipe.epochs), options.frozen_epoch(recipe.epochs)
-    losses = fit(vit, adapters, epochs=whole[:frozen]) if frozen else []
-    learning = adapters
-    if frozen and whole[frozen:]:
+    epochs, freeze_epoch = range(recipe.epochs), options.freeze_epoch(recipe.epochs)
+    losses = fit(vit, adapters, epochs=epochs[:freeze_epoch]) if freeze_epoch else []
+    trained = adapters
+    if freeze_epoch and epochs[freeze_epoch:]:
         block, count = vit.depth - options.adapter_blocks, options.cached_views
         below = adapters.frozen_copy().to(runtime.device)
-        views = FixedViews.drawn(vit, runtime, task, count, options.crop_scale, below, block)
+        views = FixedViews.sample(vit, runtime, task, count, options.crop_scale, below, block)
         network, batches = vit.forward_from_block, views.batches(task, recipe.batch_size, count)
-        learning = adapters.from_block(block)
-    if whole[frozen:]:
+        trained = adapters.from_block(block)
+    if epochs[freeze_epoch:]:
         losses += fit(
             network,
-            learning,
+            trained,
             batches=batches,
-            ends=ends,
-            patches=options.patches(vit),
-            epochs=whole[frozen:],
-            purpose="last blocks" if frozen else "",
+            should_stop=should_stop,
+            patch_sampler=options.patch_sampler(vit),
+            epochs=epochs[freeze_epoch:],
+            purpose="last blocks" if freeze_epoch else "",
         )
     tensors = {name: value.detach().clone() for name, value in adapters.state_dict().items()}
-    return TrainedAdapter(tensors, {"epochs": len(losses), "contrastive_share": share, "losses": losses}, head)
+    return TrainedAdapter(tensors, {"epochs": len(losses), "contrastive_share": weight, "losses": losses}, head)

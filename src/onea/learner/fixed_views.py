@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Views of images that stay the same for a whole task, so that what lies below the adapter is computed once."""
+"""Views of images that stay fixed for a whole task, so that the blocks below the adapter run once for each."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from onea.vit.batching import EVALUATION_BATCH, pad_rows
 from onea.vit.frozen import FrozenViT
 from onea.vit.hooks import BlockHooks
 
-MOST_ON_HOST = 2**30  # bytes of tokens in the host's memory, and never more than half of what is free
+MAX_HOST_BYTES = 2**30  # of the cache in the host's memory, which is also never more than half of what is free
 
 
 class FixedViews:
-    """A few views of each image: the first is the image as it is, the others are random crops.
+    """A few views of each image, the first the whole image, the others random crops, with a cache of their tokens.
 
-    The tokens that enter a block do not depend on what is learned in it and above. They are computed when a view is
-    first needed and kept for every later look at it, where those of all views have room. Where they have not,
-    they are computed each time: that takes longer, but memory does not decide what is learned.
+    The tokens that enter a block do not depend on what is trained in it and above. They are computed when a view is
+    first used and cached, if there is memory for all views. If not, they are computed each time: that takes longer,
+    but memory does not decide what is learned.
 
     Args:
         vit: computes the tokens.
         runtime: where, and in which precision.
         images: whose views they are.
         rows: which of them, ``int64 [N]``.
-        crops: of each view after the first, as ``images.draw`` gives them for the rows.
+        crops: of each view after the first, as ``images.draw`` returns them for the rows.
         crop_scale: with which they were drawn.
-        hooks: take part in the passes below.
-        dtype: of what is kept. Half precision has three more bits than bfloat16, and tokens of a ViT are far smaller
-            than its largest number.
-        for_crops: the same network and runtime in another precision, for all views but the first, if there is one.
-        block: the tokens are those that enter it; by default the first that hooks take part in.
+        hooks: of the blocks, both below and above the tokens.
+        dtype: of the cache. Half precision has three more bits than bfloat16, and tokens of a ViT are far smaller than
+            its largest number.
+        for_crops: network and runtime for all views but the first, where they have another precision.
+        block: the tokens are the input of this block; by default of the first block with a hook.
 
     Attributes:
         count: the number of views of each image.
@@ -62,12 +62,12 @@ class FixedViews:
         self._crops, self._crop_scale, self._hooks, self._block = crops, crop_scale, hooks, block
         self.count = 1 + len(crops)
         shape = torch.Size((self.count, len(rows), vit.tokens, vit.width))
-        place = _place_for(shape.numel() * dtype.itemsize, runtime.device)
-        self._kept = None if place is None else torch.empty(shape, dtype=dtype, device=place)
-        self._filled: set[int] = set()  # views whose tokens are kept by now
+        device = _cache_device(shape.numel() * dtype.itemsize, runtime.device)
+        self._cache = None if device is None else torch.empty(shape, dtype=dtype, device=device)
+        self._cached_views: set[int] = set()
 
     @classmethod
-    def drawn(
+    def sample(
         cls,
         vit: FrozenViT,
         runtime: Runtime,
@@ -77,93 +77,92 @@ class FixedViews:
         hooks: BlockHooks,
         block: int | None = None,
     ) -> FixedViews:
-        """So many views of the images of a task, decided by its seed."""
+        """So many views of the images of a task, with random crops that depend on its seed."""
         generators = (seeds.generator(task.seed, task.index, f"fixed view {view}") for view in range(1, count))
         crops = [task.images.draw(len(task), crop_scale, generator) for generator in generators]
         return cls(vit, runtime, task.images, task.rows, crops, crop_scale, hooks, block=block)
 
     def features(self, view: int, hooks: BlockHooks) -> Tensor:
-        """Features of a view of all images, ``[N, width]`` float32 on the device, for inference.
+        """Features of a view of all images, ``[N, width]`` float32 on the device, in evaluation mode.
 
-        ``hooks`` begin where the tokens enter.
+        ``hooks`` begin at the block that the tokens enter.
         """
         assert self._block in (None, hooks.first_block)
-        found = torch.empty(len(self.rows), self.vit.width, device=self.runtime.device)
-        vit, runtime = self._looks_at(view)
-        for part, tokens in self._parts(view):
+        features = torch.empty(len(self.rows), self.vit.width, device=self.runtime.device)
+        vit, runtime = self._network_for(view)
+        for part, tokens in self._token_batches(view):
             with torch.no_grad(), runtime.autocast():
-                found[part] = vit.forward_from_block(tokens, hooks)
-        return found
+                features[part] = vit.forward_from_block(tokens, hooks)
+        return features
 
     def tokens(self, positions: Tensor, views: Tensor) -> Tensor:
-        """What enters the block: one view of each of these images, by its place in ``rows``."""
-        asked = views.unique().tolist()
-        if self._kept is None:
-            parts = [self._compute(positions[views == view], view) for view in asked]
+        """The input of the block for one view of each of these images, given by their positions in ``rows``."""
+        unique = views.unique().tolist()
+        if self._cache is None:
+            parts = [self._compute(positions[views == view], view) for view in unique]
             return torch.cat(parts)[views.argsort(stable=True).argsort().to(self.runtime.device)]
-        self._fill(asked)
-        where = self._kept.device
-        return self._look_up(positions.to(where), views.to(where))
+        self._fill_cache(unique)
+        device = self._cache.device
+        return self._look_up(positions.to(device), views.to(device))
 
     def batches(self, task: Task, size: int, count: int) -> Batches:
-        """Training batches of tokens, of some of these images: every epoch takes the next of so many views of each.
+        """Training batches of tokens of some of the images; in each epoch, the next of ``count`` views of each.
 
-        These are at most as many as there are. Neighbours are at different views, so that a batch holds all of them.
+        At most as many views as there are. Neighbours have different views, so that each batch has all of them.
         """
         positions, count = self._positions(task.rows), min(count, self.count)
 
         def batches(epoch: int, order: torch.Generator, shard: Shard) -> Iterator[tuple[Tensor, Tensor]]:
-            chosen = torch.randperm(len(task), generator=order)
-            at, views = positions[chosen], (positions + epoch)[chosen] % count
-            labels = task.labels[chosen].to(self.runtime.device)
-            if self._kept is None:
+            permutation = torch.randperm(len(task), generator=order)
+            at, views = positions[permutation], (positions + epoch)[permutation] % count
+            labels = task.labels[permutation].to(self.runtime.device)
+            if self._cache is None:
                 tokens = self.tokens
             else:  # one upload for all batches: a copy inside the training step would make the device wait for the host
-                self._fill(views.unique().tolist())
-                at, views, tokens = at.to(self._kept.device), views.to(self._kept.device), self._look_up
+                self._fill_cache(views.unique().tolist())
+                at, views, tokens = at.to(self._cache.device), views.to(self._cache.device), self._look_up
             for part in zip(at.split(size), views.split(size), labels.split(size), strict=True):
                 yield tokens(shard(part[0]), shard(part[1])), part[2]
 
         return batches
 
-    def _look_up(self, positions: Tensor, views: Tensor) -> Tensor:
-        """Tokens that are kept, by indices where they are kept."""
-        assert self._kept is not None
-        return self._kept[views, positions].to(self.runtime.device)
-
-    def _fill(self, views: Sequence[int]) -> None:
-        """Compute and keep the tokens of these views, unless they are kept already."""
-        for view in views:
-            if view not in self._filled:
-                for _ in self._parts(view):
-                    pass  # they are kept on the way
-
     def plain(self, rows: Tensor) -> Tensor:
-        """Tokens of images as they are, by their rows among all images."""
+        """Tokens of whole images, given by their rows among all images."""
         return self.tokens(self._positions(rows), torch.zeros_like(rows))
 
-    def _positions(self, rows: Tensor) -> Tensor:
-        """The places of rows among those that have views."""
-        ordered, places = self.rows.sort()
-        return places[torch.searchsorted(ordered, rows)]
+    def _look_up(self, positions: Tensor, views: Tensor) -> Tensor:
+        """Cached tokens; the indices are on the device of the cache."""
+        assert self._cache is not None
+        return self._cache[views, positions].to(self.runtime.device)
 
-    def _parts(self, view: int) -> Iterator[tuple[slice, Tensor]]:
-        """The tokens of a view of all images, part by part; new ones are kept as they come, if they are kept at all."""
-        kept, filled = self._kept, view in self._filled
+    def _fill_cache(self, views: Sequence[int]) -> None:
+        for view in views:
+            if view not in self._cached_views:
+                for _ in self._token_batches(view):
+                    pass  # cached on the way
+
+    def _positions(self, rows: Tensor) -> Tensor:
+        """The positions of rows among those that have views."""
+        ordered, positions = self.rows.sort()
+        return positions[torch.searchsorted(ordered, rows)]
+
+    def _token_batches(self, view: int) -> Iterator[tuple[slice, Tensor]]:
+        """The tokens of a view of all images, batch by batch; new ones are cached, if there is a cache."""
+        cache, is_cached = self._cache, view in self._cached_views
         for start in range(0, len(self.rows), EVALUATION_BATCH):
             part = slice(start, min(start + EVALUATION_BATCH, len(self.rows)))
-            if kept is not None and filled:
-                yield part, kept[view, part].to(self.runtime.device)
+            if cache is not None and is_cached:
+                yield part, cache[view, part].to(self.runtime.device)
                 continue
             tokens = self._compute(torch.arange(part.start, part.stop), view)
-            if kept is not None:
-                most = torch.finfo(kept.dtype).max
-                kept[view, part] = tokens.clamp(-most, most).to(kept)
-                # Rounded like those of every later look: whoever compares two must not take the rounding for a change.
-                tokens = kept[view, part].to(self.runtime.device)
+            if cache is not None:
+                largest = torch.finfo(cache.dtype).max
+                cache[view, part] = tokens.clamp(-largest, largest).to(cache)
+                # Rounded as they will be later: otherwise the rounding would look like a drift of features.
+                tokens = cache[view, part].to(self.runtime.device)
             yield part, tokens
-        if kept is not None:
-            self._filled.add(view)
+        if cache is not None:
+            self._cached_views.add(view)
 
     def _compute(self, positions: Tensor, view: int) -> Tensor:
         padded = pad_rows(positions)
@@ -172,18 +171,17 @@ class FixedViews:
             images = self.images.cropped(rows, self._crops[view - 1][padded], self._crop_scale)
         else:
             images = self.images.plain(rows)
-        vit, runtime = self._looks_at(view)
+        vit, runtime = self._network_for(view)
         with torch.no_grad(), runtime.autocast():
             return vit.forward_to_block(images, self._hooks, self._block)[: len(positions)].float()
 
-    def _looks_at(self, view: int) -> tuple[FrozenViT, Runtime]:
-        """The network that a view is computed with, and where."""
+    def _network_for(self, view: int) -> tuple[FrozenViT, Runtime]:
         return self._for_crops if view else (self.vit, self.runtime)
 
 
-def _place_for(size: int, device: torch.device) -> torch.device | None:
-    """The memory that keeps so many bytes, if there is any."""
+def _cache_device(size: int, device: torch.device) -> torch.device | None:
+    """The device whose memory has room for so many bytes, if there is one."""
     tier = choose_storage_tier(size, None, device)
     if tier == "device" and device.type != "cpu":
         return device
-    return torch.device("cpu") if tier != "disk" and size <= MOST_ON_HOST else None
+    return torch.device("cpu") if tier != "disk" and size <= MAX_HOST_BYTES else None

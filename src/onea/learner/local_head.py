@@ -1,28 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train something small with a head over the task's own classes, and throw the head away."""
+"""Training of an adapter with a local head over the classes of one task, which is discarded afterwards."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from onea import seeds
-from onea.learner.losses import contrastive
 from onea.learner.options import AdapterOptions
 from onea.learner.tasks import Task
-from onea.learner.training import Batches, Draw, Recipe, Trained, train
+from onea.learner.training import Batches, BatchSampler, ParamGroup, Recipe, train
 from onea.runtime import Runtime
 from onea.vit.adapter import Adapters
+from onea.vit.batching import EVALUATION_BATCH
 from onea.vit.frozen import FrozenViT
 from onea.vit.heads import CosineHead, LinearHead
 from onea.vit.hooks import BlockHooks
 
+Network = Callable[..., Tensor]  # FrozenViT or its upper blocks: of input, hooks, and the selected patches if not all
+
 
 def new_adapters(vit: FrozenViT, options: AdapterOptions, generator: torch.Generator, first_block: int = 0) -> Adapters:
-    """A fresh adapter; it leaves the network's output exactly as it was."""
+    """A randomly initialised adapter, with which the output of the network is as without."""
     return Adapters(
         vit.depth,
         vit.width,
@@ -35,18 +39,41 @@ def new_adapters(vit: FrozenViT, options: AdapterOptions, generator: torch.Gener
 
 
 def local_head(width: int, task: Task, kind: str, scale: float = 1.0) -> nn.Module:
-    """A fresh head over the classes of a task."""
+    """A randomly initialised head over the classes of a task."""
     return new_head(width, len(task.classes), kind, scale, seeds.generator(task.seed, task.index, "head"))
 
 
 def new_head(width: int, classes: int, kind: str, scale: float, generator: torch.Generator) -> nn.Module:
-    """A fresh head over so many classes."""
+    """A randomly initialised head over so many classes."""
     if kind == "cosine":
         return CosineHead(width, classes, generator, scale)
     return LinearHead(width, classes, generator)
 
 
-Network = Callable[..., Tensor]  # FrozenViT, or its upper part: of input, hooks, and patches where these are not all
+def contrastive_loss(features: Tensor, labels: Tensor, margin: float = 0.07) -> Tensor:
+    """Attract images of one class, and repel images of different classes down to a cosine ``margin`` (Eq. 17).
+
+    ``mean_(i,j same) (1 - cos_ij) + mean_(i,j different) max(0, cos_ij - margin)`` over ordered pairs of the batch. The
+    mean of no pairs is zero, so that a batch of one class, of all different classes, or of one image is well defined.
+    """
+    unit = F.normalize(features.float(), dim=1)
+    cosine = unit @ unit.T
+    same = labels[:, None] == labels[None, :]
+    pairs = ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+    return _masked_mean(1 - cosine, same & pairs) + _masked_mean((cosine - margin).clamp_min(0), ~same)
+
+
+def _masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    return (values * mask).sum() / mask.sum().clamp_min(1)
+
+
+def contrastive_weight(classes: int, smallest: float = 0.01, largest: float = 0.1, decay: float = 2.3979) -> float:
+    """The weight of the contrastive loss, large for tasks of few classes (Eq. 18).
+
+    >>> [round(contrastive_weight(n), 4) for n in (1, 2, 3, 36)]
+    [0.1, 0.0182, 0.0107, 0.01]
+    """
+    return smallest + (largest - smallest) * math.exp(-decay * (classes - 1))
 
 
 def train_with_local_head(
@@ -57,43 +84,102 @@ def train_with_local_head(
     recipe: Recipe,
     runtime: Runtime,
     *,
-    contrastive_share: float = 0.0,
+    contrastive_weight: float = 0.0,
     margin: float = 0.07,
-    head_rate: float = 1.0,
+    head_lr_scale: float = 1.0,
     batches: Batches | None = None,
-    ends: Callable[[], bool] | None = None,
-    patches: Draw | None = None,
+    should_stop: Callable[[], bool] | None = None,
+    patch_sampler: BatchSampler | None = None,
     epochs: range | None = None,
     purpose: str = "",
 ) -> list[float]:
     """Train hooks that are a module together with a local head; returns the mean loss of each epoch.
 
-    The loss is cross-entropy over the task's own classes, of which ``contrastive_share`` goes to the contrastive term.
-    The head learns at ``head_rate`` times the rate of the hooks. ``batches`` are what the network gets, if not random
-    crops of the task's images, and ``ends`` is asked after each epoch whether to stop there. ``patches`` draws those
-    that the network looks at, where these are not all. ``epochs`` and ``purpose`` are those of ``train``.
+    The loss is ``(1 - w) cross-entropy + w contrastive`` with ``w = contrastive_weight``, over the classes of the task.
+
+    Args:
+        network: computes features of a batch with the hooks.
+        hooks: to be trained.
+        head: to be trained, over the classes of the task.
+        task: whose images are trained on.
+        recipe: of the optimisation.
+        runtime: where to compute.
+        contrastive_weight: of the contrastive loss.
+        margin: of the contrastive loss.
+        head_lr_scale: factor on the learning rate of the head.
+        batches: inputs of the network, if not random crops of the task's images.
+        should_stop: called after each epoch; True ends the training.
+        patch_sampler: selects the patches of each image, if not all are used.
+        epochs: see ``train``.
+        purpose: see ``train``.
     """
     assert isinstance(hooks, nn.Module)
-    share = contrastive_share
+    weight = contrastive_weight
 
-    def loss(images: Tensor, labels: Tensor, *drawn: Tensor) -> Tensor:
-        features = runtime.processes.gather(network(images, hooks, *drawn), len(labels))
-        total = (1 - share) * F.cross_entropy(head(features).float(), labels - task.classes.start)
-        return total + share * contrastive(features, labels, margin) if share else total
+    def loss(images: Tensor, labels: Tensor, *sampled: Tensor) -> Tensor:
+        features = runtime.processes.gather(network(images, hooks, *sampled), len(labels))
+        total = (1 - weight) * F.cross_entropy(head(features).float(), labels - task.classes.start)
+        return total + weight * contrastive_loss(features, labels, margin) if weight else total
 
-    trained = [Trained(hooks.to(runtime.device)), Trained(head.to(runtime.device), rate=head_rate)]
-    recordable = isinstance(hooks, Adapters)  # which draw nothing on the host, and keep no count of what they see
     return train(
-        trained,
+        [ParamGroup(hooks.to(runtime.device)), ParamGroup(head.to(runtime.device), lr_scale=head_lr_scale)],
         loss,
         task,
         recipe,
         runtime,
         sharded=True,
         batches=batches,
-        ends=ends,
-        recordable=recordable,
-        draw=patches,
+        should_stop=should_stop,
+        # Adapters draw nothing on the host and count nothing, so that a step can be a CUDA graph.
+        capturable=isinstance(hooks, Adapters),
+        sampler=patch_sampler,
         epochs=epochs,
         purpose=purpose,
     )
+
+
+@dataclass
+class EarlyStopping:
+    """Ends a training after ``patience`` epochs in a row without a new best accuracy.
+
+    >>> accuracies = iter([0.5, 0.7, 0.7, 0.6, 0.9])
+    >>> should_stop = EarlyStopping(2, lambda: next(accuracies))
+    >>> [should_stop() for _ in range(4)]
+    [False, False, False, True]
+    """
+
+    patience: int
+    accuracy: Callable[[], float]
+    best: float = -1.0
+    epochs_without_improvement: int = 0
+
+    def __call__(self) -> bool:
+        """Measure the accuracy; whether to stop."""
+        accuracy = self.accuracy()
+        if accuracy > self.best:
+            self.best, self.epochs_without_improvement = accuracy, 0
+        else:
+            self.epochs_without_improvement += 1
+        return self.epochs_without_improvement >= self.patience
+
+
+def local_accuracy(
+    network: Network,
+    adapters: Adapters,
+    head: nn.Module,
+    held_out: Task,
+    inputs: Callable[[Tensor], Tensor],
+    runtime: Runtime,
+) -> float:
+    """The accuracy of the local head on a task's held-out images; ``inputs`` loads network inputs of rows."""
+    correct = torch.zeros((), device=runtime.device)
+    adapters.eval()
+    with torch.no_grad(), runtime.autocast():
+        for rows, labels in zip(
+            held_out.rows.split(EVALUATION_BATCH), held_out.labels.split(EVALUATION_BATCH), strict=True
+        ):
+            predictions = head(network(inputs(rows), adapters)).argmax(1)
+            correct += (predictions == (labels - held_out.classes.start).to(predictions.device)).sum()
+    adapters.train()
+    # Summed over the processes of a run, which must all stop at the same epoch whatever their rounding.
+    return float(runtime.processes.sum_of(correct)) / (len(held_out) * runtime.processes.count)

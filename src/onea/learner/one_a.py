@@ -1,35 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of One-A and of One-A+."""
+"""Options of One-A and One-A+."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
 from onea.learner.adapter_training import AdapterTraining, Start
-from onea.learner.data_rule import DataShape, data_rule
 from onea.learner.merged_adapter import MergedAdapterOptions, MergingOptions
 from onea.merging.average import WeightedMean
 from onea.merging.one_a import OneAMerge, OneASwitches
 from onea.merging.operator import Operator
+from onea.schedules import DatasetSize, training_defaults
 from onea.schema import BelowOne, Fraction, NotNegative, Positive, Range, ZeroToOne
 
-SMALLEST_BATCH = 64  # of One-A+; large tasks have twice that
+MIN_BATCH_SIZE = 64  # of One-A+; large tasks have twice that
 _TRAINING = tuple(AdapterTraining.__dataclass_fields__)
 
 
 def _recipe(rate: float, decay: float, batch: int, rank: int, epochs: tuple[int, int, int]) -> dict[str, Any]:
-    reference, smallest, largest = epochs
-    return {
-        "learning_rate": rate,
-        "weight_decay": decay,
-        "batch_size": batch,
-        "rank": rank,
-        "epochs": reference,
-        "min_epochs": smallest,
-        "max_epochs": largest,
-    }
+    bounds = dict(zip(("epochs", "min_epochs", "max_epochs"), epochs, strict=True))
+    return {"learning_rate": rate, "weight_decay": decay, "batch_size": batch, "rank": rank, **bounds}
 
 
 # One-A's table of hyper-parameters, with the epoch bounds of its published configurations.
@@ -47,7 +38,7 @@ class OneAOptions(OneASwitches, MergingOptions):
     """Options of One-A: those of the training, and every part of the merge."""
 
     def operator(self) -> OneAMerge:
-        """The merge of the paper, with these switches."""
+        """The operator of the paper, with these switches."""
         return OneAMerge(**{field.name: getattr(self, field.name) for field in fields(OneASwitches)})
 
 
@@ -56,12 +47,12 @@ class OneAPlusOptions(MergedAdapterOptions):
     """Options of One-A+.
 
     Attributes:
-        epochs: for a task of average size; 0 lets the number of images of a class decide, from 10 (500 images or more)
-            to 20 (30 or fewer).
+        epochs: for a task of average size; 0 depends on the number of images per class, from 10 (500 images or more) to
+            20 (30 or fewer).
         min_epochs: for the smallest tasks; 0 is half of ``epochs``.
         max_epochs: for the largest tasks; 0 is one and a half times ``epochs``.
         batch_size: images per step; 0 is 64, and 128 for a task of 2,500 images or more.
-        new_votes: votes of each class of the task in the weighted mean, where an old class has one.
+        new_votes: weight of each class of the task in the weighted mean, where an old class has one.
     """
 
     learning_rate: NotNegative = 0.2
@@ -83,33 +74,28 @@ class OneAPlusOptions(MergedAdapterOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.training_for(1, 1)  # refuses epochs that make no sense now, not at the first task
-
-    @staticmethod
-    def upgraded(values: Mapping[str, Any]) -> dict[str, Any]:
-        """Options under their present names; the first records had idle bounds, and votes among those of the merge."""
-        found = AdapterTraining.upgraded(values)
-        if (found.get("epochs"), found.get("min_epochs"), found.get("max_epochs")) == (0, 20, 40):
-            found |= {"min_epochs": 0, "max_epochs": 0}
-        if found.get("merge_options") == "boost=2":
-            found |= {"merge_options": "", "new_votes": 2.0}
-        return found
+        self.training_options(1, 1)  # refuse bad numbers of epochs now, not at the first task
 
     def operator(self) -> Operator:
-        """The operator that these options name; the weighted mean with its votes, unless its own options say more."""
+        """The operator of these options; the weighted mean with ``new_votes``, unless it has options of its own."""
         if self.merge == "weighted-mean" and not self.merge_options:
             return WeightedMean(boost=self.new_votes)
         return super().operator()
 
     def check_epochs(self) -> None:
-        """Nothing yet: what is 0 is filled in for each task."""
+        """Nothing yet: zeros are replaced for each task."""
 
-    def training_for(self, classes: int, images: int) -> AdapterTraining:
-        """How a task of so many classes and images is trained: all that is 0 here has its value there."""
-        rule = data_rule(DataShape(images, classes, tasks=1), self.epochs or None)
-        # A bound that is given holds, and one that is not yields to it.
-        most = self.max_epochs or max(self.min_epochs, rule["max_epochs"])
-        least = self.min_epochs or min(most, rule["min_epochs"])
-        batch = self.batch_size or max(SMALLEST_BATCH, rule["batch_size"])
-        values = {"epochs": rule["epochs"], "min_epochs": least, "max_epochs": most, "batch_size": batch}
+    def training_options(self, classes: int, images: int) -> AdapterTraining:
+        """Options of the training of a task of so many classes and images, with a value for each 0."""
+        defaults = training_defaults(DatasetSize(images, classes, tasks=1), self.epochs or None)
+        # A bound that is set takes precedence over one that is not.
+        max_epochs = self.max_epochs or max(self.min_epochs, defaults["max_epochs"])
+        min_epochs = self.min_epochs or min(max_epochs, defaults["min_epochs"])
+        batch_size = self.batch_size or max(MIN_BATCH_SIZE, defaults["batch_size"])
+        values = {
+            "epochs": defaults["epochs"],
+            "min_epochs": min_epochs,
+            "max_epochs": max_epochs,
+            "batch_size": batch_size,
+        }
         return AdapterTraining(**{name: getattr(self, name) for name in _TRAINING} | values)

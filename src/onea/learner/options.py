@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options that methods and models share, so that the same thing has the same name and meaning everywhere."""
+"""Options of training and classification that methods and models share, under the same names everywhere."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Annotated, Literal
 
 from onea import schedules
 from onea.classifiers import make_classifier
-from onea.classifiers.contract import Classifier
+from onea.classifiers.base import Classifier
 from onea.learner.tasks import StreamPlan
 from onea.learner.training import Optimiser, Recipe, Schedule
 from onea.options import Validated, parse_pairs
 from onea.schedules import task_epochs
 from onea.schema import BelowOne, Count, Fraction, NotNegative, Range
 
-_UNPLANNED_CLASSES = 10.0  # classes of a middling task when the stream's length is not known
+_DEFAULT_CLASSES = 10.0  # of an average task, where the stream is not known in advance
 _COMPACT = ("ncm", "slda", "whitened", "rgda", "ranpac")
 
 
@@ -25,15 +25,14 @@ class TrainingOptions(Validated):
     """Options of the training of a task.
 
     Attributes:
-        learning_rate: of the optimiser.
+        learning_rate: the highest of the schedule.
         weight_decay: of the optimiser.
         batch_size: images per step.
         crop_scale: smallest share of an image's area that a random training crop covers.
-        epochs: passes over a task's images; over those of a task of average size where ``epoch_growth`` is not 0.
-        min_epochs: the fewest for any task then; 0 is no bound.
-        max_epochs: the most for any task then; 0 is no bound.
-        epoch_growth: exponent with which epochs grow with the number of classes of a task, relative to the average; 0
-            trains every task equally long.
+        epochs: of a task; of a task of average size where ``epoch_growth`` is not 0.
+        min_epochs: of any task, where ``epoch_growth`` is not 0; 0 is no bound.
+        max_epochs: of any task, where ``epoch_growth`` is not 0; 0 is no bound.
+        epoch_growth: ``epochs (classes / average)^growth`` for a task of so many classes; 0 trains all tasks equally.
     """
 
     learning_rate: NotNegative = 0.01
@@ -49,9 +48,9 @@ class TrainingOptions(Validated):
         """Epochs for a task of this many classes."""
         if not self.epoch_growth:
             return self.epochs
-        average = plan.classes / plan.tasks if plan else _UNPLANNED_CLASSES
-        most = self.max_epochs or sys.maxsize
-        return task_epochs(classes, self.epochs, average, max(self.min_epochs, 1), most, self.epoch_growth)
+        average = plan.classes / plan.tasks if plan else _DEFAULT_CLASSES
+        largest = self.max_epochs or sys.maxsize
+        return task_epochs(classes, self.epochs, average, max(self.min_epochs, 1), largest, self.epoch_growth)
 
     def recipe(
         self,
@@ -59,7 +58,7 @@ class TrainingOptions(Validated):
         schedule: Schedule = schedules.cosine,
         epochs: int | None = None,
     ) -> Recipe:
-        """The recipe of the optimiser; ``epochs`` are those of the task at hand, where they differ from the average."""
+        """The hyper-parameters for a task; ``epochs`` are those of the task, where they differ from the average."""
         return Recipe(
             self.learning_rate,
             self.weight_decay,
@@ -92,19 +91,19 @@ class AdapterOptions(TrainingOptions):
 
 @dataclass(frozen=True)
 class ClassifierOptions(Validated):
-    """How images are answered from their features.
+    """Options of the classifier and its statistics.
 
     Attributes:
         classifier: ``ncm`` (nearest class mean by cosine, the paper), slda, whitened, rgda, rgda-full, ranpac, fecam,
             or one that an installed package adds.
         classifier_options: options of the classifier, such as directions=16,prior_images=400.
-        compare_classifiers: further classifiers that are scored in the same run, such as slda,rgda; ``all`` is all that
-            keep less than 100 MB for 100 classes. The first one alone decides what the guard does.
-        views: how often an image enters the statistics: as it is (1, the paper), then in random crops, mirrored half of
-            the time, each counted as one more image.
-        enough_images: where the classes of a task have so many images on average, no crops are looked at, and each
-            image counts in their place: crops help classes of few images. Nor does training look at any then, where it
-            takes fixed views. 0 always looks at crops.
+        compare_classifiers: further classifiers that are evaluated in the same run, such as slda,rgda; ``all`` is all
+            that need less than 100 MB for 100 classes. Only the first classifier is used by the guard.
+        views: number of views of each image in the statistics: the whole image (1, the paper), then random crops,
+            flipped half of the time, each counted as one more image.
+        enough_images: number of images per class, on average over a task, from which on no crops are used and the whole
+            image counts in their place: crops help classes of few images. Training uses none either then, where it has
+            fixed views. 0 always uses crops.
     """
 
     classifier: str = "ncm"
@@ -115,24 +114,24 @@ class ClassifierOptions(Validated):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.classifiers()  # refuses what makes no sense now, not after the first task
+        self.classifiers()  # refuse bad options now, not after the first task
 
-    def looks(self, images: int, classes: int) -> int:
-        """How many views of each image are looked at in a task of so many images and classes.
+    def num_views(self, images: int, classes: int) -> int:
+        """The number of views of each image that are computed for a task of so many images and classes.
 
         >>> options = ClassifierOptions(views=2, enough_images=50)
-        >>> options.looks(490, 10), options.looks(500, 10)
+        >>> options.num_views(490, 10), options.num_views(500, 10)
         (2, 1)
         """
-        return 1 if self.enough(images, classes) else self.views
+        return 1 if self.skip_crops(images, classes) else self.views
 
-    def enough(self, images: int, classes: int) -> bool:
+    def skip_crops(self, images: int, classes: int) -> bool:
         """Whether so many images of so many classes need no crops."""
         return 0 < self.enough_images * classes <= images
 
     def classifiers(self) -> dict[str, Classifier]:
-        """The classifier that answers, then those that are compared with it, by name."""
-        chosen = make_classifier(self.classifier, **parse_pairs(self.classifier_options, "classifier_options"))
-        names = filter(None, (word.strip() for word in self.compare_classifiers.split(",")))
-        more = [every for name in names for every in (_COMPACT if name == "all" else (name,))]
-        return {self.classifier: chosen} | {name: make_classifier(name) for name in more if name != self.classifier}
+        """The classifier, then those that are compared with it, by name."""
+        first = make_classifier(self.classifier, **parse_pairs(self.classifier_options, "classifier_options"))
+        words = filter(None, (word.strip() for word in self.compare_classifiers.split(",")))
+        others = [name for word in words for name in (_COMPACT if word == "all" else (word,))]
+        return {self.classifier: first} | {name: make_classifier(name) for name in others if name != self.classifier}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole training steps recorded as CUDA graphs, so that the host asks for one thing instead of a thousand."""
+"""Training steps as CUDA graphs, so that the host launches one graph instead of a thousand kernels."""
 
 from __future__ import annotations
 
@@ -13,43 +13,43 @@ from torch import Tensor
 
 from onea.vit.compiled import without_cuda_graphs
 
-_Kind = tuple[tuple[torch.Size, torch.dtype], ...]
-_AS_THEY_ARE = 2  # steps: the first compiles and picks kernels, and the second finds the optimiser's memory there
+_Signature = tuple[tuple[torch.Size, torch.dtype], ...]
+_WARM_UP = 2  # steps: the first compiles and selects kernels, the second finds the state of the optimiser allocated
 
 
-class _Recorded(NamedTuple):
+class _Captured(NamedTuple):
     graph: torch.cuda.CUDAGraph
     inputs: tuple[Tensor, ...]
     result: Tensor
 
 
 class StepGraph:
-    """Steps of one training on a CUDA device. The first two of a kind run as they are; from then on a recording does.
+    """Steps of one training on a CUDA device: two warm-up steps for each signature, then a captured graph.
 
-    Steps of the same shapes are of one kind: full batches, and the rest of an epoch. What cannot be recorded goes on
-    running as it is.
+    The signature of a step is the shapes and types of its inputs: full batches, and the last batch of an epoch. If
+    capturing fails, all further steps run eagerly.
 
     Args:
         step: everything that a step does to tensors on the device; returns its loss. It must neither read a tensor's
             values nor do anything else on the host that differs from step to step.
-        device: where.
+        device: a CUDA device.
 
     Attributes:
-        replayed: the number of steps that a recording did.
+        replayed: the number of steps that were graph replays.
     """
 
     def __init__(self, step: Callable[..., Tensor], device: torch.device):
         self.replayed = 0
         self._step, self._device = step, device
         self._stream = torch.cuda.Stream(device)
-        self._pool = torch.cuda.graph_pool_handle()  # one for all kinds, because they never run at the same time
-        self._taken: Counter[_Kind] = Counter()
-        self._recorded: dict[_Kind, _Recorded] = {}
-        self._refused = False
+        self._pool = torch.cuda.graph_pool_handle()  # shared by all graphs, which never run at the same time
+        self._eager_steps: Counter[_Signature] = Counter()
+        self._captured: dict[_Signature, _Captured] = {}
+        self._failed = False
 
     @contextlib.contextmanager
     def stream(self) -> Iterator[None]:
-        """Where steps are taken: on a stream of their own, as recording demands; others wait for it in the end."""
+        """The stream for all steps, as capturing needs one of its own; the outer stream waits for it in the end."""
         outer = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(outer)
         with torch.cuda.stream(self._stream), without_cuda_graphs():
@@ -57,34 +57,35 @@ class StepGraph:
         outer.wait_stream(self._stream)
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        """Take a step, and return its loss in memory of its own."""
-        kind = tuple((given.shape, given.dtype) for given in inputs)
-        recorded = self._recorded.get(kind)
-        if recorded is None:
-            self._taken[kind] += 1
-            if self._refused or self._taken[kind] <= _AS_THEY_ARE or (recorded := self._record(inputs)) is None:
+        """Run a step; returns its loss in memory of its own."""
+        signature = tuple((each.shape, each.dtype) for each in inputs)
+        captured = self._captured.get(signature)
+        if captured is None:
+            self._eager_steps[signature] += 1
+            warm_up = self._failed or self._eager_steps[signature] <= _WARM_UP
+            if warm_up or (captured := self._capture(inputs)) is None:
                 return self._step(*inputs)
-            self._recorded[kind] = recorded
-        for mine, given in zip(recorded.inputs, inputs, strict=True):
-            mine.copy_(given, non_blocking=True)
-        recorded.graph.replay()
+            self._captured[signature] = captured
+        for static, value in zip(captured.inputs, inputs, strict=True):
+            static.copy_(value, non_blocking=True)
+        captured.graph.replay()
         self.replayed += 1
-        return recorded.result.clone()
+        return captured.result.clone()
 
-    def _record(self, inputs: tuple[Tensor, ...]) -> _Recorded | None:
-        graph, own = torch.cuda.CUDAGraph(), tuple(given.clone() for given in inputs)
-        drawn = torch.cuda.get_rng_state(self._device)
+    def _capture(self, inputs: tuple[Tensor, ...]) -> _Captured | None:
+        graph, static = torch.cuda.CUDAGraph(), tuple(each.clone() for each in inputs)
+        rng_state = torch.cuda.get_rng_state(self._device)
         try:
-            # Other threads may go on using the device: a service answers while it learns.
+            # Other threads may go on using the device: a service predicts while it trains.
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-                result = self._step(*own)
+                result = self._step(*static)
         except RuntimeError:
-            # Or random numbers would go on waiting for the end of the recording: they go on from where they were.
-            anew = torch.Generator(self._device)
-            anew.set_state(drawn)
+            # The generator would stay in capture mode: continue from its state before with another one.
+            generator = torch.Generator(self._device)
+            generator.set_state(rng_state)
             index = torch.cuda.current_device() if self._device.index is None else self._device.index
-            torch.cuda.default_generators[index].graphsafe_set_state(anew.graphsafe_get_state())
-            self._recorded.clear()  # their numbers would be those that are drawn from now on
-            self._refused = True
+            torch.cuda.default_generators[index].graphsafe_set_state(generator.graphsafe_get_state())
+            self._captured.clear()  # earlier graphs belong to the previous generator
+            self._failed = True
             return None
-        return _Recorded(graph, own, result)
+        return _Captured(graph, static, result)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A task, one step of a stream: its classes and their images."""
+"""A task: one step of a stream, with its classes and their images."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onea.data.image_storage import Images, Shard, whole
 
 @dataclass(frozen=True)
 class StreamPlan:
-    """The numbers of classes and tasks of a whole stream, known in advance; None for methods that need neither.
+    """The numbers of classes and tasks of a whole stream, where they are known in advance.
 
     >>> StreamPlan(classes=100, tasks=10)
     StreamPlan(classes=100, tasks=10)
@@ -34,12 +34,13 @@ class Task:
 
     Attributes:
         index: counted from 0.
-        classes: the positions of its classes.
-        images: where its images are.
-        rows: which of them, ``int64 [N]``.
+        classes: the labels of its classes.
+        images: all images of the stream.
+        rows: those of the task, ``int64 [N]``.
         labels: their classes, ``int64 [N]``.
-        seed: of the run; every draw derives from it, the index and a purpose.
-        cumulative_task: makes one task of all tasks up to this one, for an upper bound: it needs the old images.
+        seed: of the run; every random number depends on it, the index and a purpose.
+        cumulative_task: makes one task of all tasks up to this one, for the upper bound of joint training, which needs
+            the old images.
     """
 
     index: int
@@ -54,35 +55,32 @@ class Task:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def only(self, chosen: Tensor) -> Task:
-        """The same task with these of its images, ``bool [N]``."""
-        return self if bool(chosen.all()) else replace(self, rows=self.rows[chosen], labels=self.labels[chosen])
+    def only(self, mask: Tensor) -> Task:
+        """The task with some of its images, ``bool [N]``."""
+        return self if bool(mask.all()) else replace(self, rows=self.rows[mask], labels=self.labels[mask])
 
     def plain_batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Test-time views of all images, in order, with their labels."""
+        """Whole images in order, as at test time, with their labels."""
         for rows, labels in zip(self.rows.split(size), self.labels.split(size), strict=True):
             yield self.images.plain(rows), labels
 
     def augmented_batches(
         self, size: int, crop_scale: float, order: torch.Generator, crops: torch.Generator, shard: Shard = whole
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Training views of all images once, in random order, with their labels on the same device.
+        """Random crops of all images in random order: an epoch, with labels on the same device.
 
-        ``shard`` picks the part of each batch whose images are wanted; the labels are always the whole batch's.
+        ``shard`` selects the images of each batch that this process computes; the labels are those of the whole batch.
         """
-        chosen = torch.randperm(len(self), generator=order)
-        labels = self.labels[chosen].to(self.images.device).split(size)
-        images = self.images.augmented_batches(self.rows[chosen], size, crop_scale, crops, shard)
+        permutation = torch.randperm(len(self), generator=order)
+        labels = self.labels[permutation].to(self.images.device).split(size)
+        images = self.images.augmented_batches(self.rows[permutation], size, crop_scale, crops, shard)
         yield from zip(images, labels, strict=True)
 
     def drawn_batches(
         self, size: int, crop_scale: float, order: torch.Generator, crops: torch.Generator
     ) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """What decides the batches of ``augmented_batches``, on the device: rows, crops as drawn, and labels.
-
-        ``images.cropped`` makes the images of them.
-        """
-        chosen = torch.randperm(len(self), generator=order)
+        """The same batches before cropping, on the device: rows, random crops, and labels; see ``images.cropped``."""
+        permutation = torch.randperm(len(self), generator=order)
         drawn = self.images.draw(len(self), crop_scale, crops)
-        parts = (self.rows[chosen], drawn, self.labels[chosen])
+        parts = (self.rows[permutation], drawn, self.labels[permutation])
         return list(zip(*(part.to(self.images.device).split(size) for part in parts), strict=True))

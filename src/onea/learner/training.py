@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The training loop."""
+"""The training loop that all methods share."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from onea.learner.step_graph import StepGraph
 from onea.learner.tasks import Task
 from onea.runtime import Runtime
 
-Loss = Callable[..., Tensor]  # of images, their labels, and what else is drawn for them
-Draw = Callable[[int, torch.Generator], Tensor]
+Loss = Callable[..., Tensor]  # of images, their labels, and what a sampler has drawn for them
+BatchSampler = Callable[[int, torch.Generator], Tensor]  # of a number of images: a row for each
 Batches = Callable[[int, torch.Generator, Shard], Iterator[tuple[Tensor, Tensor]]]
 Schedule = Callable[[int, int], float]
 Optimiser = Literal["sgd", "adam", "adamw"]
@@ -27,10 +27,10 @@ Optimiser = Literal["sgd", "adam", "adamw"]
 
 @dataclass(frozen=True)
 class Recipe:
-    """The recipe of an optimisation: optimiser, rate, epochs and crops.
+    """Hyper-parameters of an optimisation.
 
     Attributes:
-        schedule: share of the learning rate in an epoch, given the epoch and their number.
+        schedule: factor on the learning rate, given the epoch and the number of epochs.
     """
 
     learning_rate: float
@@ -43,15 +43,15 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Trained:
-    """A module to train, and the factor on its learning rate."""
+class ParamGroup:
+    """A module to train, with a factor on its learning rate."""
 
     module: nn.Module
-    rate: float = 1.0
+    lr_scale: float = 1.0
 
 
 def train(
-    trained: Sequence[Trained],
+    groups: Sequence[ParamGroup],
     losses: Loss | Sequence[Loss],
     task: Task,
     recipe: Recipe,
@@ -62,146 +62,148 @@ def train(
     purpose: str = "",
     sharded: bool = False,
     batches: Batches | None = None,
-    ends: Callable[[], bool] | None = None,
-    recordable: bool = False,
-    draw: Draw | None = None,
+    should_stop: Callable[[], bool] | None = None,
+    capturable: bool = False,
+    sampler: BatchSampler | None = None,
     epochs: range | None = None,
 ) -> list[float]:
-    """Optimise every parameter that wants a gradient on a task, and return the mean loss of each epoch.
+    """Optimise all parameters that require a gradient on a task; returns the mean loss of each epoch.
 
     Args:
-        trained: the modules; they are left in evaluation mode.
+        groups: the modules; they are in evaluation mode afterwards.
         losses: each maps a batch of augmented images and their labels to a scalar. With several, every batch takes one
-            step for each, in order, on a fresh forward pass.
+            step for each, in order, with a new forward pass.
         task: whose images are trained on.
-        recipe: how to optimise.
+        recipe: hyper-parameters.
         runtime: where to compute.
         before_step: called before each optimiser step with the number of its loss; may change gradients.
         after_step: called after each optimiser step; may change weights.
-        purpose: tells apart several trainings of one task, so that their draws differ.
-        sharded: where several processes share the run, give each loss this process's images and the labels of the whole
-            batch; it gathers the features with ``runtime.processes``. Otherwise every process does everything.
-        batches: what the losses get instead of random crops of the task's images: the batches of an epoch, given its
-            number, what draws their order, and the shard.
-        ends: asked after each epoch whether to stop there.
-        recordable: the loss does the same to tensors at every step and nothing else, so that a GPU may record a step
-            and repeat it by itself.
-        draw: what else is drawn for every batch, on the device: given the number of its images and what draws, a row
-            for each. The losses get it after the labels.
+        purpose: part of the seed, where a task has several trainings.
+        sharded: in distributed runs, call each loss with this process's images and the labels of the whole batch; the
+            loss gathers the features with ``runtime.processes``. Otherwise every process computes everything.
+        batches: inputs of the losses, if not random crops of the task's images: the batches of an epoch, given its
+            number, the generator of their order, and the shard.
+        should_stop: called after each epoch; True ends the training.
+        capturable: the loss does the same to tensors at every step and nothing else, so that a step can be captured as
+            a CUDA graph.
+        sampler: draws another input for every batch, on the device, given its number of images and a generator. The
+            losses get it after the labels.
         epochs: those of the recipe that are trained here; by default all.
 
     Raises:
         OneaError: a loss is not finite.
     """
     losses = [losses] if callable(losses) else list(losses)
-    records = recordable and len(losses) == 1 and not (before_step or after_step) and _can_record(recipe, runtime)
-    optimiser = _optimiser(trained, recipe, runtime.device if records else None)
+    capture = capturable and len(losses) == 1 and not (before_step or after_step) and _can_capture(recipe, runtime)
+    optimiser = _make_optimiser(groups, recipe, runtime.device if capture else None)
     order, crops = (seeds.generator(task.seed, task.index, name + purpose) for name in ("order", "crops"))
     # On the device: an upload at every step would make it wait for the host.
-    more = torch.Generator(runtime.device).manual_seed(seeds.derive(task.seed, task.index, "patches" + purpose))
+    samples = torch.Generator(runtime.device).manual_seed(seeds.derive(task.seed, task.index, "patches" + purpose))
     shard = runtime.processes.shard if sharded else whole
-    # Crops can be part of a recorded step where the images are on the device; elsewhere it gets them ready.
-    in_step = records and batches is None and isinstance(task.images, PackedImages) and task.images.tier == "device"
-
-    def with_draws(found: Iterable[tuple[Tensor, ...]], draw: Draw) -> Iterator[tuple[Tensor, ...]]:
-        for *given, labels in found:
-            yield *given, shard(draw(len(labels), more)), labels
+    # Crops can be part of a captured step where the images are on the device; otherwise batches arrive cropped.
+    crop_in_step = (
+        capture and batches is None and isinstance(task.images, PackedImages) and task.images.tier == "device"
+    )
 
     def batches_of(epoch: int) -> Iterable[tuple[Tensor, ...]]:
-        found = images_of(epoch)
-        return with_draws(found, draw) if draw else found
+        if crop_in_step:
+            inputs: Iterable[tuple[Tensor, ...]] = task.drawn_batches(
+                recipe.batch_size, recipe.crop_scale, order, crops
+            )
+        elif batches:
+            inputs = batches(epoch, order, shard)
+        else:
+            inputs = task.augmented_batches(recipe.batch_size, recipe.crop_scale, order, crops, shard)
+        return with_samples(inputs, sampler) if sampler else inputs
 
-    def images_of(epoch: int) -> Iterable[tuple[Tensor, ...]]:
-        if in_step:
-            return task.drawn_batches(recipe.batch_size, recipe.crop_scale, order, crops)
-        if batches:
-            return batches(epoch, order, shard)
-        return task.augmented_batches(recipe.batch_size, recipe.crop_scale, order, crops, shard)
+    def with_samples(batches: Iterable[tuple[Tensor, ...]], sampler: BatchSampler) -> Iterator[tuple[Tensor, ...]]:
+        for *inputs, labels in batches:
+            yield *inputs, shard(sampler(len(labels), samples)), labels
 
-    def step(*inputs: Tensor, number: int = 0) -> Tensor:
-        *given, labels = inputs
-        drawn = [given.pop()] if draw else []
-        images = task.images.cropped(given[0], given[1], recipe.crop_scale) if in_step else given[0]
-        # Before the pass: a recorded graph writes the next gradients where the last ones are.
+    def step(*batch: Tensor, number: int = 0) -> Tensor:
+        *inputs, labels = batch
+        sampled = [inputs.pop()] if sampler else []
+        images = task.images.cropped(inputs[0], inputs[1], recipe.crop_scale) if crop_in_step else inputs[0]
+        # Before the pass: a captured graph writes the next gradients where the last ones are.
         optimiser.zero_grad(set_to_none=True)
         with runtime.autocast():
-            value = losses[number](images, labels, *drawn)
-        value.backward()
-        runtime.processes.average(item.module for item in trained)
+            loss = losses[number](images, labels, *sampled)
+        loss.backward()
+        runtime.processes.average(group.module for group in groups)
         if before_step:
             before_step(number)
         optimiser.step()
         if after_step:
             after_step()
-        return value.detach()  # stays on the device: reading it here would stall the pipeline
+        return loss.detach()  # stays on the device: reading it here would stall the pipeline
 
     epochs = range(recipe.epochs) if epochs is None else epochs
-    graph = StepGraph(step, runtime.device) if records else None
+    graph = StepGraph(step, runtime.device) if capture else None
     devices = [runtime.device] if runtime.device.type == "cuda" else []
     means = []
     with torch.random.fork_rng(devices):
         torch.manual_seed(seeds.derive(task.seed, task.index, "dropout" + purpose))
-        _set_training(trained, True)
+        _set_training(groups, True)
         upcoming = batches_of(epochs.start)
         for epoch in epochs:
             runtime.progress.start_epoch(epoch, recipe.epochs, len(task))
-            _set_rates(optimiser, recipe.schedule(epoch, recipe.epochs))
+            _set_learning_rates(optimiser, recipe.schedule(epoch, recipe.epochs))
             values = []
             with graph.stream() if graph else contextlib.nullcontext():
-                for inputs in upcoming:
-                    values += [graph(*inputs)] if graph else [step(*inputs, number=n) for n in range(len(losses))]
-                    runtime.progress.step(len(inputs[-1]))
+                for batch in upcoming:
+                    values += [graph(*batch)] if graph else [step(*batch, number=n) for n in range(len(losses))]
+                    runtime.progress.step(len(batch[-1]))
                 if epoch + 1 < epochs.stop:  # crops are drawn while the device is busy, before the host waits for it
                     upcoming = batches_of(epoch + 1)
                 means.append(_checked_mean(torch.stack(values), len(losses), task, epoch))
             runtime.progress.end_epoch(epoch, means[-1])
-            if ends and ends():
+            if should_stop and should_stop():
                 break
-        optimiser.zero_grad(set_to_none=True)  # a recording's gradients are in its memory, and would keep all of it
-        _set_training(trained, False)
+        optimiser.zero_grad(set_to_none=True)  # gradients of a captured graph would keep all of its memory
+        _set_training(groups, False)
     return means
 
 
-def _can_record(recipe: Recipe, runtime: Runtime) -> bool:
-    """Whether steps of this kind can be recorded here; the other optimisers count theirs on the host."""
+def _can_capture(recipe: Recipe, runtime: Runtime) -> bool:
+    """Whether steps can be CUDA graphs here; optimisers other than SGD count their steps on the host."""
     return runtime.device.type == "cuda" and runtime.processes.count == 1 and recipe.optimiser == "sgd"
 
 
-def _set_rates(optimiser: torch.optim.Optimizer, share: float) -> None:
+def _set_learning_rates(optimiser: torch.optim.Optimizer, factor: float) -> None:
     for group in optimiser.param_groups:
-        rate = group["initial_lr"] * share
+        rate = group["initial_lr"] * factor
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(rate)
         else:
             group["lr"] = rate
 
 
-def _optimiser(
-    trained: Sequence[Trained], recipe: Recipe, rates_on: torch.device | None = None
+def _make_optimiser(
+    groups: Sequence[ParamGroup], recipe: Recipe, rates_on: torch.device | None = None
 ) -> torch.optim.Optimizer:
-    """What takes the steps; its rates are numbers, or tensors on a device where steps are recorded there."""
-    groups: list[dict[str, Any]] = []
-    for item in trained:
-        wanted = [parameter for parameter in item.module.parameters() if parameter.requires_grad]
-        rate = recipe.learning_rate * item.rate
-        now = rate if rates_on is None else torch.tensor(rate, device=rates_on)
-        groups.append({"params": wanted, "lr": now, "initial_lr": rate})
-    fused = all(item.device.type in ("cpu", "cuda") for group in groups for item in group["params"])
+    """The optimiser; its learning rates are numbers, or tensors on a device where steps are captured there."""
+    options: list[dict[str, Any]] = []
+    for group in groups:
+        parameters = [parameter for parameter in group.module.parameters() if parameter.requires_grad]
+        rate = recipe.learning_rate * group.lr_scale
+        lr = rate if rates_on is None else torch.tensor(rate, device=rates_on)
+        options.append({"params": parameters, "lr": lr, "initial_lr": rate})
+    fused = all(item.device.type in ("cpu", "cuda") for group in options for item in group["params"])
     if recipe.optimiser != "sgd":
         adam = torch.optim.AdamW if recipe.optimiser == "adamw" else torch.optim.Adam
-        return adam(groups, weight_decay=recipe.weight_decay, fused=fused)
-    return torch.optim.SGD(groups, momentum=0.9, weight_decay=recipe.weight_decay, fused=fused)
+        return adam(options, weight_decay=recipe.weight_decay, fused=fused)
+    return torch.optim.SGD(options, momentum=0.9, weight_decay=recipe.weight_decay, fused=fused)
 
 
-def _set_training(trained: Sequence[Trained], mode: bool) -> None:
-    for item in trained:
-        item.module.train(mode)
+def _set_training(groups: Sequence[ParamGroup], mode: bool) -> None:
+    for group in groups:
+        group.module.train(mode)
 
 
 def _checked_mean(values: Tensor, losses: int, task: Task, epoch: int) -> float:
-    broken = ~torch.isfinite(values)
-    if broken.any():
-        first = int(broken.int().argmax())
+    not_finite = ~torch.isfinite(values)
+    if not_finite.any():
+        first = int(not_finite.int().argmax())
         raise OneaError(
             f"The loss became {values[first].item()} in task {task.index + 1}, epoch {epoch + 1}, "
             f"step {first // losses + 1}; lower the learning rate (--learning-rate)."

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One update, the same for research runs and for models: train, merge, carry, check, add.
+"""One update of a class-incremental learner, the same for research runs and for models.
 
-1. **Train** an adapter on the new images and **merge** it into the one that is kept.
-2. **Carry** the statistics of earlier classes along: the new images show how the merge moved features.
-3. **Check** images held out of the training: a merge that makes their answers worse is discarded.
-4. **Add** the new images to the statistics of their classes.
+Given the state (the merged adapter ``A`` and statistics ``S`` of the classes) and new images ``X`` with labels:
 
-Everything random is an input: which images are held out, and which crops of them are looked at.
+1. **Train and merge**: train an adapter on the images that are not held out and merge it, ``A' = merge(A, train(X))``.
+2. **Compensate drift**: with features ``F = f(X; A)`` and ``F' = f(X; A')``, fit a linear map ``M`` with ``F M ~ F'``
+   and apply it to the statistics of earlier classes, whose images are gone: ``S' = apply(M, S)``.
+3. **Check**: if accuracy on the held-out images drops significantly, reject the merge: ``A', S' = A, S``.
+4. **Add** the features ``f(X; A')`` to the statistics of their classes.
+
+All randomness is an input: which images are held out, their random crops, and the seeds of the training.
 """
 
 from __future__ import annotations
@@ -18,50 +21,58 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onea.classifiers.carrying import feature_map
-from onea.classifiers.contract import Classifier, Statistics
+from onea.classifiers.base import Classifier, Statistics
+from onea.classifiers.drift import fit_drift_map
 from onea.classifiers.statistics import ClassStatistics
 from onea.learner.held_out import dropped_significantly, held_out_accuracy
 from onea.learner.merged_adapter import MergedAdapter
 from onea.tensors import round_to_bfloat16
 
-Adapt = Callable[[MergedAdapter], tuple[MergedAdapter, dict[str, Any]]]
+TrainAndMerge = Callable[[MergedAdapter], tuple[MergedAdapter, dict[str, Any]]]  # also returns a report for JSON
 
 
 @dataclass(frozen=True)
-class Known:
-    """All that is kept between updates.
+class LearnerState:
+    """All that a learner keeps between updates.
 
     Attributes:
         adapter: the merged adapter.
-        statistics: of each class, by kind; every classifier reads those of one kind.
-        features: of some earlier images, ``[..., width]`` by name, which follow a change of the adapter.
+        statistics: of the features of each class, by kind; all classifiers of a kind share them.
+        features: stored features of some earlier images, ``[..., width]`` by name; they follow the drift as well.
     """
 
     adapter: MergedAdapter
     statistics: Mapping[Hashable, Statistics]
     features: Mapping[str, Tensor] = field(default_factory=dict)
 
-    def carried(self, by: Tensor) -> Known:
-        """The same after a linear map ``[width, width]`` of all features."""
-        statistics = {kind: known.carry(by) for kind, known in self.statistics.items()}
+    def apply_drift_map(self, drift_map: Tensor) -> LearnerState:
+        """The state after all features were multiplied by a matrix ``[width, width]``."""
+        statistics = {kind: each.apply_drift_map(drift_map) for kind, each in self.statistics.items()}
         features = {
-            name: round_to_bfloat16(value @ by.float()) if len(value) else value
+            name: round_to_bfloat16(value @ drift_map.float()) if len(value) else value
             for name, value in self.features.items()
         }
         return replace(self, statistics=statistics, features=features)
 
-    def add(self, features: Tensor, rows: Tensor) -> Known:
-        """The same with images added, as ``with_images`` takes them."""
-        return replace(self, statistics=with_images(self.statistics, features, rows))
+    def add(self, features: Tensor, labels: Tensor) -> LearnerState:
+        """The state with images added to their classes; see ``add_images``."""
+        return replace(self, statistics=add_images(self.statistics, features, labels))
+
+    def reset_classes(self, classes: Tensor) -> LearnerState:
+        """The state with empty statistics of these classes."""
+        statistics = {
+            kind: each.reset_classes(classes) if isinstance(each, ClassStatistics) else each
+            for kind, each in self.statistics.items()
+        }
+        return replace(self, statistics=statistics)
 
 
-def with_images(
-    statistics: Mapping[Hashable, Statistics], features: Tensor, rows: Tensor
+def add_images(
+    statistics: Mapping[Hashable, Statistics], features: Tensor, labels: Tensor
 ) -> dict[Hashable, Statistics]:
-    """Statistics with images added to their classes: features of their views ``[V, N, width]``, classes ``[N]``."""
-    flat, labels = features.flatten(0, 1), rows.repeat(len(features)).to(features.device)
-    return {kind: known.add(flat, labels) for kind, known in statistics.items()}
+    """Statistics with images added: features of all their views ``[views, N, width]`` and their classes ``[N]``."""
+    flat, repeated = features.flatten(0, 1), labels.repeat(len(features)).to(features.device)
+    return {kind: each.add(flat, repeated) for kind, each in statistics.items()}
 
 
 @dataclass(frozen=True)
@@ -69,91 +80,105 @@ class NewImages:
     """The images of an update.
 
     Attributes:
-        rows: the class of each, as a row of the statistics, ``[N]``.
-        features: computes those of a view of all images with an adapter, ``[N, width]``; view 0 is the whole image.
-        looks: the number of views that are looked at.
-        views: the number of views that enter the statistics; if only one is looked at, it counts that often.
+        labels: the class of each image, as its row in the statistics, ``[N]``.
+        compute_features: given the number of a view and an adapter, features of that view of all images, ``[N,
+            width]``. View 0 is the whole image, the others are random crops.
         held_out: images that are not trained on, ``bool [N]``.
-        added: images that enter the statistics, ``bool [N]``; None is all.
-        recomputed: classes whose earlier images are all in this update again, and these images, ``bool [N]``. If the
-            adapter changes, their statistics are computed from these images once more.
+        num_views: the number of views that are computed.
+        samples_per_image: how often each image counts in the statistics: once for each view, or a single view so often.
+        counted: images that enter the statistics, ``bool [N]``; None is all.
+        recompute: classes all of whose earlier images are in this update again, and these images, ``bool [N]``. If the
+            adapter changes, the statistics of these classes are computed again from these images.
     """
 
-    rows: Tensor
-    features: Callable[[int, MergedAdapter], Tensor]
+    labels: Tensor
+    compute_features: Callable[[int, MergedAdapter], Tensor]
     held_out: Tensor
-    looks: int = 1
-    views: int = 1
-    added: Tensor | None = None
-    recomputed: tuple[Tensor, Tensor] | None = None
+    num_views: int = 1
+    samples_per_image: int = 1
+    counted: Tensor | None = None
+    recompute: tuple[Tensor, Tensor] | None = None
 
 
 @dataclass(frozen=True)
-class Update:
+class UpdateResult:
     """The result of an update.
 
     Attributes:
-        known: all that is known now.
-        before: the same without the new images: the adapter of now, and statistics of earlier images.
-        features: of the views of the new images, ``[views, N, width]``.
+        state: the new state.
+        state_before_adding: the same without the new images: the new adapter, and statistics of earlier images alone.
+        features: of the new images under the new adapter, ``[samples_per_image, N, width]``.
         report: a JSON object about training, merge and check.
     """
 
-    known: Known
-    before: Known
+    state: LearnerState
+    state_before_adding: LearnerState
     features: Tensor
     report: dict[str, Any]
 
 
 def learn_update(
-    known: Known, images: NewImages, adapt: Adapt | None, *, kind: Hashable, classifier: Classifier, carry: bool
-) -> Update:
+    state: LearnerState,
+    images: NewImages,
+    train_and_merge: TrainAndMerge | None,
+    *,
+    kind: Hashable,
+    classifier: Classifier,
+    compensate_drift: bool,
+) -> UpdateResult:
     """Learn new images.
 
     Args:
-        known: what was learned before.
+        state: of the learner; it is not changed.
         images: of new classes or known ones.
-        adapt: trains an adapter on the images that are not held out, and merges it; None leaves the adapter as it is.
-        kind: of the statistics that ``classifier`` reads.
-        classifier: answers held-out images for the check.
-        carry: whether statistics follow the adapter.
+        train_and_merge: trains an adapter on the images that are not held out, and merges it; None keeps the adapter.
+        kind: of the statistics that ``classifier`` is fitted to.
+        classifier: predicts the held-out images for the check.
+        compensate_drift: whether the statistics of earlier classes follow the adapter.
     """
-    checks = adapt is not None and bool(images.held_out.any())
-    # One pass over the images, which a training without check and carry does not need.
-    features = images.features(0, known.adapter) if adapt is None or checks or carry else None
-    now = known
-    report: dict[str, Any] = {"trained": adapt is not None}
-    if adapt is not None:
-        adapter, more = adapt(known.adapter)
-        report |= more
-        after = images.features(0, adapter)
-        now = replace(known, adapter=adapter)
-        if carry and features is not None:
-            now = now.carried(feature_map(features, after))
-        if checks and features is not None:
-            seen = ((known, features), (now, after))
-            accuracy_before, accuracy_after = (
-                held_out_accuracy(classifier, each.statistics[kind], found, images.rows, images.held_out)
-                for each, found in seen
-            )
-            count = int(images.held_out.sum())
-            report["guard"] = {"before": accuracy_before, "after": accuracy_after, "images": count}
-            if dropped_significantly(accuracy_before, accuracy_after, count):
-                now, after, report["trained"] = known, features, False
-        features = after
-    assert features is not None
-    more_views = (images.features(view, now.adapter) for view in range(1, images.looks))
-    views = torch.stack([features, *more_views]).expand(images.views, -1, -1)
-    if report["trained"] and images.recomputed is not None:
-        classes, again = images.recomputed
-        now = _cleared(now, classes).add(views[:, again], images.rows[again])
-    added = slice(None) if images.added is None else images.added
-    return Update(now.add(views[:, added], images.rows[added]), now, views, report)
+    if train_and_merge is None:
+        features, report = images.compute_features(0, state.adapter), {"trained": False}
+    else:
+        state, features, report = _adapt(state, images, train_and_merge, kind, classifier, compensate_drift)
+    crops = (images.compute_features(view, state.adapter) for view in range(1, images.num_views))
+    views = torch.stack([features, *crops]).expand(images.samples_per_image, -1, -1)
+    if report["trained"] and images.recompute is not None:
+        classes, again = images.recompute
+        state = state.reset_classes(classes).add(views[:, again], images.labels[again])
+    counted = slice(None) if images.counted is None else images.counted
+    return UpdateResult(state.add(views[:, counted], images.labels[counted]), state, views, report)
 
 
-def _cleared(known: Known, classes: Tensor) -> Known:
-    statistics = {
-        kind: each.cleared(classes) if isinstance(each, ClassStatistics) else each
-        for kind, each in known.statistics.items()
-    }
-    return replace(known, statistics=statistics)
+def _adapt(
+    state: LearnerState,
+    images: NewImages,
+    train_and_merge: TrainAndMerge,
+    kind: Hashable,
+    classifier: Classifier,
+    compensate_drift: bool,
+) -> tuple[LearnerState, Tensor, dict[str, Any]]:
+    """Steps 1 to 3: the state with the new adapter or, if that was rejected, the old one; features; and a report."""
+    check = bool(images.held_out.any())
+    # A forward pass of all images, which a training without drift compensation and check does not need.
+    before = images.compute_features(0, state.adapter) if check or compensate_drift else None
+
+    adapter, report = train_and_merge(state.adapter)
+    after = images.compute_features(0, adapter)
+    new = replace(state, adapter=adapter)
+    report = {"trained": True, **report}
+    if before is None:
+        return new, after, report
+
+    if compensate_drift:
+        new = new.apply_drift_map(fit_drift_map(before, after))
+
+    if check:
+        accuracy_before, accuracy_after = (
+            held_out_accuracy(classifier, each.statistics[kind], features, images.labels, images.held_out)
+            for each, features in ((state, before), (new, after))
+        )
+        count = int(images.held_out.sum())
+        report["guard"] = {"before": accuracy_before, "after": accuracy_after, "images": count}
+        if dropped_significantly(accuracy_before, accuracy_after, count):
+            return state, before, report | {"trained": False}
+    return new, after, report

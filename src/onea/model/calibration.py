@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from onea.classifiers.familiarity import SIGNALS, SignalScaler
-from onea.classifiers.logistic import fit_log_odds
+from onea.classifiers.familiarity import NUM_SIGNALS, SignalScaler, fit_logistic_regression
 from onea.classifiers.statistics import ClassStatistics
-from onea.classifiers.validation import classes_left_out, left_out
+from onea.classifiers.validation import leave_classes_out, leave_folds_out
 from onea.model.held_out import Measured, taken_out
 from onea.model.state import State
 
@@ -93,7 +92,7 @@ def fit_slope(known: Tensor, hidden: Tensor) -> float:
     values = torch.cat([known, hidden]).double()
     middle, spread = values.mean(), values.std().clamp_min(1e-12)
     strange, usual = (((part.double() - middle) / spread)[:, None] for part in (hidden, known))
-    weights, _ = fit_log_odds(strange, usual, torch.zeros(1), 1e-3)
+    weights, _ = fit_logistic_regression(strange, usual, torch.zeros(1), 1e-3)
     return min(float(weights / spread), -least)
 
 
@@ -147,8 +146,8 @@ def calibrated(
         earlier: the state before the update, if it was measured alike.
     """
     features = views[0]
-    scores, signals = torch.empty(len(rows), len(state.classes)), torch.empty(len(rows), SIGNALS)
-    for here, others in left_out(before, views, rows, groups, _FOLDS):
+    scores, signals = torch.empty(len(rows), len(state.classes)), torch.empty(len(rows), NUM_SIGNALS)
+    for here, others in leave_folds_out(before, views, rows, groups, _FOLDS):
         scores[here], signals[here] = _judged(state, others, features[here])
     validated = Measured.of(scores.argmax(1), rows)
     margins = state.margins
@@ -156,13 +155,13 @@ def calibrated(
         margins = _as_of_now(margins, _watched(earlier, rows), _watched(state, rows))
     margins, margin_rows = _newest(_as_if_unseen(signals, rows, groups, honest), rows, margins, state.margin_rows)
     hidden, hidden_rows = state.hidden, state.hidden_rows
-    for here, out, others in classes_left_out(before, views, rows, groups, honest):
+    for here, out, others in leave_classes_out(before, views, rows, groups, honest):
         usual, strange = (_judged(state, others, features[chosen])[1] for chosen in (here, out))
         # Signals depend on the number of classes, so these are compared with those of images judged by the same ones.
         scale = SignalScaler(usual if len(usual) >= ENOUGH else margins)
         hidden, hidden_rows = _newest(scale(strange), rows[out], hidden, hidden_rows)
     if _share_in_series(rows, groups) > _MOST:
-        for here, others in left_out(before, views, rows, groups, _FOLDS_OF_SERIES):
+        for here, others in leave_folds_out(before, views, rows, groups, _FOLDS_OF_SERIES):
             scores[here] = state.classifier.fit(others)(features[here])
     fair = honest if honest.any() else torch.ones_like(honest)
     temperature = fit_temperature(scores[fair], rows[fair])
@@ -183,7 +182,7 @@ def _watched(state: State, rows: Tensor) -> Tensor:
     """Signals of images that were held out of updates, of all classes but these, judged by all others."""
     others, features, shown = taken_out(state.statistics, state.held_out)
     here = ~torch.isin(shown, rows)
-    return _judged(state, others, features[here])[1] if bool(here.any()) else torch.empty(0, SIGNALS)
+    return _judged(state, others, features[here])[1] if bool(here.any()) else torch.empty(0, NUM_SIGNALS)
 
 
 def _judged(state: State, known: ClassStatistics, features: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from onea.classifiers.contract import Classifier
-from onea.classifiers.removal import without_images
+from onea.classifiers.base import Classifier
 from onea.classifiers.statistics import ClassStatistics
 from onea.model.learning.fingerprints import first_copies
 
@@ -115,4 +114,4 @@ def taken_out(known: ClassStatistics, held: HeldOut) -> tuple[ClassStatistics, T
     if not len(rows):
         return known, features.new_empty(0, known.width), rows
     views = features.shape[1]
-    return without_images(known, features.flatten(0, 1), rows.repeat_interleave(views)), features[:, 0], rows
+    return known.remove(features.flatten(0, 1), rows.repeat_interleave(views)), features[:, 0], rows

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from onea.classifiers import make_classifier
-from onea.classifiers.contract import Classifier
-from onea.classifiers.familiarity import SIGNALS, Familiarity, Signals, Typicality
+from onea.classifiers.base import Classifier
+from onea.classifiers.familiarity import NUM_SIGNALS, Familiarity, Signals
 from onea.classifiers.gaussian import RegularisedGaussian
 from onea.classifiers.statistics import ClassStatistics
 from onea.errors import OneaError, did_you_mean, truncate
@@ -30,7 +30,7 @@ from onea.tensors import Tensors
 Update = dict[str, Any]
 
 READOUTS = ("rgda", "whitened", "slda", "ncm")  # and any other classifier that a model can keep
-NO_SIGNALS, NO_ROWS = torch.empty(0, SIGNALS), torch.empty(0, dtype=torch.int64)
+NO_SIGNALS, NO_ROWS = torch.empty(0, NUM_SIGNALS), torch.empty(0, dtype=torch.int64)
 NO_HELD = torch.empty(0, 1, 1)
 KNOWS_NOTHING = "The model knows no class yet; teach it some first."
 NOTHING_NAMED = "No class is named, so nothing would change; name at least one to forget."
@@ -45,7 +45,7 @@ def classifier_for(readout: str) -> Classifier:
         found = make_classifier(readout)
     except OneaError:
         raise OneaError(f"readout is '{truncate(readout)}'; choose {_CHOICE}.") from None
-    if not found.carried or not isinstance(found.statistics(1), ClassStatistics):
+    if not found.follows_drift or not isinstance(found.statistics(1), ClassStatistics):
         raise OneaError(f"readout is '{readout}', which cannot follow an adapter that learns; choose {_CHOICE}.")
     return found
 
@@ -54,7 +54,7 @@ def statistics_for(readout: str, width: int) -> ClassStatistics:
     """Statistics of no class that a readout can answer from; the scatter is always kept, for another readout."""
     needed = classifier_for(readout).statistics(width)
     assert isinstance(needed, ClassStatistics)
-    return needed if needed.richness else ClassStatistics.empty(width)
+    return needed if needed.detail else ClassStatistics.empty(width)
 
 
 def new_id() -> str:
@@ -128,8 +128,8 @@ class State:
 
     def calibrated_familiarity(self) -> tuple[Familiarity, Tensor, Tensor]:
         """The familiarity of images as a module, that of images held out, and that of images of classes left out."""
-        rule = Typicality(self.signals(), self.margins, self.hidden)
-        return rule, rule.total(rule.scale(self.margins)), rule.total(self.hidden)
+        rule = Familiarity(self.signals(), self.margins, self.hidden)
+        return rule, rule.combine(rule.scale(self.margins)), rule.combine(self.hidden)
 
     @property
     def held_out(self) -> HeldOut:
@@ -198,7 +198,7 @@ class State:
             id=new_id(),
             version=version,
             classes=tuple(self.classes[row] for row in kept),
-            statistics=self.statistics.keep(chosen),
+            statistics=self.statistics.select_classes(chosen),
             margins=self.margins[rows >= 0],
             margin_rows=rows[rows >= 0],
             hidden=self.hidden[hidden >= 0],
@@ -220,7 +220,7 @@ class State:
         note = noted("rename", version, date, [old, new], len(kept)) | {"joined": True}
         both = replace(
             self,
-            statistics=self.statistics.joined(row, into).compact(),
+            statistics=self.statistics.merge_classes(row, into).compact(),
             merged=merged_under(self.merged, old, new),
             **{name: rows.where(rows != row, into) for name in _ROWS for rows in (getattr(self, name),)},
         )

@@ -252,7 +252,7 @@ def of_many_classes(state, classes):
     known = state.statistics
     rows = torch.arange(classes) % known.classes
     noise = torch.randn(classes, known.width, generator=torch.Generator().manual_seed(0))
-    grown = dataclasses.replace(known.keep(rows), means=known.means[rows] + 0.01 * noise)
+    grown = dataclasses.replace(known.select_classes(rows), means=known.means[rows] + 0.01 * noise)
     return dataclasses.replace(state, classes=tuple(f"class {n}" for n in range(classes)), statistics=grown)
 
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save
 from support.models import class_folders, resealed, tiny_model
 
 import onea
-from onea.classifiers.carrying import feature_map
+from onea.classifiers.drift import fit_drift_map
 from onea.classifiers.familiarity import NO_BACKGROUND
 from onea.errors import OneaError
 from onea.model.export import Graph
@@ -162,10 +162,10 @@ def test_the_background_moves_with_the_adapter(follow_drift, tiny_vit, files, mo
     maps = []
 
     def watched(before, after):
-        maps.append(feature_map(before, after))
+        maps.append(fit_drift_map(before, after))
         return maps[-1]
 
-    monkeypatch.setattr("onea.learner.update.feature_map", watched)
+    monkeypatch.setattr("onea.learner.update.fit_drift_map", watched)
     monkeypatch.setattr(
         "onea.learner.update.dropped_significantly", lambda *given: False
     )  # whether the adapter is good is another question

@@ -130,7 +130,7 @@ def test_memory_does_not_decide_what_is_learned(tiny_vit, files, monkeypatch):
 
     kept, again = taught(), taught()
     assert all(torch.equal(again[name], value) for name, value in kept.items())
-    monkeypatch.setattr(fixed_views, "MOST_ON_HOST", 0)
+    monkeypatch.setattr(fixed_views, "MAX_HOST_BYTES", 0)
     computed = taught()
     assert not all(torch.equal(computed[name], value) for name, value in kept.items()), "tokens are rounded if kept"
     # To 11 bits; what comes of a few steps differs by less than a hundredth of the largest weight.

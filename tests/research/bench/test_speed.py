@@ -17,7 +17,7 @@ from support.tiny import write_tiny_vit
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from onea import OneA
-from onea.learner.adapter_training import blank_adapters, train_adapter
+from onea.learner.adapter_training import initial_adapters, train_adapter
 from onea.research.bench.config import CLASSES, BenchConfig
 from onea.research.bench.measure import bench_backbone, inference_flops, make_workload, training_flops
 from onea.research.bench.plain import plain_network
@@ -62,7 +62,7 @@ def test_learning_in_the_last_blocks_saves_most_of_a_training(tmp_path, name):
 
     def operations(**given) -> int:
         options = replace(made.method.options, epochs=20, min_epochs=20, max_epochs=20, **given)
-        adapters = blank_adapters(made.method.vit, options, seed=1)
+        adapters = initial_adapters(made.method.vit, options, seed=1)
         return count_flops(lambda: train_adapter(made.method.vit, adapters, task, options, runtime, None))
 
     assert operations(**lighter) < operations() / times

@@ -73,9 +73,14 @@ def test_training_that_keeps_the_head_is_the_same_training(tiny_run):
     ready = method_with(tiny_run, "fisher")
     task, method = ready.task(0), ready.method
     plain = train_adapter(
-        method.vit, method.learner.blank(task.seed, task.index), task, method.options, method.runtime, method.plan
+        method.vit,
+        method.learner.new_adapters(task.seed, task.index),
+        task,
+        method.options,
+        method.runtime,
+        method.plan,
     )
-    trained = method.learner._trained(method.merged, task, None, None)
+    trained = method.learner._train(method.merged, task, None, None)
     assert same(trained.tensors, plain.tensors)
     assert trained.report == plain.report
 
@@ -151,8 +156,8 @@ def test_gram_matrices_are_those_of_the_inputs_of_every_layer(tiny_run):
 def test_magmax_trains_from_the_previous_task_and_measures_from_the_first_start(tiny_run):
     ready = method_with(tiny_run, "magmax")
     method, trained = ready.method, []
-    original = method.learner._trained
-    method.learner._trained = lambda *given: trained.append(original(*given)) or trained[-1]
+    original = method.learner._train
+    method.learner._train = lambda *given: trained.append(original(*given)) or trained[-1]
     learn_all(ready)
     assert same(method.merged.start, trained[-1].tensors)
     fresh = learn_all(method_with(tiny_run, "running-mean", adapter_cache := AdapterCache()))
@@ -191,7 +196,7 @@ def test_operators_made_for_deltas_start_from_shared_weights_unless_told_otherwi
     method = method_with(tiny_run, merge).method
     asked = method_with(tiny_run, merge, options={"start": "fresh"}).method
     own = make_operator(merge).starts_from
-    assert (method.learner.start_rule, asked.learner.start_rule) == (own, "fresh")
+    assert (method.learner.start, asked.learner.start) == (own, "fresh")
     assert (own != "fresh") or not make_operator(merge).on_deltas
 
 
@@ -199,13 +204,13 @@ def test_fisher_merges_with_the_statistics_of_both_sides(tiny_run):
     ready = method_with(tiny_run, "fisher")
     method = ready.method
     method.learn(ready.task(0))
-    old, old_fisher = dict(method.adapter.state_dict()), dict(method.merged.memory)
+    old, old_fisher = dict(method.adapter.state_dict()), dict(method.merged.operator_state)
     old = {name: value.clone() for name, value in old.items()}
     assert set(old_fisher) == {f"fisher.{name}" for name in old}
-    trained = method.learner._trained(method.merged, ready.task(2), None, None)
+    trained = method.learner._train(method.merged, ready.task(2), None, None)
     fresh = method.learner._statistics(trained, ready.task(2))
     state = old_fisher | {f"new_{name}": value for name, value in fresh.items()}
     expected, kept = make_operator("fisher")(old, trained.tensors, Sizes(3, 2, 18, 12), state)
     method.learn(ready.task(2))
     assert same(dict(method.adapter.state_dict()), expected)
-    assert same(method.merged.memory, kept)
+    assert same(method.merged.operator_state, kept)

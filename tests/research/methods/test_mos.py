@@ -206,7 +206,9 @@ def test_the_head_learns_ten_times_slower(tiny_run, monkeypatch):
     import onea.research.methods.mos as module
 
     rates = []
-    monkeypatch.setattr(module, "train", lambda trained, *_, **__: rates.append([item.rate for item in trained]) or [])
+    monkeypatch.setattr(
+        module, "train", lambda groups, *_, **__: rates.append([each.lr_scale for each in groups]) or []
+    )
     ready = mos(tiny_run)
     ready.method.learn(ready.task(0))
     assert rates == [[1.0, 0.1]]

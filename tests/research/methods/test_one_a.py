@@ -27,17 +27,17 @@ def prepared(values: dict, **options):
 
 @pytest.mark.parametrize(("images_per_class", "epochs"), [(2, 20), (30, 20), (100, 15), (500, 10), (5000, 10)])
 def test_the_images_of_a_class_decide_the_epochs(images_per_class, epochs):
-    chosen = OneAPlusOptions().training_for(10, 10 * images_per_class)
+    chosen = OneAPlusOptions().training_options(10, 10 * images_per_class)
     assert (chosen.epochs, chosen.min_epochs, chosen.max_epochs) == (epochs, round(epochs / 2), round(epochs * 1.5))
 
 
 @given(classes=st.integers(1, 500), images=st.integers(1, 10**6))
 def test_what_is_asked_for_is_kept(classes, images):
     asked = {"epochs": 7, "min_epochs": 2, "max_epochs": 9, "batch_size": 5, "rank": 3}
-    found = OneAPlusOptions(**asked).training_for(classes, images)
+    found = OneAPlusOptions(**asked).training_options(classes, images)
     assert {name: getattr(found, name) for name in asked} == asked
-    assert OneAPlusOptions().training_for(classes, images).batch_size == (64 if images < 2500 else 128)
-    alone = OneAPlusOptions(epochs=4).training_for(classes, images)
+    assert OneAPlusOptions().training_options(classes, images).batch_size == (64 if images < 2500 else 128)
+    alone = OneAPlusOptions(epochs=4).training_options(classes, images)
     assert (alone.epochs, alone.min_epochs, alone.max_epochs) == (4, 2, 6)
 
 
@@ -92,8 +92,8 @@ def test_the_guard_never_takes_the_last_images_of_a_class(tiny_run, tmp_path, im
 
 
 def test_a_bound_that_is_given_holds():
-    assert OneAPlusOptions(min_epochs=25).training_for(1, 500).max_epochs == 25
-    assert OneAPlusOptions(max_epochs=4).training_for(1, 500).min_epochs == 4
+    assert OneAPlusOptions(min_epochs=25).training_options(1, 500).max_epochs == 25
+    assert OneAPlusOptions(max_epochs=4).training_options(1, 500).min_epochs == 4
 
 
 def test_compared_classifiers_are_those_of_runs_of_their_own(tiny_run, tmp_path):

@@ -14,7 +14,6 @@ from support.methods import prepared
 from support.pages import script
 
 from onea.errors import OneaError
-from onea.learner.data_rule import DataShape, data_rule
 from onea.learner.options import TrainingOptions
 from onea.learner.tasks import StreamPlan
 from onea.options import make_options
@@ -23,9 +22,10 @@ from onea.research.methods.presets import Preset, preset_options
 from onea.research.runs.config import RunConfig, make_config
 from onea.research.runs.runner import run
 from onea.research.runs.setup import options_of, shape_of_record
+from onea.schedules import DatasetSize, training_defaults
 
 TRAINED = [name for name in METHODS.names if issubclass(method_class(name).Options, TrainingOptions)]
-CIFAR, CUB = DataShape(50_000, 100, 10), DataShape(5_994, 200, 20)
+CIFAR, CUB = DatasetSize(50_000, 100, 10), DatasetSize(5_994, 200, 20)
 SHARED = ("batch_size", "epochs", "min_epochs", "max_epochs", "epoch_growth")
 
 
@@ -40,9 +40,9 @@ def test_every_preset_fits_every_method(method: str) -> None:
 
 @pytest.mark.parametrize("method", TRAINED)
 def test_all_methods_get_the_same_epochs_and_batches(method: str) -> None:
-    for shape in (CIFAR, CUB, DataShape(36, 6, 3)):
+    for shape in (CIFAR, CUB, DatasetSize(36, 6, 3)):
         options = preset_options(method, "auto", shape)
-        assert {name: options[name] for name in SHARED} == data_rule(shape)
+        assert {name: options[name] for name in SHARED} == training_defaults(shape)
         built = make_options(method_class(method).Options, options)
         plan = StreamPlan(shape.classes, shape.tasks)
         ours = make_options(method_class("one-a").Options, preset_options("one-a", "auto", shape))
@@ -77,8 +77,8 @@ def test_a_folder_may_be_called_anything(tiny_run, tiny_images: Path, tmp_path: 
 
 
 def test_the_rule_is_monotone() -> None:
-    shapes = [DataShape(10 * images, 10, 2) for images in (1, 2, 5, 10, 20, 30, 50, 100, 250, 500, 1300, 5000)]
-    rules = [data_rule(shape) for shape in shapes]
+    shapes = [DatasetSize(10 * images, 10, 2) for images in (1, 2, 5, 10, 20, 30, 50, 100, 250, 500, 1300, 5000)]
+    rules = [training_defaults(shape) for shape in shapes]
     epochs, batches = ([rule[name] for rule in rules] for name in ("epochs", "batch_size"))
     assert epochs == sorted(epochs, reverse=True), "the more images a class has, the fewer times they are seen"
     assert batches == sorted(batches)

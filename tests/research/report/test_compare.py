@@ -18,7 +18,6 @@ from support.records import NINE, record
 from typer.testing import CliRunner
 
 from onea.errors import OneaError
-from onea.learner.data_rule import DataShape, data_rule
 from onea.presentation.formats import fitting
 from onea.presentation.table import Table
 from onea.research.cli.report import compare as command
@@ -26,6 +25,7 @@ from onea.research.record_metrics import metric
 from onea.research.report.aggregate import curve, grid_table, over_seeds, settings
 from onea.research.report.compare import compare
 from onea.research.report.load import load_records
+from onea.schedules import DatasetSize, training_defaults
 
 Record = dict[str, Any]
 SEEDS = (1, 2, 3, 4, 5)
@@ -60,7 +60,7 @@ def test_curves_have_the_deviation_of_every_step() -> None:
 def test_what_a_long_tail_makes_of_the_preset_does_not_part_seeds() -> None:
     def tailed(seed: int, images: int, **asked: Any) -> Record:
         made = record(seed=seed)
-        options = data_rule(DataShape(images, sum(NINE), len(NINE)), asked.get("epochs")) | asked
+        options = training_defaults(DatasetSize(images, sum(NINE), len(NINE)), asked.get("epochs")) | asked
         made["config"] |= {"preset": "auto", "long_tail": 0.02, "options": asked}
         made["stream"]["samples"] = [600, *([12] * (sum(NINE) - 1))]  # the same, whichever classes they are of
         made["data"]["task_images"] = images

@@ -406,7 +406,7 @@ def test_adapters_are_kept_only_while_a_later_job_needs_them(tiny_run, tmp_path)
 def test_shared_adapters_lie_in_host_memory_and_are_lent_as_copies(tiny_run):
     adapter_cache = AdapterCache()
     ready = prepare(make_config(tiny_run), make_runtime("cpu"), adapter_cache)
-    own, lent = (ready.method.learner._trained(ready.method.merged, ready.task(0), None, None) for _ in range(2))
+    own, lent = (ready.method.learner._train(ready.method.merged, ready.task(0), None, None) for _ in range(2))
     assert lent.report["training_shared"]
     ((kept, _),) = adapter_cache.values()
     for name, value in kept.items():

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from onea import seeds
-from onea.classifiers.contract import Classifier
+from onea.classifiers.base import Classifier
 from onea.classifiers.statistics import ClassStatistics
 from onea.classifiers.validation import group_folds
 from onea.data.dataset import natural_key
@@ -236,7 +236,7 @@ def _statistics(state: State, kept: list[str]) -> ClassStatistics:
     if not kept:
         return ClassStatistics.empty(state.statistics.width)
     rows = torch.tensor([state.row(name) for name in kept])
-    return dataclasses.replace(state.statistics.keep(rows), factors=None, cut=None)
+    return dataclasses.replace(state.statistics.select_classes(rows), factors=None, cut=None)
 
 
 def _kept_advice(photos: int, overlap: float, misclassified: bool, held_out: bool) -> Advice:
@@ -390,4 +390,4 @@ def _with_variants(full: ClassStatistics, features: Tensor, chosen: list[Tensor]
         return full
     numbers = torch.repeat_interleave(torch.arange(len(chosen)), torch.tensor([len(one) for one in chosen]))
     means = ClassStatistics.empty(full.width, scatter=False).add(features[torch.cat(chosen)], numbers)
-    return replace(full.combine(means), scatter=full.scatter, freedom=full.freedom)
+    return replace(full.concatenate(means), scatter=full.scatter, freedom=full.freedom)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from onea.classifiers import make_classifier
-from onea.classifiers.contract import Classifier
+from onea.classifiers.base import Classifier
 from onea.classifiers.statistics import ClassStatistics
 from onea.classifiers.validation import cross_validated_scores
 from onea.model.calibration import fit_temperature

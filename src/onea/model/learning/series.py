@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from onea.classifiers.statistics import ClassStatistics, inverse_root, shrunk_covariance
+from onea.classifiers.statistics import ClassStatistics, inverse_sqrt, shrunk_covariance
 from onea.tensors import row_blocks
 
 GROUPS = 6  # of a class, at most
@@ -75,7 +75,7 @@ def series(features: Tensor, rows: Tensor, known: ClassStatistics) -> Tensor:
         own = torch.isin(rows[place], mine)
         others = apart[~own]
         freedom = known.freedom + len(others) - (len(classes) - len(mine))
-        root = inverse_root(shrunk_covariance(scatter + others.T @ others, freedom))
+        root = inverse_sqrt(shrunk_covariance(scatter + others.T @ others, freedom))
         for row in mine:
             members = rows[place] == row
             alike = F.normalize(apart[members] @ root, dim=1)

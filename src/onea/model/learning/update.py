@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onea.classifiers.contract import Classifier
+from onea.classifiers.base import Classifier
 from onea.classifiers.statistics import ClassStatistics
 from onea.classifiers.validation import cross_validated_scores
 from onea.data.image_storage import Images, PackedImages, choose_storage_tier
 from onea.learner.fixed_views import FixedViews
 from onea.learner.merged_adapter import AdapterLearner, MergedAdapter, MergingOptions
 from onea.learner.tasks import Task
-from onea.learner.update import Known, NewImages, learn_update, with_images
+from onea.learner.update import LearnerState, NewImages, add_images, learn_update
 from onea.merging.operator import Sizes
 from onea.model import calibration
 from onea.model.calibration import ENOUGH, calibrated
@@ -42,7 +42,7 @@ _GATE_SUMMARY = ("base", "align_share", "gate_min", "gate_max")
 
 def blank(engine: Engine, options: MergingOptions, readout: str) -> State:
     """The state of a model that knows nothing; its adapter leaves the network as it is."""
-    from onea.learner.adapter_training import blank_adapters
+    from onea.learner.adapter_training import initial_adapters
 
     if engine.vit.no_hooks_reason:  # no block has an adapter, and none is ever trained
         options = dataclasses.replace(options, adapter_blocks=0, patch_drop_rate=0.0, freeze_at=0.0)
@@ -52,7 +52,7 @@ def blank(engine: Engine, options: MergingOptions, readout: str) -> State:
         preprocess=engine.description,
         options=dataclasses.asdict(options),
         classes=(),
-        adapter=_on_cpu(blank_adapters(engine.vit, options, seed=0).state_dict()),
+        adapter=_on_cpu(initial_adapters(engine.vit, options, seed=0).state_dict()),
         merged={},
         statistics=statistics_for(readout, engine.vit.width),
         readout=readout,
@@ -98,7 +98,7 @@ def learn(
     adapters, options = engine.adapters(state), options_of(state.options)
     training = engine.for_training(progress)
     sizes = Sizes.of(state.merged, Counter(batch.labels))
-    trains = not engine.vit.no_hooks_reason and options.trains(len(names), sizes.new_share)
+    trains = not engine.vit.no_hooks_reason and options.should_train(len(names), sizes.new_share)
     views = Views(engine, batch, options, adapters, seed, training, exact=not trains)
     features = views.features(0, adapters)
     images = UpdateImages.of(batch, names, features, state, held_out, seed, training[1].progress)
@@ -106,13 +106,13 @@ def learn(
     claimed = taught_now(state, features)
 
     kept = MergedAdapter(adapters.state_dict(), len(state.merged), sum(state.merged.values()))
-    known = Known(
+    known = LearnerState(
         kept,
-        {state.statistics.kind: state.statistics.grown(len(images.classes))},
+        {state.statistics.kind: state.statistics.pad_to(len(images.classes))},
         {"background": state.background[~claimed], "held": state.held},
     )
 
-    def adapt(merged: MergedAdapter) -> tuple[MergedAdapter, dict[str, Any]]:
+    def train_and_merge(merged: MergedAdapter) -> tuple[MergedAdapter, dict[str, Any]]:
         return _adapt(engine, state, batch, images, called, seed, training, views, merged)
 
     def look(view: int, merged: MergedAdapter) -> Tensor:
@@ -123,22 +123,22 @@ def learn(
     recomputed = _recomputed(images, state)
     done = learn_update(
         known,
-        NewImages(rows, look, ~images.trained, views.looks, options.views, new, recomputed),
-        adapt if trains else None,
+        NewImages(rows, look, ~images.trained, views.num_views, options.views, new, recomputed),
+        train_and_merge if trains else None,
         kind=state.statistics.kind,
         classifier=classifier,
-        carry=follow_drift and bool(state.updates),
+        compensate_drift=follow_drift and bool(state.updates),
     )
     report, by_view = done.report, done.features
-    before, after = (_statistics(each) for each in (done.before, done.known))
+    before, after = (_statistics(each) for each in (done.state_before_adding, done.state))
     after = after.compact()
 
-    learned_from = with_images({before.kind: before}, by_view[:, new & images.trained], rows[new & images.trained])
+    learned_from = add_images({before.kind: before}, by_view[:, new & images.trained], rows[new & images.trained])
     right = 0
     if bool(measured.any()):
         right = int((classifier.fit(learned_from[before.kind])(by_view[0, measured]).argmax(1) == rows[measured]).sum())
     held_before, prints = state.held_out, images.repeats.fingerprints
-    held = dataclasses.replace(held_before, features=done.known.features["held"])
+    held = dataclasses.replace(held_before, features=done.state.features["held"])
     if report["trained"]:
         # What an adapter was trained on since says no more how new images are answered.
         still = held_before.unseen_by(prints[images.trained])
@@ -152,9 +152,9 @@ def learn(
         id=new_id(),
         version=version,
         classes=images.classes,
-        adapter=_on_cpu(done.known.adapter.tensors),
+        adapter=_on_cpu(done.state.adapter.tensors),
         statistics=after,
-        background=done.known.features["background"],
+        background=done.state.features["background"],
         fingerprints=torch.cat([state.fingerprints, prints[new]]),
         fingerprint_rows=torch.cat([state.fingerprint_rows, rows[new]]),
         held=round_to_bfloat16(held.features),
@@ -169,9 +169,9 @@ def learn(
         overall_before = measure(classifier, state.statistics, held_before)
     if overall_before and overall_before.share is None:
         again = recomputed[0]
-        validated = _cross_validated(classifier, after.cleared(again), by_view[0], images, recomputed[1])
+        validated = _cross_validated(classifier, after.reset_classes(again), by_view[0], images, recomputed[1])
         validated_before = _cross_validated(
-            classifier, state.statistics.cleared(again), features, images, recomputed[1]
+            classifier, state.statistics.reset_classes(again), features, images, recomputed[1]
         )
     conflicts = conflicts_of(batch.names, batch.labels, images.repeats.conflicts)
     photos = PhotoReport(batch.skipped, conflicts, batch.left_out, batch.groups)
@@ -205,7 +205,7 @@ def learn(
     return dataclasses.replace(learned, updates=(*state.updates, update)), photos
 
 
-def _statistics(known: Known) -> ClassStatistics:
+def _statistics(known: LearnerState) -> ClassStatistics:
     (statistics,) = known.statistics.values()
     assert isinstance(statistics, ClassStatistics)
     return statistics
@@ -254,7 +254,7 @@ def _adapt(
         Task(state.next_update, name, range(len(images.names)), stored, rows, images.labels[rows], seed)
         for rows in (images.trained.nonzero()[:, 0], (~images.trained).nonzero()[:, 0])
     )
-    result = learner.adapt(merged, task, Sizes.of(state.merged, images.taught), views.fixed, held_out)
+    result = learner.train_and_merge(merged, task, Sizes.of(state.merged, images.taught), views.fixed, held_out)
     runtime.progress.note("prototypes")
     return result
 
@@ -286,7 +286,7 @@ class Views:
     images themselves are, too, unless ``exact`` asks for full precision, in which all answers are given.
 
     Attributes:
-        looks: how many views of each image are looked at; if 1, the image itself counts in place of the others.
+        num_views: how many views of each image are looked at; if 1, the image itself counts in place of the others.
         fixed: the same for the training, where it looks at no others.
     """
 
@@ -308,13 +308,13 @@ class Views:
         self._for_crops = full if engine.vit.no_hooks_reason or training[1].fp8 else training
         self._for_images = full if exact else self._for_crops
         size = len(batch), len(set(batch.labels))
-        self.looks = options.looks(*size)
+        self.num_views = options.num_views(*size)
         self.fixed: FixedViews | None = None
-        if options.fixed_views:
+        if options.training_views:
             vit, runtime = self._for_images
             tier = choose_storage_tier(batch.pixels.nbytes, None, runtime.device)
             images = PackedImages(batch.pixels, engine.preprocess, runtime.device, tier)
-            further = range(1, options.drawn_views(*size))
+            further = range(1, options.num_fixed_views(*size))
             crops = [engine.draw(batch.labels, seed, view, options.crop_scale) for view in further]
             rows = torch.arange(len(batch))
             self.fixed = FixedViews(

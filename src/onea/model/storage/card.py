@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from onea.classifiers.familiarity import WEIGHTED, fitted_weights
+from onea.classifiers.familiarity import WEIGHTED_SIGNALS, fit_weights
 from onea.model.sentences import held_out_share
 from onea.model.state import State, Update
 from onea.model.storage.history_picture import history_picture
@@ -88,8 +88,8 @@ def _unknown(state: State) -> list[str]:
         return []
     if len(state.classes) == 1:
         return ["## Unknown images", "", "Told by their distance to the only class.", ""]
-    weights = fitted_weights(state.margins, state.hidden).tolist()
-    told = ", ".join(f"{name} {weight:.2f}" for name, weight in zip(WEIGHTED, weights, strict=True))
+    weights = fit_weights(state.margins, state.hidden).tolist()
+    told = ", ".join(f"{name} {weight:.2f}" for name, weight in zip(WEIGHTED_SIGNALS, weights, strict=True))
     return [
         "## Unknown images",
         "",

@@ -334,7 +334,7 @@ def _state(values: Mapping[str, Any], tensors: Tensors) -> State:
 
 def _statistics(values: Mapping[str, Any], tensors: Tensors) -> ClassStatistics:
     empty = statistics_for(values["readout"], tensors["prototypes"].shape[1])
-    return empty.restored(tensors | {"freedom": torch.tensor(values["freedom"])})
+    return empty.from_state_dict(tensors | {"freedom": torch.tensor(values["freedom"])})
 
 
 def _write_state(path: Path, state: State) -> None:

@@ -23,7 +23,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from onea import __version__
-from onea.classifiers.familiarity import SIGNALS
+from onea.classifiers.familiarity import NUM_SIGNALS
 from onea.data.transforms import Preprocess
 from onea.errors import OneaError
 from onea.files import DamagedFile, dump_with_checksum, parse_json_object, verify_checksum
@@ -325,9 +325,9 @@ def check_shapes(file: BinaryIO, size: int, state: Mapping[str, Any]) -> Shapes:
         "prototypes": ("F32", (classes, width)),
         "counts": ("I64", (classes,)),
         "scatter": ("F64", (width, width)),
-        "margins": ("F32", (rows, SIGNALS)),
+        "margins": ("F32", (rows, NUM_SIGNALS)),
         "margin_rows": ("I64", (rows,)),
-        "hidden": ("F32", (hidden, SIGNALS)),
+        "hidden": ("F32", (hidden, NUM_SIGNALS)),
         "hidden_rows": ("I64", (hidden,)),
     }
     if photos := _background(found, state["updates"]):

@@ -17,7 +17,7 @@ from onea.data.dataset import Pixels
 from onea.data.image_storage import PackedImages
 from onea.data.transforms import Preprocess
 from onea.errors import OneaError, did_you_mean
-from onea.learner.adapter_training import blank_adapters, train_adapter
+from onea.learner.adapter_training import initial_adapters, train_adapter
 from onea.learner.one_a import OneAOptions
 from onea.learner.tasks import StreamPlan
 from onea.merging.operator import Sizes
@@ -161,7 +161,7 @@ def inference_flops(method: OneAMethod) -> float:
 def training_flops(method: OneAMethod) -> float:
     """Operations per image of one pass with the adapter and back to the adapter's gradients."""
     images = _images(method)
-    adapters = blank_adapters(method.vit, method.options, seed=0).to(images.device)
+    adapters = initial_adapters(method.vit, method.options, seed=0).to(images.device)
 
     def step() -> None:
         with method.runtime.autocast():
@@ -308,7 +308,9 @@ class Measurements:
         clock = EpochTimer(workload.runtime.device)
         options = replace(method.options, epochs=count, min_epochs=count, max_epochs=count)
         runtime = replace(workload.runtime, progress=clock)
-        train_adapter(method.vit, method.learner.blank(task.seed, task.index), task, options, runtime, method.plan)
+        train_adapter(
+            method.vit, method.learner.new_adapters(task.seed, task.index), task, options, runtime, method.plan
+        )
         clock.stop()
         return [end - start for start, end in zip(clock.times, clock.times[1:], strict=False)]
 

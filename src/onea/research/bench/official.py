@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from onea.errors import OneaError, truncate
 from onea.files import check_path
-from onea.learner.losses import contrastive, contrastive_share
+from onea.learner.local_head import contrastive_loss, contrastive_weight
 from onea.research.bench.config import CLASSES, BenchConfig
 from onea.research.bench.results import OFFICIAL, Row, Timing, duration, rate, time_repeatedly
 from onea.vit.frozen import FrozenViT
@@ -111,7 +111,7 @@ def _measure(checkout: str, settings: dict[str, Any]) -> dict[str, list[float]]:
     optimiser = torch.optim.SGD(
         [*network.cur_adapter.parameters(), *head.parameters()], lr=0.01, momentum=0.9, weight_decay=5e-4
     )
-    labels, share = torch.arange(batch, device=device) % CLASSES, contrastive_share(CLASSES)
+    labels, share = torch.arange(batch, device=device) % CLASSES, contrastive_weight(CLASSES)
 
     def images(count: int) -> Tensor:
         return torch.randn(count, 3, size, size, device=device)
@@ -119,7 +119,7 @@ def _measure(checkout: str, settings: dict[str, Any]) -> dict[str, list[float]]:
     def step(given: Tensor) -> float:
         network.train()
         features = network(given, False)
-        loss = (1 - share) * F.cross_entropy(head(features), labels) + share * contrastive(features, labels)
+        loss = (1 - share) * F.cross_entropy(head(features), labels) + share * contrastive_loss(features, labels)
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()

@@ -22,7 +22,7 @@ from onea.learner.merged_adapter import (
 )
 from onea.learner.one_a import PUBLISHED
 from onea.learner.tasks import StreamPlan, Task
-from onea.learner.update import Known, NewImages, learn_update
+from onea.learner.update import LearnerState, NewImages, learn_update
 from onea.merging.average import RunningMean
 from onea.research.methods.classification import FeatureClassification, RandomFeatureOptions
 from onea.runtime import Runtime
@@ -57,7 +57,7 @@ class AdapterMerging(FeatureClassification):
     ):
         super().__init__(vit, options, runtime, plan)
         self.learner = AdapterLearner(vit, options, runtime, plan, adapter_cache)
-        self.adapter = self.learner.blank().requires_grad_(False).eval().to(runtime.device)
+        self.adapter = self.learner.new_adapters().requires_grad_(False).eval().to(runtime.device)
         self.merged = MergedAdapter(_copied(self.adapter.state_dict()))
 
     @classmethod
@@ -65,23 +65,25 @@ class AdapterMerging(FeatureClassification):
         """More for larger tasks, none for those that are not trained on."""
         plan, merged, epochs = StreamPlan(sum(sizes), len(sizes)), 0, []
         for classes in sizes:
-            trained = options.trains(classes, classes / (classes + merged))
+            trained = options.should_train(classes, classes / (classes + merged))
             epochs.append(options.epochs_for(classes, plan) if trained else 0)
             merged += classes * trained
         return epochs
 
     def learn(self, task: Task) -> dict[str, Any]:
         """Train an adapter, merge it into the kept one and add the task's images to what is known of its classes."""
-        trains = self.options.trains(len(task.classes), self.merged.sizes_with(task).new_share)
+        trains = self.options.should_train(len(task.classes), self.merged.sizes_with(task).new_share)
         held_out, views = torch.zeros(len(task), dtype=torch.bool), None
         if trains and self.options.guard:
             held_out = held_out_of_task(task, self.options.guard)
-        if trains and self.options.fixed_views:
-            count = self.options.drawn_views(len(task), len(task.classes))
-            views = FixedViews.drawn(self.vit, self.runtime, task, count, self.options.crop_scale, self.adapter)
+        if trains and self.options.training_views:
+            count = self.options.num_fixed_views(len(task), len(task.classes))
+            views = FixedViews.sample(self.vit, self.runtime, task, count, self.options.crop_scale, self.adapter)
 
-        def adapt(merged: MergedAdapter) -> tuple[MergedAdapter, dict[str, Any]]:
-            result = self.learner.adapt(merged, task.only(~held_out), views=views, held_out=task.only(held_out))
+        def train_and_merge(merged: MergedAdapter) -> tuple[MergedAdapter, dict[str, Any]]:
+            result = self.learner.train_and_merge(
+                merged, task.only(~held_out), views=views, held_out=task.only(held_out)
+            )
             self.runtime.progress.note("prototypes")
             return result
 
@@ -91,15 +93,15 @@ class AdapterMerging(FeatureClassification):
 
         name, classifier = next(iter(self.classifiers.items()))
         update = learn_update(
-            Known(self.merged, self.statistics),
-            NewImages(task.labels, features, held_out, *self.looks(task)),
-            adapt if trains else None,
+            LearnerState(self.merged, self.statistics),
+            NewImages(task.labels, features, held_out, *self.num_views(task)),
+            train_and_merge if trains else None,
             kind=self.statistics_kind(name),
             classifier=classifier,
-            carry=self.options.carry and self.num_classes > 0,
+            compensate_drift=self.options.carry and self.num_classes > 0,
         )
-        self._use(update.known.adapter)
-        self.set_statistics(update.known.statistics)
+        self._use(update.state.adapter)
+        self.set_statistics(update.state.statistics)
         return update.report
 
     @property
@@ -117,7 +119,7 @@ class AdapterMerging(FeatureClassification):
         return {
             **super().state_dict(),
             **add_prefix(_KEPT, self.adapter.state_dict()),
-            **add_prefix(_MEMORY, merged.memory),
+            **add_prefix(_MEMORY, merged.operator_state),
             **add_prefix(_START, merged.start),
             **add_prefix(_ORIGIN, merged.origin),
             "merged": torch.tensor([merged.classes, merged.samples]),

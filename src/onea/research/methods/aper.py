@@ -205,7 +205,7 @@ class AperFinetune(Aper):
         options = self.options
         recipe = options.recipe(options.optimiser, epochs=self.epochs_for(task))
         return train_with_local_head(
-            self.vit, self.adapted, head, task, recipe, self.runtime, head_rate=options.head_rate
+            self.vit, self.adapted, head, task, recipe, self.runtime, head_lr_scale=options.head_rate
         )
 
 

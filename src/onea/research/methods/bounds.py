@@ -19,7 +19,7 @@ from onea.learner.local_head import local_head, new_adapters, new_head, train_wi
 from onea.learner.one_a import PUBLISHED
 from onea.learner.options import AdapterOptions
 from onea.learner.tasks import StreamPlan, Task
-from onea.learner.training import Trained, train
+from onea.learner.training import ParamGroup, train
 from onea.research.methods.contract import Method
 from onea.runtime import Runtime
 from onea.tensors import Tensors, add_prefix, select_prefix
@@ -163,7 +163,7 @@ class Sequential(Method):
             # Old classes are in the softmax and never right, which pushes them down: the forgetting to measure.
             return F.cross_entropy(self.head(self.vit(images, self.adapters)).float(), labels)
 
-        trained = [Trained(self.adapters), Trained(self.head)]
+        trained = [ParamGroup(self.adapters), ParamGroup(self.head)]
         recipe = self.options.recipe(epochs=self.epochs_for(task))
         return {"epochs": recipe.epochs, "losses": train(trained, loss, task, recipe, self.runtime)}
 

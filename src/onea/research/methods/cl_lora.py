@@ -15,7 +15,7 @@ from onea import seeds
 from onea.learner.local_head import local_head
 from onea.learner.options import TrainingOptions
 from onea.learner.tasks import StreamPlan, Task
-from onea.learner.training import Loss, Trained, train
+from onea.learner.training import Loss, ParamGroup, train
 from onea.research.methods.contract import Method
 from onea.research.methods.lora import PROJECTIONS, LowRank, LowRankUpdates, SummedUpdates, check_rank
 from onea.runtime import Runtime
@@ -131,7 +131,7 @@ class CLLoRA(Method):
                         up.grad.mul_(weights[:, None])
 
         recipe = self.options.recipe(epochs=self.epochs_for(task))
-        trained = [Trained(shared), Trained(specific), Trained(head)]
+        trained = [ParamGroup(shared), ParamGroup(specific), ParamGroup(head)]
         means = train(trained, losses, task, recipe, self.runtime, before_step=reassign)
         self.runtime.progress.note("prototypes")
         self.specific.append(specific)

@@ -13,14 +13,14 @@ from torch import Tensor
 
 from onea import seeds
 from onea.classifiers import make_classifier
-from onea.classifiers.contract import Classifier, Scorer, Statistics
+from onea.classifiers.base import Classifier, Scorer, Statistics
 from onea.classifiers.statistics import ClassStatistics
 from onea.data.transforms import VIEW_AREA
 from onea.errors import OneaError
 from onea.learner.fixed_views import FixedViews
 from onea.learner.options import ClassifierOptions
 from onea.learner.tasks import StreamPlan, Task
-from onea.learner.update import with_images
+from onea.learner.update import add_images
 from onea.options import parse_pairs
 from onea.research.methods.contract import Method
 from onea.runtime import Runtime
@@ -73,7 +73,7 @@ class FeatureClassification(Method):
             required = classifier.statistics(vit.width)
             self._kinds[name] = required.kind
             shared = self.statistics.get(required.kind)
-            if shared is None or shared.richness < required.richness:
+            if shared is None or shared.detail < required.detail:
                 self.statistics[required.kind] = required
         self._scorers: dict[str, Scorer] = {}
 
@@ -117,15 +117,15 @@ class FeatureClassification(Method):
         """The kind of the statistics that a classifier is fitted to."""
         return self._kinds[name]
 
-    def looks(self, task: Task) -> tuple[int, int]:
-        """The number of views of each image that are looked at, and of those that enter the statistics."""
-        return self.options.looks(len(task), len(task.classes)), self.options.views
+    def num_views(self, task: Task) -> tuple[int, int]:
+        """The number of views of each image that are computed, and how often each image counts in the statistics."""
+        return self.options.num_views(len(task), len(task.classes)), self.options.views
 
     def update_statistics(self, task: Task) -> None:
         """Add the features of a task's images to the statistics."""
-        looks, views = self.looks(task)
-        features = torch.stack([self.task_features(task, self.hooks(), view) for view in range(looks)])
-        self.set_statistics(with_images(self.statistics, features.expand(views, -1, -1), task.labels))
+        num_views, views = self.num_views(task)
+        features = torch.stack([self.task_features(task, self.hooks(), view) for view in range(num_views)])
+        self.set_statistics(add_images(self.statistics, features.expand(views, -1, -1), task.labels))
 
     def set_statistics(self, statistics: Mapping[Hashable, Statistics]) -> None:
         """Replace the statistics by others of the same kinds, and fit the classifiers to them."""
@@ -168,14 +168,14 @@ class FeatureClassification(Method):
         shared, required = self.statistics_for(name), classifier.statistics(self.vit.width)
         if isinstance(shared, ClassStatistics) and isinstance(required, ClassStatistics):
             rest = {key: value for key, value in state.items() if key not in shared.state_dict()}
-            state = shared.reduced_to(required).state_dict() | rest
+            state = shared.reduce_to(required).state_dict() | rest
         return state
 
     def load_state_dict(self, state: Tensors) -> None:
         """Restore the statistics."""
         for number, (kind, statistics) in enumerate(self.statistics.items()):
             part = select_prefix(f"{_COMPARED}{number - 1}.", state) if number else state
-            self.statistics[kind] = statistics.restored(part).to(self.runtime.device)
+            self.statistics[kind] = statistics.from_state_dict(part).to(self.runtime.device)
         self._scorers = {}
 
 

@@ -16,7 +16,7 @@ from onea import schedules, seeds
 from onea.errors import OneaError
 from onea.learner.options import TrainingOptions
 from onea.learner.tasks import StreamPlan, Task
-from onea.learner.training import Trained, train
+from onea.learner.training import ParamGroup, train
 from onea.research.methods.contract import Method
 from onea.runtime import Runtime
 from onea.schema import BelowOne, Count, NotNegative, Positive
@@ -155,7 +155,7 @@ class MOS(Method):
             own = masked_cross_entropy(self.head(features), labels, task.classes)
             return own + options.regulariser * separation(features, old_means, options.regulariser_temperature)
 
-        trained = [Trained(self.working), Trained(self.head, rate=_HEAD_RATE)]
+        trained = [ParamGroup(self.working), ParamGroup(self.head, lr_scale=_HEAD_RATE)]
         return train(trained, loss, task, options.recipe(epochs=self.epochs_for(task)), self.runtime, after_step=merge)
 
     def _merge_towards(self, elders: nn.ModuleList) -> Callable[[], None]:

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from onea.learner.merged_adapter import MergingOptions
-from onea.learner.one_a import SMALLEST_BATCH, OneAOptions, OneAPlusOptions
+from onea.learner.one_a import MIN_BATCH_SIZE, OneAOptions, OneAPlusOptions
 from onea.research.methods.adapter_merging import AdapterMerging
 from onea.vit.hooks import BlockHooks
 
@@ -44,13 +44,13 @@ class OneAPlus(AdapterMerging):
     def epochs_per_task(cls, options: MergingOptions, sizes: Sequence[int]) -> list[int]:
         """More for larger tasks, none for those that are not trained on; assumes 100 images of a class."""
         assert isinstance(options, OneAPlusOptions)
-        training = options.training_for(1, 100)
+        training = options.training_options(1, 100)
         values = {name: getattr(training, name) for name in ("epochs", "min_epochs", "max_epochs")}
         return super().epochs_per_task(dataclasses.replace(options, **values), sizes)
 
     def batch_sizes(self) -> set[int]:
         """The sizes that steps may have."""
-        return {self.options.batch_size} if self.options.batch_size else {SMALLEST_BATCH, 2 * SMALLEST_BATCH}
+        return {self.options.batch_size} if self.options.batch_size else {MIN_BATCH_SIZE, 2 * MIN_BATCH_SIZE}
 
     def cacheable_modules(self) -> dict[str, BlockHooks]:
         """The adapter, which stands still while tasks teach it nothing."""

@@ -12,8 +12,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from onea.learner.data_rule import DataShape, data_rule
 from onea.research.methods import METHODS
+from onea.schedules import DatasetSize, training_defaults
 
 if TYPE_CHECKING:  # only the type: configurations list the names of presets without loading a network
     from onea.research.methods.contract import Method
@@ -25,7 +25,7 @@ _AUTO = {"crop_scale": 0.3, "head": "cosine", "head_scale": 16.0, "rank": 64, "w
 
 
 def preset_options(
-    method: str, preset: str, shape: DataShape | None = None, overrides: Mapping[str, Any] | None = None
+    method: str, preset: str, shape: DatasetSize | None = None, overrides: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """Options of a preset for a method.
 
@@ -39,7 +39,7 @@ def preset_options(
     if preset == "auto":
         if shape is None:
             raise ValueError("the preset auto needs the shape of the data")
-        rule = data_rule(shape, epochs=int((overrides or {}).get("epochs") or 0) or None)
+        rule = training_defaults(shape, epochs=int((overrides or {}).get("epochs") or 0) or None)
         rate = {} if kind.base_learning_rate is None else {"learning_rate": kind.base_learning_rate}
         values: Mapping[str, Any] = {**_AUTO, **kind.auto_preset, **rule, **rate}
     else:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from onea import schedules, seeds
 from onea.learner.options import TrainingOptions
 from onea.learner.tasks import StreamPlan, Task
-from onea.learner.training import Recipe, Trained, train
+from onea.learner.training import ParamGroup, Recipe, train
 from onea.research.methods.contract import Method
 from onea.runtime import Runtime
 from onea.tensors import Tensors, select_prefix, to_float64
@@ -127,7 +127,7 @@ class PromptMethod(Method):
             logits = rows(self.vit(images, hooks)).float()
             return F.cross_entropy(logits, labels - task.classes.start) + extra
 
-        return train([Trained(self.prompts), Trained(rows)], loss, task, self.recipe(task), self.runtime)
+        return train([ParamGroup(self.prompts), ParamGroup(rows)], loss, task, self.recipe(task), self.runtime)
 
     def _set_prototype_rows(self, task: Task) -> None:
         """Untrained rows point to their class's mean feature and are as long as the trained rows on average.

@@ -16,7 +16,7 @@ from onea import seeds
 from onea.errors import OneaError
 from onea.learner.options import TrainingOptions
 from onea.learner.tasks import StreamPlan, Task
-from onea.learner.training import Loss, Recipe, Trained, train
+from onea.learner.training import Loss, ParamGroup, Recipe, train
 from onea.research.methods.contract import Method
 from onea.runtime import Runtime
 from onea.schema import Count, Fraction, NotNegative
@@ -434,7 +434,7 @@ class SEMA(Method):
         """Train these modules and nothing else, and freeze them again."""
         for module in modules:
             module.requires_grad_(True)
-        losses = train([Trained(module) for module in modules], loss, task, recipe, self.runtime, purpose=purpose)
+        losses = train([ParamGroup(module) for module in modules], loss, task, recipe, self.runtime, purpose=purpose)
         for module in modules:
             module.requires_grad_(False)
         return losses

@@ -193,12 +193,12 @@ def _ruled(record: Record) -> dict[str, Any]:
     """
     if record["config"].get("preset") != "auto" or not record["stream"].get("samples"):
         return {}
-    from onea.learner.data_rule import DataShape, data_rule
+    from onea.schedules import DatasetSize, training_defaults
 
     asked, data, sizes = record["config"].get("options") or {}, record["data"], record["stream"]["sizes"]
     images = data.get("task_images") or data.get("train_images") or 0
     epochs = asked.get("epochs")
-    found = data_rule(DataShape(images, sum(sizes), len(sizes)), epochs if isinstance(epochs, int) else None)
+    found = training_defaults(DatasetSize(images, sum(sizes), len(sizes)), epochs if isinstance(epochs, int) else None)
     return {name: value for name, value in found.items() if name not in asked}
 
 

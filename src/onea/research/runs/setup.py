@@ -22,7 +22,6 @@ from onea.data.image_storage import ExactImages, Images, PackedImages, choose_st
 from onea.data.transforms import Filter, Geometry, Preprocess
 from onea.errors import OneaError
 from onea.files import cache_folder
-from onea.learner.data_rule import DataShape
 from onea.learner.merged_adapter import AdapterCache
 from onea.learner.tasks import StreamPlan, Task
 from onea.options import make_options
@@ -36,6 +35,7 @@ from onea.research.record import Record
 from onea.research.runs.config import RunConfig
 from onea.research.streams import Stream, make_stream, parse_sizes
 from onea.runtime import Runtime
+from onea.schedules import DatasetSize
 from onea.vit.backbones import load_backbone, stamp_of_weights, why_frozen_only
 from onea.vit.batching import EVALUATION_BATCH
 from onea.vit.compiled import can_compile
@@ -335,7 +335,7 @@ def _exact(
     return ImageSubset(images, torch.from_numpy(position[side.labels[rows]]), torch.arange(len(rows))), skipped
 
 
-def options_of(config: RunConfig, shape: DataShape) -> Any:
+def options_of(config: RunConfig, shape: DatasetSize) -> Any:
     """The options of a run's method on data of this shape: its preset, and what was asked for on top."""
     preset = preset_options(config.method, config.preset, shape, config.options)
     return make_options(method_class(config.method).Options, preset | config.options)
@@ -354,12 +354,12 @@ def images_per_task(config: RunConfig, stream: Stream, counts: Sequence[int]) ->
     return [sum(left(position) for position in stream.range_of(task)) for task in range(stream.tasks)]
 
 
-def shape_of(config: RunConfig, stream: Stream, counts: Sequence[int]) -> DataShape:
+def shape_of(config: RunConfig, stream: Stream, counts: Sequence[int]) -> DatasetSize:
     """What the rule of the default preset looks at."""
-    return DataShape(sum(images_per_task(config, stream, counts)), stream.classes, stream.tasks)
+    return DatasetSize(sum(images_per_task(config, stream, counts)), stream.classes, stream.tasks)
 
 
-def shape_of_record(record: Record) -> DataShape:
+def shape_of_record(record: Record) -> DatasetSize:
     """The shape that a record tells; older ones know only how many images there were before a long tail."""
     data, sizes = record["data"], record["stream"]["sizes"]
-    return DataShape(data.get("task_images") or data["train_images"], sum(sizes), len(sizes))
+    return DatasetSize(data.get("task_images") or data["train_images"], sum(sizes), len(sizes))

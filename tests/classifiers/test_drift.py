@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.models import class_folders, tiny_model
 
-from onea.classifiers.carrying import feature_map
+from onea.classifiers.drift import fit_drift_map
 
 
 def features(seed: int, count: int, width: int) -> torch.Tensor:
@@ -19,7 +19,7 @@ def features(seed: int, count: int, width: int) -> torch.Tensor:
 @settings(max_examples=25, deadline=None)
 def test_a_linear_move_is_found(seed, size):
     move = torch.eye(6) + size * features(seed + 1, 6, 6) / 3
-    found = feature_map(features(seed, 200, 6), features(seed, 200, 6) @ move)
+    found = fit_drift_map(features(seed, 200, 6), features(seed, 200, 6) @ move)
     torch.testing.assert_close(found.float(), move, atol=5e-3, rtol=0)
 
 
@@ -28,13 +28,13 @@ def test_a_linear_move_is_found(seed, size):
 def test_noise_is_no_move(seed):
     """What cannot be predicted from the old feature does not move prototypes much."""
     old = features(seed, 60, 30)
-    found = feature_map(old, old + features(seed + 1, 60, 30))
+    found = fit_drift_map(old, old + features(seed + 1, 60, 30))
     assert (found - torch.eye(30)).norm() < 0.25 * 30**0.5
 
 
 def test_directions_that_no_image_shows_stay():
     old = torch.cat([features(0, 50, 3), torch.zeros(50, 3)], dim=1)
-    found = feature_map(old, 2 * old)
+    found = fit_drift_map(old, 2 * old)
     torch.testing.assert_close(found[3:, 3:], torch.eye(3).double())
     assert max(found[:3, 3:].abs().max(), found[3:, :3].abs().max()) < 1e-12
 
@@ -43,7 +43,7 @@ def test_one_image_moves_nothing():
     """Left out, nothing predicts it: standing still is as good as any map."""
     for seed in range(20):
         old = features(seed, 1, 6)
-        assert torch.equal(feature_map(old, old + features(seed + 1, 1, 6)), torch.eye(6).double())
+        assert torch.equal(fit_drift_map(old, old + features(seed + 1, 1, 6)), torch.eye(6).double())
 
 
 def test_only_training_moves_old_prototypes(tiny_vit, tiny_images):
