@@ -101,7 +101,7 @@ def test_what_is_kept_is_the_tokens_in_half_precision(ready, adapters):
 
 def test_tokens_that_are_too_large_for_half_precision_stay_finite(ready, adapters, monkeypatch):
     below = type(ready.method.vit).forward_to_block
-    monkeypatch.setattr(type(ready.method.vit), "forward_below", lambda *given: 1e9 * below(*given))
+    monkeypatch.setattr(type(ready.method.vit), "forward_to_block", lambda *given: 1e9 * below(*given))
     tokens = some_views(ready, adapters, torch.float16).tokens(POSITIONS, OF_EACH)
     assert tokens.isfinite().all()
     assert tokens.abs().max() == torch.finfo(torch.float16).max

@@ -146,7 +146,7 @@ def test_in_low_precision_an_update_that_trains_looks_by_the_network_that_trains
         precisions.append(vit.matrix_dtype)
         return below(vit, *given)
 
-    monkeypatch.setattr(CountingViT, "below_eager", noted)
+    monkeypatch.setattr(CountingViT, "to_block_eager", noted)
     passed = count(model, files, FIRST)
     update = model.history[-1]
     assert update["epochs"] == EPOCHS
