@@ -18,9 +18,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'onea' has no attribute '{name}'")
     from importlib import import_module
 
-    from onea.cpu import set_passive_waiting
-
-    set_passive_waiting()
+    import_module("onea.cpu").set_passive_waiting()
     return getattr(import_module(_LAZY[name]), name)
 
 

@@ -88,7 +88,7 @@ def test_a_compiled_network_learns_with_it_as_without(tmp_path, monkeypatch, kep
 
         with monkeypatch.context() as patched, inductor.patch(force_disable_caches=True):
             if name == "theirs":
-                patched.setattr("onea.vit.blocks.takes", lambda *_: False)
+                patched.setattr("onea.vit.blocks.is_supported", lambda *_: False)
             if name == "exact":
                 results[name] = step()
             else:

@@ -43,7 +43,7 @@ def test_answers_are_computed_from_tokens_in_full_precision(network, monkeypatch
     precisions = noted(monkeypatch)
     with torch.no_grad():
         found = features()
-        monkeypatch.setattr(FrozenViT, "_stream", lambda vit, x, index: x)
+        monkeypatch.setattr(FrozenViT, "_cast_stream", lambda vit, x, index: x)
         assert torch.equal(found, features())
     assert set(precisions) == {torch.float32}
 

@@ -47,7 +47,7 @@ def interpret(folder: Path) -> None:
             found[f"out {case}"] = out.detach()
             (found[f"grad {case}"],) = torch.autograd.grad(out, qkv, upper)
     calls, patched = [], pytest.MonkeyPatch()
-    patched.setattr("onea.vit.blocks.takes", lambda *_: True)
+    patched.setattr("onea.vit.blocks.is_supported", lambda *_: True)
     patched.setattr("onea.vit.blocks.short_attention", lambda *given: calls.append(1) or short_attention(*given))
     save_file({**found, **trained(folder), "calls": torch.tensor(len(calls))}, folder / OUTPUTS)
 
@@ -105,7 +105,7 @@ def test_a_network_learns_with_it_as_without(folder):
 
 @pytest.mark.parametrize(("extra", "prefixed"), [({}, True), ({"qk_norm": True}, False)])
 def test_attention_that_does_more_is_left_to_pytorch(monkeypatch, extra, prefixed):
-    monkeypatch.setattr("onea.vit.blocks.takes", lambda *_: True)
+    monkeypatch.setattr("onea.vit.blocks.is_supported", lambda *_: True)
     monkeypatch.setattr("onea.vit.blocks.short_attention", lambda *_: pytest.fail("it does not do that"))
     attn = Attention(64, num_heads=2, norm_layer=torch.nn.LayerNorm, **extra).eval()
     h = torch.randn(2, 5, 64, generator=torch.Generator().manual_seed(1))

@@ -258,7 +258,7 @@ def test_downloaded_weights_that_changed_under_their_name_are_refused(monkeypatc
         return create
 
     monkeypatch.setenv("ONEA_CACHE", str(tmp_path))
-    monkeypatch.setattr("onea.vit.weight_files._cached_weights", lambda name: {})
+    monkeypatch.setattr("onea.vit.weight_files._download_overlay", lambda name: {})
     monkeypatch.setattr(timm, "create_model", download(1))
     first = load_backbone(name).digest
     assert load_backbone(name).digest == first

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bottleneck adapter that runs beside each block's MLP."""
+"""Bottleneck adapters, parallel to the MLP of each block."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from torch.nn import functional as F
 
 from onea.vit.hooks import BlockHooks
 
-_wants_gradient, _version = attrgetter("requires_grad"), attrgetter("_version")
+_requires_grad, _version = attrgetter("requires_grad"), attrgetter("_version")
 
 
-def _is_watched(layer: nn.Module) -> bool:
+def _has_forward_hooks(layer: nn.Module) -> bool:
     return bool(layer._forward_hooks or layer._forward_pre_hooks)
 
 
@@ -27,8 +27,8 @@ def bottleneck(u: Tensor, weights: tuple[Tensor, ...], scale: float, dropout: fl
     Args:
         u: the tokens.
         weights: weight and bias of ``down``, weight and bias of ``up``.
-        scale: factor on the result.
-        dropout: share of hidden channels to drop; 0 outside training.
+        scale: factor on the output.
+        dropout: dropout rate of the hidden channels; 0 outside training.
     """
     down, down_bias, up, up_bias = weights
     hidden = F.relu(F.linear(u, down, down_bias))
@@ -38,7 +38,7 @@ def bottleneck(u: Tensor, weights: tuple[Tensor, ...], scale: float, dropout: fl
 
 
 class Adapter(nn.Module):
-    """``scale * up(dropout(relu(down(u))))``: starts as exactly zero, because ``up`` does."""
+    """``scale * up(dropout(relu(down(u))))``: exactly zero at first, because ``up`` is initialised to zero."""
 
     def __init__(self, width: int, rank: int, scale: float, dropout: float, generator: torch.Generator):
         super().__init__()
@@ -52,8 +52,8 @@ class Adapter(nn.Module):
                 zero.zero_()
 
     def forward(self, u: Tensor) -> Tensor:
-        """Map tokens ``[B, N, width]`` to what is added to them."""
-        # Through its layers, unlike bottleneck(), so that their hooks hear of it.
+        """The update to add to tokens ``[B, N, width]``."""
+        # Calls the layers, unlike bottleneck(), so that their forward hooks run.
         hidden = F.relu(self.down(u))
         if self.training:
             hidden = F.dropout(hidden, self.dropout)
@@ -61,23 +61,23 @@ class Adapter(nn.Module):
         return update
 
     def weights(self) -> tuple[Tensor, ...]:
-        """The weights that ``bottleneck`` takes."""
+        """The arguments of ``bottleneck``."""
         return self.down.weight, self.down.bias, self.up.weight, self.up.bias
 
 
 class Adapters(nn.Module, BlockHooks):
-    """One adapter for every block of a ViT, or for the last few; the thing that One-A trains, merges and keeps.
+    """One adapter for every block of a ViT, or for the last few; what One-A trains and merges.
 
-    Tensors are named by the block of the network that they belong to, ``blocks.8.up.weight``, however many have some.
+    Tensors are named by their block of the network, ``blocks.8.up.weight``.
 
     Args:
-        depth: blocks of the network.
-        width: of the network.
+        depth: number of blocks of the network.
+        width: embedding width of the network.
         rank: width of the bottlenecks.
-        generator: draws the weights.
-        scale: factor on what is added.
-        dropout: while training.
-        first_block: the first block that has an adapter.
+        generator: for the initial weights.
+        scale: factor on the updates.
+        dropout: dropout rate in training.
+        first_block: the first block with an adapter.
     """
 
     whole_sequence = False
@@ -96,36 +96,36 @@ class Adapters(nn.Module, BlockHooks):
         super().__init__()
         self.scale, self.dropout, self.rank, self.first_block = scale, dropout, rank, first_block
         self._flat: tuple[object, Tensor] | None = None
-        self._at_rest: tuple[Tensor, FlatAdapters] | None = None
-        above = (Adapter(width, rank, scale, dropout, generator) for _ in range(first_block, depth))
-        # What stands in for the others has no weights, and so no names among the tensors.
-        self.blocks = nn.ModuleList([*(nn.Identity() for _ in range(first_block)), *above])
+        self._cached: tuple[Tensor, FlatAdapters] | None = None
+        adapters = (Adapter(width, rank, scale, dropout, generator) for _ in range(first_block, depth))
+        # The placeholders have no weights, so they do not appear in the state dict.
+        self.blocks = nn.ModuleList([*(nn.Identity() for _ in range(first_block)), *adapters])
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], scale: float) -> Adapters:
-        """Adapters with these weights, frozen, for inference; blocks, width and rank are those of the tensors.
+        """Frozen adapters with these weights; number of blocks, width and rank follow from the tensors.
 
         Raises:
             KeyError: a tensor is missing.
-            RuntimeError: they do not belong together.
-            ValueError: a name is not one of theirs.
+            RuntimeError: shapes or names do not fit.
+            ValueError: a name has no block number.
         """
         count = len(tensors) // 4
         first = min((int(name.split(".")[1]) for name in tensors if name.startswith("blocks.")), default=0)
         rank, width = tensors[f"blocks.{first}.down.weight"].shape
         generator = torch.Generator()
-        made = cls(first + count, width, rank, generator=generator, scale=scale, dropout=0.0, first_block=first)
-        made.load_state_dict(dict(tensors))
-        return made.eval().requires_grad_(False)
+        adapters = cls(first + count, width, rank, generator=generator, scale=scale, dropout=0.0, first_block=first)
+        adapters.load_state_dict(dict(tensors))
+        return adapters.eval().requires_grad_(False)
 
     @property
     def empty(self) -> bool:
-        """Whether they are for a network without blocks, in which nothing can take part."""
+        """Whether the network has no blocks, so that there are no adapters."""
         return not len(self.blocks)
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Blocks and width of the network that they fit."""
+        """Depth and width of the matching network."""
         return len(self.blocks), next(self.adapters()).up.out_features
 
     def adapters(self) -> Iterator[Adapter]:
@@ -135,23 +135,22 @@ class Adapters(nn.Module, BlockHooks):
             yield adapter
 
     def from_block(self, block: int) -> Adapters:
-        """Those of a block and of all after it, as adapters that share their weights."""
-        width, ours = self.shape[1], {"scale": self.scale, "dropout": self.dropout}
-        made = Adapters(block, width, self.rank, generator=torch.Generator(), first_block=block, **ours)
-        made.blocks.extend(self.blocks[block:])
-        return made
+        """The adapters from a block on; they share their weights with these."""
+        same = {"scale": self.scale, "dropout": self.dropout}
+        adapters = Adapters(block, self.shape[1], self.rank, generator=torch.Generator(), first_block=block, **same)
+        adapters.blocks.extend(self.blocks[block:])
+        return adapters
 
     def frozen_copy(self) -> Adapters:
-        """The same weights as they are now, for inference."""
+        """A frozen copy of the current weights, for inference."""
         return Adapters.from_tensors({name: value.clone() for name, value in self.state_dict().items()}, self.scale)
 
     def flat(self, dtype: torch.dtype) -> Tensor:
-        """All weights as one row, which ``FlatAdapters`` takes; of a frozen adapter in ``dtype`` and made only once.
+        """All weights as one vector for ``FlatAdapters``; for frozen adapters in ``dtype`` and cached.
 
-        The matrices come first, so that they stay aligned. What is written to a frozen adapter through ``.data`` goes
-        unseen.
+        The matrices come first, so that they stay aligned. The cache does not notice writes through ``.data``.
         """
-        if any(map(_wants_gradient, self._parts)):  # an optimiser may change them unseen
+        if any(map(_requires_grad, self._parts)):  # an optimiser may change them
             self._flat = None
             return torch.cat([part.flatten() for part in self._parts])
         first = self._parts[0]
@@ -161,38 +160,38 @@ class Adapters(nn.Module, BlockHooks):
         return self._flat[1]
 
     def for_inference(self, dtype: torch.dtype) -> BlockHooks:
-        """The same weights as they are multiplied, where they are frozen and nobody listens to their layers.
+        """Adapters with their weights already in ``dtype``, if they are frozen and have no forward hooks.
 
-        Autocast would convert the weights in every pass: four kernels for each block, which one image waits for.
+        Autocast would convert the weights in every forward pass: four kernels per block, noticeable for one image.
         """
         if self.training or self.empty or torch.compiler.is_compiling():
             return self
-        if any(map(_wants_gradient, self._parts)) or any(map(_is_watched, self._layers)):
+        if any(map(_requires_grad, self._parts)) or any(map(_has_forward_hooks, self._layers)):
             return self
         flat = self.flat(dtype)
-        if self._at_rest is None or self._at_rest[0] is not flat:
+        if self._cached is None or self._cached[0] is not flat:
             depth, width = self.shape
-            self._at_rest = flat, FlatAdapters(flat, depth, width, self.rank, self.scale, 0.0)
-        return self._at_rest[1]
+            self._cached = flat, FlatAdapters(flat, depth, width, self.rank, self.scale, 0.0)
+        return self._cached[1]
 
     def requires_grad_(self, requires_grad: bool = True) -> Adapters:
-        """Freeze, or let it be trained; whatever was made of the weights before is forgotten."""
-        self._flat = self._at_rest = None
+        """Freeze or unfreeze the weights, and drop the cached ones."""
+        self._flat = self._cached = None
         return super().requires_grad_(requires_grad)
 
     @functools.cached_property
     def _layers(self) -> tuple[nn.Module, ...]:
-        """All modules that somebody may listen to."""
+        """All modules that may have forward hooks."""
         return tuple(layer for adapter in self.adapters() for layer in (adapter, adapter.down, adapter.up))
 
     @functools.cached_property
     def _parts(self) -> tuple[Tensor, ...]:
-        """All weights; looked up once, because a module's attributes are slow to find."""
+        """All weights; cached, because attribute access of a module is slow."""
         down, down_bias, up, up_bias = zip(*(adapter.weights() for adapter in self.adapters()), strict=True)
         return (*down, *up, *down_bias, *up_bias)
 
     def mlp_update(self, block: int, u: Tensor) -> Tensor | None:
-        """The update of block ``block`` for its residual stream ``u`` (after attention, before the second norm)."""
+        """The update of a block for its residual stream ``u`` (after attention, before the second norm)."""
         if block < self.first_block:
             return None
         update: Tensor = self.blocks[block](u)
@@ -200,10 +199,10 @@ class Adapters(nn.Module, BlockHooks):
 
 
 class FlatAdapters(BlockHooks):
-    """Adapters whose weights are one plain tensor, so that a compiled network takes any task's as an argument.
+    """Adapters whose weights are one plain tensor, an argument of a compiled network.
 
-    One instead of four for every block: each costs a small network more time than it takes to use it. The length of the
-    row tells how many blocks have an adapter: the last ones.
+    One argument instead of four per block: in a small network, passing an argument takes longer than using it. The
+    length of the vector determines how many blocks, the last ones, have an adapter.
     """
 
     whole_sequence = False

@@ -11,46 +11,46 @@ from torch.nn import functional as F
 
 from onea.vit.short_attention import is_supported, short_attention
 
-_FEW_QUERIES = 1024  # images x heads x tokens; measured on two cores
+_MAX_FUSED_QUERIES = 1024  # images x heads x tokens; measured on two cores
 
 
 class RotaryEmbedding(NamedTuple):
-    """Rotary positions of the patches; tokens before ``start`` and behind the patches have none.
+    """Rotary position embedding of the patches; other tokens have none.
 
     Attributes:
         table: sines and cosines, ``[patches, 2 x head width]`` or one such table for each head.
-        start: the place of the first patch in the sequence.
+        start: index of the first patch in the sequence.
     """
 
     table: Tensor
     start: int
 
     def rotate(self, x: Tensor, half: bool) -> Tensor:
-        """Queries or keys ``[B, heads, N, head width]``, those of patches turned to their positions."""
+        """Apply the embedding to queries or keys ``[B, heads, N, head width]``."""
         from timm.layers import apply_rot_embed_cat
 
         stop = self.start + self.table.shape[-2]
-        if x.shape[2] <= self.start:  # only tokens in front of the patches are asked for
+        if x.shape[2] <= self.start:  # only prefix tokens
             return x
-        turned = apply_rot_embed_cat(x[:, :, self.start : stop], self.table, half=half).type_as(x)
-        return torch.cat([x[:, :, : self.start], turned, x[:, :, stop:]], dim=2)
+        rotated = apply_rot_embed_cat(x[:, :, self.start : stop], self.table, half=half).type_as(x)
+        return torch.cat([x[:, :, : self.start], rotated, x[:, :, stop:]], dim=2)
 
 
 def attention(
     attn: Any, h: Tensor, update: Tensor | None, prefix: tuple[Tensor, Tensor] | None, queries: int
 ) -> Tensor:
-    """Self-attention for the first so many tokens."""
+    """Self-attention for the first ``queries`` tokens."""
     width = attn.num_heads * attn.head_dim
-    if queries == h.shape[1]:  # all three at once: one image waits for each step that the host takes
+    if queries == h.shape[1]:  # one projection: with one image, each kernel launch counts
         qkv = attn.qkv(h) if update is None else attn.qkv(h) + update
         plain = prefix is None and isinstance(attn.q_norm, nn.Identity) and isinstance(attn.k_norm, nn.Identity)
         if plain and is_supported(qkv, attn.num_heads):
             return attn.proj(attn.norm(short_attention(qkv, attn.num_heads)))  # type: ignore[no-any-return]
         q, k, v = qkv.unflatten(2, (3, attn.num_heads, attn.head_dim)).permute(2, 0, 3, 1, 4).unbind()
     else:
-        q, k, v = (_in_heads(part, attn.head_dim) for part in _project(attn, h, update, queries, width))
+        q, k, v = (_split_heads(part, attn.head_dim) for part in _project(attn, h, update, queries, width))
     q, k = attn.q_norm(q), attn.k_norm(k)
-    return _answers(attn, q, k, v, prefix)
+    return _attend(attn, q, k, v, prefix)
 
 
 def rotary_attention(
@@ -61,9 +61,11 @@ def rotary_attention(
     queries: int,
     rotation: RotaryEmbedding | None,
 ) -> Tensor:
-    """Self-attention of timm's ``EvaAttention`` and ``AttentionRope`` for the first so many tokens."""
-    width = attn.proj.in_features  # not every version of timm notes the width of a head
-    q, k, v = (_in_heads(part, width // attn.num_heads) for part in _project_apart(attn, h, update, queries, width))
+    """Self-attention of timm's ``EvaAttention`` and ``AttentionRope`` for the first ``queries`` tokens."""
+    width = attn.proj.in_features  # older timm versions lack head_dim
+    q, k, v = (
+        _split_heads(part, width // attn.num_heads) for part in _project_separately(attn, h, update, queries, width)
+    )
     q, k = attn.q_norm(q), attn.k_norm(k)
     if rotation is not None:
         half = getattr(attn, "rotate_half", False)
@@ -71,31 +73,32 @@ def rotary_attention(
     q, k = q.type_as(v), k.type_as(v)
     if k.shape[1] < q.shape[1]:  # several heads share keys and values
         k, v = (part.repeat_interleave(q.shape[1] // part.shape[1], dim=1) for part in (k, v))
-    return _answers(attn, q, k, v, prefix)
+    return _attend(attn, q, k, v, prefix)
 
 
-def _answers(attn: Any, q: Tensor, k: Tensor, v: Tensor, prefix: tuple[Tensor, Tensor] | None) -> Tensor:
+def _attend(attn: Any, q: Tensor, k: Tensor, v: Tensor, prefix: tuple[Tensor, Tensor] | None) -> Tensor:
     if prefix is not None:
         keys, values = (part.to(k.dtype).expand(len(k), -1, -1, -1) for part in prefix)
         k, v = torch.cat([keys, k], dim=2), torch.cat([values, v], dim=2)
-    mixed = _mix(q, k, v)
+    mixed = _scaled_dot_product(q, k, v)
     return attn.proj(attn.norm(mixed.transpose(1, 2).flatten(2)))  # type: ignore[no-any-return]
 
 
-def _mix(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Values weighed by attention: PyTorch's fused kernel, but for bf16 on a CPU, where it trains 2-7 times slower.
+def _scaled_dot_product(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Scaled dot-product attention: PyTorch's fused kernel, except where it is slower.
 
-    There it answers few images twice as fast, and many no faster.
+    On a CPU in bf16 the fused kernel trains 2-7 times slower; in inference it is twice as fast with few images, and no
+    faster with many.
     """
     if q.device.type == "cpu" and q.dtype == torch.bfloat16:
         trains = q.requires_grad or k.requires_grad or v.requires_grad
-        if trains or q.shape[:-1].numel() > _FEW_QUERIES:
+        if trains or q.shape[:-1].numel() > _MAX_FUSED_QUERIES:
             return torch.softmax((q * q.shape[-1] ** -0.5) @ k.mT, dim=-1) @ v
     return F.scaled_dot_product_attention(q, k, v)
 
 
 def _project(attn: Any, h: Tensor, update: Tensor | None, queries: int, width: int) -> tuple[Tensor, ...]:
-    """Queries of the first so many tokens; keys and values of all."""
+    """Queries of the first tokens; keys and values of all."""
     if queries == h.shape[1]:
         qkv = attn.qkv(h)
         return (qkv if update is None else qkv + update).split(width, dim=2)  # type: ignore[no-any-return]
@@ -107,8 +110,8 @@ def _project(attn: Any, h: Tensor, update: Tensor | None, queries: int, width: i
     return q, *kv.split(width, dim=2)
 
 
-def _project_apart(attn: Any, h: Tensor, update: Tensor | None, queries: int, width: int) -> tuple[Tensor, ...]:
-    """As ``_project``, where the three may be layers of their own, or have biases apart from the joint layer."""
+def _project_separately(attn: Any, h: Tensor, update: Tensor | None, queries: int, width: int) -> tuple[Tensor, ...]:
+    """As ``_project``, for separate query, key and value layers, or separate biases."""
     if attn.qkv is not None:
         parts = _project(attn, h, update, queries, width)
     else:
@@ -120,7 +123,7 @@ def _project_apart(attn: Any, h: Tensor, update: Tensor | None, queries: int, wi
     return tuple(p if b is None else p + b.to(p.dtype) for p, b in zip(parts, biases, strict=True))
 
 
-def _in_heads(x: Tensor, width: int) -> Tensor:
+def _split_heads(x: Tensor, width: int) -> Tensor:
     """``[B, N, width]`` to ``[B, heads, N, head width]``."""
     return x.reshape(*x.shape[:2], -1, width).transpose(1, 2)
 
@@ -129,82 +132,82 @@ Prefix = tuple[Tensor, Tensor] | None
 
 
 class BlockOps:
-    """The pieces of timm's ``Block`` between which hooks take part; never an object, only a place for functions."""
+    """The steps of timm's ``Block``, between which hooks are called; a namespace of functions."""
 
     @staticmethod
-    def enter(block: Any, x: Tensor) -> Tensor:
-        """Tokens to what attention reads."""
+    def pre_attention(block: Any, x: Tensor) -> Tensor:
+        """The input of attention."""
         return block.norm1(x)  # type: ignore[no-any-return]
 
     @staticmethod
     def attend(
         block: Any, h: Tensor, update: Tensor | None, prefix: Prefix, queries: int, rotation: RotaryEmbedding | None
     ) -> Tensor:
-        """What the first so many tokens gather from all of them."""
+        """The output of attention for the first ``queries`` tokens."""
         return attention(block.attn, h, update, prefix, queries)
 
     @staticmethod
-    def leave(block: Any, mixed: Tensor) -> Tensor:
-        """What attention gathered to what is added to the tokens."""
+    def post_attention(block: Any, mixed: Tensor) -> Tensor:
+        """The update of the tokens from the output of attention."""
         return block.ls1(mixed)  # type: ignore[no-any-return]
 
     @staticmethod
     def mlp(block: Any, u: Tensor) -> Tensor:
-        """Tokens after attention to what is added to them."""
+        """The update of the tokens from the MLP."""
         return block.ls2(block.mlp(block.norm2(u)))  # type: ignore[no-any-return]
 
 
 class PostNormOps(BlockOps):
-    """Of timm's ``ResPostBlock``: the norms come behind attention and MLP instead of in front of them."""
+    """timm's ``ResPostBlock``: norms after attention and MLP instead of before them."""
 
     @staticmethod
-    def enter(block: Any, x: Tensor) -> Tensor:
-        """The tokens as they are."""
+    def pre_attention(block: Any, x: Tensor) -> Tensor:
+        """The tokens, unchanged."""
         return x
 
     @staticmethod
-    def leave(block: Any, mixed: Tensor) -> Tensor:
-        """The norm of what was gathered."""
+    def post_attention(block: Any, mixed: Tensor) -> Tensor:
+        """The normalised output of attention."""
         return block.norm1(mixed)  # type: ignore[no-any-return]
 
     @staticmethod
     def mlp(block: Any, u: Tensor) -> Tensor:
-        """The norm of the MLP's answer."""
+        """The normalised output of the MLP."""
         return block.norm2(block.mlp(u))  # type: ignore[no-any-return]
 
 
-def _attend_rotated(
+def _attend_with_rotation(
     block: Any, h: Tensor, update: Tensor | None, prefix: Prefix, queries: int, rotation: RotaryEmbedding | None
 ) -> Tensor:
-    """What the first so many tokens gather from all of them, by where each patch is."""
+    """The output of attention with rotary positions for the first ``queries`` tokens."""
     return rotary_attention(block.attn, h, update, prefix, queries, rotation)
 
 
 class EvaOps(BlockOps):
-    """Of timm's ``EvaBlock``: layer scales are plain tensors, and may be missing."""
+    """timm's ``EvaBlock``: layer scales are plain tensors or missing."""
 
-    attend = staticmethod(_attend_rotated)
+    attend = staticmethod(_attend_with_rotation)
 
     @staticmethod
-    def leave(block: Any, mixed: Tensor) -> Tensor:
-        """What attention gathered to what is added to the tokens."""
+    def post_attention(block: Any, mixed: Tensor) -> Tensor:
+        """The update of the tokens from the output of attention."""
         return mixed if block.gamma_1 is None else block.gamma_1 * mixed
 
     @staticmethod
     def mlp(block: Any, u: Tensor) -> Tensor:
-        """Tokens after attention to what is added to them."""
-        answer: Tensor = block.mlp(block.norm2(u))
-        return answer if block.gamma_2 is None else block.gamma_2 * answer
+        """The update of the tokens from the MLP."""
+        update: Tensor = block.mlp(block.norm2(u))
+        return update if block.gamma_2 is None else block.gamma_2 * update
 
 
 class EvaPostNormOps(PostNormOps):
-    """Of timm's ``EvaBlockPostNorm``."""
+    """timm's ``EvaBlockPostNorm``."""
 
-    attend = staticmethod(_attend_rotated)
+    attend = staticmethod(_attend_with_rotation)
 
 
 def block_ops_for(vit: Any) -> type[BlockOps] | str:
-    """The pieces of a network's blocks; or why no hooks can take part in it, as the end of a sentence."""
+    """The operations of a network's blocks; or why hooks are not supported, as the end of a sentence."""
     from timm.layers import AttentionRope
     from timm.models.deit import VisionTransformerDistilled
     from timm.models.eva import Eva, EvaAttention, EvaBlock, EvaBlockPostNorm
@@ -231,7 +234,7 @@ def block_ops_for(vit: Any) -> type[BlockOps] | str:
 
 
 def rotary_embeddings(vit: Any, extra: int) -> list[RotaryEmbedding] | None:
-    """The rotary positions of every block, with so many tokens put before the patches; None where there are none."""
+    """The rotary embedding of every block, with ``extra`` more tokens before the patches; None without one."""
     rope = getattr(vit, "rope", None)
     if rope is None:
         return None

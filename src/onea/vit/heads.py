@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Classifiers on the features: heads that a task trains and throws away, and prototypes that stay."""
+"""Classification heads for training, and class means as prototypes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch.nn import functional as F
 
 from onea.tensors import to_float64
 
-_PART = 4096  # rows whose classes are in memory as ones and zeros at once
+_CHUNK = 4096  # rows in memory as one-hot labels
 
 
 class LinearHead(nn.Module):
-    """A plain linear classifier over a task's own classes."""
+    """A linear classifier over the classes of a task."""
 
     def __init__(self, width: int, classes: int, generator: torch.Generator):
         super().__init__()
@@ -29,7 +29,7 @@ class LinearHead(nn.Module):
 
 
 class CosineHead(nn.Module):
-    """Cosine similarities to learned class vectors, times one learned scale."""
+    """Cosine similarities to learned class vectors, times a learned scale."""
 
     def __init__(self, width: int, classes: int, generator: torch.Generator, scale: float = 1.0):
         super().__init__()
@@ -42,10 +42,10 @@ class CosineHead(nn.Module):
 
 
 class GrowingHead(nn.Module):
-    """One linear classifier over all classes seen; every task adds its rows, so their number need not be known.
+    """A linear classifier over all classes seen; every task adds rows.
 
-    ``start`` is how new rows begin: ``truncated`` (normal with deviation 0.02, zero bias) or ``uniform`` (both within
-    1 / sqrt(width), as ``nn.Linear`` does).
+    ``start`` is the initialisation of new rows: ``truncated`` (truncated normal with standard deviation 0.02, zero
+    bias) or ``uniform`` (both within 1 / sqrt(width), as in ``nn.Linear``).
     """
 
     def __init__(self, width: int, start: Literal["truncated", "uniform"] = "truncated"):
@@ -55,7 +55,7 @@ class GrowingHead(nn.Module):
         self.bias = nn.Parameter(torch.empty(0))
 
     def grow(self, classes: int, generator: torch.Generator) -> None:
-        """Add rows; the old ones keep their values."""
+        """Add rows for new classes."""
         width = self.weight.shape[1]
         bound = 1 / math.sqrt(width)
         rows, bias = torch.empty(classes, width), torch.zeros(classes)
@@ -69,7 +69,7 @@ class GrowingHead(nn.Module):
         self.bias = nn.Parameter(torch.cat([self.bias.detach(), bias.to(device)]))
 
     def load_rows(self, weight: Tensor, bias: Tensor) -> None:
-        """Take saved rows back, however many they are."""
+        """Restore saved rows; their number may differ."""
         device = self.weight.device
         self.weight, self.bias = nn.Parameter(weight.to(device)), nn.Parameter(bias.to(device))
 
@@ -79,7 +79,7 @@ class GrowingHead(nn.Module):
 
 
 def masked_cross_entropy(logits: Tensor, labels: Tensor, classes: range) -> Tensor:
-    """Cross-entropy over the classes of one task alone: what masking all other logits with minus infinity gives."""
+    """Cross-entropy over the classes of one task, as with all other logits masked by minus infinity."""
     return F.cross_entropy(logits[:, classes.start : classes.stop].float(), labels - classes.start)
 
 
@@ -89,7 +89,7 @@ def _uniform(classes: int, width: int, generator: torch.Generator) -> Tensor:
 
 
 def cosine_scores(features: Tensor, prototypes: Tensor) -> Tensor:
-    """Cosine similarity of every feature to every prototype, ``[B, classes]``, in full precision.
+    """Cosine similarity of every feature to every prototype, ``[B, classes]``, in float32.
 
     >>> cosine_scores(torch.tensor([[3.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.0, 2.0], [-1.0, 0.0]]))
     tensor([[ 1.,  0., -1.]])
@@ -99,7 +99,7 @@ def cosine_scores(features: Tensor, prototypes: Tensor) -> Tensor:
 
 
 def class_means(features: Tensor, labels: Tensor, classes: range) -> Tensor:
-    """The mean feature of each class, un-normalised, ``[len(classes), width]``; summed in float64.
+    """The mean feature of each class, not normalised, ``[len(classes), width]``; summed in float64.
 
     >>> class_means(torch.tensor([[1.0], [3.0], [5.0]]), torch.tensor([7, 7, 8]), range(7, 9))
     tensor([[2.],
@@ -115,6 +115,6 @@ def class_sums(features: Tensor, labels: Tensor, classes: range) -> Tensor:
     exact = to_float64(features)
     local = (labels - classes.start).to(exact.device)
     sums = exact.new_zeros(len(classes), exact.shape[1])
-    for rows, own in zip(exact.split(_PART), local.split(_PART), strict=True):
-        sums += F.one_hot(own, len(classes)).double().T @ rows
+    for rows, labels_of_rows in zip(exact.split(_CHUNK), local.split(_CHUNK), strict=True):
+        sums += F.one_hot(labels_of_rows, len(classes)).double().T @ rows
     return sums

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hooks into a frozen ViT, for small modules that are trained beside it."""
+"""Hooks into a frozen ViT, for small modules that are trained with it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 class BlockHooks:
-    """The points at which a module takes part in a pass through the network; blocks count from 0.
+    """The points of a forward pass at which a module can change it; blocks count from 0.
 
-    These do nothing. A method's module overrides those that it needs.
+    These do nothing. A module overrides the ones it needs.
 
     With ``x`` the tokens ``[B, N, width]`` that enter a block, a block computes::
 
@@ -33,13 +33,13 @@ class BlockHooks:
     (tensor([2., 2.]), tensor([1., 1.]))
 
     Attributes:
-        first_block: the first block that it takes part in; the network alone computes what enters it.
-        whole_sequence: whether it must see every token in the last block. One that does not lets a network that reads
-            only its class token skip the others there: ``u`` then has one token, ``h`` still has all.
-        extra_tokens: how many tokens it puts between the network's own first ones and the patches. A network with
-            rotary positions must know where its patches are; tokens behind them need no telling.
-        compilable: whether passes with it may be compiled: it computes the same at every pass, with tensors only. One
-            whose tensors change in number or shape is compiled anew each time they do.
+        first_block: the first block that it changes; inputs of this block depend on the frozen network only.
+        whole_sequence: whether it needs every token in the last block. Otherwise a network that uses only its class
+            token skips the others there: ``u`` then has one token, ``h`` still has all.
+        extra_tokens: number of tokens that it inserts between the prefix tokens and the patches, which networks with
+            rotary positions need to know; tokens after the patches do not count.
+        compilable: whether forward passes with it may be compiled: it uses tensors only, in the same way every time. A
+            change of their number or shapes triggers a new compilation.
     """
 
     first_block: int = 0
@@ -48,15 +48,15 @@ class BlockHooks:
     compilable = False
 
     def for_inference(self, dtype: torch.dtype) -> BlockHooks:
-        """What does the same in fewer steps while nothing is trained, given the type of the network's products."""
+        """Equivalent hooks that are faster in inference; ``dtype`` is that of the frozen matrices."""
         return self
 
     def weights(self, vit: FrozenViT) -> dict[str, Tensor]:
-        """Replacements for the network's own weights, by name; for what rescales or retunes them."""
+        """Replacements of the network's weights by name, for methods that rescale or fine-tune them."""
         return {}
 
     def tokens(self, x: Tensor, vit: FrozenViT) -> Tensor:
-        """The sequence after position embedding; may be made longer."""
+        """The sequence after position embedding; may be extended."""
         return x
 
     def before_block(self, block: int, x: Tensor) -> Tensor:
@@ -68,19 +68,19 @@ class BlockHooks:
         return x
 
     def qkv_update(self, block: int, h: Tensor) -> Tensor | None:
-        """The term to add to the queries, keys and values ``[B, N, 3 * width]`` of attention input ``h``."""
+        """The update of the queries, keys and values ``[B, N, 3 * width]`` of attention input ``h``."""
         return None
 
     def prefix(self, block: int) -> tuple[Tensor, Tensor] | None:
-        """Keys and values to put in front, each ``[B or 1, heads, length, head width]``."""
+        """Keys and values to prepend, each ``[B or 1, heads, length, head width]``."""
         return None
 
     def mlp_update(self, block: int, u: Tensor) -> Tensor | None:
-        """The term to add to the block's output, given the residual stream before its second norm."""
+        """The update of the block's output, given the residual stream before its second norm."""
         return None
 
     def pool(self, x: Tensor) -> Tensor | None:
-        """Features from the normed output tokens; None for the network's own pooling."""
+        """Features from the normalised output tokens; None for the default pooling."""
         return None
 
 

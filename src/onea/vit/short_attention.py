@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention among few tokens, in kernels of our own: 65 tokens fit no tile of the general ones.
+"""Triton attention for short sequences: 65 tokens waste most of the tiles of general kernels.
 
-PyTorch's also leave the gradients of queries, keys and values to be put beside each other. Ours writes them there, and
-keeps nothing for the way back but its input.
+PyTorch's kernels also need the gradients of queries, keys and values to be concatenated afterwards. This one writes
+them in place, and saves nothing but its input for the backward pass.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 _TRITON = importlib.util.find_spec("triton") is not None
-_LONGEST = 128  # tokens; beyond, one program cannot hold them
+_MAX_TOKENS = 128  # that one program can hold
 _WIDTHS = (16, 32, 64)  # of a head; wider ones do not fit the shared memory of smaller chips
 
 
 def is_supported(qkv: Tensor, heads: int) -> bool:
-    """Whether these projections ``[B, N, 3 x width]`` are ours: in bfloat16 on a GPU of NVIDIA's, in a compiled pass.
+    """Whether the kernels support these projections ``[B, N, 3 x width]``: bfloat16 on an NVIDIA GPU, compiled.
 
-    Only in a compiled one, since the host takes longer to launch a Triton kernel than the fused ones of PyTorch, and
-    because compiled passes need what Triton needs, a C compiler for instance, in any case.
+    Only in compiled forward passes, because launching a Triton kernel from Python takes longer than PyTorch's fused
+    kernels, and because compilation needs the same tools as Triton, such as a C compiler.
     """
     return (
         _TRITON
@@ -31,24 +31,24 @@ def is_supported(qkv: Tensor, heads: int) -> bool:
         and qkv.is_cuda
         and torch.version.hip is None
         and qkv.dtype == torch.bfloat16
-        and qkv.shape[1] <= _LONGEST
+        and qkv.shape[1] <= _MAX_TOKENS
         and qkv.shape[2] // (3 * heads) in _WIDTHS
     )
 
 
 def tile_size(tokens: int) -> tuple[int, int]:
-    """Rows of a tile and warps of a program; one token may be left over. Tensor cores of Hopper begin at 64 rows."""
+    """Rows of a tile and warps of a program; one token may remain. Hopper's tensor cores need at least 64 rows."""
     return (64, 4) if tokens <= 65 else (128, 8)
 
 
 def short_attention(qkv: Tensor, heads: int) -> Tensor:
-    """Projections ``[B, N, 3 x width]`` to values weighed by attention, ``[B, N, width]``."""
-    found: Tensor = _ShortAttention.apply(qkv, heads)
-    return found
+    """Self-attention from projections ``[B, N, 3 x width]``, ``[B, N, width]``."""
+    output: Tensor = _ShortAttention.apply(qkv, heads)
+    return output
 
 
 class _ShortAttention(torch.autograd.Function):
-    """Dynamo traces both ways into the graph, launches and all, so that nothing of it is left to the host."""
+    """Dynamo traces forward and backward, including the kernel launches, into the compiled graph."""
 
     @staticmethod
     def forward(context: Any, qkv: Tensor, heads: int) -> Tensor:

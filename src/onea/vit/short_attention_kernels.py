@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Triton kernels of attention among few tokens: one program for each head of each image, which holds all of it at once.
+"""Triton kernels for attention on short sequences: one program for each head of each image.
 
-Queries, keys and values are read from where one linear layer wrote them, ``[images, tokens, 3, heads, head width]``,
-and their gradients are written in the same order. Tiles have a power of two of rows. Eight by eight patches and a class
-token are one more, and padded to the next power they would be four times the work. So the last token may stay beside
-the tile: what it takes part in are vectors, computed without tensor cores.
+Queries, keys and values are read from the output of one linear layer, ``[images, tokens, 3, heads, head width]``,
+and their gradients are written in the same layout. Tiles have a power of two of rows. Eight by eight patches and a
+class token are one more, and padding to the next power would cost four times the work. So the last token may stay
+outside the tile: its rows and columns are vectors, computed without tensor cores.
 
-Arguments in capitals are known when a kernel is compiled. ``TILE`` is either no less than ``TOKENS``, or one less;
-``WIDTH`` is that of a head. Of a name, ``d`` in front means its gradient, ``x`` behind it the token beside the tile.
-The attention matrix has a query in each row and a key in each column: ``p`` is its tile, ``px`` the column beside it,
+Arguments in capitals are compile-time constants. ``TILE`` is either no less than ``TOKENS``, or one less;
+``WIDTH`` is that of a head. In names, the prefix ``d`` means a gradient, the suffix ``x`` the token outside the tile.
+The attention matrix has a query in each row and a key in each column: ``p`` is its tile, ``px`` the column next to it,
 ``py`` the row below it, ``pz`` the corner.
 """
 
@@ -22,7 +22,7 @@ from typing import Any
 try:
     import triton.language as tl
     from triton import jit
-except ImportError:  # PyTorch for CPUs comes without it; nobody calls the kernels then
+except ImportError:  # CPU builds of PyTorch lack it and never call the kernels
 
     def jit(function: Callable[..., Any]) -> Callable[..., Any]:
         return function

@@ -237,14 +237,14 @@ def pretrained_network(name: str, config: NetworkConfig) -> Any:
     """A network of timm with its weights, fetched unless they were before."""
     import timm
 
-    overlay = _cached_weights(name)
+    overlay = _download_overlay(name)
     try:
         return timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay, **config.build_args())
     except (OSError, RuntimeError) as error:
         raise _unavailable(name, error) from error
 
 
-def _cached_weights(name: str) -> dict[str, str]:
+def _download_overlay(name: str) -> dict[str, str]:
     """Point timm at an earlier download when the hub cannot be reached, instead of retrying for a minute."""
     from huggingface_hub import constants
 

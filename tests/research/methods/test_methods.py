@@ -59,7 +59,7 @@ def test_tokens_that_nobody_reads_may_be_left_out(method, tiny_run, monkeypatch)
     learned = learn_all(ready)
     images = shown_images(ready)
     lean = learned.scores(images)
-    monkeypatch.setattr(learned.vit, "_tokens_read", 0)
+    monkeypatch.setattr(learned.vit, "_num_pooled", 0)
     torch.testing.assert_close(learned.scores(images), lean, rtol=1e-4, atol=1e-4)
 
 

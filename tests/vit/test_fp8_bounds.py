@@ -129,7 +129,7 @@ def test_a_trained_network_is_as_near_as_with_a_scale_per_row(monkeypatch):
         limited = vit.cast_matrices(torch.bfloat16, fp8=True)(images)
         layers = [layer for layer in vit.modules() if isinstance(layer, Fp8Linear)]
         assert [layer.stretch is not None for layer in layers] == [True, False, True, True] * 3
-        monkeypatch.setattr(fp8, "input_limits", lambda block: {})
+        monkeypatch.setattr(fp8, "input_bounds", lambda block: {})
         by_rows = vit.cast_matrices(torch.bfloat16, fp8=True)(images)
     far, near = ((found - expected).norm() / expected.norm() for found in (limited, by_rows))
     assert 0 < far < 1.5 * near < 0.2
