@@ -2,14 +2,13 @@
 """Every result number that README and docs print is that of a committed record or measured file.
 
 Tables of results are generated when the site is built, or written into the page, and then compared word for word by
-test_written.py. Whatever number is left in the text of a page must be one of those computed here for that page, or be
+test_fill.py. Whatever number is left in the text of a page must be one of those computed here for that page, or be
 listed as a setting: a number that nobody measured.
 """
 
 from __future__ import annotations
 
 import csv
-import doctest
 import json
 import re
 import sys
@@ -24,17 +23,11 @@ from typing import Any
 import pytest
 from support import ROOT
 
-from onea.research.record_metrics import metric
-from onea.research.report.compare import compare
+from onea.learner.one_a import OneAPlusOptions
+from onea.research.methods.one_a import OneAPlus
 
 sys.path.insert(0, str(ROOT / "tools/docs"))
-import evidence
-import findings
-import measured
-import remarks
-import reproduction
-import result_tables
-import written
+import fill
 
 BENCH = "speed/bench-nvidia-h200-16-random-vit_base_patch16_224.csv"
 LOG = ROOT / "research/README.md"
@@ -59,7 +52,7 @@ SETTINGS = {
     "research/README.md": "20 10 5 0.1 0.15 0.2 0.3 0.4 0.5 0.8 60 1,000 1,050 1,200 2,936",
     "docs/speed.md": "5",
     "docs/research.md": "1.5 4",
-    "docs/results/README.md": "5,000 2,000 0.4 0.05 25 20",
+    "docs/results/README.md": "5,000 2,000",
 }
 
 
@@ -71,7 +64,7 @@ def content(page: Path) -> str:
 
 def numbers(text: str) -> list[str]:
     """Numbers with a point or a comma, percentages, times, sizes; none of code, comments, addresses, written parts."""
-    text = written.MARK.sub("", text)
+    text = fill.WRITTEN.sub("", text)
     for pattern in (r"^```.*?^```$", r"<!--.*?-->", r"`[^`]*`"):
         text = re.sub(pattern, "", text, flags=re.M | re.S)
     return _NUMBER.findall(re.sub(r"\]\([^)]*\)", "]", text))
@@ -201,11 +194,16 @@ def speed() -> Iterator[str]:
 
 
 def turns() -> Iterator[str]:
-    """What an old commit and today's code reached in turns, FP8 against bf16, and what the fast ways cost."""
-    medians = median_turns("speed/gpu_turns-nvidia-h200-fp8.csv")
-    found = {(row["what"], row["side"]): float(row["value"]) for row in medians}
-    for what in ("training, later epochs", "inference"):
-        yield from shown(found[what, "new fp8"] / found[what, "new"], digits=(2,))
+    """How many times the rate of the old commit, and of bf16, each side reached in turns; memory; FP8 products."""
+    for path in sorted((ROOT / "benchmarks/speed").glob("gpu_turns-nvidia-h200-f*.csv")):
+        found: dict[str, dict[str, float]] = defaultdict(dict)
+        for row in lines(f"speed/{path.name}"):
+            if row["turn"] == "median" and row["section"] in ("train", "infer"):
+                found[row["what"]][row["side"]] = float(row["value"])
+        yield from shown(*(value / 1000 for value in found.pop("peak memory, reserved", {}).values()), digits=(1,))
+        for what, sides in found.items():
+            ratios = [value / sides[base] for base in {"old", "new"} & {*sides} for side, value in sides.items()]
+            yield from shown(*ratios, digits=(1,) if "20 epochs" in what else (2,))
     ratios = [float(row["ratio"]) for row in lines("speed/fp8_products-nvidia-h200.csv")]
     yield from shown(min(ratios), max(ratios), digits=(1,))
     differences = [
@@ -214,13 +212,6 @@ def turns() -> Iterator[str]:
         if row["difference"] and "bits" not in row["way"]
     ]
     yield from shown(*differences, digits=(1,))
-
-
-def median_turns(name: str) -> Iterator[dict[str, str]]:
-    """Of the large network."""
-    for row in lines(name):
-        if row["turn"] == "median" and row["section"] in ("train", "infer"):
-            yield row
 
 
 def bench_numbers() -> Iterator[str]:
@@ -249,13 +240,6 @@ def bench_numbers() -> Iterator[str]:
                 yield from shown(100 * (ours / value - 1), 100 * (value / ours - 1), digits=(0, 1))
 
 
-def records() -> Iterator[str]:
-    for record in evidence.records("precision"):
-        yield from shown(record["metrics"]["A_T"], record["metrics"]["mean_A"], digits=(2,))
-    (l2p,) = (record for record in evidence.main_runs("cifar100")["l2p"].records if record["config"]["seed"] == 1)
-    yield from shown(l2p["metrics"]["A_T"], digits=(2,))
-
-
 def unknown_runs(name: str) -> list[dict[str, Any]]:
     """What benchmarks/models/unknown.py measured."""
     return json_lines(f"models/unknown/{name}")
@@ -279,8 +263,21 @@ def privacy() -> Iterator[str]:
     )
 
 
+def readme() -> Iterator[str]:
+    yield from teaching()
+    yield from bench_numbers()
+
+
+def one_a_plus() -> Iterator[str]:
+    """How much longer a prediction takes than One-A's, and the learning rates of One-A+."""
+    slower = [100 * (float(row["ratio"]) - 1) for row in lines("speed/answering-nvidia-h200.csv")]
+    yield from shown(min(slower), max(slower), digits=(1,))
+    yield from (f"{rate:g}" for rate in (OneAPlus.base_learning_rate, OneAPlusOptions.learning_rate))
+
+
 SOURCES = {
-    "README.md": teaching,
+    "README.md": readme,
+    "docs/one-a-plus.md": one_a_plus,
     "docs/index.md": blocks_of_examples,
     "docs/expect.md": blocks_of_examples,
     "docs/grocery.md": blocks_of_examples,
@@ -289,7 +286,6 @@ SOURCES = {
     "docs/research.md": verdicts,
     "research/README.md": research,
     "docs/speed.md": speed,
-    "docs/results/README.md": records,
 }
 WITH_RESULTS = [ROOT / name for name in SOURCES]
 
@@ -307,68 +303,14 @@ def test_every_number_has_a_source(page: Path) -> None:
 
 @pytest.mark.parametrize("page", WITH_RESULTS, ids=named)
 def test_an_edited_number_is_noticed(page: Path) -> None:
-    """Whatever result is changed by one in its last digit, nearly always: two results may differ by just that."""
+    """Whatever digit is the last behind a point or comma, nearly always: two results may differ by just that."""
     name, text = str(page.relative_to(ROOT)), content(page)
     results = [number for number in dict.fromkeys(numbers(text)) if number in facts(name)]
-    edited = [number[:-1] + str((int(number[-1]) + 5) % 10) for number in results if number[-1].isdigit()]
+    exact = [number for number in results if re.fullmatch(r"[\d,]*[.,]\d+", number)] or results
+    edited = [number[:-1] + str((int(number[-1]) + 5) % 10) for number in exact]
     unnoticed = [number for number in edited if not unknown(name, f" {number} % ")]
     assert edited
     assert len(unnoticed) <= len(edited) / 3, unnoticed
-
-
-def test_doctests_of_the_modules_behind_the_pages() -> None:
-    import decisions
-    import frontier
-    import svg
-    import turns
-
-    for module in (decisions, evidence, findings, frontier, measured, remarks, result_tables, svg, turns, written):
-        assert doctest.testmod(module).failed == 0
-
-
-def test_comparisons_and_pages_print_the_same_intervals() -> None:
-    first, second = evidence.parts(10, "ASA + GW"), evidence.parts(10, "ASA + GW + DG")
-    rows = {row.name: row.interval for row in compare(first.records, second.records).rows}
-    for each in map(metric, ("A_T", "mean_A", "F")):
-        change = evidence.difference(first, second, lambda record, each=each: each.value(record))
-        assert rows[each.heading] == (change.low, change.high)
-
-
-def test_one_run_decides_nothing_but_operations() -> None:
-    single = [claim for claim in findings.claims() if claim.count == 1 and "×" not in claim.here]
-    assert {claim.verdict for claim in findings.claims() if claim not in single} > {"holds", "does not hold"}
-    assert all(claim.verdict == "one run" for claim in single)
-
-
-def test_the_frontier_shows_which_methods_have_one_seed() -> None:
-    import frontier
-
-    bounds = (evidence.JOINT, evidence.SEQUENTIAL)
-    shown = [runs for data in evidence.DATA for name, runs in evidence.main_runs(data).items() if name not in bounds]
-    drawn = frontier.frontier()
-    assert drawn.count("dot hollow") == 2 * sum(len(runs.records) == 1 for runs in shown), "for a desk and a phone"
-    assert drawn.count("n = 1<") == drawn.count("dot hollow")
-
-
-def test_every_committed_run_is_counted() -> None:
-    """Once each: records of further classifiers are no further runs."""
-    work = reproduction.committed_runs()
-    assert work.runs == len(list((ROOT / "docs/results").rglob("record.json.gz")))
-    assert work.added > work.busy > 0
-    assert (
-        f"The {work.runs} committed runs kept one H200 busy for {work.busy:.1f} hours" in result_tables.committed_runs()
-    )
-
-
-def test_hours_that_runs_share_count_once() -> None:
-    def made(started: str, finished: str, seconds: float) -> dict[str, Any]:
-        dates = {name: f"2026-01-01T{time}:00+00:00" for name, time in (("started", started), ("finished", finished))}
-        return {"dates": dates, "timings": {"learn_s": [seconds], "evaluate_s": [0.0]}}
-
-    shared = [made("10:00", "11:00", 1800), made("10:30", "11:30", 1800)]
-    assert reproduction.work_of([*shared, made("13:00", "13:30", 900)]) == (3, 1.25, 2.0, 2)
-    after = made("11:30", "12:00", 0)  # begins when another ends: never two at once
-    assert reproduction.work_of([shared[1], after]).at_once == 1
 
 
 def test_the_table_of_frozen_blocks_follows_from_its_runs() -> None:

@@ -1,82 +1,254 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The charts of the results page, from the committed records."""
+"""Charts as SVG inside a page: text stays text, and colours are the page's, which may be light or dark.
+
+A chart is drawn twice, for a desktop and for a phone, and the style sheet shows the one that fits: shrinking the first
+would make its words too small to read. The charts of the results page are made from the committed records.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from html import escape
+from math import hypot, log10
 
-import evidence
-from evidence import DATA, HIGHLIGHTED, JOINT, ONE_A, SEQUENTIAL, Mean, Runs, main_runs
-from svg import Canvas, figure, linear
+from results import DATA, HIGHLIGHTED, JOINT, Mean, Runs, mean, runs
 
-from onea.research.record import Record
+WIDE, NARROW = 680, 350  # pixels that a page has for a chart
+PICTURE = 460  # of a picture that is one file, for both
+LINE = 14  # between two lines of text
+LIGHT = (
+    "--ink: #1d2530; --soft: #5b6570; --line: #d5dae0; --a: #0072b2; --b: #b84d00; --c: #00795a; --rest: #98a1ab; "
+    "--paper: #ffffff;"
+)
+DARK = (
+    "--ink: #e8ebef; --soft: #aab3bf; --line: #3a4152; --a: #62b5ec; --b: #ff9d57; --c: #3fcea4; --rest: #7f8997; "
+    "--paper: #1e2129;"
+)
+RULES = """
+.drawn text { fill: var(--ink); }
+.drawn text.soft, .drawn text.rest { fill: var(--soft); }
+.drawn text.head { font-weight: 700; font-size: 14px; }
+.drawn text.strong, .drawn text.end, .drawn text.a, .drawn text.b, .drawn text.c { font-weight: 600; }
+.drawn polyline { fill: none; stroke: var(--soft); stroke-width: 1; }
+.drawn .grid, .drawn .leader, .drawn .faint { stroke: var(--line); }
+.drawn .bound { stroke: var(--soft); stroke-dasharray: 4 3; }
+.drawn .band { stroke: var(--line); stroke-width: 9; stroke-linecap: round; }
+.drawn .curve { stroke-width: 2.4; stroke-linejoin: round; }
+.drawn .bar { stroke-width: 2; stroke: var(--rest); }
+.drawn .column { stroke-width: 18; }
+.drawn polyline.a { stroke: var(--a); } .drawn polyline.b { stroke: var(--b); } .drawn polyline.c { stroke: var(--c); }
+.drawn polyline.ink { stroke: var(--ink); }
+.drawn text.a, .drawn path.a { fill: var(--a); } .drawn text.b, .drawn path.b { fill: var(--b); }
+.drawn text.c, .drawn path.c { fill: var(--c); } .drawn path.rest { fill: var(--rest); }
+.drawn .dot { fill: var(--rest); stroke: var(--paper); stroke-width: 1; }
+.drawn .dot.a { fill: var(--a); } .drawn .dot.b { fill: var(--b); } .drawn .dot.c { fill: var(--c); }
+.drawn .dot.hollow { fill: var(--paper); stroke: var(--ink); stroke-width: 1.6; }
+.drawn rect { fill: var(--a); stroke: none; }
+.drawn rect.page { fill: var(--paper); }
+.drawn rect.box { fill: none; stroke: var(--a); stroke-width: 1.4; } .drawn rect.box.b { stroke: var(--b); }
+"""
+_SITE = """
+.md-typeset figure.chart { width: 100%; margin: 1.2em 0; display: block; }
+.md-typeset figure.chart figcaption { max-width: none; font-style: normal; text-align: left; }
+.md-typeset figure.chart svg { max-width: 100%; height: auto; font-size: 12px; overflow: visible; }
+.md-typeset figure.chart text { paint-order: stroke; stroke: var(--paper); stroke-width: 3px; stroke-linejoin: round; }
+.md-typeset figure.chart svg.narrow { display: none; }
+.md-typeset figure.chart .thin { stroke: var(--rest); stroke-opacity: 0.7; }
+.md-typeset figure.chart .dot.hollow.rest { stroke: var(--rest); }
+@media (max-width: 38em) {
+  .md-typeset figure.chart svg.wide { display: none; }
+  .md-typeset figure.chart svg.narrow { display: inline; }
+}
+"""
+
+
+def stylesheet() -> str:
+    """How drawings look on the site, whose readers may switch its colours."""
+    schemes = "".join(
+        f'[data-md-color-scheme="{name}"] svg.drawn {{ {colours} }}\n'
+        for name, colours in (("default", LIGHT), ("slate", DARK))
+    )
+    return schemes + RULES + _SITE
+
+
+class Canvas:
+    """Marks in the order in which they are drawn; classes of style.css say how they look."""
+
+    def __init__(self, width: float) -> None:
+        self.width = width
+        self.height = 0.0
+        self._marks: list[str] = []
+
+    @property
+    def narrow(self) -> bool:
+        """Whether it is for a phone."""
+        return self.width < WIDE
+
+    def line(self, points: Sequence[tuple[float, float]], look: str = "axis") -> None:
+        """A line through points."""
+        self._grow(max(y for _, y in points))
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        self._marks.append(f'<polyline class="{look}" points="{path}"/>')
+
+    def dot(self, x: float, y: float, look: str = "", radius: float = 4, note: str = "") -> None:
+        """A point; the note is shown where a mouse rests on it."""
+        self._grow(y + radius)
+        told = f"<title>{escape(note)}</title>" if note else ""
+        self._marks.append(f'<circle class="dot {look}" cx="{x:.1f}" cy="{y:.1f}" r="{radius:g}">{told}</circle>')
+
+    def arrow(self, start: tuple[float, float], stop: tuple[float, float], look: str = "") -> None:
+        """A line with a tip."""
+        dx, dy = stop[0] - start[0], stop[1] - start[1]
+        length = hypot(dx, dy) or 1.0
+        dx, dy = 8 * dx / length, 8 * dy / length
+        foot = (stop[0] - dx, stop[1] - dy)
+        self.line([start, foot], f"bar {look}")
+        tip = f"M{stop[0]:.1f} {stop[1]:.1f}L{foot[0] - dy / 2:.1f} {foot[1] + dx / 2:.1f}"
+        self._marks.append(f'<path class="{look}" d="{tip}L{foot[0] + dy / 2:.1f} {foot[1] - dx / 2:.1f}Z"/>')
+
+    def rect(self, x: float, y: float, width: float, height: float, look: str = "", opacity: float = 1) -> None:
+        """A rectangle; its opacity may stand for a number."""
+        self._grow(y + height)
+        place = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
+        self._marks.append(f'<rect class="{look}" {place} opacity="{opacity:.2f}"/>')
+
+    def text(self, x: float, y: float, words: str, look: str = "", anchor: str = "start") -> None:
+        """Words on their base line."""
+        self._grow(y + 3)
+        self._marks.append(
+            f'<text class="{look}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
+        )
+
+    def svg(self, label: str) -> str:
+        """All of it; the label is for those who do not see it."""
+        size = f'viewBox="0 0 {self.width:g} {self.height + 4:.0f}" width="{self.width:g}"'
+        kind = "narrow" if self.narrow else "wide"
+        return f'<svg class="drawn {kind}" {size} role="img" aria-label="{escape(label)}">{"".join(self._marks)}</svg>'
+
+    def file(self, label: str) -> str:
+        """The same as a file of its own, which follows the system into the dark."""
+        height = self.height + 8
+        size = f'width="{self.width:g}" viewBox="0 0 {self.width:g} {height:.0f}"'
+        head = f'<svg xmlns="http://www.w3.org/2000/svg" class="drawn" {size}'
+        dark = f"@media (prefers-color-scheme: dark) {{ .drawn {{ {DARK} }} }}"
+        style = f"<style>.drawn {{ {LIGHT} }}\n{dark}{RULES}</style>"
+        page = f'<rect class="page" width="{self.width:g}" height="{height:.0f}"/>'
+        words = 'role="img" font-family="system-ui, sans-serif" font-size="13"'
+        marks = "\n".join(self._marks)
+        return f"{head} {words}>\n<title>{escape(label)}</title>\n{style}\n{page}\n{marks}\n</svg>\n"
+
+    def _grow(self, y: float) -> None:
+        self.height = max(self.height, y)
+
+
+def figure(draw: Callable[[Canvas], None], label: str, caption: str) -> str:
+    """A chart for either width, with what it shows in words."""
+    drawn = []
+    for width in (WIDE, NARROW):
+        canvas = Canvas(width)
+        draw(canvas)
+        drawn.append(canvas.svg(label))
+    return f'<figure class="chart" data-search-exclude>{"".join(drawn)}<figcaption>{caption}</figcaption></figure>'
+
+
+def linear(low: float, high: float, start: float, stop: float) -> Callable[[float], float]:
+    """Where a value lies between two pixels."""
+    return lambda value: start + (value - low) / (high - low) * (stop - start)
+
+
+def logarithmic(low: float, high: float, start: float, stop: float) -> Callable[[float], float]:
+    """The same where equal factors have equal lengths."""
+    inside = linear(log10(low), log10(high), start, stop)
+    return lambda value: inside(log10(value))
+
+
+def apart(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Places for labels, as near as possible to where they belong, in the same order and not over each other.
+
+    >>> apart([10, 12, 50], 10, 0, 100)
+    [6.0, 16.0, 50.0]
+    """
+    order = sorted(range(len(places)), key=lambda index: places[index])
+    blocks: list[tuple[float, list[int]]] = []  # where each block of touching labels has its middle
+    for index in order:
+        block = (float(places[index]), [index])
+        while blocks and _first(block, gap) - _last(blocks[-1], gap) < gap:
+            _, before = blocks.pop()
+            inside = [*before, *block[1]]
+            block = (sum(places[i] for i in inside) / len(inside), inside)
+        blocks.append(block)
+    found = [0.0] * len(places)
+    for middle, inside in blocks:
+        for number, index in enumerate(inside):
+            found[index] = middle + (number - (len(inside) - 1) / 2) * gap
+    shift = max(0.0, low - min(found)) if found else 0.0
+    shift = shift or (min(0.0, high - max(found)) if found else 0.0)
+    return [place + shift for place in found]
+
+
+def _first(block: tuple[float, list[int]], gap: float) -> float:
+    return block[0] - (len(block[1]) - 1) / 2 * gap
+
+
+def _last(block: tuple[float, list[int]], gap: float) -> float:
+    return block[0] + (len(block[1]) - 1) / 2 * gap
+
+
+# charts of the results page
 
 _LOOK = dict(zip(HIGHLIGHTED, ("a", "b", "c"), strict=True))
 ROW = 18.2  # of dots
-_MOST = 9  # methods in a panel of them
 _SIZES = ((1, 1), (2, 5), (6, 20), (21, 40))  # classes of a task
 
 
-def look(method: str) -> str:
+def look(key: str) -> str:
     """The colour class of a method; all but three are grey."""
-    return _LOOK.get(method, "rest")
+    return _LOOK.get(key, "rest")
 
 
-def joint_seeds() -> str:
-    """How many seeds joint training has, the fewer of the two streams."""
-    count = min(len(main_runs(data)[JOINT].records) for data in DATA)
-    return f"{count} seed{'s' if count > 1 else ''}"
+def _for_each_dataset(draw: Callable[[Canvas, str, float], None]) -> Callable[[Canvas], None]:
+    """One chart below the other, each under the name of its dataset."""
 
-
-def curves() -> str:
-    """Small multiples: accuracy after each task."""
-
-    def draw(canvas: Canvas) -> None:
+    def both(canvas: Canvas) -> None:
         top = 0.0
-        for data in DATA:
-            canvas.text(0, top + 14, DATA[data], "head")
-            _curves(canvas, data, top + 24)
+        for data, title in DATA.items():
+            canvas.text(0, top + 14, title, "head")
+            draw(canvas, data, top)
             top = canvas.height + 18
 
-    floors = " and ".join(f"{_floor(data):.0f} % ({name})" for data, name in DATA.items())
-    label = "Accuracy over all classes seen after each task, a panel for each method, on two datasets."
+    return both
+
+
+def accuracy_by_task() -> str:
+    """Small multiples: accuracy after each task."""
     caption = (
-        "Accuracy over all classes seen so far, after each task: one method a panel, all others in grey, joint "
-        f"training dashed. Mean over n seeds; the number is A_T. All panels of a dataset reach from {floors} to 100 %. "
-        f"Joint training is of {joint_seeds()}, so early tasks may lie above it. The twelve most accurate methods are "
-        "shown."
+        "Accuracy over all classes seen so far, after each task: one method in each panel, all others in grey, joint "
+        "training dashed. Mean over n seeds; the number is A_T. All panels of a dataset have the same axis."
     )
-    return figure(draw, label, caption)
+    return figure(_for_each_dataset(_accuracy_by_task), "Accuracy after each task, a panel for each method.", caption)
 
 
-def _floor(data: str) -> float:
-    """Where the axis of the curves begins."""
-    return min(min(runs.curve()) for name, runs in main_runs(data).items() if name != SEQUENTIAL)
-
-
-def _curves(canvas: Canvas, data: str, top: float) -> None:
-    runs = main_runs(data)
-    shown = [name for name in runs if name not in (JOINT, SEQUENTIAL)][:12]
+def _accuracy_by_task(canvas: Canvas, data: str, top: float) -> None:
+    top += 24
+    shown = [key for key in runs(data) if key != JOINT]
     columns = 2 if canvas.narrow else 4
     width, height = (canvas.width - 14 * (columns - 1)) / columns, 92.0
-    lines = {name: each.curve() for name, each in runs.items() if name != SEQUENTIAL}
-    floor = _floor(data)
-    for number, name in enumerate(shown):
+    lines = {key: each.curve() for key, each in runs(data).items()}
+    floor = min(map(min, lines.values()))
+    for number, key in enumerate(shown):
         left = (number % columns) * (width + 14)
         start = top + (number // columns) * (height + 40) + 16
-        x = linear(0, len(lines[name]) - 1, left, left + width)
+        x = linear(0, len(lines[key]) - 1, left, left + width)
         y = linear(floor, 100, start + height, start)
         for other, line in lines.items():
-            if other != name:
+            if other != key:
                 canvas.line([(x(i), y(v)) for i, v in enumerate(line)], "bound" if other == JOINT else "faint")
-        kind = look(name) if name in HIGHLIGHTED else "ink"
-        canvas.line([(x(i), y(v)) for i, v in enumerate(lines[name])], f"curve {kind}")
-        count = len(runs[name].records)
-        title = runs[name].title.replace("Running mean, shared start", "Mean, shared start")
-        canvas.text(left, start - 4, title, f"{kind} strong")
-        canvas.text(left + width, start - 4, f"n = {count}", "soft", "end")
-        canvas.text(left + width, start + height + 13, f"{lines[name][-1]:.1f}", f"{kind} end", "end")
+        kind = look(key) if key in HIGHLIGHTED else "ink"
+        canvas.line([(x(i), y(v)) for i, v in enumerate(lines[key])], f"curve {kind}")
+        canvas.text(left, start - 4, runs(data)[key].title, f"{kind} strong")
+        canvas.text(left, start + height + 13, f"n = {len(runs(data)[key].seeds)}", "soft")
+        canvas.text(left + width, start + height + 13, f"{lines[key][-1]:.1f}", f"{kind} end", "end")
         canvas.line([(left, start + height), (left + width, start + height)])
 
 
@@ -102,7 +274,7 @@ def dots(
 ) -> None:
     """Means with intervals, a row for each name; the axis begins at zero or below."""
     ends = [
-        end for row in rows for mean, _ in row.marks for end in (mean.value, mean.low, mean.high) if end is not None
+        end for row in rows for each, _ in row.marks for end in (each.value, each.low, each.high) if end is not None
     ]
     low, high = span or (min(0.0, *ends), max(0.0, *ends))
     low -= 0 if span else 0.03 * (high - low) * (low < 0)  # the leftmost dot stands clear of the names
@@ -120,185 +292,138 @@ def dots(
         here = top + ROW * (index + 0.6)
         kind = row.marks[0][1]
         canvas.text(names, here + 4, row.name, kind if kind in _LOOK.values() and len(row.marks) == 1 else "", "end")
-        for mean, look_of in row.marks:
-            if mean.low is not None and mean.high is not None:
-                canvas.line([(x(max(mean.low, low)), here), (x(min(mean.high, high)), here)], f"bar {look_of}")
-            canvas.dot(x(mean.value), here, look_of, note=f"{row.name}: {mean.text()}, n = {mean.count}")
+        for each, look_of in row.marks:
+            if each.low is not None and each.high is not None:
+                canvas.line([(x(max(each.low, low)), here), (x(min(each.high, high)), here)], f"bar {look_of}")
+            canvas.dot(x(each.value), here, look_of, note=f"{row.name}: {each.text()}, n = {each.count}")
 
 
 def forgetting() -> str:
     """F of each method, with intervals."""
 
-    def draw(canvas: Canvas) -> None:
-        top = 0.0
-        for data in DATA:
-            canvas.text(0, top + 14, DATA[data], "head")
-            found = sorted(main_runs(data).items(), key=lambda item: item[1].of("F").value)
-            rows = [DotRow(_counted(each), [(each.of("F"), look(name))]) for name, each in found if name != SEQUENTIAL]
-            dots(canvas, rows, Panel(0, top + 24, canvas.width), "points forgotten (F), fewer are better")
-            top = canvas.height + 18
+    def draw(canvas: Canvas, data: str, top: float) -> None:
+        found = sorted(runs(data).items(), key=lambda item: item[1].of("F").value)
+        rows = [DotRow(f"{each.title} ({len(each.seeds)})", [(each.of("F"), look(key))]) for key, each in found]
+        dots(canvas, rows, Panel(0, top + 24, canvas.width), "forgetting (F), points")
 
-    lost = " and ".join(f"{main_runs(data)[SEQUENTIAL].of('F').value:.0f}" for data in DATA)
-    label = "Forgetting of each method on two datasets."
     caption = (
-        "Forgetting F: how many points a task has lost since its best, mean over tasks. In brackets the number of "
-        "seeds; bars are 95 % intervals. F rewards what never learned much: methods that train once and then stand "
-        f"still have little to lose. Sequential fine-tuning ({lost}) is left out."
+        "Forgetting F: how many points the accuracy of a task has fallen from its best, mean over tasks; lower is "
+        "better. In brackets the number of seeds; bars are 95 % confidence intervals."
     )
-    return figure(draw, label, caption)
+    return figure(_for_each_dataset(draw), "Forgetting of each method on two datasets.", caption)
 
 
-def _counted(runs: Runs) -> str:
-    return f"{runs.title} ({len(runs.records)})"
+def accuracy_by_size() -> str:
+    """Accuracy at the end by the size of the task in which a class arrived."""
 
-
-def by_size() -> str:
-    """Accuracy at the end by the size of the task a class came in."""
-
-    def shown(data: str) -> list[Runs]:
-        whole = [runs for runs in main_runs(data).values() if len(runs.records) >= 5 and runs.method != SEQUENTIAL]
-        return [runs for place, runs in enumerate(whole) if place < _MOST or runs.method in HIGHLIGHTED]
-
-    def of(runs: Runs, low: int, high: int) -> Mean | None:
-        found = [value for record in runs.records if (value := _of_size(record, low, high)) is not None]
-        return evidence.mean(found) if found else None
-
-    def draw(canvas: Canvas) -> None:
-        top, columns = 0.0, 1 if canvas.narrow else 2
+    def draw(canvas: Canvas, data: str, top: float) -> None:
+        columns, here = 1 if canvas.narrow else 2, top + 22
         width = canvas.width / columns
-        for data in DATA:
-            canvas.text(0, top + 14, DATA[data], "head")
-            for number, (low, high) in enumerate(_SIZES):
-                if number % columns == 0:
-                    here = canvas.height + 8
-                left = number % columns * width
-                words = f"in a task of {low} to {high}" if low < high else "alone"
-                canvas.text(left, here + 12, f"classes that arrived {words}", "strong")
-                found = [(runs, of(runs, low, high)) for runs in shown(data)]
-                rows = [DotRow(runs.title, [(mean, look(runs.method))]) for runs, mean in found if mean]
-                dots(canvas, rows, Panel(left, here + 18, width), "right at the end, %", (0, 100))
-            top = canvas.height + 18
+        for number, (low, high) in enumerate(_SIZES):
+            if number and number % columns == 0:
+                here = canvas.height + 8
+            left = number % columns * width
+            words = f"in a task of {low} to {high}" if low < high else "alone"
+            canvas.text(left, here + 12, f"classes that arrived {words}", "strong")
+            found = {key: _of_size(each, low, high) for key, each in runs(data).items()}
+            rows = [DotRow(runs(data)[key].title, [(each, look(key))]) for key, each in found.items() if each]
+            dots(canvas, rows, Panel(left, here + 18, width), "accuracy at the end, %", (0, 100))
 
     label = "Accuracy at the end by the size of the task in which a class arrived."
     caption = (
-        "Accuracy after the last task over the classes that arrived alone, in small and in large tasks, for the most "
-        "accurate methods with five seeds. Bars: 95 % intervals; few classes arrive alone: theirs are wide. By how "
-        "many points classes of tasks of 21 to 40 are answered better than those of tasks of 1 to 5: "
-        f"{_by_size_in_words()}."
+        "Accuracy after the last task over the classes that arrived alone, in small and in large tasks. Bars: 95 % "
+        "confidence intervals; few classes arrive alone, so theirs are wide."
     )
-    return figure(draw, label, caption)
+    return figure(_for_each_dataset(draw), label, caption)
 
 
-def _of_size(record: Record, low: int, high: int) -> float | None:
-    """Right at the end, in percent, over the classes that arrived in tasks of such a size; None if there is none."""
-    ends = [row[-1] for row in record["metrics"]["matrix"]]
-    tasks = zip(ends, record["stream"]["sizes"], strict=True)
-    inside = [(end, size) for end, size in tasks if low <= size <= high]
-    return sum(end * size for end, size in inside) / sum(size for _, size in inside) if inside else None
+def _of_size(found: Runs, low: int, high: int) -> Mean | None:
+    """Accuracy at the end in percent over the classes that arrived in tasks of such a size; None without any."""
+    values = []
+    for record in found.seeds.values():
+        ends = zip((row[-1] for row in record["metrics"]["matrix"]), record["stream"]["sizes"], strict=True)
+        if inside := [(end, size) for end, size in ends if low <= size <= high]:
+            values.append(sum(end * size for end, size in inside) / sum(size for _, size in inside))
+    return mean(values) if values else None
 
 
-def _by_size_in_words() -> str:
-    """How much better classes of large tasks are known than those of small ones, paired by seed."""
-    told = []
-    for data, name in DATA.items():
-        for method in (evidence.PLUS, ONE_A):
-            runs = main_runs(data)[method]
-            pairs = [(_of_size(record, 21, 40), _of_size(record, 1, 5)) for record in runs.records]
-            gaps = [large - small for large, small in pairs if large is not None and small is not None]
-            words = f"{runs.title} {evidence.mean(gaps).text()}"
-            told.append(words if method == ONE_A else f"{name}, {words}")
-    return f"{', '.join(told[:2])}; {', '.join(told[2:])}"
+_FROM = 2.1  # GFLOP where the axis begins: left of it are names
 
 
-def components() -> str:
-    """One-A's parts, switched on one after the other: here and in the paper, as gains."""
-    counts = {evidence.difference(*_step(tasks, name)).count for tasks in (10, 20) for name in STEPS}
+def accuracy_by_cost() -> str:
+    """Accuracy against operations per image."""
+    label = "Accuracy after the last task against operations per image, for every method on two datasets."
     caption = (
-        f"What each part adds to A_T, here (filled, {' to '.join(map(str, sorted(counts)))} seeds, bars: 95 % "
-        "intervals of the paired difference) and in the paper (hollow, another network, no deviation printed)."
+        "Accuracy after the last task (A_T) against operations for one prediction, after the last task. Up and left is "
+        "better. Bars: 95 % confidence intervals. Hollow: one seed. Methods of about the same cost stand side by side. "
+        "Dashed: joint training, which sees all images at once."
     )
-    return figure(_components, "What each part of One-A adds, in the paper and here.", caption)
+    return figure(_for_each_dataset(_accuracy_by_cost), label, caption)
 
 
-STEPS: dict[str, tuple[str, str]] = {
-    "alignment (equal weights)": ("none", "ASA"),
-    "weighing by classes": ("none", "GW"),
-    "alignment (with weights)": ("GW", "ASA + GW"),
-    "gating": ("ASA + GW", "ASA + GW + DG"),
-}
+def _accuracy_by_cost(canvas: Canvas, data: str, top: float) -> None:
+    joint = runs(data)[JOINT].of("A_T").value if JOINT in runs(data) else None
+    costs = {key: each.cost("gflops") for key, each in runs(data).items() if key != JOINT}
+    points = {key: (cost, runs(data)[key].of("A_T")) for key, cost in costs.items() if cost}
+    if not points:
+        return
+    cheap = [name for name, (cost, _) in points.items() if cost < 3.5]
+    costly = [name for name in points if name not in cheap]
+    low = min(each.value if each.low is None else each.low for _, each in points.values()) - 3
+    high = max(joint or 0.0, *(each.high or each.value for _, each in points.values()))
+    left, end, column = (136.0, 234.0, 240.0) if canvas.narrow else (200.0, 490.0, 520.0)
+    start, stop = top + 40, top + 40 + (300 if canvas.narrow else 330)
+    x = logarithmic(_FROM, 60, left, end)
+    y = linear(low, high + 2, stop, start)
+    canvas.text(0, top + 30, "A_T, %", "soft")
+    for value in range(10 * (int(low) // 10 + 1), int(high) + 1, 10):
+        canvas.line([(22, y(value)), (canvas.width, y(value))], "grid")
+        canvas.text(0, y(value) + 4, str(value), "soft")
+    if joint:
+        canvas.line([(22, y(joint)), (canvas.width, y(joint))], "bound")
+        canvas.text(canvas.width, y(joint) - 5, f"joint training {joint:.1f}", "soft", "end")
+    for value in (3, 5, 10, 20, 50):
+        canvas.line([(x(value), stop), (x(value), stop + 4)])
+        canvas.text(x(value), stop + 17, str(value), "soft", "middle")
+    canvas.line([(x(_FROM), stop), (x(60), stop)])
+    canvas.text(x(60) + 8, stop + 17, "GFLOP per image", "soft")
+    at = _side_by_side({key: x(cost) for key, (cost, _) in points.items()})
+    for names, side in ((cheap, "end"), (costly, "start")):
+        places = apart([y(points[name][1].value) for name in names], LINE - 1, start + 6, stop - 4)
+        for name, place in sorted(zip(names, places, strict=True), key=lambda item: item[0] in HIGHLIGHTED):
+            cost, each = points[name]
+            kind, here = look(name), y(each.value)
+            beside = x(_FROM) - 4 if side == "end" else column
+            canvas.line([(at[name], here), (beside, place)], "leader")
+            if each.low is not None and each.high is not None:
+                bar = "thin" if kind == "rest" else f"bar {kind}"
+                canvas.line([(at[name], y(each.low)), (at[name], y(each.high))], bar)
+            note = f"{runs(data)[name].title}: {each.text()} %, {cost:.2f} GFLOP, n = {each.count}"
+            canvas.dot(at[name], here, kind if each.count > 1 else f"hollow {kind}", note=note)
+            words = runs(data)[name].title
+            words += f" {each.value:.1f}" if kind != "rest" else ""
+            canvas.text(beside + (-3 if side == "end" else 3), place + 4, words, kind, side)
 
 
-def paper_gain(first: str, second: str, tasks: int) -> float:
-    """By how much the second row of the paper's Table 3 exceeds the first on CIFAR-100."""
-    from onea.research.paper.reported import number, reported
+def _side_by_side(places: dict[str, float], gap: float = 6.0) -> dict[str, float]:
+    """Places for upright bars, in order, moved apart where they would cover each other.
 
-    a, b = (number(reported("table3", row, f"CIFAR100 / T={tasks}") or "").value for row in (first, second))
-    return b - a
-
-
-def _step(tasks: int, name: str) -> tuple[Runs, Runs]:
-    """One-A without a part and with it."""
-    first, second = STEPS[name]
-    return evidence.parts(tasks, first), evidence.parts(tasks, second)
-
-
-def _components(canvas: Canvas) -> None:
-    top = 0.0
-    for tasks in (10, 20):
-        canvas.text(0, top + 14, f"CIFAR-100, {tasks} tasks", "head")
-        rows = []
-        for name, (first, second) in STEPS.items():
-            ours = evidence.difference(*_step(tasks, name))
-            theirs = Mean(paper_gain(first, second, tasks), None, None, 1)
-            rows.append(DotRow(name, [(ours, "b"), (theirs, "hollow")]))
-        dots(canvas, rows, Panel(0, top + 24, canvas.width), "points of A_T added")
-        top = canvas.height + 18
+    >>> _side_by_side({"a": 50.0, "b": 50.5, "c": 90.0})
+    {'a': 47.0, 'b': 53.0, 'c': 90.0}
+    """
+    clusters: list[list[str]] = []
+    for key in sorted(places, key=lambda key: places[key]):
+        if clusters and places[key] - places[clusters[-1][-1]] < gap:
+            clusters[-1].append(key)
+        else:
+            clusters.append([key])
+    first = {key: (places[keys[0]] - gap * (len(keys) - 1) / 2, keys) for keys in clusters for key in keys}
+    return {key: start + gap * keys.index(key) for key, (start, keys) in first.items()}
 
 
-def against_paper() -> str:
-    """Each rival's distance to One-A, in the paper and here."""
-
-    def draw(canvas: Canvas) -> None:
-        top = 0.0
-        for data, column in (("cifar100", "CIFAR100 (T=10) / A_T"), ("cub200", "CUB (T=20) / A_T")):
-            canvas.text(0, top + 14, DATA[data], "head")
-            rows = [
-                DotRow(_counted(main_runs(data)[name]), [(ours, "b"), (Mean(theirs, None, None, 5), "hollow")])
-                for name, ours, theirs in distances(data, column)
-            ]
-            dots(canvas, rows, Panel(0, top + 24, canvas.width), "points of A_T above or below One-A")
-            top = canvas.height + 18
-
-    caption = (
-        "How far each of the paper's methods is from One-A: here (filled, seeds in brackets, bars: 95 % intervals of "
-        "the paired difference) and in the paper's Table 1 (hollow). Left of zero One-A is better."
-    )
-    return figure(draw, "Distance of each rival to One-A, in the paper and here.", caption)
-
-
-def distances(data: str, column: str) -> list[tuple[str, Mean, float]]:
-    """Rivals of the paper's Table 1: the method, its paired difference to One-A here, and the paper's."""
-    from onea.research.paper.names import METHODS
-    from onea.research.paper.reported import number, reported_table
-
-    table = reported_table("table1")
-    best = number(table.cell("One-A", column) or "").value
-    found = [
-        (
-            METHODS[row],
-            evidence.difference(main_runs(data)[ONE_A], main_runs(data)[METHODS[row]]),
-            number(table.cell(row, column) or "").value - best,
-        )
-        for row in table.rows
-        if row != "One-A"
-    ]
-    return sorted(found, key=lambda item: -item[2])
-
-
-CHARTS: dict[str, Callable[[], str]] = {
-    "curves": curves,
-    "by-size": by_size,
-    "forgetting": forgetting,
-    "components": components,
-    "against-paper": against_paper,
+CHARTS: dict[str, Callable[..., str]] = {
+    "chart-cost": accuracy_by_cost,
+    "chart-tasks": accuracy_by_task,
+    "chart-sizes": accuracy_by_size,
+    "chart-forgetting": forgetting,
 }

@@ -1,353 +1,315 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables and sentences of the speed page, from the files that `onea bench` left in benchmarks/speed/."""
+"""Numbers and tables from the files that benchmarks left in benchmarks/: speed, trials, accuracy of taught models."""
 
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
+from statistics import fmean
+from typing import Any, NamedTuple
 
-import turns
-from evidence import DATA, ROOT, mean
-from result_tables import table
+from results import DATA, JOINT, PLUS, ROOT, mean, runs, table
 
-from onea.research.methods import METHODS
-
-GPU = "bench-nvidia-h200-16-random-vit_base_patch16_224.csv"
-CPU = "bench-amd-epyc-2-vit_small_d6_patch14_84.csv"
-STREAM = "bench-nvidia-h200-16-vit_small_patch14_112-cifar100-{precision}.csv"
-EXPORT = "bench-amd-epyc-2-vit_small_patch14_112-export.csv"
-Row = tuple[str, str, str, str]  # what the table calls it; measure, setting and unit of the file
-_RATES: tuple[Row, ...] = (
-    ("inference, batch 256, images/s", "inference", "batch 256", "images/s"),
-    ("inference, batch 32, images/s", "inference", "batch 32", "images/s"),
-    ("one image, ms", "inference", "batch 1", "ms"),
-)
+BENCHMARKS = ROOT / "benchmarks"
+GPU = "speed/bench-nvidia-h200-16-random-vit_base_patch16_224.csv"
+CPU = "speed/bench-amd-epyc-2-vit_small_d6_patch14_84.csv"
+STREAM = "speed/bench-nvidia-h200-16-vit_small_patch14_112-cifar100-{precision}.csv"
+EXPORT = "speed/bench-amd-epyc-2-vit_small_patch14_112-export.csv"
 
 
 @cache
-def value(file: str, measure: str, setting: str, unit: str, column: str) -> float | None:
-    """A figure of a file; None where it has none."""
-    with (ROOT / "benchmarks/speed" / file).open(encoding="utf-8") as lines:
-        for line in csv.DictReader(lines):
-            if (line["measure"], line["setting"], line["unit"], line["column"]) == (measure, setting, unit, column):
-                return float(line["value"])
-    return None
+def lines(file: str) -> tuple[dict[str, Any], ...]:
+    """The lines of a CSV, or of a file with a JSON object on each line."""
+    text = (BENCHMARKS / file).read_text("utf-8").splitlines()
+    return tuple(csv.DictReader(text)) if file.endswith(".csv") else tuple(map(json.loads, text))
 
 
-def text(found: float | None, unit: str) -> str:
+# what `onea bench` measured
+
+
+class Rate(NamedTuple):
+    """A row of a speed table: its title; measure, setting and unit in the file."""
+
+    title: str
+    measure: str
+    setting: str
+    unit: str
+
+
+_INFERENCE = (
+    Rate("inference, batch 256, images/s", "inference", "batch 256", "images/s"),
+    Rate("inference, batch 32, images/s", "inference", "batch 32", "images/s"),
+    Rate("one image, ms", "inference", "batch 1", "ms"),
+)
+ON_GPU = (
+    Rate("training, images/s", "training", "batch 128", "images/s"),
+    *_INFERENCE,
+    Rate("memory while training, GB", "peak memory", "training, batch 128", "MB"),
+    Rate("merge of 12 blocks in float64 on the GPU, ms", "merge", "12 blocks, rank 128, float64", "ms"),
+)
+ON_CPU = (Rate("training, images/s", "training", "batch 32", "images/s"), *_INFERENCE)
+
+
+def bench(file: str, measure: str, setting: str, unit: str, column: str) -> float | None:
+    """A number of a file; None where it has none."""
+    key = (measure, setting, unit, column)
+    found = (line for line in lines(file) if (line["measure"], line["setting"], line["unit"], line["column"]) == key)
+    return next((float(line["value"]) for line in found), None)
+
+
+def speed(file: str, rates: Sequence[Rate], precision: str) -> str:
+    """The plain loop, onea in fp32 and in bf16, and how many times the plain loop that is."""
+    rows = []
+    for title, *place in rates:
+        plain, full, fast = (bench(file, *place, column) for column in ("plain loop", "same numerics", "fast"))
+        unit = place[-1]
+        times = "" if not plain or not fast else f"{fast / plain if unit == 'images/s' else plain / fast:.1f}x"
+        rows.append([title, *(_shown(value, unit) for value in (plain, full, fast)), times])
+    return table(("", "plain loop", "onea, fp32", f"onea, {precision}", "times the plain loop"), rows, words=1)
+
+
+def _shown(value: float | None, unit: str) -> str:
     """
-    >>> text(4784.83, "images/s"), text(8.53, "ms"), text(10636.8, "MB"), text(None, "ms")
+    >>> _shown(4784.83, "images/s"), _shown(8.53, "ms"), _shown(10636.8, "MB"), _shown(None, "ms")
     ('4,785', '8.5', '10.6', '')
     """
-    if found is None:
+    if value is None:
         return ""
     if unit == "MB":
-        return f"{found / 1000:.1f}"  # printed as GB
-    return f"{found:.1f}" if unit == "ms" and found < 20 else f"{found:,.0f}"
-
-
-def against_plain_loop(file: str, rows: Sequence[Row]) -> list[list[str]]:
-    """The plain loop, ours in fp32, ours in bf16, and how many times the first the last is."""
-    lines = []
-    for words, measure, setting, unit in rows:
-        found = [value(file, measure, setting, unit, column) for column in ("plain loop", "same numerics", "fast")]
-        plain, fast = found[0], found[-1]
-        ratio = "" if not plain or not fast else f"{fast / plain if unit == 'images/s' else plain / fast:.1f}x"
-        lines.append([words, *(text(each, unit) for each in found), ratio])
-    return lines
-
-
-def _heads(last: str) -> tuple[str, ...]:
-    return ("", "plain loop", "ours, fp32", last, "against the plain loop")
-
-
-def gpu() -> str:
-    """ViT-B/16 on an H200."""
-    rows: tuple[Row, ...] = (
-        ("training, images/s", "training", "batch 128", "images/s"),
-        *_RATES,
-        ("memory while training, GB", "peak memory", "training, batch 128", "MB"),
-        ("merge of 12 blocks in float64 on the GPU, ms", "merge", "12 blocks, rank 128, float64", "ms"),
-    )
-    return table(_heads("ours, bf16 compiled"), against_plain_loop(GPU, rows), words=1)
-
-
-def cpu() -> str:
-    """The network `fast` on two cores."""
-    rows: tuple[Row, ...] = (("training, images/s", "training", "batch 32", "images/s"), *_RATES)
-    peaks = [value(CPU, "growth: peak memory", f"after task {task}", "MB", "fast") or 0.0 for task in (4, 40)]
-    grown = ["peak memory after 4 and 40 tasks, MB", "", "", " and ".join(f"{peak:,.0f}" for peak in peaks), ""]
-    return table(_heads("ours, bf16"), [*against_plain_loop(CPU, rows), grown], words=1)
+        return f"{value / 1000:.1f}"  # printed as GB
+    return f"{value:.1f}" if unit == "ms" and value < 20 else f"{value:,.0f}"
 
 
 def stream() -> str:
     """A whole stream in two precisions."""
 
-    def of(setting: str, unit: str, digits: int) -> list[str]:
-        where = f"cifar100, 10 tasks, {setting}"
-        files = (STREAM.format(precision=precision) for precision in ("bf16", "fp32"))
-        return [
-            f"{found:,.{digits}f}"
-            for file in files
-            for column in ("fast", "same numerics")
-            if (found := value(file, "stream", where, unit, column)) is not None
-        ]
+    def both(setting: str, unit: str, digits: int) -> list[str]:
+        found = (
+            bench(STREAM.format(precision=precision), "stream", f"cifar100, 10 tasks, {setting}", unit, column)
+            for precision, column in (("bf16", "fast"), ("fp32", "same numerics"))
+        )
+        return ["" if value is None else f"{value:,.{digits}f}" for value in found]
 
-    accuracies = zip(of("accuracy A_T", "%", 2), of("mean accuracy", "%", 2), strict=True)
     rows = [
-        ("start to end, s", *of("from start to end", "s", 1)),
-        ("learning, images/s, compilation included", *of("learning", "images/s", 0)),
-        ("learning from the second task on, images/s", *of("learning from task 2 on", "images/s", 0)),
-        ("A_T, mean A", *(", ".join(pair) for pair in accuracies)),
+        ("start to end, s", *both("from start to end", "s", 1)),
+        ("learning, images/s, compilation included", *both("learning", "images/s", 0)),
+        ("learning from the second task on, images/s", *both("learning from task 2 on", "images/s", 0)),
+        ("A_T, %", *both("accuracy A_T", "%", 2)),
+        ("mean A, %", *both("mean accuracy", "%", 2)),
     ]
-    heads = [f"{name} ([CSV](../benchmarks/speed/{STREAM.format(precision=name)}))" for name in ("bf16", "fp32")]
+    heads = [f"{name} ([CSV](../benchmarks/{STREAM.format(precision=name)}))" for name in ("bf16", "fp32")]
     return table(("", *heads), rows, words=1)
 
 
 def export() -> str:
     """Exported files against PyTorch in fp32."""
-    names = {
-        "PyTorch bf16": "PyTorch, bf16",
-        "ONNX Runtime fp32": "ONNX Runtime, fp32",
-        "ONNX Runtime int8": "ONNX Runtime, int8",
-        "OpenVINO": "OpenVINO, as it chooses",
-    }
     rows = []
-    for column, words in names.items():
-        cells = [words]
+    for column in ("PyTorch bf16", "ONNX Runtime fp32", "ONNX Runtime int8", "OpenVINO"):
+        cells = [column]
         for setting in ("batch 1", "batch 32"):
-            plain, ours = (value(EXPORT, "inference", setting, "ms", each) or 0.0 for each in ("PyTorch fp32", column))
-            cells.append(f"{plain / ours:.1f}x")
+            plain, other = (bench(EXPORT, "inference", setting, "ms", each) for each in ("PyTorch fp32", column))
+            cells.append(f"{plain / other:.1f}x" if plain and other else "")
         rows.append(cells)
     return table(("", "one image", "batch 32"), rows, words=1)
 
 
-def figure(file: str, measure: str, setting: str, unit: str, column: str) -> float:
-    """A figure that a file must have."""
-    found = value(file, measure, setting, unit, column)
-    assert found is not None, (file, measure, setting, unit, column)
-    return found
+# an old commit and the present code in turns, as gpu_turns.py measured them
+
+_LATER, _WHOLE, _TIMM = "training, later epochs", "training, 20 epochs with the first", "one image, {}, ours / timm"
+_VIT, _ALL = "training, ViT-B/16, {}, images/s".format, "all 20 epochs, the first included"
+_LAST = "adapters in the last 7 blocks, tokens cached, half of the patches"
+_FROZEN = "all blocks for a fifth of the epochs, then the last 8, tokens cached, half of the patches"
+# Title, way, file after ``gpu_turns-nvidia-h200``, section, measure, side.
+TURNS = (
+    (_VIT("later epochs"), "", "-frozen", "train", _LATER, "new"),
+    (_VIT("later epochs"), "FP8", "-frozen", "train", _LATER, "new fp8"),
+    (_VIT("later epochs"), _LAST, "-last-7", "train", _LATER, "new last 7, cached"),
+    (_VIT(_ALL), "", "-frozen", "train", _WHOLE, "new"),
+    (_VIT(_ALL), "FP8", "-frozen", "train", _WHOLE, "new fp8"),
+    (_VIT(_ALL), _LAST, "-last-7", "train", _WHOLE, "new last 7, cached"),
+    (_VIT(_ALL), _FROZEN, "-frozen", "train", _WHOLE, "new last 8 after 20%, cached"),
+    (_VIT(_ALL), f"{_FROZEN}, FP8", "-frozen", "train", _WHOLE, "new last 8 after 20%, cached, fp8"),
+    ("inference, ViT-B/16, batch 256, images/s", "", "-fp8", "infer", "inference", "new"),
+    ("inference, ViT-B/16, batch 256, images/s", "FP8", "-fp8", "infer", "inference", "new fp8"),
+    ("training, small network, images/s", "", "", "small", _LATER, "new"),
+    ("training, small network, images/s", "adapter as one parameter", "", "small", _LATER, "new one parameter"),
+    ("CIFAR-100, small network, 16 epochs (E0), s", "", "-stream", "stream", "stream, learned and evaluated", "new"),
+    ("one image, bf16, not compiled: time, timm's = 1", "", "", "one", _TIMM.format("bf16"), "new"),
+    ("one image, fp32, not compiled: time, timm's = 1", "", "", "one", _TIMM.format("fp32"), "new"),
+    ("memory of fp32 training, MB", "", "", "memory", "peak memory, reserved", "new"),
+    ("memory of fp32 training, MB", "plain loop", "", "memory", "peak memory, reserved", "plain"),
+)
 
 
-def pace(ours: float, theirs: float) -> str:
-    """Of two times, in words.
+def turns() -> str:
+    """The median of either side, and their ratio."""
+    rows = []
+    for title, way, file, section, what, side in TURNS:
+        medians = {
+            line["side"]: float(line["value"])
+            for line in lines(f"speed/gpu_turns-nvidia-h200{file}.csv")
+            if (line["section"], line["what"], line["turn"]) == (section, what, "median")
+        }
+        old, new = medians["old"], medians[side]
+        when = "present" if file in ("-frozen", "-stream") else "earlier run"
+        rows.append((title, ", ".join(filter(None, (when, way))), _digits(old), _digits(new), f"{new / old:.2f}"))
+    return table(("", "way", "old commit", "this way", "ratio"), rows, words=2)
 
-    >>> pace(1.66, 1.58), pace(22.34, 24.43)
-    ('5 % slower', '9 % faster')
+
+def _digits(value: float) -> str:
+    """Three digits, or thousands.
+
+    >>> _digits(4972.97), _digits(64.182), _digits(1.487)
+    ('4,973', '64.2', '1.49')
     """
-    return f"{100 * (ours / theirs - 1):.0f} % slower" if ours > theirs else f"{100 * (theirs / ours - 1):.0f} % faster"
-
-
-def against_timm(file: str, ours: str, theirs: str, setting: str, unit: str = "ms") -> tuple[str, float, float]:
-    """How ours with an adapter compares with timm without, and both figures."""
-    found = [figure(file, "inference", setting, unit, column) for column in (ours, theirs)]
-    return pace(*(found if unit == "ms" else found[::-1])), found[0], found[1]
-
-
-def timm_on_gpu() -> str:
-    """Both compiled in bf16."""
-    both = "fast", "timm bf16 compiled"
-    large, middle = (against_timm(GPU, *both, setting)[0] for setting in ("batch 256", "batch 32"))
-    one, ours, theirs = against_timm(GPU, *both, "batch 1")
-    flying, many = (against_timm(GPU, *both, setting, "images/s")[0] for setting in ("batch 1", "batch 32"))
-    alone = figure(GPU, "growth: inference", "after 1 task, batch 1", "ms", "fast")
-    return (
-        f"{large} at batch 256, {middle} at batch 32 ({many} with several requests in flight), {one} for one image at "
-        f"a time ({ours:.2f} against {theirs:.2f} ms; {alone:.2f} ms when ours is measured alone) and {flying} with "
-        "eight of them in flight"
-    )
-
-
-def timm_eager_on_gpu() -> str:
-    """One image in fp32, neither compiled."""
-    words, ours, theirs = against_timm(GPU, "same numerics", "timm fp32 eager", "batch 1")
-    return f"{words} than timm ({ours:.1f} against {theirs:.1f} ms)"
-
-
-def timm_on_cpu() -> str:
-    """In bf16, neither compiled."""
-    both = "fast", "timm bf16 eager"
-    middle, large = (against_timm(CPU, *both, setting)[0] for setting in ("batch 32", "batch 256"))
-    one, ours, theirs = against_timm(CPU, *both, "batch 1")
-    full = against_timm(CPU, "same numerics", "timm fp32 eager", "batch 1")[0]
-    single = f"{one} for one image ({ours:.1f} against {theirs:.1f} ms; in fp32 {full})"
-    return f"{middle} at batch 32, {large} at 256, {single}"
-
-
-def utilisation() -> str:
-    """Of the GPU's peak."""
-    shares = {
-        (what, peak): figure(GPU, "utilisation", f"{what}, of {peak} peak", "%", "fast")
-        for what in ("training", "inference")
-        for peak in ("data sheet", "measured")
-    }
-    sheet, measured = (figure(GPU, "peak of the chip", f"{kind}, bf16", "TFLOP/s", "fast") for kind in _PEAKS)
-    return (
-        f"training {shares['training', 'data sheet']:.0f} % of the data sheet's {sheet:.0f} TFLOP/s and "
-        f"{shares['training', 'measured']:.0f} % of the {measured:.0f} that one large product reached; inference "
-        f"{shares['inference', 'data sheet']:.0f} % and {shares['inference', 'measured']:.0f} %"
-    )
-
-
-_PEAKS = ("data sheet", "measured")
-
-
-def fp8() -> str:
-    """How much faster than bf16, in turns: training by today's code, answers by the run that measured them last."""
-    plain, eight = (ratio("-frozen", "train", "training, later epochs", side) for side in ("new", "new fp8"))
-    return (
-        f"trains about {eight / plain:.2f} times as fast as bf16 does today ({eight:.2f} against {plain:.2f} times the "
-        f"old commit) and answers {ratio('-fp8', 'infer', 'inference', 'new fp8', 'new'):.2f} times as fast"
-    )
-
-
-def frozen() -> str:
-    """Blocks that stop learning: how much faster that is."""
-    sides = [f"new last 8 after 20%, cached{more}" for more in ("", ", fp8")]
-    whole = "train", "training, 20 epochs with the first"
-    fast, faster = (ratio("-frozen", *whole, side, "new") for side in sides)
-    once, ever = (ratio("-frozen", *whole, side) for side in sides)
-    return (
-        f"20 epochs of ViT-B/16 are {fast:.1f} times as fast as those of all blocks in bf16, and {faster:.1f} times "
-        f"with FP8 ({once:.1f} and {ever:.1f} times as fast as the old commit)"
-    )
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 5 else f"{value:.2f}"
 
 
 def frozen_cost() -> str:
-    """What that changes in A_T, beside all blocks on new crops: means over streams with 95 % intervals."""
+    """Points of A_T that blocks with frozen adapters cost, against training all blocks."""
+    way = "last 8 blocks after 20%, 2 views, 50% of the patches dropped"
     rows = []
-    for method, data, plain in (
-        ("one-a-plus", "cub200", "bf16, tokens added up in bf16, too"),
-        ("one-a-plus", "cifar100", "bf16"),
-        ("one-a", "cub200", "bf16"),
+    for title, method, data, base in (
+        ("One-A+", "one-a-plus", "cub200", "bf16, tokens added up in bf16, too"),
+        ("One-A+", "one-a-plus", "cifar100", "bf16"),
+        ("One-A", "one-a", "cub200", "bf16"),
     ):
-        found = _accuracies(method, data)
-        ways, base = (found[_FROZEN], found[f"{_FROZEN}, fp8"]), found[plain]
-        changes = (mean([way[seed] - base[seed] for seed in way]).text(sign=True) for way in ways)
-        rows.append((f"{METHODS.load(method).title}, {DATA[data]}", *changes, str(len(ways[0]))))
+        found: dict[str, dict[str, float]] = {}
+        for line in lines("speed/precision_quality-nvidia-h200.csv"):
+            if (line["method"], line["data"]) == (method, data) and line["A_T"]:
+                found.setdefault(line["way"], {})[line["seed"]] = float(line["A_T"])
+        changes = ([found[each][seed] - found[base][seed] for seed in found[each]] for each in (way, f"{way}, fp8"))
+        texts = [mean(change).text(sign=True) for change in changes]
+        rows.append((f"{title}, {DATA[data]}", *texts, str(len(found[way]))))
     return table(("", "bf16", "FP8", "streams"), rows, words=1)
 
 
-_FROZEN = "last 8 blocks after 20%, 2 views, 50% of the patches dropped"
+# models of one's own
 
 
-def _accuracies(method: str, data: str) -> dict[str, dict[str, float]]:
-    """A_T of every way of training by its seed."""
-    found: dict[str, dict[str, float]] = {}
-    with (ROOT / "benchmarks/speed/precision_quality-nvidia-h200.csv").open(encoding="utf-8") as lines:
-        for line in csv.DictReader(lines):
-            if (line["method"], line["data"]) == (method, data) and line["A_T"]:
-                found.setdefault(line["way"], {})[line["seed"]] = float(line["A_T"])
-    return found
+@dataclass(frozen=True)
+class Taught:
+    """Models taught with the default preset.
+
+    Attributes:
+        data: the images, as the file names them.
+        updates: in how many parts they were taught.
+        file: below benchmarks/.
+        title: of the row in the table; empty where there is none.
+        preset: as the file names the default.
+        split: which photos were predicted.
+        again: whether all of them were taught once more at the end, in one update.
+    """
+
+    data: str
+    updates: int
+    file: str
+    title: str = ""
+    preset: str | None = None
+    split: str = "test photos"
+    again: bool = False
+
+    def values(self, measure: str = "right") -> list[float]:
+        """A measure in percent, by random seed; ``right`` is the accuracy."""
+        found = [
+            float(line[measure])
+            for line in lines(self.file)
+            if (line["data"], line["updates"], line["looked_at"]) == (self.data, self.updates, self.split)
+            and line["params"].get("preset") == self.preset
+            and line["params"].keys() <= {"preset", "threads", "verbose"}
+            and line.get("again", False) == self.again
+            and line["backbone"] == lines(self.file)[-1]["backbone"]
+        ]
+        assert found, f"{self.file} has no such runs"
+        return found
 
 
-def step_memory() -> str:
-    """What recorded steps of the large network reserve."""
-    new, old = (turns.median("-frozen", "train", "peak memory, reserved", side) / 1000 for side in ("new", "old"))
-    return f"{new:.1f} GB instead of {old:.1f}"
+_SHOP, _HELD_OUT = "models/unknown/updates-amd-epyc-2.jsonl", "a quarter of the training photos, in groups that look alike"
+TAUGHT = {
+    "at-once": Taught("grocery81", 1, _SHOP, "81 groceries, all at once"),
+    "updates": Taught("grocery81", 15, _SHOP, "81 groceries, 15 updates"),
+    "again": Taught("grocery81", 15, _SHOP, "81 groceries, 15 updates, then all photos again", again=True),
+    "cifar100": Taught("cifar100", 10, "models/unknown/crops-test-nvidia-h200.jsonl", "CIFAR-100, 150 images of a class, 10 updates"),
+    "cub200": Taught("cub200", 20, "models/unknown/default-nvidia-h200.jsonl", "CUB-200, 20 updates", "quick"),
+    "held-out-updates": Taught("grocery81", 15, "models/unknown/fast-path-nvidia-h200-2.jsonl", "", "quick", _HELD_OUT),
+    "held-out-at-once": Taught("grocery81", 1, "models/unknown/fast-path-amd-epyc-2.jsonl", "", "quick", _HELD_OUT),
+}
 
 
-def short_attention() -> str:
-    """Of 65 tokens, forward and back."""
-    with (ROOT / "benchmarks/speed/short_attention-nvidia-h200.csv").open(encoding="utf-8") as lines:
-        took = {
-            line["kernel"]: float(line["both_us"])
-            for line in csv.DictReader(lines)
-            if (line["images"], line["tokens"]) == ("128", "65")
-        }
-    ours, theirs = took["ours 64x4"], min(took[name] for name in ("cudnn", "flash", "efficient"))
-    return f"{ours:.0f} µs, where PyTorch's fastest, not compiled, takes {theirs:.0f}"
+def models() -> str:
+    """Accuracy of models: mean and range over the seeds."""
+    rows = []
+    for each in TAUGHT.values():
+        if each.title:
+            found = each.values()
+            span = f"{min(found):.1f} to {max(found):.1f}"
+            rows.append((f"[{each.title}](benchmarks/{each.file})", f"{fmean(found):.1f}", span, str(len(found))))
+    return table(("`onea teach`, accuracy, %", "mean", "lowest to highest", "n"), rows, words=1)
 
 
-def ratio(file: str, section: str, what: str, side: str, against: str = "old") -> float:
-    """A figure of one side, in figures of another."""
-    return turns.median(file, section, what, side) / turns.median(file, section, what, against)
+def taught(key: str) -> str:
+    """Mean accuracy of models."""
+    return f"{fmean(TAUGHT[key].values()):.1f}"
 
 
-def fp8_products() -> str:
-    """The matrix products alone."""
-    with (ROOT / "benchmarks/speed/fp8_products-nvidia-h200.csv").open(encoding="utf-8") as lines:
-        ratios = [float(line["ratio"]) for line in csv.DictReader(lines)]
-    return f"{min(ratios):.1f} to {max(ratios):.1f} times as fast"
+def taught_unknown(key: str) -> str:
+    """Photos of taught classes that were called unknown, lowest to highest."""
+    found = TAUGHT[key].values("known_called_unknown")
+    return f"{min(found):.1f} to {max(found):.1f}"
 
 
-def times_the_plain_loop(file: str, batch: str) -> list[float]:
-    """In training and in inference."""
-    asked = ("training", batch), ("inference", "batch 256")
-    return [
-        figure(file, measure, setting, "images/s", "fast") / figure(file, measure, setting, "images/s", "plain loop")
-        for measure, setting in asked
+def cost_of_updates() -> str:
+    """Points between updates and all images at once, from the least to the most measured."""
+    gaps = [float(taught(f"{way}at-once")) - float(taught(f"{way}updates")) for way in ("", "held-out-")]
+    steps = json.loads((BENCHMARKS / "models/grocery-2-cores-amd-epyc.json").read_text("utf-8"))
+    gaps.append(steps["at-once"]["steps"][-1]["accuracy"] - steps["stream"]["steps"][-1]["accuracy"])
+    for each in map(runs, DATA):
+        if PLUS in each and JOINT in each:
+            gaps.append(each[JOINT].of("A_T").value - each[PLUS].of("A_T").value)
+    return f"{min(gaps):.0f} to {max(gaps):.0f}" if min(gaps) >= 0.5 else f"up to {max(gaps):.0f}"
+
+
+# first contact
+
+
+def minutes(target: str, bf16: str) -> str:
+    """How long a target of the Makefile takes on two cores, with bf16 instructions (yes) or without (no)."""
+    found = [
+        float(line["seconds"]) / 60
+        for line in lines("speed/first_contact_times.csv")
+        if (line["hardware"], line["command"], line["bf16"]) == ("AMD EPYC, 2 cores", f"make {target}", bf16)
     ]
+    return f"{found[-1]:.1f}"  # the latest counts
 
 
-def in_short() -> str:
-    """What the README says of speed."""
-    train, answer = (
-        figure(GPU, measure, setting, "images/s", "fast")
-        for measure, setting in (("training", "batch 128"), ("inference", "batch 256"))
-    )
-    gpu_times, cpu_times = times_the_plain_loop(GPU, "batch 128"), times_the_plain_loop(CPU, "batch 32")
-    return (
-        f"ViT-B/16 on one H200: {train:,.0f} images/s in training and {answer:,.0f} in inference, {gpu_times[0]:.1f} "
-        f"and {gpu_times[1]:.1f} times a plain PyTorch loop in the same run; an answer costs the same after 40 tasks "
-        f"as after one. Two CPU cores with the network `fast`: {cpu_times[0]:.1f} times the plain loop in training and "
-        f"{cpu_times[1]:.1f} in inference. "
-        "`onea bench` measures your machine; [what the figures mean, and all of ours](docs/speed.md)."
-    )
+def one_more_class(column: str, side: str) -> str:
+    """Seconds of one more class of 20 photos: of the old commit or of the present code."""
+    old, new = (line for line in lines("speed/one_more_class-amd-epyc-2.csv") if line["turn"] == "median")
+    return f"{float((new if side == 'new' else old)[column]):.1f}"
 
 
-def first_contact() -> str:
-    """How long `make demo` and `make test` take, in minutes, with bf16 instructions and without."""
-    with (ROOT / "benchmarks/speed/first_contact_times.csv").open(encoding="utf-8") as lines:
-        own = [line for line in csv.DictReader(lines) if line["hardware"] == "AMD EPYC, 2 cores"]
-    took = {(line["command"], line["bf16"]): float(line["seconds"]) / 60 for line in own}  # the latest counts
-    demo, test = ([took[command, bf16] for bf16 in ("yes", "no")] for command in ("make demo", "make test"))
-    return (
-        f"`make demo` takes {demo[0]:.1f} minutes with bf16 instructions and {demo[1]:.1f} minutes without, and "
-        f"`make test` {test[0]:.1f} and {test[1]:.1f}"
-    )
+def demo() -> str:
+    """What `onea demo` printed at its end, on two cores."""
+    return f"```text\n{(BENCHMARKS / 'speed/demo-amd-epyc-2.txt').read_text('utf-8')}```"
 
 
-def one_more_class() -> str:
-    """How long one more class takes, and the first answer of a command, then and now."""
-    old, new = _one_more_class()
-    return (
-        f"One more class of 20 such photos takes {float(new['learn_s']):.1f} s beside the start of the process, and "
-        f"`onea predict` {float(new['predict_s']):.1f} s from its start to the first answer "
-        f"({float(old['predict_s']):.1f} s at commit 1a2ee9f)"
-    )
-
-
-def one_more_class_in_short() -> str:
-    """The seconds of one more class, as README tells them."""
-    return f"{float(_one_more_class()[1]['learn_s']):.1f}"
-
-
-def _one_more_class() -> tuple[dict[str, str], dict[str, str]]:
-    """The medians of the old commit and of today's code."""
-    with (ROOT / "benchmarks/speed/one_more_class-amd-epyc-2.csv").open(encoding="utf-8") as lines:
-        old, new = (line for line in csv.DictReader(lines) if line["turn"] == "median")
-    return old, new
-
-
-WRITTEN: dict[str, Callable[[], str]] = {
-    "speed-gpu": gpu,
-    "speed-cpu": cpu,
+NUMBERS: dict[str, Callable[..., str]] = {
+    "taught": taught,
+    "taught-unknown": taught_unknown,
+    "cost-of-updates": cost_of_updates,
+    "minutes": minutes,
+    "one-more-class": one_more_class,
+}
+TABLES: dict[str, Callable[..., str]] = {
+    "demo": demo,
+    "speed-gpu": lambda: speed(GPU, ON_GPU, "bf16 compiled"),
+    "speed-cpu": lambda: speed(CPU, ON_CPU, "bf16"),
     "speed-stream": stream,
     "speed-export": export,
-    "speed-in-short": in_short,
-    "first-contact": first_contact,
-    "one-more-class": one_more_class,
-    "one-more-class-in-short": one_more_class_in_short,
-    "timm-gpu": timm_on_gpu,
-    "timm-gpu-eager": timm_eager_on_gpu,
-    "timm-cpu": timm_on_cpu,
-    "utilisation": utilisation,
-    "fp8": fp8,
-    "frozen": frozen,
+    "gpu-turns": turns,
     "frozen-cost": frozen_cost,
-    "step-memory": step_memory,
-    "short-attention": short_attention,
-    "fp8-products": fp8_products,
+    "expect-models": models,
 }

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The figures of concepts.md, one-a-plus.md and grocery.md, from committed files and the program's own code.
+"""Draw the figures of concepts.md, one-a-plus.md and grocery.md, from committed files and the program's own code.
 
 Nothing is trained.
 
-python tools/docs/pictures.py
+    python tools/docs/pictures.py
 """
 
 from __future__ import annotations
@@ -17,30 +17,208 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-import drawings
-from charts import ROW, DotRow, Panel, dots
-from evidence import JOINT, MOS, ONE_A, PLUS, Mean, main_runs
-from svg import PICTURE, Canvas, apart, linear
+import torch
 
+sys.path.insert(0, str(Path(__file__).parent))
+from charts import PICTURE, ROW, Canvas, DotRow, Panel, apart, dots, linear
+from results import JOINT, MOS, ONE_A, PLUS, ROOT, Mean, runs
+
+from onea.merging.fusion import Gate, fuse, gates
 from onea.metrics import wilson_interval
 from onea.research.record import Record
 from onea.research.report.analysis_figures import analysed_merge, numbers
+from onea.research.streams import make_stream
 
-ROOT = Path(__file__).parents[2]
 OUT = ROOT / "docs/pictures"
 CARRIED = ROOT / "benchmarks/merging/carried_statistics.csv"
 GROCERY = ROOT / "benchmarks/models/grocery-example.json"
 WORST = 20  # products of the example that are shown
 BIG_TASK = 4  # the fifth task, 36 classes: larger than all before it together
+_SHARE = 0.4  # of the smaller side, in the example of a merge
 KINDS = {"down": "down-projection", "up": "up-projection"}
 
 
-def records(data: str, *methods: str) -> list[Record]:
-    """Seed 1 of methods on one of the main streams, as the results show it, with their names as papers write them."""
-    from onea.research.methods import method_class
+# the idea
 
-    return [main_runs(data)[name].seeds[1] | {"title": method_class(name).title} for name in methods]
+
+def network() -> tuple[Canvas, str]:
+    """One block of the network with its adapter, and how many numbers are trained and kept."""
+    from onea.vit.adapter import Adapters
+    from onea.vit.backbones import load_backbone
+    from onea.vit.embedded import DEFAULT
+
+    vit = load_backbone(DEFAULT)
+    adapters = Adapters(vit.depth, vit.width, rank=64, generator=torch.Generator())
+    frozen, small = (sum(value.numel() for value in each.parameters()) / 1e6 for each in (vit, adapters))
+    canvas = Canvas(PICTURE)
+    canvas.text(0, 16, f"one of {vit.depth} blocks, frozen: {frozen:.1f} million numbers in all", "a")
+    for start, stop in (((0, 75), (40, 75)), ((130, 75), (245, 75)), ((335, 75), (402, 75)), ((418, 75), (455, 75))):
+        canvas.arrow(start, stop, "rest")
+    canvas.line([(180, 75), (180, 38), (410, 38), (410, 60)], "bar rest")
+    canvas.arrow((410, 45), (410, 67), "rest")
+    canvas.line([(180, 75), (180, 135), (200, 135)], "bar rest")
+    canvas.arrow((180, 135), (205, 135), "rest")
+    canvas.arrow((275, 135), (300, 135), "rest")
+    canvas.line([(370, 135), (410, 135)], "bar rest")
+    canvas.arrow((410, 135), (410, 83), "rest")
+    for name, left, top, width, look in (
+        ("attention", 40, 57, 90, "box"),
+        ("MLP", 245, 57, 90, "box"),
+        ("down", 205, 117, 70, "box b"),
+        ("up", 300, 117, 70, "box b"),
+    ):
+        canvas.rect(left, top, width, 36, look)
+        canvas.text(left + width / 2, top + 23, name, anchor="middle")
+    canvas.dot(410, 75, "hollow", 8)
+    canvas.text(410, 80, "+", anchor="middle")
+    canvas.text(150, 176, f"adapter, trained: {small:.2f} million in all", "b")
+    return canvas, "A block of the network: attention, then an MLP with the adapter, two small matrices, beside it."
+
+
+def merge_steps() -> tuple[Canvas, str]:
+    """A merge of 2 x 2 matrices whose base has one direction only, step by step, and gates of a base with six."""
+    line = torch.tensor([2.0, 1.0], dtype=torch.float64) / 5**0.5
+    base = torch.outer(line, torch.tensor([1.6, 0.9], dtype=torch.float64))
+    align = torch.tensor([[0.3, 1.5], [1.3, -0.5]], dtype=torch.float64)
+    inside = torch.outer(line, line) @ align
+    merged = fuse(base[None], align[None], _SHARE, Gate(gating=False)).merged[0]
+    canvas, half = Canvas(PICTURE), PICTURE / 2
+    titles = ("1. Two sides", "2. Align", f"3. Weigh, here {_SHARE:g} to 0.6", "4. Gate")
+    for number, title in enumerate(titles):
+        canvas.text(number % 2 * half, 16 + number // 2 * 190, title, "head")
+
+    def place(number: int) -> Any:
+        x = linear(-0.5, 1.8, number % 2 * half, number % 2 * half + half - 24)
+        y = linear(-0.65, 1.45, 165 + number // 2 * 190, 24 + number // 2 * 190)
+        return lambda point: (x(float(point[0])), y(float(point[1])))
+
+    for number in range(3):
+        at = place(number)
+        canvas.line([at(-0.3 * line), at(1.9 * line)], "band")
+        sides: tuple[tuple[torch.Tensor, str], ...] = ((base, "a"), (align, "b"))
+        if number:
+            sides = ((base, "a"), (inside, "b"))
+        for matrix, look in sides if number < 2 else ((merged, "c"),):
+            for column in matrix.T:
+                canvas.arrow(at((0, 0)), at(column), look)
+        for before, after in zip(align.T, inside.T, strict=True):
+            if number == 1:
+                canvas.line([at(before), at(after)], "bound")
+                x, y = at(before)
+                canvas.dot(x, y, "b", 3)
+    canvas.text(120, 60, "kept (base)", "a")
+    canvas.text(24, 162, "new (align)", "b")
+    canvas.text(0, 182, "grey: the base's subspace", "soft")
+    canvas.text(half, 162, "into the subspace", "b")
+    canvas.text(96, 148 + 190, "merged", "c")
+    spectrum = torch.tensor([1.0, 0.7, 0.5, 0.3, 0.2, 0.1], dtype=torch.float64)
+    opened = gates(spectrum[None], Gate().kappa, Gate().quantile)[0]
+    x, y = linear(-0.5, 5.5, half, PICTURE - 20), linear(0, 1, 340, 225)
+    for index, (value, gate) in enumerate(zip(spectrum.tolist(), opened.tolist(), strict=True)):
+        canvas.line([(x(index), y(0)), (x(index), y(value))], "column a")
+        canvas.dot(x(index), y(gate), "b", 5)
+    canvas.line([(half, 340), (PICTURE - 20, 340)])
+    canvas.text(half, 358, "directions, strong to weak", "soft")
+    canvas.text(half + 80, 232, "singular value", "a")
+    canvas.text(half + 80, 250, "gate", "b")
+    return canvas, "A merge in four steps: two sides, aligned, weighed by their shares, gated by direction."
+
+
+def prototypes() -> tuple[Canvas, str]:
+    """Test images of some embedded classes and their prototypes, in the plane that tells the prototypes apart best."""
+    from onea.model.engine import Engine
+    from onea.model.images import read_unlabelled
+    from onea.research.data.sources import load_dataset
+    from onea.vit.embedded import FAST
+    from onea.vit.heads import cosine_scores
+    from onea.vit.hooks import NO_HOOKS
+
+    data, engine = load_dataset("glyphs-mini"), Engine(FAST, "cpu", "fp32", 1, mirror=False)
+    classes = max(data.groups, key=lambda group: len(group.classes)).classes[:6]
+
+    def features(split: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = [row for row, label in enumerate(split.labels) if label in classes]
+        pixels = read_unlabelled(split.pixels[rows], engine.side).pixels
+        return engine.features(pixels, NO_HOOKS), torch.tensor([classes.index(split.labels[row]) for row in rows])
+
+    (seen, labels), (asked, truth) = features(data.train), features(data.test)
+    means = torch.stack([seen[labels == label].mean(0) for label in range(len(classes))])
+    right = int((cosine_scores(asked, means).argmax(1) == truth).sum())
+    centre, plane = means.mean(0), torch.linalg.svd(means - means.mean(0)).Vh[:2]
+    points, stars = ((each - centre) @ plane.T for each in (asked, means))
+    here = int((torch.cdist(points, stars).argmin(1) == truth).sum())
+    both = torch.cat([points, stars])
+    canvas = Canvas(PICTURE)
+    x = linear(float(both[:, 0].min()), float(both[:, 0].max()), 16, PICTURE - 110)
+    y = linear(float(both[:, 1].min()), float(both[:, 1].max()), 300, 50)
+    canvas.text(0, 16, f"Features of {len(truth)} test images, on a plane", "head")
+    for point, label in zip(points.tolist(), truth.tolist(), strict=True):
+        star = stars[label].tolist()
+        canvas.line([(x(point[0]), y(point[1])), (x(star[0]), y(star[1]))], "leader")
+    for point in points.tolist():
+        canvas.dot(x(point[0]), y(point[1]), "a", 4)
+    for star in stars.tolist():
+        canvas.dot(x(star[0]), y(star[1]), "b", 7)
+    places = apart([y(star[1]) for star in stars.tolist()], 16, 40, 305)
+    for label, (star, place) in enumerate(zip(stars.tolist(), places, strict=True)):
+        name = data.classes[classes[label]].removeprefix("greek ").replace(" letter", "")
+        canvas.text(x(star[0]) + 10, place + 4, name, "b")
+    canvas.text(0, 330, f"Lines lead to an image's own prototype. On this plane {here} of {len(truth)} are", "soft")
+    canvas.text(0, 347, f"nearest to it; in all {means.shape[1]} dimensions, where answers are made, {right}.", "soft")
+    return canvas, "Features of test images around the prototypes of their classes."
+
+
+def _columns(canvas: Canvas, values: tuple[int, ...], title: str, left: float, top: float, look: str) -> None:
+    """Columns with their values on top, in half the width."""
+    width = PICTURE / 2 - 16
+    canvas.text(left, top + 14, title, "strong")
+    x = linear(-0.5, len(values) - 0.5, left, left + width)
+    y = linear(0, 38, top + 132, top + 36)
+    for place, value in enumerate(values):
+        canvas.line([(x(place), y(0)), (x(place), y(value))], f"column {look}")
+        canvas.text(x(place), y(value) - 4, str(value), "soft", "middle")
+    canvas.line([(left, y(0)), (left + width, y(0))])
+
+
+def long_tailed_and_step_imbalanced() -> tuple[Canvas, str]:
+    """A long-tailed stream and a step-imbalanced one: classes of each task, images of each class."""
+    classes, tasks = 100, 10
+    step = make_stream(classes=classes, tasks=tasks, gamma=0.01, seed=1)
+    even = make_stream(classes=classes, tasks=tasks, kind="balanced", seed=1, long_tail=0.1, n_max=500)
+    canvas, half = Canvas(PICTURE), PICTURE / 2
+    for row, (name, stream, look) in enumerate((("Long-tailed", even, "b"), ("Step-imbalanced", step, "a"))):
+        top = row * 190.0
+        canvas.text(0, top + 14, name, "head")
+        _columns(canvas, stream.sizes, "classes of each task", 0, top + 20, look)
+        images = sorted(stream.samples or [500] * classes, reverse=True)
+        canvas.text(half, top + 34, "images of each class", "strong")
+        x, y = linear(0, classes - 1, half + 34, PICTURE - 6), linear(0, 500, top + 152, top + 56)
+        for value in (0, 250, 500):
+            canvas.line([(half + 34, y(value)), (PICTURE - 6, y(value))], "axis" if value == 0 else "grid")
+            canvas.text(half + 28, y(value) + 4, str(value), "soft", "end")
+        canvas.line([(x(place), y(value)) for place, value in enumerate(images)], f"curve {look}")
+        canvas.text(0, top + 170, "tasks in order of arrival", "soft")
+        canvas.text(PICTURE - 6, top + 170, "classes by size", "soft", "end")
+    return canvas, "A long-tailed stream has equal tasks and unequal classes; a step-imbalanced one the reverse."
+
+
+def task_sizes() -> tuple[Canvas, str]:
+    """How the sizes of a step-imbalanced stream are made."""
+    stream = make_stream(classes=100, tasks=10, gamma=0.01, seed=1)
+    canvas = Canvas(PICTURE)
+    canvas.text(0, 16, "100 classes in ten tasks, gamma 0.01", "head")
+    _columns(canvas, tuple(sorted(stream.sizes, reverse=True)), "computed", 0, 22, "rest")
+    _columns(canvas, stream.sizes, "shuffled by the seed", PICTURE / 2, 22, "a")
+    return canvas, "Sizes of tasks from largest to smallest, and in order of arrival."
+
+
+# runs
+
+
+def records(data: str, *methods: str) -> list[Record]:
+    """Seed 1 of methods on a dataset, with their titles."""
+    found = [runs(data)[name] for name in methods if name in runs(data)]
+    return [each.seeds[1] | {"title": each.title} for each in found]
 
 
 def frame(canvas: Canvas, place: tuple[float, float, float, float], ticks: Sequence[float], unit: str = "") -> Any:
@@ -86,18 +264,18 @@ def weights(run: Record) -> tuple[Canvas, str]:
             canvas.line([(x(index + 1), y(0)), (x(index + 1), y(share))], f"column {look}")
             canvas.text(x(index + 1), y(share) - 5, f"{share:.2f}", look, "middle")
             canvas.text(x(index + 1), 237, f"{sum(sizes[:index])}+{sizes[index]}", "soft", "middle")
-    canvas.text(PICTURE, 254, "classes known + new", "soft", "end")
-    canvas.text(40, 276, "blue: what is known is the base", "a")
-    canvas.text(40, 293, "orange: the new task is the base", "b")
+    canvas.text(PICTURE, 254, "old + new classes", "soft", "end")
+    canvas.text(40, 276, "blue: the merged adapter is the base", "a")
+    canvas.text(40, 293, "orange: the new adapter is the base", "b")
     return canvas, "The smaller side's share in each merge of One-A on CIFAR-100."
 
 
-def layers(run: Record, what: str, title: str, label: str) -> tuple[Canvas, str]:
-    """A number for each direction of the base in the merge of the big task: layers thin, their mean thick."""
+def gates_by_direction(run: Record) -> tuple[Canvas, str]:
+    """The gate of each direction of the base in the merge of the big task: layers thin, their mean thick."""
     _, analysis = analysed_merge(run, BIG_TASK)
     canvas, half = Canvas(PICTURE), PICTURE / 2
-    canvas.text(0, 16, title, "head")
-    found = {kind: [numbers(layer[what]) for layer in analysis[kind]["layers"]] for kind in analysis}
+    canvas.text(0, 16, "Gates: share of the step", "head")
+    found = {kind: [numbers(layer["gate"]) for layer in analysis[kind]["layers"]] for kind in analysis}
     most = max(value for lines in found.values() for line in lines for value in line)
     step = next(step for step in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5) if most / step <= 4)
     ticks = [round(step * count, 2) for count in range(ceil(most / step) + 1)]
@@ -112,14 +290,14 @@ def layers(run: Record, what: str, title: str, label: str) -> tuple[Canvas, str]
         canvas.text(left - 32, 40, KINDS.get(kind, kind), "strong")
     canvas.text(38, 210, "directions of the base, strong to weak", "soft")
     canvas.text(38, 227, "thin: one layer each, thick: their mean", "b")
-    return canvas, label
+    return canvas, "Gates of each direction."
 
 
 def matrix(run: Record) -> tuple[Canvas, str]:
-    """How well each task is known after each step."""
+    """Accuracy of each task after each task."""
     canvas, rows = Canvas(PICTURE), run["metrics"]["matrix"]
     side = (PICTURE - 86) / len(rows)
-    canvas.text(0, 16, "Right answers, %, by task and moment", "head")
+    canvas.text(0, 16, "Accuracy of each task, %", "head")
     for row, line in enumerate(rows):
         top = 44 + row * side
         canvas.text(78, top + side / 2 + 4, f"{run['stream']['sizes'][row]} classes", "soft", "end")
@@ -141,7 +319,10 @@ def carried() -> tuple[Canvas, str]:
         "carried": ("carried", "a"),
         "recomputed": ("of all images", "rest"),
     }
-    panels = (("mean", "error of old means, deviations", (0, 0.3, 0.6, 0.9)), ("right", "right, %", (40, 60, 80, 100)))
+    panels = (
+        ("mean", "error of old means, deviations", (0, 0.3, 0.6, 0.9)),
+        ("right", "accuracy, %", (40, 60, 80, 100)),
+    )
     canvas, half = Canvas(PICTURE), PICTURE / 2
     for row, data in enumerate(dict.fromkeys(line["data"] for line in lines)):
         for column, (key, title, ticks) in enumerate(panels):
@@ -198,35 +379,34 @@ def grocery_classes(found: dict[str, Any]) -> tuple[Canvas, str]:
         taken[mistake["class"]] = mistake
     worst = found["classes"][:WORST]
     canvas.text(0, 16, f"Test photos correct, %: the {WORST} worst of {len(found['classes'])} products", "head")
-    canvas.text(PICTURE, 34, "mostly taken for", "soft", "end")
+    canvas.text(PICTURE, 34, "mostly misclassified as", "soft", "end")
     rows = [DotRow(each["class"], [(share(each["correct"], each["images"]), "hollow")]) for each in worst]
     dots(canvas, rows, Panel(0, 40, PICTURE - 184), "", (0, 100))
     for number, each in enumerate(worst):
         mistake = taken[each["class"]]
         words = f"{mistake['taken_for']}, {mistake['images']} of {each['images']}"
         canvas.text(PICTURE, 44 + ROW * (number + 0.6), words, "soft", "end")
-    return canvas, "Accuracy of the worst products, and the product that each is mostly taken for."
+    return canvas, "Accuracy of the worst products, and the product that each is mostly misclassified as."
 
 
 def main() -> None:
     """Write all of them."""
     example = json.loads(GROCERY.read_text("utf-8"))
-    three = records("cifar100", ONE_A, "running-mean", "simplecil")
+    three = records("cifar100", ONE_A, PLUS, "simplecil")
     plus = records("cub200", PLUS, JOINT, MOS, ONE_A)
     one_a = three[0]
     figures = {
-        "streams": drawings.streams(),
-        "sizes": drawings.sizes(),
-        "network": drawings.network(),
-        "merge-steps": drawings.merge_steps(),
-        "prototypes": drawings.prototypes(),
+        "streams": long_tailed_and_step_imbalanced(),
+        "sizes": task_sizes(),
+        "network": network(),
+        "merge-steps": merge_steps(),
+        "prototypes": prototypes(),
         "weights": weights(one_a),
-        "gates": layers(one_a, "gate", "Gates: share of the step", "Gates of each direction."),
-        "updates": layers(one_a, "update", "How far directions moved", "Update of each direction."),
+        "gates": gates_by_direction(one_a),
         "matrix": matrix(one_a),
-        "curves": curves(three, "CIFAR-100, ten tasks, seed 1: right, %", "Accuracy after each task."),
+        "curves": curves(three, "CIFAR-100, ten tasks, seed 1: accuracy, %", "Accuracy after each task."),
         "one-a-plus": curves(
-            plus, "CUB-200, 20 tasks, seed 1: right, %", "Accuracy over all classes seen after each of 20 tasks."
+            plus, "CUB-200, 20 tasks, seed 1: accuracy, %", "Accuracy over all classes seen after each of 20 tasks."
         ),
         "carried": carried(),
         "grocery-history": grocery_history(example["updates"]),

@@ -43,7 +43,7 @@ class DataFacts:
 def data_facts(data: str, root: str | None) -> DataFacts:
     """Count a dataset's images, or fall back on the published counts where it is one of the paper's and not here."""
     if data == "cifar100":  # the same wherever it is, and counting would first download it
-        return _published(data, loaded=True)
+        return published(data)
     import numpy as np
 
     from onea.files import cache_folder
@@ -53,7 +53,7 @@ def data_facts(data: str, root: str | None) -> DataFacts:
         dataset = load_dataset(data, root=Path(root) if root else None, cache=cache_folder())
     except OneaError:
         if data in DATASETS:
-            return _published(data, loaded=False)
+            return published(data, loaded=False)
         raise
     train, test = (
         tuple(np.bincount(side.labels, minlength=len(dataset.classes)).tolist())
@@ -79,7 +79,8 @@ class Recorded:
         return self._facts.get(data) or data_facts(data, self._root)
 
 
-def _published(data: str, loaded: bool) -> DataFacts:
+def published(data: str, loaded: bool = True) -> DataFacts:
+    """The published counts of one of the datasets of the paper, shared out evenly among its classes."""
     known = DATASETS[data_name(data)]
     train, test = (_evenly(count, known.classes) for count in (known.train, known.test))
     return DataFacts(train, test, loaded)

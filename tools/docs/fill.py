@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fill numbers and tables into README and pages.
+
+    python tools/docs/fill.py [--made FOLDER]
+
+is what ``make results`` runs before it builds the site. Between ``<!-- written: NAME WORDS -->`` and ``<!-- end -->``
+stands what a function of ``CONTENT`` returns for those words: a number in a sentence, or a table on lines of its own.
+It is kept in the repository, and this command renews it, with the tables below docs/results and the pictures.
+``<!-- generated: NAME WORDS -->`` on a line of its own is filled when the site is built. With ``--made``, finished
+records of tools/results_grid.py are brought into docs/results first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+sys.path.insert(0, str(Path(__file__).parent))
+import charts
+import measured
+import results
+from results import ONE_A, PLUS, RESULTS, ROOT
+
+from onea.research.record import write_record
+
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), RESULTS / "README.md")
+WRITTEN = re.compile(r"<!-- written: ([^>]+) -->(\n?)(.*?)(\n?)<!-- end -->", re.S)
+GENERATED = re.compile(r"^<!-- generated: ([^>]+) -->$", re.M)
+CACHE = ROOT / "build/results"
+KEPT = (".csv", ".gz", ".md")  # what the repository holds of docs/results
+
+
+def comparison() -> str:
+    """What `onea compare` prints about One-A and One-A+ on CIFAR-100."""
+    from onea.research.cli.report import compare
+
+    columns = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = "100"
+    try:
+        with TemporaryDirectory() as folder, redirect_stdout(StringIO()) as printed:
+            for side, key in (("first", ONE_A), ("second", PLUS)):
+                for seed, record in results.runs("cifar100")[key].seeds.items():
+                    write_record(Path(folder) / side / str(seed), record)
+            compare(f"{folder}/first", f"{folder}/second")
+    finally:
+        os.environ.pop("COLUMNS")
+        os.environ |= {"COLUMNS": columns} if columns else {}
+    return "```text\n" + "".join(f"{line.rstrip()}\n" for line in printed.getvalue().splitlines()) + "```"
+
+
+CONTENT: dict[str, Callable[..., str]] = {
+    **results.NUMBERS,
+    **results.TABLES,
+    **measured.NUMBERS,
+    **measured.TABLES,
+    **charts.CHARTS,
+    "comparison": comparison,
+}
+
+
+def content(words: str, functions: Mapping[str, Callable[..., str]] = CONTENT) -> str:
+    """What a placeholder stands for: a name, and words that its function takes."""
+    name, *arguments = words.split()
+    return functions[name](*arguments)
+
+
+def renewed(text: str) -> str:
+    """A page with all that is written in it made again."""
+    return WRITTEN.sub(
+        lambda found: f"<!-- written: {found[1]} -->{found[2]}{content(found[1])}{found[4]}<!-- end -->", text
+    )
+
+
+# tables, pages and figures of the committed records, which `onea report` makes
+
+
+def render(folder: Path, groups: Sequence[str]) -> Path:
+    """Run ``onea report`` on a copy of the records in an empty folder; returns where its files are."""
+    for record in RESULTS.rglob("record.json.gz"):
+        copy = folder / record.relative_to(ROOT)
+        copy.parent.mkdir(parents=True)
+        shutil.copy(record, copy)
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+
+    def report(group: str) -> None:
+        place = f"docs/results/{group}"
+        command = [sys.executable, "-m", "onea", "report", f"{place}/runs", "--out", place]
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)} failed.\n{done.stdout}{done.stderr}")
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(report, groups))
+    return folder / "docs/results"
+
+
+def cached(groups: Sequence[str], cache: Path = CACHE) -> Path:
+    """The same from ``cache``, if neither a record nor the program has changed since."""
+    from importlib.metadata import version
+
+    digest = hashlib.sha256(f"{sys.version} {version('matplotlib')} {version('numpy')} {groups}".encode())
+    for top, kind in ((RESULTS, "record.json.gz"), (ROOT / "src/onea", "*.py"), (ROOT / "src/onea", "*.yaml")):
+        for path in sorted(top.rglob(kind)):
+            digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
+    folder = cache / digest.hexdigest()[:16]
+    if not folder.exists():
+        shutil.rmtree(cache, ignore_errors=True)
+        cache.mkdir(parents=True)
+        with TemporaryDirectory(dir=cache) as fresh:
+            render(Path(fresh) / "whole", groups)
+            (Path(fresh) / "whole").rename(folder)
+    return folder / "docs/results"
+
+
+def rendered(only: str = "", cache: Path = CACHE) -> list[Path]:
+    """Pages and figures of the records, which the repository does not hold: of some groups, or of all."""
+    groups = [group for group in results.groups() if not only or group in only.split()]
+    files = sorted(cached(groups, cache).rglob("*.*")) if groups else []
+    return [path for path in files if path.suffix not in KEPT]
+
+
+def main() -> None:
+    """Renew tables, pictures and pages."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--made", type=Path, help="a folder of finished runs, to be brought into docs/results first")
+    arguments = parser.parse_args()
+    if arguments.made:
+        grid = ROOT / "tools/results_grid.py"
+        subprocess.run([sys.executable, str(grid), "collect", str(arguments.made)], check=True)
+    made = cached(results.groups())
+    for path in sorted(made.rglob("*")):
+        if path.suffix in (".csv", ".md"):
+            shutil.copy(path, RESULTS / path.relative_to(made))
+    subprocess.run([sys.executable, str(ROOT / "tools/docs/pictures.py")], check=True, stdout=subprocess.DEVNULL)
+    for page in PAGES:
+        text = page.read_text("utf-8")
+        if (new := renewed(text)) != text:
+            page.write_text(new, "utf-8")
+            print(page.relative_to(ROOT))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers and tables from the records below docs/results: means with intervals, paired differences, costs.
+
+Every method of the result tables is one entry of ``METHODS``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from statistics import fmean, median, stdev
+from typing import Any
+
+from onea.metrics import t_interval
+from onea.research.record import Record
+from onea.research.record_metrics import metric
+from onea.research.report.load import by_classifier, load_records, with_present_options
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "docs/results"
+DATA = {"cifar100": "CIFAR-100, 10 tasks", "cub200": "CUB-200, 20 tasks"}
+PLUS, ONE_A, MOS, JOINT = "one-a-plus", "one-a", "mos", "joint"
+HIGHLIGHTED = (PLUS, ONE_A, MOS)
+NOT_RUN = "not run"
+_COUNTS = ("no seeds", "one seed", "two seeds", "three seeds", "four seeds", "five seeds")
+_SPACE = "\N{NO-BREAK SPACE}"
+
+
+@dataclass(frozen=True)
+class Method:
+    """A row of the result tables: its title, and which records belong to it."""
+
+    title: str
+    method: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def matches(self, record: Record) -> bool:
+        """Whether a record is a run of this method with these options."""
+        options = record["options"]
+        return bool(record["config"]["method"] == self.method) and self.options.items() <= options.items()
+
+
+METHODS = {
+    PLUS: Method("One-A+", "one-a-plus", {"classifier": "rgda", "min_share": 0.25}),
+    JOINT: Method("joint training (upper bound)", "joint"),
+    "frozen-gaussian": Method("frozen features + Gaussian", "simplecil", {"classifier": "rgda"}),
+    "first-task-gaussian": Method("first task + Gaussian", "first-task", {"classifier": "rgda"}),
+    "ranpac-first": Method("RanPAC (first task)", "ranpac-first"),
+    MOS: Method("MOS", "mos"),
+    ONE_A: Method("One-A", "one-a", {"classifier": "ncm"}),
+    "simplecil": Method("SimpleCIL", "simplecil", {"classifier": "ncm"}),
+    "slda": Method("SLDA", "slda"),
+}
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean over seeds with its 95 % confidence interval by Student's t; a single run has none."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    count: int = 1
+
+    def text(self, sign: bool = False, digits: int = 1) -> str:
+        """The mean and its interval, without line breaks.
+
+        >>> Mean(5.19, 4.02, 6.36, 3).text(sign=True), Mean(1.14, 0.02, 2.26, 5).text()
+        ('+5.2\xa0(+4.0\xa0to\xa0+6.4)', '1.1\xa0(0.0\xa0to\xa02.3)')
+        """
+        shown = _number(self.value, sign, digits)
+        if self.low is None or self.high is None:
+            return shown
+        return f"{shown} ({_number(self.low, sign, digits)} to {_number(self.high, sign, digits)})".replace(" ", _SPACE)
+
+
+def _number(value: float, sign: bool, digits: int) -> str:
+    if not round(value, digits):
+        return f"{0:.{digits}f}"
+    return f"{value:{'+' if sign else ''}.{digits}f}".replace("-", "−")
+
+
+def mean(values: Sequence[float]) -> Mean:
+    """Mean and interval.
+
+    >>> mean([1.0, 2.0, 3.0]).text()
+    '2.0\xa0(−0.5\xa0to\xa04.5)'
+    """
+    low, high = t_interval(values) or (None, None)
+    return Mean(fmean(values), low, high, len(values))
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The runs of a method on one dataset, by seed."""
+
+    title: str
+    seeds: dict[int, Record]
+
+    def values(self, name: str) -> list[float]:
+        """A metric of every seed that has it."""
+        numbers = (metric(name).value(record) for record in self.seeds.values())
+        return [number for number in numbers if number is not None]
+
+    def of(self, name: str) -> Mean:
+        """A metric over the seeds."""
+        return mean(self.values(name))
+
+    def cost(self, name: str) -> float | None:
+        """A measured cost of a prediction after the last task: the median, because some seeds train nothing.
+
+        Where another classifier predicted, and this one was scored beside it, none was measured.
+        """
+        values = self.values(name)
+        return median(values) if values else None
+
+    def curve(self) -> list[float]:
+        """Accuracy after each task, mean over the seeds."""
+        lines = (record["metrics"]["A"] for record in self.seeds.values())
+        return [fmean(step) for step in zip(*lines, strict=True)]
+
+
+@cache
+def records() -> tuple[Record, ...]:
+    """All committed records; a run that scored further classifiers gives one more for each of them, at the end."""
+    every = [record for group in groups() for record in load_records(RESULTS / group / "runs")]
+    further = [each for record in every for each in by_classifier(record)[1:]]
+    return tuple(with_present_options([*every, *further]))
+
+
+def groups() -> list[str]:
+    """Folders of docs/results that hold runs."""
+    return sorted(folder.parent.name for folder in RESULTS.glob("*/runs"))
+
+
+@cache
+def runs(data: str) -> dict[str, Runs]:
+    """The methods that have been run on a dataset, the most accurate first."""
+    found = {}
+    for key, method in METHODS.items():
+        seeds: dict[int, Record] = {}
+        for record in records():
+            if record["data"]["name"] == data and method.matches(record):
+                seeds.setdefault(record["config"]["seed"], record)
+        if seeds:
+            found[key] = Runs(method.title, dict(sorted(seeds.items())))
+    return dict(sorted(found.items(), key=lambda item: -item[1].of("A_T").value))
+
+
+def difference(first: Runs, second: Runs, name: str = "A_T") -> Mean:
+    """A metric of the second minus that of the first, paired by seed."""
+    read = metric(name).value
+    both = sorted(first.seeds.keys() & second.seeds.keys())
+    pairs = [(read(first.seeds[seed]), read(second.seeds[seed])) for seed in both]
+    return mean([b - a for a, b in pairs if a is not None and b is not None])
+
+
+# numbers for the text of pages; what has not been run is said to be so
+
+
+def _if_run(number: Callable[..., str]) -> Callable[..., str]:
+    def read(*words: str) -> str:
+        data, methods = words[-1], words[:-1]
+        missing = [method for method in methods if method not in runs(data)]
+        return NOT_RUN if missing else number(*(runs(data)[method] for method in methods))
+
+    return read
+
+
+def accuracy(found: Runs) -> str:
+    """A_T in percent."""
+    return f"{found.of('A_T').value:.1f}"
+
+
+def accuracy_and_deviation(found: Runs) -> str:
+    """A_T with its sample standard deviation."""
+    values = found.values("A_T")
+    return f"{fmean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
+
+
+def gap(first: Runs, second: Runs) -> str:
+    """By how many points A_T of the second is higher, with the interval of the paired difference."""
+    return difference(first, second).text(sign=True).replace(_SPACE, " ")
+
+
+def kept(found: Runs) -> str:
+    """Megabytes that a method keeps from task to task."""
+    return _cost(found, "state_mb", ".1f")
+
+
+def seeds(method: str) -> str:
+    """How many seeds a method has, the fewer of the two datasets."""
+    return _COUNTS[min(len(runs(data)[method].seeds) if method in runs(data) else 0 for data in DATA)]
+
+
+def network() -> str:
+    """The network of the records, as their configurations name it."""
+    names = {record["config"]["backbone"].removesuffix(".safetensors") for record in records()}
+    return ", ".join(f"`{name}`" for name in sorted(names))
+
+
+# tables
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], words: int | None = None) -> str:
+    """A Markdown table; bars inside cells are escaped.
+
+    Args:
+        heads: of the columns.
+        rows: their cells.
+        words: so many columns from the left hold words; the others hold numbers, to the right. By default all do.
+    """
+    left = len(heads) if words is None else words
+    rule = "".join("---|" if column < left else "---:|" for column in range(len(heads)))
+    lines = ["| " + " | ".join(map(_cell, cells)) + " |" for cells in (heads, *rows)]
+    return "\n".join([lines[0], f"|{rule}", *lines[1:]])
+
+
+def _cell(text: str) -> str:
+    r"""A cell; an interval in it is small and may break, so that a phone can show it below its value.
+
+    >>> _cell("5.2\xa0(4.0\xa0to\xa06.4)")
+    '5.2 <small>(4.0\xa0to 6.4)</small>'
+    """
+    value, bracket, interval = text.partition(f"{_SPACE}(")
+    if bracket:
+        low, _, high = interval.partition(f"{_SPACE}to{_SPACE}")
+        text = f"{value} <small>({low}{_SPACE}to {high}</small>"
+    return text.replace("|", "\\|")
+
+
+def _bold(key: str, title: str) -> str:
+    return f"**{title}**" if key in (PLUS, ONE_A) else title
+
+
+def both_datasets() -> str:
+    """Every method: accuracy on both datasets, seeds and forward passes."""
+    rows = []
+    for key in dict.fromkeys(key for data in DATA for key in runs(data)):
+        found = [runs(data).get(key) for data in DATA]
+        accuracies = (f"{each.of('A_T').value:.2f}" if each else NOT_RUN for each in found)
+        known = [each for each in found if each]
+        counts = " / ".join(dict.fromkeys(str(len(each.seeds)) for each in known))
+        rows.append((_bold(key, METHODS[key].title), *accuracies, counts, _passes(key, known)))
+    return table(("", *DATA.values(), "n", "passes"), rows, words=1)
+
+
+def _cost(found: Runs, name: str, digits: str) -> str:
+    value = found.cost(name)
+    return "" if value is None else f"{value:{digits}}"
+
+
+def _passes(key: str, found: Sequence[Runs]) -> str:
+    """Forward passes of a prediction after the last task; MOS stops as soon as its prediction is stable."""
+    counts = " / ".join(dict.fromkeys(_cost(each, "passes", "g") for each in found))
+    return f"up to {counts}" if key == MOS else counts
+
+
+def one_dataset(data: str) -> str:
+    """Every method on a dataset: accuracy and forgetting with intervals, difference to One-A+, cost."""
+    rows = []
+    plus = runs(data).get(PLUS)
+    for key, found in runs(data).items():
+        ahead = difference(found, plus).text(sign=True) if plus and key != PLUS else ""
+        cells = (found.of("A_T").text(), ahead, f"{found.of('mean_A').value:.1f}", found.of("F").text())
+        costs = (_cost(found, "gflops", ".1f"), _passes(key, [found]), _cost(found, "state_mb", ".1f"))
+        rows.append((_bold(key, found.title), *cells, str(len(found.seeds)), *costs))
+    heads = ("method", "A_T %", "One-A+ minus it", "mean A %", "F", "n", "GFLOP", "passes", "MB kept")
+    return table(heads, rows, words=1)
+
+
+def expected() -> str:
+    """Accuracy with nothing trained, in updates, and with all images at once."""
+    rows = []
+    for key, words in (
+        ("simplecil", "nothing trained, nearest class mean"),
+        ("frozen-gaussian", "nothing trained, the default classifier"),
+        (PLUS, "**taught in updates** (One-A+)"),
+        (JOINT, "all images at once"),
+    ):
+        numbers = [NUMBERS["accuracy"](key, data) for data in DATA]
+        rows.append((words, *(f"**{number}**" if key == PLUS else number for number in numbers)))
+    return table(("accuracy, %", *DATA.values()), rows, words=1)
+
+
+NUMBERS: dict[str, Callable[..., str]] = {
+    "accuracy": _if_run(accuracy),
+    "accuracy-and-deviation": _if_run(accuracy_and_deviation),
+    "gap": _if_run(gap),
+    "megabytes": _if_run(kept),
+    "seeds": seeds,
+    "network": network,
+}
+TABLES: dict[str, Callable[..., str]] = {
+    "methods": both_datasets,
+    "results": one_dataset,
+    "expect": expected,
+}
