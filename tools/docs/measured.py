@@ -197,7 +197,7 @@ class Taught:
     Attributes:
         data: the images, as the file names them.
         updates: in how many parts they were taught.
-        file: below benchmarks/.
+        file: below benchmarks/models/unknown/.
         title: of the row in the table; empty where there is none.
         preset: as the file names the default.
         split: which photos were predicted.
@@ -212,30 +212,35 @@ class Taught:
     split: str = "test photos"
     again: bool = False
 
+    @property
+    def lines(self) -> tuple[dict[str, Any], ...]:
+        """All lines of the file."""
+        return lines(f"models/unknown/{self.file}")
+
     def values(self, measure: str = "right") -> list[float]:
         """A measure in percent, by random seed; ``right`` is the accuracy."""
         found = [
             float(line[measure])
-            for line in lines(self.file)
+            for line in self.lines
             if (line["data"], line["updates"], line["looked_at"]) == (self.data, self.updates, self.split)
             and line["params"].get("preset") == self.preset
             and line["params"].keys() <= {"preset", "threads", "verbose"}
             and line.get("again", False) == self.again
-            and line["backbone"] == lines(self.file)[-1]["backbone"]
+            and line["backbone"] == self.lines[-1]["backbone"]
         ]
         assert found, f"{self.file} has no such runs"
         return found
 
 
-_SHOP, _HELD_OUT = "models/unknown/updates-amd-epyc-2.jsonl", "a quarter of the training photos, in groups that look alike"
+_SHOP, _HELD_OUT = "updates-amd-epyc-2.jsonl", "a quarter of the training photos, in groups that look alike"
 TAUGHT = {
     "at-once": Taught("grocery81", 1, _SHOP, "81 groceries, all at once"),
     "updates": Taught("grocery81", 15, _SHOP, "81 groceries, 15 updates"),
     "again": Taught("grocery81", 15, _SHOP, "81 groceries, 15 updates, then all photos again", again=True),
-    "cifar100": Taught("cifar100", 10, "models/unknown/crops-test-nvidia-h200.jsonl", "CIFAR-100, 150 images of a class, 10 updates"),
-    "cub200": Taught("cub200", 20, "models/unknown/default-nvidia-h200.jsonl", "CUB-200, 20 updates", "quick"),
-    "held-out-updates": Taught("grocery81", 15, "models/unknown/fast-path-nvidia-h200-2.jsonl", "", "quick", _HELD_OUT),
-    "held-out-at-once": Taught("grocery81", 1, "models/unknown/fast-path-amd-epyc-2.jsonl", "", "quick", _HELD_OUT),
+    "cifar100": Taught("cifar100", 10, "crops-test-nvidia-h200.jsonl", "CIFAR-100, 150 images of a class, 10 updates"),
+    "cub200": Taught("cub200", 20, "default-nvidia-h200.jsonl", "CUB-200, 20 updates", "quick"),
+    "held-out-updates": Taught("grocery81", 15, "fast-path-nvidia-h200-2.jsonl", "", "quick", _HELD_OUT),
+    "held-out-at-once": Taught("grocery81", 1, "fast-path-amd-epyc-2.jsonl", "", "quick", _HELD_OUT),
 }
 
 
@@ -246,7 +251,9 @@ def models() -> str:
         if each.title:
             found = each.values()
             span = f"{min(found):.1f} to {max(found):.1f}"
-            rows.append((f"[{each.title}](benchmarks/{each.file})", f"{fmean(found):.1f}", span, str(len(found))))
+            rows.append(
+                (f"[{each.title}](benchmarks/models/unknown/{each.file})", f"{fmean(found):.1f}", span, str(len(found)))
+            )
     return table(("`onea teach`, accuracy, %", "mean", "lowest to highest", "n"), rows, words=1)
 
 

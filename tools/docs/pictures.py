@@ -127,7 +127,7 @@ def merge_steps() -> tuple[Canvas, str]:
 def prototypes() -> tuple[Canvas, str]:
     """Test images of some embedded classes and their prototypes, in the plane that tells the prototypes apart best."""
     from onea.model.engine import Engine
-    from onea.model.images import read_unlabelled
+    from onea.model.learning.images import read_unlabelled
     from onea.research.data.sources import load_dataset
     from onea.vit.embedded import FAST
     from onea.vit.heads import cosine_scores

@@ -271,23 +271,6 @@ def test_an_option_that_came_later_does_not_make_another_run(values, tmp_path):
     assert run(config, tmp_path / "o") == record
 
 
-def test_the_committed_records_are_all_found():
-    """By the commands that made docs/results, with neither data nor backbone at hand."""
-    from onea.research.paper.experiments import find_experiment
-    from onea.research.paper.facts import Recorded
-    from onea.research.paper.scale import Changes, make_plan
-
-    store = RecordStore(ROOT / "docs/results/runs")
-    known, found = Recorded(store.records(), None), {}
-    for name, seeds, runs in (("table3", 3, 30), ("table5", 3, 9), ("figure7", 1, 25), ("figure11", 1, 5)):
-        changes = Changes(("folder:cifar100",), None, "vit_small_patch14_112.safetensors", seeds)
-        plan = make_plan(find_experiment(name), changes, known.facts)
-        records = {config.key(): record for config in plan.configs if (record := store.find(config))}
-        assert len(records) == len(plan.configs) == runs
-        found |= records
-    assert len(found) == len(list(store.records())) == len(list(store.root.iterdir()))
-
-
 def test_the_folder_of_every_committed_record_is_that_of_its_configuration():
     found = [path for path in find_record_files(ROOT / "docs/results") if path.parent.parent.name == "runs"]
     assert len(found) > 100
