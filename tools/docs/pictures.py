@@ -26,7 +26,7 @@ from results import JOINT, MOS, ONE_A, PLUS, ROOT, Mean, runs
 from onea.merging.fusion import Gate, fuse, gates
 from onea.metrics import wilson_interval
 from onea.research.record import Record
-from onea.research.report.analysis_figures import analysed_merge, numbers
+from onea.research.report.heat_maps import analysed_merge, numbers
 from onea.research.streams import make_stream
 
 OUT = ROOT / "docs/pictures"

@@ -23,11 +23,19 @@ from onea.research.methods import METHODS, method_class
 from onea.research.paper import names
 from onea.research.paper.experiment import Experiment
 from onea.research.paper.experiments import experiments, find_experiment
-from onea.research.paper.facts import DataFacts, data_facts
 from onea.research.paper.page import detailed, grid_table, write_experiment
 from onea.research.paper.pictures import pictures
 from onea.research.paper.reported import reported_tables
-from onea.research.paper.scale import Changes, ExperimentPlan, estimate, make_plan, pieces, stream_of
+from onea.research.paper.scale import (
+    Changes,
+    DataFacts,
+    ExperimentPlan,
+    data_facts,
+    estimate,
+    make_plan,
+    pieces,
+    stream_of,
+)
 from onea.research.record_metrics import METRICS, forgetting_curve
 from onea.research.runs.config import RunConfig, make_config
 

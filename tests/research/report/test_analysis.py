@@ -17,16 +17,18 @@ from onea.merging.analysis import basis_overlap, block_overlap, describe, update
 from onea.merging.fusion import Gate, fuse
 from onea.merging.one_a import OneAMerge
 from onea.research.report.aggregate import settings
-from onea.research.report.analysis_figures import (
+from onea.research.report.curves import cost_points, cost_scatter
+from onea.research.report.heat_maps import (
     analysed_merge,
     basis_alignment,
+    by_options,
+    gate_heat_map,
     has_analysis,
     numbers,
     spectra_and_gates,
     square,
     update_strength,
 )
-from onea.research.report.sensitivity_figures import by_options, cost_scatter, gate_heat_map, rank_curves
 from onea.research.runs.config import make_config
 from onea.research.runs.runner import run
 
@@ -162,25 +164,18 @@ def test_the_heat_map_writes_means_over_seeds_and_marks_gaps() -> None:
         gate_heat_map([record()])
 
 
-def test_rank_curves_go_through_the_means() -> None:
-    made = [record(seed=s, share=0.5 + rank / 100, options={"rank": rank}) for s in (1, 2) for rank in (32, 8, 16)]
-    line = rank_curves(made).axes[0].lines[0]
-    assert list(line.get_xdata()) == [8, 16, 32]
-    expected = [np.mean([m["metrics"]["A_T"] for m in made if m["options"]["rank"] == rank]) for rank in (8, 16, 32)]
-    assert list(line.get_ydata()) == pytest.approx(expected)
-    with pytest.raises(OneaError, match="rank"):
-        rank_curves([record(options={})])
-
-
 @pytest.mark.parametrize("width", [4.2, 7.4])
 def test_the_scatter_places_methods_by_cost(width: float) -> None:
     cost = [{"tasks": 9, "flops_per_image": 2_000_000_000}]
     (setting,) = settings([record("a", cost=cost), record("b", share=0.5, cost=[cost[0] | {"flops_per_image": 6e10}])])
-    figure = cost_scatter(setting.groups, width)
+    points = cost_points(setting)
+    assert [point.cost for point in points] == [2.0, 60.0]
+    figure = cost_scatter(points, "GFLOPs", width)
     figure.draw_without_rendering()
     places = {(line.get_xdata()[0], line.get_ydata()[0]) for line in figure.axes[0].lines if len(line.get_xdata()) == 1}
     expected = {(2.0, record("a")["metrics"]["A_T"]), (60.0, record("b", share=0.5)["metrics"]["A_T"])}
     assert expected <= places
     assert figure.axes[0].get_xscale() == "log"
-    with pytest.raises(OneaError, match="costs"):
-        cost_scatter(settings([record()])[0].groups)
+    assert cost_points(settings([record()])[0]) == []
+    with pytest.raises(OneaError, match="No finished run"):
+        cost_scatter([], "GFLOPs")

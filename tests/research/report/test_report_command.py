@@ -22,8 +22,8 @@ from onea.research.cli.report import report as command
 from onea.research.report.aggregate import setting_names, settings
 from onea.research.report.curves import banded_curves
 from onea.research.report.experiment_page import experiment_page, with_titles, write_report
-from onea.research.report.matrices import matrix_panels
-from onea.research.report.page import Picture
+from onea.research.report.heat_maps import matrix_panels
+from onea.research.report.html import Picture
 from onea.research.runs.config import make_config
 from onea.research.runs.runner import run
 

@@ -52,9 +52,8 @@ def paper(
     from onea.files import check_no_model
     from onea.research.cli.paper_display import print_experiments, print_plan, print_result
     from onea.research.paper.experiments import find_experiment
-    from onea.research.paper.facts import Recorded
     from onea.research.paper.page import write_experiment
-    from onea.research.paper.scale import make_plan
+    from onea.research.paper.scale import Recorded, make_plan
     from onea.research.runs.grid import RecordStore
 
     if name is None:

@@ -109,7 +109,7 @@ def print_result(table: Table | None, files: Sequence[Path], failures: Mapping[s
 
 def _column(planned: PlannedCell, plan: ExperimentPlan) -> str:
     """The column of a cell: its group, and its own name where the group alone does not tell it apart."""
-    from onea.research.paper.names import data_title
+    from onea.research.paper.experiment import data_title
 
     group, name = planned.cell.headings()[0]
     if not group and "{" not in planned.cell.columns[0][0]:  # all columns are of one stream, and named after metrics
@@ -124,8 +124,7 @@ def _column(planned: PlannedCell, plan: ExperimentPlan) -> str:
 
 def _costs(plan: ExperimentPlan) -> tuple[dict[str, Cost], list[str]]:
     """The cost of every run by its key, and the datasets that could not be counted."""
-    from onea.research.paper.facts import data_facts
-    from onea.research.paper.scale import estimate
+    from onea.research.paper.scale import data_facts, estimate
 
     facts = {data: data_facts(data, plan.changes.root) for data in dict.fromkeys(run.data for run in plan.configs)}
     costs = {run.key(): estimate(run, facts[run.data]) for run in plan.configs}

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from onea.files import write_text
 from onea.presentation.table import Table, TableColumn, Value
 from onea.research.data import data_name
-from onea.research.paper.experiment import Cell, Experiment
-from onea.research.paper.names import BACKBONE, BACKBONE_TITLE, DATASETS, METHODS
+from onea.research.paper.experiment import BACKBONE, BACKBONE_TITLE, DATASETS, METHODS, Cell, Experiment
 from onea.research.paper.pictures import pictures
 from onea.research.paper.reported import number, reported_tables
 from onea.research.record import Record
@@ -21,7 +20,7 @@ from onea.research.report.aggregate import summarise
 
 if TYPE_CHECKING:
     from onea.research.paper.scale import ExperimentPlan, PlannedCell
-    from onea.research.report.page import Picture
+    from onea.research.report.html import Picture
     from onea.research.runs.config import RunConfig
 
 Records = Mapping[str, Record]  # by ``RunConfig.key()``

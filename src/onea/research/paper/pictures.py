@@ -3,18 +3,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from onea.errors import OneaError
 from onea.presentation import style
 from onea.presentation.table import Table
-from onea.research.paper.names import DATASETS
-from onea.research.paper.tables import LONG_TAIL_FACTOR, PAPER_STREAMS
+from onea.research.paper.experiment import DATASETS
+from onea.research.paper.experiments import LONG_TAIL_FACTOR, PAPER_STREAMS
 from onea.research.record import Record
 from onea.research.record_metrics import forgetting_curve
-from onea.research.report.page import Picture
+from onea.research.report.curves import (
+    NARROW,
+    WIDTH,
+    Point,
+    accuracy_curves,
+    cost_scatter,
+    forgetting_curves,
+    panels,
+)
+from onea.research.report.html import Picture
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,9 +32,6 @@ if TYPE_CHECKING:
     from onea.research.paper.scale import ExperimentPlan
 
 
-WIDTH = 8.6
-NARROW = 5.5  # inches; below, panels stand one above the other
-_MARKERS = "os^DvPX"
 Draw = Callable[..., "Figure"]
 
 
@@ -36,15 +41,15 @@ def pictures(plan: ExperimentPlan, table: Table | None, records: Records) -> lis
     if experiment.kind == "streams":
         drawn = _streams(experiment.alias, plan.changes.tasks)
         return [Picture(title, draw, f"{title}.", name=name) for name, (title, draw) in drawn.items()]
-    panels = _panels(plan, records)
-    if not panels or table is None or experiment.kind in ("table", "settings"):
+    groups = _groups(plan, records)
+    if not groups or table is None or experiment.kind in ("table", "settings"):
         return []
     if experiment.kind in ("bars", "scatter", "forgetting"):
-        shown = [(experiment.title, _whole(experiment.kind, table, panels))]
+        shown = [(experiment.title, _whole(experiment.kind, table, groups))]
     elif experiment.kind == "heatmap":
-        shown = [_heat_map(plan, group, records) for group in panels]
+        shown = [_heat_map(plan, group, records) for group in groups]
     else:
-        shown = [_panel(experiment.kind, group, list(lines.values())) for group, lines in panels.items()]
+        shown = [_panel(experiment.kind, group, list(lines.values())) for group, lines in groups.items()]
     names = [experiment.alias] if len(shown) == 1 else [f"{experiment.alias}-{n}" for n in range(1, len(shown) + 1)]
     return [
         Picture(title, draw, f"{title}; its numbers are in the table above.", name=name)
@@ -52,7 +57,7 @@ def pictures(plan: ExperimentPlan, table: Table | None, records: Records) -> lis
     ]
 
 
-def _panels(plan: ExperimentPlan, records: Records) -> dict[str, dict[str, Record]]:
+def _groups(plan: ExperimentPlan, records: Records) -> dict[str, dict[str, Record]]:
     """By group and row, the finished record of the first seed; One-A first, which curves emphasise."""
     found: dict[str, dict[str, Record]] = {}
     planned_cells = sorted(plan.planned_cells, key=lambda planned: planned.cell.row != "One-A")
@@ -65,21 +70,31 @@ def _panels(plan: ExperimentPlan, records: Records) -> dict[str, dict[str, Recor
     return {group: found[group] for group in order if group in found}
 
 
-def _whole(kind: str, table: Table, panels: dict[str, dict[str, Record]]) -> Draw:
+def _whole(kind: str, table: Table, groups: dict[str, dict[str, Record]]) -> Draw:
     if kind == "bars":
         return partial(bars, table)
     if kind == "scatter":
-        return partial(accuracy_against_time, table)
+        return partial(cost_scatter, _points(table), "milliseconds per image after the last task")
     curves = {
         group: {row: (forgetting_curve(record), float(record["metrics"]["mean_A"])) for row, record in lines.items()}
-        for group, lines in panels.items()
+        for group, lines in groups.items()
     }
     return partial(forgetting_curves, curves)
 
 
+def _points(table: Table) -> list[Point]:
+    """The rows that have been run."""
+    place = {column.name: index for index, column in enumerate(table.columns)}
+    points = []
+    for row in table.rows:
+        cost, accuracy = (table.values[row.name, place[name]] for name in ("ms per image", "A_T"))
+        if cost.mean is not None and accuracy.mean is not None:
+            points.append(Point(row.name, cost.mean, accuracy))
+    return points
+
+
 def _panel(kind: str, group: str, records: list[Record]) -> tuple[str, Draw]:
-    from onea.research.report.analysis_figures import basis_alignment, update_strength
-    from onea.research.report.curves import accuracy_curves
+    from onea.research.report.heat_maps import basis_alignment, update_strength
 
     if kind == "directions":
         return f"{group}: update of each singular direction in the last merge", partial(update_strength, records[0])
@@ -90,7 +105,7 @@ def _panel(kind: str, group: str, records: list[Record]) -> tuple[str, Draw]:
 
 def _heat_map(plan: ExperimentPlan, group: str, records: Records) -> tuple[str, Draw]:
     """All seeds of all cells of a group; the figure itself averages over seeds."""
-    from onea.research.report.sensitivity_figures import gate_heat_map
+    from onea.research.report.heat_maps import gate_heat_map
 
     runs = [run for planned in plan.planned_cells if planned.cell.headings()[0][0] == group for run in planned.runs]
     found = [records[run.key()] for run in runs if run.key() in records]
@@ -124,74 +139,14 @@ def bars(table: Table, width: float = WIDTH) -> Figure:
     names = list(dict.fromkeys(column.name for column in table.columns))
     groups = list(dict.fromkeys(column.group for column in table.columns))
     with style.themed():
-        figure, every = _axes(len(names), width, 1.2 + 0.32 * len(table.rows) * (0.4 + 0.6 * len(groups)))
+        height = 1.2 + 0.32 * len(table.rows) * (0.4 + 0.6 * len(groups))
+        figure, every = panels(len(names), 1 if width < NARROW else min(2, len(names)), width, height)
         for axes, name in zip(every, names, strict=True):
             _bar_panel(axes, table, name, groups)
             axes.set_title(name.replace("A_T", "$A_T$"))
         if len(groups) > 1:
             handles, texts = every[0].get_legend_handles_labels()
             figure.legend(handles, texts, loc="outside lower left", ncols=1 if width < NARROW else len(groups))
-    return figure
-
-
-def forgetting_curves(panels: Mapping[str, Mapping[str, tuple[list[float], float]]], width: float = WIDTH) -> Figure:
-    """Mean forgetting after every task from the second on, a panel a stream, a line a row with its mean accuracy.
-
-    Args:
-        panels: by stream and row, the curve and the mean accuracy.
-        width: inches.
-    """
-    drawn = {name: lines for name, lines in panels.items() if lines}
-    if not drawn:
-        raise OneaError("No run of this figure is finished; run it first.")
-    from matplotlib.ticker import MaxNLocator
-
-    with style.themed():
-        figure, every = _axes(len(drawn), width, 4.0)
-        for axes, (name, lines) in zip(every, drawn.items(), strict=True):
-            for index, (row, (curve, mean)) in enumerate(lines.items()):
-                axes.plot(
-                    range(2, len(curve) + 2),
-                    curve,
-                    color=style.PALETTE[index % len(style.PALETTE)],
-                    marker=_MARKERS[index % len(_MARKERS)],
-                    markersize=5,
-                    label=f"{row}: mean A {mean:.1f}",
-                )
-            axes.set(xlabel="task", ylabel="mean forgetting, points")
-            axes.set_title(name, parse_math=False)
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-            axes.grid(axis="y")
-            axes.legend()
-    return figure
-
-
-def accuracy_against_time(table: Table, width: float = WIDTH) -> Figure:
-    """A point a row: A_T over milliseconds per image."""
-    position = {column.name: index for index, column in enumerate(table.columns)}
-    found = [
-        (row.name, slow, right)
-        for row in table.rows
-        if (slow := table.values[row.name, position["ms per image"]].mean) is not None
-        if (right := table.values[row.name, position["A_T"]].mean) is not None
-    ]
-    if not found:
-        raise OneaError("No run of this figure is finished; run it first.")
-    times = [time for _, time, _ in found]
-    with style.themed():
-        figure = style.blank(width, 4.2)
-        axes = figure.subplots()
-        for index, (row, time, accuracy) in enumerate(found):
-            colours, rounds = len(style.PALETTE), index // len(style.PALETTE)
-            # Colours start again after a round; then another marker goes with each.
-            colour, marker = style.PALETTE[index % colours], _MARKERS[(index + rounds) % len(_MARKERS)]
-            axes.plot([time], [accuracy], color=colour, marker=marker, markersize=8, linestyle="none", label=row)
-        if max(times) > 4 * min(times):
-            axes.set_xscale("log")
-        axes.margins(0.12)
-        axes.set(xlabel="milliseconds per image after the last task", ylabel="$A_T$ (%)")
-        axes.grid()
-        figure.legend(loc="outside lower left", ncols=2 if width < NARROW else 5)
     return figure
 
 
@@ -218,14 +173,3 @@ def _bar_panel(axes: Any, table: Table, name: str, groups: Sequence[str]) -> Non
     axes.set_yticks(range(len(rows)), rows, parse_math=False)
     axes.margins(x=0.18)
     axes.tick_params(axis="y", length=0)
-
-
-def _axes(count: int, width: float, height: float) -> tuple[Figure, Any]:
-    """Panels side by side where they fit, at most two a line; one above the other on a phone."""
-    across = 1 if width < NARROW else min(2, count)
-    down = -(-count // across)
-    figure = style.blank(width, height * down)
-    every = figure.subplots(down, across, squeeze=False).flatten()
-    for axes in every[count:]:
-        axes.set_visible(False)
-    return figure, every[:count]

@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures of runs: accuracy as classes arrive, one line a method or a configuration over seeds, and the stream."""
+"""Figures of runs: accuracy and forgetting as classes arrive, accuracy against cost, the sizes of tasks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from onea.errors import OneaError
 from onea.presentation import style
+from onea.presentation.table import Value
 from onea.research.record import Record
-from onea.research.report.aggregate import Group, Setting, curve
+from onea.research.record_metrics import metric
+from onea.research.report.aggregate import Group, Setting, curve, over_seeds
 from onea.research.report.tables import finished, labels
 
 if TYPE_CHECKING:
@@ -23,6 +26,7 @@ NARROW = 5.5  # inches; below, the methods are named under the figure instead of
 MOST_BESIDE = 10  # methods; beyond, names beside the lines would not fit
 LONGEST_BESIDE = 38  # letters; beyond, a name would take the lines' room
 MARKERS = "os^DvPX"
+FILLS = ("full", "none", "bottom")
 LINES = ("-", "--", ":")
 MOST_NAMES = 20  # tasks; beyond, numbers replace names
 LETTER = 0.075  # inches that a letter of a tick label takes
@@ -57,6 +61,16 @@ def accuracy_curves(
         size_bars(bottom, sizes, width)
         name_tasks(bottom, records[0], width - 1.0 if width < NARROW else width - 2.2)
     return figure
+
+
+def panels(count: int, across: int, width: float, height: float, extra: float = 0.0) -> tuple[Figure, Any]:
+    """A figure with so many panels, and the panels; ``height`` is that of a row, ``extra`` is for the whole figure."""
+    down = -(-count // across)
+    figure = style.blank(width, height * down + extra)
+    every = figure.subplots(down, across, squeeze=False).flatten()
+    for axes in every[count:]:
+        axes.set_axis_off()
+    return figure, every[:count]
 
 
 def legend_columns(names: Sequence[str], width: float) -> tuple[int, float]:
@@ -130,7 +144,7 @@ def _accuracy_axis(axes: Any, records: Sequence[Record]) -> None:
     axes.set_ylim(max(0.0, 10 * ((lowest - 3) // 10)), min(100.0, 10 * ((highest + 12) // 10)))
     axes.grid(axis="y")
     axes.tick_params(axis="x", length=0)
-    axes.set_ylabel("% right ($A_t$)")
+    axes.set_ylabel("accuracy ($A_t$), %")
     axes.set_title("Accuracy over all classes seen so far")
 
 
@@ -258,3 +272,83 @@ def _mean_record(group: Group, mean: Sequence[float], sizes: Sequence[float]) ->
         "stream": {"sizes": list(sizes), "names": first["stream"].get("names") or []},
         "status": "finished" if done else "running",
     }
+
+
+def forgetting_curves(streams: Mapping[str, Mapping[str, tuple[list[float], float]]], width: float = WIDTH) -> Figure:
+    """Mean forgetting after every task from the second on, a panel a stream, a line a row with its mean accuracy.
+
+    Args:
+        streams: by stream and row, the curve and the mean accuracy.
+        width: inches.
+    """
+    drawn = {name: lines for name, lines in streams.items() if lines}
+    if not drawn:
+        raise OneaError("No run of this figure is finished; run it first.")
+    from matplotlib.ticker import MaxNLocator
+
+    with style.themed():
+        figure, every = panels(len(drawn), 1 if width < NARROW else min(2, len(drawn)), width, 4.0)
+        for axes, (name, lines) in zip(every, drawn.items(), strict=True):
+            for index, (row, (curve, mean)) in enumerate(lines.items()):
+                axes.plot(
+                    range(2, len(curve) + 2),
+                    curve,
+                    color=_colour(index),
+                    marker=MARKERS[index % len(MARKERS)],
+                    markersize=5,
+                    label=f"{row}: mean A {mean:.1f}",
+                )
+            axes.set(xlabel="task", ylabel="mean forgetting, points")
+            axes.set_title(name, parse_math=False)
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            axes.grid(axis="y")
+            axes.legend()
+    return figure
+
+
+@dataclass(frozen=True)
+class Point:
+    """A method in a scatter chart: its cost, and its accuracy over seeds."""
+
+    name: str
+    cost: float
+    accuracy: Value
+
+
+def cost_scatter(points: Sequence[Point], what: str, width: float = WIDTH) -> Figure:
+    """A_T against a cost of a prediction after the last task, a point for each method."""
+    if not points:
+        raise OneaError("No finished run has what this figure shows; run it first.")
+    costs = [point.cost for point in points]
+    with style.themed():
+        columns, room = legend_columns([point.name for point in points], width)
+        figure = style.blank(width, 4.2 + room)
+        axes = figure.subplots()
+        for index, point in enumerate(points):
+            filled = FILLS[index // len(style.PALETTE) % len(FILLS)]  # colours start again
+            look: dict[str, Any] = {"color": _colour(index), "marker": MARKERS[index % len(MARKERS)], "capsize": 3}
+            look |= {"linestyle": "none", "markersize": 8, "fillstyle": filled, "zorder": 100 - index}
+            axes.errorbar(point.cost, point.accuracy.mean or 0.0, yerr=point.accuracy.std, label=point.name, **look)
+        if max(costs) > 4 * min(costs):
+            axes.set_xscale("log")
+            axes.xaxis.set_major_formatter("{x:g}")
+            axes.xaxis.set_minor_formatter("{x:g}")
+            axes.margins(x=0.12)
+        else:
+            axes.set_xlim(0, 1.25 * max(costs))  # from zero, or a few percent would look like a gulf
+        axes.margins(y=0.12)
+        axes.set(xlabel=what, ylabel="$A_T$ (%)")
+        axes.grid()
+        for text in figure.legend(loc="outside lower left", ncols=columns).get_texts():
+            text.set_parse_math(False)
+    return figure
+
+
+def cost_points(setting: Setting) -> list[Point]:
+    """The configurations of a setting whose finished runs measured the operations of a prediction, in GFLOPs."""
+    points = []
+    for group in setting.groups:
+        costs = [cost for record in group.done if (cost := metric("gflops").value(record)) is not None]
+        if costs:
+            points.append(Point(group.name, fmean(costs), over_seeds(group, metric("A_T"))))
+    return points

@@ -14,14 +14,11 @@ from onea.files import write_text
 from onea.presentation import formats, style
 from onea.presentation.table import Table
 from onea.research.record import Record
-from onea.research.report import analysis_figures
+from onea.research.report import heat_maps
 from onea.research.report.aggregate import Setting, best_first, curve, grid_table, settings
-from onea.research.report.curves import banded_curves, same_sizes, stream_bars
-from onea.research.report.html import document, series
-from onea.research.report.matrices import matrix_panels
-from onea.research.report.page import Block, Details, Page, Picture, Section, Text, remarks
-from onea.research.report.provenance import provenance
-from onea.research.report.sensitivity_figures import cost_scatter, inference_cost
+from onea.research.report.curves import Point, banded_curves, cost_points, cost_scatter, same_sizes, stream_bars
+from onea.research.report.html import Block, Details, Page, Picture, Section, Text, document, remarks, series
+from onea.research.report.run_page import provenance
 from onea.text import plural
 
 MOST_MATRICES = 12  # of a setting; beyond, a page would weigh more than it tells
@@ -94,12 +91,12 @@ def _setting(setting: Setting, with_table: bool, leave_out: Collection[str]) -> 
     )
     pictures = [_curves(setting)] if "curves" not in leave_out else []
     pictures += [_stream(fixed[0]), _matrices(fixed)]
-    if analysed := [record for record in fixed if analysis_figures.has_analysis(record)]:
+    if analysed := [record for record in fixed if heat_maps.has_analysis(record)]:
         gated = (record for record in analysed if _gates(record)[0] < _gates(record)[1])
         shown = _analysis(next(gated, analysed[0]))
         pictures += [picture for name, picture in shown.items() if name not in leave_out]
-    if sum(inference_cost(group) is not None for group in setting.groups) > 1:
-        pictures.append(_cost(setting))
+    if len(points := cost_points(setting)) > 1:
+        pictures.append(_cost(points))
     return [Section(setting.name, table, apart=True), *(picture.section(3) for picture in pictures)]
 
 
@@ -139,32 +136,32 @@ def _matrices(records: Sequence[Record]) -> Picture:
         caption += f" The first {len(shown)} of {len(records)} configurations."
     return Picture(
         "What is kept of each task",
-        partial(matrix_panels, shown),
+        partial(heat_maps.matrix_panels, shown),
         "Heat maps, accuracy of each task after each task. After the last one, by task: " + ". ".join(ends) + ".",
         caption,
     )
 
 
 def _analysis(record: Record) -> dict[str, Picture]:
-    name, analysis = analysis_figures.analysed_merge(record)
+    name, analysis = heat_maps.analysed_merge(record)
     whose = f"{record['title']}, seed {record['config']['seed']}, merge of {name}"
     low, high = _gates(record)
     return {
         "spectra": Picture(
             "Spectra and gates per layer",
-            partial(analysis_figures.spectra_and_gates, record),
+            partial(heat_maps.spectra_and_gates, record),
             f"Line charts, normalised singular values and gates by layer; gates from {low:.2f} to {high:.2f}.",
             f"{whose}. The gate holds back the base's strongest directions, on the left, and lets the weaker follow.",
         ),
         "updates": Picture(
             "Update strength per direction",
-            partial(analysis_figures.update_strength, record),
+            partial(heat_maps.update_strength, record),
             f"Line charts, norm of the update along each singular direction of the base. {_mean_updates(analysis)}",
             f"{whose}. How far the merge moved the matrices along each singular direction of the base.",
         ),
         "bases": Picture(
             "Basis before and after",
-            partial(analysis_figures.basis_alignment, record),
+            partial(heat_maps.basis_alignment, record),
             f"Heat maps, overlap of the base's singular directions with those after the merge. {_diagonals(analysis)}",
             f"{whose}. A dark diagonal: the directions stayed where they were. Many directions are shown in blocks.",
         ),
@@ -173,15 +170,15 @@ def _analysis(record: Record) -> dict[str, Picture]:
 
 def _gates(record: Record) -> tuple[float, float]:
     """The lowest and the highest gate of the merge that is shown."""
-    _, analysis = analysis_figures.analysed_merge(record)
-    every = [analysis_figures.numbers(layer["gate"]) for kind in analysis.values() for layer in kind["layers"]]
+    _, analysis = heat_maps.analysed_merge(record)
+    every = [heat_maps.numbers(layer["gate"]) for kind in analysis.values() for layer in kind["layers"]]
     return min(map(min, every)), max(map(max, every))
 
 
 def _mean_updates(analysis: dict[str, Any]) -> str:
     texts = []
     for kind, entry in analysis.items():
-        lines = [analysis_figures.numbers(layer["update"]) for layer in entry["layers"]]
+        lines = [heat_maps.numbers(layer["update"]) for layer in entry["layers"]]
         ends = [sum(line[place] for line in lines) / len(lines) for place in (0, -1)]
         texts.append(f"{kind}: mean over layers {ends[0]:.3g} at the first direction, {ends[1]:.3g} at the last.")
     return " ".join(texts)
@@ -190,17 +187,16 @@ def _mean_updates(analysis: dict[str, Any]) -> str:
 def _diagonals(analysis: dict[str, Any]) -> str:
     texts = []
     for kind, entry in analysis.items():
-        table = analysis_figures.square(entry["overlap"])
+        table = heat_maps.square(entry["overlap"])
         texts.append(f"{kind}: diagonal from {table[0][0]:.2f} at the first to {table[-1][-1]:.2f} at the last.")
     return " ".join(texts)
 
 
-def _cost(setting: Setting) -> Picture:
-    known = [(group.name, inference_cost(group)) for group in setting.groups]
-    costs = ", ".join(f"{name} {cost / 1e9:.2f}" for name, cost in known if cost)
+def _cost(points: Sequence[Point]) -> Picture:
+    costs = ", ".join(f"{point.name} {point.cost:.2f}" for point in points)
     return Picture(
         "Accuracy and cost",
-        partial(cost_scatter, setting.groups),
+        partial(cost_scatter, points, "GFLOPs for one image after the last task"),
         f"Scatter chart, last accuracy against GFLOPs for one image after the last task: {costs}.",
         "Measured by counting the operations of one prediction after the last task.",
     )
