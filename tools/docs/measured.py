@@ -63,9 +63,9 @@ def bench(file: str, measure: str, setting: str, unit: str, column: str) -> floa
 def speed(file: str, rates: Sequence[Rate], precision: str) -> str:
     """The plain loop, onea in fp32 and in bf16, and how many times the plain loop that is."""
     rows = []
-    for title, *place in rates:
-        plain, full, fast = (bench(file, *place, column) for column in ("plain loop", "same numerics", "fast"))
-        unit = place[-1]
+    for title, measure, setting, unit in rates:
+        columns = ("plain loop", "same numerics", "fast")
+        plain, full, fast = (bench(file, measure, setting, unit, column) for column in columns)
         times = "" if not plain or not fast else f"{fast / plain if unit == 'images/s' else plain / fast:.1f}x"
         rows.append([title, *(_shown(value, unit) for value in (plain, full, fast)), times])
     return table(("", "plain loop", "onea, fp32", f"onea, {precision}", "times the plain loop"), rows, words=1)

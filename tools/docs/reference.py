@@ -156,12 +156,13 @@ def paper_experiments() -> str:
 
     def hours(config: Any) -> float:
         cost = estimate(config, published(config.data))
-        seconds = (count / (rate or 1) for count, rate in zip((cost.training, cost.evaluation), rates, strict=True))
-        return sum(seconds) / 3600
+        counts = (cost.training, cost.evaluation)
+        return sum(count / (rate or 1.0) for count, rate in zip(counts, rates, strict=True)) / 3600
 
-    rows, every = [], {}
+    rows: list[Sequence[str]] = []
+    every: dict[str, Any] = {}
     for each in experiments().values():
-        configs = make_plan(each, Changes(), published).configs if each.cells else ()
+        configs: Sequence[Any] = make_plan(each, Changes(), published).configs if each.cells else ()
         every |= {config.key(): config for config in configs}
         numbers = (str(len(configs) or ""), f"{sum(map(hours, configs)):.1f}" if configs else "")
         rows.append((each.heading, f"`onea paper {each.alias}`", *numbers))
