@@ -81,7 +81,7 @@ def classifiers_table() -> str:
 
     def row(name: str) -> Sequence[str]:
         kind = classifier_class(name)
-        return f"`{name}`", f"[{kind.title}]({kind.paper})", kind.keeps, "yes" if kind.carried else ""
+        return f"`{name}`", f"[{kind.title}]({kind.paper})", kind.stores, "yes" if kind.follows_drift else ""
 
     return table(("name", "classifier", "keeps", "follows the adapter"), (row(name) for name in CLASSIFIERS.builtin))
 

@@ -265,9 +265,9 @@ def one_dataset(data: str) -> str:
     for key, found in runs(data).items():
         ahead = difference(found, plus).text(sign=True) if plus and key != PLUS else ""
         cells = (found.of("A_T").text(), ahead, f"{found.of('mean_A').value:.1f}", found.of("F").text())
-        costs = (_cost(found, "gflops", ".1f"), _passes(key, [found]), _cost(found, "state_mb", ".1f"))
+        costs = (_passes(key, [found]), _cost(found, "state_mb", ".1f"))
         rows.append((_bold(key, found.title), *cells, str(len(found.seeds)), *costs))
-    heads = ("method", "A_T %", "One-A+ minus it", "mean A %", "F", "n", "GFLOP", "passes", "MB kept")
+    heads = ("method", "A_T %", "One-A+ minus it", "mean A %", "F", "n", "passes", "MB kept")
     return table(heads, rows, words=1)
 
 
