@@ -60,7 +60,7 @@ format: .venv/.dev
 
 # Everything that the committed records say, wherever it is printed; MADE=folder brings the records of finished runs first.
 results: .venv/.dev
-	$(BIN)/python tools/docs/written.py $(if $(MADE),--made $(MADE))
+	$(BIN)/python tools/docs/fill.py $(if $(MADE),--made $(MADE))
 	@$(MAKE) --no-print-directory docs
 
 docs: .venv/.dev

@@ -12,8 +12,7 @@ continues. Both are meant for a folder in which ``cifar100`` and ``cub200`` are 
 repeats what it was asked for, and shall not name a path of some machine. What docs/results holds already is left out.
 ``make results`` begins with ``collect made``, which compresses finished records into docs/results and says what is
 missing. Where a method has been run again with all five seeds, its earlier runs are removed (git has them). Then
-tables, README, pages and the site are renewed (tools/docs/written.py). The page takes a method's runs of today when
-all five seeds are there; until then it shows the earlier ones.
+tables, README, pages and the site are renewed (tools/docs/fill.py).
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def test_every_floor_knows_only_those_below_it(sources):
     [
         ("merging/operator.py", "from onea.research.methods.contract import Method"),
         ("data/dataset.py", "from onea.vit.frozen import FrozenViT"),
-        ("research/runs/grid.py", "import onea.research.report.page"),
+        ("research/runs/grid.py", "import onea.research.report.html"),
         ("model/state.py", "from onea.research.record import Record"),
         ("cli/model.py", "import onea.research.cli.run"),
     ],
