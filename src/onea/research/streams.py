@@ -23,6 +23,8 @@ if TYPE_CHECKING:  # only the type: a stream is made without loading the data pa
 
 Kind = Literal["step", "balanced", "sizes", "natural"]
 Order = Literal["shuffled", "descending", "given"]
+MOST_CLASSES = 1_000_000  # more than any dataset has, and few enough to be listed
+FEWEST_SAMPLES = 2  # a long tail never leaves a class with fewer images than this
 
 
 @dataclass(frozen=True)
@@ -272,10 +274,6 @@ def _generator(seed: int) -> np.random.RandomState:
     if not 0 <= seed < 2**32:
         raise OneaError(f"The seed cannot be {seed}; choose a whole number from 0 to {2**32 - 1}.")
     return np.random.RandomState(seed)
-
-
-MOST_CLASSES = 1_000_000  # more than any dataset has, and few enough to be listed
-FEWEST_SAMPLES = 2  # a long tail never leaves a class with fewer images than this
 
 
 def step_imbalanced(classes: int, tasks: int, gamma: float) -> tuple[int, ...]:

@@ -21,14 +21,14 @@ def acmap(tiny_run, sizes="3,1,2", **options):
 def watched(method: ACMap, monkeypatch):
     """The adapters that a method trains, as they are before they are merged."""
     trained = []
-    original = method._trained
+    original = method._train
 
     def watch(task):
         adapters, losses = original(task)
         trained.append({name: value.clone() for name, value in adapters.state_dict().items()})
         return adapters, losses
 
-    monkeypatch.setattr(method, "_trained", watch)
+    monkeypatch.setattr(method, "_train", watch)
     return trained
 
 

@@ -93,7 +93,7 @@ def test_only_the_first_task_trains(variant, tiny_run):
     assert report["trained"]
     assert len(report["losses"]) == report["epochs"] == 2
     first = {name: value.clone() for name, value in ready.method.adapted.state_dict().items()}
-    untrained = ready.method.fresh(torch.Generator()).state_dict()
+    untrained = ready.method.new_module(torch.Generator()).state_dict()
     assert any(not torch.equal(value, untrained[name]) for name, value in first.items())
     assert ready.method.learn(ready.task(1)) == ready.method.learn(ready.task(2)) == {"trained": False}
     assert all(torch.equal(value, first[name]) for name, value in ready.method.adapted.state_dict().items())

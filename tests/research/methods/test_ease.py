@@ -142,7 +142,7 @@ def test_real_prototypes_are_class_means_and_never_change(tiny_run):
         if kept is not None:
             tasks, classes = known.shape
             assert torch.equal(method.prototypes[:tasks, :classes][known], kept[known])
-        kept, known = method.prototypes.clone(), method.real()
+        kept, known = method.prototypes.clone(), method.is_real()
     assert known.tolist() == [
         [True, True, True, True, True, True],
         [False, False, True, True, True, True],

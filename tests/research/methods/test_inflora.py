@@ -13,7 +13,14 @@ from support.methods import learn_all, prepared, shown_images
 
 from onea import seeds
 from onea.errors import OneaError
-from onea.research.methods.inflora import InfLoRA, InfLoRAOptions, Memory, reduction, remember, threshold
+from onea.research.methods.inflora import (
+    InfLoRA,
+    InfLoRAOptions,
+    Memory,
+    energy_threshold,
+    reduction_matrix,
+    update_memory,
+)
 from onea.research.methods.lora import LowRank, LowRankUpdates, SecondMoments, SummedUpdates
 from onea.vit.heads import GrowingHead
 
@@ -256,8 +263,8 @@ def test_a_whole_stream_equals_the_published_algorithm(epsilon, seed):
     memory, basis, mode = None, None, "remove"
     modes, used = [], 0
     for task in range(8):
-        new, share = moment(seed + task), threshold(epsilon, task, 8)
-        memory = remember(memory, new, share)
+        new, share = moment(seed + task), energy_threshold(epsilon, task, 8)
+        memory = update_memory(memory, new, share)
         basis, mode = published_step(basis, mode, new, share)
         assert memory.retain == (mode == "retain")
         assert memory.basis.shape == basis.shape
@@ -274,17 +281,17 @@ def test_a_whole_stream_equals_the_published_algorithm(epsilon, seed):
 def test_hand_worked_numbers():
     """Singular values 4, 2, 1, 1 have the published energies 16, 4, 1, 1 of 22 and the textbook's 4, 2, 1, 1 of 8."""
     first = torch.diag(torch.tensor([4.0, 2.0, 1.0, 1.0], dtype=torch.float64))
-    memory = remember(None, first, 0.8)
+    memory = update_memory(None, first, 0.8)
     assert not memory.retain
     torch.testing.assert_close(memory.basis.abs(), torch.eye(4, dtype=torch.float64)[:, :1])
-    assert remember(None, first, 0.1).used == 1, "at least one"
-    assert remember(None, first, 0.8, "textbook").used == 2
+    assert update_memory(None, first, 0.1).used == 1, "at least one"
+    assert update_memory(None, first, 0.8, "textbook").used == 2
     second = torch.diag(torch.tensor([1.0, 3.0, 0.5, 0.0], dtype=torch.float64))  # energies 1, 9, 0.25 of 10.25
-    assert remember(memory, second, 0.09).used == 1, "the old direction holds 0.098 of it"
-    grown = remember(memory, second, 0.97)
+    assert update_memory(memory, second, 0.09).used == 1, "the old direction holds 0.098 of it"
+    grown = update_memory(memory, second, 0.97)
     assert (grown.used, grown.retain) == (2, False)
     torch.testing.assert_close(used_projector(grown), torch.diag(torch.tensor([1.0, 1, 0, 0], dtype=torch.float64)))
-    full = remember(memory, second, 0.98)
+    full = update_memory(memory, second, 0.98)
     assert (full.used, full.retain) == (3, True)
     torch.testing.assert_close(full.basis.abs()[:, 0], torch.eye(4, dtype=torch.float64)[3])
 
@@ -292,12 +299,12 @@ def test_hand_worked_numbers():
 def test_a_first_task_that_uses_half_or_more_keeps_the_complement():
     """The official code stores the used directions and calls them free."""
     matrix = torch.diag(torch.tensor([4.0, 2.0, 1.0, 1.0], dtype=torch.float64))
-    memory = remember(None, matrix, 0.95)
+    memory = update_memory(None, matrix, 0.95)
     assert (memory.retain, memory.used) == (True, 2)
     torch.testing.assert_close(
         projector(memory.basis), torch.diag(torch.tensor([0.0, 0, 1, 1], dtype=torch.float64)), atol=1e-12, rtol=0
     )
-    torch.testing.assert_close(reduction(matrix, memory, 2)[:, :2], torch.zeros(2, 2, dtype=torch.float64))
+    torch.testing.assert_close(reduction_matrix(matrix, memory, 2)[:, :2], torch.zeros(2, 2, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("used", [4, 15])
@@ -306,9 +313,9 @@ def test_both_forms_of_one_memory_mean_the_same(used):
     removing, retaining = Memory(basis[:, :used], retain=False), Memory(basis[:, used:], retain=True)
     assert removing.used == retaining.used == used
     for energy in ("published", "textbook"):
-        one, other = (remember(memory, moment(4), 0.99, energy) for memory in (removing, retaining))
+        one, other = (update_memory(memory, moment(4), 0.99, energy) for memory in (removing, retaining))
         torch.testing.assert_close(used_projector(one), used_projector(other), rtol=0, atol=1e-10)
-    rows = [reduction(moment(4), memory, 3) for memory in (removing, retaining)]
+    rows = [reduction_matrix(moment(4), memory, 3) for memory in (removing, retaining)]
     torch.testing.assert_close(rows[0].T @ rows[0], rows[1].T @ rows[1], rtol=0, atol=1e-10)
 
 
@@ -317,7 +324,7 @@ def test_reduction_reads_the_leading_free_directions_and_nothing_that_is_used(re
     basis = torch.linalg.svd(moment(5))[0][:, :7]
     memory = None if retain is None else Memory(basis, retain)
     matrix, rank = moment(6), 5
-    down = reduction(matrix, memory, rank)
+    down = reduction_matrix(matrix, memory, rank)
     torch.testing.assert_close(down @ down.T, torch.eye(rank, dtype=torch.float64) / 3)
     hat = {None: matrix, False: matrix - projector(basis) @ matrix, True: projector(basis) @ matrix}[retain]
     expected = torch.linalg.svd(hat)[0][:, :rank]
@@ -337,11 +344,11 @@ def test_textbook_energy_is_gradient_projection_memory_on_the_inputs_themselves(
     generator = torch.Generator().manual_seed(2)
     inputs = [moment(seed) @ torch.randn(WIDTH, 200, generator=generator, dtype=torch.float64) for seed in (7, 8)]
     moments = [one @ one.T / 200 for one in inputs]
-    first = remember(None, moments[0], 0.7, "textbook")
+    first = update_memory(None, moments[0], 0.7, "textbook")
     left, values, _ = torch.linalg.svd(inputs[0], full_matrices=False)
     count = int((values.square().cumsum(0) / values.square().sum() < 0.7).sum())
     torch.testing.assert_close(used_projector(first), projector(left[:, :count]), rtol=0, atol=1e-8)
-    second = remember(first, moments[1], 0.8, "textbook")
+    second = update_memory(first, moments[1], 0.8, "textbook")
     rest = inputs[1] - used_projector(first) @ inputs[1]
     left, values, _ = torch.linalg.svd(rest, full_matrices=False)
     total = inputs[1].square().sum()
@@ -350,17 +357,17 @@ def test_textbook_energy_is_gradient_projection_memory_on_the_inputs_themselves(
         captured, added = captured + values[added] ** 2 / total, added + 1
     expected = used_projector(first) + projector(left[:, :added])
     torch.testing.assert_close(used_projector(second), expected, rtol=0, atol=1e-8)
-    assert remember(None, moments[0], 0.9, "textbook").used > remember(None, moments[0], 0.9).used
+    assert update_memory(None, moments[0], 0.9, "textbook").used > update_memory(None, moments[0], 0.9).used
 
 
 def test_reduction_returns_what_is_left_when_little_is_free():
     basis = torch.linalg.svd(moment(9))[0]
-    assert reduction(moment(1), Memory(basis[:, :2], retain=True), 5).shape == (2, WIDTH)
+    assert reduction_matrix(moment(1), Memory(basis[:, :2], retain=True), 5).shape == (2, WIDTH)
     nothing = Memory(basis[:, :0], retain=True)
-    assert reduction(moment(1), nothing, 5).shape == (0, WIDTH)
-    assert remember(nothing, moment(1), 0.99).used == WIDTH
+    assert reduction_matrix(moment(1), nothing, 5).shape == (0, WIDTH)
+    assert update_memory(nothing, moment(1), 0.99).used == WIDTH
 
 
 def test_the_threshold_stays_below_one_whatever_comes():
-    assert threshold(0.95, 12, 10) == threshold(0.95, 9, 10) < 1
-    assert threshold(0.9, 7, None) == 0.9
+    assert energy_threshold(0.95, 12, 10) == energy_threshold(0.95, 9, 10) < 1
+    assert energy_threshold(0.9, 7, None) == 0.9

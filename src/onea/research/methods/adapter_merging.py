@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Methods that train an adapter per task and merge it into the one that is kept; they differ in the operator."""
+"""Methods that train an adapter per task and merge all of them into one; they differ in the merging operator."""
 
 from __future__ import annotations
 
@@ -31,17 +31,15 @@ from onea.tensors import Tensors, add_prefix, select_prefix
 from onea.vit.frozen import FrozenViT
 from onea.vit.hooks import BlockHooks
 
-_KEPT, _MEMORY, _START, _ORIGIN = "adapter.", "operator.", "start.", "origin."
+_ADAPTER, _MEMORY, _START, _ORIGIN = "adapter.", "operator.", "start.", "origin."
 
 
 class AdapterMerging(FeatureClassification):
-    """One adapter, merged task by task, and statistics of each class. Inference is one pass, for ever.
-
-    The options name the operator.
+    """One merged adapter and statistics of each class. Inference takes one forward pass, whatever the number of tasks.
 
     Attributes:
-        merged: the kept adapter, as a value.
-        kept: the same as a module that the network is run with.
+        merged: the merged adapter with the state of the merging operator.
+        adapter: the merged adapter as a module.
     """
 
     options: MergingOptions
@@ -62,7 +60,7 @@ class AdapterMerging(FeatureClassification):
 
     @classmethod
     def epochs_per_task(cls, options: MergingOptions, sizes: Sequence[int]) -> list[int]:
-        """More for larger tasks, none for those that are not trained on."""
+        """More epochs for larger tasks, none for tasks that train no adapter."""
         plan, merged, epochs = StreamPlan(sum(sizes), len(sizes)), 0, []
         for classes in sizes:
             trained = options.should_train(classes, classes / (classes + merged))
@@ -71,7 +69,7 @@ class AdapterMerging(FeatureClassification):
         return epochs
 
     def learn(self, task: Task) -> dict[str, Any]:
-        """Train an adapter, merge it into the kept one and add the task's images to what is known of its classes."""
+        """Train an adapter, merge it and add the task's images to the statistics of their classes."""
         trains = self.options.should_train(len(task.classes), self.merged.sizes_with(task).new_share)
         held_out, views = torch.zeros(len(task), dtype=torch.bool), None
         if trains and self.options.guard:
@@ -88,7 +86,7 @@ class AdapterMerging(FeatureClassification):
             return result
 
         def features(view: int, merged: MergedAdapter) -> Tensor:
-            self._use(merged)
+            self._set_adapter(merged)
             return self.task_features(task, self.adapter, view, views)
 
         name, classifier = next(iter(self.classifiers.items()))
@@ -100,7 +98,7 @@ class AdapterMerging(FeatureClassification):
             classifier=classifier,
             compensate_drift=self.options.carry and self.num_classes > 0,
         )
-        self._use(update.state.adapter)
+        self._set_adapter(update.state.adapter)
         self.set_statistics(update.state.statistics)
         return update.report
 
@@ -110,15 +108,15 @@ class AdapterMerging(FeatureClassification):
         return next(iter(self.statistics.values())).classes
 
     def hooks(self) -> BlockHooks:
-        """The kept adapter."""
+        """The merged adapter."""
         return self.adapter
 
     def state_dict(self) -> Tensors:
-        """The kept adapter, the statistics, the counts of what was merged, the operator's state, next start, origin."""
+        """The adapter, the statistics, the operator's state, and the numbers of merged classes and images."""
         merged = self.merged
         return {
             **super().state_dict(),
-            **add_prefix(_KEPT, self.adapter.state_dict()),
+            **add_prefix(_ADAPTER, self.adapter.state_dict()),
             **add_prefix(_MEMORY, merged.operator_state),
             **add_prefix(_START, merged.start),
             **add_prefix(_ORIGIN, merged.origin),
@@ -126,16 +124,18 @@ class AdapterMerging(FeatureClassification):
         }
 
     def load_state_dict(self, state: Tensors) -> None:
-        """Continue from a saved state."""
+        """Restore a saved state."""
         super().load_state_dict(state)
-        adapter, memory, start, origin = (select_prefix(prefix, state) for prefix in (_KEPT, _MEMORY, _START, _ORIGIN))
+        adapter, memory, start, origin = (
+            select_prefix(prefix, state) for prefix in (_ADAPTER, _MEMORY, _START, _ORIGIN)
+        )
         classes, samples = state["merged"].tolist()
         self.adapter.load_state_dict(adapter)
-        # In the order of the module, not of the file.
+        # Tensors in the order of the module, which may differ from that of the file.
         self.merged = MergedAdapter(_copied(self.adapter.state_dict()), classes, samples, memory, start, origin)
 
-    def _use(self, merged: MergedAdapter) -> None:
-        """Run the network with this adapter from now on."""
+    def _set_adapter(self, merged: MergedAdapter) -> None:
+        """Load the weights of a merged adapter."""
         if merged is not self.merged:
             self.adapter.load_state_dict(merged.tensors)
             self.merged = merged
@@ -146,12 +146,12 @@ def _copied(tensors: Tensors) -> Tensors:
 
 
 class MergedAdapterMethod(AdapterMerging):
-    """One adapter, merged by the operator of your choice."""
+    """One adapter, merged by any operator: ``onea run adapter --merge ties``."""
 
     title = "Merged adapter"
     paper = "https://arxiv.org/abs/2603.10237"
     trains = "an adapter per task"
-    stores = "one adapter, a prototype per class, what the operator remembers"
+    stores = "one adapter, a prototype per class, the state of the operator"
     in_paper = False
     Options = MergedAdapterOptions
     base_learning_rate = 0.17
@@ -159,15 +159,19 @@ class MergedAdapterMethod(AdapterMerging):
 
 @dataclass(frozen=True)
 class RunningMeanOptions(MergingOptions):
-    """Options of the running mean: those of the training."""
+    """Options of the running mean."""
 
     def operator(self) -> RunningMean:
-        """The plain mean."""
+        """The unweighted mean."""
         return RunningMean()
 
 
 class RunningMeanOfAdapters(AdapterMerging):
-    """One adapter, the plain mean of all task adapters."""
+    """One adapter, the mean of the adapters of all tasks.
+
+    Adapters trained from different random weights have their hidden units in different orders, so the mean of their
+    down-projections tends to zero. ``RunningMeanSharedStart`` trains all of them from the same weights.
+    """
 
     title = "Running mean"
     paper = "https://arxiv.org/abs/2203.05482"
@@ -181,13 +185,13 @@ class RunningMeanOfAdapters(AdapterMerging):
 
 @dataclass(frozen=True)
 class SharedStartOptions(RunningMeanOptions):
-    """Options of the running mean with a shared start."""
+    """Options of the running mean with shared initial weights."""
 
     start: Start = "shared"
 
 
 class RunningMeanSharedStart(RunningMeanOfAdapters):
-    """The plain mean of all task adapters, each trained from the same random weights."""
+    """The mean of the adapters of all tasks, each trained from the same random weights."""
 
     title = "Running mean, shared start"
     trains = "an adapter per task, all from the same random weights"
@@ -197,13 +201,13 @@ class RunningMeanSharedStart(RunningMeanOfAdapters):
 
 @dataclass(frozen=True)
 class FirstTaskOptions(MergingOptions):
-    """Options of an adapter of the first task: those of the training."""
+    """Options of an adapter of the first task."""
 
     single_class: Literal["train", "skip"] = "skip"
     min_share: ZeroToOne = 1.0
 
     def operator(self) -> RunningMean:
-        """Never asked for more than the first adapter."""
+        """Unused, because there is only one adapter."""
         return RunningMean()
 
 
@@ -219,7 +223,7 @@ class FirstTask(AdapterMerging):
     base_learning_rate = 0.21
 
     def cacheable_modules(self) -> dict[str, BlockHooks]:
-        """The adapter, which stands still after its task."""
+        """The adapter, which does not change after its task."""
         return {f"adapter of {self.merged.classes} classes": self.adapter}
 
 
@@ -229,7 +233,7 @@ class RanPACFirstOptions(RandomFeatureOptions, FirstTaskOptions):
 
 
 class RanPACFirst(FirstTask):
-    """Ridge regression on random features of a network adapted to the first task, as published."""
+    """RanPAC as published: ridge regression on random features of a network adapted to the first task."""
 
     title = "RanPAC (first task)"
     paper = "https://arxiv.org/abs/2307.02251"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""APER: adapt the network to the first task only, and classify by prototypes of plain and adapted features.
+"""APER: adapt the network to the first task, then classify by prototypes of pretrained and adapted features.
 
-The five variants differ only in what they adapt.
+The five variants differ in how they adapt the network: fine-tuning, adapter, SSF, or shallow or deep VPT.
 """
 
 from __future__ import annotations
@@ -30,17 +30,129 @@ from onea.vit.heads import cosine_scores
 from onea.vit.hooks import NO_HOOKS, BlockHooks
 
 _ADAPTED = "adapted."
+_Layer = nn.LayerNorm | nn.Linear | nn.Conv2d
+
+
+class FineTuned(nn.Module, BlockHooks):
+    """A trainable float32 copy of all weights of a network; the network itself remains unchanged.
+
+    The frozen weights may be stored in a lower precision, in which small steps would be rounded away.
+    """
+
+    whole_sequence = False
+
+    def __init__(self, vit: FrozenViT):
+        super().__init__()
+        self.copy: nn.Module = copy.deepcopy(vit.vit).float().requires_grad_(True)
+
+    def weights(self, vit: FrozenViT) -> dict[str, Tensor]:
+        """The copy, with the parameter names of the frozen network."""
+        return {f"vit.{name}": value for name, value in self.copy.named_parameters()}
+
+
+class SSF(nn.Module, BlockHooks):
+    """Scaling and shifting of features (https://arxiv.org/abs/2210.08823, section 3).
+
+    Each output ``y`` of a norm, a linear layer or the patch embedding becomes ``scale * y + shift``, per channel. All
+    of these operations end in an affine map, so scale and shift are folded into weight and bias without additional
+    operations: ``scale * weight`` and ``scale * bias + shift``. A layer without a bias gets one.
+
+    Raises:
+        OneaError: the network has a parametrised operation of another kind.
+    """
+
+    whole_sequence = False
+
+    def __init__(self, vit: FrozenViT, generator: torch.Generator, deviation: float = 0.02):
+        super().__init__()
+        if kind := why_not_affine(vit):
+            raise OneaError(
+                f"Backbone '{vit.name}' has a {kind}, which cannot be shifted as SSF does; choose another method."
+            )
+        self.scale, self.shift = nn.ParameterDict(), nn.ParameterDict()
+        for name, layer in _layers(vit):
+            channels = len(layer.weight)
+            # Initialised near the identity as by the authors: scales around one, shifts around zero.
+            self.scale[_key(name)] = nn.Parameter(1 + deviation * torch.randn(channels, generator=generator))
+            self.shift[_key(name)] = nn.Parameter(deviation * torch.randn(channels, generator=generator))
+
+    def weights(self, vit: FrozenViT) -> dict[str, Tensor]:
+        """Weights and biases of the network with scale and shift folded in, in float32."""
+        folded = {}
+        for name, layer in _layers(vit):
+            scale, shift, weight = self.scale[_key(name)], self.shift[_key(name)], layer.weight.float()
+            folded[f"{name}.weight"] = weight * scale.reshape(-1, *[1] * (weight.dim() - 1))
+            folded[f"{name}.bias"] = shift if layer.bias is None else layer.bias.float() * scale + shift
+            folded.update(_separate_biases(vit, name, scale))
+        return folded
+
+
+def _layers(vit: FrozenViT) -> Iterator[tuple[str, _Layer]]:
+    for name, module in vit.named_modules():
+        if isinstance(module, nn.LayerNorm | nn.Linear | nn.Conv2d):
+            yield name, module
+
+
+def _separate_biases(vit: FrozenViT, name: str, scale: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Scaled biases of a joint qkv projection that are parameters of the attention rather than of the projection."""
+    attention, _, layer = name.rpartition(".")
+    if layer != "qkv":
+        return
+    for part, chunk in zip(("q_bias", "k_bias", "v_bias"), scale.chunk(3), strict=True):
+        bias = getattr(vit.get_submodule(attention), part, None)
+        if isinstance(bias, nn.Parameter):  # the bias of the keys is a constant zero
+            yield f"{attention}.{part}", bias.float() * chunk
+
+
+def why_not_affine(vit: FrozenViT) -> str:
+    """The kind of the first operation of a network that SSF does not fit; empty if it fits all."""
+    for name, module in vit.named_modules():
+        is_affine = isinstance(module, nn.Linear | nn.LayerNorm) or name == "vit.patch_embed.proj"
+        if isinstance(getattr(module, "weight", None), nn.Parameter) and not is_affine:
+            return type(module).__name__
+    return ""
+
+
+def _key(name: str) -> str:
+    """Module name without dots, which parameter names may not contain."""
+    return name.removeprefix("vit.").replace(".", "_")
+
+
+class VPT(nn.Module, BlockHooks):
+    """Visual prompt tuning (https://arxiv.org/abs/2203.12119, section 3).
+
+    Learned tokens are appended to the sequence and removed before pooling. Shallow: one set of tokens, appended before
+    the first block and removed after the last. Deep: a set for each block, removed after that block. The tokens are
+    initialised with zeros, which still receive attention.
+    """
+
+    compilable = True
+
+    def __init__(self, depth: int, width: int, length: int, *, deep: bool):
+        super().__init__()
+        self.depth, self.length, self.deep = depth, length, deep
+        self.prompts = nn.Parameter(torch.zeros(depth if deep else 1, length, width))
+
+    def before_block(self, block: int, x: Tensor) -> Tensor:
+        """Append the tokens of this block, if it has any."""
+        if block >= len(self.prompts):
+            return x
+        return torch.cat([x, self.prompts[block].expand(len(x), -1, -1)], dim=1)
+
+    def after_block(self, block: int, x: Tensor) -> Tensor:
+        """Remove the tokens after their last block, so that they are not pooled."""
+        return x[:, : -self.length] if self.deep or block == self.depth - 1 else x
 
 
 @dataclass(frozen=True)
 class AperOptions(TrainingOptions):
-    """Options of every variant.
+    """Options of all variants.
 
     Attributes:
         head: ``linear`` or ``cosine`` local head, discarded after the first task.
         head_scale: initial scale of a cosine head.
-        single_class: what a first task of one class does: ``skip`` (its loss is constant and teaches nothing, so
-            nothing is adapted and the method is SimpleCIL) or ``train`` (as published: adapt by weight decay alone).
+        single_class: how to handle a first task of one class, whose loss is constant: ``skip`` (no adaptation, which
+            makes the method SimpleCIL) or ``train`` (as published: only weight decay changes the weights).
     """
 
     head: Literal["linear", "cosine"] = "cosine"
@@ -58,9 +170,9 @@ class AperFinetuneOptions(AperOptions):
     """Options of APER with fine-tuning.
 
     Attributes:
-        optimiser: ``sgd`` as published, or ``adamw``, whose steps are of one size whatever the size of a gradient.
-        head_rate: factor on the learning rate for the head; one rate is often too large for the first blocks and too
-            small for a fresh head.
+        optimiser: ``sgd`` as published, or ``adamw``, whose steps do not depend on the scale of the gradients.
+        head_rate: factor on the learning rate of the head. One rate is often too large for the first blocks and too
+            small for a new head.
     """
 
     optimiser: Optimiser = "sgd"
@@ -72,7 +184,7 @@ class AperVPTOptions(AperOptions):
     """Options of APER with prompts.
 
     Attributes:
-        prompt_length: tokens appended to the sequence.
+        prompt_length: number of prompt tokens appended to the sequence.
     """
 
     prompt_length: Count = 5
@@ -87,7 +199,7 @@ def _everywhere(recipe: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 class Aper(Method):
-    """SimpleCIL on the concatenation of the plain and the adapted network's features."""
+    """SimpleCIL on the concatenated features of the pretrained and the adapted network."""
 
     paper = "https://arxiv.org/abs/2303.07338"
     Options: ClassVar[type] = AperOptions
@@ -97,22 +209,22 @@ class Aper(Method):
     prototypes: Tensor | None = None
 
     @abstractmethod
-    def fresh(self, generator: torch.Generator) -> Adapters | FineTuned | SSF | VPT:
-        """The module that the first task trains, before training."""
+    def new_module(self, generator: torch.Generator) -> Adapters | FineTuned | SSF | VPT:
+        """The module that the first task trains, initialised."""
 
     @classmethod
     def forward_passes(cls, options: Any, tasks: int) -> float:
-        """The plain network and the adapted one."""
+        """One of the pretrained and one of the adapted network."""
         return 2
 
     @classmethod
     def epochs_per_task(cls, options: AperOptions, sizes: Sequence[int]) -> list[int]:
-        """Only the first task is trained on, where it can teach anything."""
+        """Only the first task trains."""
         trained = sizes[0] > 1 or options.single_class == "train"
         return [super().epochs_per_task(options, sizes)[0] * trained] + [0] * (len(sizes) - 1)
 
     def learn(self, task: Task) -> dict[str, Any]:
-        """Adapt to the first task; of every task keep the class means."""
+        """Adapt to the first task; compute the prototypes of every task."""
         report = self._adapt(task) if self.prototypes is None else {"trained": False}
         self.runtime.progress.note("prototypes")
         # The mean of concatenated features is the concatenation of their means.
@@ -121,12 +233,12 @@ class Aper(Method):
         return report
 
     def cacheable_modules(self) -> dict[str, BlockHooks]:
-        """The plain network and, if the first task could teach it anything, the adapted one."""
+        """The pretrained network and the adapted one, if the first task was trained."""
         plain: dict[str, BlockHooks] = {"plain": NO_HOOKS}
         return plain if self.adapted is None else plain | {"adapted": self.adapted}
 
     def scores_from_features(self, features: Mapping[str, Tensor]) -> Tensor:
-        """Cosine of the concatenated features to every prototype, normalised jointly: the longer part counts more."""
+        """Cosine of the concatenated features to each prototype; they are normalised after the concatenation."""
         assert self.prototypes is not None, "learn a task first"
         return cosine_scores(torch.cat([features[name] for name in self.cacheable_modules()], dim=1), self.prototypes)
 
@@ -136,11 +248,11 @@ class Aper(Method):
         return adapted if self.prototypes is None else {**adapted, "prototypes": self.prototypes}
 
     def load_state_dict(self, state: Tensors) -> None:
-        """Continue from a saved state."""
+        """Restore a saved state."""
         saved = select_prefix(_ADAPTED, state)
         self.adapted = None
         if saved:
-            self.adapted = self.fresh(torch.Generator())
+            self.adapted = self.new_module(torch.Generator())
             self.adapted.load_state_dict(saved)
             self._freeze()
         self.prototypes = state["prototypes"].to(self.runtime.device) if "prototypes" in state else None
@@ -149,7 +261,7 @@ class Aper(Method):
         options = self.options
         if len(task.classes) == 1 and options.single_class == "skip":
             return {"trained": False}
-        self.adapted = self.fresh(seeds.generator(task.seed, task.index, "adapter"))
+        self.adapted = self.new_module(seeds.generator(task.seed, task.index, "adapter"))
         head = local_head(self.vit.width, task, options.head, options.head_scale)
         losses = self._train(head, task)
         self._freeze()
@@ -166,7 +278,7 @@ class Aper(Method):
 
 
 class AperAdapter(Aper):
-    """With a bottleneck adapter beside every MLP."""
+    """APER with a bottleneck adapter beside every MLP."""
 
     title = "APER-Adapter"
     trains = "an adapter on the first task"
@@ -178,13 +290,13 @@ class AperAdapter(Aper):
     )
     options: AperAdapterOptions
 
-    def fresh(self, generator: torch.Generator) -> Adapters:
-        """A fresh adapter; the identity."""
+    def new_module(self, generator: torch.Generator) -> Adapters:
+        """A new adapter, initialised as the identity."""
         return new_adapters(self.vit, self.options, generator)
 
 
 class AperFinetune(Aper):
-    """With all weights of the network, in a copy."""
+    """APER with full fine-tuning."""
 
     title = "APER-Finetune"
     trains = "a copy of all weights on the first task"
@@ -196,8 +308,8 @@ class AperFinetune(Aper):
     auto_preset: ClassVar = {"optimiser": "adamw", "head_rate": 100.0}
     options: AperFinetuneOptions
 
-    def fresh(self, generator: torch.Generator) -> FineTuned:
-        """A copy of the network's weights; the identity."""
+    def new_module(self, generator: torch.Generator) -> FineTuned:
+        """A copy of the network's weights."""
         return FineTuned(self.vit)
 
     def _train(self, head: nn.Module, task: Task) -> list[float]:
@@ -210,7 +322,7 @@ class AperFinetune(Aper):
 
 
 class AperSSF(Aper):
-    """With a scale and a shift after every operation."""
+    """APER with scaling and shifting of features (SSF)."""
 
     title = "APER-SSF"
     trains = "scales and shifts on the first task"
@@ -219,13 +331,13 @@ class AperSSF(Aper):
     base_learning_rate = 0.0098
     paper_presets: ClassVar = _everywhere(_recipe(20, 0.01, 48))
 
-    def fresh(self, generator: torch.Generator) -> SSF:
-        """Scales near one and shifts near zero."""
+    def new_module(self, generator: torch.Generator) -> SSF:
+        """Random scales near one and shifts near zero."""
         return SSF(self.vit, generator)
 
 
 class AperVPTShallow(Aper):
-    """With tokens appended once, before the first block."""
+    """APER with shallow visual prompt tuning."""
 
     title = "APER-VPT-Shallow"
     trains = "prompts of the first block on the first task"
@@ -236,13 +348,13 @@ class AperVPTShallow(Aper):
     paper_presets: ClassVar = _everywhere(_recipe(20, 0.01, 48))
     options: AperVPTOptions
 
-    def fresh(self, generator: torch.Generator) -> VPT:
-        """One set of zero tokens."""
+    def new_module(self, generator: torch.Generator) -> VPT:
+        """One set of prompts, initialised with zeros."""
         return VPT(self.vit.depth, self.vit.width, self.options.prompt_length, deep=False)
 
 
 class AperVPTDeep(Aper):
-    """With tokens of its own appended to every block."""
+    """APER with deep visual prompt tuning."""
 
     title = "APER-VPT-Deep"
     trains = "prompts of every block on the first task"
@@ -253,121 +365,6 @@ class AperVPTDeep(Aper):
     paper_presets: ClassVar = _everywhere(_recipe(5, 0.05, 16))
     options: AperVPTOptions
 
-    def fresh(self, generator: torch.Generator) -> VPT:
-        """A set of zero tokens for every block."""
+    def new_module(self, generator: torch.Generator) -> VPT:
+        """A set of prompts for every block, initialised with zeros."""
         return VPT(self.vit.depth, self.vit.width, self.options.prompt_length, deep=True)
-
-
-class FineTuned(nn.Module, BlockHooks):
-    """All weights of a network, to be trained in full precision while the network itself stays as it was.
-
-    The frozen matrices may be stored in a lower precision; small steps would vanish there, hence the copy is float32.
-    """
-
-    whole_sequence = False
-
-    def __init__(self, vit: FrozenViT):
-        super().__init__()
-        self.copy: nn.Module = copy.deepcopy(vit.vit).float().requires_grad_(True)
-
-    def weights(self, vit: FrozenViT) -> dict[str, Tensor]:
-        """The copy, under the names of the frozen network."""
-        return {f"vit.{name}": value for name, value in self.copy.named_parameters()}
-
-
-_Layer = nn.LayerNorm | nn.Linear | nn.Conv2d
-
-
-class SSF(nn.Module, BlockHooks):
-    """``scale * y + shift`` per channel of every output ``y`` of a norm, a linear layer or the patch embedding.
-
-    All of these end in an affine map, so the network runs at its own speed with ``scale * weight`` and
-    ``scale * bias + shift`` in place of weight and bias; a layer without a bias gains one. See
-    https://arxiv.org/abs/2210.08823, section 3.
-
-    Raises:
-        OneaError: an operation of the network is of a kind that has no place for a shift.
-    """
-
-    whole_sequence = False
-
-    def __init__(self, vit: FrozenViT, generator: torch.Generator, deviation: float = 0.02):
-        super().__init__()
-        if kind := why_not_affine(vit):
-            raise OneaError(
-                f"Backbone '{vit.name}' has a {kind}, which cannot be shifted as SSF does; choose another method."
-            )
-        self.scale, self.shift = nn.ParameterDict(), nn.ParameterDict()
-        for name, layer in _layers(vit):
-            channels = len(layer.weight)
-            # Near the identity, not at it: the authors draw scales around one and shifts around zero.
-            self.scale[_key(name)] = nn.Parameter(1 + deviation * torch.randn(channels, generator=generator))
-            self.shift[_key(name)] = nn.Parameter(deviation * torch.randn(channels, generator=generator))
-
-    def weights(self, vit: FrozenViT) -> dict[str, Tensor]:
-        """The network's affine maps with scale and shift folded in, in full precision."""
-        folded = {}
-        for name, layer in _layers(vit):
-            scale, shift, weight = self.scale[_key(name)], self.shift[_key(name)], layer.weight.float()
-            folded[f"{name}.weight"] = weight * scale.reshape(-1, *[1] * (weight.dim() - 1))
-            folded[f"{name}.bias"] = shift if layer.bias is None else layer.bias.float() * scale + shift
-            for bias, own in _separate_biases(vit, name, scale):
-                folded[bias] = own
-        return folded
-
-
-def _layers(vit: FrozenViT) -> Iterator[tuple[str, _Layer]]:
-    for name, module in vit.named_modules():
-        if isinstance(module, nn.LayerNorm | nn.Linear | nn.Conv2d):
-            yield name, module
-
-
-def _separate_biases(vit: FrozenViT, name: str, scale: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Biases of a joint projection that its attention keeps apart from it, times their scales."""
-    attention, _, layer = name.rpartition(".")
-    if layer != "qkv":
-        return
-    for part, own in zip(("q_bias", "k_bias", "v_bias"), scale.chunk(3), strict=True):
-        bias = getattr(vit.get_submodule(attention), part, None)
-        if isinstance(bias, nn.Parameter):  # that of the keys is always zero, and no parameter
-            yield f"{attention}.{part}", bias.float() * own
-
-
-def why_not_affine(vit: FrozenViT) -> str:
-    """The operation of a network that cannot be shifted, by its kind; empty where all can."""
-    for name, module in vit.named_modules():
-        known = isinstance(module, nn.Linear | nn.LayerNorm) or name == "vit.patch_embed.proj"
-        if isinstance(getattr(module, "weight", None), nn.Parameter) and not known:
-            return type(module).__name__
-    return ""
-
-
-def _key(name: str) -> str:
-    """A module's name without the dots that parameter names may not have."""
-    return name.removeprefix("vit.").replace(".", "_")
-
-
-class VPT(nn.Module, BlockHooks):
-    """Tokens that every other token attends to, and that are gone before the network pools its output.
-
-    Shallow: one set joins before the first block and leaves after the last. Deep: every block has its own set, which
-    leaves after that block. They start at zero, which is not the same as no tokens: they still draw attention. See
-    https://arxiv.org/abs/2203.12119, section 3.
-    """
-
-    compilable = True
-
-    def __init__(self, depth: int, width: int, length: int, *, deep: bool):
-        super().__init__()
-        self.depth, self.length, self.deep = depth, length, deep
-        self.prompts = nn.Parameter(torch.zeros(depth if deep else 1, length, width))
-
-    def before_block(self, block: int, x: Tensor) -> Tensor:
-        """Append the tokens that this block begins with, if any."""
-        if block >= len(self.prompts):
-            return x
-        return torch.cat([x, self.prompts[block].expand(len(x), -1, -1)], dim=1)
-
-    def after_block(self, block: int, x: Tensor) -> Tensor:
-        """Remove the tokens after their last block, so that pooling over tokens never sees them."""
-        return x[:, : -self.length] if self.deep or block == self.depth - 1 else x

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The upper bound: retrain on all images so far whenever classes arrive. No incremental method may do this."""
+"""Bounds of class-incremental learning: joint training from above, sequential fine-tuning from below."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from onea.vit.heads import GrowingHead, cosine_scores
 
 _ADAPTER, _HEAD = "adapter.", "head."
 
-# A bound has no authors: One-A's hyper-parameters and its linear head, so that the two differ only in what they see.
+# Joint training has no paper: One-A's hyper-parameters and its linear head, so that only the training data differ.
 _RECIPES: dict[str, dict[str, Any]] = {data: recipe | {"head": "linear"} for data, recipe in PUBLISHED.items()}
 
 
@@ -39,14 +39,14 @@ class JointOptions(AdapterOptions):
 
     Attributes:
         head: ``linear`` or ``cosine`` head over all classes seen.
-        classifier: what answers: the ``head``, or ``prototypes`` as in the methods that are bounded.
+        classifier: classify by the ``head``, or by ``prototypes`` as the incremental methods do.
     """
 
     classifier: Literal["head", "prototypes"] = "head"
 
 
 class Joint(Method):
-    """A fresh adapter and head on all images of all classes seen, every time."""
+    """Upper bound: train a new adapter and head on all images of all classes seen so far, in every task."""
 
     title = "Joint (upper bound)"
     paper = "https://arxiv.org/abs/2603.10237"
@@ -61,23 +61,23 @@ class Joint(Method):
     def __init__(self, vit: FrozenViT, options: JointOptions, runtime: Runtime, plan: StreamPlan | None = None):
         super().__init__(vit, options, runtime, plan)
         self.adapters: Adapters = new_adapters(vit, options, torch.Generator()).eval().to(runtime.device)
-        self.head = self._blank_head(0)
+        self.head = self._new_head(0)
         self.prototypes = torch.empty(0, vit.width, device=runtime.device)
 
     @classmethod
     def epochs_per_task(cls, options: JointOptions, sizes: Sequence[int]) -> list[int]:
-        """Those of a task that brings all classes so far."""
+        """Those of a task with all classes seen so far."""
         plan = StreamPlan(sum(sizes), len(sizes))
         return [options.epochs_for(classes, plan) for classes in accumulate(sizes)]
 
     def learn(self, task: Task) -> dict[str, Any]:
-        """Forget everything and train on all classes seen so far."""
+        """Train from scratch on all classes seen so far."""
         if task.cumulative_task is None:
             raise OneaError(
-                "Method 'joint' retrains on the images of all earlier tasks, and they are not kept here; "
+                "Method 'joint' trains on the images of all earlier tasks, which are not stored here; "
                 "use it with 'onea run' on a whole stream, or choose another method."
             )
-        # Draws go by the index: each retraining differs from the last, and a resumed run repeats an uninterrupted one.
+        # Random generators are seeded by the index, so each task has its own, also after a run is resumed.
         whole = dataclasses.replace(task.cumulative_task(), index=task.index)
         options = self.options
         self.adapters = new_adapters(self.vit, options, seeds.generator(task.seed, task.index, "adapter"))
@@ -90,7 +90,7 @@ class Joint(Method):
         return {"epochs": recipe.epochs, "losses": losses, "images": len(whole)}
 
     def scores(self, images: Tensor) -> Tensor:
-        """Logits of the head, or the cosine of the adapted features to every prototype."""
+        """Logits of the head, or cosines of the adapted features to the prototypes."""
         features = self.features(images, self.adapters)
         if self.options.classifier == "prototypes":
             return cosine_scores(features, self.prototypes)
@@ -99,7 +99,7 @@ class Joint(Method):
             return logits
 
     def state_dict(self) -> Tensors:
-        """The newest adapter, its head and the prototypes made with it."""
+        """The adapter, the head and the prototypes."""
         return {
             **add_prefix(_ADAPTER, self.adapters.state_dict()),
             **add_prefix(_HEAD, self.head.state_dict()),
@@ -107,20 +107,17 @@ class Joint(Method):
         }
 
     def load_state_dict(self, state: Tensors) -> None:
-        """Continue from a saved state."""
+        """Restore a saved state."""
         kept, head = (select_prefix(part, state) for part in (_ADAPTER, _HEAD))
         self.adapters.load_state_dict(kept)
-        self.head = self._blank_head(len(head["weight"]))
+        self.head = self._new_head(len(head["weight"]))
         self.head.load_state_dict(head)
         self.prototypes = state["prototypes"].to(self.runtime.device)
 
-    def _blank_head(self, classes: int) -> nn.Module:
+    def _new_head(self, classes: int) -> nn.Module:
         options = self.options
         head = new_head(self.vit.width, classes, options.head, options.head_scale, torch.Generator())
         return head.eval().to(self.runtime.device)
-
-
-_ADAPTER, _HEAD = "adapter.", "head."
 
 
 @dataclass(frozen=True)
@@ -128,22 +125,25 @@ class SequentialOptions(AdapterOptions):
     """Options of sequential fine-tuning.
 
     Attributes:
-        head: without effect; the one head that is kept is linear.
-        head_scale: without effect.
+        head: ignored; the head is linear.
+        head_scale: ignored.
     """
 
 
 class Sequential(Method):
-    """Plain fine-tuning: cross-entropy over all classes seen, on the images of the newest alone."""
+    """Lower bound: fine-tune one adapter and one linear head on each task, without protection against forgetting.
+
+    The loss is cross-entropy over all classes seen so far, on the images of the newest task.
+    """
 
     title = "Sequential (lower bound)"
     paper = ""
-    trains = "one adapter and a linear head, on and on"
+    trains = "one adapter and a linear head, in every task"
     stores = "one adapter, a linear head"
     in_paper = False
     Options = SequentialOptions
     base_learning_rate = 0.00067
-    # A bound has no authors: One-A's hyper-parameters, so that the two differ only in how they guard what is known.
+    # Sequential fine-tuning has no paper: One-A's hyper-parameters.
     paper_presets: ClassVar = PUBLISHED
     options: SequentialOptions
 
@@ -153,14 +153,14 @@ class Sequential(Method):
         self.head = GrowingHead(vit.width, "uniform").to(runtime.device)
 
     def learn(self, task: Task) -> dict[str, Any]:
-        """Add rows to the head and train everything on from where it stands."""
+        """Add rows to the head and continue to train adapter and head."""
         if len(self.head.weight) == 0:
             generator = seeds.generator(task.seed, task.index, "adapter")
             self.adapters = new_adapters(self.vit, self.options, generator).to(self.runtime.device)
         self.head.grow(len(task.classes), seeds.generator(task.seed, task.index, "head"))
 
         def loss(images: Tensor, labels: Tensor) -> Tensor:
-            # Old classes are in the softmax and never right, which pushes them down: the forgetting to measure.
+            # Old classes are in the softmax but never the label, so their logits decrease: catastrophic forgetting.
             return F.cross_entropy(self.head(self.vit(images, self.adapters)).float(), labels)
 
         trained = [ParamGroup(self.adapters), ParamGroup(self.head)]
@@ -174,14 +174,14 @@ class Sequential(Method):
             return logits
 
     def state_dict(self) -> Tensors:
-        """The adapter and the head as they stand."""
+        """The adapter and the head."""
         return {
             **add_prefix(_ADAPTER, self.adapters.state_dict()),
             **add_prefix(_HEAD, self.head.state_dict()),
         }
 
     def load_state_dict(self, state: Tensors) -> None:
-        """Continue from a saved state."""
+        """Restore a saved state."""
         kept = select_prefix(_ADAPTER, state)
         self.adapters.load_state_dict(kept)
         self.head.load_rows(state[_HEAD + "weight"], state[_HEAD + "bias"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CL-LoRA: low-rank updates shared by all tasks in the first half of the network, each task's own in the second."""
+"""CL-LoRA: task-shared LoRA in the first half of the network, task-specific LoRA in the second half."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from onea.tensors import Tensors
 from onea.vit.frozen import FrozenViT
 from onea.vit.heads import cosine_scores
 
-_PROJECTIONS = ("q", "v")  # CL-LoRA leaves the keys alone
-_KD_STEP = 0  # the first of the two steps on a batch
+_PROJECTIONS = ("q", "v")  # CL-LoRA does not update the keys
+_KD_STEP = 0  # the first of the two optimiser steps per batch
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class CLLoRAOptions(TrainingOptions):
     """Options of CL-LoRA.
 
     Attributes:
-        rank: of every low-rank update.
+        rank: rank of each update.
         head_scale: initial scale of the local cosine head, which is discarded after the task.
-        distillation: weight of the loss that holds the shared updates near those of the previous task.
-        temperature: that softens both sides of the distillation.
-        orthogonality: weight of the overlap between a task's block weights and those of earlier tasks.
+        distillation: weight of the knowledge distillation from the shared updates of the previous task.
+        temperature: temperature of the knowledge distillation.
+        orthogonality: weight of the loss that makes the block weights of a task orthogonal to those of earlier tasks.
     """
 
     learning_rate: float = 0.05
@@ -56,7 +56,7 @@ def _recipe(epochs: int, rate: float, batch: int, decay: float, rank: int) -> di
 
 
 class CLLoRA(Method):
-    """A score compares an image, seen through the shared half and a task's own half, to that task's prototypes."""
+    """Scores are cosines to the prototypes of each task, in the features of that task's specific updates."""
 
     title = "CL-LoRA"
     paper = "https://arxiv.org/abs/2505.24816"
@@ -85,16 +85,16 @@ class CLLoRA(Method):
 
     @classmethod
     def forward_passes(cls, options: Any, tasks: int) -> float:
-        """The first half of the network runs once, the second once for each task."""
+        """The first half of the network runs once, the second half once per task."""
         return 0.5 + 0.5 * tasks
 
     @classmethod
     def adapters_used(cls, options: Any, tasks: int) -> int:
-        """One for every task."""
+        """One for each task."""
         return tasks
 
     def learn(self, task: Task) -> dict[str, Any]:
-        """Train the shared updates on, the task's own from scratch, and keep both with the new prototypes."""
+        """Train the shared updates further and new specific ones, then compute the prototypes of the task."""
         teacher = None if self.shared is None else copy.deepcopy(self.shared).requires_grad_(False)
         if self.shared is None:
             self.shared = self.new_shared(seeds.generator(task.seed, task.index, "shared"))
@@ -105,11 +105,11 @@ class CLLoRA(Method):
         earlier = [past.gains.detach() for past in self.specific if past.gains is not None]
 
         def kd(images: Tensor, labels: Tensor) -> Tensor:
-            # Early exit: the shared half alone, read by the current head. The targets are not detached, as published:
-            # the head learns from both sides, the shared updates from the student's only.
+            # Early exit: features after the shared half, classified by the current head. As published the targets are
+            # not detached: the head is trained by both sides, the shared updates by the student side only.
             assert teacher is not None
             student_logits = head(self.early_features(images, shared))
-            # Nothing of it wants a gradient. Without gradients, a GPU would add its tokens up in another precision.
+            # Detached rather than under no_grad, in which a GPU would sum tokens in another precision.
             before = self.early_features(images, teacher).detach()
             return self.options.distillation * distillation(student_logits, head(before), self.options.temperature)
 
@@ -119,8 +119,8 @@ class CLLoRA(Method):
             assert specific.gains is not None
             return loss + self.options.orthogonality * overlap(specific.gains, earlier) if earlier else loss
 
-        # On every batch the distillation steps first; cross-entropy then runs forward afresh. The official code builds
-        # both graphs before the first step changes the weights that the second graph was built with.
+        # Two steps per batch: distillation, then cross-entropy with a new forward pass. The official code builds both
+        # graphs before the first step changes the weights.
         losses: list[Loss] = [kd, ce] if teacher else [ce]
         rows = [row_weights(up) for up in teacher.ups()] if teacher else []
 
@@ -139,52 +139,54 @@ class CLLoRA(Method):
         return {"epochs": recipe.epochs, "losses": means, "without_gradient": len(task.classes) == 1}
 
     def new_shared(self, generator: torch.Generator) -> LowRankUpdates:
-        """Updates of the first half; what they read is random, orthonormal, and never trained."""
+        """Updates of the first half, whose down-projections are random, orthonormal and frozen."""
         return self._updates(range(self.half), generator, trains_down=False, gains=None)
 
     def new_specific(self, generator: torch.Generator) -> LowRankUpdates:
-        """A task's own updates of the second half, and its block weights (mu); all trained."""
+        """Task-specific updates of the second half and their block weights (mu), all of which are trained."""
         blocks = range(self.half, self.vit.depth)
         gains = torch.empty(len(PROJECTIONS), len(blocks)).uniform_(0.5, 1.5, generator=generator)
         return self._updates(blocks, generator, trains_down=True, gains=gains)
 
     def early_features(self, images: Tensor, shared: LowRankUpdates) -> Tensor:
-        """Features that leave the network after its shared half."""
+        """Features after the shared half of the network."""
         return self.vit.features(self.vit.forward_blocks(self.vit.embed(images), shared, stop=self.half))
 
     def scores(self, images: Tensor) -> Tensor:
-        """Cosine to the prototypes of each task, in that task's own features."""
+        """Cosines to the prototypes of each task, in the features of that task."""
         assert self.shared is not None, "learn a task first"
         with torch.no_grad(), self.runtime.autocast():
             tokens = self.vit.forward_blocks(self.vit.embed(images), self.shared, stop=self.half)
             return torch.cat(
                 [
-                    cosine_scores(self.vit.features(self.vit.forward_blocks(tokens, own, start=self.half)), prototypes)
-                    for own, prototypes in zip(self.specific, self.prototypes, strict=True)
+                    cosine_scores(
+                        self.vit.features(self.vit.forward_blocks(tokens, specific, start=self.half)), prototypes
+                    )
+                    for specific, prototypes in zip(self.specific, self.prototypes, strict=True)
                 ],
                 dim=1,
             )
 
     def state_dict(self) -> Tensors:
-        """The shared updates (also the next task's teacher), each task's own, all prototypes and the tasks' sizes."""
+        """The shared and specific updates, the prototypes and the sizes of the tasks."""
         if self.shared is None:
             return {}
         return {
-            **_kept(self.shared, self.specific).state_dict(),
+            **_as_module(self.shared, self.specific).state_dict(),
             "prototypes": torch.cat(self.prototypes),
             "sizes": torch.tensor([len(prototypes) for prototypes in self.prototypes]),
         }
 
     def load_state_dict(self, state: Tensors) -> None:
-        """Continue from a saved state."""
+        """Restore a saved state."""
         if not state:
             return
         updates = dict(state)
         prototypes, sizes = updates.pop("prototypes"), updates.pop("sizes").tolist()
-        overwritten = torch.Generator()
+        overwritten = torch.Generator()  # the random values are replaced by the saved ones
         self.shared = self.new_shared(overwritten)
         self.specific = [self.new_specific(overwritten) for _ in sizes]
-        _kept(self.shared, self.specific).load_state_dict(updates)
+        _as_module(self.shared, self.specific).load_state_dict(updates)
         self.prototypes = list(prototypes.to(self.runtime.device).split(sizes))
 
     def _updates(
@@ -205,20 +207,20 @@ def orthonormal_rows(rank: int, width: int, generator: torch.Generator) -> Tenso
 
 
 def distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """Cross-entropy of the softened student to the softened teacher, without the usual factor of T squared."""
+    """Cross-entropy between softened predictions of teacher and student, without the usual factor of T squared."""
     targets = F.softmax(teacher.float() / temperature, dim=1)
     return F.cross_entropy(student.float() / temperature, targets)
 
 
 def row_weights(up: Tensor) -> Tensor:
-    """Gradient reassignment: how much each row of an up-projection counted in the last task; one on average.
+    """Gradient reassignment: factor on the gradient of each row of an up-projection, one on average.
 
     >>> row_weights(torch.tensor([[3.0, 4.0], [0.0, 15.0]])), row_weights(torch.zeros(2, 2))
     (tensor([0.5000, 1.5000]), tensor([1., 1.]))
     """
     norms = up.detach().norm(dim=1)
     total = norms.sum()
-    # After a first task of one class nothing was learned yet, so no row counts more than another.
+    # All zero after a first task of one class, which has no gradient: equal weights.
     return torch.where(total > 0, len(norms) * norms / total.clamp_min(torch.finfo(up.dtype).tiny), 1.0)
 
 
@@ -228,5 +230,5 @@ def overlap(gains: Tensor, earlier: list[Tensor]) -> Tensor:
     return F.cosine_similarity(past, gains.flatten()[None], dim=1).abs().mean()
 
 
-def _kept(shared: LowRankUpdates, specific: list[LowRankUpdates]) -> nn.Module:
+def _as_module(shared: LowRankUpdates, specific: list[LowRankUpdates]) -> nn.Module:
     return nn.ModuleDict({"shared": shared, "specific": nn.ModuleList(specific)})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EASE: a feature subspace per task, and old classes guessed in the subspaces that came after them."""
+"""EASE: an expandable subspace ensemble, with synthesised prototypes of old classes in new subspaces."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ class EASEOptions(AdapterOptions):
     """Options of EASE.
 
     Attributes:
-        alpha: weight of the other tasks' subspaces together, against 1 for a class's own.
-        ease_recalc: guess all missing prototypes again after every task, from all classes that know the subspace; off
-            guesses them once, when the subspace is new, from its own task's classes.
-        ptm_beta: weight of the plain network's features as one more subspace (and pass); 0 leaves it out.
+        alpha: total weight of the subspaces of other tasks, relative to 1 for that of the task of a class.
+        ease_recalc: synthesise all missing prototypes again after every task, from all classes with prototypes in the
+            subspace. Off synthesises them once, when the subspace is new, from the classes of its task.
+        ptm_beta: weight of the features of the pretrained network as one more subspace (and forward pass); 0 turns it
+            off.
     """
 
     alpha: NotNegative = 0.1
@@ -41,10 +42,10 @@ class EASEOptions(AdapterOptions):
 
 
 class EASE(AdapterBank):
-    """Expandable subspace ensemble: all adapters score all classes, each class's own adapter above all.
+    """Expandable subspace ensemble: every adapter scores all classes, with the largest weight on those of its task.
 
-    ``prototypes[j, c]`` is class c in subspace j. It is real, a mean of features, where c arrived with or after
-    adapter j; an earlier class has no images left to pass through adapter j, so its prototype there is synthetic.
+    ``prototypes[j, c]`` is the prototype of class c in subspace j. It is a mean of features if c arrived with or after
+    adapter j. The images of earlier classes are gone, so their prototypes in subspace j are synthesised.
     """
 
     title = "EASE"
@@ -61,11 +62,11 @@ class EASE(AdapterBank):
 
     @classmethod
     def forward_passes(cls, options: EASEOptions, tasks: int) -> float:
-        """One for every adapter, and one more where the plain network's features count too."""
+        """One for each adapter, and one of the pretrained network if ``ptm_beta`` is not 0."""
         return super().forward_passes(options, tasks) + bool(options.ptm_beta)
 
     def learn(self, task: Task) -> dict[str, Any]:
-        """Train the task's adapter, then complete the prototypes of all classes in all subspaces."""
+        """Train the task's adapter and compute the prototypes of all classes in all subspaces."""
         report = self.add_adapter(task)
         self.runtime.progress.note("prototypes")
         new = self.compute_prototypes_per_module(task, list(self.cacheable_modules().values()))
@@ -76,11 +77,11 @@ class EASE(AdapterBank):
         return report
 
     def cacheable_modules(self) -> dict[str, BlockHooks]:
-        """The adapters and, where it counts, the plain network behind them."""
+        """The adapters, and the pretrained network if ``ptm_beta`` is not 0."""
         return super().cacheable_modules() | ({_PLAIN: NO_HOOKS} if self.options.ptm_beta else {})
 
     def scores_from_features(self, features: Mapping[str, Tensor]) -> Tensor:
-        """Cosines in every subspace, weighted per class; each block of features is normalised by itself."""
+        """Weighted sum of the cosines in all subspaces; the features of each subspace are normalised separately."""
         weights = subspace_weights(self.sizes, self.options.alpha).to(self.prototypes.device)
         subspaces = zip(super().cacheable_modules(), self.prototypes, weights, strict=True)
         total = torch.zeros((), device=self.prototypes.device)
@@ -90,10 +91,9 @@ class EASE(AdapterBank):
             total = total + self.options.ptm_beta * cosine_scores(features[_PLAIN], self.plain)
         return total
 
-    def real(self) -> Tensor:
-        """Mask of the prototypes that are means of features, ``bool [tasks, classes]``; the others are synthetic."""
-        arrived = _task_of_class(self.sizes)
-        return arrived[None, :] >= torch.arange(len(self.sizes))[:, None]
+    def is_real(self) -> Tensor:
+        """Which prototypes are means of features, ``bool [tasks, classes]``; the others are synthesised."""
+        return _task_of_class(self.sizes)[None, :] >= torch.arange(len(self.sizes))[:, None]
 
     def state_dict(self) -> Tensors:
         """All adapters and prototypes."""
@@ -101,40 +101,39 @@ class EASE(AdapterBank):
         return {**super().state_dict(), "prototypes": self.prototypes, **plain}
 
     def load_state_dict(self, state: Tensors) -> None:
-        """Continue from a saved state."""
+        """Restore a saved state."""
         super().load_state_dict(state)
         self.prototypes = state["prototypes"].to(self.runtime.device)
         if self.options.ptm_beta:
             if "plain" not in state:
-                raise OneaError("This state was saved with ptm_beta 0; continue it without ptm_beta, or start anew.")
+                raise OneaError("This state was saved with ptm_beta 0; continue without ptm_beta, or start a new run.")
             self.plain = state["plain"].to(self.runtime.device)
 
 
 def synthesise(prototypes: Tensor, ranges: Sequence[range], growing: bool) -> Tensor:
-    """Prototypes with the synthetic ones written anew from the real ones alone: the paper's prototype complement.
+    """Synthesise the missing prototypes from the real ones: the paper's prototype complement.
 
-    An old class resembles some donors, classes known in both subspaces; how much, is measured in the old class's own
-    subspace i, and the donors' prototypes in the later subspace j are mixed in those shares (a softmax without
-    temperature).
+    The prototype of an old class in a later subspace j is a weighted mean of prototypes there. The weights are the
+    softmax (without temperature) of the cosines between the old class and those classes in the old class's subspace i.
 
     Args:
-        prototypes: ``[tasks, classes, width]``; those of classes older than the subspace are not read.
+        prototypes: ``[tasks, classes, width]``; entries of classes older than the subspace are ignored.
         ranges: the classes of each task.
-        growing: donors are all classes from task j on, rather than those of task j alone.
+        growing: average over all classes from task j on, rather than over those of task j.
     """
     complete = prototypes.clone()
     for i, old in enumerate(ranges):
         for j in range(i + 1, len(ranges)):
-            donors = slice(ranges[j].start, ranges[-1].stop if growing else ranges[j].stop)
-            alike = cosine_scores(prototypes[i, old.start : old.stop], prototypes[i, donors])
-            complete[j, old.start : old.stop] = alike.softmax(1) @ prototypes[j, donors]
+            sources = slice(ranges[j].start, ranges[-1].stop if growing else ranges[j].stop)
+            similarity = cosine_scores(prototypes[i, old.start : old.stop], prototypes[i, sources])
+            complete[j, old.start : old.stop] = similarity.softmax(1) @ prototypes[j, sources]
     return complete
 
 
 def subspace_weights(sizes: Sequence[int], alpha: float) -> Tensor:
-    """The weight of each subspace's cosine for each class, ``[tasks, classes]``: 1 for a class's own.
+    """Weight of each subspace for each class, ``[tasks, classes]``: 1 for the subspace of the class's task.
 
-    The paper's subspace reweight; that the others share ``alpha`` equally is the official code's.
+    The paper's subspace reweighting. The other subspaces share ``alpha`` equally, as in the official code.
 
     >>> subspace_weights([1, 2, 1], 0.1)
     tensor([[1.0000, 0.0500, 0.0500, 0.0500],
@@ -142,8 +141,8 @@ def subspace_weights(sizes: Sequence[int], alpha: float) -> Tensor:
             [0.0500, 0.0500, 0.0500, 1.0000]])
     """
     tasks = len(sizes)
-    own = _task_of_class(sizes)[None, :] == torch.arange(tasks)[:, None]
-    return torch.where(own, 1.0, alpha / max(tasks - 1, 1))
+    is_own = _task_of_class(sizes)[None, :] == torch.arange(tasks)[:, None]
+    return torch.where(is_own, 1.0, alpha / max(tasks - 1, 1))
 
 
 def _task_of_class(sizes: Sequence[int]) -> Tensor:

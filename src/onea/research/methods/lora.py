@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Low-rank updates of the attention projections: LoRA while it is trained, full matrices once it is folded."""
+"""LoRA of the attention projections, as trainable low-rank updates or folded into full matrices."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ PROJECTIONS = ("q", "k", "v")  # in the order of the network's joint projection
 
 
 class LowRank(nn.Module):
-    """``up @ down`` beside one projection, without a scale: starts as exactly zero, because ``up`` does.
+    """The update ``up @ down`` of one projection, without a scaling factor. It is initialised as zero.
 
     Args:
-        down: ``[rank, width]``, what the update reads of its input.
-        trains_down: whether ``down`` is trained too, or stays as it is.
+        down: initial down-projection, ``[rank, width]``.
+        trains_down: whether ``down`` is trained.
     """
 
     def __init__(self, down: Tensor, *, trains_down: bool):
@@ -33,7 +33,7 @@ class LowRank(nn.Module):
         self.up = nn.Parameter(torch.zeros(down.shape[1], down.shape[0], dtype=down.dtype, device=down.device))
 
     def forward(self, h: Tensor) -> Tensor:
-        """Map attention inputs ``[B, N, width]`` to what is added to their projection."""
+        """The update of the projection of attention inputs ``[B, N, width]``."""
         return F.linear(F.linear(h, self.down), self.up)
 
     def matrix(self) -> Tensor:
@@ -42,12 +42,12 @@ class LowRank(nn.Module):
 
 
 class LowRankUpdates(nn.Module, BlockHooks):
-    """Low-rank updates of chosen projections in a run of neighbouring blocks.
+    """Low-rank updates of projections in consecutive blocks.
 
     Args:
         blocks: for each block, its updates by projection (``q``, ``k``, ``v``).
-        first: the block that the first of them belongs to.
-        gains: factors on the updates, ``[3, blocks]`` in the order q, k, v, trained with them; None for no factors.
+        first: index of the first of these blocks.
+        gains: trainable factors of the updates, ``[3, blocks]`` in the order q, k, v; None for no factors.
     """
 
     whole_sequence = False
@@ -61,27 +61,27 @@ class LowRankUpdates(nn.Module, BlockHooks):
 
     def block(self, index: int) -> dict[str, LowRank]:
         """The updates of the ``index``-th of the blocks, by projection."""
-        chosen = self.blocks[index]
-        assert isinstance(chosen, nn.ModuleDict)
-        return {name: update for name, update in chosen.items() if isinstance(update, LowRank)}
+        block = self.blocks[index]
+        assert isinstance(block, nn.ModuleDict)
+        return {name: update for name, update in block.items() if isinstance(update, LowRank)}
 
     def ups(self) -> list[nn.Parameter]:
         """The up-projections, block by block."""
         return [update.up for index in range(len(self.blocks)) for update in self.block(index).values()]
 
     def qkv_update(self, block: int, h: Tensor) -> Tensor | None:
-        """The updates of the chosen projections of a block, zero for the others."""
+        """The updates of all three projections of a block, zero where there is none."""
         index = block - self.first
         if not 0 <= index < len(self.blocks):
             return None
         updates = {name: update(h) for name, update in self.block(index).items()}
         if self.gains is not None:
             updates = {name: value * self.gains[PROJECTIONS.index(name), index] for name, value in updates.items()}
-        return _side_by_side(updates)
+        return _concatenated(updates)
 
 
 class FoldedUpdates(nn.Module, BlockHooks):
-    """The sum of any number of low-rank updates as one full matrix per projection, so that its cost does not grow.
+    """The sum of any number of low-rank updates, as one full matrix per projection.
 
     Attributes:
         weight: ``[depth, projections, out, in]``.
@@ -104,13 +104,13 @@ class FoldedUpdates(nn.Module, BlockHooks):
         )
 
     def qkv_update(self, block: int, h: Tensor) -> Tensor:
-        """The updates of the chosen projections of a block, zero for the others."""
+        """The updates of all three projections of a block, zero where there is none."""
         products = F.linear(h, self.weight[block].flatten(0, 1)).chunk(len(self.projections), dim=-1)
-        return _side_by_side(dict(zip(self.projections, products, strict=True)))
+        return _concatenated(dict(zip(self.projections, products, strict=True)))
 
 
 class SummedUpdates(nn.Module, BlockHooks):
-    """Several updates of the projections at once: their sum."""
+    """The sum of several updates."""
 
     whole_sequence = False
     compilable = True
@@ -120,7 +120,7 @@ class SummedUpdates(nn.Module, BlockHooks):
         self.updates = nn.ModuleList(updates)
 
     def qkv_update(self, block: int, h: Tensor) -> Tensor | None:
-        """The sum of what each adds to a block."""
+        """The sum of the updates of a block."""
         total: Tensor | None = None
         for hooks in self.updates:
             assert isinstance(hooks, BlockHooks)
@@ -131,10 +131,7 @@ class SummedUpdates(nn.Module, BlockHooks):
 
 
 class SecondMoments(BlockHooks):
-    """Watches the attention input ``h`` of every block while other hooks act; changes nothing itself.
-
-    The sums are kept in float64: the decompositions that follow need the precision.
-    """
+    """Accumulates the second moments of the attention inputs of each block, in float64, while other hooks run."""
 
     def __init__(self, depth: int, width: int, hooks: BlockHooks = NO_HOOKS):
         self.hooks = hooks
@@ -142,22 +139,22 @@ class SecondMoments(BlockHooks):
         self.counts = [0] * depth
 
     def qkv_update(self, block: int, h: Tensor) -> Tensor | None:
-        """Count the tokens of ``h`` in, and let the other hooks act."""
-        seen = h.detach().flatten(0, 1).float()
+        """Accumulate the tokens of ``h``, and return the update of the other hooks."""
+        tokens = h.detach().flatten(0, 1).float()
         if self.sums.device != h.device and h.device.type != "mps":  # which has no float64
-            self.sums = self.sums.to(h.device)  # beside the network: no copy, and no wait, in every batch
+            self.sums = self.sums.to(h.device)  # on the device of the network, which avoids a copy per batch
         with torch.autocast(h.device.type, enabled=False):
-            self.sums[block] += (seen.T @ seen).to(self.sums)
-        self.counts[block] += len(seen)
+            self.sums[block] += (tokens.T @ tokens).to(self.sums)
+        self.counts[block] += len(tokens)
         return self.hooks.qkv_update(block, h)
 
     def means(self) -> Tensor:
-        """Uncentred second moments of the blocks, ``[depth, width, width]``: the means of ``h hᵀ`` over all tokens."""
+        """Uncentred second moments of each block, ``[depth, width, width]``: the mean of ``h hᵀ`` over all tokens."""
         return self.sums.cpu() / torch.tensor(self.counts, dtype=torch.float64)[:, None, None]
 
 
 def check_rank(rank: int, vit: FrozenViT) -> None:
-    """Refuse a rank that no low-rank update of this network can have, and a network that can have none."""
+    """Refuse a rank that is out of range, and a network that LoRA does not fit."""
     if vit.shares_keys:
         raise OneaError(
             f"Heads of backbone '{vit.name}' share keys and values, so its projections differ in width and LoRA does "
@@ -167,6 +164,6 @@ def check_rank(rank: int, vit: FrozenViT) -> None:
         raise OneaError(f"rank is {rank}; it must lie between 1 and the backbone's width {vit.width}.")
 
 
-def _side_by_side(updates: Mapping[str, Tensor]) -> Tensor:
-    nothing = torch.zeros_like(next(iter(updates.values())))
-    return torch.cat([updates.get(name, nothing) for name in PROJECTIONS], dim=-1)
+def _concatenated(updates: Mapping[str, Tensor]) -> Tensor:
+    zero = torch.zeros_like(next(iter(updates.values())))
+    return torch.cat([updates.get(name, zero) for name in PROJECTIONS], dim=-1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MOS: an adapter per task, pulled towards the mean of its elders; at inference the answer chooses the adapter."""
+"""MOS: progressively merged adapters, and self-refined adapter retrieval at inference."""
 
 from __future__ import annotations
 
@@ -27,8 +27,120 @@ from onea.vit.frozen import FrozenViT
 from onea.vit.heads import GrowingHead, class_means, cosine_scores, masked_cross_entropy
 from onea.vit.hooks import BlockHooks
 
-_HEAD_RATE = 0.1  # the head learns ten times slower than the adapter
+Covariance = Literal["full", "diagonal"]
+_HEAD_RATE = 0.1  # learning rate of the head, relative to the adapter
 _PARTS = ("working", "snapshots", "head", "gaussians")
+
+
+class Gaussians:
+    """A Gaussian of the features of each class, from which features can be sampled in place of old images.
+
+    A full covariance is stored as the lower triangle of its Cholesky factor, a diagonal one as standard deviations.
+    ``jitter`` is added to every variance, so that the covariance of a class with fewer images than dimensions is
+    positive definite.
+    """
+
+    def __init__(
+        self, width: int, covariance: Covariance = "full", *, jitter: float = 1e-4, device: torch.device | None = None
+    ):
+        self.width, self.covariance, self.jitter, self.device = width, covariance, jitter, device
+        self._rows, self._columns = torch.tril_indices(width, width, device=device)
+        size = width if covariance == "diagonal" else len(self._rows)
+        self.means = torch.empty(0, width, device=device)
+        self.factors = torch.empty(0, size, device=device)
+
+    def __len__(self) -> int:
+        return len(self.means)
+
+    def add(self, features: Tensor, labels: Tensor, classes: range) -> None:
+        """Add new classes, with features ``[N, width]`` and the unbiased covariance (zero for a single image)."""
+        # In float64 on the CPU: in float32 the factorisation may fail with a jitter of 1e-4.
+        features, labels = features.detach().cpu().double(), labels.cpu()
+        if not torch.isfinite(features).all():
+            raise OneaError("The features hold a NaN or infinity; lower the learning rate (--learning-rate).")
+        means = class_means(features, labels, classes)
+        factors = [
+            self._factor(features[labels == position] - mean) for position, mean in zip(classes, means, strict=True)
+        ]
+        self.means = torch.cat([self.means, means.float().to(self.device)])
+        self.factors = torch.cat([self.factors, torch.stack(factors).float().to(self.device)])
+
+    def factor_of(self, position: int) -> Tensor:
+        """The Cholesky factor ``[width, width]`` of the covariance of a class."""
+        stored = self.factors[position]
+        if self.covariance == "diagonal":
+            return torch.diag(stored)
+        factor = stored.new_zeros(self.width, self.width)
+        factor[self._rows, self._columns] = stored
+        return factor
+
+    def sample(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Sample ``count`` features of each class, with their labels."""
+        samples = []
+        for position, mean in enumerate(self.means):
+            noise = torch.randn(count, self.width, generator=generator).to(self.device)
+            diagonal = self.covariance == "diagonal"
+            spread = noise * self.factors[position] if diagonal else noise @ self.factor_of(position).T
+            samples.append(mean + spread)
+        return torch.cat(samples), torch.arange(len(self), device=self.device).repeat_interleave(count)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Means and factors of all classes."""
+        return {"means": self.means, "factors": self.factors}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Restore a saved state of any number of classes."""
+        self.means, self.factors = state["means"].to(self.device), state["factors"].to(self.device)
+
+    def _factor(self, centred: Tensor) -> Tensor:
+        freedom = max(len(centred) - 1, 1)
+        if self.covariance == "diagonal":
+            return (centred.square().sum(0) / freedom + self.jitter).sqrt()
+        covariance = centred.T @ centred / freedom + self.jitter * torch.eye(self.width, dtype=centred.dtype)
+        factor: Tensor = torch.linalg.cholesky(covariance)
+        return factor[self._rows.cpu(), self._columns.cpu()]
+
+
+def align(
+    head: nn.Module,
+    gaussians: Gaussians,
+    *,
+    epochs: int,
+    learning_rate: float,
+    weight_decay: float,
+    batch_size: int,
+    generator: torch.Generator,
+) -> list[float]:
+    """Retrain a classifier on sampled features, by cross-entropy over all classes seen so far.
+
+    Each epoch samples ``batch_size`` features per class and takes one step of this batch size per class.
+
+    Returns:
+        The mean loss of each epoch.
+
+    Raises:
+        OneaError: a loss is not finite.
+    """
+    optimiser = torch.optim.SGD(head.parameters(), lr=learning_rate, momentum=0.9, weight_decay=weight_decay)
+    means = []
+    for epoch in range(epochs):
+        optimiser.param_groups[0]["lr"] = learning_rate * schedules.cosine(epoch, epochs)
+        features, labels = gaussians.sample(batch_size, generator)
+        batch_losses = []
+        for chosen in torch.randperm(len(labels), generator=generator).to(labels.device).split(batch_size):
+            value = F.cross_entropy(head(features[chosen]), labels[chosen])
+            optimiser.zero_grad(set_to_none=True)
+            value.backward()
+            optimiser.step()
+            batch_losses.append(value.detach())
+        mean = to_float64(torch.stack(batch_losses)).mean()
+        if not torch.isfinite(mean):
+            raise OneaError(
+                f"The loss of the classifier alignment became {float(mean)} in epoch {epoch + 1}; "
+                "lower its learning rate (--alignment-learning-rate)."
+            )
+        means.append(float(mean))
+    return means
 
 
 @dataclass(frozen=True)
@@ -39,16 +151,17 @@ class MOSOptions(TrainingOptions):
         rank: width of the adapter's bottleneck.
         scale: factor on the adapter's output.
         dropout: inside the adapter, while training.
-        momentum: how far one merge pulls the adapter towards the mean of all earlier ones.
-        mos_ema: ``per-step`` merges once after every optimiser step; ``official`` also at every block of every forward
-            pass of learning, as the official code does (it even does so when answering, which we never do).
-        regulariser: weight of the term that keeps features apart from each other and from old class means.
-        regulariser_temperature: divides the similarities of that term.
-        covariance: of the Gaussian kept for every class, ``full`` or ``diagonal``.
-        alignment_epochs: passes over drawn features that retrain the head after every task but the first; 0 is off.
-        alignment_learning_rate: of that retraining.
-        alignment_samples: features drawn for each class and epoch, and in each step, in multiples of the batch size.
-        refinements: most adapters that are tried, one after the other, for one image.
+        momentum: weight of the mean of all earlier adapters in each progressive merge.
+        mos_ema: when to merge: ``per-step`` (after each optimiser step) or ``official`` (also before each block in
+            every forward pass of training, as in the official code, which does so at inference as well).
+        regulariser: weight of the loss that separates features from each other and from old class means.
+        regulariser_temperature: temperature of that loss.
+        covariance: of the Gaussian of each class: ``full`` or ``diagonal``.
+        alignment_epochs: epochs of classifier alignment, which retrains the head on sampled features after every task
+            but the first; 0 turns it off.
+        alignment_learning_rate: learning rate of the classifier alignment.
+        alignment_samples: features sampled per class and epoch, and per step, in multiples of the batch size.
+        refinements: maximum number of adapters that are retrieved one after the other for an image.
     """
 
     rank: Count = 16
@@ -71,11 +184,11 @@ def _recipe(epochs: int, rate: float, batch: int, decay: float, covariance: Cova
 
 
 class MOS(Method):
-    """Model surgery: progressively merged adapters, and self-refined retrieval among them."""
+    """Model surgery: progressively merged adapters, and self-refined retrieval of the adapter for each image."""
 
     title = "MOS"
     paper = "https://arxiv.org/abs/2412.09441"
-    trains = "one adapter and a linear head, through all tasks"
+    trains = "one adapter and a linear head, in every task"
     stores = "an adapter per task, a linear head, a prototype and a Gaussian per class"
     Options = MOSOptions
     base_learning_rate = 0.022
@@ -91,40 +204,40 @@ class MOS(Method):
 
     def __init__(self, vit: FrozenViT, options: MOSOptions, runtime: Runtime, plan: StreamPlan | None = None):
         super().__init__(vit, options, runtime, plan)
-        self.working = self._blank(seed=0)  # trained on in every task, never started afresh
-        self.snapshots = nn.ModuleList()  # what it was after each task
+        self.working = self._new_adapters(seed=0)  # trained further in every task
+        self.snapshots = nn.ModuleList()  # copies of it after each task
         self.head = GrowingHead(vit.width).to(runtime.device)
         self.gaussians = Gaussians(vit.width, options.covariance, device=runtime.device)
-        self.prototypes = torch.empty(0, vit.width, device=runtime.device)  # under the first snapshot
+        self.prototypes = torch.empty(0, vit.width, device=runtime.device)  # with the first snapshot
         self.sizes: list[int] = []  # classes of each task
 
     @classmethod
     def forward_passes(cls, options: MOSOptions, tasks: int) -> float:
-        """One pass under the first adapter, and one for each other adapter that an image asks for."""
+        """One with the first adapter, and one for each refinement."""
         return min(tasks, 1 + options.refinements)
 
     @classmethod
     def adapters_used(cls, options: Any, tasks: int) -> int:
-        """One for every task."""
+        """One for each task."""
         return tasks
 
     def learn(self, task: Task) -> dict[str, Any]:
-        """Train and merge the adapter, keep a copy, summarise the new classes, realign the head over all classes."""
+        """Train and merge the adapter, store a copy, fit Gaussians of the new classes, and align the classifier."""
         if not self.sizes:
-            self.working = self._blank(task.seed)
+            self.working = self._new_adapters(task.seed)
         self.head.grow(len(task.classes), seeds.generator(task.seed, task.index, "head"))
         merge = self._merge_towards(self.snapshots)
         hooks = _MergingAdapters(self.working, merge) if self.options.mos_ema == "official" else self.working
         report: dict[str, Any] = {"epochs": self.epochs_for(task), "losses": self._train(task, hooks, merge)}
         self.snapshots.append(copy.deepcopy(self.working).requires_grad_(False))
         self.sizes.append(len(task.classes))
-        self._summarise(task, hooks)
+        self._fit_classes(task, hooks)
         if len(self.sizes) > 1 and self.options.alignment_epochs:
             report["alignment_losses"] = self._align(task)
         return report
 
     def scores(self, images: Tensor) -> Tensor:
-        """Multi-stage ensemble: the head under the retrieved adapter, and prototypes under the first one."""
+        """Two-stage ensemble: the head with the retrieved adapter, and prototypes with the first adapter."""
         first = self.features(images, self._snapshot(0))
         similar = cosine_scores(first, self.prototypes)
         with torch.no_grad():
@@ -132,16 +245,16 @@ class MOS(Method):
         return logits.softmax(1) + (len(self.sizes) * similar).softmax(1)
 
     def state_dict(self) -> Tensors:
-        """The adapter in work and its copies, the head, the Gaussians, the prototypes and the sizes of the tasks."""
+        """The adapter and its copies, the head, the Gaussians, the prototypes and the sizes of the tasks."""
         parts = {f"{part}.{name}": value for part in _PARTS for name, value in getattr(self, part).state_dict().items()}
         return parts | {"prototypes": self.prototypes, "sizes": torch.tensor(self.sizes, dtype=torch.int64)}
 
     def load_state_dict(self, state: Tensors) -> None:
-        """Continue from a saved state."""
+        """Restore a saved state."""
         parts: dict[str, Tensors] = {part: select_prefix(part + ".", state) for part in _PARTS}
         self.sizes = state["sizes"].tolist()
         self.working.load_state_dict(parts["working"])
-        self.snapshots = nn.ModuleList(self._blank(seed=0).requires_grad_(False) for _ in self.sizes)
+        self.snapshots = nn.ModuleList(self._new_adapters(seed=0).requires_grad_(False) for _ in self.sizes)
         self.snapshots.load_state_dict(parts["snapshots"])
         self.head.load_rows(parts["head"]["weight"], parts["head"]["bias"])
         self.gaussians.load_state_dict(parts["gaussians"])
@@ -152,15 +265,17 @@ class MOS(Method):
 
         def loss(images: Tensor, labels: Tensor) -> Tensor:
             features = self.vit(images, hooks)
-            own = masked_cross_entropy(self.head(features), labels, task.classes)
-            return own + options.regulariser * separation(features, old_means, options.regulariser_temperature)
+            classification = masked_cross_entropy(self.head(features), labels, task.classes)
+            return classification + options.regulariser * separation(
+                features, old_means, options.regulariser_temperature
+            )
 
         trained = [ParamGroup(self.working), ParamGroup(self.head, lr_scale=_HEAD_RATE)]
         return train(trained, loss, task, options.recipe(epochs=self.epochs_for(task)), self.runtime, after_step=merge)
 
-    def _merge_towards(self, elders: nn.ModuleList) -> Callable[[], None]:
-        """Progressive merging: ``W <- (1 - m) W + m mean(elders)``, weights and biases alike; nothing in task 1."""
-        means = [torch.stack(same).mean(0) for same in zip(*(elder.parameters() for elder in elders), strict=True)]
+    def _merge_towards(self, earlier: nn.ModuleList) -> Callable[[], None]:
+        """Progressive merging: ``W <- (1 - m) W + m mean(earlier W)``; none in the first task."""
+        means = [torch.stack(same).mean(0) for same in zip(*(each.parameters() for each in earlier), strict=True)]
 
         def merge() -> None:
             if means:
@@ -169,17 +284,17 @@ class MOS(Method):
 
         return merge
 
-    def _summarise(self, task: Task, hooks: BlockHooks) -> None:
-        """A Gaussian of each new class under the newest adapter, a prototype under the first."""
+    def _fit_classes(self, task: Task, hooks: BlockHooks) -> None:
+        """A Gaussian of each new class with the newest adapter, and a prototype with the first adapter."""
         self.runtime.progress.note("prototypes")
         features = [self.features(images, hooks) for images, _ in task.plain_batches(EVALUATION_BATCH)]
         self.gaussians.add(torch.cat(features), task.labels, task.classes)
-        first = len(self.sizes) == 1  # then the two adapters are one
-        new = self.gaussians.means if first else self.compute_prototypes(task, self._snapshot(0))
+        is_first = len(self.sizes) == 1  # the newest adapter is the first one
+        new = self.gaussians.means if is_first else self.compute_prototypes(task, self._snapshot(0))
         self.prototypes = torch.cat([self.prototypes, new])
 
     def _align(self, task: Task) -> list[float]:
-        """Classifier alignment: the head alone, over all classes seen, on features drawn from the Gaussians."""
+        """Classifier alignment: retrain the head on features sampled from the Gaussians of all classes."""
         options = self.options
         self.runtime.progress.note("classifier alignment")
         return align(
@@ -193,36 +308,37 @@ class MOS(Method):
         )
 
     def _retrieved_logits(self, images: Tensor, first: Tensor, similar: Tensor) -> Tensor:
-        """Self-refined retrieval: ask the adapter of the answer's task again, until it confirms its own task.
+        """Self-refined adapter retrieval.
 
-        Images that want the same adapter share a pass, and an adapter that an image has had is not run for it again.
+        The adapter of the predicted task predicts again, until it predicts a class of its own task. Images with the
+        same adapter share a forward pass, and no adapter runs twice for an image.
         """
         sizes = torch.tensor(self.sizes, device=similar.device)
         task_of = torch.arange(len(sizes), device=similar.device).repeat_interleave(sizes)
         chosen = task_of[similar.argmax(1)]
         logits = torch.zeros_like(similar)
-        rows = torch.arange(len(images), device=similar.device)  # of images still looking for their adapter
-        known = {0: self.head(first)}
-        had = {0: torch.ones(len(images), dtype=torch.bool, device=similar.device)}
+        rows = torch.arange(len(images), device=similar.device)  # of images whose adapter is not final
+        logits_of = {0: self.head(first)}  # by adapter
+        computed = {0: torch.ones(len(images), dtype=torch.bool, device=similar.device)}
         for _ in range(self.options.refinements):
             for adapter in chosen[rows].unique().tolist():
-                own = rows[chosen[rows] == adapter]
-                table = known.setdefault(adapter, torch.zeros_like(similar))
-                done = had.setdefault(adapter, torch.zeros_like(had[0]))
-                new = own[~done[own]]
+                selected = rows[chosen[rows] == adapter]
+                table = logits_of.setdefault(adapter, torch.zeros_like(similar))
+                done = computed.setdefault(adapter, torch.zeros_like(computed[0]))
+                new = selected[~done[selected]]
                 if len(new):
                     table[new] = self.head(self.features(images[new], self._snapshot(adapter)))
                     done[new] = True
-                logits[own] = table[own]
-            answer = task_of[logits[rows].argmax(1)]
-            moved = answer != chosen[rows]
+                logits[selected] = table[selected]
+            predicted = task_of[logits[rows].argmax(1)]
+            moved = predicted != chosen[rows]
             rows = rows[moved]
             if not len(rows):
                 break
-            chosen[rows] = answer[moved]
+            chosen[rows] = predicted[moved]
         return logits
 
-    def _blank(self, seed: int) -> Adapters:
+    def _new_adapters(self, seed: int) -> Adapters:
         options = self.options
         adapters = Adapters(
             self.vit.depth,
@@ -235,14 +351,14 @@ class MOS(Method):
         return adapters.eval().to(self.runtime.device)
 
     def _snapshot(self, index: int) -> Adapters:
-        found = self.snapshots[index]
-        assert isinstance(found, Adapters)
-        return found
+        snapshot = self.snapshots[index]
+        assert isinstance(snapshot, Adapters)
+        return snapshot
 
 
 @dataclass(frozen=True)
 class _MergingAdapters(BlockHooks):
-    """The official code's adapters: every block merges those of all blocks, once more, before it runs."""
+    """Adapters as in the official code, which merges all of them before every block."""
 
     adapters: Adapters
     merge: Callable[[], None]
@@ -256,124 +372,10 @@ class _MergingAdapters(BlockHooks):
 
 
 def separation(features: Tensor, old_means: Tensor, temperature: float = 0.8) -> Tensor:
-    """How little each row of ``Q = [old class means; features]`` resembles itself rather than the others.
+    """Loss that separates the rows of ``Q = [old class means; features]`` from each other.
 
-    The mean over rows of ``-log softmax(Q Q^T / temperature)`` on the diagonal, un-normalised; zero for a single row.
+    The mean over the diagonal of ``-log softmax(Q Q^T / temperature)``; rows are not normalised. Zero for a single row.
     """
     with torch.autocast(features.device.type, enabled=False):
         rows = torch.cat([old_means, features.float()])
         return F.cross_entropy(rows @ rows.T / temperature, torch.arange(len(rows), device=rows.device))
-
-
-Covariance = Literal["full", "diagonal"]
-
-
-class Gaussians:
-    """Mean and spread of the features of every class seen, to draw features from.
-
-    A full covariance is kept as its Cholesky factor, and of that only the lower triangle (half of the memory; nothing
-    to factorise again); a diagonal one as standard deviations. ``jitter`` is added to every variance, so that a class
-    with fewer images than dimensions, even a single one, still has a proper Gaussian.
-    """
-
-    def __init__(
-        self, width: int, covariance: Covariance = "full", *, jitter: float = 1e-4, device: torch.device | None = None
-    ):
-        self.width, self.covariance, self.jitter, self.device = width, covariance, jitter, device
-        self._rows, self._columns = torch.tril_indices(width, width, device=device)
-        size = width if covariance == "diagonal" else len(self._rows)
-        self.means = torch.empty(0, width, device=device)
-        self.factors = torch.empty(0, size, device=device)
-
-    def __len__(self) -> int:
-        return len(self.means)
-
-    def add(self, features: Tensor, labels: Tensor, classes: range) -> None:
-        """Take up new classes from their features ``[N, width]``; the unbiased covariance, zero for a single image."""
-        # In float64 on the CPU: exact enough for a factorisation that float32 would lose to a jitter of 1e-4.
-        features, labels = features.detach().cpu().double(), labels.cpu()
-        if not torch.isfinite(features).all():
-            raise OneaError("The features hold a NaN or infinity; lower the learning rate (--learning-rate).")
-        means = class_means(features, labels, classes)
-        factors = [
-            self._factor(features[labels == position] - mean) for position, mean in zip(classes, means, strict=True)
-        ]
-        self.means = torch.cat([self.means, means.float().to(self.device)])
-        self.factors = torch.cat([self.factors, torch.stack(factors).float().to(self.device)])
-
-    def factor_of(self, position: int) -> Tensor:
-        """The lower triangular ``[width, width]`` matrix whose product with its transpose is a class's covariance."""
-        stored = self.factors[position]
-        if self.covariance == "diagonal":
-            return torch.diag(stored)
-        factor = stored.new_zeros(self.width, self.width)
-        factor[self._rows, self._columns] = stored
-        return factor
-
-    def sample(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Draw ``count`` features of every class, class by class, with their labels."""
-        drawn = []
-        for position, mean in enumerate(self.means):
-            noise = torch.randn(count, self.width, generator=generator).to(self.device)
-            diagonal = self.covariance == "diagonal"
-            spread = noise * self.factors[position] if diagonal else noise @ self.factor_of(position).T
-            drawn.append(mean + spread)
-        return torch.cat(drawn), torch.arange(len(self), device=self.device).repeat_interleave(count)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Means and factors of all classes."""
-        return {"means": self.means, "factors": self.factors}
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take them back, however many they are."""
-        self.means, self.factors = state["means"].to(self.device), state["factors"].to(self.device)
-
-    def _factor(self, centred: Tensor) -> Tensor:
-        freedom = max(len(centred) - 1, 1)
-        if self.covariance == "diagonal":
-            return (centred.square().sum(0) / freedom + self.jitter).sqrt()
-        covariance = centred.T @ centred / freedom + self.jitter * torch.eye(self.width, dtype=centred.dtype)
-        factor: Tensor = torch.linalg.cholesky(covariance)
-        return factor[self._rows.cpu(), self._columns.cpu()]
-
-
-def align(
-    head: nn.Module,
-    gaussians: Gaussians,
-    *,
-    epochs: int,
-    learning_rate: float,
-    weight_decay: float,
-    batch_size: int,
-    generator: torch.Generator,
-) -> list[float]:
-    """Retrain a classifier on drawn features alone, by plain cross-entropy over all classes seen.
-
-    Every epoch draws ``batch_size`` features of each class and takes one step of that size for each class.
-
-    Returns:
-        The mean loss of each epoch.
-
-    Raises:
-        OneaError: a loss is not finite.
-    """
-    optimiser = torch.optim.SGD(head.parameters(), lr=learning_rate, momentum=0.9, weight_decay=weight_decay)
-    means = []
-    for epoch in range(epochs):
-        optimiser.param_groups[0]["lr"] = learning_rate * schedules.cosine(epoch, epochs)
-        features, labels = gaussians.sample(batch_size, generator)
-        values = []
-        for chosen in torch.randperm(len(labels), generator=generator).to(labels.device).split(batch_size):
-            value = F.cross_entropy(head(features[chosen]), labels[chosen])
-            optimiser.zero_grad(set_to_none=True)
-            value.backward()
-            optimiser.step()
-            values.append(value.detach())
-        mean = to_float64(torch.stack(values)).mean()
-        if not torch.isfinite(mean):
-            raise OneaError(
-                f"The loss of the classifier alignment became {float(mean)} in epoch {epoch + 1}; "
-                "lower its learning rate (--alignment-learning-rate)."
-            )
-        means.append(float(mean))
-    return means

@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One-A+: one adapter and one pass like One-A, with three main changes, each of which can be switched off.
+"""One-A and One-A+.
 
-1. **Start.** A task's adapter starts from the merged one, not from random weights, and only tasks that bring a quarter
-   of the classes or more train one. The merge is the mean of both adapters, in which a class of the task has two votes
-   and an old one has one.
-2. **Carry.** The merge moves the features of old classes, whose images are gone. The images of the task show how: their
-   features before (rows of ``F0``) and after (``F1``) give the ridge map ``P = I + (F0'F0 + l I)^-1 F0'(F1 - F0)``,
-   with the strength ``l`` that best predicts images left out. What is known of old classes is carried along: means
-   ``m P``, scatters ``P'SP``, directions ``A P``.
-3. **Classify.** A Gaussian per class answers, its covariance between that of the class and the one that all classes
-   share (see ``onea.classifiers.gaussian``), instead of the nearest mean.
+One-A+ has one adapter and one forward pass like One-A, and three main changes, each of which can be switched off:
 
-An adapter that makes held-out images of its own task worse is taken back. The number of images decides how long a task
-is trained, never the name of a dataset.
+1. **Initialisation.** The adapter of a task starts from the merged one, not from random weights, and only tasks with a
+   quarter of the classes or more train one. The merge is the mean of both adapters, in which a new class has weight two
+   and an old class weight one.
+2. **Drift compensation.** The merge changes the features of old classes, whose images are gone. The change is estimated
+   on the images of the task: their features before (rows of ``F0``) and after (``F1``) give the ridge map
+   ``P = I + (F0'F0 + l I)^-1 F0'(F1 - F0)``, with the strength ``l`` chosen by cross-validation. It is applied to the
+   statistics of old classes: means ``m P``, scatters ``P'SP``, directions ``A P``.
+3. **Classifier.** A Gaussian per class instead of the nearest mean, with a covariance between that of the class and the
+   one shared by all classes (see ``onea.classifiers.gaussian``).
+
+An adapter that lowers the accuracy on held-out images of its own task is discarded. The length of training depends on
+the number of images, never on the name of the dataset.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from onea.vit.hooks import BlockHooks
 
 
 class OneAPlus(AdapterMerging):
-    """One adapter that every task starts from, statistics that follow it, and a Gaussian per class."""
+    """One adapter that each task is trained from, drift compensation, and a Gaussian per class."""
 
     title = "One-A+"
     paper = "https://arxiv.org/abs/2603.10237"
@@ -42,18 +44,18 @@ class OneAPlus(AdapterMerging):
 
     @classmethod
     def epochs_per_task(cls, options: MergingOptions, sizes: Sequence[int]) -> list[int]:
-        """More for larger tasks, none for those that are not trained on; assumes 100 images of a class."""
+        """More epochs for larger tasks, none for tasks that train no adapter; assumes 100 images per class."""
         assert isinstance(options, OneAPlusOptions)
         training = options.training_options(1, 100)
         values = {name: getattr(training, name) for name in ("epochs", "min_epochs", "max_epochs")}
         return super().epochs_per_task(dataclasses.replace(options, **values), sizes)
 
     def batch_sizes(self) -> set[int]:
-        """The sizes that steps may have."""
+        """The batch sizes of training."""
         return {self.options.batch_size} if self.options.batch_size else {MIN_BATCH_SIZE, 2 * MIN_BATCH_SIZE}
 
     def cacheable_modules(self) -> dict[str, BlockHooks]:
-        """The adapter, which stands still while tasks teach it nothing."""
+        """The adapter, which does not change in tasks that train none."""
         return {f"adapter of {self.merged.classes} classes": self.adapter}
 
 

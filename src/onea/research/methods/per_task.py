@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Methods that keep the adapter of every task: train a fresh one, freeze it, and run them all at inference."""
+"""Methods with a frozen adapter per task, all of which run at inference."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _recipe(rate: float, decay: float, batch: int, alpha: float = 0.1) -> dict[s
     }
 
 
-# EASE's configurations for the ImageNet-21k backbone; alpha is its own, and ignored where there is no such option.
+# EASE's configurations for the ImageNet-21k backbone; alpha is ignored by methods without that option.
 PUBLISHED: dict[str, dict[str, Any]] = {
     "cifar100": _recipe(0.025, 5e-4, 48),
     "cub200": _recipe(0.008, 5e-4, 32, alpha=0.05),
@@ -47,7 +47,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 
 
 class AdapterBank(Method):
-    """One frozen adapter per task, in order; a pass through the network for each of them."""
+    """A frozen adapter per task, each with its own forward pass."""
 
     trains = "an adapter per task"
     Options = AdapterOptions
@@ -61,39 +61,39 @@ class AdapterBank(Method):
 
     @classmethod
     def forward_passes(cls, options: Any, tasks: int) -> float:
-        """One for every adapter."""
+        """One for each adapter."""
         return cls.adapters_used(options, tasks)
 
     @classmethod
     def adapters_used(cls, options: Any, tasks: int) -> int:
-        """One for every task."""
+        """One for each task."""
         return tasks
 
     @property
     def bank(self) -> list[Adapters]:
-        """The adapters, oldest first."""
+        """The adapters in the order of their tasks."""
         return cast("list[Adapters]", list(self.adapters))
 
     @property
     def ranges(self) -> list[range]:
-        """The label positions of every task learned."""
+        """The classes of each task, as positions."""
         return [range(start, stop) for start, stop in pairwise([0, *accumulate(self.sizes)])]
 
     def add_adapter(self, task: Task) -> dict[str, Any]:
-        """Train a fresh adapter with a local head on a task and freeze it; older ones are not touched.
+        """Train a new adapter with a local head on a task and freeze it.
 
-        A task of one class has a constant loss: its adapter stays the identity, and its subspace the plain network's.
+        A task of one class has a constant loss: its adapter remains the identity.
         """
         options = self.options
-        adapters = self._fresh(seeds.generator(task.seed, task.index, "adapter"))
+        adapters = self._new_adapters(seeds.generator(task.seed, task.index, "adapter"))
         head = local_head(self.vit.width, task, options.head, options.head_scale)
         recipe = options.recipe(epochs=self.epochs_for(task))
         losses = train_with_local_head(self.vit, adapters, head, task, recipe, self.runtime)
-        self._keep(adapters, len(task.classes))
+        self._append(adapters, len(task.classes))
         return {"epochs": recipe.epochs, "losses": losses}
 
     def cacheable_modules(self) -> dict[str, BlockHooks]:
-        """The adapters, each frozen once its task was learned."""
+        """The adapters, each frozen after its task."""
         return {f"adapter {index}": adapters for index, adapters in enumerate(self.bank)}
 
     def state_dict(self) -> Tensors:
@@ -102,25 +102,25 @@ class AdapterBank(Method):
         return {**saved, "sizes": torch.tensor(self.sizes, dtype=torch.int64)}
 
     def load_state_dict(self, state: Tensors) -> None:
-        """Rebuild as many adapters as were saved."""
+        """Restore a saved state."""
         self.adapters, self.sizes = nn.ModuleList().eval(), []
         for size in state["sizes"].tolist():
-            self._keep(self._fresh(torch.Generator()), size)
+            self._append(self._new_adapters(torch.Generator()), size)
         self.adapters.load_state_dict(select_prefix(_ADAPTERS, state))
 
-    def _fresh(self, generator: torch.Generator) -> Adapters:
+    def _new_adapters(self, generator: torch.Generator) -> Adapters:
         return new_adapters(self.vit, self.options, generator)
 
-    def _keep(self, adapters: Adapters, classes: int) -> None:
+    def _append(self, adapters: Adapters, classes: int) -> None:
         self.adapters.append(adapters.requires_grad_(False).eval().to(self.runtime.device))
         self.sizes.append(classes)
 
 
 class PerTaskAdapter(AdapterBank):
-    """Every class is judged in the features of its own task's adapter, and the highest cosine wins.
+    """Nearest class mean, where each class is compared in the features of its own task's adapter.
 
-    Cosines, not local softmax confidences: the confidence of a task of one class is always 1, so it would always win.
-    Levels of cosines differ between adapters too; they are compared as they are.
+    Scores are cosines rather than softmax probabilities within a task, because the probability in a task of one class
+    is always 1. The cosines of different adapters are compared without calibration.
     """
 
     title = "Per-task adapter"
@@ -133,16 +133,16 @@ class PerTaskAdapter(AdapterBank):
         self.prototypes = torch.empty(0, vit.width, device=runtime.device)
 
     def learn(self, task: Task) -> dict[str, Any]:
-        """Train the task's adapter and take the means of its classes under it."""
+        """Train the task's adapter and compute the means of its classes with it."""
         report = self.add_adapter(task)
         self.runtime.progress.note("prototypes")
         self.prototypes = torch.cat([self.prototypes, self.compute_prototypes(task, self.bank[-1])])
         return report
 
     def scores_from_features(self, features: Mapping[str, Tensor]) -> Tensor:
-        """Cosine to each prototype of the features under the adapter that made it."""
-        own = self.prototypes.split(self.sizes)
-        pairs = zip((features[name] for name in self.cacheable_modules()), own, strict=True)
+        """Cosine of the features of each adapter to the prototypes of its task."""
+        prototypes = self.prototypes.split(self.sizes)
+        pairs = zip((features[name] for name in self.cacheable_modules()), prototypes, strict=True)
         return torch.cat([cosine_scores(*pair) for pair in pairs], dim=1)
 
     def state_dict(self) -> Tensors:
@@ -150,6 +150,6 @@ class PerTaskAdapter(AdapterBank):
         return {**super().state_dict(), "prototypes": self.prototypes}
 
     def load_state_dict(self, state: Tensors) -> None:
-        """Continue from a saved state."""
+        """Restore a saved state."""
         super().load_state_dict(state)
         self.prototypes = state["prototypes"].to(self.runtime.device)

@@ -29,6 +29,8 @@ from onea.vit.hooks import BlockHooks
 
 _FEWEST_LOSSES = 3  # a deviation from fewer losses than these means nothing
 _SMALLEST_SPREAD = 1e-3  # of the mean loss: one class may leave next to none, and everything would look new
+_DETECTION_BATCH = 128
+_MODULES, _HEAD = "modules.", "head."
 
 
 class Descriptor(nn.Module):
@@ -219,10 +221,6 @@ def _linear(inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:
         for parameter in (linear.weight, linear.bias):
             parameter.copy_(torch.empty(parameter.shape).uniform_(-bound, bound, generator=generator))
     return linear
-
-
-_DETECTION_BATCH = 128
-_MODULES, _HEAD = "modules.", "head."
 
 
 @dataclass(frozen=True)
