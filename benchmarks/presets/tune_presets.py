@@ -137,7 +137,7 @@ class Bench:
         for index in range(stream.tasks):
             learner.learn(prepared.task(index))
         found = predict_tasks(learner, held, prepared.class_ranges(stream.tasks - 1), material.seed)
-        return 100 * float((next(iter(found.answers.values())) == found.truth).double().mean())
+        return found.accuracy
 
     def _images(self, which: tuple[str, int]) -> Any:
         if which not in self._sides:

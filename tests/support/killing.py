@@ -300,14 +300,14 @@ class RunKilling(Killing):
     def first_task(self) -> None:
         from onea.research.runs import runner
 
-        learn = runner._learn_task
+        learn = runner._learn_and_evaluate
 
         def deadly(index: int, *rest: Any) -> None:
             if index == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
             learn(index, *rest)
 
-        runner._learn_task = deadly
+        runner._learn_and_evaluate = deadly
         self.run()
 
     def found(self) -> dict[str, Any] | None:

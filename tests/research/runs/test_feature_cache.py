@@ -104,7 +104,7 @@ def test_features_scored_from_memory_are_those_of_a_pass(tiny_run):
 
 def test_a_bound_holds_and_what_does_not_fit_is_computed_again():
     rows, width = torch.tensor([4, 7, 9]), 5
-    cache = FeatureCache(rows, bound=3 * width * 4)
+    cache = FeatureCache(rows, max_bytes=3 * width * 4)
     calls = []
 
     def compute(part: str):

@@ -28,7 +28,7 @@ def test_rates_around_the_runs_own_are_tried(method, tiny_run):
     assert {0.3, 0.1, 0.03, 0.01} <= set(found.accuracy)
     assert found.best in found.accuracy
     assert found.accuracy[found.best] == max(found.accuracy.values())
-    assert (len(found.accuracy) > 4) <= (max(list(found.accuracy.values())[:4]) < found.frozen)
+    assert (len(found.accuracy) > 4) <= (max(list(found.accuracy.values())[:4]) < found.frozen_accuracy)
 
 
 def test_a_rate_that_ruins_the_network_is_not_chosen(tiny_run):
@@ -53,6 +53,6 @@ def test_the_command_tells_and_runs_nothing(onea, tiny_run, tmp_path):
 
 
 def test_equal_rates_leave_the_runs_own():
-    assert LearningRateTrial({0.3: 80.0, 0.1: 80.0, 0.03: 80.0}, 70.0, usual=0.1).best == 0.1
-    assert LearningRateTrial({0.3: 80.0, 0.1: 79.0, 0.03: 80.0}, 70.0, usual=0.1).best == 0.3
-    assert LearningRateTrial({0.3: 10.0, 0.1: 20.0, 0.03: 60.0}, 70.0, usual=0.1).best == 0.03
+    assert LearningRateTrial({0.3: 80.0, 0.1: 80.0, 0.03: 80.0}, 70.0, default=0.1).best == 0.1
+    assert LearningRateTrial({0.3: 80.0, 0.1: 79.0, 0.03: 80.0}, 70.0, default=0.1).best == 0.3
+    assert LearningRateTrial({0.3: 10.0, 0.1: 20.0, 0.03: 60.0}, 70.0, default=0.1).best == 0.03

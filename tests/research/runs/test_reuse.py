@@ -26,7 +26,7 @@ from onea.research.methods import METHODS
 from onea.research.record import find_record_files, read_record_file, write_record
 from onea.research.runs.config import make_config
 from onea.research.runs.grid import InProcess, RecordStore, run_grid
-from onea.research.runs.reuse import Inputs, comparable_fields
+from onea.research.runs.reuse import InputChecker, comparable_fields
 from onea.research.runs.runner import read_run, run
 from onea.runtime import Progress
 
@@ -176,7 +176,7 @@ def test_a_cache_that_cannot_be_written_is_no_change_of_the_images(tmp_path, mon
     record = {"data": {"fingerprint": load_dataset("glyphs-mini", cache=cache_folder()).fingerprint}}
     (tmp_path / "file").touch()
     monkeypatch.setenv("ONEA_CACHE", str(tmp_path / "file"))
-    assert Inputs()._data(record, config, []) == ""
+    assert InputChecker()._changed_images(record, config, []) == ""
 
 
 def test_other_weights_are_noticed_whatever_their_times(values, weights, tmp_path):
@@ -365,7 +365,7 @@ def test_a_grid_looks_at_its_images_once(values, images, tmp_path, monkeypatch):
     configs = [make_config(values | {"seed": seed}) for seed in (1, 2, 3)]
     run_grid(configs, store)
     invert(images / "test/class01/1.bmp")
-    real, calls = Inputs._data.__globals__["dataset_of"], []
+    real, calls = InputChecker._changed_images.__globals__["dataset_of"], []
     monkeypatch.setattr("onea.research.runs.reuse.dataset_of", lambda *a, **k: calls.append(a) or real(*a, **k))
     assert len(run_grid(configs, store).failed) == 3
     assert len(calls) == 1

@@ -148,7 +148,7 @@ def test_the_record_says_everything(tiny_run, tmp_path):
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 def test_the_commit_is_that_of_the_source_and_not_of_a_repository_around_it(tmp_path):
     """Environments lie within the repositories of those who use them."""
-    source, installed = tmp_path / "src/onea/runs", tmp_path / ".venv/lib/site-packages/onea/runs"
+    source, installed = (tmp_path / place / "onea/research/runs" for place in ("src", ".venv/lib/site-packages"))
     for folder in (source, installed):
         folder.mkdir(parents=True)
     who = ["-c", "user.name=A", "-c", "user.email=a@b.example", "-c", "commit.gpgsign=false"]

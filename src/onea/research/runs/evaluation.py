@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a method is worth after some tasks: right answers on classes seen, doubts about others, and what they cost."""
+"""Evaluation after a task: predictions for all test images of seen classes, open-set AUROC and the cost per image."""
 
 from __future__ import annotations
 
@@ -22,177 +22,196 @@ from onea.research.runs.setup import ImageSubset
 from onea.vit.batching import EVALUATION_BATCH, pad_rows
 
 _HOST = torch.device("cpu")
-COST_AFTER_TASKS = (1, 10, 40)  # tasks; and after the last one
-_SAMPLE = 8  # images; some methods route each image its own way
+COST_AFTER_TASKS = (1, 10, 40)  # and after the last task
+_COST_IMAGES = 8  # some methods compute another path for each image
 
 
 @dataclass(frozen=True)
 class StreamPredictions:
-    """Answers of a method to test images of some tasks of a stream.
+    """Predictions of a method for test images of some tasks of a stream.
 
     Attributes:
-        truth: class of each image, by its position in the stream.
-        answers: of each classifier by its name; the first is the one that answers, and most methods have no other.
-        familiarity: the largest of each image's scores, by the classifier that answers.
+        labels: true class of each image, by its position in the stream.
+        predictions: predicted classes, by the name of the classifier. The first one is the method's own; most methods
+            have no other.
+        max_scores: the largest score of each image by the first classifier.
     """
 
-    truth: Tensor
-    answers: dict[str, Tensor]
-    familiarity: Tensor
+    labels: Tensor
+    predictions: dict[str, Tensor]
+    max_scores: Tensor
+
+    @property
+    def accuracy(self) -> float:
+        """Accuracy of the first classifier in percent."""
+        return 100 * float((next(iter(self.predictions.values())) == self.labels).double().mean())
 
 
 def correct_per_class(
-    method: Method, test: ImageSubset, class_ranges: Sequence[range], seed: int, known: FeatureCache | None = None
+    method: Method,
+    test: ImageSubset,
+    class_ranges: Sequence[range],
+    seed: int,
+    feature_cache: FeatureCache | None = None,
 ) -> dict[str, list[int]]:
-    """Right answers for each class seen, over the test images of those classes, by every classifier of a method."""
-    return count_correct(predict_tasks(method, test, class_ranges, seed, known), class_ranges[-1].stop)
+    """The number of correct predictions for each class seen, by classifier."""
+    return count_correct(predict_tasks(method, test, class_ranges, seed, feature_cache), class_ranges[-1].stop)
 
 
-def count_correct(found: StreamPredictions, classes: int) -> dict[str, list[int]]:
-    """Right answers for each of the first classes, by every classifier."""
+def count_correct(predicted: StreamPredictions, classes: int) -> dict[str, list[int]]:
+    """The number of correct predictions for each of the first classes, by classifier."""
+    labels = predicted.labels
     return {
-        name: torch.bincount(found.truth[answers == found.truth], minlength=classes).tolist()
-        for name, answers in found.answers.items()
+        name: torch.bincount(labels[predictions == labels], minlength=classes).tolist()
+        for name, predictions in predicted.predictions.items()
     }
 
 
-def open_set_auroc(seen: StreamPredictions, to_come: StreamPredictions | None) -> float | None:
-    """AUROC in percent of the images of classes seen against those of classes yet to come; None without either."""
-    if to_come is None or not len(seen.truth) or not len(to_come.truth):
+def open_set_auroc(seen: StreamPredictions, unseen: StreamPredictions | None) -> float | None:
+    """AUROC in percent of images of seen against unseen classes by their largest score; None where there are none."""
+    if unseen is None or not len(seen.labels) or not len(unseen.labels):
         return None
-    return 100 * auroc(seen.familiarity, to_come.familiarity)
+    return 100 * auroc(seen.max_scores, unseen.max_scores)
 
 
 def predict_tasks(
-    method: Method, test: ImageSubset, class_ranges: Sequence[range], seed: int, known: FeatureCache | None = None
+    method: Method,
+    test: ImageSubset,
+    class_ranges: Sequence[range],
+    seed: int,
+    feature_cache: FeatureCache | None = None,
 ) -> StreamPredictions:
-    """Ask a method about all test images of some tasks.
+    """Predict all test images of some tasks.
 
     Args:
-        method: after it has learned some tasks.
+        method: the method, after it has learned some tasks.
         test: images of all classes.
-        class_ranges: the classes of each task that is asked about, one task after the other.
-        seed: of the run.
-        known: features of earlier evaluations, for a method with cacheable modules. They change only the time.
+        class_ranges: the classes of each task to predict.
+        seed: seed of the run.
+        feature_cache: features of earlier evaluations, for a method with cacheable modules. It saves time and changes
+            no result.
     """
-    known = known or FeatureCache(test.rows, bound=0)
-    known.keep_only(method.cacheable_modules())
-    batches = _by_task(test, class_ranges) if method.cacheable_modules() else _shuffled(test, class_ranges, seed)
-    batches = [rows for rows in batches if len(rows)]  # a class may come without test images
+    feature_cache = feature_cache or FeatureCache(test.rows, max_bytes=0)
+    feature_cache.keep_only(method.cacheable_modules())
+    if method.cacheable_modules():
+        batches = _batches_by_task(test, class_ranges)
+    else:
+        batches = _shuffled_batches(test, class_ranges, seed)
+    batches = [rows for rows in batches if len(rows)]  # a class may have no test images
     processes, device = method.runtime.processes, method.runtime.device
-    truth = test.labels[torch.cat([test.rows[:0], *batches])]
+    labels = test.labels[torch.cat([test.rows[:0], *batches])]
     names = list(method.classifiers) if isinstance(method, FeatureClassification) else [""]
-    answers = torch.zeros(len(names), len(truth), dtype=torch.int64, device=device)
-    familiarity = torch.zeros(len(truth), device=device)
+    predictions = torch.zeros(len(names), len(labels), dtype=torch.int64, device=device)
+    max_scores = torch.zeros(len(labels), device=device)
     sizes = [len(rows) for rows in batches]
-    parts = zip(batches, answers.split(sizes, dim=1), familiarity.split(sizes), strict=True)
-    for number, (rows, own, largest) in enumerate(parts):
+    outputs = zip(batches, predictions.split(sizes, dim=1), max_scores.split(sizes), strict=True)
+    for number, (rows, predicted, largest) in enumerate(outputs):
         if number % processes.count == processes.rank:
-            by_classifier = _scores(method, test, rows, known)
-            for line, scores in zip(own, by_classifier, strict=True):
-                line.copy_(scores.argmax(1))
-            largest.copy_(by_classifier[0].amax(1))
-    found = dict(zip(names, processes.sum_of(answers).cpu(), strict=True))
-    return StreamPredictions(truth, found, processes.sum_of(familiarity).cpu())
+            all_scores = _scores_by_classifier(method, test, rows, feature_cache)
+            for output, scores in zip(predicted, all_scores, strict=True):
+                output.copy_(scores.argmax(1))
+            largest.copy_(all_scores[0].amax(1))
+    by_name = dict(zip(names, processes.sum_of(predictions).cpu(), strict=True))
+    return StreamPredictions(labels, by_name, processes.sum_of(max_scores).cpu())
 
 
-def _scores(method: Method, test: ImageSubset, rows: Tensor, known: FeatureCache) -> list[Tensor]:
+def _scores_by_classifier(method: Method, test: ImageSubset, rows: Tensor, feature_cache: FeatureCache) -> list[Tensor]:
     """The scores of a batch by every classifier."""
-    parts, images = method.cacheable_modules(), cache(lambda: test.images.plain(pad_rows(rows)))
+    modules, images = method.cacheable_modules(), cache(lambda: test.images.plain(pad_rows(rows)))
     features = {
-        name: known.features(
+        name: feature_cache.features(
             name,
             rows,
             lambda hooks=hooks: method.features(images(), hooks)[: len(rows)],  # type: ignore[misc]
         ).to(method.runtime.device)
-        for name, hooks in parts.items()
+        for name, hooks in modules.items()
     }
     if isinstance(method, FeatureClassification) and len(method.classifiers) > 1:
-        (found,) = features.values() or [method.features(images(), method.hooks())[: len(rows)]]
-        return list(method.scores_by_classifier(found).values())
-    return [method.scores_from_features(features) if parts else method.scores(images())[: len(rows)]]
+        (of_batch,) = features.values() or [method.features(images(), method.hooks())[: len(rows)]]
+        return list(method.scores_by_classifier(of_batch).values())
+    return [method.scores_from_features(features) if modules else method.scores(images())[: len(rows)]]
 
 
-def _by_task(test: ImageSubset, class_ranges: Sequence[range]) -> list[Tensor]:
+def _batches_by_task(test: ImageSubset, class_ranges: Sequence[range]) -> list[Tensor]:
     """The images of each task in batches of their own.
 
-    Always the same batches, so that it does not matter to the last bit which features are known from earlier. That
-    neighbours share a class does not matter either: each image's features are its own.
+    The batches of a task are always the same, so that cached and computed features are equal to the last bit. The order
+    within a batch is no advantage: features do not depend on the other images.
     """
-    return [part for classes in class_ranges for part in _rows(test, classes).split(EVALUATION_BATCH)]
+    return [batch for classes in class_ranges for batch in _rows_of(test, classes).split(EVALUATION_BATCH)]
 
 
-def _shuffled(test: ImageSubset, class_ranges: Sequence[range], seed: int) -> list[Tensor]:
-    """No method may profit from neighbours of the same class, so the order is random (and the same for all methods)."""
-    rows = _rows(test, range(class_ranges[0].start, class_ranges[-1].stop))
+def _shuffled_batches(test: ImageSubset, class_ranges: Sequence[range], seed: int) -> list[Tensor]:
+    """Batches in random order, the same for all methods, so that none can profit from neighbours of the same class."""
+    rows = _rows_of(test, range(class_ranges[0].start, class_ranges[-1].stop))
     rows = rows[torch.randperm(len(rows), generator=seeds.generator(seed, 0, "test order"))]
     return list(rows.split(EVALUATION_BATCH))
 
 
-def _rows(test: ImageSubset, classes: range) -> Tensor:
+def _rows_of(test: ImageSubset, classes: range) -> Tensor:
     labels = test.labels[test.rows]
     return test.rows[(labels >= classes.start) & (labels < classes.stop)]
 
 
 @dataclass(frozen=True)
-class _Held:
-    """Features of one part, a row per image, and which rows are there."""
+class _CachedFeatures:
+    """Features of one module, a row per image, and whether each row has been computed."""
 
     features: Tensor
-    known: Tensor
+    is_cached: Tensor
 
 
 class FeatureCache:
-    """Features by part and image in host memory, where a copy costs next to nothing against a pass.
+    """Test features of frozen modules in host memory.
 
-    Beyond the bound nothing more is kept, and what is not kept is computed again.
+    Features that do not fit into the memory are computed again.
 
     Args:
-        rows: of the images that may be asked for.
-        bound: bytes; without one, half of what is free whenever a part is added.
+        rows: the images.
+        max_bytes: memory for features; by default half of the free memory whenever a module is added.
     """
 
-    def __init__(self, rows: Tensor, bound: int | None = None):
-        self._bound = bound
+    def __init__(self, rows: Tensor, max_bytes: int | None = None):
+        self._max_bytes = max_bytes
         self._position = torch.zeros(int(rows.max()) + 1 if len(rows) else 0, dtype=torch.int64)
         self._position[rows] = torch.arange(len(rows))
         self._images = len(rows)
-        self._parts: dict[str, _Held] = {}
+        self._modules: dict[str, _CachedFeatures] = {}
 
     @property
     def bytes(self) -> int:
-        """What is set aside for all parts."""
-        return sum(held.features.nbytes for held in self._parts.values())
+        """Allocated memory."""
+        return sum(cached.features.nbytes for cached in self._modules.values())
 
-    def keep_only(self, parts: Collection[str]) -> None:
-        """Forget the parts that are not named: nobody will ask for them again."""
-        self._parts = {name: held for name, held in self._parts.items() if name in parts}
+    def keep_only(self, modules: Collection[str]) -> None:
+        """Remove the features of all other modules."""
+        self._modules = {name: cached for name, cached in self._modules.items() if name in modules}
 
-    def features(self, part: str, rows: Tensor, compute: Callable[[], Tensor]) -> Tensor:
-        """The features of these rows, from memory if all of them are there, else computed and kept."""
-        at, held = self._position[rows], self._parts.get(part)
-        if held is not None and bool(held.known[at].all()):
-            return held.features[at]
+    def features(self, module: str, rows: Tensor, compute: Callable[[], Tensor]) -> Tensor:
+        """The features of these rows, from the cache if it has all of them, else computed and added to it."""
+        positions, cached = self._position[rows], self._modules.get(module)
+        if cached is not None and bool(cached.is_cached[positions].all()):
+            return cached.features[positions]
         features = compute()
-        held = held or self._add(part, features)
-        if held is not None:
-            held.features[at] = features.to(_HOST)
-            held.known[at] = True
+        cached = cached or self._allocate(module, features)
+        if cached is not None:
+            cached.features[positions] = features.to(_HOST)
+            cached.is_cached[positions] = True
         return features
 
-    def _add(self, part: str, like: Tensor) -> _Held | None:
-        """Room for a part, if there is any."""
+    def _allocate(self, module: str, like: Tensor) -> _CachedFeatures | None:
+        """Memory for the features of a module, or None if there is not enough."""
         needed = self._images * like.shape[1] * like.element_size()
-        if choose_storage_tier(self.bytes + needed, self._bound, _HOST) == "disk":
+        if choose_storage_tier(self.bytes + needed, self._max_bytes, _HOST) == "disk":
             return None
-        room = torch.empty(self._images, like.shape[1], dtype=like.dtype)
-        self._parts[part] = _Held(room, torch.zeros(self._images, dtype=torch.bool))
-        return self._parts[part]
+        features = torch.empty(self._images, like.shape[1], dtype=like.dtype)
+        self._modules[module] = _CachedFeatures(features, torch.zeros(self._images, dtype=torch.bool))
+        return self._modules[module]
 
 
 def measure_cost(method: Method, images: Images, tasks: int) -> dict[str, Any]:
-    """Floating-point operations and passes per image, and bytes kept, after this many tasks."""
-    rows = torch.arange(min(_SAMPLE, len(images)))
+    """FLOPs and forward passes per image, and bytes of state, after this many tasks."""
+    rows = torch.arange(min(_COST_IMAGES, len(images)))
     batch = images.plain(rows)
     with method.vit.uncompiled():
         flops = count_flops(lambda: method.scores(batch))
@@ -205,8 +224,8 @@ def measure_cost(method: Method, images: Images, tasks: int) -> dict[str, Any]:
 
 
 def count_flops(action: Callable[[], object]) -> int:
-    """Floating-point operations of the matrix products in an action, as the mathematics needs them."""
-    # Attention as plain products: the counter does not know every fused kernel.
+    """FLOPs of the matrix products in an action."""
+    # Attention as plain products: the counter does not support every fused kernel.
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         action()
     return int(counter.get_total_flops())

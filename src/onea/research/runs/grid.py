@@ -319,9 +319,9 @@ def run_grid(
 
 def _outdated(configs: Iterable[RunConfig], store: RecordStore) -> dict[str, Failure]:
     """Finished runs that were made of something else than what is here now, each with what differs."""
-    from onea.research.runs.reuse import Inputs
+    from onea.research.runs.reuse import InputChecker
 
-    inputs, found = Inputs(), {}
+    inputs, found = InputChecker(), {}
     for config in configs:
         if record := store.find(config):
             try:

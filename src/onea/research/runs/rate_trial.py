@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A short trial of a few learning rates before a run, on images that are held out of its first task.
+"""A quick test of a few learning rates before a run, on held-out images of its first task.
 
-The first task stands for a stream: its classes arrive in two halves, so that a rate at which later tasks spoil earlier
-ones is found out. Test images are not looked at.
+The classes of the first task arrive in two halves, so that a learning rate at which later tasks lead to forgetting gets
+a low accuracy. No test image is used.
 """
 
 from __future__ import annotations
@@ -17,85 +17,90 @@ from onea.errors import OneaError
 from onea.research.methods import method_class
 from onea.research.runs.config import RunConfig
 from onea.research.runs.evaluation import predict_tasks
-from onea.research.runs.setup import ImageSubset, PreparedRun, pick, prepare
+from onea.research.runs.setup import ImageSubset, PreparedRun, prepare, sample_per_class
 from onea.research.streams import Stream, balanced
 from onea.runtime import Runtime
 
-_FACTORS = (3.0, 1.0, 0.3, 0.1)  # of the rate that the run would have
-_LOWER = (0.03, 0.01)  # are tried too while every rate is worse than the network as it is
-_HELD_OUT, _MOST_IMAGES = 0.25, 100  # share of a class's images, and images of a class in all
-_TWO_HALVES = 4  # classes
+_FACTORS = (3.0, 1.0, 0.3, 0.1)  # of the default learning rate
+_LOWER_FACTORS = (0.03, 0.01)  # tried as well while every learning rate is worse than the frozen network
+_HELD_OUT, _MAX_IMAGES = 0.25, 100  # fraction of a class's images, and images per class
+_MIN_CLASSES_FOR_TWO_TASKS = 4
 
 
 @dataclass(frozen=True)
 class LearningRateTrial:
-    """What a trial found.
+    """Accuracies of a few learning rates.
 
     Attributes:
-        accuracy: percent of the held-out images that are answered right, by rate; 0 where the training diverged.
-        frozen: the same of the network as it is, with the nearest class mean.
-        usual: the rate that the run would have.
+        accuracy: accuracy in percent on the held-out images, by learning rate; 0 where the training diverged.
+        frozen_accuracy: accuracy of the frozen network with a nearest-class-mean classifier.
+        default: the learning rate of the run's configuration.
     """
 
     accuracy: dict[float, float]
-    frozen: float
-    usual: float
+    frozen_accuracy: float
+    default: float
 
     @property
     def best(self) -> float:
-        """The rate with the highest accuracy; of equal ones that which is nearest to the run's own, or smaller."""
-        return max(sorted(self.accuracy), key=lambda rate: (self.accuracy[rate], -abs(math.log(rate / self.usual))))
+        """The learning rate with the highest accuracy; of equal ones the closest to the default, then the smallest."""
+        return max(sorted(self.accuracy), key=lambda rate: (self.accuracy[rate], -abs(math.log(rate / self.default))))
 
 
 def try_rates(config: RunConfig, runtime: Runtime) -> LearningRateTrial:
-    """Train the run's method on its first task with a few rates, half as long as the run will.
+    """Train the run's method on its first task with a few learning rates, for half of its epochs.
 
     Raises:
-        OneaError: the method has no rate, or the first task has a single class.
+        OneaError: the method has no learning rate, or the first task has a single class.
     """
-    ready = prepare(config, runtime)
-    options = ready.method.options
+    prepared = prepare(config, runtime)
+    options = prepared.method.options
     if not getattr(options, "learning_rate", 0):
         raise OneaError(f"Method '{config.method}' trains nothing, so it has no learning rate to try.")
-    if ready.stream.sizes[0] < 2:
-        raise OneaError("The first task has one class, which tells nothing about rates; give --learning-rate yourself.")
-    short = {"epochs": -(-options.epochs // 2)} if options.epochs else {}
-    stand_in = _stand_in(ready)
-    usual, accuracy = options.learning_rate, dict[float, float]()
-    frozen = _accuracy(stand_in, "simplecil", method_class("simplecil").Options())
-    for factor in _FACTORS + _LOWER:
-        if factor in _LOWER and max(accuracy.values()) >= frozen:
+    if prepared.stream.sizes[0] < 2:
+        raise OneaError(
+            "The first task has one class, which is too few to compare learning rates; give --learning-rate yourself."
+        )
+    half = {"epochs": -(-options.epochs // 2)} if options.epochs else {}
+    trial = _split_first_task(prepared)
+    default, accuracy = options.learning_rate, dict[float, float]()
+    frozen_accuracy = _accuracy(trial, "simplecil", method_class("simplecil").Options())
+    for factor in _FACTORS + _LOWER_FACTORS:
+        if factor in _LOWER_FACTORS and max(accuracy.values()) >= frozen_accuracy:
             break
-        rate = float(f"{factor * usual:.3g}")
-        changed = dataclasses.replace(options, learning_rate=rate, **short)
-        accuracy[rate] = _accuracy(stand_in, config.method, changed)
-    return LearningRateTrial(accuracy, frozen, usual)
+        rate = float(f"{factor * default:.3g}")
+        accuracy[rate] = _accuracy(trial, config.method, dataclasses.replace(options, learning_rate=rate, **half))
+    return LearningRateTrial(accuracy, frozen_accuracy, default)
 
 
-def _stand_in(ready: PreparedRun) -> PreparedRun:
-    """A run whose stream is the first task of another, and whose test images are held out of its training images."""
-    classes, train = ready.stream.sizes[0], ready.train
-    rows = pick(ready.task(0).rows, train.labels, ready.seed, "rate trial", lambda _, __: _MOST_IMAGES)
-    held = pick(
-        rows, train.labels, ready.seed, "rate held out", lambda _, count: min(count - 1, -int(-_HELD_OUT * count // 1))
+def _split_first_task(prepared: PreparedRun) -> PreparedRun:
+    """A run on the first task alone, with its classes in two tasks and a part of its training images as test images."""
+    classes, train = prepared.stream.sizes[0], prepared.train
+    rows = sample_per_class(prepared.task(0).rows, train.labels, prepared.seed, "rate trial", lambda _, __: _MAX_IMAGES)
+    held_out = sample_per_class(
+        rows,
+        train.labels,
+        prepared.seed,
+        "rate held out",
+        lambda _, count: min(count - 1, -int(-_HELD_OUT * count // 1)),
     )
-    sizes = balanced(classes, 2) if classes >= _TWO_HALVES else (classes,)
-    kept, tested = (
-        ImageSubset(train.images, train.labels, rows[~torch.isin(rows, held)]),
-        ImageSubset(train.images, train.labels, held),
-    )
-    if not len(held):
+    if not len(held_out):
         raise OneaError("The first task has one image of each class, and none can be held out; give --learning-rate.")
-    return dataclasses.replace(ready, stream=Stream(tuple(range(classes)), sizes), train=kept, test=tested)
+    sizes = balanced(classes, 2) if classes >= _MIN_CLASSES_FOR_TWO_TASKS else (classes,)
+    return dataclasses.replace(
+        prepared,
+        stream=Stream(tuple(range(classes)), sizes),
+        train=ImageSubset(train.images, train.labels, rows[~torch.isin(rows, held_out)]),
+        test=ImageSubset(train.images, train.labels, held_out),
+    )
 
 
-def _accuracy(stand_in: PreparedRun, method: str, options: object) -> float:
-    given = stand_in.method
-    learner = method_class(method)(given.vit, options, given.runtime, given.plan)
+def _accuracy(trial: PreparedRun, method: str, options: object) -> float:
+    """Accuracy after the last task of the trial."""
+    learner = method_class(method)(trial.method.vit, options, trial.method.runtime, trial.method.plan)
     try:
-        for index in range(stand_in.stream.tasks):
-            learner.learn(stand_in.task(index))
+        for index in range(trial.stream.tasks):
+            learner.learn(trial.task(index))
     except OneaError:  # the loss is not finite
         return 0.0
-    found = predict_tasks(learner, stand_in.test, stand_in.class_ranges(stand_in.stream.tasks - 1), stand_in.seed)
-    return 100 * float((next(iter(found.answers.values())) == found.truth).double().mean())
+    return predict_tasks(learner, trial.test, trial.class_ranges(trial.stream.tasks - 1), trial.seed).accuracy

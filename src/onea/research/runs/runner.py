@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run: learn every task of the stream, evaluate after each, and leave a record."""
+"""One run: learn and evaluate every task of a stream, with a checkpoint and a record after each."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from onea.research.runs.evaluation import (
     open_set_auroc,
     predict_tasks,
 )
-from onea.research.runs.reuse import Inputs, check_same_inputs, check_same_run
+from onea.research.runs.reuse import InputChecker, check_same_inputs, check_same_run
 from onea.research.runs.setup import PreparedRun, prepare
 from onea.runtime import Progress, Runtime, make_runtime
 from onea.tensors import Tensors
@@ -60,10 +60,10 @@ def run(
     *,
     wait: bool = False,
 ) -> Record:
-    """Run to the end and return the record; continues what the folder holds, and does not repeat a finished run.
+    """Learn and evaluate all tasks and return the record; an interrupted run is resumed, a finished one not repeated.
 
-    A kill at any moment loses at most the current task. Before the first task is finished, the folder holds nothing but
-    the lock that keeps other processes out.
+    A kill at any moment loses at most the current task. Before the first task is finished, the folder holds only a lock
+    file.
 
     >>> import tempfile
     >>> from onea.research.runs.config import make_config
@@ -73,47 +73,47 @@ def run(
     ('finished', 2)
 
     Args:
-        config: what to run.
-        folder: where the record and the checkpoint go.
-        progress: hears about it.
+        config: configuration of the run.
+        folder: folder of the record and the checkpoint.
+        progress: is called with the progress of the run.
         adapter_cache: adapters that other runs of this process have trained.
-        wait: whether to wait until another process that is at this run is done, instead of refusing.
+        wait: wait for another process that makes the same run, instead of raising an error.
 
     Raises:
-        OneaError: it cannot be run as asked; the folder holds a model, another run, or a finished one of other images,
-            weights or presets than those of now; another process is at it.
+        OneaError: the configuration is invalid; the folder holds a model, another run, or a finished run with other
+            images, weights or presets; another process makes this run.
     """
     folder, progress = Path(folder), progress or Progress()
-    if record := _finished(config, folder, progress):
+    if record := _load_finished(config, folder, progress):
         if is_main_process() and leftovers(folder, record):
-            _tidy_finished(folder)
+            _clean_up(folder)
         return record
     check_writable(folder)
     check_no_model(folder)
     with folder_lock(folder, wait=wait) if is_main_process() else nullcontext():
-        return _finished(config, folder, progress) or _continue(config, folder, progress, adapter_cache)
+        return _load_finished(config, folder, progress) or _start_or_resume(config, folder, progress, adapter_cache)
 
 
-def _finished(config: RunConfig, folder: Path, progress: Progress) -> Record | None:
-    """The record of a run that is over, if it may be used again. It needs no lock: nobody writes it any more."""
+def _load_finished(config: RunConfig, folder: Path, progress: Progress) -> Record | None:
+    """The record of a finished run, if it may be reused. It needs no lock: a finished record is not written again."""
     record = read_run(folder)
     if record is None or record["status"] != "finished":
         return None
     check_same_run(record, config, folder)
-    for remark in Inputs().check(record, config, folder):
+    for remark in InputChecker().check(record, config, folder):
         if is_main_process():
             progress.remark(remark)
     return record
 
 
-def _tidy_finished(folder: Path) -> None:
-    """Remove what a kill in the last step of a run has left; what cannot be removed does no harm."""
+def _clean_up(folder: Path) -> None:
+    """Remove files that a kill in the last step of a run has left; one that cannot be removed does no harm."""
     with suppress(OneaError), folder_lock(folder):
         if record := read_run(folder):
             remove_leftovers(folder, record)
 
 
-def _continue(config: RunConfig, folder: Path, progress: Progress, adapter_cache: AdapterCache | None) -> Record:
+def _start_or_resume(config: RunConfig, folder: Path, progress: Progress, adapter_cache: AdapterCache | None) -> Record:
     record = read_run(folder)
     if record is not None:
         check_same_run(record, config, folder)
@@ -127,26 +127,26 @@ def _continue(config: RunConfig, folder: Path, progress: Progress, adapter_cache
         record["dates"]["resumed"].append(utc_timestamp())
     record |= {"format": FORMAT, "stamps": prepared.stamps}
     runtime.progress.begin(record)
-    bound = None if config.cache_gb is None else int(config.cache_gb * 1e9)
-    known = FeatureCache(prepared.test.rows, bound)
+    max_bytes = None if config.cache_gb is None else int(config.cache_gb * 1e9)
+    feature_cache = FeatureCache(prepared.test.rows, max_bytes)
     for index in range(len(record["correct"]), prepared.stream.tasks):
-        _learn_task(index, prepared, runtime, record, known)
+        _learn_and_evaluate(index, prepared, runtime, record, feature_cache)
         if runtime.processes.first:
             save_checkpoint(folder, record, prepared.method.state_dict())
         runtime.processes.wait()
-        runtime.progress.end_task(index, record["metrics"]["A"][-1])  # said only now that it cannot be lost any more
+        runtime.progress.end_task(index, record["metrics"]["A"][-1])  # after the checkpoint
     return record
 
 
 def _restore(prepared: PreparedRun, folder: Path, record: Record) -> None:
-    """Put the method where the checkpoint left it: it must take the state, and answer with all classes learned."""
+    """Load the checkpoint into the method and check that it predicts all classes learned so far."""
     state, method = load_checkpoint(folder, record), prepared.method
     classes = prepared.class_ranges(len(record["correct"]) - 1)[-1].stop
     try:
         method.load_state_dict(state)
         scores = method.scores(prepared.test.images.plain(pad_rows(prepared.test.rows[:1])))
         if scores.shape[1:] != (classes,) or bool(scores.isnan().any()):
-            raise ValueError(f"it does not answer with {classes} classes")
+            raise ValueError(f"it does not predict {classes} classes")
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         if isinstance(error, OneaError) or is_out_of_memory(error):
             raise
@@ -157,9 +157,9 @@ def _restore(prepared: PreparedRun, folder: Path, record: Record) -> None:
 
 
 def _runtime(config: RunConfig, record: Record | None, progress: Progress) -> Runtime:
-    # Threads change the order of floating-point sums, and precision everything: a resumed run keeps both.
-    earlier = record["runtime"] if record else {}
-    precision, threads = earlier.get("precision", config.precision), earlier.get("threads", config.threads)
+    # A resumed run keeps both: threads change the order of floating-point sums, and precision all results.
+    recorded = record["runtime"] if record else {}
+    precision, threads = recorded.get("precision", config.precision), recorded.get("threads", config.threads)
     return make_runtime(config.device, precision, threads, progress)
 
 
@@ -188,16 +188,16 @@ def _new_record(config: RunConfig, prepared: PreparedRun, runtime: Runtime) -> R
     }
 
 
-def shortened(value: Any) -> Any:
-    """A report with six digits of every number: losses with all of theirs would be half of a record.
+def to_json(value: Any) -> Any:
+    """A method's report as JSON, with numbers rounded to six digits to keep the record small.
 
-    >>> shortened({"epochs": 2, "losses": [3.9270573343549455, 0.00012345678]})
+    >>> to_json({"epochs": 2, "losses": [3.9270573343549455, 0.00012345678]})
     {'epochs': 2, 'losses': [3.92706, 0.000123457]}
 
-    A method of somebody else may also tell tensors and numbers that JSON has none for; a task must not be lost for it.
+    Methods of other packages may also report tensors and NaN.
 
     >>> import torch
-    >>> shortened({"loss": torch.tensor(0.5), "deviations": (float("nan"), 2.0)})
+    >>> to_json({"loss": torch.tensor(0.5), "deviations": (float("nan"), 2.0)})
     {'loss': 0.5, 'deviations': [None, 2.0]}
     """
     if hasattr(value, "tolist"):
@@ -205,31 +205,33 @@ def shortened(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.6g}") if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: shortened(inner) for key, inner in value.items()}
-    return [shortened(inner) for inner in value] if isinstance(value, list | tuple) else value
+        return {key: to_json(inner) for key, inner in value.items()}
+    return [to_json(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
-def _learn_task(index: int, prepared: PreparedRun, runtime: Runtime, record: Record, known: FeatureCache) -> None:
+def _learn_and_evaluate(
+    index: int, prepared: PreparedRun, runtime: Runtime, record: Record, feature_cache: FeatureCache
+) -> None:
+    """Learn a task, evaluate on all classes seen, and add the results to the record."""
     task, stream, method = prepared.task(index), prepared.stream, prepared.method
     runtime.progress.start_task(index, stream.tasks, task.name)
     started = time.perf_counter()
     report = method.learn(task)
     learned = time.perf_counter()
     runtime.progress.note("evaluating")
-    seen = predict_tasks(method, prepared.test, prepared.class_ranges(index), prepared.seed, known)
-    evaluated = time.perf_counter()  # what --open-set adds is no part of it, or runs with and without would not compare
+    seen = predict_tasks(method, prepared.test, prepared.class_ranges(index), prepared.seed, feature_cache)
+    evaluated = time.perf_counter()  # without --open-set, so that times of runs with and without it are comparable
 
     correct = count_correct(seen, task.classes.stop)
-    (answered, *compared) = correct
-    record["correct"].append(correct[answered])
-    for name in compared:
+    first, *others = correct
+    record["correct"].append(correct[first])
+    for name in others:
         record.setdefault("classifiers", {}).setdefault(name, []).append(correct[name])
     if record["config"].get("open_set"):
         later = prepared.later_class_ranges(index)
-        to_come = predict_tasks(method, prepared.test, later, prepared.seed, known) if later else None
-        record.setdefault("open_set", []).append(open_set_auroc(seen, to_come))
-    told = {"name": task.name, "classes": len(task.classes), "images": len(task), **report}
-    record["tasks"].append(shortened(told))
+        unseen = predict_tasks(method, prepared.test, later, prepared.seed, feature_cache) if later else None
+        record.setdefault("open_set", []).append(open_set_auroc(seen, unseen))
+    record["tasks"].append(to_json({"name": task.name, "classes": len(task.classes), "images": len(task), **report}))
     record["metrics"] = summarise(record["correct"], record["total"], stream.sizes)
     record["timings"]["learn_s"].append(learned - started)
     record["timings"]["evaluate_s"].append(evaluated - learned)
@@ -242,7 +244,7 @@ def _learn_task(index: int, prepared: PreparedRun, runtime: Runtime, record: Rec
 
 
 def read_run(folder: Path) -> Record | None:
-    """The record in a run's folder, checked to be whole enough to be shown or continued."""
+    """The record in a run's folder, if it is complete enough to resume the run."""
     record = read_record(folder)
     if record is not None and not is_resumable(record):
         file = record_path(folder)
@@ -251,7 +253,7 @@ def read_run(folder: Path) -> Record | None:
 
 
 def save_checkpoint(folder: Path, record: Record, state: Tensors) -> None:
-    """Write the method's state, then the record that points to it; a kill in between leaves the older pair intact."""
+    """Write the method's state, then the record that refers to it; after a kill the previous pair is still valid."""
     name = f"state-{len(record['correct']):03d}.safetensors"
     content = save_safetensors({key: value.detach().cpu().contiguous() for key, value in state.items()})
     write_atomically(folder / name, content)
@@ -261,7 +263,7 @@ def save_checkpoint(folder: Path, record: Record, state: Tensors) -> None:
 
 
 def load_checkpoint(folder: Path, record: Record) -> Tensors:
-    """The state that the record points to."""
+    """The state that the record refers to."""
     path = folder / record["checkpoint"]["file"]
     try:
         file, _ = open_regular(path, follow=True)
@@ -275,7 +277,7 @@ def load_checkpoint(folder: Path, record: Record) -> Tensors:
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Versions, source and hardware."""
+    """Versions of packages, commit and hardware."""
     packages = ("torch", "torchvision", "timm", "safetensors", "numpy", "pillow")
     return {
         "onea": __version__,
@@ -283,17 +285,14 @@ def environment(device: torch.device) -> dict[str, Any]:
         "python": platform.python_version(),
         **{name: metadata.version(name) for name in packages},
         "platform": platform.platform(),
-        "processor": _processor(),
+        "processor": _processor_name(),
         "cores": os.cpu_count(),
         "accelerator": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
     }
 
 
 def peak_memory(device: torch.device) -> dict[str, int]:
-    """Largest memory this process has held so far, in bytes: the host's, and the device's where there is one.
-
-    Windows does not tell Python the host's.
-    """
+    """Peak memory of this process in bytes, on the host (not on Windows) and on a GPU."""
     peak = {}
     with suppress(ImportError):
         import resource
@@ -301,28 +300,27 @@ def peak_memory(device: torch.device) -> dict[str, int]:
         unit = 1 if sys.platform == "darwin" else 1024
         peak["host"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     if device.type == "cuda":
-        peak["device"] = torch.cuda.max_memory_reserved(device)  # what recorded graphs keep is not counted as allocated
+        peak["device"] = torch.cuda.max_memory_reserved(device)  # includes memory of CUDA graphs
     return peak
 
 
 def git_hash(folder: Path) -> str | None:
-    """The commit of a checkout of onea that this folder of its code is in; none where onea was installed.
+    """The commit of the checkout that holds this folder of onea's code; None where onea was installed.
 
-    A repository around an environment is that of something else. Only the place tells: a copy of a checkout may lack
-    what git would look the files up in.
+    The repository around a virtual environment is another one, so the path of the folder in the checkout is compared.
 
     >>> git_hash(Path("nowhere"))
     """
-    asked = ["git", "-C", str(folder), "rev-parse", "--show-prefix", "HEAD"]
+    command = ["git", "-C", str(folder), "rev-parse", "--show-prefix", "HEAD"]
     try:
-        found = subprocess.run(asked, capture_output=True, text=True, timeout=5)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=5)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    place, _, commit = found.stdout.strip().partition("\n")
-    return commit if found.returncode == 0 and place == "src/onea/runs/" else None
+    path, _, commit = result.stdout.strip().partition("\n")
+    return commit if result.returncode == 0 and path == f"src/{__package__.replace('.', '/')}/" else None
 
 
-def _processor() -> str:
+def _processor_name() -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8", errors="ignore").splitlines() if info.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]

@@ -97,7 +97,7 @@ class PreparedRun:
         limits = self.stream.samples
         if limits is None:
             return rows
-        return pick(rows, self.train.labels, self.seed, "long-tail", lambda position, _: limits[position])
+        return sample_per_class(rows, self.train.labels, self.seed, "long-tail", lambda position, _: limits[position])
 
 
 def prepare(config: RunConfig, runtime: Runtime, adapter_cache: AdapterCache | None = None) -> PreparedRun:
@@ -296,7 +296,9 @@ def _choose_rows(config: RunConfig, train: ImageSubset, test: ImageSubset) -> tu
     if (share := config.holdout) is not None:
         if not 0 < share < 1:
             raise OneaError(f"holdout is {share}; it must lie between 0 and 1.")
-        held = pick(rows, train.labels, config.seed, "holdout", lambda _, count: max(1, round(share * count)))
+        held = sample_per_class(
+            rows, train.labels, config.seed, "holdout", lambda _, count: max(1, round(share * count))
+        )
         test = dataclasses.replace(train, rows=held)
         rows = rows[~torch.isin(rows, held)]
         if len(train.labels[rows].unique()) < len(train.labels.unique()):
@@ -304,11 +306,11 @@ def _choose_rows(config: RunConfig, train: ImageSubset, test: ImageSubset) -> tu
     if (most := config.per_class) is not None:
         if most < 1:
             raise OneaError(f"per_class is {most}; it must be at least 1.")
-        rows = pick(rows, train.labels, config.seed, "per class", lambda _, __: most)
+        rows = sample_per_class(rows, train.labels, config.seed, "per class", lambda _, __: most)
     return dataclasses.replace(train, rows=rows), test
 
 
-def pick(rows: Tensor, labels: Tensor, seed: int, purpose: str, count: Callable[[int, int], int]) -> Tensor:
+def sample_per_class(rows: Tensor, labels: Tensor, seed: int, purpose: str, count: Callable[[int, int], int]) -> Tensor:
     """Some rows of every class, chosen by the seed; ``count`` says how many, given the class and how many it has."""
     own = labels[rows]
     kept = []
