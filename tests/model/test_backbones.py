@@ -150,7 +150,7 @@ def test_crop_and_interpolation_of_the_weights(name):
 def test_crops_that_cannot_be_made_are_refused():
     known = NetworkConfig(crop_mode="border")
     vit = types.SimpleNamespace(size=224, config=known, name="odd")
-    with pytest.raises(OneaError, match="which --geometry backbone cannot do; choose direct or resize-crop"):
+    with pytest.raises(OneaError, match="which --geometry backbone does not support; choose direct or resize-crop"):
         _geometry(make_config({"geometry": "backbone"}), vit)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a configuration to everything a run needs: network, images on their device, stream and method."""
+"""From a configuration to the objects of a run: network, images on the device, stream, method and its options."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ from onea.vit.batching import EVALUATION_BATCH
 from onea.vit.compiled import can_compile
 from onea.vit.frozen import FrozenViT
 
-CROP_MARGIN = 256 / 224  # packed images keep the margin around the network's input that the published protocol has
+CROP_MARGIN = 256 / 224  # size of packed images relative to the input size, as in the published protocol
 DEFAULT_TASKS = 10
-_WORTH_COMPILING = 20_000  # training images: compilation takes about a minute, and saves half of what follows
+_MIN_IMAGES_TO_COMPILE = 20_000  # training images: compilation takes about a minute and halves the training time
 
 
 @dataclass(frozen=True)
 class ImageSubset:
-    """Training or test images: which rows of a store, and the labels of all its rows as stream positions."""
+    """Training or test images: rows of an image storage, and the labels of all its rows as stream positions."""
 
     images: Images
     labels: Tensor
@@ -60,8 +60,8 @@ class PreparedRun:
     """A run that is ready to start.
 
     Attributes:
-        description: what the record says about the inputs.
-        stamps: of the files of images and weights, taken before they were read.
+        description: the record's fields about the inputs.
+        stamps: stamps of the files of images and weights, taken before they were read.
     """
 
     stream: Stream
@@ -101,9 +101,10 @@ class PreparedRun:
 
 
 def prepare(config: RunConfig, runtime: Runtime, adapter_cache: AdapterCache | None = None) -> PreparedRun:
-    """Check everything and load everything; raises before anything is written if the request cannot be met."""
-    config = _protocol(config)
-    weights = stamp_of_weights(config.backbone)
+    """Validate the configuration and load network and images; an error is raised before anything is written."""
+    if config.protocol == "pilot":
+        config = dataclasses.replace(config, normalise="none", geometry="resize-crop")
+    weights_stamp = stamp_of_weights(config.backbone)
     if (kind := method_class(config.method)).trains_network:
         kind.check_backbone(config.backbone, why_frozen_only(config.backbone))  # before anything is fetched
     vit = load_backbone(config.backbone, config.image_size, depth=config.depth)
@@ -113,17 +114,18 @@ def prepare(config: RunConfig, runtime: Runtime, adapter_cache: AdapterCache | N
     method, options = _method(config, vit, stream, options_of(config, shape), runtime, adapter_cache)
     preprocess = _preprocess(config, vit, dataset)
     train, test, stored = _images(config, dataset, stream, preprocess, runtime)
-    train, test = _choose_rows(config, train, test)
+    train, test = _select_rows(config, train, test)
     vit.cast_matrices(runtime.dtype, runtime.fp8).to(runtime.device)
-    if compiled := _worth_compiling(config.compile, runtime, len(train.rows)):
-        vit.compile_for(_batch_sizes(method, runtime))
+    if compiled := _should_compile(config.compile, runtime, len(train.rows)):
+        batch_sizes = {-(-batch // runtime.processes.count) for batch in method.batch_sizes()}
+        vit.compile_for({EVALUATION_BATCH, *batch_sizes})
     description: Record = {
         "data": {
             "name": dataset.name,
             "fingerprint": dataset.fingerprint,
             "classes": [dataset.classes[index] for index in stream.class_order],
             "train_images": len(train.rows),
-            "task_images": shape.images,  # without those that a long tail leaves out
+            "task_images": shape.images,  # after a long tail
             "test_images": len(test.rows),
             **stored,
         },
@@ -135,62 +137,52 @@ def prepare(config: RunConfig, runtime: Runtime, adapter_cache: AdapterCache | N
             "width": vit.width,
             **({"licence": vit.config.licence} if vit.config.licence else {}),
         },
-        "preprocess": json.loads(json.dumps(dataclasses.asdict(preprocess))),  # as it will read back: lists, no tuples
+        "preprocess": json.loads(json.dumps(dataclasses.asdict(preprocess))),  # tuples become lists
         "stream": stream.to_json(),
         "options": options,
     }
-    stamps = {"data": dataset.stamp, "backbone": weights or stamp_of_weights(config.backbone)}  # fetched only now
+    stamps = {"data": dataset.stamp, "backbone": weights_stamp or stamp_of_weights(config.backbone)}  # or downloaded
     return PreparedRun(stream, train, test, method, description, config.seed, compiled, stamps)
 
 
 def dataset_of(config: RunConfig, *, fetch: bool = True, cached: bool = True) -> Dataset:
-    """The dataset of a run; unless told not to, what is missing is fetched, and what is drawn here is kept."""
+    """The dataset of a run; by default it is downloaded where needed, and generated images are cached."""
     root = Path(config.root) if config.root else None
     return load_dataset(config.data, root=root, cache=cache_folder() if cached else None, fetch=fetch)
 
 
 def sha256_of_images(config: RunConfig, dataset: Dataset, size: int) -> dict[str, str]:
-    """Digests of the training and the test images of a run on a network of this input size.
+    """Hashes of the training and the test images of a run on a network of this input size.
 
-    They are of the pixels as they are packed, or of the files where those are read anew every time. Images that are not
-    in files have none: the fingerprint of their dataset covers the pixels.
+    They are of the packed pixels, or of the files with ``store`` exact. Generated images have none: the fingerprint of
+    their dataset covers the pixels.
     """
     if config.store == "exact":
-        return _by_side(sha256_of_files(side.files or ()) for side in (dataset.train, dataset.test))
-    return _by_side(packed.sha256 for packed in _packs(config, dataset, size))
+        return _by_split(sha256_of_files(split.files or ()) for split in (dataset.train, dataset.test))
+    return _by_split(packed.sha256 for packed in _pack(config, dataset, size))
 
 
-def _by_side(digests: Iterable[str]) -> dict[str, str]:
-    return {side: digest for side, digest in zip(("train", "test"), digests, strict=True) if digest}
+def _by_split(digests: Iterable[str]) -> dict[str, str]:
+    return {split: digest for split, digest in zip(("train", "test"), digests, strict=True) if digest}
 
 
-def _worth_compiling(wish: str, runtime: Runtime, images: int) -> bool:
-    if wish == "auto":
-        return runtime.device.type == "cuda" and images >= _WORTH_COMPILING and can_compile(runtime.device)
-    if wish == "yes" and not can_compile(runtime.device):
+def _should_compile(choice: str, runtime: Runtime, images: int) -> bool:
+    if choice == "auto":
+        return runtime.device.type == "cuda" and images >= _MIN_IMAGES_TO_COMPILE and can_compile(runtime.device)
+    if choice == "yes" and not can_compile(runtime.device):
         needed = "Triton" if runtime.device.type == "cuda" else "a C++ compiler"
         raise OneaError(f"--compile yes needs {needed}, which was not found; install it, or leave --compile out.")
-    return wish == "yes"
-
-
-def _batch_sizes(method: Method, runtime: Runtime) -> set[int]:
-    return {EVALUATION_BATCH} | {-(-batch // runtime.processes.count) for batch in method.batch_sizes()}
-
-
-def _protocol(config: RunConfig) -> RunConfig:
-    if config.protocol == "pilot":
-        return dataclasses.replace(config, normalise="none", geometry="resize-crop")
-    return config
+    return choice == "yes"
 
 
 def _preprocess(config: RunConfig, vit: FrozenViT, dataset: Dataset) -> Preprocess:
     raw = config.normalise == "none"
-    own, resize, filter = _geometry(config, vit)
+    geometry, resize, filter = _geometry(config, vit)
     return Preprocess(
         size=vit.size,
         mean=(0.0, 0.0, 0.0) if raw else vit.mean,
         std=(1.0, 1.0, 1.0) if raw else vit.std,
-        geometry=own,
+        geometry=geometry,
         resize=resize,
         filter=filter,
         mirror=dataset.mirror,
@@ -198,21 +190,22 @@ def _preprocess(config: RunConfig, vit: FrozenViT, dataset: Dataset) -> Preproce
 
 
 def _geometry(config: RunConfig, vit: FrozenViT) -> tuple[Geometry, int, Filter]:
-    """How test images get the network's size: geometry, short side before the crop, interpolation."""
+    """How test images are resized: geometry, short side before the crop, interpolation."""
     if config.geometry == "direct":
         return "direct", 0, "bilinear"
     if config.geometry == "resize-crop":
         return "resize-crop", round(vit.size * CROP_MARGIN), "bicubic"
-    known = vit.config
-    squashed = known.crop_mode == "squash" and known.crop_pct == 1
-    cut = known.crop_mode == "center" and known.crop_pct <= 1
-    if known.interpolation not in ("bilinear", "bicubic") or not (squashed or cut):
+    network = vit.config
+    squash = network.crop_mode == "squash" and network.crop_pct == 1
+    center_crop = network.crop_mode == "center" and network.crop_pct <= 1
+    if network.interpolation not in ("bilinear", "bicubic") or not (squash or center_crop):
         raise OneaError(
-            f"Images of '{vit.name}' are prepared by {known.interpolation} and {known.crop_mode} with a share of "
-            f"{known.crop_pct:g}, which --geometry backbone cannot do; choose direct or resize-crop."
+            f"The weights of '{vit.name}' expect {network.interpolation} interpolation and crop mode "
+            f"{network.crop_mode} with crop_pct {network.crop_pct:g}, which --geometry backbone does not support; "
+            "choose direct or resize-crop."
         )
-    filter: Filter = "bicubic" if known.interpolation == "bicubic" else "bilinear"
-    return ("direct", 0, filter) if squashed else ("resize-crop", int(vit.size / known.crop_pct), filter)
+    filter: Filter = "bicubic" if network.interpolation == "bicubic" else "bilinear"
+    return ("direct", 0, filter) if squash else ("resize-crop", int(vit.size / network.crop_pct), filter)
 
 
 def _stream(config: RunConfig, dataset: Dataset) -> Stream:
@@ -259,109 +252,118 @@ def _images(
 ) -> tuple[ImageSubset, ImageSubset, dict[str, Any]]:
     position = np.empty(stream.classes, dtype=np.int64)
     position[list(stream.class_order)] = np.arange(stream.classes)
-    sides = (dataset.train, dataset.test)
+    splits = (dataset.train, dataset.test)
     if config.store == "exact":
-        (train, bad), (test, more) = (_exact(config, dataset, side, position, preprocess, runtime) for side in sides)
-        told = {"stored": "exact", "skipped": bad + more, "sha256": sha256_of_images(config, dataset, 0)}
-        return train, test, told
-    packs = _packs(config, dataset, preprocess.size)
+        (train, skipped), (test, skipped_test) = (
+            _original_images(config, dataset, split, position, preprocess, runtime) for split in splits
+        )
+        digests = sha256_of_images(config, dataset, 0)
+        return train, test, {"stored": "exact", "skipped": skipped + skipped_test, "sha256": digests}
+    packs = _pack(config, dataset, preprocess.size)
     budget = None if config.budget is None else int(config.budget * 1e9)
     total = sum(packed.pixels.nbytes for packed in packs)
     tier = choose_storage_tier(total, budget, runtime.device) if config.store == "auto" else config.store
     train, test = (
         ImageSubset(
             PackedImages(packed.pixels, preprocess, runtime.device, tier, runtime.pixel_dtype),
-            torch.from_numpy(position[side.labels[packed.rows]]),
+            torch.from_numpy(position[split.labels[packed.rows]]),
             torch.arange(len(packed.rows)),
         )
-        for packed, side in zip(packs, sides, strict=True)
+        for packed, split in zip(packs, splits, strict=True)
     )
     stored = {"stored": [packs[0].height, packs[0].width], "skipped": [line for p in packs for line in p.skipped]}
-    digests = _by_side(packed.sha256 for packed in packs)
-    return train, test, stored | ({"sha256": digests} if digests else {})
+    hashes = _by_split(packed.sha256 for packed in packs)
+    return train, test, stored | ({"sha256": hashes} if hashes else {})
 
 
-def _packs(config: RunConfig, dataset: Dataset, network_size: int) -> list[Packed]:
-    """Training and test images, packed alike for a network of this input size."""
-    size, sides, cache = round(network_size * CROP_MARGIN), (dataset.train, dataset.test), cache_folder()
-    shape = stored_shape(sides, size, cache)
+def _pack(config: RunConfig, dataset: Dataset, network_size: int) -> list[Packed]:
+    """Training and test images, packed in one shape for a network of this input size."""
+    size, splits, cache = round(network_size * CROP_MARGIN), (dataset.train, dataset.test), cache_folder()
+    shape = stored_shape(splits, size, cache)
     return [
-        pack(side, size, cache=cache, on_bad=config.on_bad, shape=shape, class_names=dataset.classes) for side in sides
+        pack(split, size, cache=cache, on_bad=config.on_bad, shape=shape, class_names=dataset.classes)
+        for split in splits
     ]
 
 
-def _choose_rows(config: RunConfig, train: ImageSubset, test: ImageSubset) -> tuple[ImageSubset, ImageSubset]:
-    """Fewer training images, or held-out ones in place of the test images, as asked."""
+def _select_rows(config: RunConfig, train: ImageSubset, test: ImageSubset) -> tuple[ImageSubset, ImageSubset]:
+    """Apply ``holdout`` and ``per_class``."""
     rows = train.rows
-    if (share := config.holdout) is not None:
-        if not 0 < share < 1:
-            raise OneaError(f"holdout is {share}; it must lie between 0 and 1.")
-        held = sample_per_class(
-            rows, train.labels, config.seed, "holdout", lambda _, count: max(1, round(share * count))
+    if (fraction := config.holdout) is not None:
+        if not 0 < fraction < 1:
+            raise OneaError(f"holdout is {fraction}; it must lie between 0 and 1.")
+        held_out = sample_per_class(
+            rows, train.labels, config.seed, "holdout", lambda _, count: max(1, round(fraction * count))
         )
-        test = dataclasses.replace(train, rows=held)
-        rows = rows[~torch.isin(rows, held)]
+        test = dataclasses.replace(train, rows=held_out)
+        rows = rows[~torch.isin(rows, held_out)]
         if len(train.labels[rows].unique()) < len(train.labels.unique()):
-            raise OneaError(f"holdout {share} leaves a class without training images; hold out less.")
-    if (most := config.per_class) is not None:
-        if most < 1:
-            raise OneaError(f"per_class is {most}; it must be at least 1.")
-        rows = sample_per_class(rows, train.labels, config.seed, "per class", lambda _, __: most)
+            raise OneaError(f"holdout {fraction} leaves a class without training images; hold out less.")
+    if (limit := config.per_class) is not None:
+        if limit < 1:
+            raise OneaError(f"per_class is {limit}; it must be at least 1.")
+        rows = sample_per_class(rows, train.labels, config.seed, "per class", lambda _, __: limit)
     return dataclasses.replace(train, rows=rows), test
 
 
 def sample_per_class(rows: Tensor, labels: Tensor, seed: int, purpose: str, count: Callable[[int, int], int]) -> Tensor:
-    """Some rows of every class, chosen by the seed; ``count`` says how many, given the class and how many it has."""
-    own = labels[rows]
-    kept = []
-    for position in own.unique().tolist():
-        of_class = rows[own == position]
-        draw = torch.randperm(len(of_class), generator=seeds.generator(seed, position, purpose))
-        kept.append(of_class[draw[: count(position, len(of_class))]])
-    return torch.cat(kept).sort().values
+    """A random sample of the rows of every class; ``count`` gets the class and its number of rows."""
+    row_labels = labels[rows]
+    samples = []
+    for position in row_labels.unique().tolist():
+        of_class = rows[row_labels == position]
+        order = torch.randperm(len(of_class), generator=seeds.generator(seed, position, purpose))
+        samples.append(of_class[order[: count(position, len(of_class))]])
+    return torch.cat(samples).sort().values
 
 
-def _exact(
+def _original_images(
     config: RunConfig,
     dataset: Dataset,
-    side: Split,
+    split: Split,
     position: np.ndarray[Any, Any],
     preprocess: Preprocess,
     runtime: Runtime,
 ) -> tuple[ImageSubset, list[str]]:
-    """Original files that can be read, and what is wrong with the others."""
-    if side.files is None:
-        raise OneaError("--store exact streams original files, and this dataset has none; use --store auto.")
-    rows, skipped = readable(side, on_bad=config.on_bad, class_names=dataset.classes)
-    images = ExactImages([side.files[row] for row in rows], preprocess, runtime.device)
-    return ImageSubset(images, torch.from_numpy(position[side.labels[rows]]), torch.arange(len(rows))), skipped
+    """The files that can be read, and the errors of the others."""
+    if split.files is None:
+        raise OneaError("--store exact reads the original files, and this dataset has none; use --store auto.")
+    rows, skipped = readable(split, on_bad=config.on_bad, class_names=dataset.classes)
+    images = ExactImages([split.files[row] for row in rows], preprocess, runtime.device)
+    return ImageSubset(images, torch.from_numpy(position[split.labels[rows]]), torch.arange(len(rows))), skipped
 
 
 def options_of(config: RunConfig, shape: DatasetSize) -> Any:
-    """The options of a run's method on data of this shape: its preset, and what was asked for on top."""
+    """The options of a run's method for data of this shape: its preset, updated by those of the configuration."""
     preset = preset_options(config.method, config.preset, shape, config.options)
     return make_options(method_class(config.method).Options, preset | config.options)
 
 
 def images_per_task(config: RunConfig, stream: Stream, counts: Sequence[int]) -> list[int]:
-    """Training images of each task of a run; ``counts`` are those of the dataset's classes, in its own order."""
+    """The number of training images of each task.
 
-    def left(position: int) -> int:
+    Args:
+        config: configuration of the run.
+        stream: its stream.
+        counts: training images of each class, in the dataset's order of classes.
+    """
+
+    def images_of(position: int) -> int:
         count = counts[stream.class_order[position]]
         if config.holdout is not None:
             count -= max(1, round(config.holdout * count))
         limits = [limit for limit in (config.per_class, stream.samples and stream.samples[position]) if limit]
         return min(count, *limits) if limits else count
 
-    return [sum(left(position) for position in stream.range_of(task)) for task in range(stream.tasks)]
+    return [sum(images_of(position) for position in stream.range_of(task)) for task in range(stream.tasks)]
 
 
 def shape_of(config: RunConfig, stream: Stream, counts: Sequence[int]) -> DatasetSize:
-    """What the rule of the default preset looks at."""
+    """The numbers that the default preset is computed from."""
     return DatasetSize(sum(images_per_task(config, stream, counts)), stream.classes, stream.tasks)
 
 
 def shape_of_record(record: Record) -> DatasetSize:
-    """The shape that a record tells; older ones know only how many images there were before a long tail."""
+    """The shape of the data of a record; earlier records lack ``task_images``."""
     data, sizes = record["data"], record["stream"]["sizes"]
     return DatasetSize(data.get("task_images") or data["train_images"], sum(sizes), len(sizes))
