@@ -203,7 +203,7 @@ def test_an_unforeseen_error_keeps_its_trace_and_success_clears_it(quick, store,
     assert (store.state(quick()), store.failure(quick())) == ("finished", None)
     assert not (store.folder(quick()) / "failure.json").exists()
     (store.folder(quick(2)) / "failure.json").write_text("{}")
-    assert "no longer says why" in str(store.failure(quick(2)))
+    assert "cannot be read; run it again" in str(store.failure(quick(2)))
 
 
 def test_a_folder_that_cannot_be_written_fails_alone(quick, store):
@@ -426,7 +426,7 @@ def test_training_is_shared_by_default_only_within_one_process():
 
 def test_each_process_gets_a_gpu_and_its_part_of_the_threads(quick, store, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, 5")
-    monkeypatch.setattr(executors, "_cores", lambda: 8)
+    monkeypatch.setattr(executors, "_available_cores", lambda: 8)
     started = []
 
     class Pipe:

@@ -33,8 +33,8 @@ def notes(tmp_path, monkeypatch):
     monkeypatch.setenv("NOTES", str(noted))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
-    monkeypatch.setattr(executors, "_USUAL_PLACE", tmp_path / "nvidia-mps")
-    monkeypatch.setattr(executors, "_TRIAL", "import os; assert os.environ['CUDA_MPS_PIPE_DIRECTORY']")
+    monkeypatch.setattr(executors, "_DEFAULT_FOLDER", tmp_path / "nvidia-mps")
+    monkeypatch.setattr(executors, "_CLIENT_TEST", "import os; assert os.environ['CUDA_MPS_PIPE_DIRECTORY']")
     return lambda: noted.read_text().splitlines() if noted.exists() else []
 
 
@@ -65,8 +65,8 @@ def test_nothing_is_started_where_somebody_has_set_it_up_or_it_is_not_there(note
         patch.setenv("PATH", str(tmp_path))
         with multi_process_service() as clients:
             assert clients == {}
-    executors._USUAL_PLACE.mkdir()
-    (executors._USUAL_PLACE / "control").touch()
+    executors._DEFAULT_FOLDER.mkdir()
+    (executors._DEFAULT_FOLDER / "control").touch()
     with multi_process_service() as clients:
         assert clients == {}
     assert notes() == []
@@ -74,8 +74,8 @@ def test_nothing_is_started_where_somebody_has_set_it_up_or_it_is_not_there(note
 
 @pytest.mark.parametrize("trial", ["raise SystemExit(1)", "import time; time.sleep(9)"])
 def test_where_no_client_can_use_it_runs_go_without(notes, trial, monkeypatch):
-    monkeypatch.setattr(executors, "_TRIAL", trial)
-    monkeypatch.setattr(executors, "_SECONDS", 2)
+    monkeypatch.setattr(executors, "_CLIENT_TEST", trial)
+    monkeypatch.setattr(executors, "_MPS_TIMEOUT", 2)
     with multi_process_service() as clients:
         assert clients == {}
     assert [line.split()[0] for line in notes()] == ["-d", "quit"]

@@ -15,7 +15,7 @@ from onea.research.record import read_record
 from onea.research.runs.config import make_config
 from onea.research.runs.reuse import comparable_fields
 from onea.research.runs.runner import run
-from onea.research.runs.tracking import Tracking, check_trackers, parameters
+from onea.research.runs.tracking import Tracking, check_trackers, flat_parameters
 
 
 def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -108,7 +108,7 @@ def test_unknown_and_missing_trackers_are_refused_before_anything_is_run(tmp_pat
 
 def test_parameters_are_flat_and_plain(tiny_run, tmp_path):
     record = run(make_config(tiny_run | {"method": "simplecil", "options": {}}), tmp_path)
-    flat = parameters(record)
+    flat = flat_parameters(record)
     assert flat["method"] == "simplecil"
     assert flat["seed"] == 1
     assert all(isinstance(value, bool | int | float | str) for value in flat.values())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Executors of a grid: processes of this machine, or a Ray cluster."""
+"""Executors of a grid: processes on this machine, or a Ray cluster."""
 
 from __future__ import annotations
 
@@ -37,117 +37,115 @@ from onea.research.runs.grid import (
     with_adapter_caches,
 )
 
-_MOST_WORKERS = 256  # processes, each with a network of its own
-_PATIENCE = 30  # seconds for a process to end by itself after its result
+_MAX_WORKERS = 256
+_EXIT_TIMEOUT = 30  # seconds
 
 
 @dataclass(frozen=True)
 class _Worker:
-    jobs: deque[RunJob]  # that it has not finished; the first is under way
+    jobs: deque[RunJob]  # unfinished; the first is running
     process: BaseProcess
     gpu: str | None
 
 
 class LocalProcesses(Executor):
-    """A few runs at a time, each in a process of its own: memory is measured per run and always given back.
+    """Several runs at a time, each in its own process, so that memory is measured per run and always freed.
 
-    Runs that share adapters follow each other in one process.
+    Runs that share adapters are made in one process, one after the other.
 
     Args:
-        workers: how many at a time; by default one per GPU, or one per four cores where there is no GPU.
-        retries: how often a run is taken up again after its process has died (killed, or out of memory).
-        share_adapters: train an adapter once for all runs that differ only in how they merge it.
+        workers: number of processes; by default one per GPU, or one per four cores without a GPU.
+        retries: how often a run is resumed after its process has died (killed, or out of memory).
+        share_adapters: train an adapter once for all runs that differ only in the merge.
     """
 
     def __init__(self, workers: int | None = None, retries: int = 2, share_adapters: bool = False) -> None:
-        if workers is not None and not 1 <= workers <= _MOST_WORKERS:
-            raise OneaError(f"workers is {truncate(workers)}; it must be at least 1 and at most {_MOST_WORKERS}.")
+        if workers is not None and not 1 <= workers <= _MAX_WORKERS:
+            raise OneaError(f"workers is {truncate(workers)}; it must be at least 1 and at most {_MAX_WORKERS}.")
         self._gpus = visible_gpus()
-        self._workers = workers or len(self._gpus) or max(1, _cores() // 4)
+        self._workers = workers or len(self._gpus) or max(1, _available_cores() // 4)
         self._retries = retries
         self.share_adapters = share_adapters
 
     def run(self, jobs: Sequence[RunJob], on_progress: OnProgress = ignore_progress) -> Generator[Result, None, None]:
-        """Results as they finish."""
-        shared = len(self._gpus) and min(self._workers, len(jobs)) > len(self._gpus)
-        with multi_process_service(bool(shared)) as service:
-            yield from self._run(jobs, on_progress, service)
+        """Yield one result for each job when it is finished."""
+        several_per_gpu = len(self._gpus) and min(self._workers, len(jobs)) > len(self._gpus)
+        with multi_process_service(bool(several_per_gpu)) as environment:
+            yield from self._run(jobs, on_progress, environment)
 
     def _run(
-        self, jobs: Sequence[RunJob], on_progress: OnProgress, service: Mapping[str, str]
+        self, jobs: Sequence[RunJob], on_progress: OnProgress, environment: Mapping[str, str]
     ) -> Generator[Result, None, None]:
         groups = group_by_training(jobs) if self.share_adapters else [(job,) for job in jobs]
-        waiting, deaths = deque(map(deque, groups)), Counter[str]()
+        waiting, crashes = deque(map(deque, groups)), Counter[str]()
         active: dict[Connection, _Worker] = {}
         try:
             while waiting or active:
                 while waiting and len(active) < self._workers:
-                    connection, worker = self._start(waiting.popleft(), active.values(), service)
+                    connection, worker = self._start(waiting.popleft(), active.values(), environment)
                     active[connection] = worker
                     on_progress(worker.jobs[0], 0, 0)
                 for ready in wait(list(active)):
-                    ready = cast(Connection, ready)  # on Windows another class of the same kind
-                    left = active[ready].jobs
-                    job = left[0]
+                    ready = cast(Connection, ready)  # on Windows another class with the same interface
+                    jobs_left = active[ready].jobs
+                    job = jobs_left[0]
                     try:
                         message = ready.recv()
-                    except (EOFError, OSError):  # it has died without a word
-                        key, code = job.config.key(), _end(ready, active.pop(ready))
-                        deaths[key] += 1
-                        if deaths[key] > self._retries:
-                            yield Result(left.popleft(), Failure(_obituary(code, deaths[key]), attempts=deaths[key]))
-                        if left:
-                            waiting.append(left)
+                    except (EOFError, OSError):  # the process has died
+                        key, code = job.config.key(), _wait_for_exit(ready, active.pop(ready))
+                        crashes[key] += 1
+                        if crashes[key] > self._retries:
+                            failure = Failure(_crash_message(code, crashes[key]), attempts=crashes[key])
+                            yield Result(jobs_left.popleft(), failure)
+                        if jobs_left:
+                            waiting.append(jobs_left)
                         continue
                     if isinstance(message, tuple):
                         on_progress(job, *message)
                         continue
-                    left.popleft()
-                    if left:
-                        on_progress(left[0], 0, 0)
+                    jobs_left.popleft()
+                    if jobs_left:
+                        on_progress(jobs_left[0], 0, 0)
                     else:
-                        _end(ready, active.pop(ready))
+                        _wait_for_exit(ready, active.pop(ready))
                     yield Result(job, message)
         finally:
             for worker in active.values():
-                worker.process.kill()  # a run may be killed at any moment; all it has finished is on disk
+                worker.process.kill()  # a run may be killed at any moment: its finished tasks are on disk
             for connection, worker in active.items():
-                _end(connection, worker)
+                _wait_for_exit(connection, worker)
 
     def _start(
-        self, jobs: deque[RunJob], busy: Collection[_Worker], service: Mapping[str, str] | None = None
+        self, jobs: deque[RunJob], workers: Collection[_Worker], environment: Mapping[str, str] | None = None
     ) -> tuple[Connection, _Worker]:
-        used = Counter(worker.gpu for worker in busy)
-        gpu = min(self._gpus, key=lambda name: used[name]) if self._gpus else None
-        threads = max(1, _cores() // self._workers)
-        given = [
-            dataclasses.replace(job, config=dataclasses.replace(job.config, threads=job.config.threads or threads))
-            for job in jobs
-        ]
+        load = Counter(worker.gpu for worker in workers)
+        gpu = min(self._gpus, key=lambda name: load[name]) if self._gpus else None
+        threads = max(1, _available_cores() // self._workers)
         context = multiprocessing.get_context("spawn")  # a forked CUDA context does not work
-        ours, theirs = context.Pipe()
-        settings = {**(service or {}), **({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})}
-        process = context.Process(target=_work, args=(given, theirs, settings), daemon=True)
+        connection, worker_connection = context.Pipe()
+        settings = {**(environment or {}), **({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})}
+        process = context.Process(
+            target=_run_worker, args=(_with_threads(jobs, threads), worker_connection, settings), daemon=True
+        )
         process.start()
-        theirs.close()  # so that its death closes the pipe
-        return ours, _Worker(jobs, process, gpu)
+        worker_connection.close()  # so that the death of the process closes the pipe
+        return connection, _Worker(jobs, process, gpu)
 
 
 def choose_executor(workers: int | None = None, ray: str | None = None, share_training: bool | None = None) -> Executor:
-    """The executor that a command line asks for.
+    """The executor for options of the command line.
 
     Args:
         workers: processes on this machine; by default one per GPU. One worker is this process.
-        ray: address of a Ray cluster (``host:port``), ``auto`` for the one that runs here, ``local`` for a new one.
-        share_training: train an adapter once for all runs that differ only in the merge; by default where one worker
-            makes all runs.
+        ray: address of a Ray cluster (``host:port``), ``auto`` for the one on this machine, ``local`` for a new one.
+        share_training: train an adapter once for all runs that differ only in the merge; by default with one worker.
     """
     count = max(1, len(visible_gpus())) if workers is None else workers
     if share_training and ray is not None:
-        raise OneaError("Runs of a Ray cluster cannot share their training; leave out --share-training.")
+        raise OneaError("Runs on a Ray cluster cannot share their training; leave out --share-training.")
     if ray is not None:
         if workers is not None:
-            raise OneaError("A Ray cluster has its own workers; leave out the number of workers.")
+            raise OneaError("A Ray cluster has its own number of workers; leave out --workers.")
 
         return RayExecutor(None if ray == "local" else ray)
     if count == 1:
@@ -156,39 +154,47 @@ def choose_executor(workers: int | None = None, ray: str | None = None, share_tr
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs this process may use, as CUDA names them."""
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if named is not None:
-        return [name.strip() for name in named.split(",") if name.strip() not in ("", "-1")]
+    """The GPUs that this process may use, by their CUDA names."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name.strip() for name in visible.split(",") if name.strip() not in ("", "-1")]
     import torch
 
     return [str(index) for index in range(torch.cuda.device_count())]
 
 
-def _work(jobs: Sequence[RunJob], connection: Connection, settings: Mapping[str, str]) -> None:
-    """The life of a worker process: one run, or several that share their adapters."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; who started us decides
-    threading.Thread(target=_die_with_parent, daemon=True).start()
-    os.environ.update(settings)  # read when CUDA starts, which is later
+def _with_threads(jobs: Sequence[RunJob], threads: int) -> list[RunJob]:
+    """The jobs with this number of threads where their configuration has none."""
+    return [
+        dataclasses.replace(job, config=dataclasses.replace(job.config, threads=job.config.threads or threads))
+        for job in jobs
+    ]
+
+
+def _run_worker(jobs: Sequence[RunJob], connection: Connection, settings: Mapping[str, str]) -> None:
+    """The main function of a worker process: one run, or several that share their adapters."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is sent to all processes; the parent ends its workers
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    os.environ.update(settings)  # before CUDA is initialised
     for job, adapter_cache in with_adapter_caches(jobs):
         connection.send(run_job(job, lambda _, task, tasks: connection.send((task, tasks)), adapter_cache).failure)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # all is on disk; to take torch down in order takes seconds
+    os._exit(0)  # everything is on disk, and a regular exit of torch takes seconds
 
 
-def _die_with_parent() -> None:
-    """A grid that was killed must not leave runs behind that compete with those of its successor."""
+def _exit_with_parent() -> None:
+    """Exit when the parent is killed, so that its runs do not go on beside those of a new grid."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
     os._exit(1)
 
 
-def _end(connection: Connection, worker: _Worker) -> int | None:
-    """Take leave of a process, by force if it stays; its exit code."""
+def _wait_for_exit(connection: Connection, worker: _Worker) -> int | None:
+    """Wait for a process to exit, kill it after a timeout, and return its exit code."""
     connection.close()
-    worker.process.join(_PATIENCE)
+    worker.process.join(_EXIT_TIMEOUT)
     if worker.process.is_alive():
         worker.process.kill()
         worker.process.join()
@@ -197,21 +203,21 @@ def _end(connection: Connection, worker: _Worker) -> int | None:
     return code
 
 
-def _obituary(code: int | None, deaths: int) -> str:
+def _crash_message(code: int | None, attempts: int) -> str:
     how = f"by signal {-code}" if code is not None and code < 0 else f"with exit status {code}"
-    return f"The process of the run ended {how}, {deaths} times; if memory ran out, use fewer workers."
+    return f"The process of the run ended {how}, {attempts} times; if memory ran out, use fewer workers."
 
 
-def _cores() -> int:
+def _available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-_PROGRAM = "nvidia-cuda-mps-control"
+_MPS_PROGRAM = "nvidia-cuda-mps-control"
 _PIPES, _LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
-_USUAL_PLACE = Path("/tmp/nvidia-mps")  # where a service of the whole machine listens
-_SECONDS = 30
-# The least that a run will do: become a client of the service. Without it, every run would fail instead.
-_TRIAL = """
+_DEFAULT_FOLDER = Path("/tmp/nvidia-mps")  # of a service that was started by someone else
+_MPS_TIMEOUT = 30  # seconds
+# Connects to the service as a run does. If this fails, runs are made without it.
+_CLIENT_TEST = """
 import ctypes
 cuda = ctypes.CDLL("libcuda.so.1")
 device, context = ctypes.c_int(), ctypes.c_void_p()
@@ -222,65 +228,67 @@ raise SystemExit(1 if failed or cuda.cuDevicePrimaryCtxRetain(ctypes.byref(conte
 
 @contextlib.contextmanager
 def multi_process_service(wanted: bool = True) -> Iterator[Mapping[str, str]]:
-    """Run the service, and give the environment of its clients; an empty one where there is none of our own."""
-    program = shutil.which(_PROGRAM)
-    if not wanted or program is None or _PIPES in os.environ or (_USUAL_PLACE / "control").exists():
+    """Run NVIDIA's Multi-Process Service, without which processes on one GPU take turns.
+
+    It is optional: where it is missing, does not work or is running already, runs are made without one of our own.
+
+    Yields:
+        The environment variables of its clients; empty without a service of our own.
+    """
+    program = shutil.which(_MPS_PROGRAM)
+    if not wanted or program is None or _PIPES in os.environ or (_DEFAULT_FOLDER / "control").exists():
         yield {}
         return
-    place = Path(tempfile.mkdtemp(prefix="onea-mps-"))
-    clients = {_PIPES: str(place / "pipe"), _LOGS: str(place / "log")}
-    # Of the service itself: it would count the GPUs that it may see anew, and clients name them as we do.
+    folder = Path(tempfile.mkdtemp(prefix="onea-mps-"))
+    clients = {_PIPES: str(folder / "pipe"), _LOGS: str(folder / "log")}
+    # The service itself must see all GPUs: it would renumber them, and clients use the original names.
     environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"} | clients
     try:
-        for folder in clients.values():
-            Path(folder).mkdir()
+        for client_folder in clients.values():
+            Path(client_folder).mkdir()
         started = _succeeds([program, "-d"], environment)
         try:
-            yield clients if started and _succeeds([sys.executable, "-c", _TRIAL], environment) else {}
+            yield clients if started and _succeeds([sys.executable, "-c", _CLIENT_TEST], environment) else {}
         finally:
             if started:
-                _succeeds([program], environment, said="quit\n")
+                _succeeds([program], environment, stdin="quit\n")
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def _succeeds(command: list[str], environment: Mapping[str, str], said: str = "") -> bool:
-    """Whether a command ends well, and in time."""
+def _succeeds(command: list[str], environment: Mapping[str, str], stdin: str = "") -> bool:
+    """Whether a command exits with 0 in time."""
     try:
-        # Into nothing, not a pipe: the service stays, and would keep a pipe open for ever.
-        done = subprocess.run(
+        # Output to DEVNULL: the service would keep a pipe open after the command.
+        process = subprocess.run(
             command,
             env=dict(environment),
-            input=said,
+            input=stdin,
             text=True,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            timeout=_SECONDS,
-            start_new_session=True,  # Ctrl-C is for us, who then tell it to quit
+            timeout=_MPS_TIMEOUT,
+            start_new_session=True,  # Ctrl-C must not end the service before its clients
         )
     except (OSError, subprocess.SubprocessError):
         return False
-    return done.returncode == 0
+    return process.returncode == 0
 
 
-_TICK = 0.5  # seconds between two looks at the progress
-_PASSED_ON = (
-    "ONEA_CACHE",
-    "ONEA_MAX_MEGAPIXELS",
-    "OMP_WAIT_POLICY",
-)  # settings of this process that its tasks need as well
+_POLL_INTERVAL = 0.5  # seconds
+_COPIED_VARIABLES = ("ONEA_CACHE", "ONEA_MAX_MEGAPIXELS", "OMP_WAIT_POLICY")
 
 
 class RayExecutor(Executor):
-    """One run a Ray task. Every node needs onea, the images and the weights under the same paths.
+    """One Ray task per run. Every node needs onea, the images and the weights under the same paths.
 
-    Records travel back by Ray, so the nodes need no common folder; where they have one, a run whose node is lost is
-    taken up after its last finished task, and otherwise it starts over.
+    Records are returned by Ray, so nodes need no shared folder. With a shared folder, a run whose node was lost is
+    resumed after its last finished task; otherwise it starts over.
 
     Args:
-        address: ``host:port`` of a cluster, ``auto`` for the one that runs on this machine; None starts one here.
-        gpus: of one run; 0.25 lets four share one. By default 1 where the cluster has any.
-        cpus: of one run, and its threads unless the configuration says how many.
+        address: ``host:port`` of a cluster, ``auto`` for the one on this machine; None starts one.
+        gpus: GPUs per run; with 0.25, four runs share one. By default 1 where the cluster has any.
+        cpus: CPU cores per run, and its threads unless the configuration has them.
         retries: how often a run is tried again after its worker or node was lost.
     """
 
@@ -291,19 +299,22 @@ class RayExecutor(Executor):
         self._address, self._gpus, self._cpus, self._retries = address, gpus, cpus, retries
 
     def run(self, jobs: Sequence[RunJob], on_progress: OnProgress = ignore_progress) -> Generator[Result, None, None]:
-        """Results as they finish."""
+        """Yield one result for each job when it is finished."""
         if not jobs:
             return
         ray = self._ray
+        environment = {name: os.environ[name] for name in _COPIED_VARIABLES if name in os.environ}
         with ray_cluster(self._address):
-            board = self._board()
-            task = ray.remote(**self._resources())(_task)
-            here = _Sender.here()
-            pending = {task.remote(self._fitted(job), number, board, here): job for number, job in enumerate(jobs)}
+            progress_log = self._start_progress_log()
+            task = ray.remote(**self._resources())(_ray_task)
+            pending = {
+                task.remote(job, number, progress_log, Path.cwd(), environment): jobs[number]
+                for number, job in enumerate(_with_threads(jobs, max(1, int(self._cpus))))
+            }
             try:
                 while pending:
-                    ready, _ = ray.wait(list(pending), num_returns=1, timeout=_TICK)
-                    for number, done, tasks in self._news(board):
+                    ready, _ = ray.wait(list(pending), num_returns=1, timeout=_POLL_INTERVAL)
+                    for number, done, tasks in self._read_progress(progress_log):
                         on_progress(jobs[number], done, tasks)
                     for reference in ready:
                         yield self._result(reference, pending.pop(reference))
@@ -312,77 +323,60 @@ class RayExecutor(Executor):
                     ray.cancel(reference, force=True)
 
     def _resources(self) -> dict[str, Any]:
-        there = self._ray.cluster_resources().get("GPU", 0)
-        gpus = self._gpus if self._gpus is not None else min(1, there)
-        if gpus > there:  # Ray would wait for ever
-            raise OneaError(f"A run is to have {gpus:g} GPUs, but the Ray cluster has {there:g}; ask for fewer.")
+        available = self._ray.cluster_resources().get("GPU", 0)
+        gpus = self._gpus if self._gpus is not None else min(1, available)
+        if gpus > available:  # Ray would wait forever
+            raise OneaError(f"A run needs {gpus:g} GPUs, but the Ray cluster has {available:g}; ask for fewer.")
         return {
             "num_cpus": self._cpus,
             "num_gpus": gpus,
             "max_retries": self._retries,
-            "max_calls": 1,  # a process for each run: memory is measured per run and always given back
+            "max_calls": 1,  # one process per run, so that memory is measured per run and always freed
         }
 
-    def _board(self) -> Any:
-        """A board on this node, so that the loss of another one does not take it away."""
+    def _start_progress_log(self) -> Any:
+        """A progress log on this node, which the loss of another node does not affect."""
         strategies = importlib.import_module("ray.util.scheduling_strategies")
-        here = strategies.NodeAffinitySchedulingStrategy(self._ray.get_runtime_context().get_node_id(), soft=True)
-        return self._ray.remote(_Board).options(num_cpus=0, scheduling_strategy=here).remote()
-
-    def _fitted(self, job: RunJob) -> RunJob:
-        threads = job.config.threads or max(1, int(self._cpus))
-        return dataclasses.replace(job, config=dataclasses.replace(job.config, threads=threads))
+        this_node = strategies.NodeAffinitySchedulingStrategy(self._ray.get_runtime_context().get_node_id(), soft=True)
+        return self._ray.remote(_ProgressLog).options(num_cpus=0, scheduling_strategy=this_node).remote()
 
     def _result(self, reference: Any, job: RunJob) -> Result:
         try:
-            done: Result = self._ray.get(reference)
+            result: Result = self._ray.get(reference)
         except self._ray.exceptions.RayError as error:
-            tries = self._retries + 1
-            text = f"Ray lost the worker of the run {tries} times ({type(error).__name__}); see the logs of its nodes."
-            return Result(job, Failure(text, str(error), tries))
-        return dataclasses.replace(done, job=job)
+            attempts = self._retries + 1
+            message = (
+                f"Ray lost the worker of the run {attempts} times ({type(error).__name__}); see the logs of its nodes."
+            )
+            return Result(job, Failure(message, str(error), attempts))
+        return dataclasses.replace(result, job=job)
 
-    def _news(self, board: Any) -> list[tuple[int, int, int]]:
+    def _read_progress(self, progress_log: Any) -> list[tuple[int, int, int]]:
         try:
-            news: list[tuple[int, int, int]] = self._ray.get(board.take.remote(), timeout=10 * _TICK)
-        except self._ray.exceptions.RayError:  # without its node there is no news, but results all the same
+            entries: list[tuple[int, int, int]] = self._ray.get(progress_log.take.remote(), timeout=10 * _POLL_INTERVAL)
+        except self._ray.exceptions.RayError:  # progress is optional; results arrive all the same
             return []
-        return news
+        return entries
 
 
-class _Board:
-    """Where tasks on any node write how far they are, and the grid reads it."""
+class _ProgressLog:
+    """A Ray actor that collects the progress of tasks on all nodes."""
 
     def __init__(self) -> None:
-        self._news: list[tuple[int, int, int]] = []
+        self._entries: list[tuple[int, int, int]] = []
 
     def put(self, number: int, done: int, tasks: int) -> None:
-        self._news.append((number, done, tasks))
+        self._entries.append((number, done, tasks))
 
     def take(self) -> list[tuple[int, int, int]]:
-        news, self._news = self._news, []
-        return news
+        entries, self._entries = self._entries, []
+        return entries
 
 
-@dataclass(frozen=True)
-class _Sender:
-    """Facts about the process that sends tasks, which they need."""
-
-    folder: str
-    settings: dict[str, str]
-
-    @classmethod
-    def here(cls) -> _Sender:
-        return cls(str(Path.cwd()), {name: os.environ[name] for name in _PASSED_ON if name in os.environ})
-
-    def enter(self) -> None:
-        os.environ.update(self.settings)
-        if Path(self.folder).is_dir():
-            os.chdir(self.folder)  # so that relative paths of the configuration mean the same
-
-
-def _task(job: RunJob, number: int, board: Any, sender: _Sender) -> Result:
-    """The work of one Ray task."""
-    sender.enter()
-    board.put.remote(number, 0, 0)
-    return run_job(job, lambda _, done, tasks: board.put.remote(number, done, tasks))
+def _ray_task(job: RunJob, number: int, progress_log: Any, folder: Path, environment: Mapping[str, str]) -> Result:
+    """The function of one Ray task, with the environment variables and the working directory of the grid's process."""
+    os.environ.update(environment)
+    if folder.is_dir():
+        os.chdir(folder)  # for relative paths in the configuration
+    progress_log.put.remote(number, 0, 0)
+    return run_job(job, lambda _, done, tasks: progress_log.put.remote(number, done, tasks))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many runs: none twice, none lost, and one that fails does not stop the others."""
+"""Many runs as one grid: finished ones are not repeated, and a failed one does not stop the others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunJob:
-    """A run to be made, and its folder as an absolute path: workers may stand elsewhere."""
+    """A run of a grid. Its folder is an absolute path: workers may have another working directory."""
 
     config: RunConfig
     folder: Path
@@ -33,40 +33,48 @@ class RunJob:
 
 @dataclass(frozen=True)
 class Result:
-    """A run that is over. ``record`` may be None without a failure: it lies in the folder."""
+    """The result of a job. Without a failure, ``record`` may be None: it is in the folder."""
 
     job: RunJob
     failure: Failure | None = None
     record: Record | None = None
 
 
-OnProgress = Callable[[RunJob, int, int], None]  # a job has learned so many of its tasks; (0, 0) when it begins
+OnProgress = Callable[[RunJob, int, int], None]  # job, learned tasks and all tasks; (0, 0) when it begins
 
 
 def ignore_progress(job: RunJob, task: int, tasks: int) -> None:
-    """Tell nobody."""
+    """Do nothing."""
 
 
 class Executor(ABC):
-    """Makes runs.
+    """Makes the runs of a grid.
 
     Attributes:
-        share_adapters: whether it trains an adapter once for all runs that differ only in how they merge it. Results
-            are the same; the records say ``training_shared``, and the times of all but the first are those of the
-            merge alone. The adapters wait in the host's memory, those of one training at a time.
+        share_adapters: train an adapter once for all runs that differ only in the merge. Results are the same. The
+            records have ``training_shared``, and the times of all runs but the first are without training. The host's
+            memory holds the adapters of one training at a time.
     """
 
     share_adapters: bool = False
 
     @abstractmethod
     def run(self, jobs: Sequence[RunJob], on_progress: OnProgress = ignore_progress) -> Generator[Result, None, None]:
-        """Results as they finish, one for each job. Closing the generator ends whatever it has started."""
+        """Yield one result for each job when it is finished. Closing the generator ends all workers."""
 
 
 def run_job(job: RunJob, on_progress: OnProgress, adapter_cache: AdapterCache | None = None) -> Result:
     """Make a run in this process; an error becomes part of the result."""
+    from onea.research.runs.runner import run
+    from onea.runtime import Progress
+
+    class TaskProgress(Progress):
+        def start_task(self, task: int, tasks: int, name: str) -> None:
+            on_progress(job, task, tasks)
+
     try:
-        return Result(job, record=_perform(job, on_progress, adapter_cache))
+        # With wait: the same run of another grid is waited for, and its record is the result of both.
+        return Result(job, record=run(job.config, job.folder, TaskProgress(), adapter_cache, wait=True))
     except OneaError as error:
         return Result(job, Failure(str(error)))
     except Exception as error:
@@ -75,23 +83,11 @@ def run_job(job: RunJob, on_progress: OnProgress, adapter_cache: AdapterCache | 
         return Result(job, Failure(f"{type(error).__name__}: {error}", traceback.format_exc()))
 
 
-def _perform(job: RunJob, on_progress: OnProgress, adapter_cache: AdapterCache | None) -> Record:
-    from onea.research.runs.runner import run
-    from onea.runtime import Progress
-
-    class Listener(Progress):
-        def start_task(self, task: int, tasks: int, name: str) -> None:
-            on_progress(job, task, tasks)
-
-    # Two grids may share a run: the second waits at it, and then finds it finished.
-    return run(job.config, job.folder, Listener(), adapter_cache, wait=True)
-
-
 def training_key(config: RunConfig) -> str | None:
-    """A key that runs share which train the same adapters; None where a method does not merge adapters.
+    """A key that is equal for runs that train the same adapters; None where a method does not merge adapters.
 
-    It is the whole configuration less the method and the options of its merge. Two methods with different presets
-    may agree here and train differently all the same; a cache tells them apart.
+    It is the configuration without the method and the options of its merge. Methods with different presets may have
+    equal keys and different trainings; the adapter cache compares all options.
     """
     from onea.learner.adapter_training import AdapterTraining
     from onea.research.methods import method_class
@@ -105,7 +101,7 @@ def training_key(config: RunConfig) -> str | None:
 
 
 def first_of_each_training(configs: Sequence[RunConfig]) -> list[RunConfig]:
-    """The runs that still train where adapters are shared: the first of each training, and all that share nothing."""
+    """The runs that train where adapters are shared: the first one of each training."""
     firsts: dict[str, RunConfig] = {}
     for config in configs:
         firsts.setdefault(training_key(config) or config.key(), config)
@@ -113,7 +109,7 @@ def first_of_each_training(configs: Sequence[RunConfig]) -> list[RunConfig]:
 
 
 def group_by_training(jobs: Sequence[RunJob]) -> list[tuple[RunJob, ...]]:
-    """The jobs in groups that train alike; those that share nothing are alone."""
+    """The jobs in groups with the same training."""
     groups: dict[str, list[RunJob]] = {}
     for job in jobs:
         groups.setdefault(training_key(job.config) or job.config.key(), []).append(job)
@@ -121,10 +117,7 @@ def group_by_training(jobs: Sequence[RunJob]) -> list[tuple[RunJob, ...]]:
 
 
 def with_adapter_caches(jobs: Sequence[RunJob]) -> Iterator[tuple[RunJob, AdapterCache | None]]:
-    """The jobs, those that train alike one after the other, each with the adapters that it may share.
-
-    One cache exists at a time: that of the jobs at hand, and none where only one job could use it.
-    """
+    """The jobs, ordered by training, each with the cache of its training, or None where it is the only job."""
     from onea.learner.merged_adapter import AdapterCache
 
     for group in group_by_training(jobs):
@@ -143,9 +136,9 @@ class Failure:
 
     Attributes:
         error: one sentence; also what ``str`` gives.
-        details: the trace of an error that nobody foresaw, for whoever repairs it.
-        attempts: how often the run was tried in that grid.
-        date: when it was given up.
+        details: traceback of an unexpected error.
+        attempts: number of attempts in that grid.
+        date: date of the last attempt.
     """
 
     error: str
@@ -158,7 +151,7 @@ class Failure:
 
 
 class RecordStore:
-    """A folder with one folder per configuration. Reading never raises: what is spoilt counts as failed.
+    """A folder with one folder per configuration. Reading never raises: a damaged record counts as failed.
 
     Attributes:
         root: the folder; it need not exist yet.
@@ -173,12 +166,12 @@ class RecordStore:
 
     def find(self, config: RunConfig) -> Record | None:
         """The record of this configuration, if its run is finished."""
-        record, _ = self._look(config)
+        record, _ = self._load(config)
         return record if record and record["status"] == "finished" else None
 
     def state(self, config: RunConfig) -> RunState:
-        """How far this configuration is; ``running`` has finished tasks, whether or not somebody is at it just now."""
-        record, problem = self._look(config)
+        """The state of this configuration; ``running`` has finished some tasks, even if no process continues it."""
+        record, problem = self._load(config)
         if record and record["status"] == "finished":
             return "finished"
         if problem or (self.folder(config) / FAILURE).exists():
@@ -186,22 +179,22 @@ class RecordStore:
         return "running" if record else "missing"
 
     def failure(self, config: RunConfig) -> Failure | None:
-        """Why the last attempt at this configuration failed, or None unless its state is ``failed``."""
-        record, problem = self._look(config)
+        """Why the last attempt at this configuration failed; None unless its state is ``failed``."""
+        record, problem = self._load(config)
         if problem:
             return Failure(problem)
         path = self.folder(config) / FAILURE
         if (record and record["status"] == "finished") or not path.exists():
             return None
         try:
-            noted = read_json(path)
-            texts = {name: str(noted[name]) for name in ("error", "details", "date")}
-            return Failure(**texts, attempts=int(noted["attempts"]))
+            content = read_json(path)
+            texts = {name: str(content[name]) for name in ("error", "details", "date")}
+            return Failure(**texts, attempts=int(content["attempts"]))
         except (ValueError, KeyError, TypeError, OverflowError):
-            return Failure(f"The run failed, and {path} no longer says why; run it again.")
+            return Failure(f"The run failed, and the reason in {path} cannot be read; run it again.")
 
     def records(self) -> Iterator[Record]:
-        """All finished records anywhere below the root, ordered by path; other files are passed over."""
+        """All finished records below the root, sorted by path; other files are skipped."""
         for path in find_record_files(self.root):
             try:
                 record = read_record(path.parent)
@@ -211,20 +204,20 @@ class RecordStore:
                 yield record
 
     def add(self, config: RunConfig, record: Record) -> None:
-        """Keep a record that was made elsewhere, such as on another machine of a cluster."""
+        """Write a record that was made elsewhere, such as on another machine of a cluster."""
         write_record(self.folder(config), record)
 
     def write_failure(self, config: RunConfig, failure: Failure) -> None:
-        """Keep the reason beside whatever the run has left; finished tasks stay and are not learned again."""
-        noted = asdict(failure) | {"date": failure.date or utc_timestamp(), "config": config.identity()}
-        write_json(self.folder(config) / FAILURE, noted)
+        """Write why a run failed; its finished tasks stay and are not learned again."""
+        content = asdict(failure) | {"date": failure.date or utc_timestamp(), "config": config.identity()}
+        write_json(self.folder(config) / FAILURE, content)
 
     def remove_failure(self, config: RunConfig) -> None:
-        """The run has finished after all."""
+        """Remove the reason of an earlier failure."""
         (self.folder(config) / FAILURE).unlink(missing_ok=True)
 
-    def _look(self, config: RunConfig) -> tuple[Record | None, str | None]:
-        """The record in the configuration's folder, or what is wrong with it."""
+    def _load(self, config: RunConfig) -> tuple[Record | None, str | None]:
+        """The record in the configuration's folder, or the error of reading it."""
         from onea.research.runs.reuse import check_same_run
 
         folder = self.folder(config)
@@ -242,29 +235,29 @@ class RecordStore:
 
 
 class InProcess(Executor):
-    """One run after the other, here."""
+    """One run after the other, in this process."""
 
     def __init__(self, share_adapters: bool = False) -> None:
         self.share_adapters = share_adapters
 
     def run(self, jobs: Sequence[RunJob], on_progress: OnProgress = ignore_progress) -> Generator[Result, None, None]:
-        """Results in the order of the jobs, or, where adapters are shared, of their trainings."""
+        """Yield results in the order of the jobs, or ordered by training where adapters are shared."""
         for job, adapter_cache in with_adapter_caches(jobs) if self.share_adapters else ((job, None) for job in jobs):
             on_progress(job, 0, 0)
             yield run_job(job, on_progress, adapter_cache)
 
 
 class GridProgress:
-    """Listens to a grid. This one ignores everything; a display overrides what it shows."""
+    """Callbacks of a grid, which do nothing; a display overrides them."""
 
     def start(self, configs: Sequence[RunConfig], finished: Sequence[RunConfig]) -> None:
-        """The grid begins: its configurations, each once, and those that an earlier grid has finished."""
+        """The grid begins: its configurations, each once, and those that were finished before."""
 
     def advance(self, config: RunConfig, task: int, tasks: int) -> None:
-        """A run has learned so many of its tasks; (0, 0) when it begins, and again when it is tried again."""
+        """A run has learned this many of its tasks; (0, 0) whenever it begins or is tried again."""
 
     def end(self, config: RunConfig, result: Record | Failure) -> None:
-        """A run is over: its record, or why there is none."""
+        """A run has finished or failed."""
 
 
 @dataclass(frozen=True)
@@ -272,11 +265,10 @@ class Outcome:
     """The outcome of each configuration of a grid.
 
     Attributes:
-        finished: run to the end by this grid.
-        failed: could not be, or were finished before with other images, weights or presets than those of now;
-            ``failures`` says why. The next grid tries them again.
+        finished: finished by this grid.
+        failed: failed, or finished before with other images, weights or presets. The next grid tries them again.
         skipped: finished before.
-        failures: by the key of the configuration.
+        failures: reasons of the failed runs, by the key of the configuration.
     """
 
     finished: tuple[RunConfig, ...]
@@ -291,12 +283,12 @@ def run_grid(
     executor: Executor | None = None,
     progress: GridProgress | None = None,
 ) -> Outcome:
-    """Run what the store does not hold yet. Ctrl-C ends all runs and is raised again; finished tasks are kept."""
+    """Make all runs that the store does not have. Ctrl-C ends all runs and is raised again; finished tasks stay."""
     executor, progress = executor or InProcess(), progress or GridProgress()
     unique: dict[str, RunConfig] = {}
     for config in configs:
         unique.setdefault(config.key(), config)
-    outdated = _outdated(unique.values(), store)
+    outdated = _find_outdated(unique.values(), store)
     skipped = [config for key, config in unique.items() if key not in outdated and store.find(config)]
     progress.start(list(unique.values()), skipped)
     done = outdated.keys() | {config.key() for config in skipped}
@@ -306,33 +298,33 @@ def run_grid(
     for key, failure in outdated.items():
         progress.end(unique[key], failure)
     results = executor.run(jobs, lambda job, task, tasks: progress.advance(job.config, task, tasks))
-    with closing(results):  # whatever happens here, the executor ends what it has started
+    with closing(results):  # ends the workers after an error here
         for result in results:
-            settled = _settle(result, store)
-            if isinstance(settled, Failure):
-                failures[result.job.config.key()] = settled
+            outcome = _store_result(result, store)
+            if isinstance(outcome, Failure):
+                failures[result.job.config.key()] = outcome
             else:
                 finished.append(result.job.config)
-            progress.end(result.job.config, settled)
+            progress.end(result.job.config, outcome)
     return Outcome(tuple(finished), tuple(unique[key] for key in failures), tuple(skipped), failures)
 
 
-def _outdated(configs: Iterable[RunConfig], store: RecordStore) -> dict[str, Failure]:
-    """Finished runs that were made of something else than what is here now, each with what differs."""
+def _find_outdated(configs: Iterable[RunConfig], store: RecordStore) -> dict[str, Failure]:
+    """Finished runs whose images, weights or presets have changed, by key."""
     from onea.research.runs.reuse import InputChecker
 
-    inputs, found = InputChecker(), {}
+    checker, outdated = InputChecker(), {}
     for config in configs:
         if record := store.find(config):
             try:
-                inputs.check(record, config, store.folder(config))
+                checker.check(record, config, store.folder(config))
             except OneaError as error:
-                found[config.key()] = Failure(str(error))
-    return found
+                outdated[config.key()] = Failure(str(error))
+    return outdated
 
 
-def _settle(result: Result, store: RecordStore) -> Record | Failure:
-    """Bring the store up to date with a result."""
+def _store_result(result: Result, store: RecordStore) -> Record | Failure:
+    """Write a result to the store."""
     config, failure = result.job.config, result.failure
     if failure is None:
         if result.record is not None and store.find(config) is None:
@@ -341,6 +333,6 @@ def _settle(result: Result, store: RecordStore) -> Record | Failure:
             store.remove_failure(config)
             return record
         failure = Failure(f"The run ended without a record in {store.folder(config)}; run it again.")
-    with suppress(OneaError):  # where not even that can be written, the others still go on
+    with suppress(OneaError):  # the other runs go on even if this cannot be written
         store.write_failure(config, failure)
     return failure
