@@ -86,7 +86,7 @@ def test_a_tracker_that_fails_is_given_up_and_the_run_goes_on(tiny_run, tmp_path
         record = run(make_config(tiny_run), tmp_path / "run", tracking)
     assert record["status"] == "finished"
     said = capsys.readouterr().err
-    assert said.count("tracker 'tensorboard' failed and is given up: ConnectionError: the service is gone") == 1
+    assert said.count("tracker 'tensorboard' failed and is dropped: ConnectionError: the service is gone") == 1
 
 
 def test_unknown_and_missing_trackers_are_refused_before_anything_is_run(tmp_path, monkeypatch):
