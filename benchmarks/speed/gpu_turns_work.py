@@ -105,7 +105,7 @@ class Measured:
             column = Measurements("", self._large(self.given.precision), 1.0)
         workload = getattr(column, "scene", None) or column.workload
         workload.method.learn(workload.prepared.task(0))
-        answer = column.answer(self.given.answers)
+        answer = (column.answer if OLD else column.inference)(self.given.answers)
         for _ in range(4):
             answer()
         synchronise(workload.runtime.device)
@@ -239,7 +239,10 @@ class Measured:
         found: Figures = []
         for precision in ("bf16", "fp32"):
             workload = self.kept["one", precision]
-            answers = [Measurements("", workload, seconds).answer(1), TimmBaseline(workload, compiled=False).answer(1)]
+            answers = [
+                column.answer(1) if OLD else column.inference(1)
+                for column in (Measurements("", workload, seconds), TimmBaseline(workload, compiled=False))
+            ]
             ours, timm = time_interleaved(answers, workload.runtime.device, seconds / 4)
             found += [
                 (f"one image, {precision}, not compiled", 1000 * ours.seconds, "ms"),

@@ -46,6 +46,6 @@ def speedups(config: BenchConfig, per_class: int) -> dict[str, float]:
     }
     found = {}
     for name, actions in contests.items():
-        ours, plain = time_interleaved(actions, device, config.seconds, warm_up=1, fewest=5)
+        ours, plain = time_interleaved(actions, device, config.seconds, warm_up=1, min_repeats=5)
         found[name] = plain.best / ours.best
     return found

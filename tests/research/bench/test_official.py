@@ -10,7 +10,7 @@ from rich.console import Console
 from onea.errors import OneaError
 from onea.research.bench.config import BenchConfig
 from onea.research.bench.official import official_rows
-from onea.research.bench.results import OFFICIAL, PLAIN, Row, _columns
+from onea.research.bench.results import OFFICIAL, PLAIN, Row, _column_table
 from onea.vit.backbones import load_backbone
 
 CPU = torch.device("cpu")
@@ -84,7 +84,7 @@ def test_its_column_is_shown_where_it_was_measured(official):
     rows = [Row("training", "batch 8", PLAIN, 10.0, "images/s")]
     rows += [Row("training", "batch 8", OFFICIAL, 1234.0, "images/s")] if official else []
     console = Console(width=200, record=True)
-    console.print(_columns(rows))
+    console.print(_column_table(rows))
     text = console.export_text()
     assert (OFFICIAL in text) == official
     assert ("1,234" in text) == official

@@ -461,7 +461,7 @@ def test_the_executor_a_command_line_asks_for(monkeypatch):
     assert isinstance(choose_executor(1), InProcess)
     with pytest.raises(OneaError, match="at least 1"):
         choose_executor(0)
-    with pytest.raises(OneaError, match="leave out the number of workers"):
+    with pytest.raises(OneaError, match="leave out --workers"):
         choose_executor(2, ray="auto")
 
 

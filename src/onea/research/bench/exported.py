@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from onea import cpu
 from onea.errors import OneaError
 from onea.research.bench.config import CLASSES, BenchConfig
-from onea.research.bench.measure import SEED, answering, bench_backbone
+from onea.research.bench.measure import SEED, bench_backbone, inference_rows
 from onea.research.bench.results import EXPORT, PYTORCH, BenchResult, Row
 from onea.research.bench.run import OnStatus
 from onea.research.runs.runner import environment
@@ -70,7 +70,7 @@ def export_bench(config: BenchConfig, on_status: OnStatus = lambda text: None) -
             on_status(f"inference at batch {batch}")
             images = np.random.default_rng(SEED).standard_normal((batch, 3, vit.size, vit.size), dtype=np.float32)
             asked = {name: _asked(answer, images) for name, answer in columns.items()}
-            rows += answering(asked, batch, runtime.device, config.seconds)
+            rows += inference_rows(asked, batch, runtime.device, config.seconds)
     return BenchResult(config, rows, vit.name, "fp32", False, load, environment(runtime.device), EXPORT)
 
 

@@ -7,6 +7,7 @@ import copy
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from onea.research.bench.results import (
     Timing,
     duration,
     rate,
-    summarise,
+    summarise_times,
     synchronise,
     time_interleaved,
     time_repeatedly,
@@ -62,7 +63,7 @@ class Workload:
 
     @property
     def compiled(self) -> bool:
-        """Whether the network's passes are compiled."""
+        """Whether the network is compiled."""
         return self.prepared.compiled
 
 
@@ -76,7 +77,7 @@ def make_workload(
     *,
     compiled: bool,
 ) -> Workload:
-    """One-A before its first task, on a stream of tasks of these sizes; ``vit`` itself is not changed."""
+    """One-A before its first task, on a stream of tasks of these sizes; ``vit`` is copied."""
     classes = sum(sizes)
     vit = copy.deepcopy(vit).cast_matrices(runtime.dtype, runtime.fp8).to(runtime.device)
     if compiled:
@@ -84,29 +85,29 @@ def make_workload(
     options = OneAOptions(rank=config.rank, batch_size=config.batch, epochs=1, min_epochs=1, max_epochs=1)
     method = OneAMethod(vit, options, runtime, StreamPlan(classes, len(sizes)))
     preprocess = preprocess_of(vit)
-    train, test = (_side(classes, count, preprocess, runtime) for count in (per_class, test_per_class))
+    train, test = (_synthetic_images(classes, count, preprocess, runtime) for count in (per_class, test_per_class))
     stream = Stream(tuple(range(classes)), sizes)
     return Workload(PreparedRun(stream, train, test, method, {}, SEED, compiled), method, runtime)
 
 
 def single_task_workload(config: BenchConfig, vit: FrozenViT, runtime: Runtime, *, compiled: bool) -> Workload:
-    """A single task, large enough that an epoch is many steps on this device."""
+    """A single task that is large enough for many steps in an epoch."""
     train, test = config.images_per_class(runtime.device), -(-max(config.batches) // CLASSES)
     return make_workload(config, vit, runtime, (CLASSES,), train, max(train, test), compiled=compiled)
 
 
 def preprocess_of(vit: FrozenViT) -> Preprocess:
-    """The preprocessing of a run by default."""
+    """The default preprocessing of a run."""
     return Preprocess(size=vit.size, mean=vit.mean, std=vit.std)
 
 
 def synthetic_pixels(count: int, network_size: int) -> Pixels:
-    """Noise as a run would store it: uint8 with the margin that crops need."""
+    """Noise in the format of packed images: uint8, larger than the network's input by the margin for crops."""
     side = round(network_size * CROP_MARGIN)
     return np.random.default_rng(SEED).integers(0, 256, (count, 3, side, side), dtype=np.uint8)
 
 
-def _side(classes: int, per_class: int, preprocess: Preprocess, runtime: Runtime) -> ImageSubset:
+def _synthetic_images(classes: int, per_class: int, preprocess: Preprocess, runtime: Runtime) -> ImageSubset:
     pixels = synthetic_pixels(classes * per_class, preprocess.size)
     images = PackedImages(pixels, preprocess, runtime.device, "device", runtime.pixel_dtype)
     return ImageSubset(images, torch.arange(classes).repeat_interleave(per_class), torch.arange(len(pixels)))
@@ -128,9 +129,9 @@ def random_backbone(architecture: str) -> FrozenViT:
     """A network of timm with fixed random weights."""
     import timm
 
-    known = timm.list_models()
-    if architecture not in known:
-        raise OneaError(f"Unknown architecture '{architecture}'; {did_you_mean(architecture, [*EMBEDDED, *known])}")
+    names = timm.list_models()
+    if architecture not in names:
+        raise OneaError(f"Unknown architecture '{architecture}'; {did_you_mean(architecture, [*EMBEDDED, *names])}")
     config = NetworkConfig.of_timm(architecture)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -138,8 +139,8 @@ def random_backbone(architecture: str) -> FrozenViT:
     return freeze(network, _RANDOM + architecture, "random", config)
 
 
-# Dense floating-point operations per second from the data sheets; the first name that occurs in the chip's is taken.
-_NOMINAL: tuple[tuple[str, dict[str, float]], ...] = (
+# Dense FLOP/s from the data sheets, by the first of these names that is part of the chip's name.
+_NOMINAL_PEAKS: tuple[tuple[str, dict[str, float]], ...] = (
     ("B200", {"fp8": 4500e12, "bf16": 2250e12, "fp32": 75e12}),
     ("H200", {"fp8": 1979e12, "bf16": 989e12, "fp32": 67e12}),
     ("H100 PCIe", {"fp8": 1513e12, "bf16": 756e12, "fp32": 51e12}),
@@ -149,17 +150,17 @@ _NOMINAL: tuple[tuple[str, dict[str, float]], ...] = (
     ("L4", {"fp8": 242e12, "bf16": 121e12, "fp32": 30.3e12}),
     ("A10", {"bf16": 125e12, "fp32": 31.2e12}),
 )
-_IMAGES = 2
+_FLOPS_BATCH = 2
 
 
 def inference_flops(method: OneAMethod) -> float:
-    """Operations per image of one pass with the adapter."""
+    """FLOPs per image of a forward pass with the adapter."""
     images = _images(method)
-    return count_flops(lambda: method.features(images, method.adapter)) / _IMAGES
+    return count_flops(lambda: method.features(images, method.adapter)) / _FLOPS_BATCH
 
 
 def training_flops(method: OneAMethod) -> float:
-    """Operations per image of one pass with the adapter and back to the adapter's gradients."""
+    """FLOPs per image of a forward and backward pass with gradients for the adapter."""
     images = _images(method)
     adapters = initial_adapters(method.vit, method.options, seed=0).to(images.device)
 
@@ -168,25 +169,25 @@ def training_flops(method: OneAMethod) -> float:
             loss = method.vit(images, adapters).sum()
         loss.backward()
 
-    return count_flops(step) / _IMAGES
+    return count_flops(step) / _FLOPS_BATCH
 
 
 def _images(method: OneAMethod) -> torch.Tensor:
-    return torch.zeros(_IMAGES, 3, method.vit.size, method.vit.size, device=method.runtime.device)
+    return torch.zeros(_FLOPS_BATCH, 3, method.vit.size, method.vit.size, device=method.runtime.device)
 
 
 def nominal_peak(chip: str, precision: str) -> float | None:
-    """Dense operations per second from the data sheet, or None for a chip we do not know.
+    """Dense FLOP/s from the data sheet; None for a chip that is not listed.
 
     >>> nominal_peak("NVIDIA H200", "bf16")
     989000000000000.0
     >>> nominal_peak("AMD EPYC", "bf16")
     """
-    return next((peaks.get(precision) for name, peaks in _NOMINAL if name in chip), None)
+    return next((peaks.get(precision) for name, peaks in _NOMINAL_PEAKS if name in chip), None)
 
 
 def measured_peak(device: torch.device, precision: str, seconds: float) -> float:
-    """Operations per second of one large square matrix product, at its best."""
+    """The highest FLOP/s of a large square matrix product."""
     side = 8192 if device.type == "cuda" else 1024
     left, right = (torch.randn(side, side, device=device) for _ in range(2))
     if precision == "fp8":
@@ -198,32 +199,30 @@ def measured_peak(device: torch.device, precision: str, seconds: float) -> float
 
 
 InferenceFunction = Callable[[], object]
-_IN_FLIGHT = 8  # batches asked for before the host waits, as an evaluation does
+_QUEUED_BATCHES = 8  # launched before the host synchronises, as in an evaluation
 
 
-def answering(
-    answers: Mapping[str, InferenceFunction], batch: int, device: torch.device, seconds: float
+def inference_rows(
+    functions: Mapping[str, InferenceFunction], batch: int, device: torch.device, seconds: float
 ) -> Iterator[Row]:
-    """The time of one request, and the speed with several in flight where the device works apart from the host.
+    """Latency of one batch, and throughput of several batches that are queued on an asynchronous device.
 
-    All columns take turns, because the differences between them are small.
+    The columns take turns, because the differences between them are small.
     """
     setting = f"batch {batch}"
-    alone = time_interleaved(list(answers.values()), device, seconds)
-    for column, timing in zip(answers, alone, strict=True):
+    timings = time_interleaved(list(functions.values()), device, seconds)
+    for column, timing in zip(functions, timings, strict=True):
         yield duration("inference", setting, column, timing)
-    count, several = 1, alone
+    images = batch
     if device.type != "cpu":
-        count, several = (
-            _IN_FLIGHT,
-            time_interleaved([_several(answer) for answer in answers.values()], device, seconds),
-        )
-    for column, timing in zip(answers, several, strict=True):
-        yield rate("inference", setting, column, count * batch, timing)
+        images = _QUEUED_BATCHES * batch
+        timings = time_interleaved([_queued(function) for function in functions.values()], device, seconds)
+    for column, timing in zip(functions, timings, strict=True):
+        yield rate("inference", setting, column, images, timing)
 
 
-def _several(answer: InferenceFunction) -> InferenceFunction:
-    return lambda: [answer() for _ in range(_IN_FLIGHT)]
+def _queued(function: InferenceFunction) -> InferenceFunction:
+    return lambda: [function() for _ in range(_QUEUED_BATCHES)]
 
 
 class TimmBaseline:
@@ -234,12 +233,12 @@ class TimmBaseline:
         self.name = timm_column(workload.runtime.precision, compiled)
         network: Any = copy.deepcopy(workload.method.vit.vit)
         from_fp8(network)
-        if compiled:  # as our own network is
+        if compiled:  # with the options of onea's own network
             network = torch.compile(network, dynamic=False, fullgraph=True, mode="reduce-overhead")
         self.network: Any = network
 
-    def answer(self, batch: int) -> InferenceFunction:
-        """Scores of stored images, as our own inference gives them."""
+    def inference(self, batch: int) -> InferenceFunction:
+        """A function that computes the scores of stored images, with onea's classifier."""
         images, rows = self.workload.prepared.test.images, torch.arange(batch)
         prototypes = self.workload.method.prototypes
 
@@ -252,76 +251,82 @@ class TimmBaseline:
         return scores
 
 
-_LEAST_EPOCHS, _MOST_EPOCHS = 3, 60
+_MIN_EPOCHS, _MAX_EPOCHS = 3, 60
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Let the peak of a GPU's memory begin anew."""
+    """Reset the peak memory of a GPU."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def peak_memory_rows(column: str, batch: int, device: torch.device) -> Iterator[Row]:
-    """The peak of a GPU's memory in training, since it was reset."""
+    """The peak memory of a GPU in training since it was reset."""
     if device.type == "cuda":
         yield Row("peak memory", f"training, batch {batch}", column, peak_memory(device)["device"] / 1e6, "MB")
 
 
 class EpochTimer(Progress):
-    """Notes when epochs begin; the device is idle at that moment."""
+    """Collects the times at which epochs begin."""
 
     def __init__(self, device: torch.device):
         self._device = device
         self.times: list[float] = []
 
     def start_epoch(self, epoch: int, epochs: int, images: int) -> None:
-        """Note the time."""
-        self.stop()
+        """Add the time."""
+        self.add_time()
 
-    def stop(self) -> None:
-        """Note the time once everything asked for is done."""
+    def add_time(self) -> None:
+        """Add the time after all operations on the device."""
         synchronise(self._device)
         self.times.append(time.perf_counter())
 
 
 @dataclass(frozen=True)
 class Measurements:
-    """A workload and the name under which its figures appear."""
+    """Measurements of a workload for one column.
+
+    Attributes:
+        name: the column.
+        workload: what is measured.
+        seconds: about how long each measurement takes.
+    """
 
     name: str
     workload: Workload
     seconds: float
 
     def training(self) -> Iterator[Row]:
-        """End to end from the stored bytes: augmentation, loss with the contrastive term, optimiser."""
+        """Training end to end: augmentation of stored images, loss with the contrastive term, optimiser."""
         workload, task = self.workload, self.workload.prepared.task(0)
         device, batch = workload.runtime.device, workload.method.options.batch_size
         reset_peak_memory(device)
         warm = self._epochs(2)[-1]
-        count = min(max(round(self.seconds / warm), _LEAST_EPOCHS), _MOST_EPOCHS)
-        yield rate("training", f"batch {batch}", self.name, len(task), summarise(self._epochs(count + 1)[1:]))
+        count = min(max(round(self.seconds / warm), _MIN_EPOCHS), _MAX_EPOCHS)
+        yield rate("training", f"batch {batch}", self.name, len(task), summarise_times(self._epochs(count + 1)[1:]))
         yield from peak_memory_rows(self.name, batch, device)
 
     def _epochs(self, count: int) -> list[float]:
         """Seconds of each epoch of one training."""
         workload, method, task = self.workload, self.workload.method, self.workload.prepared.task(0)
-        clock = EpochTimer(workload.runtime.device)
+        timer = EpochTimer(workload.runtime.device)
         options = replace(method.options, epochs=count, min_epochs=count, max_epochs=count)
-        runtime = replace(workload.runtime, progress=clock)
+        runtime = replace(workload.runtime, progress=timer)
         train_adapter(
             method.vit, method.learner.new_adapters(task.seed, task.index), task, options, runtime, method.plan
         )
-        clock.stop()
-        return [end - start for start, end in zip(clock.times, clock.times[1:], strict=False)]
+        timer.add_time()
+        return [end - start for start, end in pairwise(timer.times)]
 
     def prototypes(self) -> Iterator[Row]:
-        """Class means of a task."""
+        """Computation of the class means of a task."""
         method, task = self.workload.method, self.workload.prepared.task(0)
         timing = self._timed(lambda: method.compute_prototypes(task, method.adapter))
         yield rate("prototypes", "", self.name, len(task), timing)
 
-    def answer(self, batch: int) -> InferenceFunction:
-        """Scores of stored images."""
+    def inference(self, batch: int) -> InferenceFunction:
+        """A function that computes the scores of stored images."""
         method, images, rows = self.workload.method, self.workload.prepared.test.images, torch.arange(batch)
         return lambda: method.scores(images.plain(rows))
 
@@ -335,7 +340,7 @@ class Measurements:
         yield Row("evaluation", f"{count} images", self.name, timing.seconds, "s", timing.spread)
 
     def merge(self) -> Iterator[Row]:
-        """One merge of two trained-looking adapters: the operator alone, and with what a run records of it."""
+        """A merge of two random adapters, with and without the analysis that a run records."""
         method = self.workload.method
         generator = torch.Generator().manual_seed(0)
         old, new = (
@@ -352,6 +357,5 @@ class Measurements:
             "merge and record", setting, self.name, self._timed(lambda: operator(old, new, sizes, {}).report())
         )
 
-    def _timed(self, action: object) -> Timing:
-        assert callable(action)
+    def _timed(self, action: Callable[[], object]) -> Timing:
         return time_repeatedly(action, self.workload.runtime.device, self.seconds)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The results of a bench: timings, rows, the CSV file and the tables in the terminal."""
+"""Results of a benchmark: timings, rows, the CSV file and the tables in the terminal."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from onea.presentation.formats import terminal
 from onea.presentation.table import Table
 from onea.research.bench.config import BenchConfig
 
-_MOST = 500
+_MAX_REPEATS = 500
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds that one call takes.
+    """The time of one call, from several repeats.
 
     Attributes:
-        seconds: the median.
-        spread: half the distance between the quartiles.
-        best: the shortest.
+        seconds: median.
+        spread: half of the interquartile range.
+        best: minimum.
     """
 
     seconds: float
@@ -41,15 +41,15 @@ class Timing:
 
     @property
     def relative_spread(self) -> float:
-        """The spread as a share of the median."""
+        """The spread as a fraction of the median."""
         return self.spread / self.seconds
 
 
 def time_repeatedly(
-    action: Callable[[], object], device: torch.device, seconds: float, *, warm_up: int = 2, fewest: int = 4
+    action: Callable[[], object], device: torch.device, seconds: float, *, warm_up: int = 2, min_repeats: int = 4
 ) -> Timing:
-    """Time an action again and again for about so many seconds, and at least a few times."""
-    return time_interleaved([action], device, seconds, warm_up=warm_up, fewest=fewest)[0]
+    """Time an action repeatedly for about this many seconds."""
+    return time_interleaved([action], device, seconds, warm_up=warm_up, min_repeats=min_repeats)[0]
 
 
 def time_interleaved(
@@ -58,38 +58,40 @@ def time_interleaved(
     seconds: float,
     *,
     warm_up: int = 2,
-    fewest: int = 4,
+    min_repeats: int = 4,
 ) -> list[Timing]:
-    """Time several actions in turn, so that whatever slows the machine down meets all of them alike."""
+    """Time several actions in turn, so that a slowdown of the machine affects all of them."""
     for action in actions:
-        for _ in range(warm_up):  # compiles, fills caches, picks kernels, starts workers
+        for _ in range(warm_up):  # compilation, caches, choice of kernels, worker processes
             action()
-    taken: list[list[float]] = [[] for _ in actions]
+    times: list[list[float]] = [[] for _ in actions]
     synchronise(device)
     started = time.perf_counter()
-    while len(taken[0]) < fewest or (time.perf_counter() - started < seconds * len(actions) and len(taken[0]) < _MOST):
-        for action, times in zip(actions, taken, strict=True):
+    while (repeats := len(times[0])) < min_repeats or (
+        time.perf_counter() - started < seconds * len(actions) and repeats < _MAX_REPEATS
+    ):
+        for action, of_action in zip(actions, times, strict=True):
             before = time.perf_counter()
             action()
             synchronise(device)
-            times.append(time.perf_counter() - before)
-    return [summarise(times) for times in taken]
+            of_action.append(time.perf_counter() - before)
+    return [summarise_times(of_action) for of_action in times]
 
 
-def summarise(taken: Sequence[float]) -> Timing:
-    """Median and spread of some times.
+def summarise_times(times: Sequence[float]) -> Timing:
+    """Median, spread and minimum of some times.
 
-    >>> summarise([1.0, 2.0, 3.0, 4.0, 100.0])
+    >>> summarise_times([1.0, 2.0, 3.0, 4.0, 100.0])
     Timing(seconds=3.0, spread=1.0, best=1.0)
     """
-    if len(taken) == 1:
-        return Timing(taken[0], 0.0, taken[0])
-    low, _, high = quantiles(taken, n=4, method="inclusive")
-    return Timing(median(taken), (high - low) / 2, min(taken))
+    if len(times) == 1:
+        return Timing(times[0], 0.0, times[0])
+    low, _, high = quantiles(times, n=4, method="inclusive")
+    return Timing(median(times), (high - low) / 2, min(times))
 
 
 def synchronise(device: torch.device) -> None:
-    """Wait until the device has done everything it was asked to."""
+    """Wait for all operations on the device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":
@@ -102,15 +104,15 @@ PYTORCH, EXPORT = "PyTorch fp32", "export"
 
 @dataclass(frozen=True)
 class Row:
-    """One figure.
+    """One measurement.
 
     Attributes:
-        measure: what was measured.
-        setting: under which circumstances.
-        column: who did it: the plain loop, the published code, we in the same numerics or our fastest, or plain timm.
-        value: the median.
-        unit: of the value and its spread.
-        spread: half the distance between the quartiles; 0 for what does not vary.
+        measure: what was measured, such as ``training``.
+        setting: such as the batch size.
+        column: the implementation: the plain loop, the published code, onea in fp32 or at its fastest, or timm.
+        value: median.
+        unit: unit of the value and its spread.
+        spread: half of the interquartile range; 0 for a constant.
     """
 
     measure: str
@@ -122,7 +124,7 @@ class Row:
 
 
 def timm_column(precision: str, compiled: bool) -> str:
-    """The name of this baseline's column; timm has no eight bits, so what is compared with fp8 is bf16.
+    """The name of timm's column; timm has no fp8, so bf16 is compared with fp8.
 
     >>> timm_column("fp8", True)
     'timm bf16 compiled'
@@ -131,7 +133,7 @@ def timm_column(precision: str, compiled: bool) -> str:
 
 
 def rate(measure: str, setting: str, column: str, images: int, timing: Timing) -> Row:
-    """So many images in this time, as images per second."""
+    """Images per second."""
     speed = images / timing.seconds
     return Row(measure, setting, column, speed, "images/s", speed * timing.relative_spread)
 
@@ -141,24 +143,24 @@ def duration(measure: str, setting: str, column: str, timing: Timing) -> Row:
     return Row(measure, setting, column, 1000 * timing.seconds, "ms", 1000 * timing.spread)
 
 
-def find(rows: Iterable[Row], measure: str, setting: str, column: str, unit: str) -> Row | None:
-    """The row of this name, if it was measured."""
-    wanted = (measure, setting, column, unit)
-    return next((row for row in rows if (row.measure, row.setting, row.column, row.unit) == wanted), None)
+def find_row(rows: Iterable[Row], measure: str, setting: str, column: str, unit: str) -> Row | None:
+    """The row of this measurement, if there is one."""
+    key = (measure, setting, column, unit)
+    return next((row for row in rows if (row.measure, row.setting, row.column, row.unit) == key), None)
 
 
 def chip_name(environment: dict[str, Any]) -> str:
-    """The name of the accelerator, else of the processor."""
+    """The name of the accelerator, or of the processor without one."""
     return str(environment["accelerator"] or environment["processor"] or "unknown")
 
 
 def hardware_name(environment: dict[str, Any], cores: int) -> str:
-    """The chip and the cores that were used beside it."""
+    """The chip and the number of CPU cores."""
     return f"{chip_name(environment)}, {cores} cores"
 
 
 def csv_name(environment: dict[str, Any], cores: int, backbone: str, data: str = "") -> str:
-    """A file name that carries the hardware.
+    """A file name with the hardware.
 
     >>> csv_name({"accelerator": "NVIDIA H200", "processor": "x"}, 16, "random:vit_base_patch16_224")
     'bench-nvidia-h200-16-random-vit_base_patch16_224.csv'
@@ -170,7 +172,7 @@ def csv_name(environment: dict[str, Any], cores: int, backbone: str, data: str =
 def write_csv(
     path: Path, rows: Sequence[Row], backbone: str, hardware: str, load: float, environment: dict[str, Any]
 ) -> None:
-    """All rows in long format, each with the backbone, hardware, load by others and versions it belongs to."""
+    """Write all rows in long format, each with backbone, hardware, load and versions."""
     versions = " ".join(f"{name} {environment[name]}" for name in ("onea", "python", "torch", "torchvision", "timm"))
     text = io.StringIO()
     names = [field.name for field in fields(Row)]
@@ -183,18 +185,18 @@ def write_csv(
     write_atomically(path, text.getvalue().encode())
 
 
-_BUSY = 0.25  # of the cores
-_MORE_IS_BETTER = ("images/s", "%", "TFLOP/s")
-_NOISY = 0.05  # a spread worth mentioning; the file has them all
+_BUSY = 0.25  # load per core
+_HIGHER_IS_BETTER = ("images/s", "%", "TFLOP/s")
+_NOISY = 0.05  # relative spread that the table shows; the file has all of them
 
 
 @dataclass(frozen=True)
 class BenchResult:
-    """All figures of one bench, and the machine they belong to.
+    """All results of a benchmark, and the machine.
 
     Attributes:
-        load: processes that wanted a core on average in the minute before, none of them ours.
-        data: the dataset of a whole stream, if that is what was measured.
+        load: load average of the machine in the minute before.
+        data: the dataset of a whole stream, or ``export``.
     """
 
     config: BenchConfig
@@ -208,97 +210,93 @@ class BenchResult:
 
     @property
     def hardware(self) -> str:
-        """The chip and the cores."""
+        """The chip and the number of CPU cores."""
         return hardware_name(self.environment, self.environment["cores"])
 
     def write(self, folder: Path) -> Path:
-        """Leave the figures in a file whose name carries the hardware."""
+        """Write the CSV file."""
         path = folder / csv_name(self.environment, self.environment["cores"], self.backbone, self.data)
         write_csv(path, self.rows, self.backbone, self.hardware, self.load, self.environment)
         return path
 
     @property
     def busy(self) -> bool:
-        """Whether others were using the machine enough to spoil the figures."""
+        """Whether other processes used the machine so much that the results are unreliable."""
         return bool(self.load > _BUSY * self.environment["cores"])
 
 
 def print_result(result: BenchResult) -> None:
-    """Our columns beside the plain loop, then beside plain timm, then what grows."""
+    """Print the columns beside the plain loop, then onea beside timm, then the growth."""
     console = Console(highlight=False)
-    how = f"{result.precision}, {'compiled' if result.compiled else 'eager'}"
+    mode = f"{result.precision}, {'compiled' if result.compiled else 'eager'}"
     if result.busy:
-        console.print(f"[yellow]others use this machine (load {result.load:.1f}): measure again when it is idle[/]")
+        console.print(
+            f"[yellow]other processes use this machine (load {result.load:.1f}): measure again when it is idle[/]"
+        )
     if result.data == EXPORT:
         console.print(f"{result.backbone}, rank {result.config.rank}, {result.hardware}")
         console.print(f"×: how many times faster than {PYTORCH}")
-        console.print(_exported(result.rows))
+        console.print(_export_table(result.rows))
         return
     if result.data:
-        console.print(f"One-A with {result.backbone}, {how}, {result.hardware}")
-        console.print(_list(result.rows))
+        console.print(f"One-A with {result.backbone}, {mode}, {result.hardware}")
+        console.print(_stream_table(result.rows))
         return
     console.print(f"{result.backbone}, rank {result.config.rank}, {result.hardware}")
-    console.print(f"plain loop: fp32, eager, DataLoader workers; same numerics: ours, fp32, eager; fast: ours, {how}")
+    console.print(f"plain loop: fp32, eager, DataLoader workers; same numerics: onea, fp32, eager; fast: onea, {mode}")
     console.print("×: how many times better than the plain loop")
-    own = [row for row in result.rows if not row.measure.startswith("growth")]
-    console.print(_columns(own))
-    console.print(_against_timm(result))
-    late = [row for row in result.rows if row.measure.startswith("growth")]
-    if late:
-        console.print(_growth(late))
+    console.print(_column_table([row for row in result.rows if not row.measure.startswith("growth")]))
+    console.print(_timm_table(result))
+    if growth := [row for row in result.rows if row.measure.startswith("growth")]:
+        console.print(_growth_table(growth))
 
 
-def _list(rows: list[Row]) -> TerminalTable:
+def _stream_table(rows: list[Row]) -> TerminalTable:
     return _table(("", ""), ([f"{row.setting}, {row.unit}", _number(row)] for row in rows))
 
 
-def _exported(rows: list[Row]) -> TerminalTable:
-    """Each way to answer, with its time for each batch and how it compares."""
+def _export_table(rows: list[Row]) -> TerminalTable:
+    """The time of each batch size by runtime, and its ratio to PyTorch."""
     settings = list(dict.fromkeys(row.setting for row in rows))
     lines = []
     for name in dict.fromkeys(row.column for row in rows):
-        times = [
-            (find(rows, "inference", one, name, "ms"), find(rows, "inference", one, PYTORCH, "ms")) for one in settings
-        ]
-        lines.append([name, *(cell for ours, plain in times for cell in (_number(ours), _ratio(ours, plain)))])
+        pairs = [[find_row(rows, "inference", setting, one, "ms") for one in (name, PYTORCH)] for setting in settings]
+        lines.append([name, *(cell for time, base in pairs for cell in (_number(time), _ratio(time, base)))])
     heads = [cell for setting in settings for cell in (f"{setting}, ms", "×")]
     return _table(("inference", *heads), lines)
 
 
-def _columns(rows: list[Row]) -> TerminalTable:
-    names = [
-        name for name in (PLAIN, OFFICIAL, SAME, FAST) if name != OFFICIAL or any(row.column == name for row in rows)
-    ]
+def _column_table(rows: list[Row]) -> TerminalTable:
+    has_official = any(row.column == OFFICIAL for row in rows)
+    names = [name for name in (PLAIN, OFFICIAL, SAME, FAST) if name != OFFICIAL or has_official]
     lines = []
     for measure, setting, unit in dict.fromkeys((row.measure, row.setting, row.unit) for row in rows):
-        found = {name: find(rows, measure, setting, name, unit) for name in names}
-        if any(found.values()):
-            ratios = [_ratio(found[name], found[PLAIN]) for name in (SAME, FAST)]
-            lines.append([_label(measure, setting, unit), *map(_number, found.values()), *ratios])
+        by_column = {name: find_row(rows, measure, setting, name, unit) for name in names}
+        if any(by_column.values()):
+            ratios = [_ratio(by_column[name], by_column[PLAIN]) for name in (SAME, FAST)]
+            lines.append([_label(measure, setting, unit), *map(_number, by_column.values()), *ratios])
     return _table(("", *names, "same ×", "fast ×"), lines)
 
 
-def _against_timm(result: BenchResult) -> TerminalTable:
-    """Ours with the adapter against timm without it, both at the same precision and compiled or not alike."""
+def _timm_table(result: BenchResult) -> TerminalTable:
+    """onea with the adapter beside timm without it, both in the same precision and both compiled or eager."""
     lines = []
     for name, precision, compiled in ((SAME, "fp32", False), (FAST, result.precision, result.compiled)):
         column = timm_column(precision, compiled)
         for batch in result.config.batches:
             setting = f"batch {batch}"
             for unit in ("ms", "images/s"):
-                theirs = find(result.rows, "inference", setting, column, unit)
-                ours = find(result.rows, "inference", setting, name, unit)
-                if theirs and ours:
-                    slower = ours.value / theirs.value if unit == "ms" else theirs.value / ours.value
-                    change = f"{100 * (slower - 1):+.1f} %"
+                timm = find_row(result.rows, "inference", setting, column, unit)
+                onea = find_row(result.rows, "inference", setting, name, unit)
+                if timm and onea:
+                    slowdown = onea.value / timm.value if unit == "ms" else timm.value / onea.value
                     label = _label(column.removeprefix("timm "), setting, unit)
-                    lines.append([label, _number(theirs), _number(ours), change])
-    return _table(("inference", "timm, no adapter", "ours with adapter", "slower by"), lines)
+                    lines.append([label, _number(timm), _number(onea), f"{100 * (slowdown - 1):+.1f} %"])
+    return _table(("inference", "timm, no adapter", "onea with adapter", "slower by"), lines)
 
 
-def _growth(rows: list[Row]) -> TerminalTable:
-    """Early and late side by side: rows of one measure and unit come in pairs."""
+def _growth_table(rows: list[Row]) -> TerminalTable:
+    """Early and late tasks side by side; the rows are pairs of both."""
     lines = []
     for early, late in zip(rows[::2], rows[1::2], strict=True):
         change = f"{100 * (late.value / early.value - 1):+.2f} %"
@@ -324,9 +322,9 @@ def _number(row: Row | None) -> str:
     return f"{row.value:,.{digits}f}{spread}"
 
 
-def _ratio(ours: Row | None, plain: Row | None) -> str:
-    """How many times better than the plain loop: faster, or smaller."""
-    if ours is None or plain is None:
+def _ratio(row: Row | None, baseline: Row | None) -> str:
+    """How many times better than the baseline."""
+    if row is None or baseline is None:
         return ""
-    better = ours.value / plain.value if ours.unit in _MORE_IS_BETTER else plain.value / ours.value
-    return f"{better:.2f}x"
+    ratio = row.value / baseline.value if row.unit in _HIGHER_IS_BETTER else baseline.value / row.value
+    return f"{ratio:.2f}x"

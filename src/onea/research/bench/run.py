@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole bench: baselines, the two columns, how much of the chip they use, and growth."""
+"""Benchmarks of onea: against baselines, its growth with the number of tasks, and a whole stream."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from onea.research.bench.measure import (
     Measurements,
     TimmBaseline,
     Workload,
-    answering,
     bench_backbone,
     inference_flops,
+    inference_rows,
     make_workload,
     measured_peak,
     nominal_peak,
@@ -53,7 +53,7 @@ from onea.research.bench.results import (
     Row,
     chip_name,
     duration,
-    find,
+    find_row,
     rate,
     time_interleaved,
     time_repeatedly,
@@ -65,26 +65,32 @@ from onea.research.runs.config import RunConfig, make_config
 from onea.research.runs.evaluation import correct_per_class, measure_cost
 from onea.research.runs.runner import environment, peak_memory, run
 from onea.runtime import Runtime
+from onea.text import count
 from onea.vit.frozen import FrozenViT
 
 OnStatus = Callable[[str], None]
-_MOST_WORKERS = 8  # as published codes ask for
-_LOADER_STEPS, _FEWEST_IMAGES = 16, 128
+_MAX_WORKERS = 8  # as in published codes
+_LOADER_STEPS, _MIN_IMAGES = 16, 128
 
 
 def bench(config: BenchConfig, on_status: OnStatus = lambda text: None) -> BenchResult:
-    """Measure everything; ``on_status`` hears what is being measured."""
+    """Measure baselines, onea in fp32 and at its fastest, and the growth.
+
+    Args:
+        config: options of the benchmark.
+        on_status: is called with the name of each measurement.
+    """
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     same, fast = (config.runtime(same_numerics=numerics) for numerics in (True, False))
     checkout = Path(config.official).expanduser() if config.official else None
     if checkout:
-        check_checkout(checkout)  # before minutes of measuring
+        check_checkout(checkout)  # before minutes of measurements
     vit = bench_backbone(config.backbone)
     rows: list[Row] = []
     on_status(f"{PLAIN}: training and inference")
     rows += _plain_rows(config, vit, same)
     if checkout:
-        _release()
+        _free_memory()
         on_status(f"{OFFICIAL}: training and inference")
         rows += official_rows(checkout, config, vit, same.device)
     compiled = config.compiles(fast)
@@ -92,38 +98,40 @@ def bench(config: BenchConfig, on_status: OnStatus = lambda text: None) -> Bench
         rows += _column_rows(
             config, name, single_task_workload(config, vit, runtime, compiled=compiled and name == FAST), on_status
         )
-        _release()
+        _free_memory()
     on_status("peak of the chip")
     rows += _utilisation(rows, config, {SAME: same, FAST: fast})
     if config.tasks:
         on_status(f"growth over {config.tasks} tasks")
-        rows += growth(config)
+        rows += measure_growth(config)
     return BenchResult(config, rows, vit.name, fast.precision, compiled, load, environment(fast.device))
 
 
 def _plain_rows(config: BenchConfig, vit: FrozenViT, runtime: Runtime) -> Iterator[Row]:
-    """The plain loop on as many images as our columns get."""
+    """The plain loop, on as many images as onea."""
     device, seconds = runtime.device, config.seconds
     labels = torch.arange(CLASSES).repeat_interleave(config.images_per_class(device))
     pixels, preprocess = synthetic_pixels(len(labels), vit.size), preprocess_of(vit)
-    workers = config.workers or min(_MOST_WORKERS, os.cpu_count() or 1)
+    workers = config.workers or min(_MAX_WORKERS, os.cpu_count() or 1)
     network = plain_network(vit.vit, config.rank).to(device)
     reset_peak_memory(device)
     images = PlainImages(pixels, labels, plain_transform(preprocess, training=True))
     epoch = plain_epoch(network, loader(images, config.batch, workers, shuffle=True), CLASSES, device)
-    timing = time_repeatedly(epoch, device, seconds, warm_up=1, fewest=3)
+    timing = time_repeatedly(epoch, device, seconds, warm_up=1, min_repeats=3)
     yield rate("training", f"batch {config.batch}", PLAIN, len(images), timing)
     yield from peak_memory_rows(PLAIN, config.batch, device)
     transform = plain_transform(preprocess, training=False)
     for batch in config.batches:
-        # At least a batch for each of two workers; on a GPU as many as training has.
-        some = max(min(len(pixels), max(_FEWEST_IMAGES, _LOADER_STEPS * batch)), 2 * batch)
-        part = PlainImages(synthetic_pixels(some, vit.size), torch.zeros(some, dtype=torch.long), transform)
-        latency = time_repeatedly(plain_inference(network, part, batch, device), device, seconds)
+        # At least one batch for each of two workers, and on a GPU as many images as in training.
+        num_images = max(min(len(pixels), max(_MIN_IMAGES, _LOADER_STEPS * batch)), 2 * batch)
+        images = PlainImages(
+            synthetic_pixels(num_images, vit.size), torch.zeros(num_images, dtype=torch.long), transform
+        )
+        latency = time_repeatedly(plain_inference(network, images, batch, device), device, seconds)
         yield duration("inference", f"batch {batch}", PLAIN, latency)
-        once = plain_evaluation(network, loader(part, batch, workers, shuffle=False), device)
-        timing = time_repeatedly(once, device, seconds, warm_up=1, fewest=3)
-        yield rate("inference", f"batch {batch}", PLAIN, some, timing)
+        evaluation = plain_evaluation(network, loader(images, batch, workers, shuffle=False), device)
+        timing = time_repeatedly(evaluation, device, seconds, warm_up=1, min_repeats=3)
+        yield rate("inference", f"batch {batch}", PLAIN, num_images, timing)
 
 
 def _column_rows(config: BenchConfig, name: str, workload: Workload, on_status: OnStatus) -> Iterator[Row]:
@@ -137,21 +145,21 @@ def _column_rows(config: BenchConfig, name: str, workload: Workload, on_status: 
     yield from column.evaluation()
     yield from column.merge()
     if name == SAME:
-        # This column is not compiled, so that its operations can be counted.
+        # FLOPs can be counted only in this column, which is not compiled.
         yield Row("operations", "training", name, training_flops(workload.method) / 1e9, "GFLOP/image")
         yield Row("operations", "inference", name, inference_flops(workload.method) / 1e9, "GFLOP/image")
-    # Plain timm, eager and compiled; in a quick bench only the way the column itself runs.
+    # timm, eager and compiled; in a quick benchmark only as the column itself.
     baselines = [
         TimmBaseline(workload, compiled) for compiled in ([workload.compiled] if config.quick else [False, True])
     ]
     for batch in config.batches:
         on_status(f"{name} and timm: inference at batch {batch}")
-        answers = {name: column.answer(batch)} | {timm.name: timm.answer(batch) for timm in baselines}
-        yield from answering(answers, batch, workload.runtime.device, config.seconds)
+        functions = {name: column.inference(batch)} | {timm.name: timm.inference(batch) for timm in baselines}
+        yield from inference_rows(functions, batch, workload.runtime.device, config.seconds)
 
 
 def _utilisation(rows: list[Row], config: BenchConfig, runtimes: dict[str, Runtime]) -> Iterator[Row]:
-    """Operations per second of each column as a share of what the chip could do (MFU)."""
+    """Model FLOPs utilisation (MFU): FLOP/s of each column as a percentage of the chip's peak."""
     flops = {row.setting: row.value * 1e9 for row in rows if row.measure == "operations"}
     settings = {"training": f"batch {config.batch}", "inference": f"batch {config.batches[-1]}"}
     for name, runtime in runtimes.items():
@@ -164,50 +172,51 @@ def _utilisation(rows: list[Row], config: BenchConfig, runtimes: dict[str, Runti
                 continue
             yield Row("peak of the chip", f"{source}, {runtime.precision}", name, peak / 1e12, "TFLOP/s")
             for measure, setting in settings.items():
-                speed = find(rows, measure, setting, name, "images/s")
+                speed = find_row(rows, measure, setting, name, "images/s")
                 assert speed is not None
                 used = 100 * flops[measure] * speed.value / peak
                 yield Row("utilisation", f"{measure}, of {source} peak", name, used, "%")
 
 
-def _release() -> None:
-    """Give back the memory of what is not used any more."""
+def _free_memory() -> None:
+    """Free unused memory."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
-EARLY = 4  # tasks after which memory is compared; the first has everything to set up
-_CLASSES = 2  # of each task
+EARLY = 4  # tasks after which memory is compared; memory of the first one includes all set-up
+_CLASSES_PER_TASK = 2
 _CPU_BATCH = 64
 _LATENCY_BATCHES = (1, 32)
 
 
-def growth(config: BenchConfig) -> list[Row]:
-    """Time per task, peak memory, operations and latency, early and late.
+def measure_growth(config: BenchConfig) -> list[Row]:
+    """Time per task, peak memory, FLOPs and latency of a run over many small tasks, early and late.
 
-    In a process of its own, because a process's peak memory never falls.
+    In its own process, because the peak memory of a process never decreases.
     """
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(_measure, config).result()
+        return pool.submit(_growth_rows, config).result()
 
 
-def _measure(config: BenchConfig) -> list[Row]:
+def _growth_rows(config: BenchConfig) -> list[Row]:
     runtime = config.runtime(same_numerics=False)
     if runtime.device.type != "cuda":
         config = replace(config, batch=min(config.batch, _CPU_BATCH))
     vit, compiled = bench_backbone(config.backbone), config.compiles(runtime)
-    # Training batches are full from the first task on, so that a larger peak later could only come from growth.
-    per_class = -(-config.batch // _CLASSES)
-    many = make_workload(config, vit, runtime, (_CLASSES,) * config.tasks, per_class, 1, compiled=compiled)
-    rows = _rows_of_run(many)
-    once = make_workload(config, vit, runtime, (_CLASSES * config.tasks,), 2, 1, compiled=compiled)
-    _learn(once, 0)
-    return rows + _rows_of_answers({1: once, config.tasks: many}, config.seconds)
+    # Full batches from the first task on, so that a later increase of the peak memory is growth.
+    per_class = -(-config.batch // _CLASSES_PER_TASK)
+    sizes = (_CLASSES_PER_TASK,) * config.tasks
+    many_tasks = make_workload(config, vit, runtime, sizes, per_class, 1, compiled=compiled)
+    rows = _growth_of_learning(many_tasks)
+    one_task = make_workload(config, vit, runtime, (sum(sizes),), 2, 1, compiled=compiled)
+    _learn(one_task, 0)
+    return rows + _growth_of_inference({1: one_task, config.tasks: many_tasks}, config.seconds)
 
 
-def _rows_of_run(workload: Workload) -> list[Row]:
-    """Learn and evaluate task by task, as a run does."""
+def _growth_of_learning(workload: Workload) -> list[Row]:
+    """Learn and evaluate all tasks."""
     seconds, peaks = [], []
     kind = "device" if workload.runtime.device.type == "cuda" else "host"
     tasks = workload.prepared.stream.tasks
@@ -220,13 +229,13 @@ def _rows_of_run(workload: Workload) -> list[Row]:
         _time_row(f"tasks {tasks - window + 1} to {tasks}", seconds[-window:]),
     ]
     for task in (EARLY, tasks):
-        if (peak := peaks[task - 1]) is not None:  # not every system tells
+        if (peak := peaks[task - 1]) is not None:  # not on Windows
             rows.append(Row("growth: peak memory", f"after task {task}", FAST, peak / 1e6, "MB"))
     return rows
 
 
 def _learn(workload: Workload, index: int) -> float:
-    """Learn a task and evaluate; the seconds of learning."""
+    """Learn a task and evaluate; returns the seconds of learning."""
     task = workload.prepared.task(index)
     started = time.perf_counter()
     workload.method.learn(task)
@@ -242,61 +251,56 @@ def _time_row(setting: str, seconds: Sequence[float]) -> Row:
     return Row("growth: learning a task", setting, FAST, median(seconds), "s", spread)
 
 
-def _rows_of_answers(workloads: dict[int, Workload], seconds: float) -> list[Row]:
+def _growth_of_inference(workloads: dict[int, Workload], seconds: float) -> list[Row]:
     """Inference after learning the same classes in one task and in many."""
     rows = []
     for tasks, workload in workloads.items():
         flops = measure_cost(workload.method, workload.prepared.test.images, tasks)["flops_per_image"] / 1e9
-        rows.append(Row("growth: inference", f"after {_tasks(tasks)}", FAST, flops, "GFLOP/image"))
+        rows.append(Row("growth: inference", f"after {count(tasks, 'task', 'tasks')}", FAST, flops, "GFLOP/image"))
     for batch in _LATENCY_BATCHES:
         device = next(iter(workloads.values())).runtime.device
-        timings = time_interleaved([_answer(workload, batch) for workload in workloads.values()], device, seconds)
+        timings = time_interleaved([_inference(workload, batch) for workload in workloads.values()], device, seconds)
         rows += [
-            duration("growth: inference", f"after {_tasks(tasks)}, batch {batch}", FAST, timing)
+            duration("growth: inference", f"after {count(tasks, 'task', 'tasks')}, batch {batch}", FAST, timing)
             for tasks, timing in zip(workloads, timings, strict=True)
         ]
     return rows
 
 
-def _answer(workload: Workload, batch: int) -> Callable[[], object]:
+def _inference(workload: Workload, batch: int) -> Callable[[], object]:
     test = workload.prepared.test
-    chosen = torch.arange(batch) % len(test.rows)
-    return lambda: workload.method.scores(test.images.plain(chosen))
-
-
-def _tasks(count: int) -> str:
-    return "1 task" if count == 1 else f"{count} tasks"
+    rows = torch.arange(batch) % len(test.rows)
+    return lambda: workload.method.scores(test.images.plain(rows))
 
 
 TASKS = 10
 
 
 def stream_bench(config: BenchConfig, data: str, folder: Path, on_status: OnStatus = lambda text: None) -> BenchResult:
-    """One run in a fresh process, as a user's is: nothing is loaded or compiled before. Its record stays in ``folder``.
+    """Time one run in a new process, including start-up and compilation. Its record stays in ``folder``.
 
     Raises:
-        OneaError: the run is there already, so there would be nothing to time.
+        OneaError: the run exists already.
     """
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     same = config.precision == "fp32"
     precision = config.runtime(same_numerics=same).precision
     label = f"{data_name(data)}-{precision}"
-    place = folder / f"stream-{Path(config.backbone).stem}-{label}"
-    if place.exists():
-        raise OneaError(f"{place} holds an earlier run; delete it to measure again, or choose another --out.")
+    run_folder = folder / f"stream-{Path(config.backbone).stem}-{label}"
+    if run_folder.exists():
+        raise OneaError(f"{run_folder} holds an earlier run; delete it to measure again, or choose another --out.")
     on_status(f"a stream of {TASKS} tasks")
     started = time.perf_counter()
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        record = pool.submit(run, _config(config, data), place).result()
+        record = pool.submit(run, stream_config(config, data), run_folder).result()
     seconds = time.perf_counter() - started
-    column = SAME if same else FAST
-    rows = [Row("stream", f"{_name(record)}, from start to end", column, seconds, "s"), *_rows(record, column)]
+    rows = _stream_rows(record, SAME if same else FAST, seconds)
     name, compiled = record["backbone"]["name"], record["runtime"]["compiled"]
     return BenchResult(config, rows, name, precision, compiled, load, record["environment"], label)
 
 
-def _config(config: BenchConfig, data: str) -> RunConfig:
-    """A run's own defaults, but for the epochs and the machine's settings."""
+def stream_config(config: BenchConfig, data: str) -> RunConfig:
+    """The defaults of a run, with the paper's epochs."""
     paper = preset_options("one-a", "paper")
     return make_config(
         {
@@ -313,20 +317,17 @@ def _config(config: BenchConfig, data: str) -> RunConfig:
     )
 
 
-def _name(record: Record) -> str:
-    return f"{data_name(record['config']['data'])}, {TASKS} tasks"
-
-
-def _rows(record: Record, column: str) -> list[Row]:
-    what, times, metrics = _name(record), record["timings"], record["metrics"]
-    learned, evaluated = sum(times["learn_s"]), sum(times["evaluate_s"])
-    passed = [task["images"] * task["epochs"] for task in record["tasks"]]
-    later = sum(passed[1:]) / sum(times["learn_s"][1:])  # the first task compiles
+def _stream_rows(record: Record, column: str, seconds: float) -> list[Row]:
+    times, metrics = record["timings"], record["metrics"]
+    stream = f"{data_name(record['config']['data'])}, {TASKS} tasks"
+    images = [task["images"] * task["epochs"] for task in record["tasks"]]
+    learning, later_learning = sum(times["learn_s"]), sum(times["learn_s"][1:])  # the first task includes compilation
     return [
-        Row("stream", f"{what}, learning", column, learned, "s"),
-        Row("stream", f"{what}, evaluation", column, evaluated, "s"),
-        Row("stream", f"{what}, learning", column, sum(passed) / learned, "images/s"),
-        Row("stream", f"{what}, learning from task 2 on", column, later, "images/s"),
-        Row("stream", f"{what}, accuracy A_T", column, metrics["A_T"], "%"),
-        Row("stream", f"{what}, mean accuracy", column, metrics["mean_A"], "%"),
+        Row("stream", f"{stream}, from start to end", column, seconds, "s"),
+        Row("stream", f"{stream}, learning", column, learning, "s"),
+        Row("stream", f"{stream}, evaluation", column, sum(times["evaluate_s"]), "s"),
+        Row("stream", f"{stream}, learning", column, sum(images) / learning, "images/s"),
+        Row("stream", f"{stream}, learning from task 2 on", column, sum(images[1:]) / later_learning, "images/s"),
+        Row("stream", f"{stream}, accuracy A_T", column, metrics["A_T"], "%"),
+        Row("stream", f"{stream}, mean accuracy", column, metrics["mean_A"], "%"),
     ]
