@@ -21,7 +21,7 @@ from onea.research.methods import METHODS, method_class
 from onea.research.methods.presets import Preset, preset_options
 from onea.research.runs.config import RunConfig, make_config
 from onea.research.runs.runner import run
-from onea.research.runs.setup import options_of, shape_of_record
+from onea.research.runs.setup import options_of, recorded_dataset_size
 from onea.schedules import DatasetSize, training_defaults
 
 TRAINED = [name for name in METHODS.names if issubclass(method_class(name).Options, TrainingOptions)]
@@ -108,9 +108,9 @@ def test_a_record_tells_what_the_rule_looked_at(tiny_run, tmp_path: Path) -> Non
     record = run(config, tmp_path / "r")
     images = sum(task["images"] for task in record["tasks"])
     assert record["data"]["task_images"] == images < record["data"]["train_images"]
-    assert dataclasses.asdict(options_of(config, shape_of_record(record))) == record["options"]
+    assert dataclasses.asdict(options_of(config, recorded_dataset_size(record))) == record["options"]
     del record["data"]["task_images"]  # an older one
-    assert shape_of_record(record).images == record["data"]["train_images"]
+    assert recorded_dataset_size(record).images == record["data"]["train_images"]
 
 
 @pytest.mark.skipif(not (ROOT / "benchmarks/presets/trials.csv").exists(), reason="no trials yet")

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a bench is told: the options of ``onea bench``."""
+"""The options of ``onea bench``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from onea.errors import OneaError
-from onea.options import check_threads
+from onea.options import Validated, check_threads
 from onea.research.runs.config import RunConfig
+from onea.schema import Range
 from onea.vit.embedded import full_name
 
 if TYPE_CHECKING:  # `onea --help` needs no torch
@@ -16,54 +17,48 @@ if TYPE_CHECKING:  # `onea --help` needs no torch
 
     from onea.runtime import Runtime
 
-CLASSES = 8  # a power of two, so that usual batches come out even: a last batch of two images would cost as much
-_HOUR = 3_600  # seconds
-_BOUNDS = (("rank", 1, 65_536), ("batch", 1, 65_536), ("workers", 0, 256), ("tasks", 0, 10_000))
+CLASSES = 8  # a power of two, so that usual batch sizes divide the number of images
 
 
 @dataclass(frozen=True)
-class BenchConfig:
-    """Configuration of a bench.
+class BenchConfig(Validated):
+    """Configuration of a benchmark.
 
     Attributes:
         backbone: embedded name (or ``fast``), timm architecture (random weights), ``architecture.tag`` or
             ``.safetensors`` file.
-        rank: width of the adapter's bottleneck.
+        rank: bottleneck width of the adapter.
         device: ``cpu``, ``cuda``, ... or ``auto``.
-        batch: images per training step.
-        precision: of the fast column: ``bf16``, ``fp32``, ``auto`` (bf16 where the chip has it) or ``fp8``.
-        compile: whether the fast column is compiled; by default what a run does.
-        tasks: tasks of the run that shows growth; 0 leaves it out.
-        seconds: about how long one measurement takes; a tenth of the default with ``--quick``.
+        batch: batch size in training.
+        precision: precision of the column *fast*: ``bf16``, ``fp32``, ``auto`` (bf16 where the chip has it) or ``fp8``.
+        compile: compile the network in the column *fast*; by default as in a run.
+        tasks: number of tasks in the measurement of growth; 0 leaves it out.
+        seconds: approximate time of one measurement; with ``--quick``, a tenth of the default.
         threads: CPU threads; 0 is all.
-        workers: processes that feed the plain loop; 0 is one per core, at most 8.
-        quick: fewer batch sizes, shorter epochs.
-        official: folder of a checkout of the published One-A code, whose network is then timed as well.
+        workers: DataLoader workers of the plain loop; 0 is one per core, at most 8.
+        quick: fewer batch sizes and shorter epochs.
+        official: folder with a checkout of the published One-A code, to time its network as well.
     """
 
     backbone: str = RunConfig.backbone
-    rank: int = 128
+    rank: Annotated[int, Range(ge=1, le=65_536)] = 128
     device: str = "auto"
-    batch: int = 128
+    batch: Annotated[int, Range(ge=1, le=65_536)] = 128
     precision: Literal["auto", "fp8", "bf16", "fp32"] = "auto"
     compile: bool | None = None
-    tasks: int = 40
-    seconds: float = 5.0
+    tasks: Annotated[int, Range(ge=0, le=10_000)] = 40
+    seconds: Annotated[float, Range(gt=0, le=3_600)] = 5.0
     threads: int = 0
-    workers: int = 0
+    workers: Annotated[int, Range(ge=0, le=256)] = 0
     quick: bool = False
     official: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "backbone", full_name(self.backbone))
-        for name, fewest, most in _BOUNDS:
-            if not fewest <= (value := getattr(self, name)) <= most:
-                raise OneaError(f"{name} is {value}; it must be at least {fewest} and at most {most:,}.")
+        super().__post_init__()
         check_threads(self.threads)
-        if not 0 < self.seconds <= _HOUR:
-            raise OneaError(f"seconds is {self.seconds:g}; it must be more than 0 and at most {_HOUR:,}.")
         if self.tasks and self.tasks < 5:
-            raise OneaError(f"tasks is {self.tasks}; growth shows from 5 tasks on, and 0 leaves it out.")
+            raise OneaError(f"tasks is {self.tasks}; the growth needs at least 5 tasks, and 0 leaves it out.")
 
     @property
     def batches(self) -> tuple[int, ...]:
@@ -71,21 +66,21 @@ class BenchConfig:
         return (1, 32) if self.quick else (1, 32, 256)
 
     def images_per_class(self, device: torch.device) -> int:
-        """Enough for many steps in an epoch, and no more than the device is done with in seconds."""
+        """Enough images for many steps in an epoch of a few seconds."""
         steps = (8 if self.quick else 16) if device.type == "cuda" else (2 if self.quick else 4)
         return -(-steps * self.batch // CLASSES)
 
     def runtime(self, *, same_numerics: bool) -> Runtime:
-        """The machine settings of a column: full precision, or the product's fastest."""
+        """The runtime of the column *same numerics* (fp32) or *fast*."""
         from onea.runtime import make_runtime
 
         return make_runtime(self.device, "fp32" if same_numerics else self.precision, self.threads)
 
     def compiles(self, runtime: Runtime) -> bool:
-        """Whether the fast column compiles the network."""
+        """Whether the network is compiled in the column *fast*."""
         from onea.vit.compiled import can_compile
 
-        if self.compile is None:  # as a run with many images does
+        if self.compile is None:  # as in a run with many images
             return runtime.device.type == "cuda" and can_compile(runtime.device)
         if self.compile and not can_compile(runtime.device):
             raise OneaError(

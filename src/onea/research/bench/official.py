@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The network of the published One-A code as a baseline, imported from a checkout that the user gives.
+"""The network of the published One-A code as a baseline, imported from the user's checkout.
 
-Nothing of it is part of onea. It runs in a process of its own, whose modules have names such as ``backbone`` and
-``utils``, with random weights of the same shape as ours, in full precision and eager, as published. Its batches are
-ready on the device: what its loader takes is not counted, which is to its advantage.
+None of it is part of onea. It runs in its own process, because its modules have names such as ``backbone`` and
+``utils``. It has random weights of the same shapes, in fp32 and eager, as published. Its batches are on the device
+already: the time of its data loader is not included, which is to its advantage.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,10 +33,10 @@ _NETWORK = Path("backbone") / "vit_onea.py"
 
 
 def check_checkout(checkout: Path) -> None:
-    """Refuse a folder that is not a checkout of the published code.
+    """Raise an error for a folder that is not a checkout of the published code.
 
     Raises:
-        OneaError: it is not.
+        OneaError: a file is missing.
     """
     check_path(checkout)
     if not (checkout / _NETWORK).is_file():
@@ -46,10 +47,10 @@ def check_checkout(checkout: Path) -> None:
 
 
 def official_rows(checkout: Path, config: BenchConfig, vit: FrozenViT, device: torch.device) -> list[Row]:
-    """The published network's training step and inference, timed as ours are.
+    """Times of the published network's training step and inference.
 
     Raises:
-        OneaError: it cannot be run here.
+        OneaError: the code does not run on this machine.
     """
     check_checkout(checkout)
     settings = {
@@ -68,13 +69,13 @@ def official_rows(checkout: Path, config: BenchConfig, vit: FrozenViT, device: t
         "threads": torch.get_num_threads(),
     }
     with tempfile.TemporaryDirectory() as folder:
-        found = Path(folder) / "timings.json"
-        command = [sys.executable, "-m", __name__, str(checkout.resolve()), json.dumps(settings), str(found)]
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace")
-        if done.returncode or not found.exists():
-            reason = truncate((done.stderr.strip().splitlines() or ["no reason given"])[-1])
+        output = Path(folder) / "timings.json"
+        command = [sys.executable, "-m", __name__, str(checkout.resolve()), json.dumps(settings), str(output)]
+        process = subprocess.run(command, capture_output=True, text=True, errors="replace")
+        if process.returncode or not output.exists():
+            reason = truncate((process.stderr.strip().splitlines() or ["no error message"])[-1])
             raise OneaError(f"The published code in {checkout} could not be timed ({reason}); leave --official out.")
-        timings = {name: Timing(*values) for name, values in json.loads(found.read_text(encoding="utf-8")).items()}
+        timings = {name: Timing(*values) for name, values in json.loads(output.read_text(encoding="utf-8")).items()}
     rows = [rate("training", f"batch {config.batch}", OFFICIAL, config.batch, timings["training"])]
     for batch in config.batches:
         timing = timings[f"batch {batch}"]
@@ -84,13 +85,13 @@ def official_rows(checkout: Path, config: BenchConfig, vit: FrozenViT, device: t
 
 
 def _measure(checkout: str, settings: dict[str, Any]) -> dict[str, list[float]]:
-    """Timings of the network of a checkout, by what was timed."""
+    """Timings of the network of a checkout, by name."""
     sys.path.insert(0, checkout)
     published: Any = importlib.import_module("backbone.vit_onea")
     torch.set_num_threads(settings["threads"])
     device, seconds = torch.device(settings["device"]), settings["seconds"]
     width, size, batch = settings["network"]["embed_dim"], settings["network"]["img_size"], settings["batch"]
-    tuning = SimpleNamespace(  # as its configurations have them
+    tuning = SimpleNamespace(  # as in its configurations
         ffn_adapt=True,
         ffn_option="parallel",
         ffn_adapter_layernorm_option="none",
@@ -111,33 +112,30 @@ def _measure(checkout: str, settings: dict[str, Any]) -> dict[str, list[float]]:
     optimiser = torch.optim.SGD(
         [*network.cur_adapter.parameters(), *head.parameters()], lr=0.01, momentum=0.9, weight_decay=5e-4
     )
-    labels, share = torch.arange(batch, device=device) % CLASSES, contrastive_weight(CLASSES)
+    labels, weight = torch.arange(batch, device=device) % CLASSES, contrastive_weight(CLASSES)
 
     def images(count: int) -> Tensor:
         return torch.randn(count, 3, size, size, device=device)
 
-    def step(given: Tensor) -> float:
+    def step(batch_images: Tensor) -> float:
         network.train()
-        features = network(given, False)
-        loss = (1 - share) * F.cross_entropy(head(features), labels) + share * contrastive_loss(features, labels)
+        features = network(batch_images, False)
+        loss = (1 - weight) * F.cross_entropy(head(features), labels) + weight * contrastive_loss(features, labels)
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
-        return float(loss)  # it reads the loss of every step
+        return float(loss)  # the published code reads the loss of every step
 
     @torch.no_grad()
-    def answer(given: Tensor) -> Tensor:
+    def infer(batch_images: Tensor) -> None:
         network.eval()
-        found: Tensor = network(given, True)
-        return found
+        network(batch_images, True)
 
-    training = images(batch)
-    found = {"training": time_repeatedly(lambda: step(training), device, seconds)}
-    network.add_adapter_to_list()  # what it does after a task: answers then come from the kept adapter
+    timings = {"training": time_repeatedly(partial(step, images(batch)), device, seconds)}
+    network.add_adapter_to_list()  # after a task, inference uses the stored adapter
     for count in settings["batches"]:
-        asked = images(count)
-        found[f"batch {count}"] = time_repeatedly(lambda asked=asked: answer(asked), device, seconds)  # type: ignore[misc]
-    return {name: [timing.seconds, timing.spread, timing.best] for name, timing in found.items()}
+        timings[f"batch {count}"] = time_repeatedly(partial(infer, images(count)), device, seconds)
+    return {name: [timing.seconds, timing.spread, timing.best] for name, timing in timings.items()}
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plain PyTorch loop that published codes use: the baseline, and an independent reference for our adapter.
+"""The plain PyTorch loop of published codes: the baseline, and an independent reference for onea's adapter.
 
-Nothing here uses the product's network, adapter, images or training loop: a timm ViT whose blocks hold an adapter
-module each, PIL images through torchvision's transforms one by one in DataLoader workers, full precision, eager, SGD.
-Where published codes differ, the faster way is taken (images in memory instead of files, workers that stay, timm's
-fused attention), so the baseline is on the strong side.
+Nothing here uses onea's network, adapter, images or training loop: a timm ViT with an adapter module in each block, PIL
+images through torchvision's transforms one by one in DataLoader workers, full precision, eager, SGD. Where published
+codes differ, the faster way is taken (images in memory instead of files, persistent workers, timm's fused attention),
+so this is a strong baseline.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from onea.errors import OneaError
 
 Transform = Callable[[Image.Image], Tensor]
 _CROP_SCALE = 0.05
-_LONGEST_PLACE = 75  # bytes: Python adds 32, and the system allows a socket 107
+_LONGEST_TEMP_PATH = 75  # bytes: Python adds 32 for a socket, and the limit of the system is 107
 
 
 class PlainAdapter(nn.Module):
@@ -40,7 +40,7 @@ class PlainAdapter(nn.Module):
             nn.init.zeros_(zero)
 
     def forward(self, x: Tensor) -> Tensor:
-        """What is added to the tokens."""
+        """The update that is added to the tokens."""
         update: Tensor = self.up(self.dropout(self.relu(self.down(x)))) * self.scale
         return update
 
@@ -62,7 +62,7 @@ class PlainBlock(nn.Module):
 
 
 def plain_network(vit: Any, rank: int) -> nn.Module:
-    """A copy of timm's ViT with a fresh adapter in every block; only the adapters want gradients."""
+    """A copy of timm's ViT with a new adapter in every block; only the adapters are trainable."""
     network = copy.deepcopy(vit).float().requires_grad_(False)
     network.blocks = nn.Sequential(
         *(PlainBlock(block, PlainAdapter(network.embed_dim, rank)) for block in network.blocks)
@@ -71,7 +71,7 @@ def plain_network(vit: Any, rank: int) -> nn.Module:
 
 
 def plain_transform(preprocess: Preprocess, *, training: bool) -> Transform:
-    """torchvision's transforms for one PIL image, the same geometry as ours."""
+    """torchvision's transforms for one PIL image, with the geometry of a run."""
     from torchvision import transforms as t
 
     size, mode = preprocess.size, t.InterpolationMode(preprocess.filter)
@@ -100,20 +100,22 @@ class PlainImages(Dataset[tuple[Tensor, int]]):
 
 
 def loader(images: PlainImages, batch: int, workers: int, *, shuffle: bool) -> DataLoader[Any]:
-    """Batches from worker processes that stay between epochs."""
-    place = tempfile.gettempdir()
-    if workers and len(os.fsencode(place)) > _LONGEST_PLACE:  # they would wait for each other for ever
-        raise OneaError(f"{place} is too long a path for the sockets of worker processes; set TMPDIR to a shorter one.")
+    """A DataLoader with persistent workers."""
+    folder = tempfile.gettempdir()
+    if workers and len(os.fsencode(folder)) > _LONGEST_TEMP_PATH:  # the workers would wait forever
+        raise OneaError(
+            f"{folder} is too long a path for the sockets of worker processes; set TMPDIR to a shorter one."
+        )
     return DataLoader(images, batch, shuffle=shuffle, num_workers=workers, persistent_workers=workers > 0)
 
 
 def plain_epoch(network: nn.Module, batches: Iterable[Any], classes: int, device: torch.device) -> Callable[[], float]:
-    """One epoch of plain training as an action; returns the mean loss."""
+    """A function that trains for one epoch and returns the mean loss."""
     width: Any = network.embed_dim
     head = nn.Linear(width, classes).to(device)
     network.to(device)
-    wanted = [parameter for parameter in network.parameters() if parameter.requires_grad]
-    optimiser = torch.optim.SGD([*wanted, *head.parameters()], lr=0.01, momentum=0.9, weight_decay=5e-4)
+    trainable = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    optimiser = torch.optim.SGD([*trainable, *head.parameters()], lr=0.01, momentum=0.9, weight_decay=5e-4)
     criterion = nn.CrossEntropyLoss()
 
     def epoch() -> float:
@@ -131,25 +133,25 @@ def plain_epoch(network: nn.Module, batches: Iterable[Any], classes: int, device
 
 
 def plain_evaluation(network: nn.Module, batches: Iterable[Any], device: torch.device) -> Callable[[], None]:
-    """One pass over all images as an action."""
+    """A function that runs inference on all images."""
     network.to(device)
 
     @torch.no_grad()
-    def once() -> None:
+    def evaluate() -> None:
         network.eval()
         for images, _ in batches:
             network(images.to(device))
 
-    return once
+    return evaluate
 
 
 def plain_inference(network: nn.Module, images: PlainImages, batch: int, device: torch.device) -> Callable[[], None]:
-    """The answer to one request of so many images, in this process, as an action."""
+    """A function that runs inference on one batch, in this process."""
     network.to(device)
 
     @torch.no_grad()
-    def answer() -> None:
+    def infer() -> None:
         network.eval()
         network(torch.stack([images[index][0] for index in range(batch)]).to(device))
 
-    return answer
+    return infer

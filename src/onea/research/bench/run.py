@@ -65,7 +65,7 @@ from onea.research.runs.config import RunConfig, make_config
 from onea.research.runs.evaluation import correct_per_class, measure_cost
 from onea.research.runs.runner import environment, peak_memory, run
 from onea.runtime import Runtime
-from onea.text import count
+from onea.text import plural
 from onea.vit.frozen import FrozenViT
 
 OnStatus = Callable[[str], None]
@@ -256,12 +256,12 @@ def _growth_of_inference(workloads: dict[int, Workload], seconds: float) -> list
     rows = []
     for tasks, workload in workloads.items():
         flops = measure_cost(workload.method, workload.prepared.test.images, tasks)["flops_per_image"] / 1e9
-        rows.append(Row("growth: inference", f"after {count(tasks, 'task', 'tasks')}", FAST, flops, "GFLOP/image"))
+        rows.append(Row("growth: inference", f"after {plural(tasks, 'task', 'tasks')}", FAST, flops, "GFLOP/image"))
     for batch in _LATENCY_BATCHES:
         device = next(iter(workloads.values())).runtime.device
         timings = time_interleaved([_inference(workload, batch) for workload in workloads.values()], device, seconds)
         rows += [
-            duration("growth: inference", f"after {count(tasks, 'task', 'tasks')}, batch {batch}", FAST, timing)
+            duration("growth: inference", f"after {plural(tasks, 'task', 'tasks')}, batch {batch}", FAST, timing)
             for tasks, timing in zip(workloads, timings, strict=True)
         ]
     return rows

@@ -209,10 +209,10 @@ def preset_values(config: RunConfig, facts: DataFacts) -> dict[str, Any]:
     """All options that the run's method has without being told otherwise, on the run's data."""
     from onea.research.methods import method_class
     from onea.research.methods.presets import preset_options
-    from onea.research.runs.setup import shape_of
+    from onea.research.runs.setup import dataset_size
 
     kind = method_class(config.method).Options
-    chosen = preset_options(config.method, config.preset, shape_of(config, stream_of(config, facts), facts.train))
+    chosen = preset_options(config.method, config.preset, dataset_size(config, stream_of(config, facts), facts.train))
     return {item.name: item.default for item in dataclasses.fields(kind)} | chosen
 
 
@@ -336,12 +336,12 @@ class Cost:
 def estimate(config: RunConfig, facts: DataFacts) -> Cost:
     """What a run will cost, from its stream, its epochs and the dataset's counts."""
     from onea.research.methods import method_class
-    from onea.research.runs.setup import images_per_task, options_of, shape_of
+    from onea.research.runs.setup import dataset_size, images_per_task, options_of
 
     stream = stream_of(config, facts)
     images = images_per_task(config, stream, facts.train)
     kind = method_class(config.method)
-    options = options_of(config, shape_of(config, stream, facts.train))
+    options = options_of(config, dataset_size(config, stream, facts.train))
     epochs = kind.epochs_per_task(options, stream.sizes)
     tested = accumulate(sum(facts.test[stream.class_order[p]] for p in stream.range_of(t)) for t in range(stream.tasks))
     return Cost(

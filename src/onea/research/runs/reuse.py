@@ -17,7 +17,7 @@ from onea.options import upgraded, with_defaults
 from onea.research.methods import method_class
 from onea.research.record import Record
 from onea.research.runs.config import RunConfig
-from onea.research.runs.setup import dataset_of, options_of, sha256_of_images, shape_of_record
+from onea.research.runs.setup import dataset_of, options_of, recorded_dataset_size, sha256_of_images
 from onea.runtime import resolve_device
 from onea.vit.backbones import load_backbone, stamp_of_weights
 from onea.vit.embedded import in_float16
@@ -62,7 +62,7 @@ class InputChecker:
 
     def _changed_options(self, record: Record, config: RunConfig) -> str:
         """Options whose value differs; options that only one of the two has cannot be compared."""
-        options = options_of(config, shape_of_record(record))
+        options = options_of(config, recorded_dataset_size(record))
         recorded, current = upgraded(type(options), record["options"]), dataclasses.asdict(options)
         return ", ".join(
             f"{name} {recorded[name]} instead of {current[name]}"

@@ -110,7 +110,7 @@ def prepare(config: RunConfig, runtime: Runtime, adapter_cache: AdapterCache | N
     vit = load_backbone(config.backbone, config.image_size, depth=config.depth)
     dataset = dataset_of(config)
     stream = _stream(config, dataset)
-    shape = shape_of(config, stream, np.bincount(dataset.train.labels, minlength=len(dataset.classes)).tolist())
+    shape = dataset_size(config, stream, np.bincount(dataset.train.labels, minlength=len(dataset.classes)).tolist())
     method, options = _method(config, vit, stream, options_of(config, shape), runtime, adapter_cache)
     preprocess = _preprocess(config, vit, dataset)
     train, test, stored = _images(config, dataset, stream, preprocess, runtime)
@@ -358,12 +358,12 @@ def images_per_task(config: RunConfig, stream: Stream, counts: Sequence[int]) ->
     return [sum(images_of(position) for position in stream.range_of(task)) for task in range(stream.tasks)]
 
 
-def shape_of(config: RunConfig, stream: Stream, counts: Sequence[int]) -> DatasetSize:
+def dataset_size(config: RunConfig, stream: Stream, counts: Sequence[int]) -> DatasetSize:
     """The numbers that the default preset is computed from."""
     return DatasetSize(sum(images_per_task(config, stream, counts)), stream.classes, stream.tasks)
 
 
-def shape_of_record(record: Record) -> DatasetSize:
+def recorded_dataset_size(record: Record) -> DatasetSize:
     """The shape of the data of a record; earlier records lack ``task_images``."""
     data, sizes = record["data"], record["stream"]["sizes"]
     return DatasetSize(data.get("task_images") or data["train_images"], sum(sizes), len(sizes))
