@@ -196,7 +196,7 @@ def test_a_corrupt_image_is_named_or_skipped_as_asked(onea, folder, tiny_vit):
     assert "class00/0.png" in record["data"]["skipped"][0]
     assert out.count("1 unreadable image was skipped; see data.skipped in the record.") == 1
     (folder / "test" / "class01" / "0.png").write_bytes(b"")
-    assert "2 images that cannot be read were left out; the record names them." in onea(*skip, "both")[1]
+    assert "2 unreadable images were skipped; see data.skipped in the record." in onea(*skip, "both")[1]
 
 
 def test_a_run_that_left_nothing_out_says_nothing_of_it(onea, folder, tiny_vit):

@@ -244,7 +244,7 @@ def test_exported_files_are_timed_beside_pytorch(tiny_vit, tmp_path, monkeypatch
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"batch": 0}, "batch is 0"), ({"seconds": 0.0}, "seconds is 0"), ({"tasks": 3}, "growth shows from 5")],
+    [({"batch": 0}, "batch is 0"), ({"seconds": 0.0}, "seconds is 0"), ({"tasks": 3}, "growth needs at least 5")],
 )
 def test_mistakes_get_one_sentence(change, message):
     with pytest.raises(OneaError, match=message):
