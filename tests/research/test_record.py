@@ -11,7 +11,7 @@ import pytest
 from onea.errors import OneaError
 from onea.files import gunzip
 from onea.research.record import FILES, NAME, find_record_files, read_record, record_path, write_record
-from onea.research.report.load import load_records
+from onea.research.report.records import load_records
 from onea.research.runs.config import make_config
 from onea.research.runs.grid import RecordStore
 from onea.research.runs.runner import run

@@ -16,7 +16,7 @@ from typing import Any
 from onea.metrics import t_interval
 from onea.research.record import Record
 from onea.research.record_metrics import metric
-from onea.research.report.load import by_classifier, load_records, with_present_options
+from onea.research.report.records import by_classifier, load_records, with_present_options
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs/results"

@@ -19,13 +19,13 @@ from onea.metrics import summarise
 from onea.options import make_options
 from onea.presentation.table import Value
 from onea.research.cli.paper import paper
+from onea.research.data import data_name
 from onea.research.methods import METHODS, method_class
-from onea.research.paper import names
-from onea.research.paper.experiment import Experiment
+from onea.research.paper.experiment import BACKBONE, DATASETS, Experiment, PaperData, reported_tables
+from onea.research.paper.experiment import METHODS as PAPER_METHODS
 from onea.research.paper.experiments import experiments, find_experiment
 from onea.research.paper.page import detailed, grid_table, write_experiment
 from onea.research.paper.pictures import pictures
-from onea.research.paper.reported import reported_tables
 from onea.research.paper.scale import (
     Changes,
     DataFacts,
@@ -53,7 +53,7 @@ ALIASES = (
 
 def published(data: str) -> DataFacts:
     """Counts without any data: the paper's datasets by their names, else twenty classes."""
-    known = names.DATASETS.get(names.data_name(data), names.PaperData("", 20, 200, 40))
+    known = DATASETS.get(data_name(data), PaperData("", 20, 200, 40))
     classes = known.classes
     return DataFacts((known.train // classes,) * classes, (known.test // classes,) * classes, False)
 
@@ -116,10 +116,10 @@ def test_every_definition_makes_valid_runs(name: str) -> None:
 
 
 def test_the_papers_methods_are_ours() -> None:
-    assert set(names.METHODS.values()) <= set(METHODS.names)
+    assert set(PAPER_METHODS.values()) <= set(METHODS.names)
     for name in ("table1", "table2", "table4", "table8", "table9", "table10"):
         for cell in find_experiment(name).cells:
-            assert cell.options["method"] == names.METHODS[cell.row]
+            assert cell.options["method"] == PAPER_METHODS[cell.row]
 
 
 @pytest.mark.parametrize("name", [f"table{i}" for i in range(1, 11)])
@@ -166,7 +166,7 @@ def test_switches_streams_and_factors() -> None:
 
 
 def test_a_run_that_several_tables_show_is_one_run() -> None:
-    published_run = {"backbone": names.BACKBONE, "protocol": "pilot", "preset": "paper/cifar100"}
+    published_run = {"backbone": BACKBONE, "protocol": "pilot", "preset": "paper/cifar100"}
     ours = make_config({"data": "cifar100", "tasks": 10, "stream": "step"} | published_run).key()
     for name in ("main", "ablation", "proxies", "training", "balance", "forgetting", "sensitivity", "efficiency"):
         assert ours in {run.key() for run in plan(name).configs}, name
@@ -189,7 +189,7 @@ def test_the_split_streams_bring_the_same_classes_in_smaller_steps() -> None:
 
 
 def of(made: ExperimentPlan, method: str, data: str = "cifar100") -> RunConfig:
-    return next(run for run in made.configs if run.method == method and names.data_name(run.data) == data)
+    return next(run for run in made.configs if run.method == method and data_name(run.data) == data)
 
 
 def test_scale_multiplies_images_and_epochs_and_nothing_else() -> None:

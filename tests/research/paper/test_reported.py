@@ -8,7 +8,7 @@ import hashlib
 import pytest
 
 from onea.errors import OneaError
-from onea.research.paper.reported import number, reported, reported_table, reported_tables
+from onea.research.paper.experiment import number, reported, reported_table, reported_tables
 
 # Means and, where they are printed, deviations: one pair of lines a column, from the first method to the last.
 TYPED: dict[str, list[tuple[str, str]]] = {

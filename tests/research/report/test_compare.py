@@ -24,7 +24,7 @@ from onea.research.cli.report import compare as command
 from onea.research.record_metrics import metric
 from onea.research.report.aggregate import curve, grid_table, over_seeds, settings
 from onea.research.report.compare import compare
-from onea.research.report.load import load_records
+from onea.research.report.records import load_records
 from onea.schedules import DatasetSize, training_defaults
 
 Record = dict[str, Any]

@@ -19,11 +19,12 @@ from onea.errors import OneaError
 from onea.presentation.formats import markdown
 from onea.research.cli.demo import _open
 from onea.research.record_metrics import headline_metrics
+from onea.research.report.aggregate import results_table
 from onea.research.report.curves import accuracy_curves, spread
 from onea.research.report.heat_maps import accuracy_matrix
+from onea.research.report.records import labels
 from onea.research.report.run_page import provenance as how_made
 from onea.research.report.run_page import run_page as page
-from onea.research.report.tables import labels, results_table
 from onea.research.streams import make_stream
 
 

@@ -19,7 +19,7 @@ from support.malformed import ODD, leaves, replaced
 
 from onea.errors import OneaError
 from onea.files import dump_with_checksum
-from onea.research.report.load import load_records
+from onea.research.report.records import load_records
 from onea.research.runs.config import make_config
 from onea.research.runs.reuse import comparable_fields
 from onea.research.runs.runner import read_run, run

@@ -14,12 +14,11 @@ from support.tiny import Stopped
 from onea.research.cli.run import print_summary
 from onea.research.record import is_reportable, is_resumable
 from onea.research.record_metrics import headline_metrics, metric
-from onea.research.report.aggregate import grid_table, settings
+from onea.research.report.aggregate import grid_table, results_table, settings
 from onea.research.report.compare import compare
 from onea.research.report.experiment_page import with_titles
-from onea.research.report.load import by_classifier
+from onea.research.report.records import by_classifier
 from onea.research.report.run_page import run_page
-from onea.research.report.tables import results_table
 from onea.research.runs.config import RunConfig, make_config
 from onea.research.runs.evaluation import open_set_auroc, predict_tasks
 from onea.research.runs.reuse import comparable_fields

@@ -17,8 +17,8 @@ from rich.text import Text
 from onea.cli.display import OnScreen
 from onea.presentation.formats import terminal, terminal_look
 from onea.research.record import Record
+from onea.research.report.aggregate import results_table
 from onea.research.report.html import two_lines
-from onea.research.report.tables import results_table
 from onea.runtime import Progress
 
 

@@ -18,7 +18,7 @@ def report(
 ) -> None:
     """Write report.html, table.md, table.tex, table.csv and a PNG of the curves about all records below a folder."""
     from onea.research.report.experiment_page import with_titles, write_report
-    from onea.research.report.load import by_classifier, load_records, with_present_options
+    from onea.research.report.records import by_classifier, load_records, with_present_options
 
     found = [each for record in load_records(folder) for each in by_classifier(record)]
     records = with_titles(with_present_options(found))
@@ -37,7 +37,7 @@ def compare(
     from onea.presentation.formats import fitting
     from onea.presentation.table import Table
     from onea.research.report.compare import compare as compare_records
-    from onea.research.report.load import load_records, with_present_options
+    from onea.research.report.records import load_records, with_present_options
 
     found = compare_records(*(with_present_options(load_records(place)) for place in (first, second)))
     seeds = f"{'seed' if len(found.seeds) == 1 else 'seeds'} {', '.join(map(str, found.seeds))}"

@@ -11,9 +11,17 @@ from typing import TYPE_CHECKING, Any
 from onea.files import write_text
 from onea.presentation.table import Table, TableColumn, Value
 from onea.research.data import data_name
-from onea.research.paper.experiment import BACKBONE, BACKBONE_TITLE, DATASETS, METHODS, Cell, Experiment
+from onea.research.paper.experiment import (
+    BACKBONE,
+    BACKBONE_TITLE,
+    DATASETS,
+    METHODS,
+    Cell,
+    Experiment,
+    number,
+    reported_tables,
+)
 from onea.research.paper.pictures import pictures
-from onea.research.paper.reported import number, reported_tables
 from onea.research.record import Record
 from onea.research.record_metrics import Metric, metric
 from onea.research.report.aggregate import summarise

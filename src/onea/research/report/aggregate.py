@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs that differ in their seed alone, put together: mean and deviation of every metric and of every step."""
+"""Runs that differ in their seed alone, put together, and tables of runs: mean and deviation of every metric."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from onea.presentation.table import Table, TableColumn, Value
+from onea.presentation.table import Row, Table, TableColumn, Value
 from onea.research.record import Record
 from onea.research.record_metrics import Metric, headline_metrics
-from onea.research.report.tables import finished
+from onea.research.report.records import finished, labels, lent, lent_note
 
 # What a record tells elsewhere as it turned out: the stream, the inputs, and the options that a preset stands for.
 _STREAM = ("order", "stream", "gamma", "tasks", "sizes", "long_tail", "seed")
@@ -129,6 +129,52 @@ def grid_table(setting: Setting, title: str | None = None) -> Table:
     }
     columns = tuple(TableColumn(metric.heading, "", metric.higher_is_better, metric.digits) for metric in shown)
     return Table.of(title or setting.name, rows, columns, values)
+
+
+def results_table(records: Sequence[Record]) -> Table:
+    """The headline numbers of all records; a run that is still going on is shown but never marked as best."""
+    metrics = headline_metrics(records).values()
+    when = "after the whole stream" if all(map(finished, records)) else "so far"
+    rows = (
+        Row(
+            name,
+            tuple(Value(metric.value(record), competes=_may_win(metric, record, records)) for metric in metrics),
+            note=_note(record),
+            link=paper if (paper := str(record.get("paper") or "")).startswith("https://") else "",
+            emphasised=index == 0,
+        )
+        for index, (name, record) in enumerate(zip(labels(records), records, strict=True))
+    )
+    return Table(
+        title=f"Results {when}" + ("; the best of each column is marked." if len(records) > 1 else "."),
+        columns=tuple(TableColumn(m.heading, "", m.higher_is_better, m.digits) for m in metrics),
+        rows=tuple(rows),
+        corner="method",
+        mark_second=False,
+    )
+
+
+def _may_win(metric: Metric, record: Record, records: Sequence[Record]) -> bool:
+    if metric.machine_dependent and (lent(record) or len({_machine(other) for other in records}) > 1):
+        return False  # seconds that others spent, or another machine's, are not this method's merit
+    return finished(record)
+
+
+def _machine(record: Record) -> tuple[Any, ...]:
+    runtime, environment = record.get("runtime", {}), record.get("environment", {})
+    return (*(runtime.get(name) for name in ("device", "precision", "threads")), environment.get("processor"))
+
+
+def _note(record: Record) -> str:
+    notes = [str(record["note"])] if record.get("note") else []
+    done, tasks = len(record["metrics"]["A"]), len(record["stream"]["sizes"])
+    if not finished(record):
+        notes.append(f"still running: {done} of {tasks} tasks")
+    if lent(record):
+        notes.append(lent_note(record))
+    if skipped := sum(task.get("trained") is False for task in record["tasks"]):
+        notes.append(f"{skipped} of {done} tasks not trained")
+    return "; ".join(notes)
 
 
 def configuration_names(records: Sequence[Record]) -> list[str]:

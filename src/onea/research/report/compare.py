@@ -11,7 +11,7 @@ from onea.errors import OneaError
 from onea.research.record import Record
 from onea.research.record_metrics import headline_metrics
 from onea.research.report.aggregate import Group, configuration_names, settings
-from onea.research.report.tables import finished
+from onea.research.report.records import finished
 
 
 @dataclass(frozen=True)

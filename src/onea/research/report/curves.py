@@ -15,7 +15,7 @@ from onea.presentation.table import Value
 from onea.research.record import Record
 from onea.research.record_metrics import metric
 from onea.research.report.aggregate import Group, Setting, curve, over_seeds
-from onea.research.report.tables import finished, labels
+from onea.research.report.records import finished, labels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

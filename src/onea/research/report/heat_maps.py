@@ -15,7 +15,7 @@ from onea.presentation.table import Value
 from onea.research.record import Record
 from onea.research.report.aggregate import summarise
 from onea.research.report.curves import LETTER, MOST_NAMES, NARROW, WIDTH, panels, short, task_names
-from onea.research.report.tables import finished, labels
+from onea.research.report.records import finished, labels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

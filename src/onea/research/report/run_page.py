@@ -11,10 +11,11 @@ from typing import Any
 from onea.presentation.table import NOTHING, Row, Table, TableColumn
 from onea.research.record import Record
 from onea.research.record_metrics import headline_metrics
+from onea.research.report.aggregate import results_table
 from onea.research.report.curves import accuracy_curves, task_names
 from onea.research.report.heat_maps import accuracy_matrix
 from onea.research.report.html import MOST_IN_ALT, Block, Details, Page, Picture, Section, Terms, Text, document, series
-from onea.research.report.tables import finished, labels, lent, lent_note, results_table
+from onea.research.report.records import finished, labels, lent, lent_note
 from onea.text import plural
 
 SHORT = 12  # characters of a digest that tell it apart

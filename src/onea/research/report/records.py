@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loading records from disk."""
+"""Records of runs: loaded from disk, named for tables and legends, finished or not."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -83,3 +84,44 @@ def _read(file: Path) -> Record:
     if not is_reportable(record):
         raise OneaError(f"{file} is damaged; restore it from a copy, or move it out of the way.")
     return record
+
+
+def labels(records: Sequence[Record]) -> list[str]:
+    """What to call each record: its title where a caller gave one, else its method; told apart where two agree.
+
+    >>> labels([{"config": {"method": "one-a", "seed": 1}}, {"config": {"method": "one-a", "seed": 2}}])
+    ['one-a (seed 1)', 'one-a (seed 2)']
+    """
+    plain = [_name(record) for record in records]
+    names = [
+        f"{name} (seed {record['config']['seed']})" if plain.count(name) > 1 else name
+        for name, record in zip(plain, records, strict=True)
+    ]
+    seen: Counter[str] = Counter()
+    for index, name in enumerate(names):
+        seen[name] += 1
+        if seen[name] > 1:
+            names[index] = f"{name} #{seen[name]}"
+    return names
+
+
+def finished(record: Record) -> bool:
+    """Whether a run has reached its last task."""
+    return bool(record["status"] == "finished")
+
+
+def _name(record: Record) -> str:
+    return str(record.get("title") or record["config"]["method"])
+
+
+def lent(record: Record) -> int:
+    """How many tasks of this record use an adapter that another run trained, without counting its time."""
+    return sum(bool(task.get("training_shared")) for task in record["tasks"])
+
+
+def lent_note(record: Record) -> str:
+    """The sentence to put beside the seconds of a record that trained less than it used."""
+    return (
+        f"{lent(record)} of {len(record['tasks'])} adapters were trained by another run here, "
+        "their training is not counted"
+    )

@@ -12,7 +12,7 @@ from onea.errors import OneaError
 from onea.research.record import is_reportable, write_record
 from onea.research.report.aggregate import best_first, setting_names, settings
 from onea.research.report.experiment_page import with_titles
-from onea.research.report.load import by_classifier, load_records, with_present_options
+from onea.research.report.records import by_classifier, load_records, with_present_options
 
 
 @pytest.fixture
