@@ -187,9 +187,9 @@ def test_images(count, trials, shop, tmp_path, command):
                     case 1 | 2 | 3:
                         height, width = image_size(file)
                         assert min(height, width) >= 0
-                        assert fit(read_image(file, at_least=28), 28, 28).shape == (3, 28, 28)
+                        assert fit(read_image(file, min_side=28), 28, 28).shape == (3, 28, 28)
                     case 4 | 5:
-                        read_image(content, at_least=28, limit=1_000_000, wary=True)
+                        read_image(content, min_side=28, limit=1_000_000, untrusted=True)
                     case 6 | 7:
                         trials.count(refused(client.post("/predict", content=content)))
                     case 8:

@@ -71,7 +71,7 @@ def follow(config: dict[str, Any]) -> list[dict[str, Any]]:
         true = true.add(method.task_features(every, method.hooks()), every.labels)
         rows = held_out(prepared, task.classes.stop)
         answers = torch.cat(
-            [method.features(prepared.test.images.plain(part), method.hooks()) for part in rows.split(512)]
+            [method.features(prepared.test.images.test_views(part), method.hooks()) for part in rows.split(512)]
         )
         labels = prepared.test.labels[rows].to(answers.device)
         carried = next(iter(method.statistics.values()))

@@ -22,7 +22,7 @@ from fingerprints import FIELDS, copied, correlation, drawn, grey, pixels
 from torch import Tensor
 from torch.nn import functional as F
 
-from onea.data.image_files import in_threads
+from onea.data.image_files import map_threaded
 from onea.model.engine import Engine
 from onea.model.learning.images import find_images
 from onea.vit.embedded import DEFAULT
@@ -39,7 +39,7 @@ def read(files: list[Path], engine: Engine, how: Callable[[Path], np.ndarray]) -
     """The features of photos, as models keep them, and the grey pictures."""
     features, pictures = [], []
     for start in range(0, len(files), 64):
-        images = np.stack(list(in_threads(how, files[start : start + 64])))
+        images = np.stack(list(map_threaded(how, files[start : start + 64])))
         features.append(engine.features(images, NO_HOOKS).bfloat16().float())
         pictures.append(grey(images))
         print(f"{start + len(images)} of {len(files)}", flush=True)

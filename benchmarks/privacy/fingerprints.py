@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from onea.data.decode import fit, read_image
-from onea.data.image_files import in_threads
+from onea.data.image_files import map_threaded
 from onea.model.learning.fingerprints import copies, fingerprints, same_photos
 from onea.model.learning.images import find_images
 
@@ -39,7 +39,7 @@ RIDGES, WIDTHS = (1.0, 10.0, 100.0, 1000.0), (0.2, 0.5, 1.0, 2.0)  # a width in 
 
 def pixels(file: Path) -> np.ndarray:
     """A photo as a model reads it."""
-    return fit(read_image(file, at_least=SIDE), SIDE, SIDE)
+    return fit(read_image(file, min_side=SIDE), SIDE, SIDE)
 
 
 def copied(form: str, quality: int, scale: float, file: Path) -> np.ndarray:
@@ -47,7 +47,7 @@ def copied(form: str, quality: int, scale: float, file: Path) -> np.ndarray:
     image, content = read_image(file), BytesIO()
     size = round(image.width * scale), round(image.height * scale)
     image.resize(size, Image.Resampling.LANCZOS).save(content, form, quality=quality)
-    return fit(read_image(content.getvalue(), at_least=SIDE), SIDE, SIDE)
+    return fit(read_image(content.getvalue(), min_side=SIDE), SIDE, SIDE)
 
 
 def grey(images: np.ndarray) -> Tensor:
@@ -60,7 +60,7 @@ def read(folder: Path) -> tuple[Tensor, Tensor]:
     """The fingerprints and the grey pictures of all photos of a folder."""
     files, prints, pictures = find_images(folder), [], []
     for start in range(0, len(files), 256):
-        images = np.stack(list(in_threads(pixels, files[start : start + 256])))
+        images = np.stack(list(map_threaded(pixels, files[start : start + 256])))
         prints.append(fingerprints(images))
         pictures.append(grey(images))
     return torch.cat(prints), torch.cat(pictures)
@@ -129,7 +129,7 @@ def found(folder: Path, prints: Tensor) -> Iterator[tuple[str, int, float]]:
         right = 0
         for start in range(0, len(files), 256):
             some = files[start : start + 256]
-            images = np.stack(list(in_threads(partial(copied, form, quality, scale), some)))
+            images = np.stack(list(map_threaded(partial(copied, form, quality, scale), some)))
             right += int(same_photos(fingerprints(images), prints[start : start + 256]).diagonal().sum())
         yield f"{form} {quality} at {scale} times the size: share of copies found", len(files), right / len(files)
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageFile
 
 from onea.data import decode, pixel_limit
-from onea.data.decode import BadImage, fit, image_size, read_image, to_square
+from onea.data.decode import BadImage, fit, image_size, read_image, resize_square
 from onea.errors import OneaError, OutOfMemory
 
 RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)
@@ -70,7 +70,7 @@ def test_heic_where_it_can_be_read(tmp_path: Path) -> None:
     pytest.importorskip("pillow_heif").register_heif_opener()
     path = saved(tmp_path, four_colours(64, 48), "photo.heic", quality=100)
     assert image_size(path) == (48, 64)
-    for read in (read_image(path), read_image(path, at_least=16), read_image(path.read_bytes(), wary=True)):
+    for read in (read_image(path), read_image(path, min_side=16), read_image(path.read_bytes(), untrusted=True)):
         assert (read.mode, read.size) == ("RGB", (64, 48))
         assert np.abs(np.array(corners(read)) - np.array([RED, GREEN, BLUE, WHITE])).max() < 20
 
@@ -86,7 +86,7 @@ def test_heic_where_it_cannot_says_what_to_do(tmp_path: Path, monkeypatch: pytes
     ):
         read_image(path)
     with pytest.raises(BadImage, match="HEIC photo; save it as JPEG"):
-        read_image(path.read_bytes(), wary=True)
+        read_image(path.read_bytes(), untrusted=True)
 
 
 @pytest.mark.parametrize(("mode", "colour", "expected"), [("L", 128, (128, 128, 128)), ("1", 1, WHITE)])
@@ -190,11 +190,11 @@ def test_first_frame_of_an_animation(tmp_path: Path) -> None:
 def test_large_jpeg_is_decoded_at_reduced_size(tmp_path: Path) -> None:
     path = saved(tmp_path, four_colours(800, 640), "large.jpg", quality=95)
     assert read_image(path).size == (800, 640)
-    reduced = read_image(path, at_least=32)
+    reduced = read_image(path, min_side=32)
     assert reduced.size == (100, 80)
-    assert read_image(path, at_least=400).size == (800, 640)
-    full = to_square(read_image(path), 32).astype(int)
-    assert np.abs(to_square(reduced, 32).astype(int) - full).mean() < 2
+    assert read_image(path, min_side=400).size == (800, 640)
+    full = resize_square(read_image(path), 32).astype(int)
+    assert np.abs(resize_square(reduced, 32).astype(int) - full).mean() < 2
 
 
 @pytest.mark.parametrize("reader", [read_image, image_size])
@@ -235,7 +235,7 @@ def test_the_size_is_looked_at_before_any_pixel(tmp_path: Path, monkeypatch: pyt
     """Whatever the format: some are decoded when they are opened."""
     loaded: list[str] = []
     monkeypatch.setattr(pixel_limit, "MAX_PIXELS", 4_999)
-    for name in decode._formats(wary=False):
+    for name in decode._formats(untrusted=False):
         path = saved(tmp_path, four_colours(100, 50), f"image.{name}", format=name)
         with monkeypatch.context() as patch:
             patch.setattr(ImageFile.ImageFile, "load", lambda self: loaded.append(self.format))
@@ -367,7 +367,7 @@ def test_bad_image_is_a_user_error_and_survives_pickling() -> None:
 def test_to_square_cuts_the_middle() -> None:
     image = Image.new("RGB", (90, 30), RED)
     image.paste(GREEN, (30, 0, 60, 30))
-    square = to_square(image, 30)
+    square = resize_square(image, 30)
     assert square.shape == (3, 30, 30)
     assert square.dtype == np.uint8
     assert (square == np.array(GREEN, dtype=np.uint8)[:, None, None]).all()
@@ -375,7 +375,7 @@ def test_to_square_cuts_the_middle() -> None:
 
 def test_to_square_of_a_square_of_that_size_changes_nothing() -> None:
     image = noise(24)
-    assert np.array_equal(to_square(image, 24).transpose(1, 2, 0), np.asarray(image))
+    assert np.array_equal(resize_square(image, 24).transpose(1, 2, 0), np.asarray(image))
 
 
 @pytest.mark.parametrize(("width", "height"), [(61, 47), (47, 61), (40, 40), (20, 33)])
@@ -385,11 +385,11 @@ def test_to_square_agrees_with_torchvision(width: int, height: int) -> None:
     image = noise(64).resize((width, height))
     resized = functional.resize(image, [32], functional.InterpolationMode.BICUBIC)
     expected = np.asarray(functional.center_crop(resized, [32, 32])).transpose(2, 0, 1)
-    assert np.array_equal(to_square(image, 32), expected)
+    assert np.array_equal(resize_square(image, 32), expected)
 
 
 def test_an_extreme_strip_stays_small() -> None:
-    assert to_square(Image.new("RGB", (60_000, 1), BLUE), 224).shape == (3, 224, 224)
+    assert resize_square(Image.new("RGB", (60_000, 1), BLUE), 224).shape == (3, 224, 224)
 
 
 @settings(max_examples=50, deadline=None)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchvision.transforms.v2 import InterpolationMode, RandomResizedCrop, functional
 
-from onea.data.transforms import Preprocess, axis_weights, crop_resize, random_boxes, resize
+from onea.data.transforms import Preprocess, axis_weights, crop_resize, random_crop_boxes, resize
 
 IDENTITY = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
 
@@ -23,7 +23,7 @@ def pictures(count: int, height: int, width: int, seed: int = 0) -> torch.Tensor
 @given(st.integers(8, 60), st.integers(8, 60), st.integers(4, 70), st.integers(0, 99))
 def test_random_crops_equal_torchvision(height, width, size, seed):
     images = pictures(3, height, width, seed)
-    boxes = random_boxes(3, height, width, 0.05, torch.Generator().manual_seed(seed))
+    boxes = random_crop_boxes(3, height, width, 0.05, torch.Generator().manual_seed(seed))
     ours = crop_resize(images, boxes, (size, size))
     for image, box, mine in zip(images, boxes.tolist(), ours, strict=True):
         exact = functional.resized_crop(image.float(), *box, [size, size], antialias=True)
@@ -55,7 +55,7 @@ def test_weights_are_averages_over_the_crop_alone(pixels, size, data):
 @pytest.mark.parametrize(("height", "width"), [(40, 40), (30, 90), (90, 30)])
 def test_box_law_equals_torchvisions(height, width):
     """Mean and spread of the boxes, ours drawn in one batch and torchvision's one by one."""
-    ours = random_boxes(4000, height, width, 0.3, torch.Generator().manual_seed(1)).double()
+    ours = random_crop_boxes(4000, height, width, 0.3, torch.Generator().manual_seed(1)).double()
     torch.manual_seed(1)
     law = RandomResizedCrop(10, scale=(0.3, 1.0))
     image = torch.zeros(3, height, width)
@@ -77,7 +77,7 @@ def test_resizing_whole_images_is_cropping_nothing_away(kind):
 
 
 def test_mirrored_crops_are_the_crops_flipped():
-    images, drawn = pictures(4, 20, 31), random_boxes(4, 20, 31, 0.3, torch.Generator().manual_seed(2))
+    images, drawn = pictures(4, 20, 31), random_crop_boxes(4, 20, 31, 0.3, torch.Generator().manual_seed(2))
     mirrored = torch.tensor([True, False, True, False])
     plain = crop_resize(images, drawn, (12, 9))
     flipped = crop_resize(images, drawn, (12, 9), mirrored=mirrored)
@@ -88,10 +88,10 @@ def test_mirrored_crops_are_the_crops_flipped():
 def test_half_precision_rounds_less_than_bytes_do():
     """Stored bytes are exact in it, so only the weights and two results are rounded."""
     preprocess, images = Preprocess(28, **IDENTITY), pictures(6, 40, 40)
-    drawn = preprocess.draw(6, (40, 40), 0.3, torch.Generator().manual_seed(1))
+    drawn = preprocess.sample_crops(6, (40, 40), 0.3, torch.Generator().manual_seed(1))
     for view in (
-        lambda dtype: preprocess.plain(images, dtype),
-        lambda dtype: preprocess.augmented(images, drawn, dtype),
+        lambda dtype: preprocess.test_views(images, dtype),
+        lambda dtype: preprocess.train_views(images, drawn, dtype),
     ):
         exact, half = (255 * view(dtype) for dtype in (torch.float32, torch.float16))
         assert half.dtype == torch.float32
@@ -102,7 +102,7 @@ def test_half_precision_rounds_less_than_bytes_do():
 def test_direct_geometry_is_a_plain_resize_with_the_backbones_normalisation():
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     images = pictures(2, 32, 32)
-    ours = Preprocess(84, mean, std).plain(images)
+    ours = Preprocess(84, mean, std).test_views(images)
     theirs = functional.normalize(functional.resize(images.float() / 255, [84, 84], antialias=True), mean, std)
     assert (ours - theirs).abs().max() < 1e-3
 
@@ -110,15 +110,15 @@ def test_direct_geometry_is_a_plain_resize_with_the_backbones_normalisation():
 @pytest.mark.parametrize(("height", "width"), [(256, 256), (48, 64), (64, 40)])
 def test_published_geometry_is_resize_256_crop_224(height, width):
     images = pictures(2, height, width)
-    ours = Preprocess(224, **IDENTITY, geometry="resize-crop", resize=256, filter="bicubic").plain(images)
+    ours = Preprocess(224, **IDENTITY, geometry="resize-crop", resize=256, filter="bicubic").test_views(images)
     resized = functional.resize(images.float(), [256], InterpolationMode.BICUBIC, antialias=True)
     theirs = functional.center_crop(resized, [224, 224]).clamp(0, 255) / 255
     assert (ours - theirs).abs().max() < 1e-3
 
 
 def views(preprocess: Preprocess, images: torch.Tensor, seed: int, crop_scale: float) -> torch.Tensor:
-    drawn = preprocess.draw(len(images), images.shape[2:], crop_scale, torch.Generator().manual_seed(seed))
-    return preprocess.augmented(images, drawn)
+    drawn = preprocess.sample_crops(len(images), images.shape[2:], crop_scale, torch.Generator().manual_seed(seed))
+    return preprocess.train_views(images, drawn)
 
 
 def test_flips_happen_half_of_the_time_unless_they_would_change_the_class():

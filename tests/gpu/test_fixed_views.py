@@ -35,7 +35,7 @@ def looked_at(backbone: str, device: str) -> tuple[torch.Tensor, torch.Tensor, t
     images = PackedImages(PIXELS, Preprocess(vit.size, vit.mean, vit.std), runtime.device, "device")
     adapters = Adapters(vit.depth, vit.width, 4, generator=torch.Generator().manual_seed(1), first_block=1)
     hooks = adapters.eval().to(runtime.device)
-    crops = [images.draw(len(ROWS), 0.3, torch.Generator().manual_seed(2))]
+    crops = [images.sample_crops(len(ROWS), 0.3, torch.Generator().manual_seed(2))]
     views = FixedViews(vit, runtime, images, ROWS, crops, 0.3, hooks)
     first, again = views.features(1, hooks), views.features(1, hooks)
     return first.cpu(), again.cpu(), views.tokens(torch.tensor([4, 0, 4]), torch.tensor([1, 0, 0])).cpu()

@@ -43,7 +43,7 @@ def test_network_inputs_are_in_full_precision_and_near():
     runtime = make_runtime("cuda", "bf16")
     assert runtime.pixel_dtype == torch.float16
     preprocess = Preprocess(size=28, mean=(0.5, 0.4, 0.3), std=(0.2, 0.25, 0.3))
-    found = preprocess.plain(IMAGES.to(GPU), runtime.pixel_dtype)
+    found = preprocess.test_views(IMAGES.to(GPU), runtime.pixel_dtype)
     assert found.dtype == torch.float32
     bound = BOUND["bilinear"] / 255 / 0.2 + 1e-5  # and the normalisation itself, in float32
-    torch.testing.assert_close(found.cpu(), preprocess.plain(IMAGES), rtol=0, atol=bound)
+    torch.testing.assert_close(found.cpu(), preprocess.test_views(IMAGES), rtol=0, atol=bound)

@@ -19,7 +19,7 @@ TIERS = ("device", "host", "disk")
 
 def training_views(images: PackedImages) -> list[torch.Tensor]:
     rows = torch.randperm(len(images), generator=torch.Generator().manual_seed(2))
-    return list(images.augmented_batches(rows, 16, 0.3, torch.Generator().manual_seed(3)))
+    return list(images.train_batches(rows, 16, 0.3, torch.Generator().manual_seed(3)))
 
 
 def test_host_images_are_pinned_and_device_images_are_there():
@@ -34,7 +34,7 @@ def test_views_are_the_cpus(tier):
     ours, expected = PackedImages(PIXELS, PREPROCESS, GPU, tier), PackedImages(PIXELS, PREPROCESS, CPU, "device")
     rows = torch.tensor([7, 0, 199, 7])
     # Two products in float32 of at most 40 terms each: 2 * 40 * 2**-24 of at most 255 / 255 / 0.2 units is 2.4e-5.
-    torch.testing.assert_close(ours.plain(rows).cpu(), expected.plain(rows), rtol=0, atol=3e-5)
+    torch.testing.assert_close(ours.test_views(rows).cpu(), expected.test_views(rows), rtol=0, atol=3e-5)
     for mine, theirs in zip(training_views(ours), training_views(expected), strict=True):
         torch.testing.assert_close(mine.cpu(), theirs, rtol=0, atol=3e-5)
 

@@ -62,7 +62,7 @@ def test_the_share_is_that_of_the_head_on_images_as_they_are(tiny_run, monkeypat
         assert adapters.training, "it goes on"
         with torch.no_grad():
             adapters.eval()
-            answers = head(ready.method.vit(held_out.images.plain(held_out.rows), adapters)).argmax(1)
+            answers = head(ready.method.vit(held_out.images.test_views(held_out.rows), adapters)).argmax(1)
             adapters.train()
         expected = (answers == held_out.labels - held_out.classes.start).double().mean()
         assert found[-1] == pytest.approx(float(expected), abs=1.01 / len(held_out))  # a tie may be rounded either way

@@ -53,17 +53,19 @@ def adapters(ready):
 
 def some_views(ready, adapters, dtype=torch.float32) -> FixedViews:
     task, method = ready.task(0), ready.method
-    crops = [task.images.draw(len(task), 0.3, torch.Generator().manual_seed(view)) for view in range(1, VIEWS)]
+    crops = [task.images.sample_crops(len(task), 0.3, torch.Generator().manual_seed(view)) for view in range(1, VIEWS)]
     return FixedViews(method.vit, method.runtime, task.images, task.rows, crops, 0.3, adapters, dtype)
 
 
 def images_of(ready, positions, views):
     """The same views by themselves, image by image."""
     task, shown = ready.task(0), []
-    crops = [task.images.draw(len(task), 0.3, torch.Generator().manual_seed(view)) for view in range(1, VIEWS)]
+    crops = [task.images.sample_crops(len(task), 0.3, torch.Generator().manual_seed(view)) for view in range(1, VIEWS)]
     for position, view in zip(positions.tolist(), views.tolist(), strict=True):
         row = task.rows[[position]]
-        shown.append(task.images.cropped(row, crops[view - 1][[position]], 0.3) if view else task.images.plain(row))
+        shown.append(
+            task.images.train_views(row, crops[view - 1][[position]], 0.3) if view else task.images.test_views(row)
+        )
     return torch.cat(shown)
 
 
@@ -181,9 +183,9 @@ def test_a_task_that_trains_nothing_keeps_no_tokens(tiny_run, monkeypatch):
 @pytest.mark.parametrize("store", ["auto", "exact"])
 def test_crops_that_were_drawn_are_those_of_training_batches(tiny_run, store):
     task = prepared(tiny_run, store=store).task(0)
-    batches = task.images.augmented_batches(task.rows, 5, 0.3, torch.Generator().manual_seed(2))
-    drawn = task.images.draw(len(task), 0.3, torch.Generator().manual_seed(2))
-    torch.testing.assert_close(task.images.cropped(task.rows, drawn, 0.3), torch.cat(list(batches)))
+    batches = task.images.train_batches(task.rows, 5, 0.3, torch.Generator().manual_seed(2))
+    drawn = task.images.sample_crops(len(task), 0.3, torch.Generator().manual_seed(2))
+    torch.testing.assert_close(task.images.train_views(task.rows, drawn, 0.3), torch.cat(list(batches)))
 
 
 def test_files_that_are_read_anew_are_read_once_for_each_view(tiny_run, monkeypatch):

@@ -102,7 +102,7 @@ def test_it_learns_on_tokens_that_the_frozen_ones_have_changed(tiny_run, monkeyp
         method.vit, method.learner.new_adapters(task.seed, task.index), task, method.options, method.runtime, None
     )
     ((views, below),) = made
-    found, images = views.plain(task.rows), task.images.plain(task.rows)
+    found, images = views.test_views(task.rows), task.images.test_views(task.rows)
     with torch.no_grad():
         expected, blank = (method.vit.forward_to_block(images, hooks, 1) for hooks in (below, NO_HOOKS))
     assert float((found - expected).norm()) < 0.1 * float((blank - expected).norm())
@@ -111,7 +111,7 @@ def test_it_learns_on_tokens_that_the_frozen_ones_have_changed(tiny_run, monkeyp
 def test_above_and_below_are_the_whole(tiny_run):
     """Split where the last adapter begins, the pass with frozen ones below is the whole pass."""
     ready = asked(tiny_run)
-    vit, images = ready.method.vit, ready.task(0).images.plain(ready.task(0).rows[:4])
+    vit, images = ready.method.vit, ready.task(0).images.test_views(ready.task(0).rows[:4])
     adapters = Adapters(2, vit.width, 4, generator=torch.Generator().manual_seed(1), dropout=0.0)
     with torch.no_grad():
         for adapter in adapters.adapters():

@@ -30,10 +30,10 @@ class Ramp:
     def __len__(self) -> int:
         return self.count
 
-    def plain(self, rows):
+    def test_views(self, rows):
         return rows.float()[:, None]
 
-    def augmented_batches(self, rows, size, crop_scale, generator, shard=None):
+    def train_batches(self, rows, size, crop_scale, generator, shard=None):
         noise = 0.01 * torch.rand(len(rows), 1, generator=generator)
         return iter((rows.float()[:, None] / self.count + noise).split(size))
 
@@ -114,7 +114,7 @@ def test_training_equals_a_hand_written_loop():
         values = []
         rows = torch.randperm(10, generator=order)
         for images, labels in zip(
-            task.images.augmented_batches(rows, 4, 1, crops), task.labels[rows].split(4), strict=True
+            task.images.train_batches(rows, 4, 1, crops), task.labels[rows].split(4), strict=True
         ):
             value = F.cross_entropy(theirs(images), labels)
             optimiser.zero_grad()

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from support.serving import client_of, connect, form, head, live, png, process, service_of, wait_for
 
-from onea.data.decode import formats_of_uploads
+from onea.data.decode import upload_formats
 from onea.serve import uploads
 from onea.serve.app import create_app
 from onea.serve.middleware import _Upload
@@ -184,7 +184,7 @@ def test_others_are_not(shop, kind):
     with client_of(shop) as client:
         refused = client.post("/predict", content=encoded(kind), headers=IMAGE)
     assert refused.status_code == 422
-    assert f"not an image in a format we know ({', '.join(formats_of_uploads())})" in refused.json()["detail"]
+    assert f"not an image in a format we know ({', '.join(upload_formats())})" in refused.json()["detail"]
 
 
 def encoded(kind: str, side: int = 48, **options: object) -> bytes:

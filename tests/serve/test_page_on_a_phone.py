@@ -7,7 +7,7 @@ import httpx
 import pytest
 from support.serving import TEACHER, TOKEN, photos, saved, wait_for
 
-from onea.data.decode import formats_of_uploads
+from onea.data.decode import upload_formats
 
 pytestmark = pytest.mark.browser
 
@@ -113,10 +113,10 @@ def test_after_a_correction_the_button_to_teach_it_is_in_view(open_page, tiny_im
 
 def test_the_hint_names_the_formats_that_are_read(open_page):
     page = open_page(1280)
-    *others, last = formats_of_uploads()
+    *others, last = upload_formats()
     assert page.locator("#ask-hint").inner_text() == f"{', '.join(others)} or {last}. You can also paste one."
     assert httpx.get(f"{page.url}healthz").json()["formats"] == [*others, last]
     types = page.locator("#ask-files").get_attribute("accept").split(",")
     assert {"image/jpeg", "image/webp"} <= set(types)
-    assert (".heic" in types) == ("HEIC" in formats_of_uploads())
+    assert (".heic" in types) == ("HEIC" in upload_formats())
     assert page.locator("#teach-files").get_attribute("accept").split(",") == [*types, ".zip"]

@@ -40,7 +40,7 @@ def speedups(config: BenchConfig, per_class: int) -> dict[str, float]:
             plain_epoch(network, loader(train, config.batch, 0, shuffle=True), CLASSES, device),
         ),
         "inference": (
-            lambda: method.scores(workload.prepared.test.images.plain(rows)),
+            lambda: method.scores(workload.prepared.test.images.test_views(rows)),
             plain_inference(network, test, len(rows), device),
         ),
     }

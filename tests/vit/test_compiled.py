@@ -176,7 +176,7 @@ def test_training_survives_results_whose_memory_is_used_again(method, tiny_run):
     answers = []
     for backend in (None, REUSING):
         ready = prepare(config, make_runtime("cpu", "fp32", 1))
-        images = ready.test.images.plain(torch.arange(len(ready.test.labels)))
+        images = ready.test.images.test_views(torch.arange(len(ready.test.labels)))
         if backend:
             ready.method.vit.compile_for({8, len(images), EVALUATION_BATCH}, backend)
         for index in range(2):

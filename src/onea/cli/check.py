@@ -48,7 +48,7 @@ def check(
     from rich.console import Console
 
     from onea.cli.check_display import print_check
-    from onea.data.image_files import by_reason
+    from onea.data.image_files import group_by_reason
     from onea.errors import OneaError
     from onea.files import check_writable
     from onea.model.estimator import load_for
@@ -74,7 +74,7 @@ def check(
         check_writable(out)
         loaded = load_for(model, backbone=backbone, device=device, threads=threads).snapshot()
         batch = read_labelled(folder, None, loaded.side, on_bad)  # type: ignore[arg-type]
-        for line in by_reason(batch.skipped):
+        for line in group_by_reason(batch.skipped):
             print(printable(f"onea: left out {line}"), file=sys.stderr)
         for line in folder_sentences(batch.left_out, batch.groups):
             print(f"onea: {line}", file=sys.stderr)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from onea.model.evaluation.check import NEEDIEST, SHARES
-from onea.presentation.formats import terminal
-from onea.presentation.table import NOTHING, Table
+from onea.presentation.tables import MISSING, Table, terminal
 from onea.text import plural
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ def _measured(classes: list[ClassCheck]) -> Table:
     heads = ("class", "advice", "taken for", "photos", f"correct % with {shares} % of them")
     lines = []
     for one in classes:
-        curve = "  ".join(f"{100 * share:.0f}" for share in one.curve) if one.curve else NOTHING
+        curve = "  ".join(f"{100 * share:.0f}" for share in one.curve) if one.curve else MISSING
         lines.append((one.name, one.advice, one.rival or "", f"{one.photos:,}", curve))
     return Table.of_texts("classes that need something, the neediest first", heads, lines, left=3)
 

@@ -113,7 +113,7 @@ def predict(
     from rich.console import Console
 
     from onea.cli.model_display import print_answers
-    from onea.data.image_files import by_reason
+    from onea.data.image_files import group_by_reason
     from onea.errors import OneaError
     from onea.model.estimator import load_for
     from onea.model.learning.images import find_images
@@ -131,7 +131,7 @@ def predict(
     with AskingBar() as bar:
         batch = loaded.read(files, on_bad, bar)  # type: ignore[arg-type]
         answers = loaded.answers(batch, top, progress=bar)
-    for line in by_reason(batch.skipped):
+    for line in group_by_reason(batch.skipped):
         print(printable(f"onea: left out {line}"), file=sys.stderr)
     if as_json:
         import json
@@ -192,7 +192,7 @@ def evaluate(
     from rich.console import Console
 
     from onea.cli.model_display import print_evaluation, print_mistakes, print_open_set
-    from onea.data.image_files import by_reason
+    from onea.data.image_files import group_by_reason
     from onea.model.estimator import load_for
     from onea.model.evaluation.evaluation import evaluate as ask
     from onea.model.evaluation.pictures import confusion_picture, open_set_picture
@@ -210,7 +210,7 @@ def evaluate(
     current = loaded.snapshot()
     with AskingBar() as bar:
         found = ask(current, folder, unknown=strangers, on_bad=on_bad, progress=bar)  # type: ignore[arg-type]
-    for line in by_reason(found.skipped):
+    for line in group_by_reason(found.skipped):
         print(printable(f"onea: left out {line}"), file=sys.stderr)
     if as_json:
         print(printable(json.dumps(found.as_json(), ensure_ascii=False)))

@@ -14,10 +14,9 @@ from rich.table import Table as TerminalTable
 from rich.text import Text
 
 from onea.cli.display import shown
-from onea.data.image_files import by_reason
+from onea.data.image_files import group_by_reason
 from onea.model.sentences import advice, held_out_sentences, remarks, taught_before, told
-from onea.presentation.formats import terminal, terminal_look
-from onea.presentation.table import Table
+from onea.presentation.tables import Table, terminal, terminal_style
 from onea.text import plural
 from onea.vit.backbones import shortened
 
@@ -44,7 +43,7 @@ def print_learned(console: Console, model: OneA, path: Path, seconds: float) -> 
     if update["skipped"]:
         line += f"; {plural(update['skipped'], 'unreadable image', 'unreadable images')} left out"
     console.print(line, highlight=False, markup=False)
-    for skipped in by_reason(model.last_report.skipped):
+    for skipped in group_by_reason(model.last_report.skipped):
         console.print(shown(f"left out {skipped}"), soft_wrap=True)
     for sentence in told(update, model.last_report):
         console.print(sentence, highlight=False, markup=False, soft_wrap=True)
@@ -104,7 +103,7 @@ def print_answers(console: Console, answers: Sequence[Answer]) -> None:
     room += 0 if wide else len(" these")
     cells = [(", " if wide else "\n").join(one) for one in likely]  # one below the other rather than broken
     longest = max(_SHORTEST, room - max((len(line) for cell in cells for line in cell.split("\n")), default=0))
-    table = TerminalTable(**terminal_look())
+    table = TerminalTable(**terminal_style())
     for heading in ("image", "answer", "none of these" if wide else "none of\nthese", "probabilities"):
         table.add_column(heading, no_wrap=True, justify="right" if heading.startswith("none") else "left")
     for answer, chance, cell in zip(answers, none, cells, strict=True):

@@ -98,7 +98,7 @@ class ImageFile:
     name: str
 
 
-ByClass = dict[str, list[ImageFile]]
+ImagesByClass = dict[str, list[ImageFile]]
 
 
 def natural_key(name: str) -> tuple[list[str | tuple[int, str]], str]:
@@ -130,14 +130,14 @@ def hold_out(names: Iterable[str]) -> frozenset[str]:
     return frozenset(shuffled[: max(1, (2 * len(shuffled) + 5) // 10)])
 
 
-def split_by_class(images: Mapping[str, Sequence[ImageFile]]) -> tuple[ByClass, ByClass]:
+def split_by_class(images: Mapping[str, Sequence[ImageFile]]) -> tuple[ImagesByClass, ImagesByClass]:
     """Divide each class into training and test images with ``hold_out``.
 
     Raises:
         OneaError: a class has a single image.
     """
-    train: ByClass = {}
-    test: ByClass = {}
+    train: ImagesByClass = {}
+    test: ImagesByClass = {}
     for name, members in images.items():
         if len(members) < 2:
             raise OneaError(
@@ -168,7 +168,7 @@ def check_same_classes(train: Iterable[str], test: Iterable[str], *, train_name:
             )
 
 
-def dataset_of_files(
+def dataset_from_files(
     name: str,
     train: Mapping[str, Sequence[ImageFile]],
     test: Mapping[str, Sequence[ImageFile]],

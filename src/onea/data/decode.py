@@ -85,35 +85,35 @@ class BadImage(OneaError):  # noqa: N818 - it names the file, and is raised for 
 def read_image(
     source: str | PathLike[str] | bytes,
     *,
-    at_least: int | None = None,
+    min_side: int | None = None,
     name: str = "image",
     limit: int | None = None,
-    wary: bool = False,
+    untrusted: bool = False,
 ) -> Image.Image:
     """Read one image as it is meant to be seen: RGB, turned upright, transparency on white, first frame.
 
     Args:
         source: any file in a format that Pillow reads without outside programs, or the bytes of one.
-        at_least: the short side that is needed later. A large JPEG is then decoded at a half, a quarter or an
+        min_side: the short side that is needed later. A large JPEG is then decoded at a half, a quarter or an
             eighth of its size (never below twice this), which is many times faster and looks the same afterwards.
         name: what messages call an image that is given as bytes.
         limit: an image that claims more pixels is refused before any of it is decoded; ``max_pixels()``, if None.
-        wary: whether bytes come from a stranger: then they must be of ``COMMON_FORMATS``, and not made to take long.
+        untrusted: whether bytes come from an untrusted source; then only ``COMMON_FORMATS`` are decoded, with limits.
 
     Raises:
         BadImage: the file is missing, not an image, broken, or claims too many pixels.
         OutOfMemory: it could not be decoded for want of memory, whatever is wrong with it.
     """
     if isinstance(source, bytes):
-        stream = _InFewReads(source) if wary else BytesIO(source)
-        opened: AbstractContextManager[Image.Image] = _decoded(stream, Path(name), limit, wary)
+        stream = _InFewReads(source) if untrusted else BytesIO(source)
+        opened: AbstractContextManager[Image.Image] = _decoded(stream, Path(name), limit, untrusted)
     else:
         opened = _opened(Path(source), limit)
     with opened as image:
-        if wary and isinstance(source, bytes) and image.format in ("JPEG", "MPO") and _scans(source) > _MOST_SCANS:
+        if untrusted and isinstance(source, bytes) and image.format in ("JPEG", "MPO") and _scans(source) > _MOST_SCANS:
             raise BadImage(name, f"it has more than {_MOST_SCANS} scans, each as much work as an image")
-        if at_least is not None:
-            image.draft(None, (2 * at_least, 2 * at_least))
+        if min_side is not None:
+            image.draft(None, (2 * min_side, 2 * min_side))
         image.load()
         return upright_rgb(image)
 
@@ -127,7 +127,7 @@ def upright_rgb(image: Image.Image) -> Image.Image:
 def pixel_count(content: bytes) -> int:
     """The number of pixels that a stranger's image claims; nothing is decoded. 0 where it cannot be read."""
     try:
-        with _decoded(_InFewReads(content), Path("image"), MOST_PIXELS, wary=True) as image:
+        with _decoded(_InFewReads(content), Path("image"), MOST_PIXELS, untrusted=True) as image:
             return image.width * image.height
     except BadImage:
         return 0
@@ -148,10 +148,10 @@ def image_size(path: str | PathLike[str]) -> tuple[int, int]:
         return height, width
 
 
-def to_square(image: Image.Image, size: int) -> Pixels:
+def resize_square(image: Image.Image, size: int) -> Pixels:
     """Resize the short side to ``size`` (bicubic, antialiased) and cut the middle: ``uint8 [3, size, size]``.
 
-    >>> to_square(Image.new("RGB", (40, 30)), 8).shape
+    >>> resize_square(Image.new("RGB", (40, 30)), 8).shape
     (3, 8, 8)
     """
     return fit(image, size, size)
@@ -207,12 +207,12 @@ def _opened(path: Path, limit: int | None = None) -> Iterator[Image.Image]:
 
 
 @contextmanager
-def _decoded(stream: BinaryIO, path: Path, limit: int | None, wary: bool = False) -> Iterator[Image.Image]:
+def _decoded(stream: BinaryIO, path: Path, limit: int | None, untrusted: bool = False) -> Iterator[Image.Image]:
     most = min(limit or max_pixels(), MOST_PIXELS)
     pixels = 0
     try:
         _lift_pillow_limit()
-        with Image.open(stream, formats=_formats(wary)) as image:
+        with Image.open(stream, formats=_formats(untrusted)) as image:
             if (pixels := image.width * image.height) > most:
                 raise BadImage(path, too_many_pixels(pixels, limit))
             yield image
@@ -223,7 +223,7 @@ def _decoded(stream: BinaryIO, path: Path, limit: int | None, wary: bool = False
         if is_out_of_memory(error) or not _has_room(pixels):
             raise OutOfMemory(f"There is not enough memory to decode {path}; {MORE_MEMORY}") from error
         # Decoders meet broken bytes with almost any exception (OSError, SyntaxError, struct.error, IndexError...).
-        raise BadImage(path, _reason(stream, error, limit, wary)) from error
+        raise BadImage(path, _reason(stream, error, limit, untrusted)) from error
 
 
 def _has_room(pixels: int) -> bool:
@@ -241,17 +241,17 @@ def _lift_pillow_limit() -> None:
         Image.MAX_IMAGE_PIXELS = MOST_PIXELS
 
 
-def formats_of_uploads() -> tuple[str, ...]:
+def upload_formats() -> tuple[str, ...]:
     """The formats that strangers may send and that are read here, as people write them.
 
-    >>> formats_of_uploads()[:5]
+    >>> upload_formats()[:5]
     ('JPEG', 'PNG', 'WebP', 'GIF', 'BMP')
     """
     return tuple({"WEBP": "WebP", _HEIF: "HEIC"}.get(name, name) for name in _formats(True))
 
 
 @functools.cache
-def _formats(wary: bool) -> tuple[str, ...]:
+def _formats(untrusted: bool) -> tuple[str, ...]:
     """Those of our formats that this Pillow was built with, and HEIC where it can be read."""
     for plugin in _PLUGINS.values():  # and not Image.init(), which loads forty more
         importlib.import_module(f"PIL.{plugin}ImagePlugin")
@@ -259,7 +259,7 @@ def _formats(wary: bool) -> tuple[str, ...]:
         from pillow_heif import register_heif_opener
 
         register_heif_opener()
-    return tuple(name for name in (*(COMMON_FORMATS if wary else _PLUGINS), _HEIF) if name in Image.OPEN)
+    return tuple(name for name in (*(COMMON_FORMATS if untrusted else _PLUGINS), _HEIF) if name in Image.OPEN)
 
 
 class _InFewReads(BytesIO):
@@ -329,7 +329,7 @@ def _to_8_bits(image: Image.Image) -> Pixels:
     return np.clip(np.rint(values), 0, 255).astype(np.uint8)
 
 
-def _reason(stream: BinaryIO, error: Exception, limit: int | None, wary: bool) -> str:
+def _reason(stream: BinaryIO, error: Exception, limit: int | None, untrusted: bool) -> str:
     if isinstance(error, (Image.DecompressionBombError, Image.DecompressionBombWarning)):
         return too_many_pixels(MOST_PIXELS + 1, limit)
     if isinstance(error, UnidentifiedImageError):
@@ -338,9 +338,9 @@ def _reason(stream: BinaryIO, error: Exception, limit: int | None, wary: bool) -
         stream.seek(0)
         start = stream.read(12)
         if start[4:8] == b"ftyp" and start[8:] in _HEIC_BRANDS and _HEIF not in Image.OPEN:
-            how = "save it as JPEG" if wary else "`pip install pillow-heif`, or save it as JPEG"
+            how = "save it as JPEG" if untrusted else "`pip install pillow-heif`, or save it as JPEG"
             return f"it is a HEIC photo; {how} (on an iPhone: Settings, Camera, Formats, Most Compatible)"
-        known = f" ({', '.join(formats_of_uploads())})" if wary else ""
+        known = f" ({', '.join(upload_formats())})" if untrusted else ""
         return f"it is not an image in a format we know{known}"
     if "truncated" in str(error).lower():
         return "the file is cut short"

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onea.data.dataset import (
-    ByClass,
     Dataset,
     ImageFile,
+    ImagesByClass,
     MissingData,
     check_same_classes,
-    dataset_of_files,
+    dataset_from_files,
     natural_key,
     split_by_class,
 )
@@ -33,14 +33,14 @@ class NoClassFoldersError(OneaError):
 
 
 @dataclass(frozen=True)
-class Tree:
+class ClassTree:
     """The images below one folder by class, and the class names by group when the layout has groups.
 
     Attributes:
         loose: files that lie beside class folders, in none of them.
     """
 
-    images: ByClass
+    images: ImagesByClass
     groups: dict[str, list[str]]
     loose: tuple[Path, ...] = ()
 
@@ -59,15 +59,15 @@ def load_folder(path: Path) -> Dataset:
         problem, kind = ("is a file, not a folder", OneaError) if path.exists() else ("does not exist", MissingData)
         raise kind(f"Dataset folder {path} {problem}: give folder:PATH with one folder of images for each class.")
     name = path.resolve().name
-    sides = find_sides(path)
+    sides = find_splits(path)
     if sides is None:
         tree = read_tree(path)
-        return dataset_of_files(name, *split_by_class(tree.images), groups=tree.groups)
+        return dataset_from_files(name, *split_by_class(tree.images), groups=tree.groups)
     train, test = (read_tree(side) for side in sides)
     train_name, test_name = (f"{side.name}/" for side in sides)
     check_same_classes(train.images, test.images, train_name=train_name, test_name=test_name)
     _check_same_groups(train, test, train_name, test_name)
-    return dataset_of_files(name, train.images, test.images, groups=train.groups)
+    return dataset_from_files(name, train.images, test.images, groups=train.groups)
 
 
 def load_list(argument: str) -> Dataset:
@@ -86,13 +86,13 @@ def load_list(argument: str) -> Dataset:
     paths = [Path(part.strip()).expanduser() for part in lists]
     sides = [read_list(path) for path in paths]
     if len(sides) == 1:
-        return dataset_of_files(paths[0].stem, *split_by_class(sides[0]))
+        return dataset_from_files(paths[0].stem, *split_by_class(sides[0]))
     _check_disjoint(*sides)
     check_same_classes(*sides, train_name=str(paths[0]), test_name=str(paths[1]))
-    return dataset_of_files(paths[0].stem, *sides)
+    return dataset_from_files(paths[0].stem, *sides)
 
 
-def find_sides(path: Path) -> tuple[Path, Path] | None:
+def find_splits(path: Path) -> tuple[Path, Path] | None:
     """The train and test folders in ``path``, or None where its folders are the classes themselves."""
     names = {folder.name for folder in _list(path).folders}
     if "train" not in names:
@@ -108,7 +108,7 @@ def find_sides(path: Path) -> tuple[Path, Path] | None:
     return None  # among other class folders, a class of trains
 
 
-def read_tree(path: Path) -> Tree:
+def read_tree(path: Path) -> ClassTree:
     """Read ``<class>/<image>`` or ``<group>/<class>/<image>`` below ``path``.
 
     Raises:
@@ -122,9 +122,11 @@ def read_tree(path: Path) -> Tree:
             f"There are no class folders in {path}: make one folder for each class and put its images in."
         )
     if not any(listing.folders for listing in inside.values()):
-        return Tree({folder.name: _images(folder, listing, path) for folder, listing in inside.items()}, {}, top.files)
+        return ClassTree(
+            {folder.name: _images(folder, listing, path) for folder, listing in inside.items()}, {}, top.files
+        )
     _check_only_groups(inside)
-    images: ByClass = {}
+    images: ImagesByClass = {}
     groups: dict[str, list[str]] = {}
     group_of: dict[str, str] = {}
     for group, listing in inside.items():
@@ -138,16 +140,16 @@ def read_tree(path: Path) -> Tree:
             group_of[label] = group.name
             groups.setdefault(group.name, []).append(label)
             images[label] = _images(folder, _list(folder), path)
-    return Tree(images, groups, (*top.files, *(file for listing in inside.values() for file in listing.files)))
+    return ClassTree(images, groups, (*top.files, *(file for listing in inside.values() for file in listing.files)))
 
 
-def read_list(path: Path) -> ByClass:
+def read_list(path: Path) -> ImagesByClass:
     """Read one list of images, ``path label`` on each line; blank lines and lines that start with # do not count.
 
     Raises:
         OneaError: names the line that has no label, no such file, or a file that an earlier line has.
     """
-    images: ByClass = {}
+    images: ImagesByClass = {}
     line_of: dict[Path, int] = {}
     for number, line in enumerate(_lines(path), start=1):
         text = line.strip()
@@ -196,10 +198,10 @@ def is_photo(name: str) -> bool:
     return not ending or ending in ENDINGS
 
 
-def passed_over(name: str) -> bool:
+def is_ignored(name: str) -> bool:
     """Whether a file or folder is nobody's photo: hidden, or left there by a program.
 
-    >>> passed_over(".DS_Store"), passed_over("@eaDir"), passed_over("Thumbs.db"), passed_over("kiwi")
+    >>> is_ignored(".DS_Store"), is_ignored("@eaDir"), is_ignored("Thumbs.db"), is_ignored("kiwi")
     (True, True, True, False)
     """
     return name.startswith(".") or name.lower() in _LITTER
@@ -220,21 +222,21 @@ def _list(path: Path) -> _Listing:
     try:
         with os.scandir(path) as entries:  # it knows folders from files without a look at each
             for entry in entries:
-                if passed_over(entry.name):
+                if is_ignored(entry.name):
                     continue
                 if entry.is_dir():
                     folders.append(path / entry.name)
                 elif entry.is_file() or entry.is_symlink():
                     files.append(path / entry.name)
     except OSError as error:
-        raise unlistable(path, error) from None
+        raise unreadable_folder(path, error) from None
     return _Listing(
         tuple(sorted(folders, key=lambda folder: natural_key(folder.name))),
         tuple(sorted(files, key=lambda file: natural_key(file.name))),
     )
 
 
-def unlistable(path: Path, error: OSError) -> OneaError:
+def unreadable_folder(path: Path, error: OSError) -> OneaError:
     """What to tell a user whose folder cannot be looked into."""
     return OneaError(f"Cannot list the folder {path} ({error.strerror}); make it readable, or move it away.")
 
@@ -271,8 +273,8 @@ def _check_only_groups(inside: dict[Path, _Listing]) -> None:
             raise OneaError(f"Class folder {folder} is empty: put its images in, or remove the folder.")
 
 
-def _check_same_groups(train: Tree, test: Tree, train_name: str, test_name: str) -> None:
-    def by_class(tree: Tree) -> dict[str, str]:
+def _check_same_groups(train: ClassTree, test: ClassTree, train_name: str, test_name: str) -> None:
+    def by_class(tree: ClassTree) -> dict[str, str]:
         return {label: group for group, members in tree.groups.items() for label in members}
 
     in_train, in_test = by_class(train), by_class(test)
@@ -285,7 +287,7 @@ def _check_same_groups(train: Tree, test: Tree, train_name: str, test_name: str)
             )
 
 
-def _check_disjoint(train: ByClass, test: ByClass) -> None:
+def _check_disjoint(train: ImagesByClass, test: ImagesByClass) -> None:
     trained = {image.path for members in train.values() for image in members}
     for members in test.values():
         for image in members:

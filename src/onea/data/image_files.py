@@ -24,7 +24,7 @@ OnBad = Literal["fail", "skip"]
 _NAMED = 5  # reasons; the images of others are counted
 
 
-def readable(split: Split, *, on_bad: OnBad, class_names: Sequence[str] | None = None) -> tuple[Labels, list[str]]:
+def find_readable(split: Split, *, on_bad: OnBad, class_names: Sequence[str] | None = None) -> tuple[Labels, list[str]]:
     """Look at every file of a split whose images are not packed but read anew each time, and keep none of them.
 
     Returns:
@@ -42,37 +42,37 @@ def readable(split: Split, *, on_bad: OnBad, class_names: Sequence[str] | None =
         return None
 
     assert split.files is not None
-    found = list(in_threads(problem, split.files, threads_for(split.files)))
+    found = list(map_threaded(problem, split.files, num_decode_threads(split.files)))
     rows = np.array([row for row, line in enumerate(found) if line is None], dtype=np.int64)
     skipped = [line for line in found if line is not None]
-    refuse_unreadable(split, rows, skipped, on_bad, class_names)
+    check_readable(split, rows, skipped, on_bad, class_names)
     return rows, skipped
 
 
-def bad_files(skipped: Sequence[str], total: int, *, may_skip: bool = True) -> str:
+def describe_unreadable(skipped: Sequence[str], total: int, *, may_skip: bool = True) -> str:
     """What to tell a user whose images cannot be read, ``path: reason`` each; ``may_skip``: and who could skip them."""
-    named = named_by_reason(skipped)
+    named = summarise_reasons(skipped)
     it, path = ("it", "path") if len(skipped) == 1 else ("them", "paths")
     remedy = f"check the {path}" if all(line.endswith(f": {NO_FILE}") for line in skipped) else f"remove {it}"
     otherwise = ' or pass on_bad="skip"' if may_skip and len(skipped) < total else ""  # which needs one that is left
     return f"{len(skipped)} of {total} images cannot be read ({named}): {remedy}{otherwise}."
 
 
-def named_by_reason(skipped: Sequence[str]) -> str:
+def summarise_reasons(skipped: Sequence[str]) -> str:
     """The first reasons with their images, and how many images there are besides.
 
-    >>> named_by_reason(["a.heic: it is a HEIC photo", "b.jpg: the file is empty", "c.heic: it is a HEIC photo"])
+    >>> summarise_reasons(["a.heic: it is a HEIC photo", "b.jpg: the file is empty", "c.heic: it is a HEIC photo"])
     'a.heic and c.heic: it is a HEIC photo; b.jpg: the file is empty'
     """
     found = _images_of_reason(skipped)
     more = sum(map(len, list(found.values())[_NAMED:]))
-    return "; ".join(by_reason(skipped)[:_NAMED]) + (f"; and {more} more" if more else "")
+    return "; ".join(group_by_reason(skipped)[:_NAMED]) + (f"; and {more} more" if more else "")
 
 
-def by_reason(skipped: Sequence[str]) -> list[str]:
+def group_by_reason(skipped: Sequence[str]) -> list[str]:
     """Lines ``path: reason``, those with the same reason as one.
 
-    >>> by_reason([f"{n}.heic: it is a HEIC photo" for n in range(9)])
+    >>> group_by_reason([f"{n}.heic: it is a HEIC photo" for n in range(9)])
     ['0.heic, 1.heic, 2.heic, 3.heic, 4.heic and 4 more: it is a HEIC photo']
     """
     return [f"{list_names(images)}: {reason}" for reason, images in _images_of_reason(skipped).items()]
@@ -88,7 +88,7 @@ def _images_of_reason(skipped: Sequence[str]) -> dict[str, list[str]]:
     return found
 
 
-def refuse_unreadable(
+def check_readable(
     split: Split, rows: Labels, skipped: Sequence[str], on_bad: OnBad, names: Sequence[str] | None
 ) -> None:
     """Refuse a split whose images cannot all be read, or one of whose classes has none that can.
@@ -101,11 +101,11 @@ def refuse_unreadable(
         names: of the classes, by label.
     """
     if skipped and on_bad == "fail":
-        raise OneaError(bad_files(skipped, len(split)))
-    refuse_empty_classes(split, rows, skipped, names)
+        raise OneaError(describe_unreadable(skipped, len(split)))
+    check_no_empty_class(split, rows, skipped, names)
 
 
-def refuse_empty_classes(split: Split, rows: Labels, skipped: Sequence[str], names: Sequence[str] | None) -> None:
+def check_no_empty_class(split: Split, rows: Labels, skipped: Sequence[str], names: Sequence[str] | None) -> None:
     """Refuse a split one of whose classes has no image that can be read."""
     empty = np.setdiff1d(split.labels, split.labels[rows])
     if not len(empty):
@@ -126,7 +126,7 @@ _AT_ONCE = 16  # files that a thread takes
 _SMALL_BYTES, _SAMPLED = 16_000, 64
 
 
-def in_threads(work: Callable[[Item], Result], files: Sequence[Item], threads: int | None = None) -> Iterator[Result]:
+def map_threaded(work: Callable[[Item], Result], files: Sequence[Item], threads: int | None = None) -> Iterator[Result]:
     """The results in order, by default from a thread for each core (Pillow decodes without the interpreter's lock)."""
     workers = min(threads or _cores(), _cores())
     waiting: deque[Future[list[Result]]] = deque()
@@ -144,7 +144,7 @@ def in_threads(work: Callable[[Item], Result], files: Sequence[Item], threads: i
         pool.shutdown(cancel_futures=True)
 
 
-def threads_for(files: Sequence[Path]) -> int:
+def num_decode_threads(files: Sequence[Path]) -> int:
     """A small image takes longer to hand over than to decode: many threads would only queue for the interpreter."""
     sizes = []
     for file in files[:: max(1, len(files) // _SAMPLED)]:
@@ -157,7 +157,7 @@ def threads_for(files: Sequence[Path]) -> int:
 def sha256_of_files(files: Sequence[Path]) -> str:
     """One digest of the contents of all these files, for images that are read anew whenever they are needed."""
     digest = hashlib.sha256()
-    for own in in_threads(_digest_of, files, FEW_THREADS):
+    for own in map_threaded(_digest_of, files, FEW_THREADS):
         digest.update(own)
     return digest.hexdigest()
 

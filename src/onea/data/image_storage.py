@@ -21,7 +21,7 @@ StorageTier = Literal["device", "host", "disk"]
 Shard = Callable[[Tensor], Tensor]
 
 
-def whole(batch: Tensor) -> Tensor:
+def all_rows(batch: Tensor) -> Tensor:
     """All of a batch."""
     return batch
 
@@ -33,17 +33,17 @@ class Images(Protocol):
 
     def __len__(self) -> int: ...
 
-    def plain(self, rows: Tensor) -> Tensor:
+    def test_views(self, rows: Tensor) -> Tensor:
         """Test-time view of these rows, deterministic."""
 
-    def draw(self, count: int, crop_scale: float, generator: torch.Generator) -> Tensor:
+    def sample_crops(self, count: int, crop_scale: float, generator: torch.Generator) -> Tensor:
         """What decides random crops of so many images, a row for each: of ``crop_scale`` of the area or more."""
 
-    def cropped(self, rows: Tensor, drawn: Tensor, crop_scale: float) -> Tensor:
+    def train_views(self, rows: Tensor, drawn: Tensor, crop_scale: float) -> Tensor:
         """Training views of these rows, as drawn with the same scale."""
 
-    def augmented_batches(
-        self, rows: Tensor, size: int, crop_scale: float, generator: torch.Generator, shard: Shard = whole
+    def train_batches(
+        self, rows: Tensor, size: int, crop_scale: float, generator: torch.Generator, shard: Shard = all_rows
     ) -> Iterator[Tensor]:
         """Training views of these rows in batches, drawn anew.
 
@@ -83,28 +83,28 @@ class PackedImages:
     def __len__(self) -> int:
         return len(self.pixels)
 
-    def plain(self, rows: Tensor) -> Tensor:
+    def test_views(self, rows: Tensor) -> Tensor:
         """Test-time view of these rows."""
-        return self.preprocess.plain(self._batch(rows), self.dtype)
+        return self.preprocess.test_views(self._batch(rows), self.dtype)
 
-    def draw(self, count: int, crop_scale: float, generator: torch.Generator) -> Tensor:
+    def sample_crops(self, count: int, crop_scale: float, generator: torch.Generator) -> Tensor:
         """Boxes and flips, as ``Preprocess.draw`` gives them."""
         shape = (int(self.pixels.shape[2]), int(self.pixels.shape[3]))
-        return self.preprocess.draw(count, shape, crop_scale, generator)
+        return self.preprocess.sample_crops(count, shape, crop_scale, generator)
 
-    def cropped(self, rows: Tensor, drawn: Tensor, crop_scale: float) -> Tensor:
+    def train_views(self, rows: Tensor, drawn: Tensor, crop_scale: float) -> Tensor:
         """Training views of these rows, as drawn."""
-        return self.preprocess.augmented(self._batch(rows), drawn.to(self.device), self.dtype)
+        return self.preprocess.train_views(self._batch(rows), drawn.to(self.device), self.dtype)
 
-    def augmented_batches(
-        self, rows: Tensor, size: int, crop_scale: float, generator: torch.Generator, shard: Shard = whole
+    def train_batches(
+        self, rows: Tensor, size: int, crop_scale: float, generator: torch.Generator, shard: Shard = all_rows
     ) -> Iterator[Tensor]:
         """Training views of these rows in batches."""
         # One upload for all batches: a copy inside the training step would make the device wait for the host.
-        drawn = self.draw(len(rows), crop_scale, generator).to(self.device)
+        drawn = self.sample_crops(len(rows), crop_scale, generator).to(self.device)
         rows = rows.to(self.device) if self.tier == "device" else rows
         for chosen, how in zip(rows.split(size), drawn.split(size), strict=True):
-            yield self.cropped(shard(chosen), shard(how), crop_scale)
+            yield self.train_views(shard(chosen), shard(how), crop_scale)
 
     def _batch(self, rows: Tensor) -> Tensor:
         if isinstance(self.pixels, Tensor):
@@ -125,25 +125,25 @@ class ExactImages:
     def __len__(self) -> int:
         return len(self.files)
 
-    def plain(self, rows: Tensor) -> Tensor:
+    def test_views(self, rows: Tensor) -> Tensor:
         """Test-time view of these rows."""
         return self._stack(self._readers.map(self._plain, rows.tolist()))
 
-    def draw(self, count: int, crop_scale: float, generator: torch.Generator) -> Tensor:
+    def sample_crops(self, count: int, crop_scale: float, generator: torch.Generator) -> Tensor:
         """A seed for each image, in order, so that the threads' timing cannot matter; the box depends on its shape."""
         return torch.randint(2**62, (count,), generator=generator)
 
-    def cropped(self, rows: Tensor, drawn: Tensor, crop_scale: float) -> Tensor:
+    def train_views(self, rows: Tensor, drawn: Tensor, crop_scale: float) -> Tensor:
         """Training views of these rows, as the seeds decide."""
         return self._stack(self._readers.map(self._augmented, rows.tolist(), drawn.tolist(), repeat(crop_scale)))
 
-    def augmented_batches(
-        self, rows: Tensor, size: int, crop_scale: float, generator: torch.Generator, shard: Shard = whole
+    def train_batches(
+        self, rows: Tensor, size: int, crop_scale: float, generator: torch.Generator, shard: Shard = all_rows
     ) -> Iterator[Tensor]:
         """Training views of these rows in batches."""
-        drawn = self.draw(len(rows), crop_scale, generator)
+        drawn = self.sample_crops(len(rows), crop_scale, generator)
         for chosen, own in zip(rows.split(size), drawn.split(size), strict=True):
-            yield self.cropped(shard(chosen), shard(own), crop_scale)
+            yield self.train_views(shard(chosen), shard(own), crop_scale)
 
     def _plain(self, row: int) -> Tensor:
         from torchvision.transforms.v2 import functional
@@ -160,7 +160,7 @@ class ExactImages:
 
         image = self._read(row)
         shape = (image.shape[1], image.shape[2])
-        *box, flip = self.preprocess.draw(1, shape, crop_scale, torch.Generator().manual_seed(seed))[0].tolist()
+        *box, flip = self.preprocess.sample_crops(1, shape, crop_scale, torch.Generator().manual_seed(seed))[0].tolist()
         side = self.preprocess.size
         crop: Tensor = functional.resized_crop(image, *box, [side, side], _interpolation("bilinear"), antialias=True)
         return crop.flip(2) if flip else crop

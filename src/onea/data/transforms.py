@@ -44,7 +44,7 @@ class Preprocess:
     filter: Filter = "bilinear"
     mirror: bool = True
 
-    def plain(self, images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    def test_views(self, images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Test-time view of a uint8 batch ``[B, 3, H, W]``, deterministic; resampled in ``dtype``."""
         if self.geometry == "direct":
             return self.normalise(resize(images, (self.size, self.size), self.filter, dtype))
@@ -54,18 +54,18 @@ class Preprocess:
         top, left = round((height - self.size) / 2), round((width - self.size) / 2)
         return self.normalise(resized[:, :, top : top + self.size, left : left + self.size])
 
-    def draw(self, count: int, shape: tuple[int, int], crop_scale: float, generator: torch.Generator) -> Tensor:
+    def sample_crops(self, count: int, shape: tuple[int, int], crop_scale: float, generator: torch.Generator) -> Tensor:
         """Random crops of at least ``crop_scale`` of the area and, where they keep the class, flips.
 
         Returns:
             ``[count, 5]``: top, left, height, width, and 1 to flip. Drawn on the CPU, many at once, so that a run does
             not depend on its device and a training step needs nothing from the host.
         """
-        boxes = random_boxes(count, *shape, crop_scale, generator)
+        boxes = random_crop_boxes(count, *shape, crop_scale, generator)
         flips = torch.rand(count, generator=generator) < (0.5 if self.mirror else 0.0)
         return torch.cat([boxes, flips[:, None].long()], dim=1)
 
-    def augmented(self, images: Tensor, drawn: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    def train_views(self, images: Tensor, drawn: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Training view of a uint8 batch, as drawn; resampled in ``dtype``."""
         size, flips = (self.size, self.size), drawn[:, 4] == 1
         return self.normalise(crop_resize(images, drawn[:, :4], size, mirrored=flips, dtype=dtype))
@@ -86,7 +86,7 @@ def _affine(mean: tuple[float, ...], std: tuple[float, ...], device: torch.devic
     return (1 / (255 * spread)).float().to(device), (-middle / spread).float().to(device)
 
 
-def random_boxes(count: int, height: int, width: int, smallest: float, generator: torch.Generator) -> Tensor:
+def random_crop_boxes(count: int, height: int, width: int, smallest: float, generator: torch.Generator) -> Tensor:
     """Random crop boxes ``[count, 4]`` with the law of torchvision's ``RandomResizedCrop``.
 
     Ten candidates per image are drawn at once and the first that fits is taken; when none fits, the centre crop.

@@ -196,11 +196,15 @@ def train_adapter(
     head = local_head(vit.width, task, options.head, options.head_scale)
     network: Network = vit
     batches: Batches | None = None
-    inputs = task.images.plain
+    inputs = task.images.test_views
     count = options.training_views
     if count:
         views = views or FixedViews.sample(vit, runtime, task, count, options.crop_scale, adapters)
-        network, batches, inputs = vit.forward_from_block, views.batches(task, recipe.batch_size, count), views.plain
+        network, batches, inputs = (
+            vit.forward_from_block,
+            views.batches(task, recipe.batch_size, count),
+            views.test_views,
+        )
     should_stop = None
     if options.patience and held_out is not None and len(held_out):
         accuracy = partial(local_accuracy, network, adapters, head, held_out, inputs, runtime)

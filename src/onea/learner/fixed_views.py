@@ -32,7 +32,7 @@ class FixedViews:
         runtime: where, and in which precision.
         images: whose views they are.
         rows: which of them, ``int64 [N]``.
-        crops: of each view after the first, as ``images.draw`` returns them for the rows.
+        crops: of each view after the first, as ``images.sample_crops`` returns them for the rows.
         crop_scale: with which they were drawn.
         hooks: of the blocks, both below and above the tokens.
         dtype: of the cache. Half precision has three more bits than bfloat16, and tokens of a ViT are far smaller than
@@ -79,7 +79,7 @@ class FixedViews:
     ) -> FixedViews:
         """So many views of the images of a task, with random crops that depend on its seed."""
         generators = (seeds.generator(task.seed, task.index, f"fixed view {view}") for view in range(1, count))
-        crops = [task.images.draw(len(task), crop_scale, generator) for generator in generators]
+        crops = [task.images.sample_crops(len(task), crop_scale, generator) for generator in generators]
         return cls(vit, runtime, task.images, task.rows, crops, crop_scale, hooks, block=block)
 
     def features(self, view: int, hooks: BlockHooks) -> Tensor:
@@ -126,7 +126,7 @@ class FixedViews:
 
         return batches
 
-    def plain(self, rows: Tensor) -> Tensor:
+    def test_views(self, rows: Tensor) -> Tensor:
         """Tokens of whole images, given by their rows among all images."""
         return self.tokens(self._positions(rows), torch.zeros_like(rows))
 
@@ -168,9 +168,9 @@ class FixedViews:
         padded = pad_rows(positions)
         rows = self.rows[padded]
         if view:
-            images = self.images.cropped(rows, self._crops[view - 1][padded], self._crop_scale)
+            images = self.images.train_views(rows, self._crops[view - 1][padded], self._crop_scale)
         else:
-            images = self.images.plain(rows)
+            images = self.images.test_views(rows)
         vit, runtime = self._network_for(view)
         with torch.no_grad(), runtime.autocast():
             return vit.forward_to_block(images, self._hooks, self._block)[: len(positions)].float()

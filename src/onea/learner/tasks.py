@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from onea.data.image_storage import Images, Shard, whole
+from onea.data.image_storage import Images, Shard, all_rows
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,10 @@ class Task:
     def plain_batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Whole images in order, as at test time, with their labels."""
         for rows, labels in zip(self.rows.split(size), self.labels.split(size), strict=True):
-            yield self.images.plain(rows), labels
+            yield self.images.test_views(rows), labels
 
-    def augmented_batches(
-        self, size: int, crop_scale: float, order: torch.Generator, crops: torch.Generator, shard: Shard = whole
+    def train_batches(
+        self, size: int, crop_scale: float, order: torch.Generator, crops: torch.Generator, shard: Shard = all_rows
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Random crops of all images in random order: an epoch, with labels on the same device.
 
@@ -73,14 +73,14 @@ class Task:
         """
         permutation = torch.randperm(len(self), generator=order)
         labels = self.labels[permutation].to(self.images.device).split(size)
-        images = self.images.augmented_batches(self.rows[permutation], size, crop_scale, crops, shard)
+        images = self.images.train_batches(self.rows[permutation], size, crop_scale, crops, shard)
         yield from zip(images, labels, strict=True)
 
     def drawn_batches(
         self, size: int, crop_scale: float, order: torch.Generator, crops: torch.Generator
     ) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """The same batches before cropping, on the device: rows, random crops, and labels; see ``images.cropped``."""
+        """The same batches before cropping, on the device: rows, crops and labels; see ``images.train_views``."""
         permutation = torch.randperm(len(self), generator=order)
-        drawn = self.images.draw(len(self), crop_scale, crops)
+        drawn = self.images.sample_crops(len(self), crop_scale, crops)
         parts = (self.rows[permutation], drawn, self.labels[permutation])
         return list(zip(*(part.to(self.images.device).split(size) for part in parts), strict=True))

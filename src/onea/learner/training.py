@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from onea import schedules, seeds
-from onea.data.image_storage import PackedImages, Shard, whole
+from onea.data.image_storage import PackedImages, Shard, all_rows
 from onea.errors import OneaError
 from onea.learner.step_graph import StepGraph
 from onea.learner.tasks import Task
@@ -99,7 +99,7 @@ def train(
     order, crops = (seeds.generator(task.seed, task.index, name + purpose) for name in ("order", "crops"))
     # On the device: an upload at every step would make it wait for the host.
     samples = torch.Generator(runtime.device).manual_seed(seeds.derive(task.seed, task.index, "patches" + purpose))
-    shard = runtime.processes.shard if sharded else whole
+    shard = runtime.processes.shard if sharded else all_rows
     # Crops can be part of a captured step where the images are on the device; otherwise batches arrive cropped.
     crop_in_step = (
         capture and batches is None and isinstance(task.images, PackedImages) and task.images.tier == "device"
@@ -113,7 +113,7 @@ def train(
         elif batches:
             inputs = batches(epoch, order, shard)
         else:
-            inputs = task.augmented_batches(recipe.batch_size, recipe.crop_scale, order, crops, shard)
+            inputs = task.train_batches(recipe.batch_size, recipe.crop_scale, order, crops, shard)
         return with_samples(inputs, sampler) if sampler else inputs
 
     def with_samples(batches: Iterable[tuple[Tensor, ...]], sampler: BatchSampler) -> Iterator[tuple[Tensor, ...]]:
@@ -123,7 +123,7 @@ def train(
     def step(*batch: Tensor, number: int = 0) -> Tensor:
         *inputs, labels = batch
         sampled = [inputs.pop()] if sampler else []
-        images = task.images.cropped(inputs[0], inputs[1], recipe.crop_scale) if crop_in_step else inputs[0]
+        images = task.images.train_views(inputs[0], inputs[1], recipe.crop_scale) if crop_in_step else inputs[0]
         # Before the pass: a captured graph writes the next gradients where the last ones are.
         optimiser.zero_grad(set_to_none=True)
         with runtime.autocast():

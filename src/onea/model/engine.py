@@ -135,9 +135,9 @@ class Engine:
                 part = slice(start, start + EVALUATION_BATCH)
                 images = torch.from_numpy(pixels[part]).to(self.runtime.device)
                 if crops is None:
-                    images = self.preprocess.plain(images)
+                    images = self.preprocess.test_views(images)
                 else:
-                    images = self.preprocess.augmented(images, crops[part].to(self.runtime.device))
+                    images = self.preprocess.train_views(images, crops[part].to(self.runtime.device))
                 with runtime.autocast():
                     parts.append(vit(images, hooks).cpu())
                 progress.step(len(parts[-1]))
@@ -152,5 +152,5 @@ class Engine:
         for name in set(labels):
             own = torch.tensor([row for row, label in enumerate(labels) if label == name])
             generator = seeds.generator(seed, view, f"view/{name}")
-            drawn[own] = self.preprocess.draw(len(own), (self.side, self.side), area, generator)
+            drawn[own] = self.preprocess.sample_crops(len(own), (self.side, self.side), area, generator)
         return drawn

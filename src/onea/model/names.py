@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from onea.data.folders import passed_over
+from onea.data.folders import is_ignored
 from onea.errors import OneaError
 
 UNKNOWN = "unknown"
@@ -126,7 +126,7 @@ def is_folder_name(name: str) -> bool:
     >>> [is_folder_name(name) for name in ("kiwi", "T-shirt/top", "..", "aux", "\u82f9" * 100, "auxiliary", ".hidden")]
     [True, False, False, False, False, True, False]
     """
-    return not (passed_over(name) or len(name.encode()) > _LONGEST_FOLDER or _NO_FOLDER.match(name))
+    return not (is_ignored(name) or len(name.encode()) > _LONGEST_FOLDER or _NO_FOLDER.match(name))
 
 
 def _check_spelling(name: str, other: str) -> None:

@@ -60,7 +60,7 @@ RC: dict[str, Any] = {
 
 
 @contextmanager
-def themed() -> Iterator[None]:
+def theme() -> Iterator[None]:
     """The house settings while a figure is built; whatever the caller had set returns afterwards."""
     import matplotlib
 
@@ -70,7 +70,7 @@ def themed() -> Iterator[None]:
         yield
 
 
-def blank(width: float, height: float) -> Figure:
+def new_figure(width: float, height: float) -> Figure:
     """An empty figure in inches that lays itself out and needs no display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -126,7 +126,7 @@ def round_numbers(count: int, most: int) -> list[int]:
 def save(figure: Figure, path: Path) -> Path:
     """Write a PNG, whole or not at all: a reader never meets half a file."""
     content = BytesIO()
-    with themed():
+    with theme():
         figure.savefig(content, format="png", dpi=DPI, bbox_inches="tight", pad_inches=0.1)
     write_atomically(path, content.getvalue())
     return path

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import PurePosixPath
 from typing import BinaryIO
 
-from onea.data.folders import is_photo, passed_over
+from onea.data.folders import is_ignored, is_photo
 from onea.serve.problems import Problem
 from onea.serve.settings import MEGABYTE, Limits
 
@@ -144,7 +144,7 @@ def _is_folder(entry: zipfile.ZipInfo) -> bool:
 
 
 def _hidden(name: str) -> bool:
-    return any(passed_over(part) and part != ".." for part in PurePosixPath(name).parts)
+    return any(is_ignored(part) and part != ".." for part in PurePosixPath(name).parts)
 
 
 def _shown(entry: zipfile.ZipInfo) -> str:

@@ -13,7 +13,7 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.concurrency import run_in_threadpool
 
-from onea.data.decode import formats_of_uploads
+from onea.data.decode import upload_formats
 from onea.model.sentences import sentences
 from onea.model.state import State
 from onea.serve.access import TokenFailures, bearer, check_token, client_address
@@ -250,7 +250,7 @@ async def healthz(app: App) -> HealthResponse:
         classes=len(service.present.state.classes),
         learning=service.learning,
         teaching=settings.token is not None and not settings.prediction_only,
-        formats=list(formats_of_uploads()),
+        formats=list(upload_formats()),
         predict_images=settings.limits.predict_images,
         learn_files=settings.limits.learn_files,
     )

@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from onea.data.dataset import Pixels
 from onea.data.decode import BadImage, fit, pixel_count, read_image
-from onea.data.image_files import OnBad, named_by_reason
+from onea.data.image_files import OnBad, summarise_reasons
 from onea.data.pixel_limit import MEGAPIXEL
 from onea.model.learning.images import DecodedImages
 from onea.serve.archive import Archive
@@ -51,7 +51,7 @@ class UploadedImage:
         Raises:
             BadImage: it cannot be read, or has more pixels than allowed.
         """
-        image = read_image(self.read(), at_least=side, name=self.name, limit=limits.pixels, wary=True)
+        image = read_image(self.read(), min_side=side, name=self.name, limit=limits.pixels, untrusted=True)
         return fit(image, side, side)
 
 
@@ -141,7 +141,7 @@ def _lines(images: Sequence[UploadedImage], reasons: dict[int, str]) -> list[str
 
 def _unreadable(images: Sequence[UploadedImage], reasons: dict[int, str]) -> Problem:
     them = "it" if len(reasons) == 1 else "them"
-    names = named_by_reason(_lines(images, reasons))
+    names = summarise_reasons(_lines(images, reasons))
     detail = (
         f"{len(reasons)} of {len(images)} images cannot be read ({names}); leave {them} out and send the rest again."
     )

@@ -52,7 +52,7 @@ def saved(image, form, quality=80, scale=1.0):
     """What comes back from a copy in a file, perhaps of another size."""
     content = BytesIO()
     image.resize((round(image.width * scale), round(image.height * scale))).save(content, form, quality=quality)
-    return read_image(content.getvalue(), at_least=SIDE)
+    return read_image(content.getvalue(), min_side=SIDE)
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def test_the_plain_loops_test_images_are_ours(vit):
     preprocess = preprocess_of(vit)
     smooth = np.repeat(np.repeat(synthetic_pixels(3, vit.size // 4), 4, 2), 4, 3)
     plain = PlainImages(smooth, torch.arange(3), plain_transform(preprocess, training=False))
-    ours = PackedImages(smooth, preprocess, torch.device("cpu"), "device").plain(torch.arange(3))
+    ours = PackedImages(smooth, preprocess, torch.device("cpu"), "device").test_views(torch.arange(3))
     theirs = torch.stack([plain[index][0] for index in range(3)])
     levels = (ours - theirs).abs().amax() * 255 * min(preprocess.std)
     assert levels <= 2, "Pillow rounds to whole grey levels after each axis; we do not"

@@ -104,10 +104,10 @@ def test_more_images_are_prepared_by_no_more_calls(workload):
 
     def augmented(count: int) -> int:
         draw = torch.Generator().manual_seed(1)
-        return calls(lambda: next(images.augmented_batches(torch.arange(count), count, 0.05, draw)))
+        return calls(lambda: next(images.train_batches(torch.arange(count), count, 0.05, draw)))
 
     def plain(count: int) -> int:
-        return calls(lambda: images.plain(torch.arange(count)))
+        return calls(lambda: images.test_views(torch.arange(count)))
 
     assert augmented(4) >= augmented(32) > 0
     assert plain(4) >= plain(32) > 0

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from onea.data.dataset import Split
-from onea.data.decode import read_image, to_square
-from onea.data.image_files import OnBad, in_threads, sha256_of_files
+from onea.data.decode import read_image, resize_square
+from onea.data.image_files import OnBad, map_threaded, sha256_of_files
 from onea.errors import OneaError
 from onea.files import cache_folder
 from onea.research.data import pack as pack_module
@@ -84,7 +84,7 @@ def test_other_images_become_squares(tmp_path: Path, sizes: list[tuple[int, int]
     assert packed.pixels.shape == (2, 3, 8, 8)
     assert split.files is not None
     for row, file in enumerate(split.files):
-        assert np.array_equal(packed.pixels[row], to_square(read_image(file), 8))
+        assert np.array_equal(packed.pixels[row], resize_square(read_image(file), 8))
 
 
 def test_one_shape_for_both_sides(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_absolute_files_need_no_working_folder(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize("count", [0, 1, 5, 300])
 @pytest.mark.parametrize("threads", [None, 1, 3])
 def test_results_come_in_order(count: int, threads: int | None) -> None:
-    assert list(in_threads(lambda item: -item, range(count), threads)) == [-item for item in range(count)]
+    assert list(map_threaded(lambda item: -item, range(count), threads)) == [-item for item in range(count)]
 
 
 def test_unreadable_files_have_no_say_in_the_shape(tmp_path: Path) -> None:

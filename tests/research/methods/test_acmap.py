@@ -35,7 +35,7 @@ def watched(method: ACMap, monkeypatch):
 def class_means(method: ACMap, ready, index: int, adapter: int):
     """Prototypes of a task under a merged adapter, from a plain loop."""
     task = ready.task(index)
-    features = method.features(task.images.plain(task.rows), method.merged[adapter])
+    features = method.features(task.images.test_views(task.rows), method.merged[adapter])
     return torch.stack([features[task.labels == position].mean(0) for position in task.classes])
 
 

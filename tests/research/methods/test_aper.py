@@ -121,7 +121,7 @@ def test_scores_are_cosines_of_features_that_were_concatenated_and_then_normalis
         return method.features(images).double(), method.features(images, method.adapted).double()
 
     test = both(shown_images(ready))
-    train = both(ready.train.images.plain(torch.arange(len(ready.train.labels))))
+    train = both(ready.train.images.test_views(torch.arange(len(ready.train.labels))))
     means = [torch.stack([part[ready.train.labels == c].mean(0) for c in range(6)]) for part in train]
     dots = sum(features @ mean.T for features, mean in zip(test, means, strict=True))
     lengths = [sum(part.pow(2).sum(1) for part in parts).sqrt() for parts in (test, means)]

@@ -46,7 +46,7 @@ def test_joint_is_one_training_on_all_images_with_the_draws_of_the_last_task(tin
         assert torch.equal(found[f"adapter.{name}"], value)
     for name, value in head.state_dict().items():
         assert torch.equal(found[f"head.{name}"], value)
-    features = method.features(ready.train.images.plain(everything.rows), adapters)
+    features = method.features(ready.train.images.test_views(everything.rows), adapters)
     means = torch.stack([features[ready.train.labels == label].mean(0) for label in range(6)])
     torch.testing.assert_close(found["prototypes"], means)
 
@@ -114,7 +114,7 @@ def test_sequential_equals_a_plain_loop(tiny_run):
         order, crops = (seeds.generator(ready.seed, index, name) for name in ("order", "crops"))
         for epoch in range(options.epochs):
             rate = options.learning_rate * cosine(epoch, options.epochs)
-            for images, labels in task.augmented_batches(options.batch_size, options.crop_scale, order, crops):
+            for images, labels in task.train_batches(options.batch_size, options.crop_scale, order, crops):
                 logits = method.vit(images, adapters) @ weight.T + bias
                 picked = logits.log_softmax(1)[torch.arange(len(labels)), labels]
                 gradients = torch.autograd.grad(-picked.mean(), parameters)
@@ -132,7 +132,7 @@ def test_sequential_trains_the_same_adapter_on_and_pushes_old_classes_down(tiny_
     ready = bound(tiny_run, "sequential", weight_decay=0.0, epochs=10)
     ready.method.learn(ready.task(0))
     before = {name: value.clone() for name, value in ready.method.state_dict().items()}
-    images = ready.train.images.plain(ready.task(1).rows)
+    images = ready.train.images.test_views(ready.task(1).rows)
     old = ready.method.scores(images)
     report = ready.method.learn(ready.task(1))
     assert report["losses"][0] > report["losses"][-1] > 0, "a single class learns, because old ones are in the softmax"
@@ -161,7 +161,7 @@ def test_sequential_forgets_and_joint_does_not(tiny_run):
         ready = bound(tiny_run, method, "3,3", **longer)
         learn_all(ready)
         rows = torch.arange(len(ready.train.labels))
-        answers = ready.method.scores(ready.train.images.plain(rows)).argmax(1)
+        answers = ready.method.scores(ready.train.images.test_views(rows)).argmax(1)
         right[method] = float((answers == ready.train.labels)[ready.train.labels < 3].float().mean())
     assert right["sequential"] < 0.4
     assert right["joint"] > right["sequential"] + 0.3

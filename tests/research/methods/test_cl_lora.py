@@ -38,7 +38,7 @@ def second_training(ready, monkeypatch):
     task = ready.task(2)
     ready.method.learn(task)
     rows = torch.arange(len(task))
-    return seen | {"batch": (task.images.plain(task.rows[rows]), task.labels[rows]), "teacher": teacher}
+    return seen | {"batch": (task.images.test_views(task.rows[rows]), task.labels[rows]), "teacher": teacher}
 
 
 def trained_only(module):

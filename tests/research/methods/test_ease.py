@@ -81,7 +81,7 @@ def test_per_task_scores_are_cosines_under_the_adapter_of_each_class(tiny_run):
     method = learn_all(ready)
     scores = method.scores(shown_images(ready))
     for adapters, classes in zip(method.bank, method.ranges, strict=True):
-        train = method.features(ready.train.images.plain(torch.arange(len(ready.train.labels))), adapters)
+        train = method.features(ready.train.images.test_views(torch.arange(len(ready.train.labels))), adapters)
         test = method.features(shown_images(ready), adapters)
         for position in classes:
             mean = train[ready.train.labels == position].mean(0)
@@ -135,7 +135,7 @@ def test_scores_weigh_each_subspace_as_the_formula_says(tiny_run):
 def test_real_prototypes_are_class_means_and_never_change(tiny_run):
     ready = prepared(tiny_run, "ease", sizes="2,1,1,2")
     method = ready.method
-    train = ready.train.images.plain(torch.arange(len(ready.train.labels)))
+    train = ready.train.images.test_views(torch.arange(len(ready.train.labels)))
     kept, known = None, None
     for index in range(4):
         method.learn(ready.task(index))

@@ -159,7 +159,7 @@ def test_simplecil_ignores_order_and_split_and_equals_the_nearest_class_mean(tin
         answers.append(order[ready.method.scores(shown_images(ready)).argmax(1)])
     assert torch.equal(answers[0], answers[1])
     assert torch.equal(answers[0], answers[2])
-    features = ready.method.features(ready.train.images.plain(torch.arange(len(ready.train.labels))))
+    features = ready.method.features(ready.train.images.test_views(torch.arange(len(ready.train.labels))))
     means = torch.stack([features[ready.train.labels == c].mean(0) for c in range(6)])
     test = ready.method.features(shown_images(ready))
     nearest = torch.nn.functional.cosine_similarity(test[:, None], means[None], dim=2).argmax(1)

@@ -181,7 +181,7 @@ def test_prototypes_belong_to_the_first_adapter_and_gaussians_to_the_own_one(tin
     method = learn_all(ready)
     for index, snapshot in enumerate(method.snapshots):
         task = ready.task(index)
-        images = task.images.plain(task.rows)
+        images = task.images.test_views(task.rows)
         for adapters, stored in ((method.snapshots[0], method.prototypes), (snapshot, method.gaussians.means)):
             features = method.features(images, adapters)
             for position in task.classes:

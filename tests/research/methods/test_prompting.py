@@ -225,7 +225,7 @@ def test_a_prototype_row_is_the_mean_feature_as_long_as_the_trained_rows(method,
             assert float(weight[0].norm()) == pytest.approx(1, abs=1e-5)
         if index == 2:
             task = ready.task(2)
-            mean = ready.method.prompted(task.images.plain(task.rows)).mean(0)
+            mean = ready.method.prompted(task.images.test_views(task.rows)).mean(0)
             torch.testing.assert_close(F.normalize(weight[4], dim=0), F.normalize(mean, dim=0), atol=1e-5, rtol=1e-4)
     norms, trained = weight.norm(dim=1), [1, 2, 3]
     expected = float(norms[trained].mean())
@@ -256,7 +256,7 @@ def naive_task(ready, task, head, parameters, extra_loss, features, rates):
     for rate in rates:
         values = []
         optimiser.param_groups[0]["lr"] = options.learning_rate * rate
-        for images, labels in task.augmented_batches(options.batch_size, options.crop_scale, order, crops):
+        for images, labels in task.train_batches(options.batch_size, options.crop_scale, order, crops):
             queries = ready.method.vit(images)
             logits = torch.stack([features(i, q) for i, q in zip(images, queries, strict=True)]) @ head[0].T + head[1]
             loss = F.cross_entropy(logits.masked_fill(outside, -math.inf), labels) + extra_loss(queries)
@@ -464,7 +464,7 @@ def test_dualprompt_key_approaches_the_mean_direction_of_its_tasks_queries(tiny_
     learn_all(ready)
     for index in range(2):
         task = ready.task(index)
-        queries = ready.method.features(task.images.plain(task.rows))
+        queries = ready.method.features(task.images.test_views(task.rows))
         mean = F.normalize(queries, dim=1).mean(0)  # the best that a single key can do
         assert float(F.cosine_similarity(mean, ready.method.prompts.keys().detach()[index], dim=0)) > 0.9
 

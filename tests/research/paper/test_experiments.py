@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from onea.errors import OneaError
 from onea.metrics import summarise
 from onea.options import make_options
-from onea.presentation.table import Value
+from onea.presentation.tables import Value
 from onea.research.cli.paper import paper
 from onea.research.data import data_name
 from onea.research.methods import METHODS, method_class

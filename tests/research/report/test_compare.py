@@ -18,8 +18,7 @@ from support.records import NINE, record
 from typer.testing import CliRunner
 
 from onea.errors import OneaError
-from onea.presentation.formats import fitting
-from onea.presentation.table import Table
+from onea.presentation.tables import Table, fit_terminal
 from onea.research.cli.report import compare as command
 from onea.research.record_metrics import metric
 from onea.research.report.aggregate import curve, grid_table, over_seeds, settings
@@ -178,7 +177,7 @@ def test_a_narrow_terminal_cuts_no_number_and_no_name() -> None:
     table = Table.of_texts("", ("metric", "first", "second", "difference", "95 % interval", "better in"), lines)
     for width in (40, 50, 80):
         console = Console(width=width, file=io.StringIO())
-        console.print(fitting(table, console))
+        console.print(fit_terminal(table, console))
         shown = console.file.getvalue()  # type: ignore[attr-defined]
         assert all(number in shown for number in ("87.50", "88.25", "+0.75"))
         assert "".join(line[:5].strip() for line in shown.splitlines()).count("class")

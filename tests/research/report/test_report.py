@@ -16,7 +16,7 @@ from matplotlib.text import Text
 from support.records import NAMES, NINE, Reader, Record, method_lines, record
 
 from onea.errors import OneaError
-from onea.presentation.formats import markdown
+from onea.presentation.tables import markdown
 from onea.research.cli.demo import _open
 from onea.research.record_metrics import headline_metrics
 from onea.research.report.aggregate import results_table

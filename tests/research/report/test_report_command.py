@@ -17,7 +17,7 @@ from support.records import NINE, Reader, analysed, method_lines, record
 from typer.testing import CliRunner
 
 from onea.errors import OneaError
-from onea.presentation.table import Table, TableColumn, Value
+from onea.presentation.tables import Table, TableColumn, Value
 from onea.research.cli.report import report as command
 from onea.research.report.aggregate import setting_names, settings
 from onea.research.report.curves import banded_curves

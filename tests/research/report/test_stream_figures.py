@@ -39,7 +39,7 @@ def heights(axes) -> list[float]:
 
 
 def test_a_name_that_the_font_lacks_is_no_warning(tmp_path: Path, recwarn) -> None:
-    figure = style.blank(2, 2)
+    figure = style.new_figure(2, 2)
     figure.text(0.5, 0.5, "三角")
     style.save(figure, tmp_path / "names.png")
     assert not [str(warning.message) for warning in recwarn]

@@ -97,7 +97,7 @@ def test_features_scored_from_memory_are_those_of_a_pass(tiny_run):
     ready = prepared(tiny_run, "ease")
     for index in range(3):
         ready.method.learn(ready.task(index))
-    images = ready.test.images.plain(ready.test.rows)
+    images = ready.test.images.test_views(ready.test.rows)
     features = {name: ready.method.features(images, hooks) for name, hooks in ready.method.cacheable_modules().items()}
     assert torch.equal(ready.method.scores_from_features(features), ready.method.scores(images))
 
@@ -148,7 +148,7 @@ def test_only_frozen_things_are_named_parts(tiny_run):
         if method_class(name).cacheable_modules.__qualname__.startswith("Method."):
             continue
         ready = prepared(tiny_run, name, sizes=SIZES)
-        images = ready.test.images.plain(ready.test.rows)
+        images = ready.test.images.test_views(ready.test.rows)
         first: dict[str, torch.Tensor] = {}
         for index in range(ready.stream.tasks):
             ready.method.learn(ready.task(index))

@@ -41,7 +41,7 @@ def expected(scores: torch.Tensor, labels: torch.Tensor, seen: int) -> float:
 @pytest.mark.parametrize("method", ["one-a", "simplecil", "ease", "l2p", "sequential"])
 def test_the_area_is_that_of_the_largest_score(method, tiny_run):
     ready = prepared(tiny_run, method)
-    images, labels = ready.test.images.plain(ready.test.rows), ready.test.labels[ready.test.rows]
+    images, labels = ready.test.images.test_views(ready.test.rows), ready.test.labels[ready.test.rows]
     for index, seen in enumerate((3, 4)):
         ready.method.learn(ready.task(index))
         found = [

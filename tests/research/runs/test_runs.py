@@ -345,7 +345,7 @@ def test_golden_record(tiny_run, tmp_path, request):
         assert mine["merge"].get("gate_max", 0) == pytest.approx(golden["merge"].get("gate_max", 0), rel=1e-4)
     ready = prepare(config, make_runtime("cpu", "fp32", 1))
     ready.method.load_state_dict(state)
-    best, second = ready.method.scores(ready.test.images.plain(ready.test.rows)).topk(2).values.unbind(1)
+    best, second = ready.method.scores(ready.test.images.test_views(ready.test.rows)).topk(2).values.unbind(1)
     assert (best - second).min() > 1e-2
     assert found["correct"] == expected["correct"]
 

@@ -32,8 +32,8 @@ def confusion_picture(found: Evaluation) -> Figure:
     count = len(found.classes)
     share = 100 * found.confusion / np.maximum(1, found.confusion.sum(1) + found.unknown_of)[:, None]
     side = min(16.0, max(4.6, 2.2 + 0.16 * count))
-    with style.themed():
-        figure = style.blank(side, side)
+    with style.theme():
+        figure = style.new_figure(side, side)
         axes = figure.subplots()
         image = axes.imshow(share, cmap=blues(), norm=PowerNorm(0.5, 0, 100))  # or single mistakes would be invisible
         if count <= _MOST_NAMES:
@@ -72,8 +72,8 @@ _HEADROOM = 1.45  # of the highest bar: room for the legend
 
 def open_set_picture(found: OpenSet) -> Figure:
     """Above, how familiar known and unknown images look; below, the open-set curve with the model's own threshold."""
-    with style.themed():
-        figure = style.blank(_WIDTH, _HEIGHT)
+    with style.theme():
+        figure = style.new_figure(_WIDTH, _HEIGHT)
         above, below = figure.subplots(2, 1, height_ratios=(1, 1.25))
         _histograms(above, found)
         _open_set_curve(below, found)
@@ -147,8 +147,8 @@ def curves_picture(found: Check) -> Figure | None:
         return None
     columns = min(_COLUMNS, len(shown))
     lines = -(-len(shown) // columns)
-    with style.themed():
-        figure = style.blank(max(4.4, 2.5 * columns), 0.9 + 2.05 * lines)
+    with style.theme():
+        figure = style.new_figure(max(4.4, 2.5 * columns), 0.9 + 2.05 * lines)
         places = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
         for axes in places.flat[len(shown) :]:
             axes.set_visible(False)
@@ -170,8 +170,8 @@ def suspects_picture(suspects: Sequence[Suspect], photos: Pixels) -> Figure | No
         return None
     columns = min(_PHOTO_COLUMNS, len(suspects))
     lines = -(-len(suspects) // columns)
-    with style.themed():
-        figure = style.blank(max(4.0, 1.95 * columns), 0.5 + 2.7 * lines)
+    with style.theme():
+        figure = style.new_figure(max(4.0, 1.95 * columns), 0.5 + 2.7 * lines)
         places = figure.subplots(lines, columns, squeeze=False)
         for axes in places.flat:
             axes.axis("off")

@@ -14,8 +14,8 @@ from PIL import Image
 
 from onea.data.dataset import Pixels, natural_key
 from onea.data.decode import BadImage, fit, read_image, upright_rgb
-from onea.data.folders import NoClassFoldersError, Tree, is_photo, passed_over, read_tree, unlistable
-from onea.data.image_files import OnBad, bad_files, in_threads
+from onea.data.folders import ClassTree, NoClassFoldersError, is_ignored, is_photo, read_tree, unreadable_folder
+from onea.data.image_files import OnBad, describe_unreadable, map_threaded
 from onea.errors import OneaError
 from onea.model.names import is_number, name_of
 from onea.runtime import NO_PROGRESS, Progress
@@ -107,8 +107,8 @@ def find_images(path: Path) -> list[Path]:
             folders.clear()
             continue
         seen.add(real)
-        folders[:] = sorted((name for name in folders if not passed_over(name)), key=natural_key)
-        wanted = (name for name in files if is_photo(name) and not passed_over(name))
+        folders[:] = sorted((name for name in folders if not is_ignored(name)), key=natural_key)
+        wanted = (name for name in files if is_photo(name) and not is_ignored(name))
         found.extend(Path(place) / name for name in sorted(wanted, key=natural_key))
     if not found:
         raise OneaError(f"There are no images below {path}; give image files or a folder that holds some.")
@@ -117,7 +117,7 @@ def find_images(path: Path) -> list[Path]:
 
 def _unlistable(error: OSError) -> None:
     """A folder that cannot be looked into may hold photos, and is not passed over."""
-    raise unlistable(Path(error.filename), error) from error
+    raise unreadable_folder(Path(error.filename), error) from error
 
 
 def _labelled_source(source: Any, purpose: Purpose) -> tuple[list[Any], list[Any]]:
@@ -144,7 +144,7 @@ def _from_folder(path: Path, purpose: Purpose) -> tuple[list[Any], list[str], tu
     return [file for file, _ in photos], [label for _, label in photos], others, tuple(tree.groups)
 
 
-def _tree(path: Path, purpose: Purpose) -> Tree:
+def _tree(path: Path, purpose: Purpose) -> ClassTree:
     try:
         return read_tree(path)
     except NoClassFoldersError as error:
@@ -239,7 +239,7 @@ def _decode(
     if on_bad not in ("fail", "skip", None):
         raise OneaError(f"on_bad is {on_bad!r:.80}; choose fail or skip.")
     names = [str(item) if isinstance(item, str | os.PathLike) else f"image {n + 1}" for n, item in enumerate(items)]
-    results = in_threads(_squarer(size), list(zip(items, names, strict=True)))
+    results = map_threaded(_squarer(size), list(zip(items, names, strict=True)))
     pixels = np.empty((len(items), 3, size, size), np.uint8)
     good: list[int] = []
     skipped: list[str] = []
@@ -252,7 +252,7 @@ def _decode(
             pixels[len(good)] = result
             good.append(row)
     if skipped and (on_bad != "skip" or not good):
-        raise OneaError(bad_files(skipped, len(items), may_skip=on_bad == "fail"))
+        raise OneaError(describe_unreadable(skipped, len(items), may_skip=on_bad == "fail"))
     kept = None if labels is None else tuple(labels[row] for row in good)
     return DecodedImages(pixels[: len(good)], kept, tuple(names[row] for row in good), tuple(skipped))
 
@@ -270,7 +270,7 @@ def _squarer(size: int) -> Callable[[tuple[Any, str]], Pixels | str]:
 
 def _rgb(source: Any, name: str, size: int) -> Image.Image:
     if isinstance(source, str | os.PathLike | bytes):
-        return read_image(source, at_least=size, name=name)
+        return read_image(source, min_side=size, name=name)
     if isinstance(source, Image.Image):
         return upright_rgb(source)
     if is_array(source):

@@ -243,7 +243,7 @@ class TimmBaseline:
         prototypes = self.workload.method.prototypes
 
         def scores() -> Tensor:
-            pixels = images.plain(rows)
+            pixels = images.test_views(rows)
             with torch.no_grad(), self.workload.runtime.autocast():
                 features: Tensor = self.network(pixels)
             return cosine_scores(features.float(), prototypes)
@@ -328,7 +328,7 @@ class Measurements:
     def inference(self, batch: int) -> InferenceFunction:
         """A function that computes the scores of stored images."""
         method, images, rows = self.workload.method, self.workload.prepared.test.images, torch.arange(batch)
-        return lambda: method.scores(images.plain(rows))
+        return lambda: method.scores(images.test_views(rows))
 
     def evaluation(self) -> Iterator[Row]:
         """The evaluation of a run over all test images."""

@@ -18,8 +18,7 @@ from rich.console import Console
 from rich.table import Table as TerminalTable
 
 from onea.files import write_atomically
-from onea.presentation.formats import terminal
-from onea.presentation.table import Table
+from onea.presentation.tables import Table, terminal
 from onea.research.bench.config import BenchConfig
 
 _MAX_REPEATS = 500

@@ -270,7 +270,7 @@ def _growth_of_inference(workloads: dict[int, Workload], seconds: float) -> list
 def _inference(workload: Workload, batch: int) -> Callable[[], object]:
     test = workload.prepared.test
     rows = torch.arange(batch) % len(test.rows)
-    return lambda: workload.method.scores(test.images.plain(rows))
+    return lambda: workload.method.scores(test.images.test_views(rows))
 
 
 TASKS = 10

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from onea.cli.display import OnScreen
-from onea.presentation.formats import terminal, terminal_look
+from onea.presentation.tables import terminal, terminal_style
 from onea.research.record import Record
 from onea.research.report.aggregate import results_table
 from onea.research.report.html import two_lines
@@ -99,7 +99,7 @@ class DemoDisplay(OnScreen, Progress):
         return Group(self._table(), blank, now, self._clock())
 
     def _table(self) -> Table:
-        table = Table(**terminal_look() | {"padding": 0})
+        table = Table(**terminal_style() | {"padding": 0})
         table.title = Text("Accuracy over all classes seen so far (A_t, %) after each task\n", "bold")
         table.add_column("task\nnew classes", style="bold", no_wrap=True)
         for name, size in zip(self._names, self._sizes, strict=True):

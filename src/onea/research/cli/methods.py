@@ -12,7 +12,7 @@ import typer
 from onea.research.runs.config import RunConfig
 
 if TYPE_CHECKING:
-    from onea.presentation.table import Table
+    from onea.presentation.tables import Table
 
 
 def methods(
@@ -30,7 +30,7 @@ def methods(
     """List the methods, the options of one, or what else has a name."""
     from rich.console import Console
 
-    from onea.presentation.formats import terminal
+    from onea.presentation.tables import terminal
 
     tables = ((operators, _operators), (classifiers, _classifiers), (datasets, _datasets), (metrics, _metrics))
     asked = [table for wanted, table in (*tables, (backbones, lambda: _backbones(name))) if wanted]
@@ -117,7 +117,7 @@ def _metrics() -> Table:
 
 
 def _of_texts(heads: Sequence[str], lines: Iterable[Sequence[str]], title: str = "", left: int = 4) -> Table:
-    from onea.presentation.table import Table
+    from onea.presentation.tables import Table
 
     return Table.of_texts(title, heads, lines, left)
 

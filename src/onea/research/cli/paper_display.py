@@ -17,8 +17,7 @@ from rich.table import Table as TerminalTable
 from rich.text import Text
 
 from onea.cli.display import OnScreen
-from onea.presentation.formats import fitting, terminal
-from onea.presentation.table import NOTHING, Table
+from onea.presentation.tables import MISSING, Table, fit_terminal, terminal
 from onea.research.data import data_name
 from onea.research.record import Record
 from onea.research.runs.config import RunConfig
@@ -36,7 +35,7 @@ def print_experiments() -> None:
     from onea.research.paper.experiments import experiments
 
     lines = (
-        (one.name, one.alias, one.title, str(len(one.cells) * one.seeds or NOTHING)) for one in experiments().values()
+        (one.name, one.alias, one.title, str(len(one.cells) * one.seeds or MISSING)) for one in experiments().values()
     )
     listed = Table.of_texts("", ("name", "or", "shows", "runs"), lines, left=3)
     table = terminal(listed)
@@ -75,7 +74,7 @@ def print_plan(plan: ExperimentPlan, done: Collection[str], shared: bool = False
         shown.update(keys)
         lines.append((planned.cell.row, _column(planned, plan), *numbers))
     table = Table.of_texts("", ("row", "column", "runs", "done", "training", "evaluation"), lines, left=2)
-    console.print(fitting(table, console))
+    console.print(fit_terminal(table, console))
     left = [run for run in plan.configs if run.key() not in done]
     trained = first_of_each_training(left) if shared else left
     training = sum(costs[run.key()].training for run in trained)

@@ -34,8 +34,7 @@ def compare(
     """Compare two configurations: paired differences over their common seeds, with 95 % intervals by Student's t."""
     from rich.console import Console
 
-    from onea.presentation.formats import fitting
-    from onea.presentation.table import Table
+    from onea.presentation.tables import Table, fit_terminal
     from onea.research.report.compare import compare as compare_records
     from onea.research.report.records import load_records, with_present_options
 
@@ -52,7 +51,7 @@ def compare(
         console.print(f"{side} {name}", markup=False)
     console.print(f"difference: second minus first, {seeds}")
     table = Table.of_texts("", ("metric", "first", "second", "difference", "95 % interval", "better in"), lines)
-    console.print(fitting(table, console))
+    console.print(fit_terminal(table, console))
     if len(found.seeds) > 1:
         console.print(
             f"Intervals by Student's t over {len(found.seeds)} paired seeds; one that contains 0 leaves open which "

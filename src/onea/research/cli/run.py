@@ -87,8 +87,7 @@ def _try_rates(config: RunConfig) -> None:
     """Print the accuracy of each learning rate, and the option for the best one."""
     from rich.console import Console
 
-    from onea.presentation.formats import terminal
-    from onea.presentation.table import Table
+    from onea.presentation.tables import Table, terminal
     from onea.research.runs.rate_trial import try_rates
     from onea.runtime import make_runtime
 
@@ -111,8 +110,7 @@ def print_summary(record: Record, folder: Path) -> None:
     from rich.text import Text
 
     from onea.cli.display import shown
-    from onea.presentation.formats import terminal
-    from onea.presentation.table import NOTHING, Table
+    from onea.presentation.tables import MISSING, Table, terminal
     from onea.research.record import record_path
     from onea.research.record_metrics import headline_metrics
     from onea.text import plural
@@ -123,7 +121,7 @@ def print_summary(record: Record, folder: Path) -> None:
     rows = []
     for number, (task, *values) in enumerate(zip(record["tasks"], *columns.values(), strict=True), 1):
         name = f"{number}" if task["name"] == f"task {number}" else f"{number} {task['name']}"
-        cells = (NOTHING if value is None else f"{value:.2f}" for value in values)
+        cells = (MISSING if value is None else f"{value:.2f}" for value in values)
         rows.append((name, str(task["classes"]), str(task["images"]), *cells))
     title = f"{config['method']} on {config['data']}, seed {config['seed']}, {record['backbone']['name']}"
     console.print(terminal(Table.of_texts(title, ("task", "classes", "images", *columns), rows)))

@@ -91,11 +91,11 @@ def _print_bars(made: Stream) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from onea.presentation.formats import terminal_look
+    from onea.presentation.tables import terminal_style
 
     console = Console(highlight=False)
     block = "#" if console.options.ascii_only else "█"
-    table = Table(**terminal_look())
+    table = Table(**terminal_style())
     table.add_column("task", justify="right", style="dim")
     table.add_column("classes", justify="right")
     table.add_column("", no_wrap=True, overflow="crop")

@@ -21,11 +21,11 @@ from onea.data.decode import BadImage, fit, image_size, read_image
 from onea.data.image_files import (
     FEW_THREADS,
     OnBad,
-    in_threads,
-    refuse_empty_classes,
-    refuse_unreadable,
+    check_no_empty_class,
+    check_readable,
+    map_threaded,
+    num_decode_threads,
     sha256_of,
-    threads_for,
 )
 from onea.data.pixel_limit import max_pixels
 from onea.errors import OneaError
@@ -116,7 +116,7 @@ def _common_shape(files: Sequence[Path], size: int) -> tuple[tuple[int, int], bo
     """The shape, and whether no file that could not be read might have had another say."""
     common: tuple[int, int] | None = None
     all_read = True
-    for found in in_threads(_size_or_none, files, FEW_THREADS):
+    for found in map_threaded(_size_or_none, files, FEW_THREADS):
         if found is None:
             all_read = False
             continue
@@ -174,7 +174,7 @@ def pack(
         with suppress(OneaError), _only_packer(target, wait=False):
             _forget_others(target)
     # Again for a cached array: the key has no labels in it, and these may be new.
-    refuse_empty_classes(split, packed.rows, packed.skipped, class_names)
+    check_no_empty_class(split, packed.rows, packed.skipped, class_names)
     return packed
 
 
@@ -262,7 +262,7 @@ def _write(
             rows, skipped, sha256 = _decode_into(stream, split.files, shape, on_bad, on_progress)
             stream.flush()
             os.fsync(stream.fileno())  # or a power cut could leave an index beside pixels that never reached the disk
-        refuse_unreadable(split, rows, skipped, on_bad, class_names)
+        check_readable(split, rows, skipped, on_bad, class_names)
         temporary.replace(target)
     except OSError as error:
         raise write_error(target.parent, bytes_needed, error, CACHE_REMEDY) from error
@@ -283,14 +283,14 @@ def _decode_into(
 
     def decode(file: Path) -> Pixels | str:
         try:
-            return fit(read_image(file, at_least=max(shape)), *shape)
+            return fit(read_image(file, min_side=max(shape)), *shape)
         except BadImage as error:
             return f"{error.path}: {error.reason}"
 
     rows: list[int] = []
     skipped: list[str] = []
     digest = hashlib.sha256()
-    for row, result in enumerate(in_threads(decode, files, threads_for(files))):
+    for row, result in enumerate(map_threaded(decode, files, num_decode_threads(files))):
         if isinstance(result, str):
             skipped.append(result)
         elif not (skipped and on_bad == "fail"):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from onea.data.dataset import ByClass, Dataset, ImageFile, MissingData, dataset_of_files, split_by_class
+from onea.data.dataset import Dataset, ImageFile, ImagesByClass, MissingData, dataset_from_files, split_by_class
 from onea.data.folders import load_folder, read_tree
 from onea.errors import OneaError
 
@@ -126,7 +126,7 @@ def _read_class_folders(base: Path, published: Published) -> Dataset:
     found = Counts(len(images), sum(map(len, images.values())))
     if found != published.counts:
         raise _incomplete(base, published, str(published.counts), str(found))
-    return dataset_of_files(published.name, *split_by_class(images))
+    return dataset_from_files(published.name, *split_by_class(images))
 
 
 def _read_cub(base: Path, published: Published) -> Dataset:
@@ -135,8 +135,8 @@ def _read_cub(base: Path, published: Published) -> Dataset:
     files = _table(base / "images.txt", published)
     class_of = _table(base / "image_class_labels.txt", published)
     in_train = _table(base / "train_test_split.txt", published)
-    train: ByClass = {name: [] for name in names.values()}
-    test: ByClass = {name: [] for name in names.values()}
+    train: ImagesByClass = {name: [] for name in names.values()}
+    test: ImagesByClass = {name: [] for name in names.values()}
     for number, file in files.items():
         label = names.get(class_of.get(number, ""))
         if label is None or number not in in_train:
@@ -147,10 +147,10 @@ def _read_cub(base: Path, published: Published) -> Dataset:
         side = train if in_train[number] == "1" else test
         side[label].append(ImageFile(base / "images" / file, file))
     _check_cub(base, published, train, test)
-    return dataset_of_files(published.name, train, test)
+    return dataset_from_files(published.name, train, test)
 
 
-def _check_cub(base: Path, published: Published, train: ByClass, test: ByClass) -> None:
+def _check_cub(base: Path, published: Published, train: ImagesByClass, test: ImagesByClass) -> None:
     present = [sum(image.path.is_file() for images in side.values() for image in images) for side in (train, test)]
     classes = sum(bool(train[name]) and bool(test[name]) for name in train)
     found = Counts(classes, sum(present), *present)

@@ -183,6 +183,6 @@ def _view_of(task: Task, batch: Tensor, view: int) -> Tensor:
     """A padded batch of images: whole for view 0, else random crops that the number of the view determines."""
     rows = pad_rows(task.rows[batch])
     if not view:
-        return task.images.plain(rows)
+        return task.images.test_views(rows)
     crops = seeds.generator(task.seed, task.index, f"view {view}/{int(batch[0])}")
-    return next(iter(task.images.augmented_batches(rows, len(rows), VIEW_AREA, crops)))
+    return next(iter(task.images.train_batches(rows, len(rows), VIEW_AREA, crops)))

@@ -173,7 +173,7 @@ class Method(ABC):
         sums = to_float64(torch.zeros(len(modules), len(task.classes), self.vit.width, device=device))
         for number, batch in enumerate(torch.arange(len(task)).split(EVALUATION_BATCH)):
             if number % processes.count == processes.rank:
-                images, labels = task.images.plain(pad_rows(task.rows[batch])), task.labels[batch]
+                images, labels = task.images.test_views(pad_rows(task.rows[batch])), task.labels[batch]
                 for total, hooks in zip(sums, modules, strict=True):
                     total += class_sums(self.features(images, hooks)[: len(batch)], labels, task.classes)
         counts = torch.bincount(task.labels - task.classes.start, minlength=len(task.classes)).to(sums.device)

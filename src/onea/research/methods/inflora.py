@@ -256,6 +256,6 @@ class InfLoRA(Method):
         self.runtime.progress.note("second moments")
         recorder = SecondMoments(self.vit.depth, self.vit.width, self.folded)
         order, crops = (seeds.generator(task.seed, task.index, f"{name} {purpose}") for name in ("order", "crops"))
-        for images, _ in task.augmented_batches(self.options.batch_size, self.options.crop_scale, order, crops):
+        for images, _ in task.train_batches(self.options.batch_size, self.options.crop_scale, order, crops):
             self.features(images, recorder)
         return recorder.means()

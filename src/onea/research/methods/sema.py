@@ -347,7 +347,7 @@ class SEMA(Method):
             order, crops = (
                 seeds.generator(task.seed, task.index, f"{name} scan {scan}") for name in ("order", "crops")
             )
-            for images, _ in task.augmented_batches(_DETECTION_BATCH, self.options.crop_scale, order, crops):
+            for images, _ in task.train_batches(_DETECTION_BATCH, self.options.crop_scale, order, crops):
                 heard = Listener(self.adapters)
                 self.features(images, heard)
                 # A new module changes nothing that its own or an earlier block sees, so looking at all blocks at once

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onea.files import write_text
-from onea.presentation.table import Table, TableColumn, Value
+from onea.presentation.tables import Table, TableColumn, Value
 from onea.research.data import data_name
 from onea.research.paper.experiment import (
     BACKBONE,
@@ -40,14 +40,14 @@ _DRAWN_ALREADY = {"curves": ("curves",), "directions": ("updates",), "alignment"
 
 def write_experiment(plan: ExperimentPlan, records: Records, folder: Path) -> tuple[Table | None, list[Path]]:
     """Write everything that can be told so far; returns the table, where there is one, and the files."""
-    from onea.presentation import formats, style
+    from onea.presentation import style, tables
 
     name = plan.experiment.name
     table = None if plan.experiment.kind == "streams" else grid_table(plan, records)
     drawn = pictures(plan, table, records)
     written = []
     if table:
-        written = [_write(folder / f"{name}.{end}", write(table)) for end, write in formats.BY_ENDING.items()]
+        written = [_write(folder / f"{name}.{end}", write(table)) for end, write in tables.BY_ENDING.items()]
     written += [style.save(picture.draw(), folder / f"{picture.name}.png") for picture in drawn]
     written.append(_write(folder / f"{name}.html", page(plan, table, drawn, records)))
     return table, written

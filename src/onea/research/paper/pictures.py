@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from onea.presentation import style
-from onea.presentation.table import Table
+from onea.presentation.tables import Table
 from onea.research.paper.experiment import DATASETS
 from onea.research.paper.experiments import LONG_TAIL_FACTOR, PAPER_STREAMS
 from onea.research.record import Record
@@ -27,7 +27,7 @@ from onea.research.report.html import Picture
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from onea.presentation.table import Table
+    from onea.presentation.tables import Table
     from onea.research.paper.page import Records
     from onea.research.paper.scale import ExperimentPlan
 
@@ -138,7 +138,7 @@ def bars(table: Table, width: float = WIDTH) -> Figure:
     """A panel for each column name: a bar for each row and, side by side, each group; a missing bar is not run."""
     names = list(dict.fromkeys(column.name for column in table.columns))
     groups = list(dict.fromkeys(column.group for column in table.columns))
-    with style.themed():
+    with style.theme():
         height = 1.2 + 0.32 * len(table.rows) * (0.4 + 0.6 * len(groups))
         figure, every = panels(len(names), 1 if width < NARROW else min(2, len(names)), width, height)
         for axes, name in zip(every, names, strict=True):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from onea.presentation.table import Row, Table, TableColumn, Value
+from onea.presentation.tables import Row, Table, TableColumn, Value
 from onea.research.record import Record
 from onea.research.record_metrics import Metric, headline_metrics
 from onea.research.report.records import finished, labels, lent, lent_note

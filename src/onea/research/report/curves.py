@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from onea.errors import OneaError
 from onea.presentation import style
-from onea.presentation.table import Value
+from onea.presentation.tables import Value
 from onea.research.record import Record
 from onea.research.record_metrics import metric
 from onea.research.report.aggregate import Group, Setting, curve, over_seeds
@@ -44,10 +44,10 @@ def accuracy_curves(
         bands: half the height of the band around each line at each task; None for a line without a band.
     """
     sizes = _common_sizes(records)
-    with style.themed():
+    with style.theme():
         listed = width < NARROW or len(records) > MOST_BESIDE or max(map(len, _line_names(records))) > LONGEST_BESIDE
         columns, room = legend_columns(_line_names(records), width)
-        figure = style.blank(width, 4.9 + room if listed else 4.9)
+        figure = style.new_figure(width, 4.9 + room if listed else 4.9)
         top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(4.2, 1))
         for index, record in reversed(list(enumerate(records))):  # the first one is drawn last, over the others
             _line(top, record["metrics"]["A"], index)
@@ -66,7 +66,7 @@ def accuracy_curves(
 def panels(count: int, across: int, width: float, height: float, extra: float = 0.0) -> tuple[Figure, Any]:
     """A figure with so many panels, and the panels; ``height`` is that of a row, ``extra`` is for the whole figure."""
     down = -(-count // across)
-    figure = style.blank(width, height * down + extra)
+    figure = style.new_figure(width, height * down + extra)
     every = figure.subplots(down, across, squeeze=False).flatten()
     for axes in every[count:]:
         axes.set_axis_off()
@@ -246,8 +246,8 @@ def same_sizes(setting: Setting) -> bool:
 def stream_bars(record: Record, width: float = WIDTH) -> Figure:
     """How many classes each task of a run brings."""
     sizes = record["stream"]["sizes"]
-    with style.themed():
-        figure = style.blank(width, 2.6)
+    with style.theme():
+        figure = style.new_figure(width, 2.6)
         axes = figure.subplots()
         size_bars(axes, sizes, width)
         name_tasks(axes, record, width - 1.0)
@@ -286,7 +286,7 @@ def forgetting_curves(streams: Mapping[str, Mapping[str, tuple[list[float], floa
         raise OneaError("No run of this figure is finished; run it first.")
     from matplotlib.ticker import MaxNLocator
 
-    with style.themed():
+    with style.theme():
         figure, every = panels(len(drawn), 1 if width < NARROW else min(2, len(drawn)), width, 4.0)
         for axes, (name, lines) in zip(every, drawn.items(), strict=True):
             for index, (row, (curve, mean)) in enumerate(lines.items()):
@@ -320,9 +320,9 @@ def cost_scatter(points: Sequence[Point], what: str, width: float = WIDTH) -> Fi
     if not points:
         raise OneaError("No finished run has what this figure shows; run it first.")
     costs = [point.cost for point in points]
-    with style.themed():
+    with style.theme():
         columns, room = legend_columns([point.name for point in points], width)
-        figure = style.blank(width, 4.2 + room)
+        figure = style.new_figure(width, 4.2 + room)
         axes = figure.subplots()
         for index, point in enumerate(points):
             filled = FILLS[index // len(style.PALETTE) % len(FILLS)]  # colours start again

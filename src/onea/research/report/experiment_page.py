@@ -11,8 +11,8 @@ from typing import Any
 
 from onea.errors import OneaError
 from onea.files import write_text
-from onea.presentation import formats, style
-from onea.presentation.table import Table
+from onea.presentation import style
+from onea.presentation.tables import Table, csv_text, latex, markdown
 from onea.research.record import Record
 from onea.research.report import heat_maps
 from onea.research.report.aggregate import Setting, best_first, curve, grid_table, settings
@@ -207,11 +207,11 @@ def write_report(records: Sequence[Record], folder: Path, title: str) -> list[Pa
     records = best_first(records)
     found = settings(records)
     tables = [grid_table(setting) for setting in found]
-    lines = [formats.csv_text(_told(table)).splitlines(keepends=True) for table in tables]
+    lines = [csv_text(_told(table)).splitlines(keepends=True) for table in tables]
     texts = {
         "report.html": experiment_page(title, records),
-        "table.md": "\n".join(map(formats.markdown, tables)),
-        "table.tex": "\n".join(map(formats.latex, tables)),
+        "table.md": "\n".join(map(markdown, tables)),
+        "table.tex": "\n".join(map(latex, tables)),
         "table.csv": "".join([lines[0][0], *(line for table in lines for line in table[1:])]),
     }
     for name, text in texts.items():

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from onea.errors import OneaError
 from onea.presentation import style
-from onea.presentation.table import Value
+from onea.presentation.tables import Value
 from onea.research.record import Record
 from onea.research.report.aggregate import summarise
 from onea.research.report.curves import LETTER, MOST_NAMES, NARROW, WIDTH, panels, short, task_names
@@ -48,8 +48,8 @@ def accuracy_matrix(record: Record, width: float = 7.4) -> Figure:
     """Accuracy of each task (row) after each task (column), among all classes seen by then."""
     matrix = record["metrics"]["matrix"]
     steps = len(matrix)
-    with style.themed():
-        figure = style.blank(width, min(1.6 + 0.42 * steps, 0.9 * width) if steps > 1 else 2.4)
+    with style.theme():
+        figure = style.new_figure(width, min(1.6 + 0.42 * steps, 0.9 * width) if steps > 1 else 2.4)
         axes = figure.subplots()
         image = _heat_map(axes, filled(matrix), 0, 100, aspect="auto")
         if steps <= MOST_CELLS:
@@ -64,7 +64,7 @@ def matrix_panels(records: Sequence[Record], width: float = WIDTH) -> Figure:
     """Accuracy of each task (row) after each task (column): a panel for each record, all in one scale."""
     across = min(len(records), 1 if width < NARROW else 3)
     each = min(width / across, 3.6)
-    with style.themed():
+    with style.theme():
         figure, every = panels(len(records), across, width, 0.95 * each, extra=0.5)
         for axes, record in zip(every, records, strict=True):
             matrix = record["metrics"]["matrix"]
@@ -166,7 +166,7 @@ def analysed_merge(record: Record, task: int | None = None) -> tuple[str, dict[s
 def update_strength(record: Record, width: float = WIDTH, task: int | None = None) -> Figure:
     """How far each singular direction of the base moved in a merge: every layer thin, their mean thick."""
     name, analysis = analysed_merge(record, task)
-    with style.themed():
+    with style.theme():
         figure, every = _panel_of_each(analysis, width, 3.2)
         for axes, kind in zip(every, analysis, strict=True):
             lines = [numbers(layer["update"]) for layer in analysis[kind]["layers"]]
@@ -184,7 +184,7 @@ def update_strength(record: Record, width: float = WIDTH, task: int | None = Non
 def basis_alignment(record: Record, width: float = WIDTH, task: int | None = None) -> Figure:
     """How much of each base direction (row) lies in each direction after the merge (column), mean over layers."""
     name, analysis = analysed_merge(record, task)
-    with style.themed():
+    with style.theme():
         figure, every = _panel_of_each(analysis, width, 3.9)
         for axes, kind in zip(every, analysis, strict=True):
             table, count = square(analysis[kind]["overlap"]), analysis[kind]["directions"]
@@ -200,9 +200,9 @@ def spectra_and_gates(record: Record, width: float = WIDTH, task: int | None = N
     """Normalised singular values of the base and their gates, a line a layer, dark to light from first to last."""
     name, analysis = analysed_merge(record, task)
     rows = (("value", "Spectrum", "singular value / largest"), ("gate", "Gates", "gate (0: held back)"))
-    with style.themed():
+    with style.theme():
         count, narrow = len(analysis), width < NARROW
-        figure = style.blank(width, 2.5 * len(rows) * count if narrow else 2.9 * len(rows))
+        figure = style.new_figure(width, 2.5 * len(rows) * count if narrow else 2.9 * len(rows))
         shape = (len(rows) * count, 1) if narrow else (len(rows), count)
         grid = figure.subplots(*shape, squeeze=False).reshape(len(rows), count)
         for (key, title, label), line in zip(rows, grid, strict=True):
@@ -306,8 +306,8 @@ def gate_heat_map(records: Sequence[Record], width: float = 7.4) -> Figure:
     means = {key: cell.mean for key, cell in cells.items() if cell.mean is not None}
     low, high = colour_range(list(cells.values()))
     table = [[means.get((kappa, quantile), float("nan")) for kappa in kappas] for quantile in quantiles]
-    with style.themed():
-        figure = style.blank(width, 1.5 + 0.62 * len(quantiles))
+    with style.theme():
+        figure = style.new_figure(width, 1.5 + 0.62 * len(quantiles))
         axes = figure.subplots()
         image = _heat_map(axes, table, low - 0.15 * (high - low + 0.1), high + 0.1, aspect="auto")
         for (kappa, quantile), cell in cells.items():

@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Literal
 
 from onea.presentation import style
-from onea.presentation.table import NOTHING, Mark, Row, Table, Value
+from onea.presentation.tables import MISSING, Mark, Row, Table, Value
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -201,7 +201,7 @@ def svg(figure: Figure) -> str:
 
     buffer = io.BytesIO()
     # Letters as outlines need no font on the reader's side; a fixed salt and no date make equal pages equal bytes.
-    with style.themed(), matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": "onea"}):
+    with style.theme(), matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": "onea"}):
         figure.savefig(buffer, format="svg", bbox_inches="tight", pad_inches=0.1, metadata={"Date": None})
     return "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode()
 
@@ -249,7 +249,7 @@ def _number(value: Value, digits: int, mark: Mark | None) -> str:
     number, gap = value.text(digits), value.gap
     paper = f'<span class="paper">paper {escape(value.reported)}</span>' if value.reported else ""
     text = " ".join(part for part in (number, f"({gap})" if gap and number else gap) if part)
-    return f"<td{_class(mark or ('gap' if gap else ''))}>{escape(text) or ('' if paper else NOTHING)}{paper}</td>"
+    return f"<td{_class(mark or ('gap' if gap else ''))}>{escape(text) or ('' if paper else MISSING)}{paper}</td>"
 
 
 def _class(name: str) -> str:

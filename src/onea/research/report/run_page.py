@@ -8,7 +8,7 @@ from functools import partial
 from itertools import accumulate
 from typing import Any
 
-from onea.presentation.table import NOTHING, Row, Table, TableColumn
+from onea.presentation.tables import MISSING, Row, Table, TableColumn
 from onea.research.record import Record
 from onea.research.record_metrics import headline_metrics
 from onea.research.report.aggregate import results_table
@@ -94,7 +94,7 @@ def _stream(records: Sequence[Record]) -> Section:
     heads += [f"{name}\nopen-set AUROC %" for name in open_set]
     lines = []
     for t, (task, size, seen) in enumerate(zip(task_names(first), sizes, accumulate(sizes), strict=True)):
-        numbers = [str(size), str(seen), f"{images[t]:,}" if t < len(images) else NOTHING]
+        numbers = [str(size), str(seen), f"{images[t]:,}" if t < len(images) else MISSING]
         numbers += [_after(r["metrics"]["A"], t) for r in records] + [_after(areas, t) for areas in open_set.values()]
         lines.append([task, *numbers])
     caption = "Tasks in order of arrival, and the accuracy over all classes seen after each."
@@ -104,7 +104,7 @@ def _stream(records: Sequence[Record]) -> Section:
 def _after(values: Sequence[float | None], t: int) -> str:
     """What was measured after a task, if anything."""
     value = values[t] if t < len(values) else None
-    return NOTHING if value is None else f"{value:.1f}"
+    return MISSING if value is None else f"{value:.1f}"
 
 
 def _class_names(record: Record) -> list[Block]:
@@ -150,7 +150,7 @@ def _merges(record: Record, name: str) -> Section:
 def _merge_cells(task: dict[str, Any], merge: dict[str, Any], before: int) -> tuple[str, ...]:
     sizes = (str(before), str(task["classes"]))
     if "base" not in merge:
-        return (*sizes, "not trained" if task.get("trained") is False else "taken whole", NOTHING, NOTHING)
+        return (*sizes, "not trained" if task.get("trained") is False else "taken whole", MISSING, MISSING)
     side = {"accumulated": "what was known", "new": "the new task"}.get(merge["base"], str(merge["base"]))
     return (*sizes, side, f"{merge['align_share']:.3f}", f"{merge['gate_min']:.3f} – {merge['gate_max']:.3f}")
 
@@ -186,7 +186,7 @@ def provenance(records: Sequence[Record]) -> Section:
 
 def _compared(values: Sequence[Any]) -> tuple[str, ...]:
     """A single cell where all records agree."""
-    texts = tuple(NOTHING if value is None else _plain(value) for value in values)
+    texts = tuple(MISSING if value is None else _plain(value) for value in values)
     return texts[:1] if len(set(texts)) == 1 else texts
 
 

@@ -25,9 +25,9 @@ def generation_figure(stream: Stream, width: float = WIDTH) -> Figure:
     """
     head_to_tail = _by_size(stream.sizes)
     colour_of = dict(zip(head_to_tail, style.shades(stream.tasks), strict=True))
-    with style.themed():
+    with style.theme():
         each, narrow = _panel_width(stream.sizes), width < NARROW
-        figure = style.blank(max(width, each), 5.8) if narrow else style.blank(2 * each, 3.4)
+        figure = style.new_figure(max(width, each), 5.8) if narrow else style.new_figure(2 * each, 3.4)
         left, right = figure.subplots(*((2, 1) if narrow else (1, 2)), sharey=True)
         _task_bars(left, [stream.sizes[t] for t in head_to_tail], [colour_of[t] for t in head_to_tail])
         _task_bars(right, stream.sizes, [colour_of[t] for t in range(stream.tasks)])
@@ -39,8 +39,8 @@ def generation_figure(stream: Stream, width: float = WIDTH) -> Figure:
 def descending_figure(stream: Stream, width: float = WIDTH) -> Figure:
     """The sizes of this stream's tasks, largest first."""
     sizes = sorted(stream.sizes, reverse=True)
-    with style.themed():
-        figure = style.blank(max(min(width, 5.2), 1.1 * _panel_width(sizes)), 3.4)
+    with style.theme():
+        figure = style.new_figure(max(min(width, 5.2), 1.1 * _panel_width(sizes)), 3.4)
         axes = figure.subplots()
         _task_bars(axes, sizes, style.shades(len(sizes)))
         title = (
@@ -66,14 +66,14 @@ def comparison_figure(stream: Stream, n_max: int = 500, mu: float = 0.1, width: 
     samples = stream.samples or (n_max,) * stream.classes
     left, right = _panel_width(stream.sizes), 3.7
     name = "Step-imbalanced" if _uneven(stream.sizes) else "This stream"
-    with style.themed():
+    with style.theme():
         if width < NARROW:
-            figure = style.blank(max(width, left), 10.4)
+            figure = style.new_figure(max(width, left), 10.4)
             grid = figure.subplots(4, 1).reshape(2, 2)
             for upper, lower in zip(*grid, strict=True):
                 lower.sharey(upper)
         else:
-            figure = style.blank(left + right, 5.6)
+            figure = style.new_figure(left + right, 5.6)
             grid = figure.subplots(2, 2, sharex="col", sharey="col", width_ratios=(left, right))
         _comparison_row(grid[0], "Long-tailed", even, tail, style.PALETTE[1])
         _comparison_row(grid[1], name, stream.sizes, samples, style.PALETTE[0])

@@ -117,7 +117,7 @@ def predict_tasks(
 
 def _scores_by_classifier(method: Method, test: ImageSubset, rows: Tensor, feature_cache: FeatureCache) -> list[Tensor]:
     """The scores of a batch by every classifier."""
-    modules, images = method.cacheable_modules(), cache(lambda: test.images.plain(pad_rows(rows)))
+    modules, images = method.cacheable_modules(), cache(lambda: test.images.test_views(pad_rows(rows)))
     features = {
         name: feature_cache.features(
             name,
@@ -212,7 +212,7 @@ class FeatureCache:
 def measure_cost(method: Method, images: Images, tasks: int) -> dict[str, Any]:
     """FLOPs and forward passes per image, and bytes of state, after this many tasks."""
     rows = torch.arange(min(_COST_IMAGES, len(images)))
-    batch = images.plain(rows)
+    batch = images.test_views(rows)
     with method.vit.uncompiled():
         flops = count_flops(lambda: method.scores(batch))
     return {

@@ -144,7 +144,7 @@ def _restore(prepared: PreparedRun, folder: Path, record: Record) -> None:
     classes = prepared.class_ranges(len(record["correct"]) - 1)[-1].stop
     try:
         method.load_state_dict(state)
-        scores = method.scores(prepared.test.images.plain(pad_rows(prepared.test.rows[:1])))
+        scores = method.scores(prepared.test.images.test_views(pad_rows(prepared.test.rows[:1])))
         if scores.shape[1:] != (classes,) or bool(scores.isnan().any()):
             raise ValueError(f"it does not predict {classes} classes")
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:

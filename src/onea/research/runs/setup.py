@@ -17,7 +17,7 @@ from torch import Tensor
 
 from onea import seeds
 from onea.data.dataset import Dataset, Split
-from onea.data.image_files import readable, sha256_of_files
+from onea.data.image_files import find_readable, sha256_of_files
 from onea.data.image_storage import ExactImages, Images, PackedImages, choose_storage_tier
 from onea.data.transforms import Filter, Geometry, Preprocess
 from onea.errors import OneaError
@@ -328,7 +328,7 @@ def _original_images(
     """The files that can be read, and the errors of the others."""
     if split.files is None:
         raise OneaError("--store exact reads the original files, and this dataset has none; use --store auto.")
-    rows, skipped = readable(split, on_bad=config.on_bad, class_names=dataset.classes)
+    rows, skipped = find_readable(split, on_bad=config.on_bad, class_names=dataset.classes)
     images = ExactImages([split.files[row] for row in rows], preprocess, runtime.device)
     return ImageSubset(images, torch.from_numpy(position[split.labels[rows]]), torch.arange(len(rows))), skipped
 

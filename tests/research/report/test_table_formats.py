@@ -11,8 +11,8 @@ from html.parser import HTMLParser
 from rich.console import Console
 from rich.table import Table as TerminalTable
 
-from onea.presentation import formats
-from onea.presentation.table import Row, Table, TableColumn, Value
+from onea.presentation import tables
+from onea.presentation.tables import Row, Table, TableColumn, Value
 from onea.research.report import html
 
 COLUMNS = (
@@ -54,7 +54,7 @@ def test_markdown_says_what_is_missing_and_what_the_paper_reports() -> None:
         ("c", 0): full(80.0),
         ("c", 1): Value(81.0, None, 1, 1),
     }
-    lines = formats.markdown(table(values, ("a|b", "c"))).splitlines()
+    lines = tables.markdown(table(values, ("a|b", "c"))).splitlines()
     assert lines[0] == "**A title**"
     assert lines[4] == "| a\\|b | 99.00 ± 1.00 (2/5 seeds) [paper: 88.23 ± 0.48] | (not run) | – |"
     assert lines[5] == "| c | 80.00 ± 0.50 | 81.00 | – |"
@@ -64,7 +64,7 @@ def test_markdown_says_what_is_missing_and_what_the_paper_reports() -> None:
 
 def test_latex_marks_red_and_blue_and_escapes() -> None:
     values = {("a_1 & 50 %", 0): full(90.0, "88.2 ± 0.5"), ("\\b{$", 0): full(80.0), ("\\b{$", 1): Value(wanted=5)}
-    text = formats.latex(table(values, ("a_1 & 50 %", "\\b{$")))
+    text = tables.latex(table(values, ("a_1 & 50 %", "\\b{$")))
     assert (
         r"a\_1 \& 50 \% & \textcolor{red}{\textbf{90.00 $\pm$ 0.50}} "
         r"{\scriptsize\textcolor{gray}{[88.2 $\pm$ 0.5]}} & -- & -- \\" in text
@@ -80,7 +80,7 @@ def test_latex_marks_red_and_blue_and_escapes() -> None:
 
 def test_csv_has_a_line_for_every_cell_and_reads_back() -> None:
     values = {('a "quoted", b', 0): Value(1 / 3, 0.25, 4, 5, "x ± y")}
-    lines = list(csv.DictReader(io.StringIO(formats.csv_text(table(values, ('a "quoted", b', "c"))))))
+    lines = list(csv.DictReader(io.StringIO(tables.csv_text(table(values, ('a "quoted", b', "c"))))))
     assert len(lines) == 6
     first = lines[0]
     assert first["row"] == 'a "quoted", b'
@@ -151,28 +151,28 @@ def test_a_terminal_shows_marks_gaps_and_the_papers_numbers_and_obeys_nothing() 
     evil = "[red]\x1b[2J"
     values = {(evil, 0): full(90.0, "88.2"), (evil, 1): Value(wanted=5), ("c", 0): full(80.0)}
     shown = table(values, (evil, "c"))
-    text = printed(formats.terminal(shown))
+    text = printed(tables.terminal(shown))
     for told in ("A title", "CIFAR & co", "90.00 ± 0.50", "paper 88.2", "not run", "–", "[red]\\u001b[2J"):
         assert told in text
-    assert "\x1b[1;32m90.00 ± 0.50" in printed(formats.terminal(shown), colour=True)
+    assert "\x1b[1;32m90.00 ± 0.50" in printed(tables.terminal(shown), colour=True)
 
 
 def test_without_colour_a_star_marks_the_best_is_explained_and_shifts_no_number() -> None:
     values = {("a", 0): full(90.0), ("b", 0): full(8.0), ("a", 1): full(70.0), ("b", 1): full(71.5)}
-    text = printed(formats.terminal(table(values, ("a", "b")), star=True))
+    text = printed(tables.terminal(table(values, ("a", "b")), star=True))
     first, second = (line for line in text.splitlines() if line.startswith(("a ", "b ")))
     assert re.findall(r"[\d.]+ ± [\d.]+\*?", first) == ["90.00 ± 0.50*", "70.00 ± 0.50"]
     assert re.findall(r"[\d.]+ ± [\d.]+\*?", second) == ["8.00 ± 0.50", "71.50 ± 0.50*"]
     assert [sign.start() for sign in re.finditer("±", first)] == [sign.start() for sign in re.finditer("±", second)]
     assert [line.rstrip() for line in text.splitlines() if "best" in line] == ["*: best of the column"]
-    for plain in (formats.terminal(table(values)), formats.terminal(table({}), star=True)):
+    for plain in (tables.terminal(table(values)), tables.terminal(table({}), star=True)):
         assert "*" not in printed(plain)
 
 
 def test_words_stand_on_the_left_and_a_single_cell_holds_for_all_columns() -> None:
     columns = (TableColumn("one", align="left"), TableColumn("two", align="left"))
     words = Table("T", columns, (Row("same", ("x & y",), "G"), Row("other", ("a", "b"), "G", "a note")), corner="what")
-    assert formats.markdown(words).splitlines()[2:] == [
+    assert tables.markdown(words).splitlines()[2:] == [
         "| what | one | two |",
         "| --- | --- | --- |",
         "| same | x & y | x & y |",
@@ -180,9 +180,9 @@ def test_words_stand_on_the_left_and_a_single_cell_holds_for_all_columns() -> No
         "",
         "other: a note.",
     ]
-    assert r"\begin{tabular}{lll}" in formats.latex(words)
-    assert r"same & x \& y & x \& y \\" in formats.latex(words)
-    assert [line.split(",")[3] for line in formats.csv_text(words).splitlines()[1:]] == ["x & y", "x & y", "a", "b"]
+    assert r"\begin{tabular}{lll}" in tables.latex(words)
+    assert r"same & x \& y & x \& y \\" in tables.latex(words)
+    assert [line.split(",")[3] for line in tables.csv_text(words).splitlines()[1:]] == ["x & y", "x & y", "a", "b"]
     text = html.table(words)
     assert '<table class="words">' in text
     assert '<th scope="rowgroup" colspan="3">G</th>' in text

@@ -1,19 +1,196 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A table as Markdown, LaTeX, CSV and in a terminal; gaps are marked in all of them, numbers speak alike."""
+"""The table of every report, and its forms: Markdown, LaTeX, CSV and in a terminal.
+
+The best and the second best number of a column are marked, and missing runs are shown as such.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Literal
 
-from onea.presentation.table import NOTHING, Cell, Mark, Table, Value
 from onea.text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table as TerminalTable
     from rich.text import Text
+
+Mark = Literal["best", "second"]
+MISSING = "–"  # where a number could be and none is
+NOT_RUN = "not run"
+
+
+@dataclass(frozen=True)
+class Value:
+    """A number over seeds.
+
+    Attributes:
+        mean: over the seeds that have been run; None while there is none.
+        std: sample deviation over seeds; None for fewer than two.
+        seeds: how many were run.
+        wanted: how many the experiment asks for; fewer are a gap to mark.
+        reported: what the paper prints, as it prints it, such as ``88.23 ± 0.48``; None where it prints nothing.
+        competes: whether it may be the best of its column once it is complete.
+    """
+
+    mean: float | None = None
+    std: float | None = None
+    seeds: int = 0
+    wanted: int = 0
+    reported: str | None = None
+    competes: bool = True
+
+    @property
+    def complete(self) -> bool:
+        """Whether every seed that the experiment asks for has been run."""
+        return self.mean is not None and self.seeds >= self.wanted
+
+    @property
+    def gap(self) -> str:
+        """What is missing: ``not run``, ``2/5 seeds``, or nothing.
+
+        >>> Value(mean=1.0, seeds=2, wanted=5).gap, Value(wanted=5).gap, Value().gap
+        ('2/5 seeds', 'not run', '')
+        """
+        if self.complete or not self.wanted:
+            return ""
+        return f"{self.seeds}/{self.wanted} seeds" if self.mean is not None else NOT_RUN
+
+    def text(self, digits: int) -> str:
+        """The number as it is printed, ``88.23 ± 0.48``; empty where there is none.
+
+        >>> Value(mean=88.234, std=0.4777, seeds=5, wanted=5).text(2)
+        '88.23 ± 0.48'
+        """
+        if self.mean is None:
+            return ""
+        spread = "" if self.std is None else f" ± {self.std:.{digits}f}"
+        return f"{self.mean:.{digits}f}{spread}"
+
+
+Cell = Value | str
+
+
+@dataclass(frozen=True)
+class TableColumn:
+    """One column.
+
+    Attributes:
+        name: such as ``A_T``.
+        group: heading over neighbouring columns, such as a dataset.
+        higher_is_better: which of its numbers are marked.
+        digits: of its numbers, behind the decimal point.
+        align: numbers stand on the right, words on the left.
+    """
+
+    name: str
+    group: str = ""
+    higher_is_better: bool = True
+    digits: int = 2
+    align: Literal["left", "right"] = "right"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row.
+
+    Attributes:
+        name: its first cell.
+        cells: one for each column, or a single one that holds for all of them.
+        group: heading over neighbouring rows.
+        note: what a reader must know about this row.
+        link: an address behind the name.
+        emphasised: whether the report is about this row more than about the others.
+    """
+
+    name: str
+    cells: tuple[Cell, ...]
+    group: str = ""
+    note: str = ""
+    link: str = ""
+    emphasised: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows by columns.
+
+    Attributes:
+        title: one line.
+        notes: what a reader must know, the first one most of all (another backbone or dataset than the paper's).
+        corner: heading over the names of the rows.
+        mark_second: whether the second best of a column is marked too.
+    """
+
+    title: str
+    columns: tuple[TableColumn, ...]
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
+    corner: str = ""
+    mark_second: bool = True
+
+    @classmethod
+    def of(
+        cls,
+        title: str,
+        rows: Sequence[str],
+        columns: Sequence[TableColumn],
+        values: Mapping[tuple[str, int], Value],
+        notes: Sequence[str] = (),
+    ) -> Table:
+        """A table of numbers by row name and column index; a missing one is an empty cell."""
+        every = (Row(row, tuple(values.get((row, i), Value()) for i in range(len(columns)))) for row in rows)
+        return cls(title, tuple(columns), tuple(every), tuple(notes))
+
+    @classmethod
+    def of_texts(cls, title: str, heads: Sequence[str], lines: Iterable[Sequence[str]], left: int = 1) -> Table:
+        """A table of finished texts; so many columns from the left hold words, the others numbers."""
+        columns = tuple(
+            TableColumn(head, align="left" if index < left else "right") for index, head in enumerate(heads)
+        )
+        return cls(title, columns[1:], tuple(Row(name, tuple(cells)) for name, *cells in lines), corner=heads[0])
+
+    @property
+    def values(self) -> dict[tuple[str, int], Value]:
+        """The numbers by row name and column index."""
+        return {(row.name, i): c for row in self.rows for i, c in enumerate(row.cells) if isinstance(c, Value)}
+
+    @property
+    def row_notes(self) -> list[str]:
+        """The notes of single rows as sentences."""
+        return [f"{row.name}: {row.note}." for row in self.rows if row.note]
+
+    def cells(self, row: Row) -> Iterator[tuple[int, TableColumn, Cell]]:
+        """Every column of a row: its index, itself and its cell."""
+        every = row.cells * len(self.columns) if len(row.cells) == 1 else row.cells
+        return zip(range(len(every)), self.columns, every, strict=True)
+
+    def column_groups(self) -> list[tuple[str, int]]:
+        """Neighbouring columns of one group: its name and how many they are; nothing where no group has a name."""
+        groups = [(name, len(list(inside))) for name, inside in groupby(self.columns, key=lambda column: column.group)]
+        return groups if any(name for name, _ in groups) else []
+
+    def marks(self) -> dict[tuple[str, int], Mark]:
+        """The best and the second best of each column, among complete cells and as printed; equal ones share a mark."""
+        found: dict[tuple[str, int], Mark] = {}
+        values = self.values
+        for index, column in enumerate(self.columns):
+            fair = {
+                key: round(value.mean, column.digits)
+                for key, value in values.items()
+                if key[1] == index and value.competes and value.complete and value.mean is not None
+            }
+            if len(fair) < 2:
+                continue
+            ranked = sorted(set(fair.values()), reverse=column.higher_is_better)[: 1 + self.mark_second]
+            found |= {key: "best" if value == ranked[0] else "second" for key, value in fair.items() if value in ranked}
+        return found
+
 
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -82,7 +259,7 @@ def csv_text(table: Table) -> str:
 BY_ENDING = {"md": markdown, "tex": latex, "csv": csv_text}
 
 
-def terminal_look() -> dict[str, Any]:
+def terminal_style() -> dict[str, Any]:
     """How tables look in a terminal, all alike: what ``rich.table.Table`` takes."""
     from rich.box import SIMPLE_HEAD
 
@@ -106,7 +283,7 @@ def terminal(table: Table, *, star: bool = False, no_wrap: bool = False) -> Term
     from rich.padding import Padding
     from rich.table import Table as TerminalTable
 
-    shown = TerminalTable(title=_words(table.title, "table.title") if table.title else None, **terminal_look())
+    shown = TerminalTable(title=_words(table.title, "table.title") if table.title else None, **terminal_style())
     shown.add_column(_words(table.corner), overflow="fold")  # a name that is too long is shown on two lines, not cut
     for column in table.columns:
         heading = _words(f"{column.group}\n{column.name}".strip())
@@ -127,7 +304,7 @@ def terminal(table: Table, *, star: bool = False, no_wrap: bool = False) -> Term
     return shown
 
 
-def fitting(table: Table, console: Console) -> TerminalTable:
+def fit_terminal(table: Table, console: Console) -> TerminalTable:
     """The table for this terminal: numbers stay on one line where there is room, and are never cut where there is not.
 
     rich cuts what may not be wrapped, from the left column on, without a word.
@@ -149,7 +326,7 @@ def _terminal_cell(cell: Cell, digits: int, star: bool) -> str:
         return cell
     number = cell.text(digits)
     parts = [f"{number}*" if star else number, cell.gap, f"paper {cell.reported}" if cell.reported else ""]
-    return "\n".join(part for part in parts if part) or NOTHING
+    return "\n".join(part for part in parts if part) or MISSING
 
 
 def _markdown_cell(cell: Cell, digits: int, mark: Mark | None) -> str:
@@ -158,7 +335,7 @@ def _markdown_cell(cell: Cell, digits: int, mark: Mark | None) -> str:
     sign, number = {"best": "**", "second": "*", None: ""}[mark], cell.text(digits)
     parts = [f"{sign}{number}{sign}" if number else "", f"({cell.gap})" if cell.gap else ""]
     parts.append(f"[paper: {_plain(cell.reported)}]" if cell.reported else "")
-    return " ".join(part for part in parts if part) or NOTHING
+    return " ".join(part for part in parts if part) or MISSING
 
 
 def _latex_heads(table: Table) -> list[str]:
@@ -182,7 +359,7 @@ def _latex_cell(cell: Cell, digits: int, mark: Mark | None) -> str:
         number = f"\\textcolor{{{_COLOURS[mark]}}}{{\\textbf{{{number}}}}}"
     parts = [number, f"\\textit{{({cell.gap})}}" if cell.gap else ""]
     parts.append(f"{{\\scriptsize\\textcolor{{gray}}{{[{_latex(cell.reported)}]}}}}" if cell.reported else "")
-    return " ".join(part for part in parts if part) or _latex(NOTHING)
+    return " ".join(part for part in parts if part) or _latex(MISSING)
 
 
 def _latex(text: str) -> str:
