@@ -426,7 +426,7 @@ def test_yaml(count, trials, finished, run_folder, command, tmp_path):
 LAST = {
     "run": ["--data=folder:nowhere/nothing"],
     "paper": ["--dry-run"],
-    "stream": ["--no-figures"],
+    "stream": ["--seed=1"],
     "demo": ["--seed=-1"],
     "bench": ["--threads=-1"],
 }

@@ -69,7 +69,7 @@ def base(tiny_run, tiny_vit, tiny_images, tmp_path_factory) -> dict[str, list[st
     sources = ["--data", f"folder:{tiny_images}", "--backbone", tiny_vit]
     return {
         "run": ["simplecil", *sources, "--sizes", "3,1,2", "--precision", "fp32", "--threads", "1"],
-        "stream": ["--no-figures"],
+        "stream": [],
         "bench": ["--backbone", tiny_vit, "--quick", "--tasks", "0"],
         "paper": ["proxies", *sources, "--tasks", "3", "--dry-run"],
         "demo": [],
@@ -300,11 +300,11 @@ def test_too_little_memory_is_one_sentence(error, onea, monkeypatch):
 
     monkeypatch.setattr("onea.research.streams.step_imbalanced", fail)
     monkeypatch.setattr("onea.research.streams.step_imbalanced", fail)
-    code, _, err = onea("stream", "--no-figures")
+    code, _, err = onea("stream")
     assert code == 3
     assert err.startswith("onea: There is not enough memory for this; close other programs")
     monkeypatch.setattr("onea.research.streams.step_imbalanced", lambda *_: 1 / 0)
-    monkeypatch.setattr(sys, "argv", ["onea", "stream", "--no-figures"])
+    monkeypatch.setattr(sys, "argv", ["onea", "stream"])
     from onea.cli import main
 
     with pytest.raises(ZeroDivisionError):

@@ -17,7 +17,7 @@ from support.records import NAMES, NINE, Reader, Record, method_lines, record
 
 from onea.errors import OneaError
 from onea.presentation.tables import markdown
-from onea.research.cli.demo import _open
+from onea.research.cli.demo import _prepare_folder
 from onea.research.record_metrics import headline_metrics
 from onea.research.report.aggregate import results_table
 from onea.research.report.curves import accuracy_curves, spread
@@ -259,9 +259,9 @@ def test_a_fresh_demo_deletes_its_own_runs_and_nothing_else(tmp_path: Path) -> N
     stray.mkdir()
     (stray / "state-001.safetensors").write_bytes(b"")
     before = sorted(tmp_path.rglob("*"))
-    _open(tmp_path, fresh=False)
+    _prepare_folder(tmp_path, fresh=False)
     assert sorted(tmp_path.rglob("*")) == before
-    _open(tmp_path, fresh=True)
+    _prepare_folder(tmp_path, fresh=True)
     gone = {ours / "record.json", ours / "state-009.safetensors"}
     assert sorted(tmp_path.rglob("*")) == sorted({*before, ours / "lock"} - gone)  # a lock stays, see onea.locks
 
@@ -269,7 +269,7 @@ def test_a_fresh_demo_deletes_its_own_runs_and_nothing_else(tmp_path: Path) -> N
 def test_a_file_in_the_way_of_the_demo_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
     with pytest.raises(OneaError, match="--out"):
-        _open(tmp_path / "taken", fresh=False)
+        _prepare_folder(tmp_path / "taken", fresh=False)
 
 
 def test_importing_reports_and_the_demo_loads_nothing_heavy() -> None:

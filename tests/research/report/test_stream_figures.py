@@ -150,7 +150,7 @@ def test_the_first_line_is_the_sizes(tmp_path: Path) -> None:
     ],
 )
 def test_options(options: list[str], first: str) -> None:
-    result = command(*options, "--no-figures")
+    result = command(*options)
     assert result.exit_code == 0, result.output
     assert result.stdout.splitlines()[0] == first
     assert ".png" not in result.stdout
@@ -166,7 +166,7 @@ def test_options(options: list[str], first: str) -> None:
     ],
 )
 def test_mistakes_reach_main_as_sentences(options: list[str], says: str) -> None:
-    result = command(*options, "--no-figures")
+    result = command(*options)
     assert isinstance(result.exception, OneaError)
     assert says in str(result.exception)
 

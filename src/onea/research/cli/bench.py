@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``onea bench``: how fast this machine learns and answers."""
+"""``onea bench``: training and inference speed on this machine."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ def bench(
     *,
     data: Annotated[
         str | None,
-        typer.Option(help="Instead of all that, time One-A on this dataset: 10 tasks, the paper's epochs."),
+        typer.Option(help="Time a whole run of One-A on this dataset instead: 10 tasks, the paper's epochs."),
     ] = None,
     export: Annotated[
         bool,
         typer.Option(
             "--export",
-            help="Instead of all that, time answers on the CPU: PyTorch, ONNX Runtime in fp32 and int8, OpenVINO if "
-            "it is installed.",
+            help="Time inference of exported models on the CPU instead: PyTorch, ONNX Runtime in fp32 and int8, and "
+            "OpenVINO if it is installed.",
         ),
     ] = False,
     out: Annotated[
         Path,
-        typer.Option("--out", "-o", help="Folder of the CSV.", show_default="here"),
+        typer.Option("--out", "-o", help="Folder of the CSV file.", show_default="here"),
     ] = Path(),
     **given: Any,
 ) -> None:
-    """Measure training, inference, merge, memory and growth, next to plain baselines in the same run.
+    """Benchmark training, inference, merging and memory against plain PyTorch and timm.
 
-    Leaves a CSV whose name carries the hardware.
+    Also measures how time and memory grow with the number of tasks. Writes a CSV file named after the hardware.
     """
     from rich.console import Console
 
@@ -54,10 +54,9 @@ def bench(
 
     if data and export:
         raise OneaError("--data and --export exclude each other; give one of them.")
-    instead = "data" if data else "export" if export else ""
-    if wrong := next((name for name in _NO_EFFECT.get(instead, ()) if name in given), None):
-        reason = "runs One-A as its preset says" if data else "compares fixed ways to answer"
-        raise OneaError(f"--{wrong} has no effect with --{instead}, which {reason}; drop it.")
+    mode = "data" if data else "export" if export else ""
+    if wrong := next((name for name in _NO_EFFECT.get(mode, ()) if name in given), None):
+        raise OneaError(f"--{wrong} has no effect with --{mode}; leave it out.")
     if given.get("quick"):
         given.setdefault("seconds", BenchConfig.seconds / 10)
     config = make_options(BenchConfig, given)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``onea demo``: three methods on the embedded images, side by side, and a page about it."""
+"""``onea demo``: a comparison of three methods on the embedded images, with a report."""
 
 from __future__ import annotations
 
@@ -13,17 +13,21 @@ from onea.research.runs.config import RunConfig, make_config
 
 DATA = "glyphs-mini"
 METHODS = ("simplecil", "one-a", "running-mean")
-SHOWN = ("one-a", "simplecil", "running-mean")  # the page emphasises the first one
+REPORT_ORDER = ("one-a", "simplecil", "running-mean")  # the report highlights the first one
 
 
 def demo(
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for runs, figure and page.")] = Path("onea-demo"),
-    seed: Annotated[int, typer.Option(help="Decides class order and every draw.")] = RunConfig.seed,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Delete the demo's earlier runs there first.")] = False,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the runs, the figure and the report.")] = Path(
+        "onea-demo"
+    ),
+    seed: Annotated[int, typer.Option(help="Random seed.")] = RunConfig.seed,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Delete earlier runs of the demo in that folder first.")
+    ] = False,
 ) -> None:
-    """Teach small symbols in nine uneven tasks to three methods; no download, some minutes of a CPU.
+    """Compare three methods on small images of symbols in nine tasks of different sizes.
 
-    The same command again continues an interrupted demo and does not repeat a finished one.
+    It needs no download and takes some minutes on a CPU. Repeat the command to resume an interrupted demo.
     """
     from rich.console import Console
 
@@ -38,8 +42,8 @@ def demo(
     from onea.research.runs.runner import run
 
     configs = {name: make_config({"method": name, "data": DATA, "seed": seed}) for name in METHODS}
-    _open(out, fresh)
-    # The running mean is to differ from One-A in its merge alone, so it takes One-A's training.
+    _prepare_folder(out, fresh)
+    # Only the merge of the running mean differs from One-A, so it gets One-A's training.
     one_a = method_class("one-a")
     training = {"learning_rate": one_a.base_learning_rate, "single_class": one_a.Options().single_class}
     configs["running-mean"] = replace(configs["running-mean"], options=training)
@@ -50,14 +54,14 @@ def demo(
         records = {
             name: run(configs[name], out / name, display.start(name, earlier[name]), adapter_cache) for name in METHODS
         }
-    shown = [records[name] | {"title": titles[name], "paper": method_class(name).paper} for name in SHOWN]
-    figure = style.save(curves.accuracy_curves(shown), out / "accuracy.png")
-    write_text(out / "report.html", run_page(shown, "onea demo"))
-    print_results(shown, [figure, out / "report.html"], console)
+    reported = [records[name] | {"title": titles[name], "paper": method_class(name).paper} for name in REPORT_ORDER]
+    figure = style.save(curves.accuracy_curves(reported), out / "accuracy.png")
+    write_text(out / "report.html", run_page(reported, "onea demo"))
+    print_results(reported, [figure, out / "report.html"], console)
 
 
-def _open(out: Path, fresh: bool) -> None:
-    """Make the folder and, if asked, delete the demo's runs in it, file by file: whatever else lies there stays."""
+def _prepare_folder(out: Path, fresh: bool) -> None:
+    """Create the folder; with ``fresh``, delete the files of the demo's runs in it, and nothing else."""
     from onea.errors import OneaError
     from onea.files import check_no_model
     from onea.locks import folder_lock
@@ -67,9 +71,9 @@ def _open(out: Path, fresh: bool) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OneaError(f"{out} cannot be a folder ({error.strerror}); choose another --out.") from error
+        raise OneaError(f"{out} cannot be created ({error.strerror}); choose another --out.") from error
     for folder in (out / name for name in METHODS if fresh):
         if (record := read_record(folder)) and record["config"]["method"] == folder.name:
-            with folder_lock(folder):  # not while another demo is at it
+            with folder_lock(folder):  # not while another process writes it
                 for file in [*(folder / name for name in FILES), *leftovers(folder)]:
                     file.unlink(missing_ok=True)

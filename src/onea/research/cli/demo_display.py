@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a person sees of the demo: a table that fills in while three methods learn, and the result."""
+"""The display of ``onea demo``: a live table of accuracies, and the results."""
 
 from __future__ import annotations
 
@@ -23,80 +23,80 @@ from onea.runtime import Progress
 
 
 class DemoDisplay(OnScreen, Progress):
-    """A live table, methods by tasks, with what is going on below; plain lines where there is no terminal."""
+    """A live table of methods and tasks, with the current progress below; plain lines without a terminal."""
 
     def __init__(self, titles: dict[str, str], names: Sequence[str], sizes: Sequence[int], console: Console):
         self._titles, self._names, self._sizes, self._console = titles, names, sizes, console
         self._seen = [0, *accumulate(sizes)]
         self._accuracies: dict[str, list[float]] = {method: [] for method in titles}
-        self._method = self._title = self._where = self._doing = ""
-        self._part = 0.0  # of the current task that has been trained
-        self._born = time.perf_counter()
+        self._method = self._title = self._current_task = self._activity = ""
+        self._task_progress = 0.0  # trained fraction of the current task
+        self._demo_started = time.perf_counter()
         super().__init__(Live(console=console, refresh_per_second=6, get_renderable=self._draw))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._where = self._doing = ""  # the last picture stays on screen, without an activity that is over
+        self._current_task = self._activity = ""  # the last frame stays on the screen
         super().__exit__(kind, error, trace)
 
     def start(self, method: str, earlier: Record | None) -> DemoDisplay:
-        """A method begins or continues; show what an earlier run of the demo has already measured."""
-        self._method, self._title, self._part = method, self._titles[method], 0.0
+        """Begin or resume a method, with the accuracies of an earlier run."""
+        self._method, self._title, self._task_progress = method, self._titles[method], 0.0
         self._accuracies[method] = list(earlier["metrics"]["A"]) if earlier else []
-        self._where, self._doing = self._title, "preparing"
+        self._current_task, self._activity = self._title, "preparing"
         self._first_task = len(self._accuracies[method])
         if self._first_task and not self._console.is_terminal:
-            self._say(f"{self._title}: {self._first_task} of {len(self._sizes)} tasks were learned earlier")
+            self._print_line(f"{self._title}: {self._first_task} of {len(self._sizes)} tasks were learned earlier")
         return self
 
     def start_task(self, task: int, tasks: int, name: str) -> None:
-        """Say which task it is, and start the clock of the rest of this method with the first one."""
+        """Show the task; the first one starts the clock of this method."""
         if task == self._first_task:
             self._method_started = time.perf_counter()
-        self._part = 0.0
-        self._where = f"{self._title}, task {task + 1} of {tasks}: {name} (+{self._sizes[task]})"
-        self._doing = "learning"
+        self._task_progress = 0.0
+        self._current_task = f"{self._title}, task {task + 1} of {tasks}: {name} (+{self._sizes[task]})"
+        self._activity = "learning"
 
     def start_epoch(self, epoch: int, epochs: int, images: int) -> None:
-        """Count the images still to come; the first epoch starts the clock of the speed."""
+        """Count the images to train; the first epoch starts the clock of the speed."""
         if epoch == 0:
             self._images, self._started = 0, time.perf_counter()
         self._epoch = f"epoch {epoch + 1}/{epochs}"
-        self._left = (epochs - epoch) * images
+        self._images_left = (epochs - epoch) * images
 
     def step(self, images: int) -> None:
-        """Say how fast, and how long still."""
+        """Show the speed and the remaining time."""
         self._images += images
-        self._left -= images
-        self._part = self._images / max(self._images + self._left, 1)
+        self._images_left -= images
+        self._task_progress = self._images / max(self._images + self._images_left, 1)
         speed = self._images / max(time.perf_counter() - self._started, 1e-9)
-        self._doing = f"{self._epoch}, {speed:,.0f} images/s, {self._left / speed:,.0f} s left in this task"
+        self._activity = f"{self._epoch}, {speed:,.0f} images/s, {self._images_left / speed:,.0f} s left in this task"
 
     def note(self, text: str) -> None:
-        """Say what is going on besides training."""
-        self._doing = text
+        """Show an activity other than training."""
+        self._activity = text
 
     def end_task(self, task: int, accuracy: float) -> None:
-        """Fill in the accuracy."""
+        """Show the accuracy in the table."""
         self._accuracies[self._method].append(accuracy)
-        self._part = 0.0
-        self._doing = "saving"
+        self._task_progress = 0.0
+        self._activity = "saving"
         if not self._console.is_terminal:
-            self._say(
+            self._print_line(
                 f"{self._title:<12}  task {task + 1}/{len(self._sizes)}  "
                 f"{self._names[task]:<10} +{self._sizes[task]:<3} A_t {accuracy:5.1f} %"
             )
 
-    def _say(self, line: str) -> None:
+    def _print_line(self, line: str) -> None:
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def _draw(self) -> Group:
         blank = Text("")
-        if not self._where:
+        if not self._current_task:
             return Group(self._table(), blank)
-        now = Text.assemble((self._where, "bold"), ("  " + self._doing, "dim"))
-        return Group(self._table(), blank, now, self._clock())
+        progress = Text.assemble((self._current_task, "bold"), ("  " + self._activity, "dim"))
+        return Group(self._table(), blank, progress, self._clock())
 
     def _table(self) -> Table:
         table = Table(**terminal_style() | {"padding": 0})
@@ -111,19 +111,19 @@ class DemoDisplay(OnScreen, Progress):
     def _cell(self, method: str, task: int) -> Text:
         measured = self._accuracies[method]
         if task >= len(measured):
-            running = self._where and method == self._method and task == len(measured)
+            running = self._current_task and method == self._method and task == len(measured)
             return Text("···" if running else "–", "yellow" if running else "dim")
-        rivals = [values[task] for values in self._accuracies.values() if len(values) > task]
-        best = len(rivals) > 1 and measured[task] == max(rivals)
+        accuracies = [values[task] for values in self._accuracies.values() if len(values) > task]
+        best = len(accuracies) > 1 and measured[task] == max(accuracies)
         return Text(f"{measured[task]:.1f}", "bold green" if best else "")
 
     def _clock(self) -> Text:
-        """Seconds so far and, once there is something to go by, an estimate for the rest of this method."""
+        """Elapsed seconds and, after the first class, the estimated time left for this method."""
         now, done = time.perf_counter(), len(self._accuracies[self._method])
-        text = f"{now - self._born:,.0f} s so far"
+        text = f"{now - self._demo_started:,.0f} s so far"
         if done < len(self._sizes):
-            # Classes measure the work well: each has as many images here, and larger tasks train longer.
-            learned = self._seen[done] - self._seen[self._first_task] + self._part * self._sizes[done]
+            # Training time is about proportional to classes, which all have the same number of images.
+            learned = self._seen[done] - self._seen[self._first_task] + self._task_progress * self._sizes[done]
             left = self._seen[-1] - self._seen[self._first_task] - learned
             if learned > 1:
                 text += f", about {(now - self._method_started) / learned * left:,.0f} s left for {self._title}"
@@ -131,28 +131,27 @@ class DemoDisplay(OnScreen, Progress):
 
 
 def planned_tasks(data: str, seed: int, earlier: Sequence[Record | None]) -> tuple[list[str], list[int]]:
-    """Names and sizes of the tasks to come: what an earlier run says, or else what the dataset's groups will be."""
+    """Names and sizes of the tasks, from an earlier run or from the dataset's groups."""
     from onea.research.data.sources import load_dataset
     from onea.research.streams import make_stream
 
-    if known := next((record["stream"] for record in earlier if record), None):
-        return list(known["names"]), list(known["sizes"])
+    if recorded := next((record["stream"] for record in earlier if record), None):
+        return list(recorded["names"]), list(recorded["sizes"])
     dataset = load_dataset(data)
     stream = make_stream(classes=len(dataset.classes), kind="natural", groups=dataset.groups, seed=seed)
     return list(stream.names), list(stream.sizes)
 
 
 def print_results(records: Sequence[Record], files: Sequence[Path], console: Console) -> None:
-    """The results table, whoever wins, and where to look further."""
-    found = results_table(records)
-    star = not console.color_system  # in a file or a pipe, green says nothing
-    table = terminal(found, star=star)
+    """Print the results table and the paths of the files."""
+    results = results_table(records)
+    table = terminal(results, star=not console.color_system)  # a star for the best value where there is no colour
     table.title = Text("Result\n", "bold")
     table.columns[0].style, table.columns[0].no_wrap = "bold", True
     for column in table.columns[1:]:
         column.header, column.vertical = two_lines(str(column.header)), "bottom"
     console.print(table)
-    for note in found.row_notes:
+    for note in results.row_notes:
         console.print(Text(f"\n{note}", "dim"))
     console.print()
     for file in files:

@@ -16,26 +16,34 @@ if TYPE_CHECKING:
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(help="List the options of this method, or see --backbones.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Method whose options are listed; with --backbones, a backbone or a pattern.")
+    ] = None,
     operators: Annotated[bool, typer.Option("--operators", help="List the merging operators instead.")] = False,
     classifiers: Annotated[bool, typer.Option("--classifiers", help="List the classifiers instead.")] = False,
     datasets: Annotated[bool, typer.Option("--datasets", help="List the datasets instead.")] = False,
     metrics: Annotated[bool, typer.Option("--metrics", help="List the metrics of a run instead.")] = False,
     backbones: Annotated[
-        bool, typer.Option("--backbones", help="Tell about the backbone NAME instead, or list those that fit it.")
+        bool,
+        typer.Option(
+            "--backbones", help="Describe the backbone NAME instead, or list those that match, as in 'vit_*'."
+        ),
     ] = False,
-    preset: Annotated[str, typer.Option(help="With NAME: defaults of this preset.")] = RunConfig.preset,
-    data: Annotated[str, typer.Option(help="With NAME: defaults for this dataset.")] = RunConfig.data,
+    preset: Annotated[str, typer.Option(help="With NAME: show the defaults of this preset.")] = RunConfig.preset,
+    data: Annotated[str, typer.Option(help="With NAME: show the defaults for this dataset.")] = RunConfig.data,
 ) -> None:
-    """List the methods, the options of one, or what else has a name."""
+    """List methods, or the options of one method.
+
+    Also lists merging operators, classifiers, datasets, metrics and backbones.
+    """
     from rich.console import Console
 
     from onea.presentation.tables import terminal
 
     tables = ((operators, _operators), (classifiers, _classifiers), (datasets, _datasets), (metrics, _metrics))
-    asked = [table for wanted, table in (*tables, (backbones, lambda: _backbones(name))) if wanted]
-    for number, make in enumerate(asked or [lambda: _options(name, preset, data) if name else _methods()]):
-        table = make()
+    chosen = [table for flag, table in (*tables, (backbones, lambda: _backbones(name))) if flag]
+    for number, make_table in enumerate(chosen or [lambda: _options(name, preset, data) if name else _methods()]):
+        table = make_table()
         console = Console(highlight=False)
         console.print(*[""] * (number > 0), terminal(table), *table.notes, sep="\n", markup=False)
 
@@ -44,26 +52,25 @@ def _methods() -> Table:
     from onea.research.methods import METHODS
 
     lines = []
-    for known, kind in METHODS.load_all().items():
-        passes = ", ".join(f"{kind.forward_passes(kind.Options(), tasks):g}" for tasks in (1, 10, 40))
-        title = f"{kind.title}{'*' if kind.in_paper else ''}{_link(kind.paper)}"
-        lines.append((known, f"{title}\ntrains {kind.trains}\nkeeps {kind.stores}", passes))
-    notes = ("passes: per image, after 1, 10 and 40 tasks", "*: in the One-A paper's tables")
-    return replace(_of_texts(("method", "what it is", "passes"), lines, left=2), notes=notes)
+    for name, method in METHODS.load_all().items():
+        passes = ", ".join(f"{method.forward_passes(method.Options(), tasks):g}" for tasks in (1, 10, 40))
+        title = f"{method.title}{'*' if method.in_paper else ''}{_link(method.paper)}"
+        lines.append((name, f"{title}\ntrains {method.trains}\nstores {method.stores}", passes))
+    notes = ("passes: forward passes per image, after 1, 10 and 40 tasks", "*: in the One-A paper's tables")
+    return replace(_of_texts(("method", "description", "passes"), lines, left=2), notes=notes)
 
 
 def _options(name: str, preset: str, data: str) -> Table:
-    """The options of a method with the values that a run with such a preset and dataset would have."""
+    """The options of a method with their values in a run with this preset and dataset."""
     from onea.cli.options import meaning
     from onea.options import list_options
     from onea.research.methods import method_class
     from onea.research.paper.scale import option_values
 
-    method_class(name)  # says what is wrong with the name
+    options = method_class(name).Options
     values = option_values(name, preset, data)
-    kind = method_class(name).Options
-    names = [option for option, *_ in list_options(kind)]
-    lines = ((f"--{one.replace('_', '-')}", str(values[one]), meaning(kind, one)) for one in names)
+    names = [option for option, *_ in list_options(options)]
+    lines = ((f"--{one.replace('_', '-')}", str(values[one]), meaning(options, one)) for one in names)
     return _of_texts(("option", "default", "meaning"), lines, f"options of {name}, preset {preset}, for {data}")
 
 
@@ -79,21 +86,21 @@ def _classifiers() -> Table:
     return _with_options("classifier", CLASSIFIERS.load_all())
 
 
-def _with_options(what: str, kinds: Mapping[str, Any]) -> Table:
+def _with_options(heading: str, classes: Mapping[str, Any]) -> Table:
     from dataclasses import fields
 
     lines = []
-    for known, kind in kinds.items():
-        options = ", ".join(f"{field.name}={field.default}" for field in fields(kind))
-        lines.append((known, f"{kind.title}{_link(kind.paper)}" + (f"\n{options}" if options else "")))
-    return _of_texts((what, "what it is, and its options"), lines)
+    for name, each in classes.items():
+        options = ", ".join(f"{field.name}={field.default}" for field in fields(each))
+        lines.append((name, f"{each.title}{_link(each.paper)}" + (f"\n{options}" if options else "")))
+    return _of_texts((heading, "description and options"), lines)
 
 
 def _datasets() -> Table:
     from onea.research.data.sources import DATASETS
 
     return _of_texts(
-        ("--data", "what it is"), ((info.usage, info.description) for info in DATASETS.load_all().values())
+        ("--data", "description"), ((info.usage, info.description) for info in DATASETS.load_all().values())
     )
 
 
@@ -103,17 +110,17 @@ def _backbones(name: str | None) -> Table:
     if name and "*" not in name:
         head, *lines = describe(name)
         return _of_texts(head, lines)
-    return _of_texts(("backbone", "what it is" if not name else "licence"), matching(name or ""))
+    return _of_texts(("backbone", "licence" if name else "description"), matching(name or ""))
 
 
 def _metrics() -> Table:
     from onea.research.record_metrics import all_metrics
 
     lines = []
-    for known, metric in all_metrics().items():
+    for name, metric in all_metrics().items():
         better = "higher" if metric.higher_is_better else "lower"
-        lines.append((known, metric.heading, metric.meaning.removesuffix(f"; {better} is better"), better))
-    return _of_texts(("metric", "in tables", "meaning", "better"), lines)
+        lines.append((name, metric.heading, metric.meaning.removesuffix(f"; {better} is better"), better))
+    return _of_texts(("metric", "column title", "meaning", "better"), lines)
 
 
 def _of_texts(heads: Sequence[str], lines: Iterable[Sequence[str]], title: str = "", left: int = 4) -> Table:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``onea paper``: every table and figure of the paper by its name."""
+"""``onea paper``: reproduction of the tables and figures of the paper."""
 
 from __future__ import annotations
 
@@ -21,33 +21,35 @@ _MACHINE = "Machine"
 
 @options_of(Changes)
 def paper(
-    name: Annotated[str | None, typer.Argument(help="A table or figure; without one, all are listed.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Table or figure; without it, all are listed.")] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the runs and the results.")] = Path("onea-paper"),
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the runs and their cost; run nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the runs and their cost without running them.")
+    ] = False,
     render_only: Annotated[
-        bool, typer.Option("--render-only", help="Run nothing; show what is there, with the gaps marked.")
+        bool, typer.Option("--render-only", help="Use only finished runs; missing results are marked.")
     ] = False,
     *,
     workers: Annotated[
-        int | None, typer.Option(help="Runs at a time.", show_default="one per GPU", rich_help_panel=_MACHINE)
+        int | None, typer.Option(help="Parallel runs.", show_default="one per GPU", rich_help_panel=_MACHINE)
     ] = None,
     share_training: Annotated[
         bool | None,
         typer.Option(
             "--share-training/--no-share-training",
-            help="Train once for runs that differ only in the merge.",
+            help="Train adapters once for all runs that differ only in the merge.",
             show_default="with one worker",
             rich_help_panel=_MACHINE,
         ),
     ] = None,
     on: Annotated[
-        str, typer.Option(help="local, ray, or ray:ADDRESS of a cluster.", rich_help_panel=_MACHINE)
+        str, typer.Option(help="local, ray (on this machine) or ray:ADDRESS.", rich_help_panel=_MACHINE)
     ] = "local",
     **given: Any,
 ) -> None:
-    """Make a table or figure of the paper: run what is missing, then write our numbers beside the reported ones.
+    """Reproduce a table or figure of the paper, next to the published numbers.
 
-    The same command again continues where it was stopped and repeats nothing.
+    Makes all runs that are missing. Repeat the command to resume; finished runs are not repeated.
     """
     from onea.files import check_no_model
     from onea.research.cli.paper_display import print_experiments, print_plan, print_result
@@ -63,21 +65,20 @@ def paper(
     check_no_model(out)
     changes = Changes(**given | {"data": tuple(given.get("data", ()))})
     store, executor = RecordStore(out / "runs"), _executor(on, workers, share_training)
-    if render_only:  # the records know what their data and backbone were
-        known = Recorded(store.records(), changes.root)
-        plan = make_plan(experiment, changes, known.facts)
+    if render_only:  # data and backbone are read from the records
+        plan = make_plan(experiment, changes, Recorded(store.records(), changes.root).facts)
     else:
         plan = make_plan(experiment, changes)
     if dry_run:
         print_plan(plan, {config.key() for config in plan.configs if store.find(config)}, executor.share_adapters)
         return
-    if render_only:  # gaps that have a reason, such as a damaged record
-        failures = {config.key(): why for config in plan.configs if (why := store.failure(config))}
+    if render_only:  # such as a damaged record
+        failures = {config.key(): failure for config in plan.configs if (failure := store.failure(config))}
     else:
         failures = dict(_run(plan, store, executor)) if plan.configs else {}
-    # What was finished with other images than those of now is not what was asked for.
-    wanted = [config for config in plan.configs if config.key() not in failures]
-    records = {config.key(): record for config in wanted if (record := store.find(config))}
+    # Also without runs that were finished with other images than those of today.
+    valid = [config for config in plan.configs if config.key() not in failures]
+    records = {config.key(): record for config in valid if (record := store.find(config))}
     table, files = write_experiment(plan, records, out / experiment.name)
     print_result(table, files, {key: str(failure) for key, failure in failures.items()})
     if failures and not render_only:

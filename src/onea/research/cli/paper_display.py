@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``onea paper`` prints: the list, the runs to come with their cost, the grid while it runs, and the result."""
+"""The display of ``onea paper``: the list of experiments, the planned runs, their progress and the results."""
 
 from __future__ import annotations
 
@@ -27,26 +27,25 @@ from onea.text import plural
 if TYPE_CHECKING:
     from onea.research.paper.scale import Cost, ExperimentPlan, PlannedCell
 
-_MOST_SHOWN = 16  # runs at a time; a cluster has more than a screen
+_MAX_ROWS = 16  # of running runs
 
 
 def print_experiments() -> None:
-    """Every table and figure, with how many runs it takes."""
+    """Print all tables and figures, with their number of runs."""
     from onea.research.paper.experiments import experiments
 
     lines = (
         (one.name, one.alias, one.title, str(len(one.cells) * one.seeds or MISSING)) for one in experiments().values()
     )
-    listed = Table.of_texts("", ("name", "or", "shows", "runs"), lines, left=3)
-    table = terminal(listed)
+    table = terminal(Table.of_texts("", ("name", "alias", "content", "runs"), lines, left=3))
     table.columns[0].no_wrap = table.columns[1].no_wrap = True
     console = Console()
     console.print(table)
-    console.print("`onea paper NAME` makes one; `--dry-run` says first what it takes. Figure 3 is a drawing.")
+    console.print("`onea paper NAME` reproduces one; `--dry-run` prints its cost first. Figure 3 is a drawing.")
 
 
 def print_plan(plan: ExperimentPlan, done: Collection[str], shared: bool = False) -> None:
-    """The runs, what is done, and what the rest costs; less where runs share their training."""
+    """Print the runs, which of them are done, and the cost of the rest."""
     from onea.research.paper.page import notes
     from onea.research.runs.grid import first_of_each_training
 
@@ -59,11 +58,11 @@ def print_plan(plan: ExperimentPlan, done: Collection[str], shared: bool = False
         return
     costs, uncounted = _costs(plan)
     lines = []
-    shown: set[str] = set()
+    printed: set[str] = set()
     for planned in plan.planned_cells:
         keys = [run.key() for run in planned.runs]
         finished = str(sum(key in done for key in keys))
-        if shown.issuperset(keys):  # two rows may be one configuration; it is run once
+        if printed.issuperset(keys):  # several rows may have the same configuration, which is run once
             numbers = ["as above", finished, "", ""]
         else:
             numbers = [str(len(keys)), finished]
@@ -71,7 +70,7 @@ def print_plan(plan: ExperimentPlan, done: Collection[str], shared: bool = False
                 f"{sum(costs[key].training for key in keys):,}",
                 f"{sum(costs[key].evaluation for key in keys):,}",
             ]
-        shown.update(keys)
+        printed.update(keys)
         lines.append((planned.cell.row, _column(planned, plan), *numbers))
     table = Table.of_texts("", ("row", "column", "runs", "done", "training", "evaluation"), lines, left=2)
     console.print(fit_terminal(table, console))
@@ -94,7 +93,7 @@ def print_plan(plan: ExperimentPlan, done: Collection[str], shared: bool = False
 
 
 def print_result(table: Table | None, files: Sequence[Path], failures: Mapping[str, str]) -> None:
-    """The table as far as it is known, where the files are, and what went wrong."""
+    """Print the table, the paths of the files and the failures."""
     console = Console()
     if table:
         for note in table.notes:
@@ -107,18 +106,18 @@ def print_result(table: Table | None, files: Sequence[Path], failures: Mapping[s
 
 
 def _column(planned: PlannedCell, plan: ExperimentPlan) -> str:
-    """The column of a cell: its group, and its own name where the group alone does not tell it apart."""
+    """The column of a cell: its group, and its name where the group alone is ambiguous."""
     from onea.research.paper.experiment import data_title
 
     group, name = planned.cell.headings()[0]
-    if not group and "{" not in planned.cell.columns[0][0]:  # all columns are of one stream, and named after metrics
+    if not group and "{" not in planned.cell.columns[0][0]:  # all columns are metrics of one stream
         return f"{data_title(planned.cell.options['data'])} (T={planned.cell.options['tasks']})"
-    alike = [
+    same_group = [
         other
         for other in plan.planned_cells
         if other.cell.row == planned.cell.row and other.cell.headings()[0][0] == group
     ]
-    return group if group and len(alike) == 1 else f"{group}, {name}" if group else name
+    return group if group and len(same_group) == 1 else f"{group}, {name}" if group else name
 
 
 def _costs(plan: ExperimentPlan) -> tuple[dict[str, Cost], list[str]]:
@@ -132,7 +131,7 @@ def _costs(plan: ExperimentPlan) -> tuple[dict[str, Cost], list[str]]:
 
 @dataclass
 class _Running:
-    """How far a run is, in tasks; what an earlier grid has learned of it is no work of this one."""
+    """The progress of a run in tasks; ``first`` is the number of tasks that were learned before this grid."""
 
     first: int
     done: int
@@ -141,51 +140,51 @@ class _Running:
 
     @property
     def work(self) -> float:
-        """The part of the run that was done since it began here."""
+        """The fraction of the run that this grid has done."""
         return (self.done - self.first) / self.tasks if self.tasks else 0.0
 
     @property
     def left(self) -> float:
-        """The part of the run that is still to be done."""
+        """The fraction of the run that is left."""
         return 1 - self.done / self.tasks if self.tasks else 1.0
 
 
 class GridDisplay(OnScreen, GridProgress):
-    """A bar and the runs below it, live; plain lines where there is no terminal. Failures stay on the screen."""
+    """A live progress bar with the running runs below; plain lines without a terminal. Failures stay on the screen."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
-        self._total = self._over = self._failed = self._earlier = 0
-        self._work = 0.0  # runs' worth of it, done by this grid
+        self._total = self._ended = self._failed = self._earlier = 0
+        self._work = 0.0  # of this grid, in runs
         self._labels: dict[str, str] = {}
         self._running: dict[str, _Running] = {}
-        self._born = time.perf_counter()
+        self._started = time.perf_counter()
         super().__init__(Live(console=self._console, refresh_per_second=4, get_renderable=self._draw, transient=True))
 
     def start(self, configs: Sequence[RunConfig], finished: Sequence[RunConfig]) -> None:
-        """Say how much there is to do, and start the clock."""
+        """Print the number of runs and start the clock."""
         self._labels = labels(configs)
-        self._total, self._over, self._earlier = len(configs), len(finished), len(finished)
-        self._born = time.perf_counter()
+        self._total, self._ended, self._earlier = len(configs), len(finished), len(finished)
+        self._started = time.perf_counter()
         earlier = f", {self._earlier} of them finished earlier" if self._earlier else ""
-        self._say(f"{self._total} runs{earlier}")
+        self._print_line(f"{self._total} runs{earlier}")
 
     def advance(self, config: RunConfig, task: int, tasks: int) -> None:
-        """Show where the run is."""
+        """Show the progress of a run."""
         key = config.key()
-        known = self._running.get(key)
-        if tasks == 0 or known is None:  # begun, perhaps for the second time
+        run = self._running.get(key)
+        if tasks == 0 or run is None:  # it begins or is tried again
             self._running[key] = _Running(task, task, tasks, time.perf_counter())
-        elif known.tasks == 0:
-            known.first, known.done, known.tasks = task, task, tasks
+        elif run.tasks == 0:
+            run.first, run.done, run.tasks = task, task, tasks
         else:
-            known.done = task
+            run.done = task
 
     def end(self, config: RunConfig, result: Record | Failure) -> None:
-        """Count it, and say how it went."""
-        self._over += 1
+        """Count the run and print its result."""
+        self._ended += 1
         run = self._running.pop(config.key(), None)
-        took = duration(time.perf_counter() - run.started) if run else ""
+        elapsed = duration(time.perf_counter() - run.started) if run else ""
         label, live = self._labels[config.key()], self._console.is_terminal
         if isinstance(result, Failure):
             self._failed += 1
@@ -193,19 +192,21 @@ class GridDisplay(OnScreen, GridProgress):
             line = f"{label} failed: {result}"
         else:
             self._work += run.work + run.left if run else 1.0
-            line = f"{label}: A_T {result['metrics']['A_T']:.2f} %, mean A {result['metrics']['mean_A']:.2f} %, {took}"
+            line = (
+                f"{label}: A_T {result['metrics']['A_T']:.2f} %, mean A {result['metrics']['mean_A']:.2f} %, {elapsed}"
+            )
         if not live:
-            self._say(f"{self._over}/{self._total}  {line} ({self._clock()})")
+            self._print_line(f"{self._ended}/{self._total}  {line} ({self._clock()})")
         elif isinstance(result, Failure):
-            self._say(line, "red")
+            self._print_line(line, "red")
 
-    def _say(self, line: str, style: str = "") -> None:
+    def _print_line(self, line: str, style: str = "") -> None:
         self._console.print(Text(line, style), soft_wrap=True)
 
     def _clock(self) -> str:
-        elapsed = time.perf_counter() - self._born
-        running = list(self._running.values())  # the picture is drawn in a thread of its own
-        waiting = self._total - self._over - len(running)
+        elapsed = time.perf_counter() - self._started
+        running = list(self._running.values())  # a copy, because another thread draws the display
+        waiting = self._total - self._ended - len(running)
         left = time_left(
             elapsed, self._work + sum(run.work for run in running), waiting + sum(run.left for run in running)
         )
@@ -213,24 +214,24 @@ class GridDisplay(OnScreen, GridProgress):
 
     def _draw(self) -> Group:
         bar = TerminalTable.grid(padding=(0, 2))
-        counts = Text(f"{self._over} of {self._total} runs")
+        counts = Text(f"{self._ended} of {self._total} runs")
         if self._failed:
             counts.append(f"  {self._failed} failed", "red")
         if self._earlier:
             counts.append(f"  {self._earlier} finished earlier", "dim")
-        bar.add_row(ProgressBar(total=max(self._total, 1), completed=self._over, width=28), counts, self._clock())
+        bar.add_row(ProgressBar(total=max(self._total, 1), completed=self._ended, width=28), counts, self._clock())
         rows = TerminalTable.grid(padding=(0, 2))
         running = list(self._running.items())
-        for key, run in running[:_MOST_SHOWN]:
+        for key, run in running[:_MAX_ROWS]:
             where = f"task {run.done + 1} of {run.tasks}" if run.tasks else "preparing"
             rows.add_row(Text(self._labels[key]), Text(where, "dim"))
-        if (more := len(running) - _MOST_SHOWN) > 0:
+        if (more := len(running) - _MAX_ROWS) > 0:
             rows.add_row(Text(f"and {more} more", "dim"))
         return Group(bar, rows)
 
 
 def time_left(elapsed: float, done: float, left: float) -> float | None:
-    """Seconds until ``left`` runs' worth of work is done, at the pace so far; None while there is nothing to go by.
+    """Estimated seconds for ``left`` runs at the pace of the ``done`` ones; None before any progress.
 
     >>> time_left(60, 2, 4)
     120.0
@@ -240,7 +241,7 @@ def time_left(elapsed: float, done: float, left: float) -> float | None:
 
 
 def duration(seconds: float) -> str:
-    """A length of time as people say it.
+    """A duration in a suitable unit.
 
     >>> duration(47.2), duration(600), duration(9000)
     ('47 s', '10 min', '2.5 h')
@@ -251,13 +252,14 @@ def duration(seconds: float) -> str:
 
 
 def labels(configs: Sequence[RunConfig]) -> dict[str, str]:
-    """A name for each configuration, by key: method, data and seed, and whatever else differs within the grid."""
-    told = ("method", "data", "seed", "options")
+    """A label for each configuration, by key: method, data, seed, and all values that differ within the grid."""
+    in_every_label = ("method", "data", "seed", "options")
     flat = {}
     for config in configs:
         identity = config.identity()
-        rest = {name: value for name, value in identity.items() if name not in told} | identity["options"]
-        flat[config.key()] = rest
+        flat[config.key()] = {name: value for name, value in identity.items() if name not in in_every_label} | identity[
+            "options"
+        ]
     names = dict.fromkeys(name for values in flat.values() for name in values)
     varying = [name for name in names if len({repr(values.get(name)) for values in flat.values()}) > 1]
     return {config.key(): _label(config, flat[config.key()], varying) for config in configs}

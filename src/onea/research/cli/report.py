@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``onea report`` and ``onea compare``: what records tell."""
+"""``onea report`` and ``onea compare``: tables, curves and significance from records."""
 
 from __future__ import annotations
 
@@ -10,52 +10,58 @@ import typer
 
 
 def report(
-    folder: Annotated[str, typer.Argument(help="Folder with records at any depth, or a pattern in quotes.")],
+    folder: Annotated[str, typer.Argument(help="Folder of runs, searched recursively, or a glob pattern in quotes.")],
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Where to write; by default the folder itself.")
+        Path | None, typer.Option("--out", "-o", help="Folder of the report.", show_default="the folder of runs")
     ] = None,
-    title: Annotated[str | None, typer.Option(help="Heading of the page.")] = None,
+    title: Annotated[str | None, typer.Option(help="Title of the report.")] = None,
 ) -> None:
-    """Write report.html, table.md, table.tex, table.csv and a PNG of the curves about all records below a folder."""
+    """Write a report on all runs in a folder.
+
+    It has an HTML page, the results as Markdown, LaTeX and CSV tables, and a figure of the accuracy curves.
+    """
     from onea.research.report.experiment_page import with_titles, write_report
     from onea.research.report.records import by_classifier, load_records, with_present_options
 
-    found = [each for record in load_records(folder) for each in by_classifier(record)]
-    records = with_titles(with_present_options(found))
+    loaded = [each for record in load_records(folder) for each in by_classifier(record)]
+    records = with_titles(with_present_options(loaded))
     target = out or (Path(folder) if Path(folder).is_dir() else Path("onea-report"))
     for path in write_report(records, target, title or f"Report of {Path(folder).resolve().name}"):
         print(path)
 
 
 def compare(
-    first: Annotated[str, typer.Argument(help="A run's folder, a folder of runs, or a pattern in quotes.")],
-    second: Annotated[str, typer.Argument(help="The same, of the other side.")],
+    first: Annotated[str, typer.Argument(help="Folder of a run or of several runs, or a glob pattern in quotes.")],
+    second: Annotated[str, typer.Argument(help="The same for the second configuration.")],
 ) -> None:
-    """Compare two configurations: paired differences over their common seeds, with 95 % intervals by Student's t."""
+    """Compare two configurations over their common seeds.
+
+    Shows paired differences with 95 % confidence intervals by Student's t.
+    """
     from rich.console import Console
 
     from onea.presentation.tables import Table, fit_terminal
     from onea.research.report.compare import compare as compare_records
     from onea.research.report.records import load_records, with_present_options
 
-    found = compare_records(*(with_present_options(load_records(place)) for place in (first, second)))
-    seeds = f"{'seed' if len(found.seeds) == 1 else 'seeds'} {', '.join(map(str, found.seeds))}"
+    comparison = compare_records(*(with_present_options(load_records(folder)) for folder in (first, second)))
+    seeds = f"{'seed' if len(comparison.seeds) == 1 else 'seeds'} {', '.join(map(str, comparison.seeds))}"
     lines = []
-    for row in found.rows:
+    for row in comparison.rows:
         interval = "one seed" if row.interval is None else f"{row.interval[0]:+.2f} to {row.interval[1]:+.2f}"
-        better = sum((gap > 0) == row.higher_is_better and gap != 0 for gap in row.differences)
+        better = sum((change > 0) == row.higher_is_better and change != 0 for change in row.differences)
         numbers = (f"{row.first:.2f}", f"{row.second:.2f}", f"{row.mean:+.2f}")
         lines.append((row.name, *numbers, interval, f"{better} of {len(row.differences)}"))
     console = Console(highlight=False)
-    for side, name in zip(("first: ", "second:"), found.names, strict=True):
-        console.print(f"{side} {name}", markup=False)
+    for label, name in zip(("first: ", "second:"), comparison.names, strict=True):
+        console.print(f"{label} {name}", markup=False)
     console.print(f"difference: second minus first, {seeds}")
     table = Table.of_texts("", ("metric", "first", "second", "difference", "95 % interval", "better in"), lines)
     console.print(fit_terminal(table, console))
-    if len(found.seeds) > 1:
+    if len(comparison.seeds) > 1:
         console.print(
-            f"Intervals by Student's t over {len(found.seeds)} paired seeds; one that contains 0 leaves open which "
-            "side is better."
+            f"95 % confidence intervals by Student's t over {len(comparison.seeds)} paired seeds; a difference whose "
+            "interval contains 0 is not significant."
         )
-    for note in found.notes:
+    for note in comparison.notes:
         console.print(note, markup=False)

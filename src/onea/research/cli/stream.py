@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``onea stream``: draw up a stream of tasks, print it and picture it."""
+"""``onea stream``: the task sizes of a stream, as text and figures."""
 
 from __future__ import annotations
 
@@ -28,66 +28,71 @@ def stream(
     tasks: Annotated[
         int | None, typer.Option(help="Number of tasks.", show_default=f"{TASKS}, or as many as --sizes has")
     ] = None,
-    gamma: Annotated[float, typer.Option(help="Smallest task's weight relative to the largest.")] = RunConfig.gamma,
-    seed: Annotated[int, typer.Option(help="Seed of the class order and the shuffle.")] = RunConfig.seed,
+    gamma: Annotated[
+        float, typer.Option(help="Step imbalance: size of the smallest task relative to the largest; 1 is balanced.")
+    ] = RunConfig.gamma,
+    seed: Annotated[int, typer.Option(help="Random seed of the class order and the task order.")] = RunConfig.seed,
     order: Annotated[
         str | None,
         typer.Option(
-            help="How tasks arrive: shuffled, descending or given.",
+            help="Task order: shuffled, descending (largest first) or given.",
             show_default="shuffled; given with --balanced or --sizes",
         ),
     ] = None,
     balanced: Annotated[bool, typer.Option("--balanced", help="Tasks of equal size.")] = False,
-    sizes: Annotated[str | None, typer.Option(help="Your own task sizes, such as 36,1,14.")] = None,
+    sizes: Annotated[str | None, typer.Option(help="Number of classes of each task, such as 36,1,14.")] = None,
     long_tail: Annotated[
-        float | None, typer.Option(metavar="MU", help="Rarest class's share of the commonest one's images.")
+        float | None,
+        typer.Option(
+            metavar="MU",
+            help="Long-tailed images per class: those of the rarest class relative to the most frequent one.",
+        ),
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Also draw figures, into this folder.")] = None,
-    no_figures: Annotated[bool, typer.Option("--no-figures", hidden=True)] = False,  # earlier ones had to be told
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Also write figures to this folder.")] = None,
 ) -> None:
-    """Show a stream: how many classes arrive with each task."""
-    made = _make(classes, tasks, gamma, seed, order, balanced, sizes, long_tail)
+    """Print the number of classes of each task in a stream."""
+    made = _make_stream(classes, tasks, gamma, seed, order, balanced, sizes, long_tail)
     typer.echo(",".join(map(str, made.sizes)))
     _print_bars(made)
-    if out and not no_figures:
+    if out:
         for path in _draw(made, out, MU if long_tail is None else long_tail):
             typer.echo(str(path))
 
 
-def _make(
+def _make_stream(
     classes: int | None,
     tasks: int | None,
     gamma: float,
     seed: int,
     order: str | None,
-    even: bool,
+    balanced: bool,
     sizes: str | None,
     long_tail: float | None,
 ) -> Stream:
     from onea.research.streams import make_stream, parse_sizes
 
-    if even and sizes is not None:
+    if balanced and sizes is not None:
         raise OneaError("--balanced and --sizes both decide the task sizes; give one of them.")
-    own = None if sizes is None else parse_sizes(sizes, classes)
-    kind: Kind = "sizes" if own else "balanced" if even else "step"
+    task_sizes = None if sizes is None else parse_sizes(sizes, classes)
+    kind: Kind = "sizes" if task_sizes else "balanced" if balanced else "step"
     if classes is None:
-        classes = sum(own) if own else CLASSES
-    if tasks is None and own is None:
+        classes = sum(task_sizes) if task_sizes else CLASSES
+    if tasks is None and task_sizes is None:
         tasks = TASKS
     return make_stream(
         classes=classes,
         tasks=tasks,
         kind=kind,
         gamma=gamma,
-        sizes=own,
-        order=cast("Order | None", order),  # make_stream checks it and says what it could be
+        sizes=task_sizes,
+        order=cast("Order | None", order),  # make_stream validates it
         seed=seed,
         long_tail=long_tail,
         n_max=N_MAX,
     )
 
 
-def _print_bars(made: Stream) -> None:
+def _print_bars(stream: Stream) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -99,24 +104,24 @@ def _print_bars(made: Stream) -> None:
     table.add_column("task", justify="right", style="dim")
     table.add_column("classes", justify="right")
     table.add_column("", no_wrap=True, overflow="crop")
-    if made.samples:
+    if stream.samples:
         table.add_column("images per class", justify="right", style="dim")
-    for task, size in enumerate(made.sizes):
-        bar = f"[cyan]{block * max(1, round(BAR * size / max(made.sizes)))}[/]"
-        table.add_row(str(task + 1), str(size), bar, *_images(made, task))
+    for task, size in enumerate(stream.sizes):
+        bar = f"[cyan]{block * max(1, round(BAR * size / max(stream.sizes)))}[/]"
+        table.add_row(str(task + 1), str(size), bar, *_images_per_class(stream, task))
     console.print(table)
 
 
-def _images(made: Stream, task: int) -> list[str]:
-    """A long-tailed task's most and fewest images; nothing when all classes have as many."""
-    if not made.samples:
+def _images_per_class(stream: Stream, task: int) -> list[str]:
+    """The largest and the smallest number of images per class of a task; empty for a stream without a long tail."""
+    if not stream.samples:
         return []
-    positions = made.range_of(task)
-    most, fewest = made.samples[positions[0]], made.samples[positions[-1]]
+    positions = stream.range_of(task)
+    most, fewest = stream.samples[positions[0]], stream.samples[positions[-1]]
     return [str(most) if most == fewest else f"{most}-{fewest}"]
 
 
-def _draw(made: Stream, folder: Path, mu: float) -> list[Path]:
+def _draw(stream: Stream, folder: Path, mu: float) -> list[Path]:
     from onea.research.report.stream_figures import draw_stream_figures
 
-    return draw_stream_figures(made, folder, n_max=N_MAX, mu=mu)
+    return draw_stream_figures(stream, folder, n_max=N_MAX, mu=mu)

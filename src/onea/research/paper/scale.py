@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MOST_SEEDS = 1_000
 FEWEST_IMAGES = 2  # of a class, at any scale
-_CHANGES = {"panel": "Otherwise than the paper"}  # of the help
+_CHANGES = {"panel": "Changes to the experiment"}  # of the help
 
 
 # how many images there are of each class
@@ -117,12 +117,12 @@ class Changes:
     """The changes that a user wants to an experiment of the paper.
 
     Attributes:
-        data: some of its datasets, one other for all or one for each (repeat).
+        data: some of the experiment's datasets, or other ones in their place (repeatable).
         root: folder of downloaded datasets.
-        backbone: another network; it then gets its own preprocessing instead of the paper's.
-        seeds: how many seeds.
-        tasks: tasks of every stream.
-        scale: factor on images per class and epochs, never classes or tasks.
+        backbone: another network, with its own preprocessing instead of the paper's.
+        seeds: number of seeds.
+        tasks: number of tasks of every stream.
+        scale: factor on images per class and epochs.
         device: ``auto``, ``cpu``, ``cuda``, ...
     """
 
