@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The numbers that describe a run, each declared once for terminal, tables, trackers, reports and the paper.
+"""The metrics of a run, each declared once for terminal, tables, trackers, reports and the paper.
 
-A metric is a function of a record. Installed packages add theirs by an entry point in the group ``onea.metrics``.
+A metric is a function of a record. Other packages can add metrics by entry points in the group ``onea.metrics``.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from onea.research.record import Record
 
 @dataclass(frozen=True)
 class Metric:
-    """A number of a record.
+    """A number that is computed from a record.
 
-    >>> last = Metric("A_T", "right after the last task", lambda record: record["metrics"]["A_T"], "%")
+    >>> last = Metric("A_T", "accuracy after the last task", lambda record: record["metrics"]["A_T"], "%")
     >>> last.heading, last.text({"metrics": {"A_T": 81.234}}), last.text({})
     ('A_T %', '81.23', '–')
 
     Attributes:
-        title: as tables head it.
-        meaning: one line for a reader who has never heard of it.
-        read: takes the number from a record; None where it has none.
-        unit: behind the title, such as ``%``.
-        higher_is_better: which way is better.
-        digits: behind the decimal point.
-        headline: whether summaries, reports and trackers show it without being asked.
-        optional: whether runs have it on request only; where none of the records shown has it, it is left out.
-        machine_dependent: whether it depends on the machine, so that runs of different machines do not compete in it.
-        relative: whether the paper's tables show it as a multiple of One-A's in the same column and of the same seed.
+        title: title of a table column.
+        meaning: explanation in one line.
+        read: function that computes the number from a record; None where it is missing.
+        unit: unit after the title, such as ``%``.
+        higher_is_better: whether higher values are better.
+        digits: digits after the decimal point.
+        headline: shown in summaries, reports and trackers by default.
+        optional: recorded only on request; left out where no record has it.
+        machine_dependent: depends on the machine, so that runs on different machines cannot be compared.
+        relative: shown in the paper's tables as a multiple of One-A's value for the same stream and seed.
     """
 
     title: str
@@ -55,19 +55,19 @@ class Metric:
         return f"{self.title} {self.unit}".rstrip()
 
     def value(self, record: Record) -> float | None:
-        """The number of a record; None also where the record lacks what ``read`` asks for, as an older one may.
+        """The number of a record; None where fields are missing, and for NaN and infinity.
 
-        A metric of somebody else may give a tensor, or something that no mean can be taken of, such as NaN.
+        Metrics of other packages may return tensors.
         """
         try:
-            found = self.read(record)
-            number = found if found is None or isinstance(found, int | float) else float(found)
+            number = self.read(record)
+            number = number if number is None or isinstance(number, int | float) else float(number)
             return number if number is not None and math.isfinite(number) else None
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
             return None
 
     def text(self, record: Record) -> str:
-        """The number of a record as it is printed."""
+        """The formatted number of a record."""
         value = self.value(record)
         return "–" if value is None else f"{value:.{self.digits}f}"
 
@@ -77,12 +77,12 @@ class Metric:
 
 
 def _stored(name: str) -> Callable[[Record], float | None]:
-    """A number that the run itself has computed."""
+    """A number in the record's metrics."""
     return lambda record: record["metrics"].get(name)
 
 
 def _cost(name: str, unit: float = 1.0) -> Callable[[Record], float | None]:
-    """A measured cost of an answer after the last task."""
+    """The cost per image after the last task."""
 
     def read(record: Record) -> float | None:
         return record["cost"][-1][name] / unit if record.get("cost") else None
@@ -107,7 +107,7 @@ def _tasks(record: Record) -> float:
 
 
 def _adapters(record: Record) -> float:
-    """Adapters that answers draw on after the last task, as the method declares them."""
+    """Number of adapters that are used for inference after the last task."""
     from onea.options import make_options
     from onea.research.methods import method_class  # reading a record needs no torch otherwise
 
@@ -116,29 +116,35 @@ def _adapters(record: Record) -> float:
     return float(kind.adapters_used(options, len(record["stream"]["sizes"])))
 
 
-_OWN = {
-    "A_T": Metric("A_T", "right over all classes after the last task", _stored("A_T"), "%", headline=True),
-    "mean_A": Metric("mean A", "mean of that accuracy over all tasks", _stored("mean_A"), "%", headline=True),
+_BUILT_IN = {
+    "A_T": Metric("A_T", "accuracy over all classes after the last task", _stored("A_T"), "%", headline=True),
+    "mean_A": Metric(
+        "mean A", "mean over all tasks of the accuracy over the classes seen", _stored("mean_A"), "%", headline=True
+    ),
     "weighted_mean_A": Metric(
         "weighted mean A",
-        "the same mean, but a step weighs more if more classes have been seen by then than in a balanced stream",
+        "the same mean, with larger weights for tasks after which more classes are seen than in a balanced stream",
         _stored("weighted_mean_A"),
         "%",
         headline=True,
     ),
     "F": Metric(
         "F",
-        "points a task has lost since its best, mean over tasks; lower is better",
+        "forgetting: percentage points below a task's best accuracy, mean over tasks; lower is better",
         _stored("F"),
         higher_is_better=False,
         headline=True,
     ),
     "balanced_A_T": Metric(
-        "class-balanced A_T", "A_T with every class counting the same", _stored("balanced_A_T"), "%", headline=True
+        "class-balanced A_T",
+        "mean of the classes' accuracies after the last task",
+        _stored("balanced_A_T"),
+        "%",
+        headline=True,
     ),
     "open_set": Metric(
         "open-set AUROC",
-        "test images of classes yet to come told from those of classes seen, mean over tasks; 50 is guessing",
+        "AUROC of seen against unseen classes, mean over tasks; 50 is chance",
         _open_set,
         "%",
         headline=True,
@@ -146,7 +152,7 @@ _OWN = {
     ),
     "training_s": Metric(
         "training",
-        "seconds spent learning, evaluation left out",
+        "seconds of training, without evaluation",
         _learning_seconds,
         "s",
         higher_is_better=False,
@@ -156,65 +162,65 @@ _OWN = {
     ),
     "inference_ms": Metric(
         "ms per image",
-        "milliseconds of an answer in the last evaluation",
+        "milliseconds per image in the last evaluation",
         _answer_milliseconds,
         higher_is_better=False,
         machine_dependent=True,
     ),
     "flops": Metric(
         "FLOPs",
-        "floating-point operations of an answer, as a multiple of One-A's",
+        "floating-point operations per image, as a multiple of One-A's",
         _cost("flops_per_image"),
         higher_is_better=False,
         relative=True,
     ),
     "gflops": Metric(
         "GFLOPs per image",
-        "billions of floating-point operations of an answer",
+        "billions of floating-point operations per image",
         _cost("flops_per_image", 1e9),
         higher_is_better=False,
     ),
     "passes": Metric(
         "passes",
-        "passes through the network for an answer",
+        "forward passes per image",
         _cost("passes_per_image"),
         higher_is_better=False,
         digits=1,
     ),
     "state_mb": Metric(
         "state",
-        "size of what a method keeps from task to task",
+        "size of the state that a method stores between tasks",
         _cost("state_bytes", 1e6),
         "MB",
         higher_is_better=False,
         digits=1,
     ),
-    "adapters": Metric("adapters", "adapters that an answer draws on", _adapters, higher_is_better=False, digits=0),
+    "adapters": Metric("adapters", "adapters that are used for inference", _adapters, higher_is_better=False, digits=0),
     "tasks": Metric("tasks", "number of tasks", _tasks, higher_is_better=False, digits=0),
 }
 
-METRICS = Registry("metric", "onea.metrics", _OWN)
+METRICS = Registry("metric", "onea.metrics", _BUILT_IN)
 
 
 def metric(key: str) -> Metric:
     """A metric by its key."""
-    found = METRICS.load(key)
-    if not isinstance(found, Metric):
-        raise OneaError(f"The metric '{key}' is a {type(found).__name__}; its package must give a Metric.")
-    return found
+    loaded = METRICS.load(key)
+    if not isinstance(loaded, Metric):
+        raise OneaError(f"The metric '{key}' is a {type(loaded).__name__}; its package must register a Metric.")
+    return loaded
 
 
 def all_metrics() -> dict[str, Metric]:
-    """Every metric by key; what other packages register and is none is left out."""
+    """All metrics by key; other objects that packages register are left out."""
     return {key: one for key, one in METRICS.load_all().items() if isinstance(one, Metric)}
 
 
 def headline_metrics(records: Collection[Record] = (), *, machine_dependent: bool = True) -> dict[str, Metric]:
-    """The metrics that are shown of some records without being asked for, by key.
+    """The metrics that are shown by default, by key.
 
     Args:
-        records: which are shown; an optional metric that none of them has is left out.
-        machine_dependent: whether metrics that depend on the machine are among them.
+        records: records to show; an optional metric that none of them has is left out.
+        machine_dependent: include metrics that depend on the machine.
     """
     return {
         key: one
@@ -226,9 +232,9 @@ def headline_metrics(records: Collection[Record] = (), *, machine_dependent: boo
 
 
 def forgetting_curve(record: Record) -> list[float]:
-    """F after every task from the second on: how far the tasks before it have fallen from their best."""
+    """Forgetting F after each task from the second on."""
     from onea.metrics import forgetting  # numpy takes a while
 
     matrix = [[float("nan") if value is None else value for value in row] for row in record["metrics"]["matrix"]]
-    found = (forgetting([row[:steps] for row in matrix[:steps]]) for steps in range(2, len(matrix) + 1))
-    return [value for value in found if value is not None]
+    curve = (forgetting([row[:steps] for row in matrix[:steps]]) for steps in range(2, len(matrix) + 1))
+    return [value for value in curve if value is not None]
