@@ -30,8 +30,8 @@ class BenchConfig(Validated):
         rank: bottleneck width of the adapter.
         device: ``cpu``, ``cuda``, ... or ``auto``.
         batch: batch size in training.
-        precision: precision of the column *fast*: ``bf16``, ``fp32``, ``auto`` (bf16 where the chip has it) or ``fp8``.
-        compile: compile the network in the column *fast*; by default as in a run.
+        precision: precision of the column ``fast``: ``bf16``, ``fp32``, ``auto`` (bf16 where the chip has it) or ``fp8``.
+        compile: compile the network in the column ``fast``; by default as in a run.
         tasks: number of tasks in the measurement of growth; 0 leaves it out.
         seconds: approximate time of one measurement; with ``--quick``, a tenth of the default.
         threads: CPU threads; 0 is all.
@@ -71,13 +71,13 @@ class BenchConfig(Validated):
         return -(-steps * self.batch // CLASSES)
 
     def runtime(self, *, same_numerics: bool) -> Runtime:
-        """The runtime of the column *same numerics* (fp32) or *fast*."""
+        """The runtime of the column ``same numerics`` (fp32) or ``fast``."""
         from onea.runtime import make_runtime
 
         return make_runtime(self.device, "fp32" if same_numerics else self.precision, self.threads)
 
     def compiles(self, runtime: Runtime) -> bool:
-        """Whether the network is compiled in the column *fast*."""
+        """Whether the network is compiled in the column ``fast``."""
         from onea.vit.compiled import can_compile
 
         if self.compile is None:  # as in a run with many images

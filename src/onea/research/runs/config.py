@@ -41,8 +41,8 @@ class RunConfig(MachineOptions):
     (0.01, True)
 
     Attributes:
-        method: a name that ``onea methods`` lists.
-        data: a name that ``onea methods --datasets`` lists, ``folder:PATH`` or ``list:TRAIN.txt,TEST.txt``.
+        method: name of a method; ``onea methods`` lists them.
+        data: name of a dataset (``onea methods --datasets`` lists them), ``folder:PATH`` or ``list:TRAIN.txt,TEST.txt``.
         root: folder of downloaded datasets.
         backbone: embedded name (or ``fast``), timm ``architecture.tag`` or ``.safetensors`` file; for a file without
             metadata of its architecture ``architecture.tag:file``, or ``plain:file``.
@@ -63,7 +63,7 @@ class RunConfig(MachineOptions):
         normalise: ``backbone`` (mean and standard deviation of the pretrained weights) or ``none`` (pixels in [0, 1]).
         geometry: how test images are resized: ``direct`` (to the input size), ``resize-crop`` (resize, then center
             crop) or ``backbone`` (crop and interpolation of the pretrained weights).
-        protocol: ``pilot`` sets normalise none and geometry resize-crop, as in the PILOT toolbox.
+        protocol: ``pilot`` sets normalise none and geometry resize-crop, as in the published protocol.
         compile: compile the network: ``yes``, ``no`` or ``auto`` (on a GPU and with many images).
         store: where decoded images are stored: ``auto``, ``device``, ``host`` or ``disk``; ``exact`` reads the original
             files in every epoch.
