@@ -30,7 +30,7 @@ class BenchConfig(Validated):
         rank: bottleneck width of the adapter.
         device: ``cpu``, ``cuda``, ... or ``auto``.
         batch: batch size in training.
-        precision: precision of the column ``fast``: ``bf16``, ``fp32``, ``auto`` (bf16 where the chip has it) or ``fp8``.
+        precision: precision of the column ``fast``: ``bf16``, ``fp32``, ``fp8`` or ``auto`` (bf16 if the chip has it).
         compile: compile the network in the column ``fast``; by default as in a run.
         tasks: number of tasks in the measurement of growth; 0 leaves it out.
         seconds: approximate time of one measurement; with ``--quick``, a tenth of the default.

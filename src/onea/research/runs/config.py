@@ -42,7 +42,8 @@ class RunConfig(MachineOptions):
 
     Attributes:
         method: name of a method; ``onea methods`` lists them.
-        data: name of a dataset (``onea methods --datasets`` lists them), ``folder:PATH`` or ``list:TRAIN.txt,TEST.txt``.
+        data: name of a dataset (``onea methods --datasets`` lists them), ``folder:PATH`` or
+            ``list:TRAIN.txt,TEST.txt``.
         root: folder of downloaded datasets.
         backbone: embedded name (or ``fast``), timm ``architecture.tag`` or ``.safetensors`` file; for a file without
             metadata of its architecture ``architecture.tag:file``, or ``plain:file``.
