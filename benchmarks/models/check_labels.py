@@ -27,9 +27,9 @@ from onea import seeds
 from onea.classifiers.statistics import ClassStatistics
 from onea.files import write_json
 from onea.model.engine import Engine
-from onea.model.evaluation.label_errors import cross_examine
+from onea.model.evaluation.label_errors import find_label_errors
 from onea.model.learning.images import read_labelled
-from onea.model.learning.update import blank
+from onea.model.learning.update import initial_state
 from onea.model.parameters import choose_options
 from onea.vit.embedded import FAST
 
@@ -43,7 +43,7 @@ def frozen_features(folder: Path, threads: int) -> tuple[Tensor, Tensor, list[st
     batch = read_labelled(folder, None, engine.side)
     assert batch.labels is not None
     names = sorted(set(batch.labels))
-    adapters = engine.adapters(blank(engine, choose_options("auto", {}, engine.vit), "ncm"))
+    adapters = engine.adapters(initial_state(engine, choose_options("auto", {}, engine.vit), "ncm"))
     return engine.features(batch.pixels, adapters), torch.tensor([names.index(one) for one in batch.labels]), names
 
 
@@ -68,7 +68,7 @@ def wrong_names(way: str, seed: int, features: Tensor, rows: Tensor, kinds: Tens
 
 def found_share(features: Tensor, given: Tensor, moved: Tensor) -> float:
     """The share of the moved photos among the first that a check names."""
-    examined = cross_examine(ClassStatistics.empty(features.shape[1]), features, given)
+    examined = find_label_errors(ClassStatistics.empty(features.shape[1]), features, given)
     named = examined.suspicion.ratio.argsort(descending=True, stable=True)[:NAMED]
     return float(torch.isin(moved, named).double().mean())
 

@@ -30,7 +30,7 @@ from onea.model.estimator import OneA
 from onea.model.evaluation.evaluation import evaluate
 from onea.model.learning.images import find_images, read_labelled
 from onea.model.learning.series import GROUPS, groups_by_class
-from onea.model.learning.update import blank
+from onea.model.learning.update import initial_state
 from onea.model.learning.update_images import held_out_rows
 from onea.model.parameters import choose_options
 from onea.vit.embedded import FAST
@@ -53,7 +53,7 @@ def divided(train: Photos, split: int) -> tuple[Photos, Photos]:
     """
     files, labels = labelled(train, list(train))
     engine = Engine(FAST, "auto", "auto", 0, mirror=True)
-    frozen = engine.adapters(blank(engine, choose_options("auto", {}, engine.vit), "ncm"))
+    frozen = engine.adapters(initial_state(engine, choose_options("auto", {}, engine.vit), "ncm"))
     features = engine.features(read_labelled(files, labels, engine.side).pixels, frozen)
     names = list(train)
     rows = torch.tensor([names.index(label) for label in labels])

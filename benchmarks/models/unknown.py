@@ -66,7 +66,7 @@ def percent(share: float) -> float:
 
 def detectors(model: Snapshot, features: Tensor) -> dict[str, Tensor]:
     """What published detectors say of images, larger for known ones."""
-    found = model.judge_features(features)
+    found = model.score_features(features)
     signals = model.state.signals()
     near, _, likely, away, _ = signals(features, found.scores).unbind(1)
     logits = found.scores.double() / model.state.temperature
@@ -124,7 +124,7 @@ def main() -> None:
 
     files, labels = labelled(test, known)
     inside = seen(files)
-    found = answers.judge_features(inside)
+    found = answers.score_features(inside)
     right = found.scores.argmax(1) == torch.tensor([answers.classes.index(label) for label in labels])
     result: dict[str, Any] = {
         "data": given.data.name,
@@ -146,8 +146,8 @@ def main() -> None:
         result["others_called_unknown"] = percent(rejection_rate(theirs["ours"], answers.threshold))
         result["auroc"] = {name: percent(auroc(ours[name], theirs[name])) for name in ours}
     if given.far:
-        far = answers.judge_features(seen(given.far)).familiarity
-        result["far_called_unknown"] = percent(rejection_rate(far, answers.threshold))
+        far = answers.score_features(seen(given.far)).familiarity
+        result["far_called_unknown"] = percent(share_below(far, answers.threshold))
     with given.out.open("a") as file:
         file.write(json.dumps(result) + "\n")
     print(json.dumps(result, indent=1))

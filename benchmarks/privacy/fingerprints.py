@@ -28,7 +28,7 @@ from torch.nn import functional as F
 
 from onea.data.decode import fit, read_image
 from onea.data.image_files import map_threaded
-from onea.model.learning.fingerprints import copies, fingerprints, same_photos
+from onea.model.learning.fingerprints import fingerprints, match_in_blocks, same_photos
 from onea.model.learning.images import find_images
 
 FIELDS = ("what", "photos", "value")
@@ -146,7 +146,7 @@ def main() -> None:
         print(name, count, round(value, 4), flush=True)
     rows += found(args.data[1], pairs[1][0])
     prints = torch.cat([one for one, _ in pairs])
-    taken = sum(int(same.tril(part.start - 1).sum()) for part, same in copies(prints, prints))
+    taken = sum(int(same.tril(part.start - 1).sum()) for part, same in match_in_blocks(prints, prints))
     rows.append(("pairs of photos that match", len(prints), float(taken)))
     with args.out.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")

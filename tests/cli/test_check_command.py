@@ -59,7 +59,7 @@ def test_a_model_alone_is_checked_without_photos_or_pictures(onea, shop):
 def test_a_model_that_has_forgotten_everything_is_not_checked(onea, shop):
     assert onea("forget", str(shop), *(f"class{row:02d}" for row in range(4)))[0] == 0
     code, _, err = onea("check", str(shop))
-    assert (code, err) == (2, "onea: The model knows no class yet; teach it some first.\n")
+    assert (code, err) == (2, "onea: The model has no classes yet; teach it some first.\n")
 
 
 def test_unreadable_photos_stop_a_check_or_are_left_out(onea, shop, tiny_images):

@@ -17,7 +17,7 @@ from support.models import class_folders, tiny_model
 
 from onea import load as onea_load
 from onea.cli.model_display import print_learned
-from onea.model.sentences import held_out_share
+from onea.model.reports import format_accuracy
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def test_an_evaluation_for_programs(onea, shop, tiny_images):
     assert "left out" in err
     assert "cut.png" in err
     told = json.loads(out)
-    assert [one["class"] for one in told["never_taught"]] == ["class03", "class04", "class05"]
+    assert [one["class"] for one in told["untaught_classes"]] == ["class03", "class04", "class05"]
     assert sum(one["images"] for one in told["classes"]) == told["images"] == 9
     assert told["accuracy"] == sum(one["correct"] for one in told["classes"]) / 9
     assert told["accuracy"] + told["wrong"] + told["unknown"] == pytest.approx(1)
@@ -109,7 +109,7 @@ def test_two_classes_can_become_one(onea, shop, tiny_images):
     answers = [json.loads(line) for line in onea("predict", "shop.onea", str(tiny_images), "--json")[1].splitlines()]
     assert {one["class"] for line in answers for one in line["top"]} == {"class01", "class02"}
     assert onea("rename", "shop.onea", "class01", "class01", "--merge")[0] == 2
-    assert "undid version 2 (joined class00 to class01)" in onea("undo", "shop.onea")[1]
+    assert "undid version 2 (merged class00 into class01)" in onea("undo", "shop.onea")[1]
     assert json.loads(onea("classes", "shop.onea", "--json")[1])["count"] == 3
 
 
@@ -205,7 +205,7 @@ def test_80_columns_hold_a_table_without_broken_words(onea, shop, tiny_images, m
     if "history" in words:
         [update] = json.loads(onea("history", "shop.onea", "--json")[1])["updates"]
         wanted = [update["date"][:10], "held-out", "seconds"]
-        assert held_out_share(update) in out
+        assert format_accuracy(update) in out
     for word in wanted:
         assert any(word in one for one in told), f"{word} is broken in\n{out}"
 

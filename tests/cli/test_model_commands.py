@@ -339,7 +339,7 @@ def test_folders_of_class_folders_are_told(onea, tiny_vit, tiny_images):
     assert told in out.splitlines()
     assert told in onea("evaluate", "shop.onea", "week")[1].splitlines()
     assert told in onea("check", "shop.onea", "week")[2]
-    assert json.loads(onea("evaluate", "shop.onea", "week", "--json")[1])["groups"] == ["monday", "tuesday"]
+    assert json.loads(onea("evaluate", "shop.onea", "week", "--json")[1])["group_folders"] == ["monday", "tuesday"]
 
 
 @pytest.mark.parametrize("name", ["T-shirt/top", "..", "aux", "苹果" * 50, ".hidden"])
@@ -377,12 +377,12 @@ def test_teach_a_background(onea, shop, days, tiny_images):
 def clear_photos(model: str, taught: Path, folder: Path) -> None:
     """A folder of photos that were taught and that the model clearly knows again."""
     from onea.model.estimator import load
-    from onea.model.learning.background import like_known
+    from onea.model.learning.background import clearly_known
 
     current = load(model, threads=1).snapshot()
     batch = current.read(taught)
     folder.mkdir()
-    for row in like_known(current, current.engine.features(batch.pixels, current.adapters)):
+    for row in clearly_known(current, current.engine.features(batch.pixels, current.adapters)):
         (folder / f"{row}.png").symlink_to(batch.names[row])
 
 
@@ -408,7 +408,7 @@ def test_a_background_of_known_photos_is_named(onea, tiny_vit, tiny_images):
             "nowhere does not exist; give a folder with images of none",
         ),
         (["teach", "shop.onea", "--background", "shop.onea/states"], "no images below"),
-        (["teach", "nowhere.onea", "--background", "photos"], "knows no class yet"),
+        (["teach", "nowhere.onea", "--background", "photos"], "has no classes yet"),
         (["teach", "shop.onea", "nowhere"], "nowhere does not exist"),
         (["teach", "shop.onea", "photos", "--epochs", "9"], "leave out --epochs"),
         (["teach", "shop.onea", "photos", "--on-bad", "x"], "choose fail or skip"),
@@ -424,7 +424,7 @@ def test_a_background_of_known_photos_is_named(onea, tiny_vit, tiny_images):
         (["predict", "shop.onea", "photos", "--json", "--csv"], "exclude each other"),
         (["predict", "shop.onea", "photos", "--top", "0"], "at least one"),
         (["predict", "shop.onea", "photos", "--unknown", "0.6"], "between 0 (never) and 0.5"),
-        (["predict", "shop.onea", "photos", "--unknown", "0.0001"], "too few to promise"),
+        (["predict", "shop.onea", "photos", "--unknown", "0.0001"], "too few to guarantee"),
         (["predict", "nowhere.onea", "photos"], "does not exist"),
         (["evaluate", "shop.onea", "photos", "--unknown", "0.2", "--unknown", "0.3"], "one number and one folder"),
         (["evaluate", "shop.onea", "photos", "--unknown", "0.7"], "between 0 (never) and 0.5"),
@@ -523,7 +523,7 @@ def foreign(shop) -> Path:
     file = shop / "states/000001/state.json"
     state = json.loads(file.read_text())
     state["classes"] = list(HOSTILE[:3])
-    state["merged"] = dict.fromkeys(HOSTILE[:3], 5)
+    state["adapter_images"] = dict.fromkeys(HOSTILE[:3], 5)
     state["updates"][0]["classes"] = list(HOSTILE[:3])
     state["updates"][0]["name"] = "".join(HOSTILE)
     file.write_bytes(resealed(state))
@@ -595,8 +595,8 @@ def test_photos_that_were_taught_before_are_told(onea, tiny_vit, tiny_images):
     Path("more/class00/notes.txt").write_text("from Monday")
     code, out, err = onea("teach", "all.onea", "more", "--threads", "1")
     assert code == 0, err
-    assert "6 of 10 photos were seen before and count once" in out
-    assert "1 photo has two class names (1.png: 'class00' and 'class01'); if one is wrong, undo" in out
-    assert "2 files left out (no photo, or in no class folder): notes.txt, notes.txt" in out
+    assert "repeated photos, counted once: 6 of 10" in out
+    assert "photos with two class names: 1 (1.png: 'class00' and 'class01'); undo if one is wrong" in out
+    assert "files ignored (no image, or outside the class folders): 2 (notes.txt, notes.txt)" in out
     told = json.loads(onea("evaluate", "all.onea", "more", "--json")[1])
-    assert (told["taught_before"], len(told["left_out"])) == (10, 2), "a program is told as well as a person"
+    assert (told["taught_images"], len(told["ignored_files"])) == (10, 2), "a program is told as well as a person"

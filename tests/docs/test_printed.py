@@ -19,7 +19,7 @@ _MISTAKE = re.compile(r"^(\S+) +(\S+) +(\d+)$", re.M)
 _TOTAL = re.compile(
     (
         r"^([\d.]+ % correct, [\d.]+ % wrong, [\d.]+ % unknown) of ([\d,]+) images \(version \d\); accuracy (\d+) to "
-        r"(\d+) %, 19 times out of 20; mean accuracy of the classes (\d+\.\d) %$"
+        r"(\d+) % \(95 % confidence interval\); mean accuracy of the classes (\d+\.\d) %$"
     ).replace(" ", r"\s+"),
     re.M,
 )
@@ -71,7 +71,7 @@ def test_the_grocery_shop_is_the_one_of_the_file() -> None:
         assert (int(images), int(wrong), int(unknown)) == (one.images, one.wrong, one.unknown)
         assert share == f"{100 * one.accuracy:.1f}"
     mistakes = [(a, b, int(n)) for a, b, n in _MISTAKE.findall(text.partition("is                taken for")[2])]
-    assert mistakes == [(one["class"], one["taken_for"], one["images"]) for one in EXAMPLE["confusions"][:10]]
+    assert mistakes == [(one["class"], one["predicted"], one["images"]) for one in EXAMPLE["confusions"][:10]]
     assert_total(text, list(known.values()))
 
 
@@ -88,7 +88,9 @@ def test_the_history_is_the_one_of_the_file() -> None:
 
 @pytest.mark.parametrize("name", ["index.md", "grocery.md"])
 def test_held_out_figures_have_their_intervals(name: str) -> None:
-    found = re.findall(r"(\d+\.\d) % of (\d+) held-out images \((\d+) to (\d+) %, 19 times out of 20\)", page(name))
+    found = re.findall(
+        r"(\d+\.\d) % of (\d+) (?:held-out )?images \(95 % confidence interval (\d+) to (\d+) %\)", page(name)
+    )
     assert found
     for share, images, low, high in found:
         right = round(float(share) * int(images) / 100)

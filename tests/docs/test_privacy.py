@@ -170,7 +170,7 @@ def test_the_tensors_are_those_of_the_page(saved):
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors_of(saved, 4).items()}
     side = state_of(saved, 4)["preprocess"]["side"]
     assert all(shape[-2:] != (side, side) for shape in shapes.values())
-    assert shapes["margins"][1] == shapes["hidden"][1] == 5
+    assert shapes["held_out_signals"][1] == shapes["left_out_signals"][1] == 5
 
 
 def test_the_history_has_names_and_numbers(saved, tiny_vit, tiny_images, onea):
@@ -200,7 +200,7 @@ def test_a_copy_tells_what_was_taught(taught, tiny_images):
 
     state = taught.snapshot().state
     read = read_unlabelled([tiny_images / "train/class02/3.png"], taught.snapshot().side)
-    assert state.taught_as(fingerprints(read.pixels)) == {0: "class02"}
+    assert state.find_taught(fingerprints(read.pixels)) == {0: "class02"}
 
 
 def test_statistics_of_two_photos_are_their_features(tiny_vit, tiny_images, tmp_path):
@@ -222,7 +222,11 @@ def test_forgetting_removes_this_and_no_more(saved):
     after = tensors_of(saved, 5)
     for name in ("prototypes", "counts", "factors", "cut"):
         assert len(after[name]) == len(before[name]) - 1
-    for rows, values in (("fingerprint_rows", "fingerprints"), ("held_rows", "held"), ("margin_rows", "margins")):
+    for rows, values in (
+        ("fingerprint_rows", "fingerprints"),
+        ("held_out_rows", "held_out_features"),
+        ("held_out_signal_rows", "held_out_signals"),
+    ):
         gone = int((before[rows] == row).sum())
         assert gone > 0
         assert len(after[values]) == len(after[rows]) == len(before[values]) - gone

@@ -15,7 +15,7 @@ import onea
 
 LISTED = re.findall(r"^::: (\S+)$", (ROOT / "docs/api.md").read_text("utf-8"), re.M)
 # With a repository of one's own on the Hub, or for those who write the model folder.
-NOT_RUN = {"push_to_hub", "from_pretrained", "restore", "state", "grew_from"}
+NOT_RUN = {"push_to_hub", "from_pretrained", "restore", "state", "is_based_on"}
 
 
 def thing(name: str) -> Any:

@@ -18,10 +18,10 @@ from torch.nn import functional as F
 from onea.classifiers.statistics import ClassStatistics
 from onea.classifiers.validation import leave_folds_out
 from onea.model import calibration
-from onea.model.calibration import ENOUGH, _as_if_unseen, _as_of_now, calibrated
-from onea.model.learning.series import series
-from onea.model.learning.update_images import FEW, held_out_rows
-from onea.model.state import statistics_for
+from onea.model.calibration import MIN_IMAGES, _correct_for_training, _follow_drift, calibrate
+from onea.model.learning.series import find_series
+from onea.model.learning.update_images import MIN_TO_HOLD_OUT, held_out_rows
+from onea.model.state import empty_statistics
 from onea.vit.heads import cosine_scores
 
 
@@ -48,7 +48,7 @@ def drawn(counts: list[int], seed: int) -> tuple[torch.Tensor, list[str], torch.
 
 def groups(features: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """What an update holds out together."""
-    return series(features, labels, ClassStatistics.empty(features.shape[1]))
+    return find_series(features, labels, ClassStatistics.empty(features.shape[1]))
 
 
 @given(counts=st.lists(st.integers(2, 60), min_size=1, max_size=8), share=st.floats(0, 0.5), seed=st.integers(0, 99))
@@ -59,7 +59,7 @@ def test_every_class_keeps_two_images_to_learn_from(counts, share, seed):
     assert len(held.unique()) == len(held)
     taken = torch.bincount(labels[held], minlength=len(counts))
     for count, out in zip(counts, taken.tolist(), strict=True):
-        if share > 0 and count >= FEW:
+        if share > 0 and count >= MIN_TO_HOLD_OUT:
             assert 1 <= out <= min(2 * max(1, round(share * count)), count - 2)
         else:
             assert out == 0
@@ -107,7 +107,7 @@ def test_known_images_fall_below_the_threshold_as_often_as_stated(rate, seed):
     rng = np.random.default_rng(seed)
     known = torch.from_numpy(rng.normal(size=2000))
     fresh = torch.from_numpy(rng.normal(size=20_000))
-    below = float((fresh < calibration.threshold(known, rate)).double().mean())
+    below = float((fresh < calibration.fit_threshold(known, rate)).double().mean())
     assert below == pytest.approx(rate, abs=0.05)
 
 
@@ -142,7 +142,7 @@ def test_photos_of_another_day_are_unknown_about_as_often_as_stated():
         means = torch.stack([features[rest & (labels == c)].mean(0) for c in range(200)])
         near = cosine_scores(features[held], means).amax(1)
         found = cosine_scores(fresh, means).amax(1)
-        rate[how] = float((found < calibration.threshold(near, 0.1)).double().mean())
+        rate[how] = float((found < calibration.fit_threshold(near, 0.1)).double().mean())
     assert rate["series"] == pytest.approx(0.1, abs=0.05)
     assert rate["random"] > rate["series"] + 0.1
 
@@ -158,7 +158,7 @@ def many(tmp_path_factory):
 def test_fresh_known_images_are_answered_unknown_about_as_often_as_stated(tiny_vit, many, rate):
     """The threshold comes from some images and is tried on others, so the share varies as both numbers allow."""
     model = tiny_model(tiny_vit, unknown=rate, held_out=0.3).learn(many / "train")
-    told, asked = len(model.snapshot().state.margins), 360
+    told, asked = len(model.snapshot().state.held_out_signals), 360
     deviation = math.sqrt(rate * (1 - rate) * (1 / told + 1 / asked))
     assert rate / 4 < (model.predict(many / "test") == "unknown").mean() < rate + 3 * deviation
 
@@ -188,11 +188,11 @@ def test_probabilities_are_calibrated(tiny_vit, many):
 
 def test_where_photos_come_in_series_a_quarter_of_the_class_is_missing(tiny_vit, many):
     state = tiny_model(tiny_vit).learn(many / "train").snapshot().state
-    blank = dataclasses.replace(state, temperature=calibration.PRIOR_TEMPERATURE, calibrated_on=0)
+    blank = dataclasses.replace(state, temperature=calibration.PRIOR_TEMPERATURE, calibration_images=0)
     rows = torch.arange(len(state.classes)).repeat_interleave(20)
     noise = torch.randn(len(rows), state.statistics.width, generator=torch.Generator().manual_seed(3))
     views = (state.statistics.means[rows] + state.statistics.means.std() * noise)[None]
-    nothing = statistics_for(state.readout, state.statistics.width).pad_to(len(state.classes))
+    nothing = empty_statistics(state.readout, state.statistics.width).pad_to(len(state.classes))
     honest = torch.zeros(len(rows), dtype=torch.bool)
 
     def fitted(groups: torch.Tensor, folds: int) -> float:
@@ -204,7 +204,7 @@ def test_where_photos_come_in_series_a_quarter_of_the_class_is_missing(tiny_vit,
     alone, pairs = torch.arange(len(rows)), torch.arange(len(rows)) // 2
     assert fitted(pairs, 4) != fitted(pairs, 10)
     for groups, folds in ((alone, 10), (pairs, 4)):
-        found, _ = calibrated(blank, nothing, views, rows, groups, honest)
+        found, _ = calibrate(blank, nothing, views, rows, groups, honest)
         assert found.temperature == pytest.approx(fitted(groups, folds))
 
 
@@ -215,24 +215,26 @@ def signals_at(middle: float, count: int, seed: int) -> torch.Tensor:
 def test_what_was_measured_earlier_changes_as_what_is_watched():
     """Classes that came since make known images less clear; images of earlier updates are gone, but for some."""
     margins, then = signals_at(-1.0, 200, 1), signals_at(0.0, 400, 2)
-    moved = _as_of_now(margins, then, 0.5 * then - 3.0)
+    moved = _follow_drift(margins, then, 0.5 * then - 3.0)
     torch.testing.assert_close(moved, 0.5 * margins - 3.0, rtol=0.05, atol=0.1)
     assert torch.equal(moved.argsort(0), margins.argsort(0)), "their order stays"
-    assert torch.equal(_as_of_now(margins, then[: ENOUGH - 1], then[: ENOUGH - 1] - 3.0), margins), "too few to tell"
+    assert torch.equal(_follow_drift(margins, then[: MIN_IMAGES - 1], then[: MIN_IMAGES - 1] - 3.0), margins), (
+        "too few to tell"
+    )
 
 
 def test_images_trained_on_become_as_unfamiliar_as_those_held_out():
     trained, unseen = signals_at(1.0, 1000, 3), signals_at(0.0, 40, 4)
     signals, honest = torch.cat([trained, unseen]), torch.arange(1040) >= 1000
     alone, each = torch.zeros(1040, dtype=torch.int64), torch.arange(1040)
-    moved = _as_if_unseen(signals, alone, each, honest)
+    moved = _correct_for_training(signals, alone, each, honest)
     assert torch.equal(moved[honest], unseen)
     torch.testing.assert_close(moved[~honest].mean(0), unseen.mean(0), rtol=1e-4, atol=1e-4)
-    raised = _as_if_unseen(torch.cat([trained - 9, unseen]), alone, each, honest)
+    raised = _correct_for_training(torch.cat([trained - 9, unseen]), alone, each, honest)
     assert torch.equal(raised[~honest], trained - 9), "nothing becomes more familiar"
-    series = _as_if_unseen(signals, alone, each // 4, honest)
-    half = _as_if_unseen(signals, alone, torch.where(each % 2 == 0, each, 2000), honest)
+    series = _correct_for_training(signals, alone, each // 4, honest)
+    half = _correct_for_training(signals, alone, torch.where(each % 2 == 0, each, 2000), honest)
     assert (series < half).all(), "where images come in series, some are missed"
     assert (half < moved).all()
     nobody = torch.zeros_like(honest)
-    assert torch.equal(_as_if_unseen(signals, alone, each // 4, nobody), signals), "nothing was trained"
+    assert torch.equal(_correct_for_training(signals, alone, each // 4, nobody), signals), "nothing was trained"

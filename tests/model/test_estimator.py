@@ -233,7 +233,7 @@ def test_a_taught_model_keeps_what_it_is_made_of(taught):
 def test_a_model_that_has_forgotten_all_says_so(tiny_vit, tiny_images):
     model = tiny_model(tiny_vit).learn(tiny_images / "train")
     model.forget(*model.classes_)
-    with pytest.raises(OneaError, match=r"^The model knows no class yet; teach it some first\.$"):
+    with pytest.raises(OneaError, match=r"^The model has no classes yet; teach it some first\.$"):
         model.forget("class00")
 
 

@@ -46,7 +46,7 @@ def test_the_graph_is_the_model(model, thousand):
     np.testing.assert_allclose(probabilities.detach().numpy(), model.predict_proba(thousand), atol=1e-4)
     answers = model.answers(thousand)
     np.testing.assert_allclose(none.detach().numpy(), [answer.none for answer in answers], atol=1e-4)
-    margins = model.judge(thousand).familiarity
+    margins = model.compute_scores(thousand).familiarity
     clear = (margins - model.threshold).abs() > 1e-4  # nearer to the threshold, rounding decides
     assert clear.float().mean() > 0.9
     assert torch.equal((none > 0.5)[clear], (margins < model.threshold)[clear])

@@ -110,7 +110,7 @@ def test_many_questions_show_a_bar_and_a_few_do_not(model, monkeypatch, how):
     assert screen.getvalue() == ""
     assert len(getattr(model, how)(MANY_IMAGES)) == len(MANY_IMAGES)
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
-    assert "reading images" in plain or "looking at images" in plain or "answered" in plain
+    assert "reading images" in plain or "computing features" in plain or "answered" in plain
     assert re.search(r"left: (-|\d+):", plain)
 
 
@@ -143,7 +143,7 @@ def test_every_image_of_a_question_is_counted_twice(model):
             self.done[self.text] += images
 
     model.snapshot().answers(MANY_IMAGES, progress=Counting())
-    assert Counting.done == {"reading images": 0, "looking at images": 0}
+    assert Counting.done == {"reading images": 0, "computing features": 0}
 
 
 def test_a_bar_is_not_part_of_a_saved_model(model, tmp_path):
@@ -227,7 +227,7 @@ def test_messages_name_arguments_and_not_flags(model, files, tmp_path, tiny_vit)
 def test_features_are_those_that_classes_are_told_by(model, files):
     features = model.transform(files)
     assert (features.shape, features.dtype) == ((18, model.snapshot().engine.vit.width), np.float32)
-    alike = model.snapshot().judge(files).scores.numpy()
+    alike = model.snapshot().compute_scores(files).scores.numpy()
     np.testing.assert_array_equal(model.snapshot().scorer(torch.from_numpy(features)).numpy(), alike)
 
 
@@ -243,7 +243,7 @@ def test_an_evaluation_tells_every_class(model, files):
     found = model.evaluate(files, np.repeat(["plum", "fig", "date"], 6))  # the third was never taught
     assert {*found.by_class} == {"plum", "fig", "date"}
     assert found.by_class["plum"].images == 6
-    assert found.never_taught == ("date",)
+    assert found.untaught_classes == ("date",)
     assert found.images == 12, "a class that was never taught can be neither correct nor wrong"
     correct = sum(found.by_class[name].correct for name in ("plum", "fig"))
     assert found.accuracy == correct / 12
@@ -252,6 +252,6 @@ def test_an_evaluation_tells_every_class(model, files):
     told = found.as_json()
     low, high = told["accuracy_interval"]
     assert 0 <= low <= found.accuracy <= high <= 1
-    assert f"accuracy {100 * low:.0f} to {100 * high:.0f} %, 19 times out of 20" in str(found)
-    assert [one["class"] for one in told["never_taught"]] == ["date"]
+    assert f"accuracy {100 * low:.0f} to {100 * high:.0f} % (95 % confidence interval)" in str(found)
+    assert [one["class"] for one in told["untaught_classes"]] == ["date"]
     assert {one["class"] for one in told["classes"]} == {"plum", "fig"}

@@ -17,16 +17,16 @@ from onea.classifiers import make_classifier
 from onea.classifiers.validation import cross_validated_scores
 from onea.cli.model_display import print_history
 from onea.metrics import wilson_interval
-from onea.model.held_out import LEAST_OF_CLASS, MOST_OF_CLASS, HeldOut, measure
+from onea.model.held_out import MAX_PER_CLASS, MIN_PER_CLASS, HeldOutImages, evaluate_held_out
 from onea.model.learning.fingerprints import WORDS
-from onea.model.sentences import held_out_sentences, held_out_share, told
+from onea.model.reports import accuracy_lines, format_accuracy, report_lines
 from onea.model.storage.card import history_row
 
 NAMES = tuple(f"class{number:02d}" for number in range(6))
 
 
 def held_out(features, rows):
-    return HeldOut(features, rows, torch.zeros(len(rows), WORDS, dtype=torch.int64))
+    return HeldOutImages(features, rows, torch.zeros(len(rows), WORDS, dtype=torch.int64))
 
 
 NOBODY = held_out(torch.empty(0, 1, 1), torch.empty(0, dtype=torch.int64))
@@ -62,23 +62,23 @@ def test_an_image_is_not_compared_with_itself(readout):
     classifier = make_classifier(readout)
     empty = make_classifier("rgda").statistics(64)
     known = empty.add(features[:, 0], rows)
-    found = measure(classifier, known, held_out(features[:40], rows[:40]))
+    found = evaluate_held_out(classifier, known, held_out(features[:40], rows[:40]))
     assert (found.images, found.classes) == (40, 4)
-    assert found.right / found.images < 0.6  # a quarter is chance; five deviations are 0.34
+    assert found.correct / found.images < 0.6  # a quarter is chance; five deviations are 0.34
     again = (classifier.fit(known)(features[:, 0]).argmax(1) == rows).float().mean()
     assert again > 0.7
 
 
 def test_so_many_are_kept_of_each_class_the_newest():
     features, rows = torch.arange(300.0)[:, None, None], torch.arange(300) % 100
-    kept = held_out(features[:200], rows[:200]).behind(held_out(features[200:], rows[200:]))
+    kept = held_out(features[:200], rows[:200]).with_newer(held_out(features[200:], rows[200:]))
     assert len(kept.rows) == 300  # three of each of 100 classes
     assert set(kept.rows.tolist()) == set(range(100))
-    many = NOBODY.behind(held_out(features, torch.zeros(300, dtype=torch.int64)))
-    assert many.features.flatten().tolist() == list(range(MOST_OF_CLASS))
+    many = NOBODY.with_newer(held_out(features, torch.zeros(300, dtype=torch.int64)))
+    assert many.features.flatten().tolist() == list(range(MAX_PER_CLASS))
     assert not many.rows.any()
-    crowded = NOBODY.behind(held_out(torch.zeros(2000, 1, 1), torch.arange(2000) % 200))
-    assert torch.bincount(crowded.rows).max() == LEAST_OF_CLASS
+    crowded = NOBODY.with_newer(held_out(torch.zeros(2000, 1, 1), torch.arange(2000) % 200))
+    assert torch.bincount(crowded.rows).max() == MIN_PER_CLASS
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +107,7 @@ def test_a_share_of_few_images_is_no_figure(model):
             assert update[f"{name}_accuracy"] is update[f"{name}_interval"] is None
         assert update["cross_validated_images"] == 12
         assert history_row(update)[6:8] == ("", "")
-        assert not any("%" in sentence for sentence in told(update))
+        assert not any("%" in sentence for sentence in report_lines(update))
 
 
 def all_photos(images):
@@ -128,7 +128,7 @@ def test_twenty_images_are_a_figure(tiny_vit, tiny_images):
         low, high = update[f"{name}_interval"]
         assert 0 <= low <= update[f"{name}_accuracy"] <= high <= 1
     assert "of 24 (" in history_row(update)[6]
-    assert "of 24 held-out images" in told(update)[0]
+    assert "of 24 images" in report_lines(update)[0]
 
 
 def test_where_few_are_held_out_those_that_were_taught_are_left_out_in_turn(tiny_vit, tiny_images):
@@ -136,11 +136,11 @@ def test_where_few_are_held_out_those_that_were_taught_are_left_out_in_turn(tiny
     model = taught(tiny_model(tiny_vit, views=1, epochs=1, single_class="skip"), tiny_images, NAMES[:3])
     update, state = model.history[-1], model.snapshot().state
     assert (update["held_out"], update["held_out_accuracy"], update["cross_validated_images"]) == (3, None, 27)
-    sentence = told(update)[0]
+    sentence = report_lines(update)[0]
     assert sentence.startswith(
-        f"cross-validated: {100 * update['cross_validated_accuracy']:.1f} % of 27 taught images ("
+        f"cross-validated accuracy {100 * update['cross_validated_accuracy']:.1f} % of 27 images ("
     )
-    assert ("by an adapter that was trained on them" in sentence) == update["trained"]
+    assert ("with an adapter trained on them" in sentence) == update["trained"]
     files = [file for files in all_photos(tiny_images) for name in NAMES[:3] for file in files[name]]
     rows = torch.tensor([NAMES.index(file.parent.name) for file in files])
     features = torch.from_numpy(model.transform(files))
@@ -155,13 +155,13 @@ def test_teaching_everything_again_tells_what_it_gained(tiny_vit, tiny_images):
     model = taught(tiny_model(tiny_vit, held_out=0.5), tiny_images)
     before = model.snapshot().state
     again, state = taught(model, tiny_images).history[-1], model.snapshot().state
-    assert (again["seen"], again["trained"], again["overall_images"]) == (54, True, 24)
-    assert torch.equal(state.held_prints, before.held_prints)
+    assert (again["repeated"], again["trained"], again["overall_images"]) == (54, True, 24)
+    assert torch.equal(state.held_out_fingerprints, before.held_out_fingerprints)
     assert again["overall_before"] == model.history[0]["overall_accuracy"]
-    sentence = told(again)[0]
-    assert f"; {100 * again['overall_before']:.1f} % before this update" in sentence
+    sentence = report_lines(again)[0]
+    assert f"; before this update {100 * again['overall_before']:.1f} %" in sentence
     gained = again["overall_accuracy"] > again["overall_before"]
-    assert ("it gained nothing, and undo takes it back" in sentence) == (not gained)
+    assert ("no improvement, undo restores the earlier version" in sentence) == (not gained)
 
 
 def test_teaching_few_photos_again_tells_it_by_cross_validation(tiny_vit, tiny_images):
@@ -169,15 +169,15 @@ def test_teaching_few_photos_again_tells_it_by_cross_validation(tiny_vit, tiny_i
     again = taught(model, tiny_images, NAMES[:3]).history[-1]
     assert (again["trained"], again["overall_before"], again["cross_validated_images"]) == (True, None, 27)
     assert again["cross_validated_before"] is not None
-    assert "% before this update" in told(again)[0]
+    assert "before this update" in report_lines(again)[0]
 
 
 def test_what_gained_nothing_is_said():
     update = {"held_out": 0, "held_out_accuracy": None, "known": 40, "overall_accuracy": 0.75, "overall_images": 200}
     again = {"overall_classes": 40, "trained": True}
-    better, worse = (held_out_sentences(update | again | {"overall_before": share})[0] for share in (0.7, 0.75))
-    assert better.endswith("correct, of all 40 classes; 70.0 % before this update")
-    assert worse.endswith("75.0 % before this update: it gained nothing, and undo takes it back")
+    better, worse = (accuracy_lines(update | again | {"overall_before": share})[0] for share in (0.7, 0.75))
+    assert better.endswith(", of all 40 classes; before this update 70.0 %")
+    assert worse.endswith("before this update 75.0 %; no improvement, undo restores the earlier version")
 
 
 def test_few_photos_of_a_class_are_told(tiny_vit, tiny_images):
@@ -185,21 +185,21 @@ def test_few_photos_of_a_class_are_told(tiny_vit, tiny_images):
     model = tiny_model(tiny_vit).learn([*files["class00"][:2], *files["class01"][:3]], ["kiwi"] * 2 + ["lemon"] * 3)
     update = model.history[-1]
     assert (update["few_photos"], update["fewest"]) == (2, {"kiwi": 2, "lemon": 3})
-    assert told(update) == ["few photos: 'kiwi' (2) and 'lemon' (3); 10 or more of a class are advisable"]
+    assert report_lines(update) == ["few photos: 'kiwi' (2) and 'lemon' (3); 10 or more of a class are advisable"]
 
 
 def test_it_is_said_with_how_many_and_how_sure():
     update = {"held_out": 29, "held_out_accuracy": 1.0, "known": 40}
-    assert held_out_share(update) == "100.0 % of 29 (88 to 100)"
-    assert held_out_sentences(update) == [
-        "100.0 % of 29 held-out images (88 to 100 %, 19 times out of 20) correct, among all 40 classes"
+    assert format_accuracy(update) == "100.0 % of 29 (88 to 100)"
+    assert accuracy_lines(update) == [
+        "held-out accuracy 100.0 % of 29 images (95 % confidence interval 88 to 100 %), among 40 classes"
     ]
     overall = update | {"overall_accuracy": 0.75, "overall_images": 200, "overall_classes": 38}
-    assert held_out_sentences(overall)[1] == (
-        "overall: 75.0 % of 200 held-out images (69 to 80 %, 19 times out of 20) correct, of 38 of 40 classes"
+    assert accuracy_lines(overall)[1] == (
+        "overall accuracy 75.0 % of 200 held-out images (95 % confidence interval 69 to 80 %), of 38 of 40 classes"
     )
-    assert held_out_sentences({"held_out": 0, "held_out_accuracy": None, "known": 3}) == []
-    assert held_out_sentences(update | {"known": 1})[0].endswith("correct, among 1 class")
+    assert accuracy_lines({"held_out": 0, "held_out_accuracy": None, "known": 3}) == []
+    assert accuracy_lines(update | {"known": 1})[0].endswith("among 1 class")
 
 
 def test_the_overall_figure_is_that_of_the_version_that_was_measured():
@@ -216,17 +216,17 @@ def test_the_overall_figure_is_that_of_the_version_that_was_measured():
     gone = {"version": 2, "kind": "forget", "date": "2026-01-01", "classes": ["a"], "known": 1}
     console = Console(width=200, file=io.StringIO())
     print_history(console, [learned | figures | overall, gone], (1, 2))
-    assert " correct, of all 2 classes of version 1\n" in console.file.getvalue(), "not of those known now"
+    assert "), of all 2 classes of version 1\n" in console.file.getvalue(), "not of those known now"
 
 
 def test_it_is_kept_forgotten_and_undone(model, tmp_path):
     loaded = onea.load(model.save(tmp_path / "m.onea"), threads=1, precision="fp32")
     before = loaded.snapshot().state
-    assert before.held.shape == (6, 2, 64)
-    assert torch.equal(before.held, model.snapshot().state.held)
+    assert before.held_out_features.shape == (6, 2, 64)
+    assert torch.equal(before.held_out_features, model.snapshot().state.held_out_features)
     loaded.forget("class03", "class00")
-    assert len(loaded.snapshot().state.held) == 4
-    assert loaded.snapshot().state.held_rows.sort().values.tolist() == [0, 1, 2, 3]
-    assert torch.equal(loaded.undo().snapshot().state.held, before.held)
+    assert len(loaded.snapshot().state.held_out_features) == 4
+    assert loaded.snapshot().state.held_out_rows.sort().values.tolist() == [0, 1, 2, 3]
+    assert torch.equal(loaded.undo().snapshot().state.held_out_features, before.held_out_features)
     card = (tmp_path / "m.onea/README.md").read_text("utf-8")
     assert "held-out accuracy | overall |" in card

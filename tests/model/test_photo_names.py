@@ -40,10 +40,10 @@ def test_a_saved_model_has_no_name_of_a_photo(tiny_vit, folder, tmp_path):
     report = model.last_report
     assert [Path(one.image).name for one in report.conflicts] == ["second-copy.png"]
     assert ["broken-scan" in line for line in report.skipped] == [True]
-    assert {Path(file).name for file in report.left_out} == {"diary.txt", "loose-portrait.png"}
-    assert [Path(group).name for group in report.groups] == ["holiday-at-home"]
+    assert {Path(file).name for file in report.ignored_files} == {"diary.txt", "loose-portrait.png"}
+    assert [Path(group).name for group in report.group_folders] == ["holiday-at-home"]
     update = model.history[-1]
-    assert [update[what] for what in ("skipped", "two_names", "left_out", "groups")] == [1, 1, 2, 1]
+    assert [update[what] for what in ("skipped", "conflicts", "ignored_files", "group_folders")] == [1, 1, 2, 1]
     saved = model.save(tmp_path / "shop.onea")
     model.learn_background([png(colour=(0, 90, 20)), folder / "holiday-at-home/class00/broken-scan.png"], on_bad="skip")
     assert "broken-scan" in model.last_report.skipped[0]
@@ -74,5 +74,5 @@ def test_the_history_of_a_service_tells_nobody_which_photos_there_were(shop, tin
         for address in ("/history", "/classes", "/check", "/metrics", "/healthz"):
             told = client.get(address).text
             assert not [name for name in PRIVATE if name in told], address
-        assert client.get("/history").json()["updates"][1]["two_names"] == 1
+        assert client.get("/history").json()["updates"][1]["conflicts"] == 1
     assert names_in(shop) == set()

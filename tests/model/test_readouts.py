@@ -12,12 +12,12 @@ from support.models import class_folders, tiny_model
 import onea
 from onea.classifiers.familiarity import NUM_SIGNALS
 from onea.errors import OneaError
-from onea.model.calibration import most_margins
+from onea.model.calibration import max_signals_per_class
 from onea.model.export import Graph
 from onea.model.learning import update as learning
-from onea.model.learning.background import MOST_FEATURES
+from onea.model.learning.background import MAX_FEATURES
 from onea.model.parameters import Parameters
-from onea.model.state import READOUTS, statistics_for
+from onea.model.state import READOUTS, empty_statistics
 
 
 @pytest.fixture(params=READOUTS)
@@ -68,7 +68,7 @@ def test_all_classes_can_be_forgotten_and_taught_again(readout, files, tiny_vit)
     model = tiny_model(tiny_vit, readout=readout)
     teach(model, files, "class00", "class01")
     model.forget("class00", "class01")
-    with pytest.raises(OneaError, match="knows no class yet"):
+    with pytest.raises(OneaError, match="has no classes yet"):
         model.predict(files["class00"])
     teach(model, files, "class00", "class01")
     assert model.score(files["class00"], ["class00"] * len(files["class00"])) > 0.5
@@ -152,7 +152,7 @@ def test_an_adapter_that_answers_worse_is_not_kept(files, tiny_vit, monkeypatch)
     (update,) = model.history
     assert (update["trained"], update["epochs"] > 0) == (False, True)
     state = model.snapshot().state
-    assert state.merged == {}
+    assert state.adapter_images == {}
     assert not any(value.any() for name, value in state.adapter.items() if "up.weight" in name), "as it began"
     known = [file for name in names[:4] for file in files[name]]
     assert model.score(known, [file.parent.name for file in known]) > 0.5
@@ -160,13 +160,15 @@ def test_an_adapter_that_answers_worse_is_not_kept(files, tiny_vit, monkeypatch)
 
 def test_a_large_model_with_all_its_versions_stays_small():
     """200 classes on a ViT-B: the sizes of all tensors of a version, six of which a folder holds."""
-    statistics = statistics_for("rgda", 768).pad_to(200).state_dict()
+    statistics = empty_statistics("rgda", 768).pad_to(200).state_dict()
     bytes_of = {
         name: value.numel() * (2 if name == "factors" else value.element_size()) for name, value in statistics.items()
     }
     adapter = 12 * 4 * (2 * 128 * 768 + 128 + 768)  # rank 128, as published
-    signals = 2 * 200 * most_margins(200) * (NUM_SIGNALS * 4 + 8)  # held-out and left-out
-    background = MOST_FEATURES * 768 * 2
+    signals = (
+        2 * 200 * max_signals_per_class(200) * (NUM_SIGNALS * 4 + 8)
+    )  # of known images and of left-out classes, with classes
+    background = MAX_FEATURES * 768 * 2
     one = sum(bytes_of.values()) + adapter + signals + background
     assert one < 40e6
     assert (1 + Parameters.keep) * one < 150e6
@@ -180,8 +182,8 @@ def test_one_class_is_told_from_what_is_far_away(readout, files, tiny_vit):
     assert [answer.top[0][1] + answer.none for answer in answers] == pytest.approx([1] * len(answers))
     squares = np.indices((32, 32)).sum(0) // 4 % 2 * 255
     strange = np.repeat(squares[None, :, :, None], 3, 3).astype(np.uint8)
-    familiarity = model.snapshot().judge(strange).familiarity
-    assert familiarity < model.snapshot().judge(files["class00"]).familiarity.min()
+    familiarity = model.snapshot().compute_scores(strange).familiarity
+    assert familiarity < model.snapshot().compute_scores(files["class00"]).familiarity.min()
 
 
 def test_classes_too_small_to_hold_an_image_out_may_come_with_others(files, tiny_vit):
@@ -199,6 +201,6 @@ def test_classes_too_small_to_hold_an_image_out_may_come_with_others(files, tiny
     assert update["trained"]
     assert update["held_out"] == 20
     state = model.snapshot().state
-    assert len(state.margins) == len(labels), "those that were trained on have a say, too"
-    assert not set(state.hidden_rows.tolist()) & set(range(0, 25, 5)), "nothing of these was held out"
-    assert not model.snapshot().judge(photos).familiarity.isnan().any()
+    assert len(state.held_out_signals) == len(labels), "those that were trained on have a say, too"
+    assert not set(state.left_out_signal_rows.tolist()) & set(range(0, 25, 5)), "nothing of these was held out"
+    assert not model.snapshot().compute_scores(photos).familiarity.isnan().any()

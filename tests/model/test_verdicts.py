@@ -13,7 +13,7 @@ from support.models import tiny_model
 from support.tiny import write_tiny_images
 
 from onea.model.answers import MAJORITY, Answer, Snapshot, candidates
-from onea.model.calibration import LEAST_SLOPE, fit_slope
+from onea.model.calibration import MIN_SLOPE, fit_slope
 from onea.model.evaluation.metrics import Counts, Quality
 
 KNOWN = 4  # classes that are taught, of eight
@@ -113,8 +113,8 @@ def test_where_nothing_is_unknown_the_classes_share_all_of_it(tiny_vit, photos):
 def test_one_class_has_a_distribution_too(tiny_vit, photos):
     """No class can be hidden from a model of one; the slope is the least one."""
     model = tiny_model(tiny_vit).learn(*files(photos, "train", range(1))).snapshot()
-    _, known, _ = model.state.calibrated_familiarity()
-    assert model.slope == pytest.approx(-LEAST_SLOPE / float(known.double().std()))
+    _, known, _ = model.state.fit_familiarity()
+    assert model.slope == pytest.approx(-MIN_SLOPE / float(known.double().std()))
     verdicts = {answer.verdict for answer in model.answers(photos / "test")}
     assert verdicts <= {"answer", "unknown"}
 
@@ -187,8 +187,8 @@ def calibration_error(chances: torch.Tensor, correct: torch.Tensor, bins: int = 
 def test_the_combined_distribution_is_better_calibrated_than_that_of_the_classes_alone(model, photos):
     """Of answers about photos of known classes and of others: the classes alone suppose that each shows one of them."""
     shown, labels = files(photos, "test", range(8))
-    found = model.judge(shown)
-    probabilities = model.distribution(found)
+    found = model.compute_scores(shown)
+    probabilities = model.probabilities(found)
     rows = torch.tensor([model.classes.index(label) if label in model.classes else -1 for label in labels])
     correct, answered = found.scores.argmax(1) == rows, ~probabilities.unknown
     alone = torch.softmax(found.scores.double() / model.state.temperature, 1).amax(1)

@@ -259,7 +259,7 @@ class ModelKilling(Killing):
         assert found in ((after,) if switched else (before, after)), "neither as before nor as after"
         if found is None:
             assert in_child(lambda: self.teach("class00", "class01", "class02")) == 0, "it cannot be taught again"
-        folders.change(self.folder, lambda state, version, date: state.renamed("class02", "two", version, date))
+        folders.change(self.folder, lambda state, version, date: state.rename("class02", "two", version, date))
         expected = after if found is None and self.case == "first teach" else found
         now = self.found()
         assert now is not None

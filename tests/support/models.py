@@ -44,7 +44,7 @@ def wait_for(condition: Callable[[], T], seconds: float = 120.0) -> T:
 
 def resealed(content: dict[str, Any]) -> bytes:
     """A JSON file of a model folder with these values and the checksum that fits them."""
-    return validation.seal(content)
+    return validation.dump(content)
 
 
 def onnx_runtime_or_skip() -> Any:

@@ -27,7 +27,7 @@ def info(
     from rich.console import Console
 
     from onea.cli.model_display import print_info
-    from onea.model.sentences import advice, remarks
+    from onea.model.reports import network_advice, training_advice
     from onea.model.storage import folder as folders
 
     manifest, state = folders.read_present(model)
@@ -41,7 +41,7 @@ def info(
         "readout": state.readout,
         "unknown": manifest.params["unknown"],
         "backbone": {**state.backbone, "input": state.preprocess["size"]},
-        "remarks": [*remarks(state.backbone), *advice(state.classes, state.merged)],
+        "remarks": [*network_advice(state.backbone), *training_advice(state.classes, state.adapter_images)],
     }
     if verify:
         facts["verified"] = folders.verify(model)
@@ -99,7 +99,7 @@ def undo(model: Model) -> None:
     from onea.model.storage.folder import undo as go_back
 
     undone, now = go_back(model)
-    print(f"undid version {undone.version} ({printable(undone.what)})")
+    print(f"undid version {undone.version} ({printable(undone.update)})")
     print(f"{model} is at version {now.version} again and knows {plural(len(now.classes), 'class', 'classes')}")
 
 
@@ -112,17 +112,17 @@ def forget(
     ] = False,
 ) -> None:
     """No longer answer some classes. What the adapter learned from their images stays in it."""
-    from onea.model.sentences import sentences
-    from onea.model.storage.erasure import erased
+    from onea.model.reports import notes
+    from onea.model.storage.erasure import erase
     from onea.model.storage.folder import change
 
     def next_state(before: State, version: int, date: str) -> State:
-        return erased(before, classes, version, date) if everywhere else before.without(classes, version, date)
+        return erase(before, classes, version, date) if everywhere else before.forget(classes, version, date)
 
     state = change(model, next_state, keep=0 if everywhere else None)
     gone = printable(", ".join(dict.fromkeys(classes)))
     print(f"{model} no longer answers {gone}; it knows {plural(len(state.classes), 'class', 'classes')} now")
-    for remark in sentences(state.updates[-1]):
+    for remark in notes(state.updates[-1]):
         print(remark)
 
 
@@ -133,14 +133,14 @@ def rename(
     merge: Annotated[bool, typer.Option("--merge", help="NEW is a class, too: make the two one.")] = False,
 ) -> None:
     """Call a class by another name, or make two classes one."""
-    from onea.model.sentences import sentences
+    from onea.model.reports import notes
     from onea.model.storage.folder import change
 
     def next_state(before: State, version: int, date: str) -> State:
-        return (before.joined if merge else before.renamed)(old, new, version, date)
+        return (before.merge_classes if merge else before.rename)(old, new, version, date)
 
     state = change(model, next_state)
     now = f"; it knows {plural(len(state.classes), 'class', 'classes')} now" if merge else ""
     print(printable(f"{model} now calls '{old}' '{new}'{now}"))
-    for remark in sentences(state.updates[-1]):
+    for remark in notes(state.updates[-1]):
         print(printable(remark))

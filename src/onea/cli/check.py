@@ -54,8 +54,8 @@ def check(
     from onea.model.estimator import load_for
     from onea.model.evaluation.check import check_model, check_photos
     from onea.model.learning.images import CLASS_FOLDERS, check_folder, read_labelled
-    from onea.model.sentences import folder_sentences
-    from onea.model.state import KNOWS_NOTHING
+    from onea.model.reports import folder_notes
+    from onea.model.state import NO_CLASSES
     from onea.model.storage.folder import read_manifest, read_state
     from onea.text import printable
 
@@ -66,7 +66,7 @@ def check(
     if folder is None:
         state = read_state(model, read_manifest(model).versions.present)
         if not state.classes:
-            raise OneaError(KNOWS_NOTHING)
+            raise OneaError(NO_CLASSES)
         found = check_model(state)
         pictures = []
     else:
@@ -76,7 +76,7 @@ def check(
         batch = read_labelled(folder, None, loaded.side, on_bad)  # type: ignore[arg-type]
         for line in group_by_reason(batch.skipped):
             print(printable(f"onea: left out {line}"), file=sys.stderr)
-        for line in folder_sentences(batch.left_out, batch.groups):
+        for line in folder_notes(batch.ignored_files, batch.group_folders):
             print(f"onea: {line}", file=sys.stderr)
         found = check_photos(loaded, batch)
         pictures = _draw(found, out)

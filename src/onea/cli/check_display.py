@@ -91,7 +91,7 @@ def _print_mistakes(console: Console, found: Mistakes, most: int) -> None:
         heads: tuple[str, ...] = ("class", "mistakes", "of all %", "mostly photos of")
         _print(console, Table.of_texts("classes that many mistakes end in", heads, absorbing, left=1))
     if found.misclassified:
-        often = [(one.name, f"{one.mistakes:,} of {one.images:,}", one.taken_for) for one in found.misclassified[:most]]
+        often = [(one.name, f"{one.mistakes:,} of {one.images:,}", one.predicted) for one in found.misclassified[:most]]
         heads = ("class", "mistakes", "mostly taken for")
         _print(console, Table.of_texts("classes that are often misclassified", heads, often, left=1))
         _rest(console, len(found.misclassified) - most, "class", "classes")

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from onea.cli.display import shown
 from onea.data.image_files import group_by_reason
-from onea.model.sentences import advice, held_out_sentences, remarks, taught_before, told
+from onea.model.reports import accuracy_lines, report_lines, training_advice
 from onea.presentation.tables import Table, terminal, terminal_style
 from onea.text import plural
 from onea.vit.backbones import shortened
@@ -45,11 +45,10 @@ def print_learned(console: Console, model: OneA, path: Path, seconds: float) -> 
     console.print(line, highlight=False, markup=False)
     for skipped in group_by_reason(model.last_report.skipped):
         console.print(shown(f"left out {skipped}"), soft_wrap=True)
-    for sentence in told(update, model.last_report):
-        console.print(sentence, highlight=False, markup=False, soft_wrap=True)
+    for line in report_lines(update, model.last_report):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     state = model.snapshot().state
-    old = remarks(state.backbone) if taught_before(state.backbone) else []  # whoever chose a network has chosen
-    for remark in (*old, *advice(state.classes, state.merged)):
+    for remark in training_advice(state.classes, state.adapter_images):
         console.print(remark, highlight=False, markup=False, soft_wrap=True)
     known = plural(update["known"], "class", "classes")
     console.print(shown(f"{path} now knows {known} (version {model.version})"), soft_wrap=True)
@@ -130,9 +129,9 @@ def print_evaluation(console: Console, found: Evaluation) -> None:
     if mistakes := [(name, answer, str(times)) for name, answer, times in found.confusions()]:
         confused = Table.of_texts("most frequent mistakes", ("is", "taken for", "images"), mistakes, left=2)
         console.print(terminal(confused))
-    if never := [found.by_class[name] for name in found.never_taught]:
+    if never := [found.by_class[name] for name in found.untaught_classes]:
         images, caught = (sum(getattr(one, part) for one in never) for part in ("images", "unknown"))
-        names = ", ".join(found.never_taught[:_NAMED]) + (", ..." if len(never) > _NAMED else "")
+        names = ", ".join(found.untaught_classes[:_NAMED]) + (", ..." if len(never) > _NAMED else "")
         console.print(
             shown(
                 f"never taught, not counted: {names}; {caught:,} of their {plural(images, 'image', 'images')} answered "
@@ -147,7 +146,7 @@ def print_evaluation(console: Console, found: Evaluation) -> None:
 def print_mistakes(console: Console, mistakes: Sequence[Mistake]) -> None:
     """A line for each image that is taken for another class."""
     for one in mistakes:
-        line = f"{one.image}: taken for {one.taken_for} ({100 * one.probability:.0f} %)"
+        line = f"{one.image}: taken for {one.predicted} ({100 * one.probability:.0f} %)"
         console.print(shown(line), soft_wrap=True)
     if not mistakes:
         console.print("no image is taken for another class", highlight=False)
@@ -160,8 +159,8 @@ def print_open_set(console: Console, found: OpenSet) -> None:
         ("AUROC: a known image is more familiar than an unknown one", found.auroc),
         ("FPR95: unknown images as familiar as 95 % of the known ones", found.false_positive_rate),
         ("OSCR: area below the open-set curve", found.curve.area),
-        ("unknown images answered unknown, at the model's threshold", found.caught if own else None),
-        ("known images answered unknown, at the model's threshold", found.false_alarms if own else None),
+        ("unknown images answered unknown, at the model's threshold", found.unknown_rejected if own else None),
+        ("known images answered unknown, at the model's threshold", found.known_rejected if own else None),
     ]
     cells = [(name, "it has none" if share is None else f"{100 * share:.1f}") for name, share in lines]
     title = f"{plural(len(found.known), 'known image', 'known images')} against {len(found.unknown):,} unknown"
@@ -189,7 +188,7 @@ def print_history(console: Console, updates: Sequence[dict[str, Any]], kept: Seq
     measured = [update for update in updates if update.get("overall_accuracy") is not None][-1:]
     for update in measured:
         then = "" if update is updates[-1] else f" of version {update['version']}"  # classes may have gone since
-        console.print("".join(held_out_sentences(update, own=False)) + then, highlight=False)
+        console.print("".join(accuracy_lines(update, of_update=False)) + then, highlight=False)
     earlier = ", ".join(map(str, kept[:-1])) or "none"
     console.print(f"present version {kept[-1]}; undo can go back to: {earlier}", highlight=False)
 

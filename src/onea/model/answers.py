@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One version of a model, ready to answer; it never changes, so any number of threads may ask."""
+"""Predictions of one version of a model; it is immutable, so any number of threads can use it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -19,21 +19,21 @@ from onea.model import calibration
 from onea.model.engine import Engine
 from onea.model.learning.images import DecodedImages, read_unlabelled
 from onea.model.names import UNKNOWN
-from onea.model.state import KNOWS_NOTHING, State
+from onea.model.state import NO_CLASSES, State
 from onea.runtime import NO_PROGRESS, Progress
 from onea.text import plural
 
 MAJORITY = 0.5
-"""The probability that decides a verdict: more than this for none of the classes, or at least this for one class."""
+"""The probability that decides the verdict: more than this of none of the classes, or at least this of one class."""
 
 Verdict = Literal["answer", "unsure", "unknown"]
 Likely = tuple[tuple[str, float], ...]
-_MOST_CANDIDATES = 3
+_MAX_CANDIDATES = 3
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer about one image: one distribution over the classes and none of them, and one verdict.
+    """The prediction for one image: a distribution over the classes and none of them, and a verdict.
 
     The probabilities of all classes and of none of them add up to 1.
 
@@ -47,11 +47,11 @@ class Answer:
 
     Attributes:
         image: its path or number.
-        top: the most probable classes with their probabilities, best first; whatever the verdict.
-        none: the probability that it shows none of the classes; 0 where ``unknown`` is switched off.
+        top: the most probable classes with their probabilities, best first, whatever the verdict.
+        none: the probability that it shows none of the classes; 0 if ``unknown`` is switched off.
         version: of the model.
-        candidates: of an unsure answer, the two or three classes that it may be; they are the fewest that have a
-            majority together.
+        candidates: of an unsure answer, the two or three classes that it may be: the fewest that have a majority
+            together.
     """
 
     image: str
@@ -74,7 +74,7 @@ class Answer:
 
     @property
     def probability(self) -> float:
-        """Of the label: of the class, or that it is none of them."""
+        """The probability of the label."""
         return self.none if self.verdict == "unknown" else self.top[0][1]
 
     def __str__(self) -> str:
@@ -84,20 +84,20 @@ class Answer:
         return f"unsure: {', '.join(names)} or {last}" if names else f"unsure: {last}"
 
     def as_json(self) -> dict[str, Any]:
-        """The answer as JSON-able values; commands and the service give the same ones."""
+        """The answer as JSON, the same from the commands and the service."""
         return {
             "image": self.image,
             "class": self.label,
             "verdict": self.verdict,
             "probability": self.probability,
-            "candidates": _with_names(self.candidates),
-            "top": _with_names(self.top),
+            "candidates": _as_objects(self.candidates),
+            "top": _as_objects(self.top),
             "none_of_these": self.none,
             "version": self.version,
         }
 
 
-def _with_names(likely: Likely) -> list[dict[str, Any]]:
+def _as_objects(likely: Likely) -> list[dict[str, Any]]:
     return [{"class": name, "probability": probability} for name, probability in likely]
 
 
@@ -112,12 +112,12 @@ def candidates(ranked: Likely, none: float) -> Likely:
     if none > MAJORITY or ranked[0][1] >= MAJORITY:
         return ()
     two = sum(probability for _, probability in ranked[:2])
-    return ranked[: 2 if two >= MAJORITY else _MOST_CANDIDATES]
+    return ranked[: 2 if two >= MAJORITY else _MAX_CANDIDATES]
 
 
 @dataclass(frozen=True)
 class Distribution:
-    """Probabilities of some images, which add up to 1 for each.
+    """Probabilities of some images; they add up to 1 for each image.
 
     Attributes:
         classes: of each class, ``[N, classes]``.
@@ -134,25 +134,25 @@ class Distribution:
 
 
 @dataclass(frozen=True)
-class Judgement:
-    """What a model makes of some images.
+class Scores:
+    """Scores of some images.
 
     Attributes:
-        scores: of each image for every class, ``[N, classes]``; the largest is the nearest class.
-        familiarity: how much each image looks like something that was taught, ``[N]``.
+        scores: of each image for every class, ``[N, classes]``; the largest is that of the predicted class.
+        familiarity: similarity of each image to the images that were taught, ``[N]``.
     """
 
     scores: Tensor
     familiarity: Tensor
 
-    def split(self, sizes: Sequence[int]) -> list[Judgement]:
-        """The same in parts of so many images."""
+    def split(self, sizes: Sequence[int]) -> list[Scores]:
+        """The same in batches of these sizes."""
         parts = zip(self.scores.split(list(sizes)), self.familiarity.split(list(sizes)), strict=True)
-        return [Judgement(scores, familiarity) for scores, familiarity in parts]
+        return [Scores(scores, familiarity) for scores, familiarity in parts]
 
 
 class Snapshot:
-    """Answers of one version of a model.
+    """Predictions of one version of a model.
 
     >>> from onea import OneA
     >>> photos = np.random.default_rng(0).integers(0, 255, (6, 40, 40, 3), dtype=np.uint8)
@@ -161,23 +161,23 @@ class Snapshot:
     (1, ('noise',), 'noise')
 
     Attributes:
-        version: which one.
-        classes: what it knows, in the order of the columns of ``predict_proba``.
-        state: all that it knows.
-        engine: the network that it uses, together with ``adapters``.
-        scorer: similarities of features to the classes.
-        familiarity: how much features look like something that was taught.
-        threshold: the familiarity below which an image is ``unknown``; minus infinity where none is.
+        version: its number.
+        classes: in the order of the columns of ``predict_proba``.
+        state: all that was learned.
+        engine: the network, which is used with ``adapters``.
+        scorer: computes scores from features.
+        familiarity: computes familiarity from features and scores.
+        threshold: the familiarity below which an image is ``unknown``; minus infinity if none is.
         slope: of the log-odds that an image shows none of the classes, by its familiarity; they are 0 at the threshold.
     """
 
-    def __init__(self, engine: Engine, state: State, false_alarms: float | None):
+    def __init__(self, engine: Engine, state: State, unknown_rate: float | None):
         self.state, self.engine = state, engine
         self.adapters = engine.adapters(state)
         self.scorer = state.classifier.fit(state.statistics)
-        self.familiarity, known, hidden = state.calibrated_familiarity()
-        self.slope = calibration.fit_slope(known, hidden)
-        self.threshold = -math.inf if not false_alarms else calibration.threshold(known, false_alarms)
+        self.familiarity, known, left_out = state.fit_familiarity()
+        self.slope = calibration.fit_slope(known, left_out)
+        self.threshold = calibration.fit_threshold(known, unknown_rate) if unknown_rate else -math.inf
 
     @property
     def version(self) -> int:
@@ -186,42 +186,41 @@ class Snapshot:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The classes it can answer."""
+        """The classes it can predict."""
         return self.state.classes
 
     @property
     def side(self) -> int:
-        """Side of the squares that images are read as."""
+        """Side of the squares that images are resized to."""
         return self.engine.side
 
-    def check_taught(self) -> None:
-        """Refuse to go on where no class is known."""
+    def check_has_classes(self) -> None:
+        """Raise an error if there are no classes."""
         if not self.classes:
-            raise OneaError(KNOWS_NOTHING)
+            raise OneaError(NO_CLASSES)
 
-    def check_rate(self, false_alarms: float) -> None:
-        """Refuse a share of known images answered ``unknown`` that the held-out images are too few to tell."""
-        lowest = calibration.lowest_rate(self.state.margins)
-        if false_alarms < lowest:
-            images = plural(len(self.state.margins), "image", "images")
+    def check_unknown_rate(self, rate: float) -> None:
+        """Raise an error if the held-out images are too few to guarantee this share of known images."""
+        lowest = calibration.min_unknown_rate(len(self.state.held_out_signals))
+        if rate < lowest:
+            images = plural(len(self.state.held_out_signals), "image", "images")
             raise OneaError(
-                f"unknown is {false_alarms:g}, which {images} held out are too few to promise; give "
+                f"unknown is {rate:g}, which {images} held out are too few to guarantee; give "
                 f"{math.ceil(1000 * lowest) / 1000:g} or more, or teach more images."
             )
 
     def predict(self, images: Any, progress: Progress = NO_PROGRESS) -> npt.NDArray[np.str_]:
         """The class of each image, or ``unknown``."""
-        found = self.judge(images, progress)
-        names = np.array([*self.classes, UNKNOWN])
-        unknown = self.distribution(found).unknown
-        rows = torch.where(unknown, len(self.classes), _ranked(found.scores)[:, 0])
-        answers: npt.NDArray[np.str_] = names[rows.numpy()]
-        return answers
+        scores = self.compute_scores(images, progress)
+        unknown = self.probabilities(scores).unknown
+        rows = torch.where(unknown, len(self.classes), _rank(scores.scores)[:, 0])
+        labels: npt.NDArray[np.str_] = np.array([*self.classes, UNKNOWN])[rows.numpy()]
+        return labels
 
     def predict_proba(self, images: Any, progress: Progress = NO_PROGRESS) -> npt.NDArray[np.float64]:
         """The probability of each known class, ``[N, classes]``; a row adds up to 1 less that of none of them."""
-        found: npt.NDArray[np.float64] = self.distribution(self.judge(images, progress)).classes.numpy()
-        return found
+        probabilities = self.probabilities(self.compute_scores(images, progress)).classes
+        return cast(npt.NDArray[np.float64], probabilities.numpy())
 
     def predict_topk(self, images: Any, k: int = 5, progress: Progress = NO_PROGRESS) -> list[list[tuple[str, float]]]:
         """The ``k`` most probable classes of each image with their probabilities, best first."""
@@ -230,56 +229,56 @@ class Snapshot:
     def answers(
         self, images: Any, k: int = 5, on_bad: OnBad | None = "fail", progress: Progress = NO_PROGRESS
     ) -> list[Answer]:
-        """All there is to say about each image."""
+        """The full prediction for each image."""
         batch = images if isinstance(images, DecodedImages) else self.read(images, on_bad, progress)
-        return self.answers_from(batch, self.judge(batch, progress), k)
+        return self.answers_from(batch, self.compute_scores(batch, progress), k)
 
-    def answers_from(self, batch: DecodedImages, found: Judgement, k: int = 5) -> list[Answer]:
-        """All there is to say about images that have been judged."""
+    def answers_from(self, batch: DecodedImages, scores: Scores, k: int = 5) -> list[Answer]:
+        """The full prediction for each image, from its scores."""
         if k < 1:
             raise OneaError(f"k is {k}; ask for at least one class.")
-        probabilities = self.distribution(found)
-        rows = _ranked(found.scores)[:, : max(k, _MOST_CANDIDATES)]
-        best = probabilities.classes.gather(1, rows).tolist()
+        probabilities = self.probabilities(scores)
+        order = _rank(scores.scores)[:, : max(k, _MAX_CANDIDATES)]
+        best = probabilities.classes.gather(1, order).tolist()
         answers = []
-        for image, places, chances, none in zip(
-            batch.names, rows.tolist(), best, probabilities.none.tolist(), strict=True
+        for image, rows, values, none in zip(
+            batch.names, order.tolist(), best, probabilities.none.tolist(), strict=True
         ):
-            ranked = tuple((self.classes[row], chance) for row, chance in zip(places, chances, strict=True))
+            ranked = tuple((self.classes[row], value) for row, value in zip(rows, values, strict=True))
             answers.append(Answer(image, ranked[:k], none, self.version, candidates(ranked, none)))
         return answers
 
     def read(self, images: Any, on_bad: OnBad | None = "fail", progress: Progress = NO_PROGRESS) -> DecodedImages:
-        """Images as the network needs them, to be asked about as often as wanted."""
+        """Images decoded and resized for the network."""
         return read_unlabelled(images, self.engine.side, on_bad, progress)
 
     def similarities(self, images: Any) -> Tensor:
-        """Similarity of each image to every class, ``[N, classes]``."""
-        return self.judge(images).scores
+        """The score of each image for every class, ``[N, classes]``."""
+        return self.compute_scores(images).scores
 
-    def judge(self, images: Any, progress: Progress = NO_PROGRESS) -> Judgement:
-        """Scores of each image for every class, and how familiar it looks."""
-        self.check_taught()
-        return self.judge_features(self.features(images, progress))
+    def compute_scores(self, images: Any, progress: Progress = NO_PROGRESS) -> Scores:
+        """Scores of each image for every class, and its familiarity."""
+        self.check_has_classes()
+        return self.score_features(self.features(images, progress))
 
     def features(self, images: Any, progress: Progress = NO_PROGRESS) -> Tensor:
-        """What the network and the adapter make of each image, ``[N, width]``."""
+        """Features of each image by the network with the adapter, ``[N, width]``."""
         batch = images if isinstance(images, DecodedImages) else self.read(images, None, progress)
         return self.engine.features(batch.pixels, self.adapters, progress=progress)
 
-    def judge_features(self, features: Tensor) -> Judgement:
-        """The same from the features of images."""
+    def score_features(self, features: Tensor) -> Scores:
+        """The same from features."""
         scores = self.scorer(features)
         if not bool(scores.isfinite().all()):
-            raise OneaError("The model's answers are not numbers, so it is damaged; go back with undo.")
-        return Judgement(scores, self.familiarity(features, scores))
+            raise OneaError("The model's scores are not finite, so it is damaged; go back with undo.")
+        return Scores(scores, self.familiarity(features, scores))
 
-    def distribution(self, found: Judgement) -> Distribution:
+    def probabilities(self, scores: Scores) -> Distribution:
         """The probabilities of each class and of none of them; calibrated on held-out images."""
-        exact = found.scores.double(), found.familiarity.double()
-        return Distribution(*calibration.distribution(*exact, self.state.temperature, self.threshold, self.slope))
+        exact = scores.scores.double(), scores.familiarity.double()
+        return Distribution(*calibration.probabilities(*exact, self.state.temperature, self.threshold, self.slope))
 
 
-def _ranked(scores: Tensor) -> Tensor:
-    """Classes from the nearest to the farthest; of two that are equally near, the older one first."""
+def _rank(scores: Tensor) -> Tensor:
+    """Classes by descending score; of equal ones, the older class first."""
     return scores.sort(dim=1, descending=True, stable=True).indices

@@ -64,7 +64,7 @@ class Asking(ABC):
     def familiarity(self, X: Any) -> npt.NDArray[np.float64]:
         """How much each image looks like something that was taught, ``[N]``; below ``threshold_`` it is ``unknown``."""
         with self._asked() as progress:
-            found: npt.NDArray[np.float64] = self.snapshot().judge(X, progress).familiarity.double().numpy()
+            found: npt.NDArray[np.float64] = self.snapshot().compute_scores(X, progress).familiarity.double().numpy()
         return found
 
     @property

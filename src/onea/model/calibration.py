@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calibration: the temperature of probabilities, and when an image is too far from every class."""
+"""Calibration of probabilities: the temperature among the classes, and the threshold and slope of *unknown*."""
 
 from __future__ import annotations
 
@@ -13,21 +13,32 @@ from torch.nn import functional as F
 from onea.classifiers.familiarity import NUM_SIGNALS, SignalScaler, fit_logistic_regression
 from onea.classifiers.statistics import ClassStatistics
 from onea.classifiers.validation import leave_classes_out, leave_folds_out
-from onea.model.held_out import Measured, taken_out
+from onea.model.held_out import Accuracy, newest_of_each_class, remove_held_out
 from onea.model.state import State
 
-# In spreads of the familiarity of known images. Where that is normal and 5 % of them are to be called unknown, their
-# mean chance of none is just below a tenth; a gentler slope would make all answers about known images modest.
-LEAST_SLOPE = 2.25
-PRIOR_TEMPERATURE = 0.05  # where a fit without evidence stays
+MIN_IMAGES = 20  # held-out images that determine a threshold; with fewer, images trained on count as well
+MIN_SLOPE = 2.25
+"""Steepness of the probability of *unknown*, per standard deviation of the familiarity of known images.
+
+If that familiarity is normal and 5 % of known images are answered *unknown*, their mean probability of it is just below
+a tenth. A smaller slope would make all answers about known images too uncertain.
+"""
+PRIOR_TEMPERATURE = 0.05
 _TEMPERATURES = torch.logspace(-3, 0, 121, dtype=torch.float64)
-_PRIOR_STRENGTH = 0.1  # a tenth of what one image says when the temperature is off by a factor of e
+_PRIOR_STRENGTH = 0.1  # a tenth of the weight of one image if the temperature is off by a factor of e
+_FOLDS = 10  # with a fifth fewer images of a class instead of a tenth, images are noticeably less familiar
+# Photos of a series were taken on one day, and users ask about photos of other days. Where most photos are in series,
+# the temperature is fitted to images scored without a quarter of their class, not a tenth (research/README.md).
+_SERIES_FOLDS, _MANY_IN_SERIES = 4, 0.5
+MAX_SIGNALS_PER_CLASS, _MIN_SIGNALS_PER_CLASS, _MAX_SIGNALS = 64, 8, 2048  # images whose signals are stored
+_UNDETECTED_SERIES = 0.25  # standard deviations by which images look too familiar where all are in series
+_MIN_VARIANCE = 1e-12
 
 
 def fit_temperature(scores: Tensor, labels: Tensor) -> float:
-    """The temperature under which ``softmax(scores / temperature)`` is most likely to give these labels.
+    """The temperature under which ``softmax(scores / temperature)`` gives these labels the highest likelihood.
 
-    A weak prior decides where the labels do not, as with a single class or no mistake at all.
+    A weak prior decides where the labels do not, as with a single class or without any error.
 
     >>> round(fit_temperature(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64)), 3)
     0.05
@@ -38,10 +49,10 @@ def fit_temperature(scores: Tensor, labels: Tensor) -> float:
     return float(_TEMPERATURES[losses.argmin()])
 
 
-def combined_temperature(old: float, old_count: int, new: float, new_count: int) -> float:
-    """Two temperatures as one: the mean of their logarithms, weighted by the images that each was fitted on.
+def combine_temperatures(old: float, old_count: int, new: float, new_count: int) -> float:
+    """Geometric mean of two temperatures, weighted by the numbers of images that they were fitted on.
 
-    >>> round(combined_temperature(0.1, 30, 0.01, 10), 4)
+    >>> round(combine_temperatures(0.1, 30, 0.01, 10), 4)
     0.0562
     """
     if old_count + new_count == 0:
@@ -49,61 +60,60 @@ def combined_temperature(old: float, old_count: int, new: float, new_count: int)
     return math.exp((old_count * math.log(old) + new_count * math.log(new)) / (old_count + new_count))
 
 
-def threshold(known: Tensor, false_alarms: float) -> float:
-    """The margin below which at most this share of known images lies, as these margins of known images tell.
+def fit_threshold(familiarity: Tensor, unknown_rate: float) -> float:
+    """The threshold below which at most this share of known images lies.
 
-    Conformal: with n of them it is the k-th smallest, k = floor(rate (n + 1)), so that a new known image falls below it
-    with a probability of at most the rate; with too few of them, the smallest.
+    A conformal quantile: of n known images it is the k-th smallest familiarity, k = floor(rate (n + 1)), so a new known
+    image lies below it with a probability of at most the rate. With too few images it is the smallest.
 
-    >>> threshold(torch.arange(99.0), 0.05)
+    >>> fit_threshold(torch.arange(99.0), 0.05)
     4.0
     """
-    if not len(known):
+    if not len(familiarity):
         return -math.inf
-    k = max(1, math.floor(false_alarms * (len(known) + 1)))
-    return float(known.sort().values[k - 1])
+    k = max(1, math.floor(unknown_rate * (len(familiarity) + 1)))
+    return float(familiarity.sort().values[k - 1])
 
 
-def lowest_rate(known: Tensor) -> float:
-    """The lowest share of known images below a threshold that these margins of known images can promise.
+def min_unknown_rate(images: int) -> float:
+    """The lowest share of known images answered *unknown* that so many held-out images can guarantee.
 
-    >>> lowest_rate(torch.arange(99.0))
+    >>> min_unknown_rate(99)
     0.01
     """
-    return 1 / (len(known) + 1)
+    return 1 / (images + 1)
 
 
-def fit_slope(known: Tensor, hidden: Tensor) -> float:
-    """Slope of the log-odds that an image is of no class, by its familiarity; negative.
+def fit_slope(known: Tensor, left_out: Tensor) -> float:
+    """Slope of the log-odds that an image shows none of the classes, by its familiarity; negative.
 
-    Of a logistic regression between familiarities of known images and of images whose class was hidden from the model;
-    both kinds weigh the same. A weak prior keeps the slope finite where they do not overlap. It is at least
-    ``LEAST_SLOPE`` in units of the spread among known images: also where no class can be hidden, because there is only
-    one.
+    It is that of a logistic regression between the familiarity of known images and of images of left-out classes, both
+    with the same weight. A weak prior keeps the slope finite if they do not overlap. It is at least ``MIN_SLOPE`` per
+    standard deviation of known images, which also holds for a single class, because it cannot be left out.
 
     >>> fit_slope(torch.tensor([0.0, 1.0, 2.0, 3.0]), torch.tensor([-3.0, -2.0, -1.0, 0.0])) < -3
     True
     >>> fit_slope(torch.tensor([-1.0, 0.0, 1.0]), torch.empty(0))
     -2.25
     """
-    least = LEAST_SLOPE / (float(known.double().std().clamp_min(1e-12)) if len(known) > 1 else 1.0)
-    if not len(known) or not len(hidden):
+    least = MIN_SLOPE / (float(known.double().std().clamp_min(1e-12)) if len(known) > 1 else 1.0)
+    if not len(known) or not len(left_out):
         return -least
-    values = torch.cat([known, hidden]).double()
-    middle, spread = values.mean(), values.std().clamp_min(1e-12)
-    strange, usual = (((part.double() - middle) / spread)[:, None] for part in (hidden, known))
-    weights, _ = fit_logistic_regression(strange, usual, torch.zeros(1), 1e-3)
-    return min(float(weights / spread), -least)
+    values = torch.cat([known, left_out]).double()
+    mean, std = values.mean(), values.std().clamp_min(1e-12)
+    negative, positive = (((part.double() - mean) / std)[:, None] for part in (left_out, known))
+    weights, _ = fit_logistic_regression(negative, positive, torch.zeros(1), 1e-3)
+    return min(float(weights / std), -least)
 
 
-def distribution(
+def probabilities(
     scores: Tensor, familiarity: Tensor, temperature: float, threshold: float, slope: float
 ) -> tuple[Tensor, Tensor]:
     """The probability of each class, ``[N, classes]``, and of none of them, ``[N]``; together they add up to 1.
 
-    None of them has one half at the threshold, so that just the images below it are more probably of no class.
+    None of them has one half at the threshold, so exactly the images below it are more probably of no class.
 
-    >>> classes, none = distribution(torch.zeros(2, 3), torch.tensor([1.0, 2.0]), 0.1, 1.0, -2.0)
+    >>> classes, none = probabilities(torch.zeros(2, 3), torch.tensor([1.0, 2.0]), 0.1, 1.0, -2.0)
     >>> none.round(decimals=2), (classes.sum(1) + none).allclose(torch.ones(2))
     (tensor([0.5000, 0.1200]), True)
     """
@@ -111,107 +121,99 @@ def distribution(
     return torch.softmax(scores / temperature, dim=1) * (1 - none)[:, None], none
 
 
-ENOUGH = 20  # known images that say where 5 % lie; with fewer held out, training images have a say too
-_FOLDS = 10  # a tenth fewer images of a class than in the end; with a fifth fewer, they are noticeably less familiar
-# Photos of a series were taken on one day, and people ask about photos of other days. Where most photos are in series,
-# probabilities are fitted to images judged without a quarter of their class, not a tenth (research/README.md).
-_FOLDS_OF_SERIES, _MOST = 4, 0.5
-# How many are kept of one class; so that many classes take little room, of all; and nevertheless of each.
-MOST_MARGINS, _ALL_MARGINS, _LEAST_MARGINS = 64, 2048, 8
-_MISSED = 0.25  # spreads by which known images look too familiar where all come in series
-_TINY = 1e-12  # variance of a signal that says nothing
-
-
-def calibrated(
+def calibrate(
     state: State,
     before: ClassStatistics,
     views: Tensor,
     rows: Tensor,
     groups: Tensor,
-    honest: Tensor,
+    untrained: Tensor,
     earlier: State | None = None,
-) -> tuple[State, Measured]:
-    """The same state with probabilities and familiarity fitted to the images of its last update.
+) -> tuple[State, Accuracy]:
+    """Fit the probabilities and the familiarity to the images of the last update; also their cross-validated accuracy.
 
-    And how many of these images are right by statistics without their series: cross-validation.
+    Each image is scored by statistics without its series.
 
     Args:
-        state: what was learned.
+        state: the model after the update.
         before: the statistics without these images.
         views: their features, ``[views, N, width]``.
         rows: their classes.
         groups: their series.
-        honest: images that the adapter was not trained on, ``bool [N]``, where it was trained on others. Each image is
-            judged by statistics without its series; probabilities are fitted to the honest ones alone.
-        earlier: the state before the update, if it was measured alike.
+        untrained: images that the adapter was not trained on, ``bool [N]``; none if it was trained on no image. The
+            temperature is fitted to these alone.
+        earlier: the model before the update, if its signals are to follow the change.
     """
     features = views[0]
     scores, signals = torch.empty(len(rows), len(state.classes)), torch.empty(len(rows), NUM_SIGNALS)
-    for here, others in leave_folds_out(before, views, rows, groups, _FOLDS):
-        scores[here], signals[here] = _judged(state, others, features[here])
-    validated = Measured.of(scores.argmax(1), rows)
-    margins = state.margins
+    for fold, others in leave_folds_out(before, views, rows, groups, _FOLDS):
+        scores[fold], signals[fold] = _scores_and_signals(state, others, features[fold])
+    accuracy = Accuracy.of(scores.argmax(1), rows)
+    old_signals = state.held_out_signals
     if earlier is not None:
-        margins = _as_of_now(margins, _watched(earlier, rows), _watched(state, rows))
-    margins, margin_rows = _newest(_as_if_unseen(signals, rows, groups, honest), rows, margins, state.margin_rows)
-    hidden, hidden_rows = state.hidden, state.hidden_rows
-    for here, out, others in leave_classes_out(before, views, rows, groups, honest):
-        usual, strange = (_judged(state, others, features[chosen])[1] for chosen in (here, out))
-        # Signals depend on the number of classes, so these are compared with those of images judged by the same ones.
-        scale = SignalScaler(usual if len(usual) >= ENOUGH else margins)
-        hidden, hidden_rows = _newest(scale(strange), rows[out], hidden, hidden_rows)
-    if _share_in_series(rows, groups) > _MOST:
-        for here, others in leave_folds_out(before, views, rows, groups, _FOLDS_OF_SERIES):
-            scores[here] = state.classifier.fit(others)(features[here])
-    fair = honest if honest.any() else torch.ones_like(honest)
-    temperature = fit_temperature(scores[fair], rows[fair])
-    told = int(fair.sum()) if len(state.classes) > 1 else 0  # of one class, all probabilities are one
-    fitted = dataclasses.replace(
+        old_signals = _follow_drift(old_signals, _signals_of_others(earlier, rows), _signals_of_others(state, rows))
+    new_signals = _correct_for_training(signals, rows, groups, untrained)
+    held_out = _prepend(new_signals, rows, old_signals, state.held_out_signal_rows)
+    left = state.left_out_signals, state.left_out_signal_rows
+    for known, unknown, others in leave_classes_out(before, views, rows, groups, untrained):
+        of_known, of_unknown = (_scores_and_signals(state, others, features[part])[1] for part in (known, unknown))
+        # Signals depend on the number of classes, so the scale comes from images scored by the same statistics.
+        scale = SignalScaler(of_known if len(of_known) >= MIN_IMAGES else held_out[0])
+        left = _prepend(scale(of_unknown), rows[unknown], *left)
+    if _share_in_series(rows, groups) > _MANY_IN_SERIES:
+        for fold, others in leave_folds_out(before, views, rows, groups, _SERIES_FOLDS):
+            scores[fold] = state.classifier.fit(others)(features[fold])
+    fitted = untrained if untrained.any() else torch.ones_like(untrained)
+    temperature = fit_temperature(scores[fitted], rows[fitted])
+    count = int(fitted.sum()) if len(state.classes) > 1 else 0  # of one class, all probabilities are one
+    calibrated = dataclasses.replace(
         state,
-        margins=margins,
-        margin_rows=margin_rows,
-        hidden=hidden,
-        hidden_rows=hidden_rows,
-        temperature=combined_temperature(state.temperature, state.calibrated_on, temperature, told),
-        calibrated_on=state.calibrated_on + told,
+        held_out_signals=held_out[0],
+        held_out_signal_rows=held_out[1],
+        left_out_signals=left[0],
+        left_out_signal_rows=left[1],
+        temperature=combine_temperatures(state.temperature, state.calibration_images, temperature, count),
+        calibration_images=state.calibration_images + count,
     )
-    return fitted, validated
+    return calibrated, accuracy
 
 
-def _watched(state: State, rows: Tensor) -> Tensor:
-    """Signals of images that were held out of updates, of all classes but these, judged by all others."""
-    others, features, shown = taken_out(state.statistics, state.held_out)
-    here = ~torch.isin(shown, rows)
-    return _judged(state, others, features[here])[1] if bool(here.any()) else torch.empty(0, NUM_SIGNALS)
+def _signals_of_others(state: State, rows: Tensor) -> Tensor:
+    """Signals of the held-out images of earlier updates of all classes but these."""
+    others, features, classes = remove_held_out(state.statistics, state.held_out)
+    chosen = ~torch.isin(classes, rows)
+    if not bool(chosen.any()):
+        return torch.empty(0, NUM_SIGNALS)
+    return _scores_and_signals(state, others, features[chosen])[1]
 
 
-def _judged(state: State, known: ClassStatistics, features: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores of images, and the signals of their familiarity, by other statistics than those of the state."""
-    scores = state.classifier.fit(known)(features)
-    return scores, dataclasses.replace(state, statistics=known).signals()(features, scores)
+def _scores_and_signals(state: State, statistics: ClassStatistics, features: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores and signals of images by other statistics than those of the state."""
+    scores = state.classifier.fit(statistics)(features)
+    return scores, dataclasses.replace(state, statistics=statistics).signals()(features, scores)
 
 
-def _as_if_unseen(signals: Tensor, rows: Tensor, groups: Tensor, honest: Tensor) -> Tensor:
-    """Signals as if the adapter had been trained on no image: moved down by as much as those held out are lower.
+def _correct_for_training(signals: Tensor, rows: Tensor, groups: Tensor, untrained: Tensor) -> Tensor:
+    """Signals as if the adapter had been trained on none of the images.
 
-    Those alone would be too few to tell where the least familiar twentieth of all images begins. Where images come in
-    series, some are taken for images of different series, and an image that is held out has siblings among those
-    trained on; so all are moved down a little more.
+    Signals of images trained on are shifted by the difference of the means. Held-out images alone would be too few for
+    the 5 % quantile. Where images come in series, some series are not detected, and held-out images resemble images
+    trained on; so all signals are lowered a little more.
 
     >>> trained, unseen = torch.tensor([[4.0], [6.0]]), torch.tensor([[1.0], [3.0]])
-    >>> signals, honest = torch.cat([trained, unseen]), torch.tensor([False, False, True, True])
-    >>> _as_if_unseen(signals, torch.zeros(4, dtype=torch.int64), torch.arange(4), honest).tolist()
+    >>> signals, untrained = torch.cat([trained, unseen]), torch.tensor([False, False, True, True])
+    >>> _correct_for_training(signals, torch.zeros(4, dtype=torch.int64), torch.arange(4), untrained).tolist()
     [[1.0], [3.0], [1.0], [3.0]]
     """
-    if not bool(honest.any()) or bool(honest.all()):
+    if not bool(untrained.any()) or bool(untrained.all()):
         return signals
-    shift = (signals[honest].mean(0) - signals[~honest].mean(0)).clamp_max(0)
-    moved = torch.where(honest[:, None], signals, signals + shift)
-    return moved - _MISSED * _share_in_series(rows, groups) * moved.std(0)
+    shift = (signals[untrained].mean(0) - signals[~untrained].mean(0)).clamp_max(0)
+    shifted = torch.where(untrained[:, None], signals, signals + shift)
+    return shifted - _UNDETECTED_SERIES * _share_in_series(rows, groups) * shifted.std(0)
 
 
 def _share_in_series(rows: Tensor, groups: Tensor) -> float:
-    """The share of images that have another one of their class in their series.
+    """The share of images that have another image of their class in their series.
 
     >>> _share_in_series(torch.tensor([0, 0, 0, 1]), torch.tensor([0, 0, 1, 0]))
     0.5
@@ -220,44 +222,42 @@ def _share_in_series(rows: Tensor, groups: Tensor) -> float:
     return float((sizes[series] > 1).double().mean())
 
 
-def _as_of_now(margins: Tensor, then: Tensor, now: Tensor) -> Tensor:
-    """Signals that were measured in earlier updates, changed as those of watched images have.
+def _follow_drift(signals: Tensor, before: Tensor, after: Tensor) -> Tensor:
+    """Signals of earlier updates, changed as those of the same held-out images changed.
 
-    Classes that came since make images less clear, and the adapter may have changed.
+    New classes make images less distinct, and the adapter may have changed.
     """
-    return _moved(margins, then, now) if min(len(then), len(now)) >= ENOUGH else margins
+    return _match_moments(signals, before, after) if min(len(before), len(after)) >= MIN_IMAGES else signals
 
 
-def _moved(signals: Tensor, sample: Tensor, target: Tensor) -> Tensor:
-    """Signals, shifted and stretched so that those of a sample would get the mean and the spread of others.
+def _match_moments(signals: Tensor, sample: Tensor, target: Tensor) -> Tensor:
+    """Signals shifted and scaled by the map that gives a sample the mean and the variance of a target.
 
-    The spread of few others is drawn towards that of the sample.
+    The variance of a small target is shrunk towards that of the sample.
 
     >>> sample = torch.tensor([[-1.0], [1.0]])
-    >>> _moved(torch.tensor([[0.0], [2.0]]), sample, sample + 5.0).tolist()
+    >>> _match_moments(torch.tensor([[0.0], [2.0]]), sample, sample + 5.0).tolist()
     [[5.0], [7.0]]
     """
     before = sample.var(0)
-    after = (len(target) * target.var(0) + ENOUGH * before) / (len(target) + ENOUGH)
-    stretch = torch.where(before > _TINY, after / before.clamp_min(_TINY), 1.0).sqrt()
-    return (signals - sample.mean(0)) * stretch + target.mean(0)
+    after = (len(target) * target.var(0) + MIN_IMAGES * before) / (len(target) + MIN_IMAGES)
+    scale = torch.where(before > _MIN_VARIANCE, after / before.clamp_min(_MIN_VARIANCE), 1.0).sqrt()
+    return (signals - sample.mean(0)) * scale + target.mean(0)
 
 
-def _newest(values: Tensor, rows: Tensor, earlier: Tensor, earlier_rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The values that are kept, newest first, and their classes."""
-    values, rows = torch.cat([values, earlier]), torch.cat([rows, earlier_rows])
+def _prepend(signals: Tensor, rows: Tensor, earlier: Tensor, earlier_rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Signals and classes, newest first, without the oldest of each class."""
+    signals, rows = torch.cat([signals, earlier]), torch.cat([rows, earlier_rows])
     if not len(rows):
-        return values, rows
-    classes = rows.unique()
-    most = most_margins(len(classes))
-    kept = torch.cat([(rows == row).nonzero()[:most, 0] for row in classes]).sort().values
-    return values[kept], rows[kept]
+        return signals, rows
+    kept = newest_of_each_class(rows, max_signals_per_class(len(rows.unique())))
+    return signals[kept], rows[kept]
 
 
-def most_margins(classes: int) -> int:
-    """The number of held-out images of a class whose signals are kept.
+def max_signals_per_class(classes: int) -> int:
+    """The number of images of a class whose signals are stored.
 
-    >>> [most_margins(classes) for classes in (1, 40, 200, 1000)]
+    >>> [max_signals_per_class(classes) for classes in (1, 40, 200, 1000)]
     [64, 51, 10, 8]
     """
-    return max(_LEAST_MARGINS, min(MOST_MARGINS, _ALL_MARGINS // max(1, classes)))
+    return max(_MIN_SIGNALS_PER_CLASS, min(MAX_SIGNALS_PER_CLASS, _MAX_SIGNALS // max(1, classes)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The frozen network and the machine a model computes on."""
+"""The frozen network of a model, and the device that it runs on."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,9 +21,8 @@ from onea.model.state import State
 from onea.runtime import NO_PROGRESS, Progress, Runtime, make_runtime
 from onea.tensors import Tensors
 from onea.vit.adapter import Adapters
-from onea.vit.backbones import load_backbone, note_file, shortened
+from onea.vit.backbones import load_backbone, note_file, noted_file, shortened
 from onea.vit.batching import EVALUATION_BATCH
-from onea.vit.embedded import stands_for
 from onea.vit.frozen import FrozenViT
 from onea.vit.hooks import BlockHooks
 from onea.vit.weight_files import split_file_name
@@ -31,13 +31,13 @@ _CROP_MARGIN = 256 / 224  # images are kept a little larger than the input, so t
 
 
 class Engine:
-    """A frozen network on its device. Answers are computed in full precision, training in the precision asked for.
+    """A frozen network on its device. Predictions use full precision, training the requested one.
 
     Attributes:
         vit: the network, in full precision.
-        preprocess: how squares of pixels become its input.
+        preprocess: from squares of pixels to the input of the network.
         side: of those squares.
-        backbone: what a model folder notes about the network; ``depth`` only where not all blocks are used.
+        backbone: what a model folder stores about the network; ``depth`` only if not all blocks are used.
     """
 
     def __init__(
@@ -54,10 +54,9 @@ class Engine:
     ):
         self._training = make_runtime(device, precision, threads)
         self.runtime = dataclasses.replace(self._training, precision="fp32")
-        # As the model was taught, whatever the defaults are by now.
         size = image_size if preprocess is None else preprocess["size"]
-        told = json.dumps(config, sort_keys=True) if config and split_file_name(backbone) else None
-        self.vit = load_backbone(backbone, size, told, depth).to(self.runtime.device)
+        file_config = json.dumps(config, sort_keys=True) if config and split_file_name(backbone) else None
+        self.vit = load_backbone(backbone, size, file_config, depth).to(self.runtime.device)
         if preprocess is None:
             self.preprocess = Preprocess(self.vit.size, self.vit.mean, self.vit.std, mirror=mirror)
             self.side = round(self.vit.size * _CROP_MARGIN)
@@ -70,18 +69,18 @@ class Engine:
             self.backbone["depth"] = depth
         if self.vit.config.licence:
             self.backbone["licence"] = self.vit.config.licence
-        if parts := split_file_name(backbone):  # wherever the file will be, and whatever lies beside it
+        if parts := split_file_name(backbone):  # so that the file can be found again and needs no other file
             note_file(self.vit.digest, parts[1])
             self.backbone["config"] = self.vit.config.to_json()
 
     @property
     def description(self) -> dict[str, Any]:
-        """How images become the network's input, as a model folder notes it."""
+        """The preprocessing, as a model folder stores it."""
         return {**dataclasses.asdict(self.preprocess), "side": self.side}
 
     def check_is(self, backbone: Mapping[str, Any]) -> None:
-        """Refuse another network than the one a model was taught with, or one in eight bits that stands for it."""
-        if not stands_for(self.vit.digest, backbone["sha256"]):
+        """Raise an error for another network than the one that the model was taught with."""
+        if self.vit.digest != backbone["sha256"]:
             raise OneaError(
                 f"Backbone '{self.vit.name}' holds other weights (sha256 {shortened(self.vit.digest)}) than "
                 f"'{backbone['name']}' that the model was taught with ({shortened(backbone['sha256'])}); give that one "
@@ -123,13 +122,13 @@ class Engine:
         progress: Progress = NO_PROGRESS,
         by: tuple[FrozenViT, Runtime] | None = None,
     ) -> Tensor:
-        """Features of squares of pixels, ``[N, width]``, on the CPU: as they are, or of crops as ``draw`` gives.
+        """Features of squares of pixels, or of crops of them, ``[N, width]``, on the CPU.
 
-        ``by`` is the network and the runtime in another precision, as ``for_training`` gives them.
+        ``by`` is the network and the runtime in another precision, from ``for_training``.
         """
         vit, runtime = by or (self.vit, self.runtime)
         parts = [torch.empty(0, self.vit.width)]
-        progress.start_images("looking at images", len(pixels))
+        progress.start_images("computing features", len(pixels))
         with torch.no_grad():
             for start in range(0, len(pixels), EVALUATION_BATCH):
                 part = slice(start, start + EVALUATION_BATCH)
@@ -146,11 +145,30 @@ class Engine:
     def draw(self, labels: Sequence[str], seed: int, view: int, area: float = VIEW_AREA) -> Tensor:
         """Random crops of images of these classes, ``[N, 5]``; those of a class do not depend on other classes.
 
-        ``area`` is the least share of an image that they show.
+        ``area`` is the smallest share of an image that a crop shows.
         """
-        drawn = torch.empty(len(labels), 5, dtype=torch.int64)
+        crops = torch.empty(len(labels), 5, dtype=torch.int64)
         for name in set(labels):
-            own = torch.tensor([row for row, label in enumerate(labels) if label == name])
+            rows = torch.tensor([row for row, label in enumerate(labels) if label == name])
             generator = seeds.generator(seed, view, f"view/{name}")
-            drawn[own] = self.preprocess.sample_crops(len(own), (self.side, self.side), area, generator)
-        return drawn
+            crops[rows] = self.preprocess.sample_crops(len(rows), (self.side, self.side), area, generator)
+        return crops
+
+
+def locate_backbone(backbone: Mapping[str, Any], folder: Path) -> str:
+    """The name of the network of the model in a folder or, if it is a file, its path on this machine.
+
+    Raises:
+        OneaError: the file is neither where it was last used nor beside the folder.
+    """
+    name: str = backbone["name"]
+    if split_file_name(name) is None:
+        return name
+    beside = folder.absolute().parent / name
+    path = noted_file(backbone["sha256"]) or (beside if beside.is_file() else None)
+    if path is None:
+        raise OneaError(
+            f"The network of {folder} is the file {name} (sha256 {shortened(backbone['sha256'])}), which is not where "
+            'it was last used on this machine; put it beside the model folder, or give it with backbone="...".'
+        )
+    return str(path)

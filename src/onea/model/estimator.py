@@ -16,12 +16,12 @@ import numpy.typing as npt
 from onea.data.image_files import OnBad
 from onea.errors import OneaError, did_you_mean
 from onea.learner.merged_adapter import MergingOptions
-from onea.model.engine import Engine
+from onea.model.engine import Engine, locate_backbone
 from onea.model.learning.background import learn_background
 from onea.model.learning.images import read_labelled, read_unlabelled
-from onea.model.learning.update import blank, learn
-from onea.model.learning.update_images import given_as_numbers
-from onea.model.names import check_numbers
+from onea.model.learning.update import initial_state, learn
+from onea.model.learning.update_images import has_integer_labels
+from onea.model.names import check_integer_labels
 from onea.model.parameters import (
     FIXED,
     NETWORK,
@@ -33,7 +33,7 @@ from onea.model.parameters import (
     options_among,
     plain,
 )
-from onea.model.sentences import PhotoReport, located
+from onea.model.reports import PhotoReport
 from onea.model.state import State
 from onea.model.storage.folder import StoredVersions, read_present, save
 from onea.model.versions import Versioned, Versions
@@ -134,7 +134,7 @@ class OneA(Versioned, Parameters):
                 raise OneaError(f"{name} cannot change after the model was taught; make a new OneA({name}=...).")
         if self._snapshot:  # before that, scikit-learn wants mistakes to be told when they matter
             check_params(self.get_params() | params)
-            check_numbers(self._snapshot.classes, self._snapshot.state.numbers, params.get("unknown"))
+            check_integer_labels(self._snapshot.classes, self._snapshot.state.integer_labels, params.get("unknown"))
         with self._changing:
             for name, value in params.items():
                 setattr(self, name, value)
@@ -203,10 +203,14 @@ class OneA(Versioned, Parameters):
         with self._changing, self._listener(progress) as listener:
             check_params(self.get_params())
             engine = self._ready()
-            state = self._snapshot.state if self._snapshot else blank(engine, self._chosen(engine), self.readout)
+            state = (
+                self._snapshot.state if self._snapshot else initial_state(engine, self._chosen(engine), self.readout)
+            )
             listener.note("reading images")
             batch = read_labelled(images, labels, engine.side, on_bad)
-            check_numbers([*state.classes, *(batch.labels or ())], given_as_numbers(state, batch), self.unknown)
+            check_integer_labels(
+                [*state.classes, *(batch.labels or ())], has_integer_labels(state, batch), self.unknown
+            )
             learned, report = learn(
                 engine,
                 state,
@@ -343,7 +347,7 @@ def load(path: str | Path, **params: Any) -> OneA:
     """
     folder = Path(path)
     manifest, present = read_present(folder)
-    network = {} if "backbone" in params else {"backbone": located(present.backbone, folder)}
+    network = {} if "backbone" in params else {"backbone": locate_backbone(present.backbone, folder)}
     model = OneA(**(manifest.params | network | params))
     check_params(Parameters.defaults() | params)
     model.restore(present, manifest.versions, StoredVersions(folder.absolute()), **params)
@@ -354,5 +358,5 @@ def load_for(path: Path, **params: Any) -> OneA:
     """The model in a folder, with those parameters that are not None; a rate of ``unknown`` must be one it can keep."""
     model = load(path, **{name: value for name, value in params.items() if value is not None})
     if params.get("unknown"):
-        model.snapshot().check_rate(params["unknown"])
+        model.snapshot().check_unknown_rate(params["unknown"])
     return model

@@ -28,7 +28,7 @@ from onea.errors import OneaError
 from onea.files import check_writable, read_json, write_error
 from onea.locks import file_lock
 from onea.model.answers import MAJORITY, Snapshot
-from onea.model.calibration import distribution
+from onea.model.calibration import probabilities
 from onea.model.evaluation.metrics import Quality
 from onea.model.learning.images import CLASS_FOLDERS, DecodedImages, check_folder, read_labelled
 from onea.model.names import UNKNOWN, check_spelling
@@ -78,7 +78,7 @@ class Graph(nn.Module):
         inputs = (pixels - self.get_buffer("mean")) / self.get_buffer("std")
         features = self.vit(inputs, self.adapters)
         scores = self.scorer.forward(features)
-        return distribution(scores, self.familiarity.forward(features, scores), *self.calibration)
+        return probabilities(scores, self.familiarity.forward(features, scores), *self.calibration)
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def export(
     """
     photos = to == "onnx" if preprocess is None else preprocess
     _check_wishes(to, photos, precision, check)
-    model.check_taught()
+    model.check_has_classes()
     facts = _describe(model, to, photos, precision)
     check_place(path, to, facts, force)
     if to == "onnx":
@@ -254,8 +254,8 @@ def _compared(model: Snapshot, answers: Answers, photos: DecodedImages) -> tuple
         answers(photos.pixels[start : start + _BATCH].transpose(0, 2, 3, 1)) for start in range(0, len(photos), _BATCH)
     ]
     probabilities, none = (np.concatenate(part) for part in zip(*parts, strict=True))
-    found = model.judge(photos)
-    difference = float(np.abs(probabilities - model.distribution(found).classes.numpy()).max())
+    found = model.compute_scores(photos)
+    difference = float(np.abs(probabilities - model.probabilities(found).classes.numpy()).max())
     asked = [answer.label for answer in model.answers_from(photos, found, k=1)]
     given = np.where(none > MAJORITY, UNKNOWN, names[probabilities.argmax(1)])
     return difference, Quality.of(photos.labels, asked, given.tolist())

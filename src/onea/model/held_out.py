@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A figure over all classes: features of some images held out of training, of every class, judged anew at each update.
+"""Features of held-out images, by which the accuracy over all classes is measured after each update.
 
-Held-out images join the statistics after they were measured, because a class needs all its images. To be judged later,
-they are taken out again, all together: whole series were held out, and no image shall be compared with one of its own.
+Held-out images join the statistics once they are measured, because a class needs all its images. To be classified
+later, they are removed from the statistics again, all together: whole series are held out, and no image shall be
+compared with another one of its series.
 """
 
 from __future__ import annotations
@@ -14,104 +15,117 @@ from torch import Tensor
 
 from onea.classifiers.base import Classifier
 from onea.classifiers.statistics import ClassStatistics
-from onea.model.learning.fingerprints import first_copies
+from onea.model.learning.fingerprints import find_copies
 
-MOST_OF_CLASS, LEAST_OF_CLASS, _ALL = 16, 4, 512  # images whose features are kept
-_AT_ONCE = 512  # images whose scores for all classes are held at a time
-ENOUGH = 20  # images; a share of fewer misleads
+MAX_PER_CLASS, MIN_PER_CLASS, _MAX_IMAGES = 16, 4, 512  # images whose features are stored
+_BATCH = 512  # images whose scores for all classes are in memory at a time
+MIN_IMAGES = 20  # the accuracy on fewer images misleads
 
 
 @dataclass(frozen=True)
-class Measured:
-    """How many images were answered right, of all that were judged, and how many classes they show."""
+class Accuracy:
+    """Correct predictions among some images, and the number of classes that the images show."""
 
-    right: int
+    correct: int
     images: int
     classes: int
 
     @classmethod
-    def of(cls, answers: Tensor, rows: Tensor) -> Measured:
-        """Answers compared with the classes that images show."""
-        return cls(int((answers == rows).sum()), len(rows), len(rows.unique()))
+    def of(cls, predicted: Tensor, rows: Tensor) -> Accuracy:
+        """From the predicted and the true class of each image."""
+        return cls(int((predicted == rows).sum()), len(rows), len(rows.unique()))
 
     @property
-    def share(self) -> float | None:
-        """Of right answers; None where they are of too few images."""
-        return self.right / self.images if self.images >= ENOUGH else None
+    def value(self) -> float | None:
+        """The accuracy; None for fewer than ``MIN_IMAGES``."""
+        return self.correct / self.images if self.images >= MIN_IMAGES else None
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class HeldOutImages:
     """Images held out of training, newest first.
 
     Attributes:
-        features: of each, ``[H, views, width]``.
-        rows: the class that each of them shows, ``[H]``.
-        prints: their fingerprints, ``[H, 2]``, so that one that is taught again is held out again.
+        features: of each image, ``[H, views, width]``.
+        rows: the class of each image, ``[H]``.
+        fingerprints: of each image, ``[H, 2]``. An image that is taught again is held out again.
     """
 
     features: Tensor
     rows: Tensor
-    prints: Tensor
+    fingerprints: Tensor
 
-    def __getitem__(self, chosen: Tensor) -> HeldOut:
-        return HeldOut(self.features[chosen], self.rows[chosen], self.prints[chosen])
+    def __getitem__(self, index: Tensor) -> HeldOutImages:
+        return HeldOutImages(self.features[index], self.rows[index], self.fingerprints[index])
 
-    def behind(self, newer: HeldOut) -> HeldOut:
-        """The newest of both: so many of each class that all of them take little room."""
+    def with_newer(self, newer: HeldOutImages) -> HeldOutImages:
+        """The newest images of both: at most ``MAX_PER_CLASS`` of a class, fewer if there are many classes."""
         features = torch.cat([newer.features, self.features]) if len(self.rows) else newer.features
-        both = HeldOut(features, torch.cat([newer.rows, self.rows]), torch.cat([newer.prints, self.prints]))
-        if not len(both.rows):
-            return both
-        classes = both.rows.unique()
-        most = max(LEAST_OF_CLASS, min(MOST_OF_CLASS, _ALL // len(classes)))
-        return both[torch.cat([(both.rows == row).nonzero()[:most, 0] for row in classes]).sort().values]
+        rows, fingerprints = torch.cat([newer.rows, self.rows]), torch.cat([newer.fingerprints, self.fingerprints])
+        if not len(rows):
+            return newer
+        classes = rows.unique()
+        limit = max(MIN_PER_CLASS, min(MAX_PER_CLASS, _MAX_IMAGES // len(classes)))
+        return HeldOutImages(features, rows, fingerprints)[newest_of_each_class(rows, limit)]
 
-    def shown_by(self, rows: Tensor, prints: Tensor) -> Tensor:
-        """Which photos with these classes and fingerprints are among them, ``bool [N]``."""
-        found = first_copies(prints, self.prints)
-        shown = found >= 0
-        shown[shown.clone()] = self.rows[found[shown]] == rows[shown]
-        return shown
+    def contains(self, rows: Tensor, fingerprints: Tensor) -> Tensor:
+        """Which images with these classes and fingerprints are among them, ``bool [N]``."""
+        copy = find_copies(fingerprints, self.fingerprints)
+        contained = copy >= 0
+        contained[contained.clone()] = self.rows[copy[contained]] == rows[contained]
+        return contained
 
-    def unseen_by(self, trained: Tensor) -> Tensor:
-        """Which are none of the photos with these fingerprints, that an adapter was trained on, ``bool [H]``."""
-        return first_copies(self.prints, trained) < 0
+    def not_among(self, fingerprints: Tensor) -> Tensor:
+        """Which of them have none of these fingerprints, ``bool [H]``."""
+        return find_copies(self.fingerprints, fingerprints) < 0
 
-    def seen_anew(self, views: Tensor, rows: Tensor, prints: Tensor, classes: Tensor) -> HeldOut:
-        """The same with the features of these images, ``[views, N, width]``, for those of some classes among them."""
-        found = first_copies(self.prints, prints)
-        here = ((found >= 0) & torch.isin(self.rows, classes)).nonzero()[:, 0]
-        here = here[rows[found[here]] == self.rows[here]]
-        if not len(here):
+    def recompute_features(self, views: Tensor, rows: Tensor, fingerprints: Tensor, classes: Tensor) -> HeldOutImages:
+        """The same with new features ``[views, N, width]`` of those images of some classes that are taught again."""
+        copy = find_copies(self.fingerprints, fingerprints)
+        repeated = ((copy >= 0) & torch.isin(self.rows, classes)).nonzero()[:, 0]
+        repeated = repeated[rows[copy[repeated]] == self.rows[repeated]]
+        if not len(repeated):
             return self
-        return replace(self, features=self.features.index_copy(0, here, views[:, found[here]].transpose(0, 1)))
+        features = self.features.index_copy(0, repeated, views[:, copy[repeated]].transpose(0, 1))
+        return replace(self, features=features)
 
 
-def measure(classifier: Classifier, known: ClassStatistics, held: HeldOut) -> Measured:
-    """Judge held-out images among all classes, by statistics that have them."""
-    return Measured.of(*answered(classifier, known, held))
+def newest_of_each_class(rows: Tensor, limit: int) -> Tensor:
+    """Positions of the first images of each class, at most ``limit``, in their order.
+
+    >>> newest_of_each_class(torch.tensor([1, 0, 1, 1]), 2).tolist()
+    [0, 1, 2]
+    """
+    return torch.cat([(rows == row).nonzero()[:limit, 0] for row in rows.unique()]).sort().values
 
 
-def answered(classifier: Classifier, known: ClassStatistics, held: HeldOut) -> tuple[Tensor, Tensor]:
-    """The classes that held-out images are taken for, by statistics that have them, and those that they show."""
-    others, features, rows = taken_out(known, held)
+def evaluate_held_out(classifier: Classifier, statistics: ClassStatistics, held_out: HeldOutImages) -> Accuracy:
+    """Accuracy on held-out images among all classes; the statistics include these images."""
+    return Accuracy.of(*predict_held_out(classifier, statistics, held_out))
+
+
+def predict_held_out(
+    classifier: Classifier, statistics: ClassStatistics, held_out: HeldOutImages
+) -> tuple[Tensor, Tensor]:
+    """Predicted and true class of each held-out image; the statistics include these images."""
+    others, features, rows = remove_held_out(statistics, held_out)
     if not len(rows):
         return rows, rows
-    fitted = classifier.fit(others)
-    return torch.cat([fitted(part).argmax(1) for part in features.split(_AT_ONCE)]), rows
+    scorer = classifier.fit(others)
+    return torch.cat([scorer(part).argmax(1) for part in features.split(_BATCH)]), rows
 
 
-def taken_out(known: ClassStatistics, held: HeldOut) -> tuple[ClassStatistics, Tensor, Tensor]:
+def remove_held_out(statistics: ClassStatistics, held_out: HeldOutImages) -> tuple[ClassStatistics, Tensor, Tensor]:
     """Statistics without held-out images, the features of these images ``[R, width]``, and their classes.
 
-    Images of a class of which nothing would be left stay where they are.
+    A class that would lose all its images keeps them.
     """
-    features, rows = held.features, held.rows
-    taken = features.shape[1] * torch.bincount(rows, minlength=known.classes)
-    here = (known.counts > taken)[rows]
-    features, rows = features[here], rows[here]
+    features, rows = held_out.features, held_out.rows
+    removed = features.shape[1] * torch.bincount(rows, minlength=statistics.classes)
+    removable = (statistics.counts > removed)[rows]
+    features, rows = features[removable], rows[removable]
     if not len(rows):
-        return known, features.new_empty(0, known.width), rows
+        return statistics, features.new_empty(0, statistics.width), rows
     views = features.shape[1]
-    return known.remove(features.flatten(0, 1), rows.repeat_interleave(views)), features[:, 0], rows
+    others = statistics.remove(features.flatten(0, 1), rows.repeat_interleave(views))
+    return others, features[:, 0], rows

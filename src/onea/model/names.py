@@ -60,26 +60,26 @@ def is_number(label: Any) -> bool:
     return isinstance(label, int) or (isinstance(label, float) and label.is_integer())
 
 
-def as_numbers(names: Sequence[str]) -> npt.NDArray[np.int64] | None:
+def as_integers(names: Sequence[str]) -> npt.NDArray[np.int64] | None:
     """Class names as numbers, ``unknown`` as -1; None where one of them is no number.
 
-    >>> as_numbers(["7", "unknown", "10"])
+    >>> as_integers(["7", "unknown", "10"])
     array([ 7, -1, 10])
-    >>> as_numbers(["7", "007"])
+    >>> as_integers(["7", "007"])
     """
     numbers = [str(UNKNOWN_NUMBER) if name == UNKNOWN else name for name in names]
     return np.array(numbers, dtype=np.int64) if all(map(_NUMBER.fullmatch, numbers)) else None
 
 
-def check_numbers(names: Sequence[str], numbers: bool, unknown: float | None) -> None:
+def check_integer_labels(names: Sequence[str], integer_labels: bool, unknown: float | None) -> None:
     """Refuse -1 among classes that are numbers, where it is the answer to strange images.
 
-    >>> check_numbers(["-1", "1"], numbers=True, unknown=0)
-    >>> check_numbers(["-1", "1"], numbers=True, unknown=0.05)
+    >>> check_integer_labels(["-1", "1"], integer_labels=True, unknown=0)
+    >>> check_integer_labels(["-1", "1"], integer_labels=True, unknown=0.05)
     Traceback (most recent call last):
     onea.errors.OneaError: A class cannot be -1: that is the answer to strange images; renumber it or set unknown=0.
     """
-    if unknown and numbers and str(UNKNOWN_NUMBER) in names and as_numbers(names) is not None:
+    if unknown and integer_labels and str(UNKNOWN_NUMBER) in names and as_integers(names) is not None:
         raise OneaError(
             f"A class cannot be {UNKNOWN_NUMBER}: that is the answer to strange images; renumber it or set unknown=0."
         )

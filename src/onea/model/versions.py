@@ -19,9 +19,9 @@ from onea.errors import OneaError
 from onea.model.answers import Snapshot
 from onea.model.asking import Asking
 from onea.model.engine import Engine
-from onea.model.names import check_numbers, name_of
-from onea.model.state import KNOWS_NOTHING, State
-from onea.model.storage.erasure import erased
+from onea.model.names import check_integer_labels, name_of
+from onea.model.state import NO_CLASSES, State
+from onea.model.storage.erasure import erase
 from onea.text import plural, utc_timestamp
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class Versioned(Asking):
                 self._states[version] = self._stored.read(version, self.snapshot().state)
             return self._states[version]
 
-    def grew_from(self, version: int, id: str) -> bool:
+    def is_based_on(self, version: int, id: str) -> bool:
         """Whether this model was once in the state of this id, so that no other model is overwritten."""
         return id in self._ancestry or (version in self.versions.kept and self.state(version).id == id)
 
@@ -156,17 +156,17 @@ class Versioned(Asking):
         with self._changing:
             names, state = [name_of(label) for label in classes], self.snapshot().state
             if everywhere:
-                self._commit(erased(state, names, self._versions.next, utc_timestamp()), keep=0)
+                self._commit(erase(state, names, self._versions.next, utc_timestamp()), keep=0)
             else:
-                self._commit(state.without(names, self._versions.next, utc_timestamp()))
+                self._commit(state.forget(names, self._versions.next, utc_timestamp()))
         return self
 
     def rename(self, old: str | int, new: str | int, *, merge: bool = False) -> Self:
         """Call a class by another name; with ``merge``, one that is known: the two become one class."""
         with self._changing:
             before, names = self.snapshot().state, (name_of(old), name_of(new))
-            state = (before.joined if merge else before.renamed)(*names, self._versions.next, utc_timestamp())
-            check_numbers(state.classes, state.numbers, self.unknown)
+            state = (before.merge_classes if merge else before.rename)(*names, self._versions.next, utc_timestamp())
+            check_integer_labels(state.classes, state.integer_labels, self.unknown)
             self._commit(state)
         return self
 
@@ -213,7 +213,7 @@ class Versioned(Asking):
 
 def _not_taught() -> OneaError:
     if sys.modules.get("sklearn") is None:
-        return OneaError(KNOWS_NOTHING)
+        return OneaError(NO_CLASSES)
     from onea.model.conventions import NotTaughtError
 
-    return NotTaughtError(KNOWS_NOTHING)
+    return NotTaughtError(NO_CLASSES)

@@ -14,7 +14,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.concurrency import run_in_threadpool
 
 from onea.data.decode import upload_formats
-from onea.model.sentences import sentences
+from onea.model.reports import notes
 from onea.model.state import State
 from onea.serve.access import TokenFailures, bearer, check_token, client_address
 from onea.serve.middleware import Metrics
@@ -292,4 +292,4 @@ async def _start_job(
 
 
 def _edit_response(state: State) -> EditResponse:
-    return EditResponse(version=state.version, classes=len(state.classes), remarks=sentences(state.updates[-1]))
+    return EditResponse(version=state.version, classes=len(state.classes), remarks=notes(state.updates[-1]))

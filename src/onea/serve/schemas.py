@@ -104,7 +104,7 @@ class MisclassifiedClass(BaseModel):
     name: str
     mistakes: int
     images: int = Field(description="Number of held-out images of the class.")
-    taken_for: str = Field(description="The class that most of them are misclassified as.")
+    predicted: str = Field(description="The class that most of them are misclassified as.")
 
 
 class HeldOutMistakes(BaseModel):

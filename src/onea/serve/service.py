@@ -22,10 +22,10 @@ from onea.model.estimator import load_for
 from onea.model.learning.background import learn_background
 from onea.model.learning.images import DecodedImages
 from onea.model.learning.update import learn
-from onea.model.learning.update_images import checked_classes
-from onea.model.sentences import PhotoReport, advice, told
+from onea.model.learning.update_images import class_names
+from onea.model.reports import PhotoReport, report_lines, training_advice
 from onea.model.state import State
-from onea.model.storage.erasure import erased
+from onea.model.storage.erasure import erase
 from onea.model.storage.folder import Manifest, Undone, change, read_id, read_manifest, read_state, undo
 from onea.serve.problems import Problem, from_folder_error, unexpected
 from onea.serve.settings import Settings
@@ -106,8 +106,8 @@ class Service:
             Problem: another training job is running, or the model folder cannot be written.
         """
         if background:
-            self._present.snapshot.check_taught()
-        classes = [] if background else checked_classes(batch, self._present.state)
+            self._present.snapshot.check_has_classes()
+        classes = [] if background else class_names(batch, self._present.state)
         self._acquire()
         job = TrainingJob(classes, len(batch), batch.skipped)
         try:
@@ -139,14 +139,14 @@ class Service:
     def forget(self, names: Sequence[str], everywhere: bool = False) -> State:
         """Remove classes, with ``everywhere`` also from earlier versions; returns the present state."""
         if everywhere:
-            return self._edit(lambda state, version, date: erased(state, names, version, date), keep=0)
-        return self._edit(lambda state, version, date: state.without(names, version, date))
+            return self._edit(lambda state, version, date: erase(state, names, version, date), keep=0)
+        return self._edit(lambda state, version, date: state.forget(names, version, date))
 
     def rename(self, old: str, new: str, merge: bool = False) -> State:
         """Rename a class, or merge two classes; returns the present state."""
 
         def next_state(state: State, version: int, date: str) -> State:
-            return (state.joined if merge else state.renamed)(old, new, version, date)
+            return (state.merge_classes if merge else state.rename)(old, new, version, date)
 
         return self._edit(next_state)
 
@@ -245,7 +245,10 @@ class Service:
             job.fail(outcome)
         else:
             state, report = outcome
-            job.finish(state.version, [*told(state.updates[-1], report), *advice(state.classes, state.merged)])
+            job.finish(
+                state.version,
+                [*report_lines(state.updates[-1], report), *training_advice(state.classes, state.adapter_images)],
+            )
 
     def _learn_version(
         self, job: TrainingJob, batch: DecodedImages, name: str | None, background: bool

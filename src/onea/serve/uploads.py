@@ -104,7 +104,7 @@ async def decode_for_learning(
     labels = tuple(images[n].label or "" for n in good)
     names = tuple(images[n].name for n in good)
     skipped = tuple(_lines(images, reasons))
-    return DecodedImages(pixels[good] if reasons else pixels, labels, names, skipped, left_out=upload.left_out)
+    return DecodedImages(pixels[good] if reasons else pixels, labels, names, skipped, ignored_files=upload.left_out)
 
 
 async def _decode_all(

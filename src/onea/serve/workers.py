@@ -162,7 +162,9 @@ def predict_batch(snapshot: Snapshot, requests: Sequence[PredictionRequest]) -> 
     """The answers to several requests from one forward pass."""
     pixels: Pixels = np.concatenate([request.images.pixels for request in requests])
     names = tuple(name for request in requests for name in request.images.names)
-    parts = snapshot.judge(DecodedImages(pixels, None, names)).split([len(request.images) for request in requests])
+    parts = snapshot.compute_scores(DecodedImages(pixels, None, names)).split(
+        [len(request.images) for request in requests]
+    )
     return [snapshot.answers_from(r.images, part, r.top) for r, part in zip(requests, parts, strict=True)]
 
 

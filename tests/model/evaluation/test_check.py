@@ -21,12 +21,12 @@ from onea.errors import OneaError
 from onea.model.estimator import OneA
 from onea.model.evaluation.check import Check, check_model, check_photos, learning_curves
 from onea.model.evaluation.confusions import NEAREST, Absorber, Misclassified, Mistakes, gaussian_overlap, mistakes_of
-from onea.model.evaluation.label_errors import cross_examine
+from onea.model.evaluation.label_errors import find_label_errors
 from onea.model.evaluation.pictures import curves_picture, suspects_picture
-from onea.model.held_out import taken_out
-from onea.model.learning.fingerprints import NO_PRINTS
+from onea.model.held_out import remove_held_out
+from onea.model.learning.fingerprints import NO_FINGERPRINTS
 from onea.model.learning.images import read_labelled
-from onea.model.state import NO_HELD, NO_ROWS
+from onea.model.state import NO_FEATURES, NO_ROWS
 
 COLOURS = {"red": (220, 40, 40), "green": (40, 200, 60), "blue": (40, 60, 220), "grey": (128, 128, 128)}
 
@@ -159,13 +159,17 @@ def test_a_model_alone_names_the_mistakes_among_its_held_out_photos(tiny_vit, ph
     shutil.copytree(photos / "red", photos / "crimson")
     state = tiny_model(tiny_vit, epochs=1, held_out=0.5).learn(photos).snapshot().state
     found = check_model(state).mistakes
-    others, features, rows = taken_out(state.statistics, state.held_out)
+    others, features, rows = remove_held_out(state.statistics, state.held_out)
     answers = state.classifier.fit(others)(features).argmax(1)
     assert found == mistakes_of(answers, rows, state.classes)
     assert (found.images, found.mistakes) == (len(rows), int((answers != rows).sum()))
     assert found.mistakes
     assert {one.name for one in found.misclassified} <= {"red", "crimson"}
-    without = check_model(dataclasses.replace(state, held=NO_HELD, held_rows=NO_ROWS, held_prints=NO_PRINTS))
+    without = check_model(
+        dataclasses.replace(
+            state, held_out_features=NO_FEATURES, held_out_rows=NO_ROWS, held_out_fingerprints=NO_FINGERPRINTS
+        )
+    )
     assert without.mistakes == Mistakes()
     assert "not measured" in {one.advice for one in without.classes}
 
@@ -273,7 +277,7 @@ def test_memory_of_a_check_grows_with_the_classes_and_not_with_their_square(mode
 def test_no_photo_judges_itself():
     """Noise has no class, so half of it is suspected; seen photos would vouch for themselves."""
     features, rows = gaussians([60, 60], 0, width=48)
-    ratio = cross_examine(ClassStatistics.empty(48), features, rows).suspicion.ratio
+    ratio = find_label_errors(ClassStatistics.empty(48), features, rows).suspicion.ratio
     assert 0.3 < float((ratio > 0).double().mean()) < 0.7
 
 

@@ -44,17 +44,17 @@ def strange(tiny_images, tmp_path) -> Path:
 def test_the_measures_are_those_of_the_models_own_judgement(model, tiny_images, strange):
     found = evaluate(model, tiny_images / "test", unknown=strange)
     known = [file for name in KNOWN for file in sorted((tiny_images / "test" / name).iterdir())]
-    judged, unknown = model.judge(known), model.judge(strange).familiarity
+    judged, unknown = model.compute_scores(known), model.compute_scores(strange).familiarity
     nearest = [model.classes[row] for row in judged.scores.argmax(1)]
     right = torch.tensor([name == file.parent.name for name, file in zip(nearest, known, strict=True)])
     assert found.open_set is not None
     assert len(found.open_set.unknown) == 4
-    assert found.never_taught == ("class03", "class04", "class05"), "which are neither known nor among the unknown"
+    assert found.untaught_classes == ("class03", "class04", "class05"), "which are neither known nor among the unknown"
     assert found.open_set.auroc == auroc(judged.familiarity, unknown)
     assert found.open_set.curve.area == oscr_curve(judged.familiarity, right, unknown).area
     answers = model.predict(sorted(strange.rglob("*.png")))
-    assert found.open_set.caught == (answers == "unknown").mean()
-    assert found.open_set.false_alarms == found.unknown == (model.predict(known) == "unknown").mean()
+    assert found.open_set.unknown_rejected == (answers == "unknown").mean()
+    assert found.open_set.known_rejected == found.unknown == (model.predict(known) == "unknown").mean()
     assert found.open_set.correct == (model.predict(known) == [file.parent.name for file in known]).mean()
 
 
@@ -70,7 +70,7 @@ def test_a_model_that_answers_no_unknown_is_measured_all_the_same(tiny_vit, tiny
     found = evaluate(model, tiny_images / "test", unknown=strange).open_set
     assert found is not None
     assert not found.answers_unknown
-    assert (found.caught, found.false_alarms) == (0, 0)
+    assert (found.unknown_rejected, found.known_rejected) == (0, 0)
     assert 0 <= found.auroc <= 1
     assert found.correct == pytest.approx(float(found.curve.ccr[-1]))
 
@@ -136,7 +136,7 @@ def test_photos_that_were_taught_are_counted(model, tiny_images, tmp_path):
     (tmp_path / "mixed/notes.txt").write_text("from Monday")
     found = evaluate(model, tmp_path / "mixed")
     assert found.remarks == [
-        "1 file left out (no photo, or in no class folder): notes.txt",
+        "files ignored (no image, or outside the class folders): 1 (notes.txt)",
         "1 of 4 images was taught: it does not tell how new ones are answered",
     ]
     assert evaluate(model, tiny_images / "test").remarks == []

@@ -19,9 +19,9 @@ from onea.classifiers.drift import fit_drift_map
 from onea.classifiers.familiarity import NO_BACKGROUND
 from onea.errors import OneaError
 from onea.model.export import Graph
-from onea.model.learning.background import MOST_FEATURES, kept_rows, like_known
-from onea.model.learning.fingerprints import NO_PRINTS
-from onea.model.sentences import sentences
+from onea.model.learning.background import MAX_FEATURES, clearly_known, reservoir_sample
+from onea.model.learning.fingerprints import NO_FINGERPRINTS
+from onea.model.reports import notes
 from onea.model.state import NO_ROWS
 from onea.model.storage.card import card
 from onea.model.versions import Versions
@@ -52,13 +52,13 @@ def model(before, tmp_path):
 
 def without_fingerprints(model):
     """As an earlier version taught it: photos are not known again, only what they show."""
-    state = dataclasses.replace(model.snapshot().state, fingerprints=NO_PRINTS, fingerprint_rows=NO_ROWS)
+    state = dataclasses.replace(model.snapshot().state, fingerprints=NO_FINGERPRINTS, fingerprint_rows=NO_ROWS)
     model.restore(state, Versions((state.version,), state.version))
     return model
 
 
 def familiarity(model, images):
-    return model.snapshot().judge(images).familiarity
+    return model.snapshot().compute_scores(images).familiarity
 
 
 def test_what_resembles_the_background_is_less_familiar(before, model, files):
@@ -85,8 +85,8 @@ def test_the_background_is_no_class_and_changes_none(before, model, files):
     assert model.classes_.tolist() == before.classes_.tolist()
     np.testing.assert_array_equal(model.predict_proba(files["class05"]), before.predict_proba(files["class05"]))
     old, new = before.snapshot().state, model.snapshot().state
-    torch.testing.assert_close(new.margins[:, :-1], old.margins[:, :-1], rtol=0, atol=0)
-    unchanged = ("hidden", "temperature", "calibrated_on", "merged", "statistics", "adapter")
+    torch.testing.assert_close(new.held_out_signals[:, :-1], old.held_out_signals[:, :-1], rtol=0, atol=0)
+    unchanged = ("left_out_signals", "temperature", "calibration_images", "adapter_images", "statistics", "adapter")
     for name in unchanged:
         torch.testing.assert_close(as_values(getattr(new, name)), as_values(getattr(old, name)), rtol=0, atol=0)
     update = model.history[-1]
@@ -134,7 +134,7 @@ def test_the_exported_graph_knows_the_background(model, files):
     model.set_params(unknown=0.2).learn_background(files["class04"])
     snapshot = model.snapshot()
     images = snapshot.read([file for name in sorted(files) for file in files[name]])
-    wanted = snapshot.judge(images).familiarity - snapshot.threshold
+    wanted = snapshot.compute_scores(images).familiarity - snapshot.threshold
     none = Graph(snapshot)(torch.from_numpy(images.pixels).float() / 255)[1]
     clear = wanted.abs() > 1e-2  # nearer to the threshold, rounding decides
     assert clear.float().mean() > 0.8
@@ -144,17 +144,17 @@ def test_the_exported_graph_knows_the_background(model, files):
 def test_later_images_are_calibrated_with_the_background(model, files):
     """Features of images held out before are gone, so what they would say is drawn from their class."""
     without_fingerprints(model)
-    assert (model.snapshot().state.margins[:, -1] == NO_BACKGROUND).all()
+    assert (model.snapshot().state.held_out_signals[:, -1] == NO_BACKGROUND).all()
     model.learn_background(files["class04"])
-    drawn = model.snapshot().state.margins
+    drawn = model.snapshot().state.held_out_signals
     assert (drawn[:, -1] < NO_BACKGROUND).all()
     # Two, because more that clearly show a class are refused.
     model.learn_background(files["class03"][:2])
-    again = model.snapshot().state.margins
+    again = model.snapshot().state.held_out_signals
     assert (again[:, -1] <= drawn[:, -1]).all()
     assert (again[:, -1] < drawn[:, -1]).any(), "a class that is shown as nothing is near it"
     teach(model, files, "class05")
-    assert (model.snapshot().state.margins[:, -1] < NO_BACKGROUND).all()
+    assert (model.snapshot().state.held_out_signals[:, -1] < NO_BACKGROUND).all()
 
 
 @pytest.mark.parametrize("follow_drift", [True, False])
@@ -181,14 +181,14 @@ def test_the_background_moves_with_the_adapter(follow_drift, tiny_vit, files, mo
 
 def test_so_many_are_kept_and_the_seed_says_which(model, files, tmp_path):
     rng = np.random.default_rng(0)
-    many = rng.integers(0, 256, (MOST_FEATURES + 40, 16, 16, 3), dtype=np.uint8)
+    many = rng.integers(0, 256, (MAX_FEATURES + 40, 16, 16, 3), dtype=np.uint8)
     model.learn_background(many)
     kept = model.snapshot().state.background
-    assert len(kept) == MOST_FEATURES
+    assert len(kept) == MAX_FEATURES
     assert torch.equal(model.undo().learn_background(many).snapshot().state.background, kept)
     model.learn_background(many[:30])
-    assert model.snapshot().state.background_images == MOST_FEATURES + 70
-    assert len(model.snapshot().state.background) == MOST_FEATURES
+    assert model.snapshot().state.background_images == MAX_FEATURES + 70
+    assert len(model.snapshot().state.background) == MAX_FEATURES
     assert onea.load(model.save(tmp_path / "shop.onea")).version == model.version
 
 
@@ -198,7 +198,9 @@ def test_all_images_ever_given_have_the_same_chance_to_be_kept():
     for _ in range(10_000):
         kept, seen = torch.empty(0, dtype=torch.int64), 0
         for size in (4, 16, 40):
-            kept = torch.cat([kept, torch.arange(seen, seen + size)])[kept_rows(len(kept), size, seen, 10, generator)]
+            kept = torch.cat([kept, torch.arange(seen, seen + size)])[
+                reservoir_sample(len(kept), size, seen, 10, generator)
+            ]
             seen += size
         assert len(kept.unique()) == 10
         times[kept] += 1
@@ -209,10 +211,10 @@ def test_all_images_ever_given_have_the_same_chance_to_be_kept():
 
 
 def test_a_background_needs_a_class(tiny_vit, files, model):
-    with pytest.raises(OneaError, match="knows no class yet; teach it some first"):
+    with pytest.raises(OneaError, match="has no classes yet; teach it some first"):
         tiny_model(tiny_vit).learn_background(files["class04"])
     model.forget(*KNOWN)
-    with pytest.raises(OneaError, match="knows no class yet; teach it some first"):
+    with pytest.raises(OneaError, match="has no classes yet; teach it some first"):
         model.learn_background(files["class04"])
 
 
@@ -227,7 +229,7 @@ def test_a_background_needs_an_image(model, tmp_path):
 def clear_photos(model, files):
     """Photos that were taught and that the model clearly knows again."""
     taught = [file for name in KNOWN for file in files[name]]
-    found = [taught[row] for row in like_known(model.snapshot(), features_and_scores(model, taught)[0])]
+    found = [taught[row] for row in clearly_known(model.snapshot(), features_and_scores(model, taught)[0])]
     assert len(found) > 3
     return found
 
@@ -248,8 +250,10 @@ def test_background_that_is_taught_as_a_class_is_background_no_longer(model, fil
     model.learn_background([*files["class04"], *files["class05"]])
     both = model.snapshot().state.background
     teach(model, files, "class04")
-    assert model.history[-1]["were_background"] == len(files["class04"])
-    assert "6 background photos are of a class now and no longer count as background" in sentences(model.history[-1])
+    assert model.history[-1]["relabelled_background"] == len(files["class04"])
+    assert "background photos that now belong to a class, and no longer to the background: 6" in notes(
+        model.history[-1]
+    )
     state = model.snapshot().state
     assert torch.equal(state.background, both[len(files["class04"]) :])
     assert state.background_images == len(files["class05"])
@@ -257,7 +261,7 @@ def test_background_that_is_taught_as_a_class_is_background_no_longer(model, fil
     assert torch.equal(loaded.snapshot().state.background, state.background)
     assert torch.equal(model.undo().snapshot().state.background, both)
     teach(model.forget(*KNOWN), files, "class04")
-    assert model.history[-1]["were_background"] == 0, "nothing says how photos of a class differ"
+    assert model.history[-1]["relabelled_background"] == 0, "nothing says how photos of a class differ"
 
 
 def test_background_is_known_again_after_the_adapter_was_trained(model, files, tmp_path):
@@ -285,15 +289,15 @@ def test_a_few_known_photos_are_learned_and_counted(model, files):
     strange = np.random.default_rng(0).integers(0, 256, (200, 16, 16, 3), dtype=np.uint8)
     before = without_fingerprints(model).snapshot()
     model.learn_background([*clear_photos(model, files), *strange])
-    assert 1 <= model.history[-1]["like_known"] < 200 / 3
-    assert len(before.state.margins) >= 20
+    assert 1 <= model.history[-1]["resembling_known"] < 200 / 3
+    assert len(before.state.held_out_signals) >= 20
 
 
 def test_with_few_images_held_out_nothing_is_clear(tiny_vit, files):
     model = teach(tiny_model(tiny_vit), files, "class00", "class01")
-    assert len(without_fingerprints(model).snapshot().state.margins) < 20
+    assert len(without_fingerprints(model).snapshot().state.held_out_signals) < 20
     model.learn_background(files["class00"])
-    assert model.history[-1]["like_known"] == 0
+    assert model.history[-1]["resembling_known"] == 0
 
 
 # The folder
@@ -310,13 +314,13 @@ def rewritten(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
-        (lambda rows: rows[:-1], "'background' is not what it should be"),
-        (lambda rows: torch.cat([rows, rows]), "'background' is not what it should be"),
-        (lambda rows: rows[:, 1:], "'background' is not what it should be"),
-        (lambda rows: rows.float(), "'background' is not what it should be"),
-        (lambda rows: rows[0], "'background' is not what it should be"),
-        (lambda rows: None, "is not what it should be"),
-        (lambda rows: rows * torch.nan, "background holds NaN or infinity"),
+        (lambda rows: rows[:-1], "'background' does not have the expected type and shape"),
+        (lambda rows: torch.cat([rows, rows]), "'background' does not have the expected type and shape"),
+        (lambda rows: rows[:, 1:], "'background' does not have the expected type and shape"),
+        (lambda rows: rows.float(), "'background' does not have the expected type and shape"),
+        (lambda rows: rows[0], "'background' does not have the expected type and shape"),
+        (lambda rows: None, "does not have the expected type and shape"),
+        (lambda rows: rows * torch.nan, "background contains NaN or infinity"),
     ],
 )
 def test_a_damaged_background_is_named(model, files, tmp_path, spoil, reason):
@@ -334,4 +338,4 @@ def test_a_model_of_one_class_still_answers_with_it_beside_a_background(tiny_vit
     model.learn_background(files["class02"])
     assert (model.familiarity(files["class01"] + files[KNOWN[0]]) == familiar).all(), "it counts from the second on"
     assert set(model.predict(files[KNOWN[0]])) == {KNOWN[0]}
-    assert "Told by their distance to the only class." in card(model.snapshot().state, "shop.onea")
+    assert "Detected by their distance to the only class." in card(model.snapshot().state, "shop.onea")

@@ -24,7 +24,7 @@ from onea.model.learning import series as groups
 from onea.model.learning.fingerprints import WORDS, find_repeats, fingerprints, same_photos
 from onea.model.learning.images import read_labelled
 from onea.model.learning.update import learn
-from onea.model.sentences import sentences
+from onea.model.reports import notes
 from onea.runtime import Progress
 from onea.tensors import row_blocks
 
@@ -164,9 +164,9 @@ def test_repeats_are_those_of_all_pairs(monkeypatch):
         names = [known_labels[other] for other in there] + [labels[other] for other in here if other < row]
         if odd := [name for name in names if name != labels[row]]:
             conflicts[row] = odd[0]
-    assert (found.before.tolist(), found.twice.tolist()) == (before, twice)
-    assert (found.known.tolist(), found.conflicts) == (sorted(hit), conflicts)
-    assert found.unseen_by(trained).tolist() == unseen
+    assert (found.taught_before.tolist(), found.duplicates.tolist()) == (before, twice)
+    assert (found.matched.tolist(), found.conflicts) == (sorted(hit), conflicts)
+    assert found.independent_of(trained).tolist() == unseen
     assert any(before) > all(before), "the case is a mixed one"
     assert any(twice) > all(twice)
     assert any(unseen)
@@ -186,8 +186,8 @@ def test_near_identical_photos_need_memory_in_proportion_to_their_number(monkeyp
     monkeypatch.setattr(module, "same_photos", counted)
     for count in (1500, 6000):
         found = find_repeats(frames(count), ["a"] * count)
-        assert int(found.seen.sum()) == count - 1
-        assert not found.unseen_by(torch.arange(count) < 9).any()
+        assert int(found.repeated.sum()) == count - 1
+        assert not found.independent_of(torch.arange(count) < 9).any()
         assert max(held) <= 2**22
     assert sum(compared) <= 1.1 * (1500**2 + 6000**2), "each pair is compared twice at most"
 
@@ -195,7 +195,7 @@ def test_near_identical_photos_need_memory_in_proportion_to_their_number(monkeyp
 @pytest.mark.slow
 def test_ten_thousand_frames_of_a_still_camera_take_seconds():
     began = time.process_time()
-    assert int(find_repeats(frames(10_000), ["a"] * 10_000).seen.sum()) == 9_999
+    assert int(find_repeats(frames(10_000), ["a"] * 10_000).repeated.sum()) == 9_999
     assert time.process_time() - began < 30
 
 
@@ -217,7 +217,7 @@ def test_series_do_not_depend_on_how_many_photos_are_compared_at_a_time(kind, mo
     if kind == "still":
         features += torch.linspace(-9, 9, 600)[:, None]  # the light changes, and nothing else
     rows, known = torch.zeros(600, dtype=torch.int64), ClassStatistics.empty(48)
-    together = groups.series(features, rows, known)
+    together = groups.find_series(features, rows, known)
     blocks: list[int] = []
 
     def small(count, columns):
@@ -226,7 +226,7 @@ def test_series_do_not_depend_on_how_many_photos_are_compared_at_a_time(kind, mo
         return found
 
     monkeypatch.setattr(groups, "row_blocks", small)
-    assert torch.equal(groups.series(features, rows, known), together)
+    assert torch.equal(groups.find_series(features, rows, known), together)
     assert max(blocks) == 10
     assert len(together.unique()) > 5
 
@@ -234,13 +234,13 @@ def test_series_do_not_depend_on_how_many_photos_are_compared_at_a_time(kind, mo
 def test_repeats_within_an_update_and_under_two_names():
     prints = fingerprints(squares(*(drawn(seed) for seed in (0, 1, 0, 1, 2))))
     found = find_repeats(prints, ["apple", "apple", "apple", "pear", "pear"], prints[[4, 1]], ["pear", "plum"])
-    assert found.twice.tolist() == [False, False, True, False, False]
-    assert found.before.tolist() == [False, False, False, False, True]
+    assert found.duplicates.tolist() == [False, False, True, False, False]
+    assert found.taught_before.tolist() == [False, False, False, False, True]
     assert found.conflicts == {1: "plum", 3: "plum"}
-    assert found.known.tolist() == [0]
+    assert found.matched.tolist() == [0]
     trained = torch.tensor([True, True, False, False, False])
-    assert found.unseen_by(trained).tolist() == [False] * 5, "each has a copy that was trained on, or came before"
-    assert found.unseen_by(~trained & False).tolist() == [True, True, False, True, False]
+    assert found.independent_of(trained).tolist() == [False] * 5, "each has a copy that was trained on, or came before"
+    assert found.independent_of(~trained & False).tolist() == [True, True, False, True, False]
 
 
 # A model that knows its photos again
@@ -270,12 +270,19 @@ def model(before, tmp_path):
 def test_the_same_arrival_again_says_so_and_has_no_figure(before, model, files):
     model.learn(*pairs(files, A))
     update = model.history[-1]
-    assert (update["images"], update["seen"], update["held_out"], update["held_out_accuracy"]) == (6, 6, 0, None)
-    assert sentences(update) == ["all 6 photos were seen before: nothing new was learned"]
+    assert (update["images"], update["repeated"], update["held_out"], update["held_out_accuracy"]) == (6, 6, 0, None)
+    assert notes(update) == ["all photos are repeated: nothing new was learned"]
     old, new = before.snapshot().state, model.snapshot().state
     assert new.images == old.images == [6, 6, 6]
     torch.testing.assert_close(new.statistics.state_dict(), old.statistics.state_dict(), rtol=0, atol=0)
-    for name in ("margins", "hidden", "temperature", "calibrated_on", "fingerprints", "fingerprint_rows"):
+    for name in (
+        "held_out_signals",
+        "left_out_signals",
+        "temperature",
+        "calibration_images",
+        "fingerprints",
+        "fingerprint_rows",
+    ):
         assert np.array_equal(getattr(new, name), getattr(old, name))
 
 
@@ -286,23 +293,23 @@ def test_the_parent_folder_of_all_arrivals_is_nothing_new(before, model, files, 
             (tmp_path / "photos" / day / name).symlink_to(files[name][0].parent)
     model.learn(tmp_path / "photos")
     update = model.history[-1]
-    assert (update["images"], update["seen"], update["new_classes"], update["held_out"]) == (18, 18, 0, 0)
+    assert (update["images"], update["repeated"], update["new_classes"], update["held_out"]) == (18, 18, 0, 0)
     assert model.snapshot().state.images == before.snapshot().state.images
 
 
 def test_one_photo_again_and_photos_that_only_the_adapter_learns_from():
-    again = {"kind": "learn", "images": 1, "seen": 1, "trained": False}
-    assert sentences(again) == ["the 1 photo was seen before: nothing new was learned"]
-    many = {"kind": "learn", "images": 9, "seen": 9, "trained": True}
-    assert sentences(many) == ["all 9 photos were seen before: only the adapter learned again"]
+    again = {"kind": "learn", "images": 1, "repeated": 1, "trained": False}
+    assert notes(again) == ["all photos are repeated: nothing new was learned"]
+    many = {"kind": "learn", "images": 9, "repeated": 9, "trained": True}
+    assert notes(many) == ["all photos are repeated: only the adapter was trained again"]
 
 
 def test_old_photos_among_new_ones_count_once(tiny_vit, files):
     """The class is as if it had been taught its photos in two parts, and only new ones are held out for the figure."""
     twice = tiny_model(tiny_vit, views=1).learn(*pairs(files, A, B, last=3)).learn(*pairs(files, A))
     once = tiny_model(tiny_vit, views=1).learn(*pairs(files, A, B, last=3)).learn(files[A][3:], [A] * 3)
-    assert twice.history[-1]["seen"] == 3
-    assert sentences(twice.history[-1])[0] == "3 of 6 photos were seen before and count once"
+    assert twice.history[-1]["repeated"] == 3
+    assert notes(twice.history[-1])[0] == "repeated photos, counted once: 3 of 6"
     assert twice.history[-1]["held_out"] <= 1
     for name in ("means", "counts"):
         torch.testing.assert_close(
@@ -318,7 +325,7 @@ def test_all_photos_again_are_seen_by_the_new_adapter(model, before, files, monk
     model.learn(*pairs(files, A, B, C, D))
     update, state = model.history[-1], model.snapshot().state
     assert update["trained"]
-    assert (update["seen"], update["images"]) == (18, 24)
+    assert (update["repeated"], update["images"]) == (18, 24)
     assert state.images == [6, 6, 6, 6]
     assert len(state.fingerprints) == 24
     engine, batch = model.snapshot().engine, read_labelled(*pairs(files, A, B, C), model.snapshot().side)
@@ -333,21 +340,21 @@ def test_all_photos_again_are_seen_by_the_new_adapter(model, before, files, monk
 def test_one_photo_under_two_names_is_told(model, files):
     model.learn([*files[D], files[B][3]], [D] * 7)
     update = model.history[-1]
-    assert (update["seen"], update["two_names"]) == (0, 1)
-    assert sentences(update)[0] == "1 photo has two class names; if one is wrong, undo"
-    assert sentences(update, model.last_report)[0] == (
-        f"1 photo has two class names (3.png: '{B}' and '{D}'); if one is wrong, undo"
+    assert (update["repeated"], update["conflicts"]) == (0, 1)
+    assert notes(update)[0] == "photos with two class names: 1; undo if one is wrong"
+    assert notes(update, model.last_report)[0] == (
+        f"photos with two class names: 1 (3.png: '{B}' and '{D}'); undo if one is wrong"
     )
     assert model.snapshot().state.images == [6, 6, 6, 7]
 
 
 def test_forget_undo_and_rename_keep_them(model, before, files):
     model.rename(A, "apple").learn(files[A][:2], ["apple"] * 2)
-    assert model.history[-1]["seen"] == 2
+    assert model.history[-1]["repeated"] == 2
     model.forget("apple")
     assert len(model.snapshot().state.fingerprints) == 12
     model.learn(*pairs(files, A))
-    assert model.history[-1]["seen"] == 0
+    assert model.history[-1]["repeated"] == 0
     model.undo().undo()
     assert torch.equal(model.snapshot().state.fingerprints, before.snapshot().state.fingerprints)
     model.forget("apple", B, C)
@@ -376,7 +383,7 @@ def test_damaged_fingerprints_are_named(model, tmp_path, spoil):
     digest = hashlib.sha256((path / "state.safetensors").read_bytes()).hexdigest()
     described = json.loads((path / "state.json").read_bytes()) | {"sha256": digest}
     (path / "state.json").write_bytes(resealed(described))
-    with pytest.raises(OneaError, match=r"damaged .*(fingerprint|is not what it should be)"):
+    with pytest.raises(OneaError, match=r"damaged .*(fingerprint|does not have the expected type and shape)"):
         onea.load(tmp_path / "shop.onea")
 
 
@@ -384,4 +391,4 @@ def test_it_is_learned_alike_without_an_estimator(before, files):
     """As the service does."""
     state, engine = before.snapshot().state, before.snapshot().engine
     batch = read_labelled(*pairs(files, A), engine.side)
-    assert learn(engine, state, batch, version=2)[0].updates[-1]["seen"] == 6
+    assert learn(engine, state, batch, version=2)[0].updates[-1]["repeated"] == 6

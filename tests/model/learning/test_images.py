@@ -159,7 +159,7 @@ def test_what_is_no_photo_in_a_class_folder_is_left_out_and_told(tmp_path, files
         (tmp_path / name).write_bytes(files[0].read_bytes())
     batch = read_labelled(tmp_path, None, SIDE)
     assert batch.labels == ("a", "a", "b")
-    assert [Path(name).name for name in batch.left_out] == ["IMG_1.AAE", "notes.txt", "loose.png"]
+    assert [Path(name).name for name in batch.ignored_files] == ["IMG_1.AAE", "notes.txt", "loose.png"]
     (tmp_path / "c").mkdir()
     (tmp_path / "c/notes.txt").write_text("soon")
     with pytest.raises(
@@ -174,7 +174,7 @@ def test_what_is_no_photo_beside_class_folders_of_groups_is_left_out(tmp_path, f
         (tmp_path / name).write_bytes(files[0].read_bytes())
     batch = read_labelled(tmp_path, None, SIDE)
     assert batch.labels == ("a", "b", "c")
-    assert [Path(name).name for name in batch.left_out] == ["notes.txt", "README"]
+    assert [Path(name).name for name in batch.ignored_files] == ["notes.txt", "README"]
 
 
 @pytest.mark.parametrize("others", [(), ("kiwi/1.png",), ("kiwi/1.png", "kiwi/more/2.png")])

@@ -67,7 +67,7 @@ def new_share(model):
 
 
 def merged(model):
-    return dict(model.snapshot().state.merged)
+    return dict(model.snapshot().state.adapter_images)
 
 
 def test_two_new_classes_count_as_much_as_two_that_were_taught_three_times(tiny_vit, files):
@@ -159,7 +159,7 @@ def test_a_saved_model_counts_on(tiny_vit, files, tmp_path):
     assert merged(model) == {A: 10, B: 10, C: 5}
     teach(model, files, A, D)
     assert new_share(model) == pytest.approx((1 / 3 + 1) / 4)
-    folders.change(path, lambda state, version, date: state.renamed(A, "apple", version, date))
+    folders.change(path, lambda state, version, date: state.rename(A, "apple", version, date))
     assert merged(onea.load(path)) == {"apple": 10, B: 10, C: 5}
     folders.undo(path)
     assert merged(onea.load(path)) == {A: 10, B: 10, C: 5}
@@ -176,13 +176,13 @@ def test_a_service_counts_alike(shop, files):
         assert job.ended.wait(60)
         assert job.error is None
     assert [update["trained"] for update in service.present.state.updates] == [True, True, False]  # 1/4, then 1/6
-    assert dict(service.present.state.merged) == merged(onea.load(shop)) == {A: 10, B: 10, C: 5, D: 5}
+    assert dict(service.present.state.adapter_images) == merged(onea.load(shop)) == {A: 10, B: 10, C: 5, D: 5}
 
 
 @pytest.mark.parametrize("merged", [[6, 30], {"a": "many"}, {"a": -1}, {"a": 0}, {"a": 2.5}, 7, None])
 def test_counts_that_are_none_are_damage(tiny_vit, files, tmp_path, merged):
     path = teach(tiny_model(tiny_vit, epochs=1), files, A, B).save(tmp_path / "m.onea")
     state = path / "states/000001/state.json"
-    state.write_bytes(resealed(json.loads(state.read_text()) | {"merged": merged}))
+    state.write_bytes(resealed(json.loads(state.read_text()) | {"adapter_images": merged}))
     with pytest.raises(OneaError, match="damaged"):
         onea.load(path)

@@ -101,7 +101,7 @@ def test_photos_of_classes_with_enough_of_them_are_looked_at_without_crops(tiny_
     state = model.snapshot().state
     assert state.images == [images] * len(FIRST)
     assert state.statistics.counts.tolist() == [VIEWS * images] * len(FIRST), "a photo weighs as much as with crops"
-    assert state.held.shape[1] == VIEWS
+    assert state.held_out_features.shape[1] == VIEWS
     passed = count(model, {"class04": files["class04"][: images - 1]}, ["class04"])
     assert passed[1] == VIEWS * (images - 1), "one photo less, and crops are looked at"
     assert model.snapshot().state.images == [images] * len(FIRST) + [images - 1]

@@ -14,7 +14,7 @@ import onea
 from onea.errors import OneaError
 from onea.model.storage import folder as folders
 from onea.model.storage import layout
-from onea.model.storage.erasure import UNNAMED, erased
+from onea.model.storage.erasure import UNNAMED, erase
 
 GONE, EARLIER, KEPT = "Quincefruit", "Quinzefruit", "class01"
 
@@ -54,8 +54,15 @@ def rows_of(state, name: str) -> list[bytes]:
     """The bytes of each tensor's rows about a class, as they are stored."""
     own = state.classes.index(name)
     rows = [state.statistics.means[own], state.statistics.factors[own].bfloat16()]
-    rows += [*state.held[state.held_rows == own].bfloat16(), *state.held_prints[state.held_rows == own]]
-    for kind, of in (("margins", "margin_rows"), ("hidden", "hidden_rows"), ("fingerprints", "fingerprint_rows")):
+    rows += [
+        *state.held_out_features[state.held_out_rows == own].bfloat16(),
+        *state.held_out_fingerprints[state.held_out_rows == own],
+    ]
+    for kind, of in (
+        ("held_out_signals", "held_out_signal_rows"),
+        ("left_out_signals", "left_out_signal_rows"),
+        ("fingerprints", "fingerprint_rows"),
+    ):
         rows += [*getattr(state, kind)[getattr(state, of) == own]]
     return [row.contiguous().view(torch.uint8).numpy().tobytes() for row in rows]
 
@@ -96,12 +103,14 @@ def test_the_others_answer_as_after_a_plain_forget(original, shop, tiny_images, 
 
 def test_it_can_be_taught_again_and_merges_count_as_before(original, files, shop):
     model = onea.load(shop, threads=1)
-    sizes = sorted(model.snapshot().state.merged.values())
+    sizes = sorted(model.snapshot().state.adapter_images.values())
     model.forget(GONE, everywhere=True).learn(files["class00"], [GONE] * 6)
     state = model.snapshot().state
-    assert model.history[-1]["seen"] == 0
+    assert model.history[-1]["repeated"] == 0
     assert GONE in state.classes
-    assert sorted(state.merged.values()) == sizes, "the class that was merged counts, and one more is not trained"
+    assert sorted(state.adapter_images.values()) == sizes, (
+        "the class that was merged counts, and one more is not trained"
+    )
     assert sorted(model.history[0]["classes"]) == [UNNAMED, "class02"]
     assert onea.load(model.save(shop), threads=1).history == model.history
     model.forget(GONE, everywhere=True).save(shop)
@@ -110,23 +119,23 @@ def test_it_can_be_taught_again_and_merges_count_as_before(original, files, shop
 
 def test_only_what_there_was_can_be_forgotten(original):
     state = original.snapshot().state
-    with pytest.raises(OneaError, match="does not know 'fig'"):
-        erased(state, ["fig"], 9, "")
+    with pytest.raises(OneaError, match="has no class 'fig'"):
+        erase(state, ["fig"], 9, "")
     with pytest.raises(OneaError, match="name at least one"):
-        erased(state, [], 9, "")
-    with pytest.raises(OneaError, match=f"Images of '{EARLIER}' are in '{GONE}' by now"):
-        erased(state, [EARLIER], 9, "")
-    once = erased(state, [GONE, GONE], 9, "")
+        erase(state, [], 9, "")
+    with pytest.raises(OneaError, match=f"Images of '{EARLIER}' now belong to '{GONE}'"):
+        erase(state, [EARLIER], 9, "")
+    once = erase(state, [GONE, GONE], 9, "")
     assert once.updates[-1]["everywhere"] == 1
-    with pytest.raises(OneaError, match=f"does not know '{GONE}'"):
-        erased(once, [GONE], 10, "")
-    with pytest.raises(OneaError, match="does not know"):
-        erased(once, [UNNAMED], 10, "")
+    with pytest.raises(OneaError, match=f"has no class '{GONE}'"):
+        erase(once, [GONE], 10, "")
+    with pytest.raises(OneaError, match="has no class"):
+        erase(once, [UNNAMED], 10, "")
 
 
 def test_a_name_that_another_class_has_by_now_stays(original):
-    state = original.snapshot().state.renamed(KEPT, EARLIER, 8, "")
-    gone = erased(state, [GONE], 9, "")
+    state = original.snapshot().state.rename(KEPT, EARLIER, 8, "")
+    gone = erase(state, [GONE], 9, "")
     assert gone.classes == ("class02", EARLIER, "class03")
     assert GONE not in str(gone.updates)
 
@@ -146,5 +155,5 @@ def test_what_cannot_be_removed_is_named_and_removed_by_the_next_attempt(shop, m
         assert status != 0
         assert str(layout.state_folder(shop, kept[0])) in told
     assert found_names(shop) == [EARLIER, KEPT]
-    assert "does not know" in onea("forget", str(shop), GONE, "--everywhere")[2]
+    assert "has no class" in onea("forget", str(shop), GONE, "--everywhere")[2]
     assert found_names(shop) == [KEPT]

@@ -125,12 +125,12 @@ def test_learning_goes_on_after_loading_as_if_it_had_never_stopped(tiny_vit, tin
 
 def test_undo_on_disk_restores_the_answers_and_never_reuses_a_version(original, saved, photos):
     before = onea.load(saved).predict_proba(photos)
-    folders.change(saved, lambda state, version, date: state.without(["class01"], version, date))
+    folders.change(saved, lambda state, version, date: state.forget(["class01"], version, date))
     assert len(onea.load(saved).classes_) == 5
     undone, now = folders.undo(saved)
     assert (undone.version, now.version) == (4, 3)
     assert np.array_equal(onea.load(saved).predict_proba(photos), before)
-    folders.change(saved, lambda state, version, date: state.renamed("class01", "one", version, date))
+    folders.change(saved, lambda state, version, date: state.rename("class01", "one", version, date))
     assert folders.read_manifest(saved).versions.kept == (1, 2, 3, 5)
     for _ in range(3):
         folders.undo(saved)
@@ -142,14 +142,14 @@ def test_undo_on_disk_restores_the_answers_and_never_reuses_a_version(original, 
 def test_only_the_last_versions_are_kept(tiny_vit, tiny_images, tmp_path):
     path = tiny_model(tiny_vit, keep=2).learn(tiny_images / "train").save(tmp_path / "m.onea")
     for number in range(4):
-        folders.change(path, lambda s, version, date, n=number: s.renamed(s.classes[0], f"new {n}", version, date))
+        folders.change(path, lambda s, version, date, n=number: s.rename(s.classes[0], f"new {n}", version, date))
     assert folders.read_manifest(path).versions.kept == (3, 4, 5)
     assert len(list((path / "states").iterdir())) == 3
 
 
 def test_the_card_tells_the_history(saved):
     text = (saved / "README.md").read_text("utf-8")
-    assert "Knows 6 classes" in text
+    assert "6 classes, taught with" in text
     assert text.count("\n| ") == 1 + 3
     assert "+2, 1 again" in text
     assert (saved / "history.png").read_bytes().startswith(b"\x89PNG")
@@ -159,10 +159,10 @@ def test_the_card_counts_as_info_does(saved, monkeypatch):
     """Whatever was forgotten and taught again, in one class or none, and from inside of the folder."""
     monkeypatch.chdir(saved)
     for names, told in (
-        ([f"class0{number}" for number in (0, 2, 3, 4, 5)], "Knows 1 class, taught with 6 images in 4 updates"),
-        (["class01"], "Knows 0 classes, taught with 0 images in 5 updates"),
+        ([f"class0{number}" for number in (0, 2, 3, 4, 5)], "1 class, taught with 6 images in 4 updates"),
+        (["class01"], "\n0 classes, taught with 0 images in 5 updates"),
     ):
-        state = folders.change(Path(), lambda before, version, date, gone=names: before.without(gone, version, date))
+        state = folders.change(Path(), lambda before, version, date, gone=names: before.forget(gone, version, date))
         text = (saved / "README.md").read_text("utf-8")
         assert told in text, (sum(state.images), text)
         assert f'onea.load("{saved.name}")' in text
@@ -218,14 +218,14 @@ def test_a_lock_leaves_nothing_behind_where_nothing_was_written(tmp_path):
 def test_somebody_elses_update_is_not_overwritten(saved):
     mine, theirs = onea.load(saved), onea.load(saved)
     theirs.forget("class00").save(saved)
-    with pytest.raises(OneaError, match="did not grow from"):
+    with pytest.raises(OneaError, match="is not based on"):
         mine.forget("class01").save(saved)
     assert "class00" not in onea.load(saved).classes_
 
 
 def test_another_models_folder_and_other_folders_are_left_alone(tiny_vit, tiny_images, saved, tmp_path):
     other = tiny_model(tiny_vit).learn(tiny_images / "train")
-    with pytest.raises(OneaError, match="did not grow from"):
+    with pytest.raises(OneaError, match="is not based on"):
         other.save(saved)
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters/mum.txt").write_text("dear mum")
@@ -256,7 +256,7 @@ def test_damage_is_named(saved):
 def test_undo_does_not_need_the_card(original, saved, photos, lost):
     (saved / lost).unlink(missing_ok=True)
     undone, now = folders.undo(saved)
-    assert (undone.version, undone.what, now.version) == (3, "update 3", 2)
+    assert (undone.version, undone.update, now.version) == (3, "update 3", 2)
     assert "(version 2)" in (saved / "README.md").read_text("utf-8")
     assert onea.load(saved).version == 2
 
@@ -273,7 +273,7 @@ def test_undo_leads_back_from_a_damaged_version(original, saved, photos):
     with pytest.raises(OneaError, match="if it is the newest version, go back with `onea undo`"):
         onea.load(saved)
     undone, now = folders.undo(saved)
-    assert (undone.version, undone.what, now.version) == (3, "which could not be read", 2)
+    assert (undone.version, undone.update, now.version) == (3, "which could not be read", 2)
     assert np.array_equal(onea.load(saved, threads=1).predict_proba(photos), before)
 
 
@@ -320,7 +320,7 @@ def test_an_earlier_version_of_another_model_is_not_gone_back_to(tiny_vit, tiny_
     shutil.rmtree(saved / "states/000002")
     shutil.copytree(place, saved / "states/000002")
     for needs_it in (model.undo, lambda: folders.undo(saved), lambda: folders.verify(saved)):
-        with pytest.raises(OneaError, match=r"000002 is damaged .version 3 did not grow from it"):
+        with pytest.raises(OneaError, match=r"000002 is damaged .version 3 is not based on it"):
             needs_it()
 
 
@@ -389,10 +389,10 @@ def test_what_could_not_be_read_again_is_not_written(original, tmp_path, monkeyp
     before = listing(path)
 
     def spoiled(state, version, date):
-        after = state.renamed("class00", "null", version, date)
-        return dataclasses.replace(after, margins=torch.full_like(after.margins, torch.nan))
+        after = state.rename("class00", "null", version, date)
+        return dataclasses.replace(after, held_out_signals=torch.full_like(after.held_out_signals, torch.nan))
 
-    with pytest.raises(OneaError, match=r"cannot be saved .margins holds NaN or infinity"):
+    with pytest.raises(OneaError, match=r"cannot be saved .held_out_signals contains NaN or infinity"):
         folders.change(path, spoiled)
     assert {name: data for name, data in listing(path).items() if name != "lock"} == {
         name: data for name, data in before.items() if name != "lock"

@@ -47,7 +47,7 @@ def everything(home: Path) -> dict[str, str | bytes]:
 
 
 def rename(path: Path) -> None:
-    folders.change(path, lambda state, version, date: state.renamed("class00", "null", version, date))
+    folders.change(path, lambda state, version, date: state.rename("class00", "null", version, date))
 
 
 def forget_and_save(path: Path) -> None:

@@ -37,7 +37,7 @@ def shop(tiny_vit, tiny_images, tmp_path_factory) -> Path:
     for names in (("class00", "class01", "class02"), ("class03", "class04")):
         model.learn([file for name in names for file in files[name]], [name for name in names for _ in files[name]])
     path = model.save(tmp_path_factory.mktemp("mutations") / "shop.onea")
-    folders.change(path, lambda state, version, date: state.renamed("class01", "one", version, date))
+    folders.change(path, lambda state, version, date: state.rename("class01", "one", version, date))
     return path
 
 
@@ -75,7 +75,7 @@ class Trial:
         self._ask(what, hostile)
         assert content(self.path) == before, f"{what}: asking changed the folder"
         try:
-            folders.change(self.path, lambda state, version, date: state.renamed("class00", "null", version, date))
+            folders.change(self.path, lambda state, version, date: state.rename("class00", "null", version, date))
         except OneaError as error:
             check_sentence(what, error)
             after = content(self.path)
@@ -239,16 +239,16 @@ def test_a_manifest_that_cannot_be_true(trial, change, reason):
     ("change", "reason"),
     [
         ({"temperature": 0.0}, "temperature is impossible"),
-        ({"version": 2}, "says that it is version 2"),
-        ({"merged": {"class00": -1}}, "no number|merged images"),
-        ({"classes": ["a", "a", "b", "c", "d"]}, "names of their own"),
-        ({"classes": ["a", "b", "c", "d", "\ud800"]}, "is no text"),
-        ({"classes": ["a", "b"]}, "'counts' is not what it should be"),
-        ({"options": {"rank": 10**9}}, "'adapter.blocks.1.down.bias' is not what it should be"),
+        ({"version": 2}, "has the version number 2"),
+        ({"adapter_images": {"class00": -1}}, "images in the adapter"),
+        ({"classes": ["a", "a", "b", "c", "d"]}, "are not unique"),
+        ({"classes": ["a", "b", "c", "d", "\ud800"]}, "no valid Unicode"),
+        ({"classes": ["a", "b"]}, "'counts' does not have the expected type and shape"),
+        ({"options": {"rank": 10**9}}, "'adapter.blocks.1.down.bias' does not have the expected type and shape"),
         ({"options": {"colour": 1}}, "Unknown option 'colour'"),
-        ({"preprocess": {"side": 10**9}}, "images is impossible"),
-        ({"preprocess": {"std": [0.2, 0.2, 0.0]}}, "images is impossible"),
-        ({"preprocess": {"speed": 1}}, "'speed' is nothing"),
+        ({"preprocess": {"side": 10**9}}, "of images is impossible"),
+        ({"preprocess": {"std": [0.2, 0.2, 0.0]}}, "of images is impossible"),
+        ({"preprocess": {"speed": 1}}, "'speed' is no parameter"),
         ({"updates": [{"kind": "sing"}]}, "'version' is missing"),
     ],
 )
@@ -271,7 +271,7 @@ def test_a_history_that_cannot_be_true(trial, name):
     assert name in learned
     learned[name] = 1.5
     file.write_bytes(resealed(whole))
-    with pytest.raises(OneaError, match="its history is impossible"):
+    with pytest.raises(OneaError, match=r"is 1\.5"):
         onea.load(trial.path)
     trial.check(name)
 
@@ -289,7 +289,7 @@ def test_json_that_is_not_meant_to_be_read(trial):
     """NaN, numbers beyond all numbers, brackets without end, sparse gigabytes."""
     for name in ("model.json", "states/000003/state.json"):
         whole = (trial.shop / name).read_text()
-        number = '"unknown":0.05' if name == "model.json" else '"calibrated_on":'
+        number = '"unknown":0.05' if name == "model.json" else '"calibration_images":'
         assert number in whole
         for new in ("NaN", "-Infinity", "1e999", "9" * 5_000):
             (trial.fresh() / name).write_text(whole.replace(number, number.split(":")[0] + f':{new},"x":', 1))
@@ -381,5 +381,5 @@ def test_sparse_gigabytes_of_tensors_are_not_read(trial):
     file = trial.fresh() / "states/000003/state.safetensors"
     with file.open("r+b") as opened:
         opened.truncate(100 * 2**30)
-    with pytest.raises(OneaError, match="cut short, or more follows"):
+    with pytest.raises(OneaError, match="too short or too long"):
         onea.load(trial.path)

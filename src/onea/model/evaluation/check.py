@@ -31,12 +31,12 @@ from onea.model.evaluation.confusions import (
     mistakes_of,
     nearest,
 )
-from onea.model.evaluation.label_errors import Neighbours, Suspicion, classifier, cross_examine
+from onea.model.evaluation.label_errors import Neighbours, Suspicion, classifier, find_label_errors
 from onea.model.learning.images import DecodedImages
 from onea.model.learning.series import GROUPS, groups_by_class
-from onea.model.learning.update_images import FEW
+from onea.model.learning.update_images import MIN_TO_HOLD_OUT
 from onea.model.names import check_spelling
-from onea.model.sentences import MANY
+from onea.model.reports import MIN_ADVISED
 from onea.model.state import State
 
 Advice = Literal[
@@ -198,11 +198,11 @@ def check_photos(model: Snapshot, batch: DecodedImages) -> Check:
     labels = torch.tensor([names.index(label) for label in batch.labels])
     features = model.engine.features(batch.pixels, model.adapters)
     known = _statistics(model.state, silent)
-    examined = cross_examine(known, features, labels)
+    examined = find_label_errors(known, features, labels)
 
     right = torch.full((len(names), len(SHARES)), torch.nan, dtype=torch.float64)
     overlap = torch.zeros(len(names), len(names), dtype=torch.float64)
-    judged = torch.tensor([counts[label] >= FEW for label in batch.labels])
+    judged = torch.tensor([counts[label] >= MIN_TO_HOLD_OUT for label in batch.labels])
     mistakes = NO_MISTAKES
     if bool(judged.any()):
         rest, part, rows = known.add(features[~judged], labels[~judged]), features[judged], labels[judged]
@@ -261,9 +261,9 @@ def _advice(photos: int, curve: tuple[float, ...] | None) -> Advice:
     >>> _advice(30, (0.5, 0.6, 0.7, 0.8)), _advice(30, (0.7, 0.7, 0.7, 0.7))
     ('more photos would help', 'too like another class')
     """
-    if photos < FEW:
+    if photos < MIN_TO_HOLD_OUT:
         return "too few to judge"
-    if photos < MANY:
+    if photos < MIN_ADVISED:
         return "few photos"
     if curve is None:
         return "not measured"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from onea.classifiers.statistics import ClassStatistics
 from onea.metrics import wilson_interval
-from onea.model.held_out import answered
+from onea.model.held_out import predict_held_out
 from onea.model.state import State
 from onea.tensors import to_float64
 
@@ -47,13 +47,13 @@ class Misclassified:
         name: of the class.
         mistakes: images of it that are taken for others.
         images: of it.
-        taken_for: the class that most of the mistakes end in.
+        predicted: the class that most of the mistakes end in.
     """
 
     name: str
     mistakes: int
     images: int
-    taken_for: str
+    predicted: str
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ NO_MISTAKES = Mistakes()
 
 def held_out_mistakes(state: State) -> tuple[Mistakes, set[str]]:
     """Mistakes among the images of a model that were held out of training, and the classes that have such images."""
-    answers, rows = answered(state.classifier, state.statistics, state.held_out)
+    answers, rows = predict_held_out(state.classifier, state.statistics, state.held_out)
     return mistakes_of(answers, rows, state.classes), {state.classes[row] for row in rows.unique().tolist()}
 
 
@@ -91,7 +91,7 @@ def mistakes_of(answers: Tensor, rows: Tensor, names: Sequence[str]) -> Mistakes
     >>> found.absorbing
     (Absorber(name='fig', mistakes=3, share=1.0, of=('kiwi',)),)
     >>> found.misclassified
-    (Misclassified(name='kiwi', mistakes=3, images=3, taken_for='fig'),)
+    (Misclassified(name='kiwi', mistakes=3, images=3, predicted='fig'),)
     """
     wrong = answers != rows
     confused = Counter(zip(rows[wrong].tolist(), answers[wrong].tolist(), strict=True)).most_common()

@@ -20,7 +20,7 @@ from onea.model.evaluation.metrics import Counts, OpenSet, is_correct
 from onea.model.learning.fingerprints import fingerprints
 from onea.model.learning.images import DecodedImages, check_folder, find_images, read_labelled
 from onea.model.names import UNKNOWN, check_spelling, folded
-from onea.model.sentences import folder_sentences
+from onea.model.reports import folder_notes
 from onea.runtime import NO_PROGRESS, Progress
 from onea.text import plural
 
@@ -32,13 +32,13 @@ class Mistake:
     Attributes:
         image: its path or number.
         label: the class that it shows.
-        taken_for: the class that is answered.
+        predicted: the class that is answered.
         probability: of that class.
     """
 
     image: str
     label: str
-    taken_for: str
+    predicted: str
     probability: float
 
 
@@ -46,7 +46,7 @@ class Mistake:
 class Evaluation:
     """What a model answered on labelled images: accuracy, wrong and unknown are shares of them and add up to 1.
 
-    >>> found = Evaluation(("kiwi", "lemon"), np.array([[7, 2], [0, 10]]), np.array([1, 0]), never_taught=(), version=1)
+    >>> found = Evaluation(("kiwi", "lemon"), np.array([[7, 2], [0, 10]]), np.array([1, 0]), (), version=1)
     >>> found.accuracy, found.wrong, found.unknown
     (0.85, 0.1, 0.05)
     >>> found.worst_first()[0], found.confusions()
@@ -56,12 +56,11 @@ class Evaluation:
         classes: of the images, in natural order, then those only answered.
         confusion: ``int64 [classes, classes]``: images of a class (row) by the class that is answered (column).
         unknown_of: images of each class that are answered ``unknown`` instead.
-        never_taught: classes of images that the model does not know, so that it cannot answer them; they count nowhere
-            else.
+        untaught_classes: classes of images that the model was never taught; they count nowhere else.
         open_set: how these images compare with unknown ones, where some were given.
-        taught_before: how many of the images the model was taught with, which says little about new ones.
-        left_out: files of the folder that are no photos by their ending, or lie in no class folder.
-        groups: folders of the folder that hold class folders.
+        taught_images: how many of the images the model was taught with, which says little about new ones.
+        ignored_files: files of the folder that are no photos by their ending, or lie in no class folder.
+        group_folders: folders of the folder that hold class folders.
         skipped: ``path: reason`` of each image that could not be read.
         mistakes: the images of classes that were taught and are taken for others, the surest first.
     """
@@ -69,27 +68,27 @@ class Evaluation:
     classes: tuple[str, ...]
     confusion: npt.NDArray[np.int64]
     unknown_of: npt.NDArray[np.int64]
-    never_taught: tuple[str, ...]
+    untaught_classes: tuple[str, ...]
     version: int
     open_set: OpenSet | None = None
-    taught_before: int = 0
-    left_out: tuple[str, ...] = ()
-    groups: tuple[str, ...] = ()
+    taught_images: int = 0
+    ignored_files: tuple[str, ...] = ()
+    group_folders: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
     mistakes: tuple[Mistake, ...] = ()
 
     @property
     def remarks(self) -> list[str]:
         """What a person should know about these figures, in sentences."""
-        told = folder_sentences(self.left_out, self.groups)
-        if self.taught_before:
-            one = self.taught_before == 1
+        lines = folder_notes(self.ignored_files, self.group_folders)
+        if self.taught_images:
+            one = self.taught_images == 1
             were, they = ("was", "it does") if one else ("were", "they do")
             total = int(self.confusion.sum() + self.unknown_of.sum())
-            told.append(
-                f"{self.taught_before:,} of {total:,} images {were} taught: {they} not tell how new ones are answered"
+            lines.append(
+                f"{self.taught_images:,} of {total:,} images {were} taught: {they} not tell how new ones are answered"
             )
-        return told
+        return lines
 
     @cached_property
     def by_class(self) -> dict[str, Counts]:
@@ -100,7 +99,7 @@ class Evaluation:
 
     @property
     def _taught(self) -> list[Counts]:
-        return [found for name, found in self.by_class.items() if name not in self.never_taught]
+        return [found for name, found in self.by_class.items() if name not in self.untaught_classes]
 
     @cached_property
     def total(self) -> Counts:
@@ -134,26 +133,26 @@ class Evaluation:
 
     def worst_first(self) -> list[tuple[str, Counts]]:
         """Each class that was taught and has images, the worst first."""
-        taught = (item for item in self.by_class.items() if item[0] not in self.never_taught)
+        taught = (item for item in self.by_class.items() if item[0] not in self.untaught_classes)
         return sorted(taught, key=lambda item: (item[1].accuracy, item[0]))
 
     def confusions(self, most: int = 10) -> list[tuple[str, str, int]]:
         """The most frequent mistakes about classes that were taught: class, answer, images."""
         wrong = self.confusion - np.diag(np.diagonal(self.confusion))
         found = [(self.classes[i], self.classes[j], int(wrong[i, j])) for i, j in np.argwhere(wrong)]
-        mistakes = (mistake for mistake in found if mistake[0] not in self.never_taught)
+        mistakes = (mistake for mistake in found if mistake[0] not in self.untaught_classes)
         return sorted(mistakes, key=lambda mistake: (-mistake[2], mistake[0], mistake[1]))[:most]
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Where the accuracy on all such images lies, 19 times out of 20."""
+        """The 95 % confidence interval of the accuracy."""
         return wilson_interval(self.total.correct, self.images)
 
     def __str__(self) -> str:
         low, high = (100 * end for end in self.interval)
         return (
             f"{self.total} of {plural(self.images, 'image', 'images')} (version {self.version}); "
-            f"accuracy {low:.0f} to {high:.0f} %, 19 times out of 20; mean accuracy of the classes "
+            f"accuracy {low:.0f} to {high:.0f} % (95 % confidence interval); mean accuracy of the classes "
             f"{100 * self.balanced_accuracy:.1f} %"
         )
 
@@ -177,22 +176,22 @@ class Evaluation:
                 }
                 for name, one in self.worst_first()
             ],
-            "never_taught": [
+            "untaught_classes": [
                 {"class": name, "images": self.by_class[name].images, "unknown": self.by_class[name].unknown}
-                for name in self.never_taught
+                for name in self.untaught_classes
             ],
             "confusions": [
-                {"class": name, "taken_for": answer, "images": images}
+                {"class": name, "predicted": answer, "images": images}
                 for name, answer, images in self.confusions(self.confusion.size)
             ],
             "mistakes": [
-                {"image": one.image, "class": one.label, "taken_for": one.taken_for, "probability": one.probability}
+                {"image": one.image, "class": one.label, "predicted": one.predicted, "probability": one.probability}
                 for one in self.mistakes
             ],
             "open_set": self.open_set and self.open_set.as_json(),
-            "taught_before": self.taught_before,
-            "left_out": list(self.left_out),
-            "groups": list(self.groups),
+            "taught_images": self.taught_images,
+            "ignored_files": list(self.ignored_files),
+            "group_folders": list(self.group_folders),
             "skipped": list(self.skipped),
         }
 
@@ -219,7 +218,7 @@ def evaluate(
     batch = read_labelled(images, labels, model.side, on_bad, progress, purpose="evaluate")
     assert batch.labels is not None
     check_spelling(batch.labels, model.classes)
-    judged = model.judge(batch, progress)
+    judged = model.compute_scores(batch, progress)
     answers = model.answers_from(batch, judged, k=1)
     shown = sorted(set(batch.labels))
     if not set(shown) & set(model.classes):
@@ -241,9 +240,9 @@ def evaluate(
     if strange is not None:
         taught = torch.tensor([truth not in never for truth in batch.labels])
         nearest = torch.from_numpy(is_correct(batch.labels, [answer.top[0][0] for answer in answers]))
-        unfamiliar = model.judge(strange).familiarity
+        unfamiliar = model.compute_scores(strange).familiarity
         open_set = OpenSet(judged.familiarity[taught], nearest[taught], unfamiliar, model.threshold)
-    taught_before = len(model.state.taught_as(fingerprints(batch.pixels)))
+    taught_images = len(model.state.find_taught(fingerprints(batch.pixels)))
     mistakes = [
         Mistake(answer.image, truth, answer.label, answer.probability)
         for truth, answer in zip(batch.labels, answers, strict=True)
@@ -257,9 +256,9 @@ def evaluate(
         never,
         model.version,
         open_set,
-        taught_before,
-        left_out=batch.left_out,
-        groups=batch.groups,
+        taught_images,
+        ignored_files=batch.ignored_files,
+        group_folders=batch.group_folders,
         skipped=(*batch.skipped, *(strange.skipped if strange else ())),
         mistakes=tuple(mistakes),
     )

@@ -15,7 +15,7 @@ from onea.classifiers.statistics import ClassStatistics
 from onea.classifiers.validation import cross_validated_scores
 from onea.model.calibration import fit_temperature
 from onea.model.learning.series import groups_by_class
-from onea.model.learning.update_images import FEW
+from onea.model.learning.update_images import MIN_TO_HOLD_OUT
 
 # Chosen on the Grocery photos (benchmarks/models/check_labels.py).
 SERIES = 24  # of a class at most: a series is a few photos taken one after the other
@@ -52,7 +52,7 @@ class Suspicion:
 
 
 @dataclass(frozen=True)
-class Examination:
+class LabelErrors:
     """Photos that were judged by each other.
 
     Attributes:
@@ -64,7 +64,7 @@ class Examination:
     near: Neighbours
 
 
-def cross_examine(known: ClassStatistics, features: Tensor, rows: Tensor) -> Examination:
+def find_label_errors(known: ClassStatistics, features: Tensor, rows: Tensor) -> LabelErrors:
     """Judge photos by each other and by what is known of classes that have none here.
 
     A mislabelled photo has done its harm to the class that it was taught as, so the classes of the photos are learned
@@ -81,14 +81,14 @@ def cross_examine(known: ClassStatistics, features: Tensor, rows: Tensor) -> Exa
     photos = torch.bincount(rows, minlength=classes)
     near = neighbours(features, known.add(features, rows).whitening(), groups_by_class(features, rows, SERIES))
     ratio, likelier = torch.full((len(rows),), -torch.inf, dtype=torch.float64), rows.clone()
-    judged = photos[rows] >= FEW
+    judged = photos[rows] >= MIN_TO_HOLD_OUT
     if bool(judged.any()):
         rest, own = known.add(features[~judged], rows[~judged]), rows[judged]
         scores = cross_validated_scores(classifier(), rest, features[judged], own, classes)
         votes = neighbour_votes(near, rows, classes)[judged]
         found = suspicion(scores, votes, own, silent=(photos == 0).nonzero()[:, 0])
         ratio[judged], likelier[judged] = found.ratio, found.likelier
-    return Examination(Suspicion(ratio, likelier), near)
+    return LabelErrors(Suspicion(ratio, likelier), near)
 
 
 def classifier() -> Classifier:

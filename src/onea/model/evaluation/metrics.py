@@ -109,12 +109,12 @@ class OpenSet:
         return openset.fpr_at_tpr(self.known, self.unknown)
 
     @property
-    def caught(self) -> float:
+    def unknown_rejected(self) -> float:
         """Share of unknown images that the model answers ``unknown``."""
         return openset.rejection_rate(self.unknown, self.threshold)
 
     @property
-    def false_alarms(self) -> float:
+    def known_rejected(self) -> float:
         """Share of known images that the model answers ``unknown``."""
         return openset.rejection_rate(self.known, self.threshold)
 
@@ -132,8 +132,8 @@ class OpenSet:
             "auroc": self.auroc,
             "fpr95": self.false_positive_rate,
             "oscr": self.curve.area,
-            "caught": self.caught if own else None,
-            "false_alarms": self.false_alarms if own else None,
+            "unknown_rejected": self.unknown_rejected if own else None,
+            "known_rejected": self.known_rejected if own else None,
         }
 
     @property
@@ -142,7 +142,7 @@ class OpenSet:
         return openset.oscr_curve(self.known, self.nearest, self.unknown)
 
 
-ENOUGH = 2_000
+RECOMMENDED_PHOTOS = 2_000
 """Photos that tell a small loss from luck."""
 
 MOST_LOST = 0.005

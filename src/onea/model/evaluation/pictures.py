@@ -116,7 +116,7 @@ def _open_set_curve(axes: Any, found: OpenSet) -> None:
     axes.fill_between(positives, correct, color=_KNOWN, alpha=0.12, linewidth=0)
     axes.plot(positives, correct, color=_KNOWN, linewidth=2.2, clip_on=False)
     if found.answers_unknown:
-        taken, accuracy = 100 * (1 - found.caught), 100 * found.correct
+        taken, accuracy = 100 * (1 - found.unknown_rejected), 100 * found.correct
         told = f"the model's threshold: {accuracy:.1f} % correct,\n{100 - taken:.1f} % of unknown images caught"
         look = {"color": style.INK, "markersize": 9, "markeredgecolor": "white"}
         axes.plot([taken], [accuracy], "o", label=told, clip_on=False, zorder=3, **look)

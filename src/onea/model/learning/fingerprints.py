@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a photo was there before: a fingerprint of 14 bytes that copies of a photo share and other photos do not.
+"""Perceptual hashes of 14 bytes, by which copies of a photo are recognised.
 
-A fingerprint reveals the average colour and the contrast of its photo and, to whoever has a copy, that the photo was
-taught, which is what it is for. Its layout bits are made so that no blurred picture can be drawn from them: each tells
-whether the signs of two frequencies differ and not what they are, so either sign of a frequency remains as likely as
-before. ``benchmarks/privacy/fingerprints.py`` measures what decoders make of fingerprints.
+A fingerprint reveals the average colour and the contrast of its photo and, to anyone with a copy, that the photo was
+taught, which is its purpose. A blurred picture cannot be reconstructed from the 64 layout bits: each tells whether the
+signs of two frequencies differ, so either sign of a frequency remains as likely as before.
+``benchmarks/privacy/fingerprints.py`` measures this with decoders.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from onea.data.dataset import Pixels
 from onea.runtime import NO_PROGRESS, Progress
 from onea.tensors import row_blocks
 
-WORDS = 2  # of 64 bits: one of the layout, one of the colours
-NO_PRINTS = torch.empty(0, WORDS, dtype=torch.int64)
+WORDS = 2  # of 64 bits: layout and colours
+NO_FINGERPRINTS = torch.empty(0, WORDS, dtype=torch.int64)
 _BITS, _COLOURS, _SIDE = 64, 6, 32
-_FLIPPED = 6  # bits that a copy may have otherwise
-_APART = 6  # what the colours of a copy may differ by, of 255
-_FLAT = 2  # an image of less contrast in every colour has no features that could be compared
-_ROUNDING = 1e-3  # a coefficient of less has no sign
-_AT_ONCE = 256
+_MAX_FLIPPED_BITS = 6  # in a copy
+_MAX_COLOUR_DIFFERENCE = 6  # in a copy, of 255
+_MIN_CONTRAST = 2  # images with less in every colour have nothing to compare
+_ROUNDING = 1e-3  # smaller coefficients have no sign
+_BATCH = 256
 _GREY = torch.tensor([0.299, 0.587, 0.114], dtype=torch.float64)
 
 
@@ -40,8 +40,8 @@ def fingerprints(pixels: Pixels) -> Tensor:
     The 128 lowest frequencies of the image in grey (a discrete cosine transform) make 64 pairs, a lower one and a
     higher one; a bit for each says whether their signs differ. Six bytes are the mean and the spread of each colour.
     """
-    parts = [_fingerprints(pixels[start : start + _AT_ONCE]) for start in range(0, len(pixels), _AT_ONCE)]
-    return torch.cat([NO_PRINTS, *parts])
+    parts = [_fingerprints(pixels[start : start + _BATCH]) for start in range(0, len(pixels), _BATCH)]
+    return torch.cat([NO_FINGERPRINTS, *parts])
 
 
 def _fingerprints(pixels: Pixels) -> Tensor:
@@ -67,112 +67,112 @@ def _frequencies() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def same_photos(first: Tensor, second: Tensor) -> Tensor:
-    """Whether fingerprints ``[N, 2]`` and ``[M, 2]`` are of one photo, ``bool [N, M]``; of no contrast, they never are.
+    """Whether fingerprints ``[N, 2]`` and ``[M, 2]`` are of the same photo, ``bool [N, M]``; never without contrast.
 
     >>> from numpy.random import default_rng
-    >>> found = fingerprints(default_rng(0).integers(0, 256, (3, 3, 40, 40), dtype=np.uint8))
-    >>> same_photos(found[:2], found).tolist()
+    >>> prints = fingerprints(default_rng(0).integers(0, 256, (3, 3, 40, 40), dtype=np.uint8))
+    >>> same_photos(prints[:2], prints).tolist()
     [[True, False, False], [False, True, False]]
     """
-    # Of bits as 1 and -1, the product is what agrees less what does not.
-    same = _signs(first) @ _signs(second).T >= _BITS - 2 * _FLIPPED
-    rows = same.any(1).nonzero()[:, 0]  # as a rule few, and only for these do colours matter
-    here, there = _colours(first[rows]), _colours(second)
-    alike = same[rows] & (here[:, 3:] >= _FLAT).any(1)[:, None]
-    for one, other in zip(here.T, there.T, strict=True):
-        alike &= (one[:, None] - other).abs_() <= _APART
+    # With bits as 1 and -1, the product is the number of equal bits less that of different bits.
+    same = _signs(first) @ _signs(second).T >= _BITS - 2 * _MAX_FLIPPED_BITS
+    rows = same.any(1).nonzero()[:, 0]  # usually few; only for these are colours compared
+    colours, others = _colours(first[rows]), _colours(second)
+    alike = same[rows] & (colours[:, 3:] >= _MIN_CONTRAST).any(1)[:, None]
+    for one, other in zip(colours.T, others.T, strict=True):
+        alike &= (one[:, None] - other).abs_() <= _MAX_COLOUR_DIFFERENCE
     same[rows] = alike
     return same
 
 
-def copies(prints: Tensor, among: Tensor, progress: Progress = NO_PROGRESS) -> Iterator[tuple[slice, Tensor]]:
-    """``same_photos``, some rows at a time, so that memory does not grow with the number of pairs.
+def match_in_blocks(prints: Tensor, among: Tensor, progress: Progress = NO_PROGRESS) -> Iterator[tuple[slice, Tensor]]:
+    """``same_photos`` in blocks of rows, so that memory does not grow with the number of pairs.
 
     Args:
-        prints: ``[N, 2]``; each block comes with the rows of these that it is about.
+        prints: ``[N, 2]``; the rows of a block come with it.
         among: the others, ``[M, 2]``.
-        progress: hears of every block, and may stop there.
+        progress: is notified of every block, and can cancel.
     """
     for rows in row_blocks(len(prints), len(among)):
-        progress.note("comparing photos with those known")
+        progress.note("finding repeated photos")
         yield rows, same_photos(prints[rows], among)
 
 
-def first_copies(prints: Tensor, among: Tensor) -> Tensor:
-    """The first of the others that is the same photo, by its row, ``int64 [N]``; -1 where there is none."""
-    found = [_first(same) for _, same in copies(prints, among)]
-    return torch.cat([torch.empty(0, dtype=torch.int64), *found])
+def find_copies(prints: Tensor, among: Tensor) -> Tensor:
+    """The row of the first other fingerprint of the same photo, ``int64 [N]``; -1 where there is none."""
+    blocks = [_first_true(same) for _, same in match_in_blocks(prints, among)]
+    return torch.cat([torch.empty(0, dtype=torch.int64), *blocks])
 
 
 @dataclass(frozen=True)
 class Repeats:
-    """Photos of an update that were there before.
+    """Repeated photos of an update.
 
     Attributes:
-        before: whether it was taught before as the same class, ``bool [N]``.
-        twice: whether it came earlier in the update as the same class, ``bool [N]``.
-        known: rows of the fingerprints known before that are of a photo of the update, as the same class, ``[K]``.
-        conflicts: photos that are also there under another class, and which.
+        taught_before: taught before as the same class, ``bool [N]``.
+        duplicates: copies of an earlier photo of the update with the same class, ``bool [N]``.
+        matched: rows of known fingerprints that are of a photo of the update with the same class, ``[K]``.
+        conflicts: positions of photos that are also there with another class, and that class.
         fingerprints: of the update, ``[N, 2]``.
     """
 
-    before: Tensor
-    twice: Tensor
-    known: Tensor
+    taught_before: Tensor
+    duplicates: Tensor
+    matched: Tensor
     conflicts: dict[int, str]
     fingerprints: Tensor
 
     @property
-    def seen(self) -> Tensor:
+    def repeated(self) -> Tensor:
         """Whether a photo was there before as the same class, ``bool [N]``."""
-        return self.before | self.twice
+        return self.taught_before | self.duplicates
 
-    def unseen_by(self, trained: Tensor) -> Tensor:
-        """Photos that say how well new ones are answered, ``bool [N]``: new, and no copy was trained on."""
-        fresh = ~self.seen & ~trained
-        fresh[fresh.clone()] = first_copies(self.fingerprints[fresh], self.fingerprints[trained]) < 0
-        return fresh
+    def independent_of(self, trained: Tensor) -> Tensor:
+        """Photos that are new and have no copy among those trained on, whatever its class, ``bool [N]``."""
+        independent = ~self.repeated & ~trained
+        copies = find_copies(self.fingerprints[independent], self.fingerprints[trained])
+        independent[independent.clone()] = copies < 0
+        return independent
 
 
 def find_repeats(
     prints: Tensor,
     labels: Sequence[str],
-    known: Tensor = NO_PRINTS,
+    known: Tensor = NO_FINGERPRINTS,
     known_labels: Sequence[str] = (),
     progress: Progress = NO_PROGRESS,
 ) -> Repeats:
-    """Photos with these fingerprints and classes that are among others, or among themselves.
+    """Find photos that are also among others, or more than once among themselves.
 
     >>> one = torch.tensor([[5, 255 << 24]])
-    >>> find_repeats(torch.cat([one, one, one]), ["apple", "apple", "pear"]).seen.tolist()
+    >>> find_repeats(torch.cat([one, one, one]), ["apple", "apple", "pear"]).repeated.tolist()
     [False, True, False]
     """
     number = {label: index for index, label in enumerate(dict.fromkeys([*known_labels, *labels]))}
-    mine, theirs = (torch.tensor([number[label] for label in each]) for each in (labels, known_labels))
-    before, twice, taught = (torch.zeros(len(each), dtype=torch.bool) for each in (prints, prints, known))
+    numbers, known_numbers = (torch.tensor([number[label] for label in each]) for each in (labels, known_labels))
+    taught_before, duplicates, matched = (torch.zeros(len(each), dtype=torch.bool) for each in (prints, prints, known))
     conflicts: dict[int, str] = {}
 
-    def note_conflicts(rows: slice, same: Tensor, others: Sequence[str]) -> None:
-        found = _first(same)
-        for row, other in enumerate(found.tolist(), rows.start):
+    def add_conflicts(rows: slice, same: Tensor, others: Sequence[str]) -> None:
+        for row, other in enumerate(_first_true(same).tolist(), rows.start):
             if other >= 0:
                 conflicts.setdefault(row, others[other])
 
-    for rows, same in copies(prints, known, progress):
-        own = same & (mine[rows, None] == theirs)
-        before[rows] = own.any(1)
-        taught |= own.any(0)
-        note_conflicts(rows, same & ~own, known_labels)
-    for rows, same in copies(prints, prints, progress):
-        same = same.tril(rows.start - 1)  # those that came earlier
-        own = same & (mine[rows, None] == mine)
-        twice[rows] = own.any(1)
-        note_conflicts(rows, same & ~own, labels)
-    return Repeats(before, twice, taught.nonzero()[:, 0], conflicts, prints)
+    for rows, same in match_in_blocks(prints, known, progress):
+        same_class = same & (numbers[rows, None] == known_numbers)
+        taught_before[rows] = same_class.any(1)
+        matched |= same_class.any(0)
+        add_conflicts(rows, same & ~same_class, known_labels)
+    for rows, same in match_in_blocks(prints, prints, progress):
+        same = same.tril(rows.start - 1)  # with earlier photos alone
+        same_class = same & (numbers[rows, None] == numbers)
+        duplicates[rows] = same_class.any(1)
+        add_conflicts(rows, same & ~same_class, labels)
+    return Repeats(taught_before, duplicates, matched.nonzero()[:, 0], conflicts, prints)
 
 
-def _first(same: Tensor) -> Tensor:
-    """The first column of each row that is true, ``int64 [N]``; -1 where none is."""
+def _first_true(same: Tensor) -> Tensor:
+    """The first true column of each row, ``int64 [N]``; -1 where there is none."""
     if not same.shape[1]:
         return torch.full((len(same),), -1)
     return torch.where(same.any(1), same.byte().argmax(1), -1)

@@ -34,18 +34,18 @@ class DecodedImages:
         labels: the class name of each, or None where none were given.
         names: what to call each image: its path, or its number.
         skipped: ``path: reason`` of each that could not be read.
-        numbers: whether every label was given as a whole number.
-        left_out: files of a folder that are no photos by their ending, or lie in no class folder.
-        groups: folders of a folder that hold class folders.
+        integer_labels: whether every label was given as a whole number.
+        ignored_files: files of a folder that are no photos by their ending, or lie in no class folder.
+        group_folders: folders of a folder that hold class folders.
     """
 
     pixels: Pixels
     labels: tuple[str, ...] | None
     names: tuple[str, ...]
     skipped: tuple[str, ...] = ()
-    numbers: bool = False
-    left_out: tuple[str, ...] = ()
-    groups: tuple[str, ...] = ()
+    integer_labels: bool = False
+    ignored_files: tuple[str, ...] = ()
+    group_folders: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.pixels)
@@ -64,10 +64,10 @@ def read_labelled(
     ``on_bad`` is None where the caller offers no choice, so that no message speaks of one. Messages name the
     ``purpose``: the call that the images were given to.
     """
-    left_out: tuple[str, ...] = ()
-    groups: tuple[str, ...] = ()
+    ignored_files: tuple[str, ...] = ()
+    group_folders: tuple[str, ...] = ()
     if labels is None and isinstance(images, str | os.PathLike):
-        items, found, left_out, groups = _from_folder(Path(images), purpose)
+        items, found, ignored_files, group_folders = _from_folder(Path(images), purpose)
     elif labels is None:
         items, found = _labelled_source(images, purpose)
     else:
@@ -79,7 +79,9 @@ def read_labelled(
         raise OneaError(f"There are no images to {learning if purpose == 'learn' else f'{purpose}; give some'}.")
     names = [name_of(label) for label in found]
     decoded = _decode(items, names, size, on_bad, progress)
-    return replace(decoded, numbers=all(map(is_number, found)), left_out=left_out, groups=groups)
+    return replace(
+        decoded, integer_labels=all(map(is_number, found)), ignored_files=ignored_files, group_folders=group_folders
+    )
 
 
 def read_unlabelled(

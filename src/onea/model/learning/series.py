@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which images of a class resemble each other, as photos taken in series do."""
+"""Groups of similar images within a class, and series: photos that were probably taken one after the other."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from onea.classifiers.statistics import ClassStatistics, inverse_sqrt, shrunk_co
 from onea.tensors import row_blocks
 
 GROUPS = 6  # of a class, at most
-_ALIKE = 0.3  # cosine of two deviations; with 10 classes or 80, photos of Grocery form half as many series or fewer
-_CHANCE = 4.0  # deviations: cosines of random directions, of mean 0 and deviation 1 / sqrt(width), hardly exceed it
-_STEP, _SAME = 0.05, 0.95  # by which it grows where too many are alike, and where it ends
-_PARTS = 5  # of the classes, each compared by the spread of all others
+_MIN_COSINE = 0.3  # of two deviations in one series; with 10 or 80 classes of Grocery, half as many series or fewer
+_CHANCE = 4.0  # standard deviations; cosines of random directions have mean 0 and deviation 1 / sqrt(width)
+_COSINE_STEP, _MAX_COSINE = 0.05, 0.95  # the threshold rises if one series has most of a class, up to this
+_PARTS = 5  # of the classes, each compared by the scatter of all others
 
 
 def similar_groups(features: Tensor, most: int = GROUPS) -> Tensor:
-    """The group of each of a class's images, ``int64 [N]``: each belongs to the nearest of a few that are far apart.
+    """The group of each of a class's images, ``int64 [N]``, by the nearest of a few images that are far apart.
 
-    Those few are found one by one: first the image least like the others, then always the one that is least like
-    everything found so far (farthest-first traversal, in time proportional to the images).
+    Those few are found by farthest-first traversal, in time proportional to the images: first the image least similar
+    to the mean, then always the one least similar to all before.
 
     >>> similar_groups(torch.tensor([[9.0, 0.0], [0.0, 9.0], [9.1, 0.1], [9.0, 0.2]]), most=2).tolist()
     [1, 0, 1, 1]
@@ -33,88 +33,90 @@ def similar_groups(features: Tensor, most: int = GROUPS) -> Tensor:
         similarity = unit @ unit[nearest.argmin()]
         groups[similarity > nearest] = number
         nearest = nearest.maximum(similarity)
-    compact: Tensor = groups.unique(return_inverse=True)[1]  # where images are equal, a number may have no member
-    return compact
+    return _consecutive(groups)  # where images are equal, a group may be empty
 
 
 def groups_by_class(features: Tensor, rows: Tensor, most: int) -> Tensor:
-    """The group of each image, ``int64 [N]``: at most so many of a class, and no number for two classes.
+    """The group of each image, ``int64 [N]``: at most ``most`` of a class, and different ones for different classes.
 
-    Where all images of a class are alike, each is a group of its own, because a class cannot be judged without images.
+    Where all images of a class are alike, each is a group of its own, so that a class can be evaluated.
     """
     groups, start = torch.empty_like(rows), 0
     for row in rows.unique():
-        own = (rows == row).nonzero()[:, 0]
-        found = similar_groups(features[own], most)
-        groups[own] = start + (found if int(found.max()) else torch.arange(len(own)))
-        start += len(own)
+        members = (rows == row).nonzero()[:, 0]
+        numbers = similar_groups(features[members], most)
+        groups[members] = start + (numbers if int(numbers.max()) else torch.arange(len(members)))
+        start += len(members)
     return groups
 
 
-def series(features: Tensor, rows: Tensor, known: ClassStatistics) -> Tensor:
-    """The series of each image, ``int64 [N]``, numbered within its class: images that were taken one after the other.
+def find_series(features: Tensor, rows: Tensor, known: ClassStatistics) -> Tensor:
+    """The series of each image, ``int64 [N]``, numbered within its class.
 
     Two images of a class belong to one series if they deviate from the mean of their class in nearly the same
-    direction. An image like any member of a series belongs to it. An image like no other is a series of its own.
+    direction. Series are connected components: an image that is similar to any member belongs to the series.
 
-    Directions are compared where images of *other* classes spread alike in all of them. Measured by their own spread,
-    the deviations of few images are all at right angles, and none would be like another.
+    Directions are compared in a space where images of *other* classes have the same variance in all of them. In a space
+    fitted to few images, the deviations of these images are all at right angles, and none are similar.
 
     Args:
         features: ``[N, width]``.
         rows: their classes.
-        known: statistics without these images, whose classes count as others, too.
+        known: statistics without these images; their classes count as other classes, too.
     """
-    exact, classes, numbers = features.double(), rows.unique(), torch.zeros_like(rows)
-    apart = torch.cat([exact[:0], *(exact[rows == row] - exact[rows == row].mean(0) for row in classes)])
-    place = torch.cat([rows[:0], *((rows == row).nonzero()[:, 0] for row in classes)])
+    exact, classes, series = features.double(), rows.unique(), torch.zeros_like(rows)
+    deviations = torch.cat([exact[:0], *(exact[rows == row] - exact[rows == row].mean(0) for row in classes)])
+    position = torch.cat([rows[:0], *((rows == row).nonzero()[:, 0] for row in classes)])
     scatter = torch.zeros_like(exact.T @ exact) if known.scatter is None else known.scatter.to(exact)
-    parts, least = min(_PARTS, len(classes)), max(_ALIKE, _CHANCE / features.shape[1] ** 0.5)
+    parts, threshold = min(_PARTS, len(classes)), max(_MIN_COSINE, _CHANCE / features.shape[1] ** 0.5)
     for part in range(parts):
-        mine = classes[part::parts]
-        own = torch.isin(rows[place], mine)
-        others = apart[~own]
-        freedom = known.freedom + len(others) - (len(classes) - len(mine))
+        of_part = classes[part::parts]
+        others = deviations[~torch.isin(rows[position], of_part)]
+        freedom = known.freedom + len(others) - (len(classes) - len(of_part))
         root = inverse_sqrt(shrunk_covariance(scatter + others.T @ others, freedom))
-        for row in mine:
-            members = rows[place] == row
-            alike = F.normalize(apart[members] @ root, dim=1)
-            numbers[place[members]] = _series_of_a_class(alike, least)
-    return numbers
+        for row in of_part:
+            members = rows[position] == row
+            directions = F.normalize(deviations[members] @ root, dim=1)
+            series[position[members]] = _series_of_a_class(directions, threshold)
+    return series
 
 
-def _series_of_a_class(directions: Tensor, least: float) -> Tensor:
-    """The series of each image of a class; where one has more than half of them, images must be more alike.
+def _series_of_a_class(directions: Tensor, threshold: float) -> Tensor:
+    """The series of each image of a class; the threshold rises while one series has more than half of the images.
 
-    Without most of its images, nobody could judge a class.
+    Without most of its images, a class could not be evaluated.
     """
-    found = _joined(directions, least)
-    while least < _SAME and 2 * int(torch.bincount(found).max()) > max(2, len(found)):
-        least += _STEP
-        found = _joined(directions, least)
-    return found
+    series = _connected_components(directions, threshold)
+    while threshold < _MAX_COSINE and 2 * int(torch.bincount(series).max()) > max(2, len(series)):
+        threshold += _COSINE_STEP
+        series = _connected_components(directions, threshold)
+    return series
 
 
-def _joined(directions: Tensor, least: float) -> Tensor:
-    """The series of each of these unit vectors, ``int64 [N]``: those whose cosine is larger are of one.
+def _connected_components(directions: Tensor, threshold: float) -> Tensor:
+    """The component of each of these unit vectors, ``int64 [N]``; an edge is a cosine above the threshold.
 
-    Some rows at a time are compared with those behind them, and not with their own series, so that memory grows with
-    the number of images and not with its square.
+    Blocks of rows are compared with later rows outside their component, so memory grows with the number of images and
+    not with its square.
 
-    >>> _joined(torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.8, 0.6]]), 0.7).tolist()
+    >>> _connected_components(torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.8, 0.6]]), 0.7).tolist()
     [0, 1, 0]
     """
-    numbers = torch.arange(len(directions))  # of a series, that of its first image
+    component = torch.arange(len(directions))  # the position of its first image
     for rows in row_blocks(len(directions), len(directions)):
-        own, others = numbers[rows], torch.arange(rows.start, len(directions))
-        if bool((own == own[0]).all()):
-            others = others[numbers[others] != own[0]]
-        alike = directions[rows] @ directions[others].T > least
-        for row in (alike & (own[:, None] != numbers[others])).any(1).nonzero()[:, 0].tolist():
-            met = torch.zeros(len(directions), dtype=torch.bool)
-            met[numbers[others[alike[row]]]] = True
-            met[numbers[rows.start + row]] = True
-            if int(met.sum()) > 1:
-                numbers[met[numbers]] = int(met.byte().argmax())
-    compact: Tensor = numbers.unique(return_inverse=True)[1]
-    return compact
+        of_rows, others = component[rows], torch.arange(rows.start, len(directions))
+        if bool((of_rows == of_rows[0]).all()):
+            others = others[component[others] != of_rows[0]]
+        edges = directions[rows] @ directions[others].T > threshold
+        for row in (edges & (of_rows[:, None] != component[others])).any(1).nonzero()[:, 0].tolist():
+            joined = torch.zeros(len(directions), dtype=torch.bool)
+            joined[component[others[edges[row]]]] = True
+            joined[component[rows.start + row]] = True
+            if int(joined.sum()) > 1:
+                component[joined[component]] = int(joined.byte().argmax())
+    return _consecutive(component)
+
+
+def _consecutive(numbers: Tensor) -> Tensor:
+    consecutive: Tensor = numbers.unique(return_inverse=True)[1]
+    return consecutive

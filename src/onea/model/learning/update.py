@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One update: train an adapter on what arrived, merge it, move the prototypes and calibrate the answers."""
+"""One update of a model: train an adapter on the new images, merge it, update the statistics and calibrate."""
 
 from __future__ import annotations
 
@@ -21,16 +21,15 @@ from onea.learner.merged_adapter import AdapterLearner, MergedAdapter, MergingOp
 from onea.learner.tasks import Task
 from onea.learner.update import LearnerState, NewImages, add_images, learn_update
 from onea.merging.operator import Sizes
-from onea.model import calibration
-from onea.model.calibration import ENOUGH, calibrated
+from onea.model.calibration import MIN_IMAGES, PRIOR_TEMPERATURE, calibrate
 from onea.model.engine import Engine
-from onea.model.held_out import HeldOut, Measured, measure
-from onea.model.learning.background import taught_now
+from onea.model.held_out import Accuracy, HeldOutImages, evaluate_held_out
+from onea.model.learning.background import relabelled_background
 from onea.model.learning.images import DecodedImages
-from onea.model.learning.update_images import UpdateImages, checked_classes, given_as_numbers
+from onea.model.learning.update_images import UpdateImages, class_names, has_integer_labels
 from onea.model.parameters import options_of
-from onea.model.sentences import PhotoReport, conflicts_of, few_photos_fields, share_fields
-from onea.model.state import NO_ROWS, NO_SIGNALS, State, Update, merged_with, new_id, statistics_for
+from onea.model.reports import PhotoReport, accuracy_fields, few_photos_fields, find_conflicts
+from onea.model.state import NO_ROWS, NO_SIGNALS, State, Update, add_counts, empty_statistics, new_id
 from onea.runtime import Progress, Runtime
 from onea.tensors import Tensors, round_to_bfloat16
 from onea.text import printable, utc_timestamp
@@ -40,8 +39,8 @@ from onea.vit.frozen import FrozenViT
 _GATE_SUMMARY = ("base", "align_share", "gate_min", "gate_max")
 
 
-def blank(engine: Engine, options: MergingOptions, readout: str) -> State:
-    """The state of a model that knows nothing; its adapter leaves the network as it is."""
+def initial_state(engine: Engine, options: MergingOptions, readout: str) -> State:
+    """The state of a model without classes; its adapter leaves the network as it is."""
     from onea.learner.adapter_training import initial_adapters
 
     if engine.vit.no_hooks_reason:  # no block has an adapter, and none is ever trained
@@ -53,16 +52,16 @@ def blank(engine: Engine, options: MergingOptions, readout: str) -> State:
         options=dataclasses.asdict(options),
         classes=(),
         adapter=_on_cpu(initial_adapters(engine.vit, options, seed=0).state_dict()),
-        merged={},
-        statistics=statistics_for(readout, engine.vit.width),
+        adapter_images={},
+        statistics=empty_statistics(readout, engine.vit.width),
         readout=readout,
-        margins=NO_SIGNALS,
-        margin_rows=NO_ROWS,
-        hidden=NO_SIGNALS,
-        hidden_rows=NO_ROWS,
+        held_out_signals=NO_SIGNALS,
+        held_out_signal_rows=NO_ROWS,
+        left_out_signals=NO_SIGNALS,
+        left_out_signal_rows=NO_ROWS,
         background=torch.empty(0, engine.vit.width),
-        temperature=calibration.PRIOR_TEMPERATURE,
-        calibrated_on=0,
+        temperature=PRIOR_TEMPERATURE,
+        calibration_images=0,
         updates=(),
     )
 
@@ -80,73 +79,71 @@ def learn(
     progress: Progress | None = None,
     started: float | None = None,
 ) -> tuple[State, PhotoReport]:
-    """The state after one more update, with new or known classes, and which photos need a look; the old state stays.
+    """The state after one more update, with images of new or known classes, and a report about the photos.
 
-    A photo that was taught before as the same class, or comes twice, counts once and is no evidence of how well new
-    ones are answered. It may train the adapter again; then the statistics of a class whose photos are all there again
-    are made anew, as the new adapter sees them.
+    A photo that was taught before as the same class, or comes twice, counts once and is not used for evaluation. It may
+    train the adapter again; then the statistics of a class whose photos are all repeated are recomputed with the new
+    adapter.
 
-    ``started`` is when the clock of the update began, where that was before the call.
+    ``started`` is the start time of the update, if that was before the call.
 
     Raises:
-        OneaError: a class has one image or a name that cannot be used, or training failed.
+        OneaError: a new class has one image or an invalid name, or training failed.
     """
-    names = checked_classes(batch, state)
+    names = class_names(batch, state)
     assert batch.labels is not None
     started = time.perf_counter() if started is None else started
-    called = printable(name) if name else f"update {version}"
+    title = printable(name) if name else f"update {version}"
     adapters, options = engine.adapters(state), options_of(state.options)
     training = engine.for_training(progress)
-    sizes = Sizes.of(state.merged, Counter(batch.labels))
+    sizes = Sizes.of(state.adapter_images, Counter(batch.labels))
     trains = not engine.vit.no_hooks_reason and options.should_train(len(names), sizes.new_share)
     views = Views(engine, batch, options, adapters, seed, training, exact=not trains)
     features = views.features(0, adapters)
     images = UpdateImages.of(batch, names, features, state, held_out, seed, training[1].progress)
-    rows, new, measured, classifier = images.rows, images.new, images.measured, state.classifier
-    claimed = taught_now(state, features)
+    rows, fingerprints, classifier = images.rows, images.repeats.fingerprints, state.classifier
+    relabelled = relabelled_background(state, features)
+    recomputed = _repeated_classes(images, state)
 
-    kept = MergedAdapter(adapters.state_dict(), len(state.merged), sum(state.merged.values()))
+    earlier_adapter = MergedAdapter(
+        adapters.state_dict(), len(state.adapter_images), sum(state.adapter_images.values())
+    )
     known = LearnerState(
-        kept,
+        earlier_adapter,
         {state.statistics.kind: state.statistics.pad_to(len(images.classes))},
-        {"background": state.background[~claimed], "held": state.held},
+        {"background": state.background[~relabelled], "held_out": state.held_out_features},
     )
 
     def train_and_merge(merged: MergedAdapter) -> tuple[MergedAdapter, dict[str, Any]]:
-        return _adapt(engine, state, batch, images, called, seed, training, views, merged)
+        return _adapt(engine, state, batch, images, title, seed, training, views, merged)
 
-    def look(view: int, merged: MergedAdapter) -> Tensor:
-        if merged is kept:
+    def view_features(view: int, merged: MergedAdapter) -> Tensor:
+        if merged is earlier_adapter:
             return views.features(view, adapters) if view else features
         return views.features(view, engine.adapters_from(merged.tensors, options.scale))
 
-    recomputed = _recomputed(images, state)
     done = learn_update(
         known,
-        NewImages(rows, look, ~images.trained, views.num_views, options.views, new, recomputed),
+        NewImages(rows, view_features, ~images.trained, views.num_views, options.views, images.new, recomputed),
         train_and_merge if trains else None,
         kind=state.statistics.kind,
         classifier=classifier,
         compensate_drift=follow_drift and bool(state.updates),
     )
-    report, by_view = done.report, done.features
-    before, after = (_statistics(each) for each in (done.state_before_adding, done.state))
-    after = after.compact()
+    trained, by_view = done.report["trained"], done.features
+    before, after = _statistics(done.state_before_adding), _statistics(done.state).compact()
 
-    learned_from = add_images({before.kind: before}, by_view[:, new & images.trained], rows[new & images.trained])
-    right = 0
-    if bool(measured.any()):
-        right = int((classifier.fit(learned_from[before.kind])(by_view[0, measured]).argmax(1) == rows[measured]).sum())
-    held_before, prints = state.held_out, images.repeats.fingerprints
-    held = dataclasses.replace(held_before, features=done.state.features["held"])
-    if report["trained"]:
-        # What an adapter was trained on since says no more how new images are answered.
-        still = held_before.unseen_by(prints[images.trained])
-        held_before, held = held_before[still], held[still]
-        held = held.seen_anew(by_view, rows, prints, recomputed[0])
-    held = held.behind(HeldOut(by_view[:, measured].transpose(0, 1), rows[measured], prints[measured]))
-    overall = measure(classifier, after, held)
-
+    earlier_held_out = state.held_out
+    held = dataclasses.replace(earlier_held_out, features=done.state.features["held_out"])
+    if trained:
+        # Images that the adapter was trained on since then no longer stand for new ones.
+        untouched = earlier_held_out.not_among(fingerprints[images.trained])
+        earlier_held_out, held = earlier_held_out[untouched], held[untouched]
+        held = held.recompute_features(by_view, rows, fingerprints, recomputed[0])
+    evaluated = images.evaluated
+    held = held.with_newer(
+        HeldOutImages(by_view[:, evaluated].transpose(0, 1), rows[evaluated], fingerprints[evaluated])
+    )
     learned = dataclasses.replace(
         state,
         id=new_id(),
@@ -155,54 +152,60 @@ def learn(
         adapter=_on_cpu(done.state.adapter.tensors),
         statistics=after,
         background=done.state.features["background"],
-        fingerprints=torch.cat([state.fingerprints, prints[new]]),
-        fingerprint_rows=torch.cat([state.fingerprint_rows, rows[new]]),
-        held=round_to_bfloat16(held.features),
-        held_rows=held.rows,
-        held_prints=held.prints,
-        merged=merged_with(state.merged, images.taught) if report["trained"] else state.merged,
-        numbers=given_as_numbers(state, batch),
+        fingerprints=torch.cat([state.fingerprints, fingerprints[images.new]]),
+        fingerprint_rows=torch.cat([state.fingerprint_rows, rows[images.new]]),
+        held_out_features=round_to_bfloat16(held.features),
+        held_out_rows=held.rows,
+        held_out_fingerprints=held.fingerprints,
+        adapter_images=add_counts(state.adapter_images, images.training_counts) if trained else state.adapter_images,
+        integer_labels=has_integer_labels(state, batch),
     )
-    learned, validated = _calibrated(learned, state, before, by_view, images, trained=report["trained"])
-    overall_before = validated_before = None
-    if report["trained"] and not bool(new.any()):  # before and after are measured on the same photos
-        overall_before = measure(classifier, state.statistics, held_before)
-    if overall_before and overall_before.share is None:
-        again = recomputed[0]
-        validated = _cross_validated(classifier, after.reset_classes(again), by_view[0], images, recomputed[1])
-        validated_before = _cross_validated(
-            classifier, state.statistics.reset_classes(again), features, images, recomputed[1]
-        )
-    conflicts = conflicts_of(batch.names, batch.labels, images.repeats.conflicts)
-    photos = PhotoReport(batch.skipped, conflicts, batch.left_out, batch.groups)
+    learned, cross_validated = _calibrate(learned, state, before, by_view, images, trained=trained)
+
+    overall = evaluate_held_out(classifier, after, held)
+    overall_before = cross_validated_before = None
+    if trained and not bool(images.new.any()):  # so that both are measured on the same photos
+        overall_before = evaluate_held_out(classifier, state.statistics, earlier_held_out)
+        if overall_before.value is None:
+            classes, chosen = recomputed
+            cross_validated, cross_validated_before = (
+                _cross_validate(classifier, statistics.reset_classes(classes), of_images, images, chosen)
+                for statistics, of_images in ((after, by_view[0]), (state.statistics, features))
+            )
+    report = PhotoReport(
+        batch.skipped,
+        find_conflicts(batch.names, batch.labels, images.repeats.conflicts),
+        batch.ignored_files,
+        batch.group_folders,
+    )
     update: Update = {
         "version": version,
         "kind": "learn",
-        "name": called,
+        "name": title,
         "date": utc_timestamp(),
         "classes": names,
         "new_classes": len(images.classes) - len(state.classes),
         "known": len(images.classes),
         "images": len(batch),
-        "seen": int(images.repeats.seen.sum()),
-        **photos.counts,
-        "held_out": int(measured.sum()),
-        **share_fields("held_out", right, int(measured.sum())),
-        **share_fields("overall", overall.right, overall.images),
+        "repeated": int(images.repeats.repeated.sum()),
+        **report.counts,
+        "held_out": int(evaluated.sum()),
+        **accuracy_fields("held_out", _accuracy_on_update(classifier, before, by_view, images)),
+        **accuracy_fields("overall", overall),
         "overall_images": overall.images,
         "overall_classes": overall.classes,
-        "overall_before": overall_before and overall_before.share,
-        **share_fields("cross_validated", validated.right, validated.images),
-        "cross_validated_images": validated.images,
-        "cross_validated_before": validated_before and validated_before.share,
+        "overall_before": overall_before and overall_before.value,
+        **accuracy_fields("cross_validated", cross_validated),
+        "cross_validated_images": cross_validated.images,
+        "cross_validated_before": cross_validated_before and cross_validated_before.value,
         **few_photos_fields({name: learned.images[learned.row(name)] for name in names}),
-        "trained": report["trained"],
-        "epochs": report.get("epochs", 0),
-        "merge": {key: value for key, value in report.get("merge", {}).items() if key in _GATE_SUMMARY} or None,
-        "were_background": int(claimed.sum()),
+        "trained": trained,
+        "epochs": done.report.get("epochs", 0),
+        "merge": {key: value for key, value in done.report.get("merge", {}).items() if key in _GATE_SUMMARY} or None,
+        "relabelled_background": int(relabelled.sum()),
         "seconds": round(time.perf_counter() - started, 3),
     }
-    return dataclasses.replace(learned, updates=(*state.updates, update)), photos
+    return dataclasses.replace(learned, updates=(*state.updates, update)), report
 
 
 def _statistics(known: LearnerState) -> ClassStatistics:
@@ -211,23 +214,34 @@ def _statistics(known: LearnerState) -> ClassStatistics:
     return statistics
 
 
-def _recomputed(images: UpdateImages, state: State) -> tuple[Tensor, Tensor]:
-    """Classes whose earlier photos are all in this update again, and these photos."""
+def _repeated_classes(images: UpdateImages, state: State) -> tuple[Tensor, Tensor]:
+    """Classes whose earlier photos are all in this update again, and these photos, ``bool [N]``."""
     repeats, rows = images.repeats, images.rows
-    found = torch.bincount(state.fingerprint_rows[repeats.known], minlength=len(state.classes))
-    again = ((found > 0) & (found >= torch.tensor(state.images, dtype=torch.int64))).nonzero()[:, 0]
-    return again, torch.isin(rows, again) & repeats.before & ~repeats.twice
+    count = torch.bincount(state.fingerprint_rows[repeats.matched], minlength=len(state.classes))
+    classes = ((count > 0) & (count >= torch.tensor(state.images, dtype=torch.int64))).nonzero()[:, 0]
+    return classes, torch.isin(rows, classes) & repeats.taught_before & ~repeats.duplicates
 
 
-def _cross_validated(
-    classifier: Classifier, others: ClassStatistics, features: Tensor, images: UpdateImages, chosen: Tensor
-) -> Measured:
-    """How many of the chosen images are right by statistics of others and of further series of their class."""
+def _accuracy_on_update(
+    classifier: Classifier, before: ClassStatistics, by_view: Tensor, images: UpdateImages
+) -> Accuracy:
+    """Accuracy on the held-out images of the update, by statistics of the others."""
+    chosen, rows, added = images.evaluated, images.rows, images.new & images.trained
     if not bool(chosen.any()):
-        return Measured(0, 0, 0)
+        return Accuracy(0, 0, 0)
+    statistics = add_images({before.kind: before}, by_view[:, added], rows[added])[before.kind]
+    return Accuracy.of(classifier.fit(statistics)(by_view[0, chosen]).argmax(1), rows[chosen])
+
+
+def _cross_validate(
+    classifier: Classifier, others: ClassStatistics, features: Tensor, images: UpdateImages, chosen: Tensor
+) -> Accuracy:
+    """Accuracy on the chosen images by statistics of others and of further series of their class."""
+    if not bool(chosen.any()):
+        return Accuracy(0, 0, 0)
     rows, series = images.rows[chosen], images.series[chosen]
     scores = cross_validated_scores(classifier, others, features[chosen], rows, others.classes, series)
-    return Measured.of(scores.argmax(1), rows)
+    return Accuracy.of(scores.argmax(1), rows)
 
 
 def _adapt(
@@ -241,7 +255,7 @@ def _adapt(
     views: Views,
     merged: MergedAdapter,
 ) -> tuple[MergedAdapter, dict[str, Any]]:
-    """Train on the update and merge: the new adapter, and a report."""
+    """Train an adapter on the update and merge it; also a report."""
     vit, runtime = training
     learner = AdapterLearner(vit, options_of(state.options), runtime)
     if views.fixed is not None:
@@ -254,25 +268,24 @@ def _adapt(
         Task(state.next_update, name, range(len(images.names)), stored, rows, images.labels[rows], seed)
         for rows in (images.trained.nonzero()[:, 0], (~images.trained).nonzero()[:, 0])
     )
-    result = learner.train_and_merge(merged, task, Sizes.of(state.merged, images.taught), views.fixed, held_out)
+    result = learner.train_and_merge(
+        merged, task, Sizes.of(state.adapter_images, images.training_counts), views.fixed, held_out
+    )
     runtime.progress.note("prototypes")
     return result
 
 
-def _calibrated(
+def _calibrate(
     learned: State, earlier: State, before: ClassStatistics, views: Tensor, images: UpdateImages, trained: bool
-) -> tuple[State, Measured]:
-    """What was learned, with probabilities and familiarity fitted to those images that are new.
-
-    And how many of these are right by statistics without their series.
-    """
-    new, measured = images.new, images.measured
+) -> tuple[State, Accuracy]:
+    """The state with probabilities and familiarity fitted to the new images, and their cross-validated accuracy."""
+    new = images.new
     if not bool(new.any()):
-        return learned, Measured(0, 0, 0)
-    # Images that an adapter was trained on look more familiar than others; how much, only those held out can tell.
-    enough = trained and int(measured.sum()) + len(learned.margins) >= ENOUGH
-    chosen = views[:, new], images.rows[new], images.series[new], measured[new] & enough
-    return calibrated(learned, before, *chosen, earlier=earlier)
+        return learned, Accuracy(0, 0, 0)
+    # Images that an adapter was trained on look more familiar than others; held-out images measure by how much.
+    measurable = trained and int(images.evaluated.sum()) + len(learned.held_out_signals) >= MIN_IMAGES
+    untrained = images.evaluated[new] & measurable
+    return calibrate(learned, before, views[:, new], images.rows[new], images.series[new], untrained, earlier)
 
 
 def _on_cpu(tensors: Mapping[str, Tensor]) -> Tensors:
@@ -280,14 +293,14 @@ def _on_cpu(tensors: Mapping[str, Tensor]) -> Tensors:
 
 
 class Views:
-    """Each image of an update as it is (view 0), and in random crops.
+    """The views of an update's images: the whole image (view 0) and random crops.
 
-    Crops are looked at in the precision of the training: what that rounds is far less than what cropping changes. The
-    images themselves are, too, unless ``exact`` asks for full precision, in which all answers are given.
+    Crops pass the network in the precision of the training; the rounding is far smaller than the effect of cropping.
+    So do whole images, unless they are ``exact``: in full precision, as for predictions.
 
     Attributes:
-        num_views: how many views of each image are looked at; if 1, the image itself counts in place of the others.
-        fixed: the same for the training, where it looks at no others.
+        num_views: the number of views of each image; if 1, the image itself counts for the others.
+        fixed: the views as the training uses them, if it uses no others.
     """
 
     def __init__(
@@ -302,8 +315,8 @@ class Views:
     ):
         assert batch.labels is not None
         self._engine, self._pixels, self._labels, self._seed = engine, batch.pixels, batch.labels, seed
-        # A network that no adapter fits is never trained, and nobody knows how well it answers in less precision. Eight
-        # bits are for training steps alone.
+        # A network without adapters is never trained, so its accuracy in lower precision is unknown. FP8 is only for
+        # training steps.
         full = engine.vit, engine.runtime
         self._for_crops = full if engine.vit.no_hooks_reason or training[1].fp8 else training
         self._for_images = full if exact else self._for_crops

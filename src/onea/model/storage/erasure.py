@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A class that is forgotten everywhere: what is left of it is what the adapter and the shared covariance learned."""
+"""Erasure: forgetting classes everywhere, so that only the adapter and the shared covariance have learned from them."""
 
 from __future__ import annotations
 
@@ -8,76 +8,76 @@ from dataclasses import replace
 
 from onea.errors import OneaError, did_you_mean
 from onea.model.names import folded
-from onea.model.state import KNOWS_NOTHING, NOTHING_NAMED, State, Update, noted
+from onea.model.state import NO_CLASS_NAMED, NO_CLASSES, State, Update, history_entry
 
-UNNAMED = "(forgotten)"  # stands in a history for the name of a class
+UNNAMED = "(forgotten)"  # replaces the name of a class in a history
 
 
-def erased(state: State, names: Sequence[str], version: int, date: str) -> State:
-    """The next state, without these classes and without their names, also where they were forgotten before.
+def erase(state: State, names: Sequence[str], version: int, date: str) -> State:
+    """The next state, without these classes and without their names, including classes that were forgotten before.
 
-    Undo must end here: earlier versions have all of it.
+    Undo must not go back beyond this version, because earlier versions contain the classes.
     """
     if not names:
-        raise OneaError(NOTHING_NAMED)
-    asked = dict.fromkeys(names)
-    for name in asked:
+        raise OneaError(NO_CLASS_NAMED)
+    requested = dict.fromkeys(names)
+    for name in requested:
         _check_mentioned(name, state)
-    kept = [row for row, name in enumerate(state.classes) if name not in asked]
-    called = _earlier_names(asked, state.updates) - {state.classes[row] for row in kept}
-    note = noted("forget", version, date, [], len(kept)) | {"everywhere": len(asked)}
-    updates = tuple(_without_names(update, called) for update in state.updates)
-    reduced = replace(state, updates=updates, merged=_unnamed(state.merged, called))
-    return reduced.reduced(kept, version, note)
+    kept = [row for row, name in enumerate(state.classes) if name not in requested]
+    removed = _earlier_names(requested, state.updates) - {state.classes[row] for row in kept}
+    entry = history_entry("forget", version, date, [], len(kept)) | {"everywhere": len(requested)}
+    updates = tuple(_remove_names(update, removed) for update in state.updates)
+    unnamed = replace(state, updates=updates, adapter_images=_number_names(state.adapter_images, removed))
+    return unnamed.keep_classes(kept, version, entry)
 
 
 def _check_mentioned(name: str, state: State) -> None:
-    """Refuse a class that nothing is kept of, or whose images are in another one."""
+    """Raise an error for a class that the model does not mention, or whose images are in another class."""
     if name in state.classes:
         return
-    known = dict.fromkeys([*state.classes, *(name for update in state.updates for name in update["classes"])])
-    known.pop(UNNAMED, None)
-    if not known:
-        raise OneaError(KNOWS_NOTHING)
-    if name not in known:
-        raise OneaError(f"The model does not know '{name}'; {did_you_mean(name, list(known))}")
-    if inside := _classes_with_images_of(name, state.updates) & set(state.classes):
-        raise OneaError(f"Images of '{name}' are in '{min(inside)}' by now; name that class to forget them.")
+    mentioned = dict.fromkeys([*state.classes, *(name for update in state.updates for name in update["classes"])])
+    mentioned.pop(UNNAMED, None)
+    if not mentioned:
+        raise OneaError(NO_CLASSES)
+    if name not in mentioned:
+        raise OneaError(f"The model has no class '{name}'; {did_you_mean(name, list(mentioned))}")
+    if current := _classes_with_images_of(name, state.updates) & set(state.classes):
+        raise OneaError(f"Images of '{name}' now belong to '{min(current)}'; name that class to forget them.")
 
 
 def _classes_with_images_of(name: str, updates: Sequence[Update]) -> set[str]:
-    """The classes that have images which were taught as this one, after it was renamed or joined with another."""
-    found: set[str] = set()
+    """The classes with images that were taught as this one, after renaming and merging."""
+    classes: set[str] = set()
     for update in updates:
-        classes = update["classes"]
         if update["kind"] == "rename":
-            if classes[0] in found:
-                found = found - {classes[0]} | {classes[1]}
+            old, new = update["classes"]
+            if old in classes:
+                classes = classes - {old} | {new}
         elif update["kind"] == "forget":
-            found -= set(classes)
-        elif name in classes:
-            found.add(name)
-    return found
+            classes -= set(update["classes"])
+        elif name in update["classes"]:
+            classes.add(name)
+    return classes
 
 
 def _earlier_names(names: Collection[str], updates: Sequence[Update]) -> set[str]:
-    """These names, and those that their classes had before they were renamed or joined.
+    """These names, and those that their classes had before they were renamed or merged.
 
     >>> sorted(_earlier_names(["pear"], [{"kind": "rename", "classes": ["pera", "pear"]}]))
     ['pear', 'pera']
     """
-    found = set(names)
+    all_names = set(names)
     for update in reversed(updates):
-        if update["kind"] == "rename" and update["classes"][1] in found:
-            found.add(update["classes"][0])
-    return found
+        if update["kind"] == "rename" and update["classes"][1] in all_names:
+            all_names.add(update["classes"][0])
+    return all_names
 
 
-def _without_names(update: Update, names: Collection[str]) -> Update:
-    """An update of a history that names none of these classes.
+def _remove_names(update: Update, names: Collection[str]) -> Update:
+    """An update of a history without these names.
 
-    >>> told = {"version": 3, "name": "ripe pears", "classes": ["pear", "fig"], "fewest": {"pear": 2}}
-    >>> _without_names(told, ["pear"])
+    >>> update = {"version": 3, "name": "ripe pears", "classes": ["pear", "fig"], "fewest": {"pear": 2}}
+    >>> _remove_names(update, ["pear"])
     {'version': 3, 'name': 'update 3', 'classes': ['(forgotten)', 'fig'], 'fewest': {}}
     """
     cleaned = update | {"classes": [UNNAMED if name in names else name for name in update["classes"]]}
@@ -88,14 +88,14 @@ def _without_names(update: Update, names: Collection[str]) -> Update:
     return cleaned
 
 
-def _unnamed(merged: Mapping[str, int], names: Collection[str]) -> dict[str, int]:
-    """The images of each class inside the adapter, some of them under numbers, with which a merge counts the same.
+def _number_names(images: Mapping[str, int], names: Collection[str]) -> dict[str, int]:
+    """Numbers of images of each class, with numbers in place of some names, so that a merge weighs them the same.
 
-    >>> _unnamed({"apple": 5, " 1": 4, "pear": 3}, {"pear"})
+    >>> _number_names({"apple": 5, " 1": 4, "pear": 3}, {"pear"})
     {'apple': 5, ' 1': 4, ' 2': 3}
     """
-    found = {name: images for name, images in merged.items() if name not in names}
-    for name in merged.keys() & set(names):
-        number = next(number for number in range(1, len(merged) + 1) if f" {number}" not in found)
-        found[f" {number}"] = merged[name]  # no class can be called so, because of the space
-    return found
+    numbered = {name: count for name, count in images.items() if name not in names}
+    for name in images.keys() & set(names):
+        number = next(number for number in range(1, len(images) + 1) if f" {number}" not in numbered)
+        numbered[f" {number}"] = images[name]  # no class can have this name, because of the space
+    return numbered

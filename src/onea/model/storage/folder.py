@@ -33,9 +33,9 @@ from onea.files import (
     write_atomically,
     write_error,
 )
-from onea.model.learning.fingerprints import NO_PRINTS
+from onea.model.learning.fingerprints import NO_FINGERPRINTS
 from onea.model.parameters import MACHINE, plain
-from onea.model.state import NO_HELD, NO_ROWS, State, statistics_for
+from onea.model.state import NO_FEATURES, NO_ROWS, State, empty_statistics
 from onea.model.storage import layout, validation
 from onea.model.storage.card import card_files, history_row
 from onea.model.storage.layout import FORMAT, check_can_hold, holds_model, locked, state_folder
@@ -47,31 +47,34 @@ if TYPE_CHECKING:
     from onea.model.estimator import OneA
 
 _ADAPTER = "adapter."
-_HALVED = ("factors", "background", "held")  # kept in bfloat16, which holds them exactly
-_OPTIONAL = {  # not written where there are none; the background is as wide as the network
-    "fingerprints": NO_PRINTS,
+_BFLOAT16 = ("factors", "background", "held_out_features")  # their values are exact in it
+_OPTIONAL = {  # not written if empty, and then restored as these; the background is as wide as the network
+    "fingerprints": NO_FINGERPRINTS,
     "fingerprint_rows": NO_ROWS,
-    "held": NO_HELD,
-    "held_rows": NO_ROWS,
-    "held_prints": NO_PRINTS,
+    "held_out_features": NO_FEATURES,
+    "held_out_rows": NO_ROWS,
+    "held_out_fingerprints": NO_FINGERPRINTS,
 }
-_TENSORS = ("margins", "margin_rows", "hidden", "hidden_rows", "background", *_OPTIONAL)
+_TENSORS = (
+    *("held_out_signals", "held_out_signal_rows", "left_out_signals", "left_out_signal_rows", "background"),
+    *_OPTIONAL,
+)
 _VALUES = (
-    *("version", "id", "backbone", "preprocess", "options", "readout"),
-    *("classes", "merged", "temperature", "calibrated_on", "updates", "numbers"),
+    *("version", "id", "backbone", "preprocess", "options", "readout", "classes", "adapter_images"),
+    *("temperature", "calibration_images", "updates", "integer_labels"),
 )
 _REMEDY = "choose another folder"
-_WAY_BACK = (
+_RESTORE = (
     "restore it from a copy or, if it is the newest version, go back with `onea undo`; an earlier one may be removed"
 )
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What ``model.json`` says.
+    """The content of ``model.json``.
 
     Attributes:
-        versions: those that are kept.
+        versions: the stored versions.
         params: of the estimator.
     """
 
@@ -81,7 +84,7 @@ class Manifest:
 
 @dataclass(frozen=True)
 class StoredVersions:
-    """The earlier versions in a model folder, each read when it is asked for.
+    """The earlier versions in a model folder, which are read on demand.
 
     Attributes:
         path: the model folder.
@@ -94,80 +97,80 @@ class StoredVersions:
         return os.path.lexists(state_folder(self.path, version))
 
     def read(self, version: int, present: State) -> State:
-        """One that the present version grew from.
+        """A version that the present one is based on.
 
         Raises:
             OneaError: it is damaged, or of another model.
         """
         state = read_state(self.path, version)
-        with _told(self.path, state_folder(self.path, version)):
+        with _damage_as_error(self.path, state_folder(self.path, version)):
             if state.updates != present.updates[: len(state.updates)]:
-                raise DamagedFile(f"version {present.version} did not grow from it")
+                raise DamagedFile(f"version {present.version} is not based on it")
         return state
 
 
 @dataclass(frozen=True)
 class Undone:
-    """A version that was gone back from.
+    """A version that was undone.
 
     Attributes:
         version: its number.
-        what: the update that was undone, in words.
+        update: a description of its last update.
     """
 
     version: int
-    what: str
+    update: str
 
 
 def save(model: OneA, path: Path, *, have_lock: bool = False) -> Path:
-    """Bring a model folder up to date, or make it; a crash at any moment leaves the last complete version valid."""
+    """Write a model folder, or update it; after a crash at any moment the last complete version is valid."""
     if not have_lock:
         with locked(path):
             return save(model, path, have_lock=True)
     check_can_hold(path)
-    there: tuple[int, ...] = ()
+    stored: tuple[int, ...] = ()
     if holds_model(path):
-        there = read_manifest(path).versions.kept
-        if not model.grew_from(there[-1], read_id(path, there[-1])):
+        stored = read_manifest(path).versions.kept
+        if not model.is_based_on(stored[-1], read_id(path, stored[-1])):
             raise OneaError(
-                f"{path} holds something this model did not grow from (version {there[-1]}); load it again, or choose "
-                "another folder."
+                f"{path} holds a version that this model is not based on (version {stored[-1]}); load it again, or "
+                "choose another folder."
             )
     versions = model.versions
-    new = [model.state(version) for version in versions.kept if version not in there]
+    new = [model.state(version) for version in versions.kept if version not in stored]
     write(path, model.snapshot().state, Manifest(versions, model_params(model)), new)
     return path
 
 
 def model_params(model: OneA) -> dict[str, Any]:
-    """The parameters that belong to a model wherever it runs; of its backbone the name alone, without a path."""
+    """The parameters that are stored with a model: not those of the machine, and the backbone without a path."""
     params = {name: plain(value) for name, value in model.get_params().items() if name not in MACHINE}
     return params | {"backbone": model.snapshot().state.backbone["name"]}
 
 
-def change(path: Path, how: Callable[[State, int, str], State], keep: int | None = None) -> State:
-    """Make a change that needs no network, such as another name for a class, to the model in a folder.
+def change(path: Path, next_state: Callable[[State, int, str], State], keep: int | None = None) -> State:
+    """Change the model in a folder without its network, such as the name of a class.
 
     Args:
         path: the model folder.
-        how: the next state, from the present one, the number of the next version and the time.
-        keep: earlier versions to keep; None is as many as the model keeps.
+        next_state: computes the next state from the present one, the number of the next version and the time.
+        keep: earlier versions to keep; None is the number that the model keeps.
     """
     read_manifest(path)
     with locked(path):
         check_can_hold(path)
         manifest = read_manifest(path)
         present = read_state(path, manifest.versions.present)
-        if present.erased:  # by a process that was killed, perhaps
+        if present.is_erasure:  # the process may have been killed before it removed everything
             _tidy(path, present, manifest.versions, card_files(present, layout.named(path).name))
-        state = how(present, manifest.versions.next, utc_timestamp())
+        state = next_state(present, manifest.versions.next, utc_timestamp())
         versions = manifest.versions.committed(manifest.params["keep"] if keep is None else keep)
         write(path, state, Manifest(versions, manifest.params), [state])
         return state
 
 
 def undo(path: Path) -> tuple[Undone, State]:
-    """Go back to before the last update, even from a damaged version; returns what was undone and what is valid now."""
+    """Go back to the version before the last update, even if the last is damaged; also what was undone."""
     read_manifest(path)
     with locked(path):
         check_can_hold(path)
@@ -179,31 +182,31 @@ def undo(path: Path) -> tuple[Undone, State]:
         try:
             present = read_state(path, last)
         except OneaError:
-            state, what = read_state(path, earlier.present), "which could not be read"
+            state, update = read_state(path, earlier.present), "which could not be read"
         else:
-            state, what = StoredVersions(path).read(earlier.present, present), history_row(present.updates[-1])[2]
+            state, update = StoredVersions(path).read(earlier.present, present), history_row(present.updates[-1])[2]
         write(path, state, dataclasses.replace(manifest, versions=earlier))
-        return Undone(last, what), state
+        return Undone(last, update), state
 
 
 def read_manifest(path: Path) -> Manifest:
-    """What a model folder says about itself."""
+    """The content of ``model.json``."""
     if not holds_model(path):
-        found = "holds no model" if path.is_dir() else "is a file" if path.exists() else "does not exist"
-        raise OneaError(f"{path} {found}; give a folder that `onea teach` or save() made.")
+        problem = "holds no model" if path.is_dir() else "is a file" if path.exists() else "does not exist"
+        raise OneaError(f"{path} {problem}; give a folder that `onea teach` or save() made.")
     place = path / layout.MANIFEST
-    content = read_regular(place, validation.MOST_JSON)
-    with _told(path, place, "restore the folder from a copy"):
+    content = read_regular(place, validation.MAX_JSON_BYTES)
+    with _damage_as_error(path, place, "restore the folder from a copy"):
         kept, counter, params = validation.manifest_values(content)
-        # Whoever removes an earlier version, to save space or because it is damaged, goes on without it.
+        # Users may have removed earlier versions, to save space or because they are damaged.
         earlier = (version for version in kept[:-1] if os.path.lexists(state_folder(path, version)))
         return Manifest(Versions((*earlier, *kept[-1:]), counter), params)
 
 
 def read_present(path: Path) -> tuple[Manifest, State]:
-    """What a model folder says about itself, and its present version.
+    """The content of ``model.json`` and the present version.
 
-    Another process may remove that version meanwhile; then the folder is read again.
+    If another process removes that version meanwhile, the folder is read again.
     """
     manifest = read_manifest(path)
     while True:
@@ -216,7 +219,7 @@ def read_present(path: Path) -> tuple[Manifest, State]:
 
 
 def verify(path: Path) -> tuple[int, ...]:
-    """Read every version that a model folder keeps; returns their numbers.
+    """Read every version in a model folder; returns their numbers.
 
     Raises:
         OneaError: one is damaged; of several, the newest.
@@ -228,44 +231,40 @@ def verify(path: Path) -> tuple[int, ...]:
 
 
 def read_id(path: Path, version: int) -> str:
-    """What tells one version of a model from another of the same number; reads no tensors."""
-    return str(_described(path, version)["id"])
+    """The id of a version, which differs from that of other models with the same version number."""
+    return str(_read_values(path, version)["id"])
 
 
 def read_state(path: Path, version: int) -> State:
     """One version of the model in a folder."""
-    values, folder = _described(path, version), state_folder(path, version)
-    _check_there(path, folder / layout.TENSORS)
+    values, folder = _read_values(path, version), state_folder(path, version)
+    _check_exists(path, folder / layout.TENSORS)
     file, size = open_regular(folder / layout.TENSORS)
-    with file, _told(path, folder):
+    with file, _damage_as_error(path, folder):
         return _state(values, validation.read_tensors(file, size, values))
 
 
-def _described(path: Path, version: int) -> dict[str, Any]:
-    """What ``state.json`` of a version says."""
+def _read_values(path: Path, version: int) -> dict[str, Any]:
+    """The content of ``state.json`` of a version."""
     folder = state_folder(path, version)
     for place in (folder.parent, folder):
         check_regular(place, folder=True)
-    _check_there(path, folder / layout.STATE)
-    content = read_regular(folder / layout.STATE, validation.MOST_JSON)
-    with _told(path, folder):
+    _check_exists(path, folder / layout.STATE)
+    content = read_regular(folder / layout.STATE, validation.MAX_JSON_BYTES)
+    with _damage_as_error(path, folder):
         return validation.state_values(content, version)
 
 
-def _check_there(path: Path, file: Path) -> None:
-    """Refuse a version without one of its files as any other damage, from which there may be a way back."""
-    with _told(path, file.parent):
+def _check_exists(path: Path, file: Path) -> None:
+    """Report a missing file of a version like any other damage, from which undo may help."""
+    with _damage_as_error(path, file.parent):
         if check_regular(file) is None:
             raise DamagedFile(f"{file.name} is missing")
 
 
 @contextmanager
-def _told(
-    path: Path,
-    place: Path,
-    remedy: str = _WAY_BACK,
-) -> Iterator[None]:
-    """What is wrong with a place in a model folder as one sentence."""
+def _damage_as_error(path: Path, place: Path, remedy: str = _RESTORE) -> Iterator[None]:
+    """Raise damage of a file or folder as an error with a remedy."""
     try:
         yield
     except validation.OtherFormat as reason:
@@ -277,52 +276,52 @@ def _told(
 
 
 def write(path: Path, present: State, manifest: Manifest, new: Sequence[State] = ()) -> None:
-    """Write the versions that are not there yet, then switch to them, then tidy up. Needs the lock.
+    """Write new versions, then switch to them, then remove what is no longer valid. Needs the lock.
 
     Args:
         path: the model folder.
-        present: the version that answers from now on.
-        manifest: what is valid from now on.
-        new: the versions that are not there yet.
+        present: the version that is present from now on.
+        manifest: the versions and parameters that are valid from now on.
+        new: the versions that are not stored yet.
     """
     numbers = {"versions": manifest.versions.kept, "counter": manifest.versions.counter}
-    described = validation.seal({"format": FORMAT, "onea": __version__, **numbers, "params": manifest.params})
-    _check(lambda: validation.manifest_values(described))
-    shown = card_files(present, layout.named(path).name)
+    content = validation.dump({"format": FORMAT, "onea": __version__, **numbers, "params": manifest.params})
+    _check_readable(lambda: validation.manifest_values(content))
+    card = card_files(present, layout.named(path).name)
     try:
         layout.begin(path)
         for state in new:
             _write_state(path, state)
-        write_atomically(path / layout.MANIFEST, described, _REMEDY)
-        sync_folder(path)  # before anything goes that the old one needs
+        write_atomically(path / layout.MANIFEST, content, _REMEDY)
+        sync_folder(path)  # before files of the old manifest are removed
     except (OneaError, OSError) as error:
         with suppress(OneaError):
             layout.tidy(path, read_manifest(path).versions.kept if holds_model(path) else ())
         if isinstance(error, OneaError):
             raise
-        raise write_error(path, len(described), error, _REMEDY) from error
-    _tidy(path, present, manifest.versions, shown)
+        raise write_error(path, len(content), error, _REMEDY) from error
+    _tidy(path, present, manifest.versions, card)
 
 
-def _tidy(path: Path, present: State, versions: Versions, shown: Mapping[str, bytes]) -> None:
+def _tidy(path: Path, present: State, versions: Versions, card: Mapping[str, bytes]) -> None:
     """Remove other versions and write the model card.
 
     Raises:
-        OneaError: something cannot be removed or written, and it may hold a class that was forgotten everywhere.
+        OneaError: a file cannot be removed or written, and may contain a class that was forgotten everywhere.
     """
-    # After any other update it does not matter now: the next one does the same.
-    with nullcontext() if present.erased else suppress(OneaError):
+    # After any other update a failure is harmless, because the next update tries again.
+    with nullcontext() if present.is_erasure else suppress(OneaError):
         layout.tidy(path, versions.kept)
-        for name, content in shown.items():
+        for name, content in card.items():
             write_atomically(path / name, content)
         if left := layout.leftovers(path, versions.kept):
-            raise OneaError(f"The model forgot the class, but {left[0]} may hold it; remove that file.")
+            raise OneaError(f"The model forgot the class, but {left[0]} may contain it; remove that file.")
 
 
 def _state(values: Mapping[str, Any], tensors: Tensors) -> State:
-    """A state from what its two files hold."""
+    """A state from the content of its two files."""
     absent = {"background": tensors["prototypes"][:0], **_OPTIONAL}
-    tensors = absent | {name: value.float() if name in _HALVED else value for name, value in tensors.items()}
+    tensors = absent | {name: value.float() if name in _BFLOAT16 else value for name, value in tensors.items()}
     return State(
         **{name: values[name] for name in _VALUES}
         | {name: tuple(values[name]) for name in ("classes", "updates")}
@@ -333,7 +332,7 @@ def _state(values: Mapping[str, Any], tensors: Tensors) -> State:
 
 
 def _statistics(values: Mapping[str, Any], tensors: Tensors) -> ClassStatistics:
-    empty = statistics_for(values["readout"], tensors["prototypes"].shape[1])
+    empty = empty_statistics(values["readout"], tensors["prototypes"].shape[1])
     return empty.from_state_dict(tensors | {"freedom": torch.tensor(values["freedom"])})
 
 
@@ -342,36 +341,36 @@ def _write_state(path: Path, state: State) -> None:
     tensors |= state.statistics.state_dict()
     for name in ("freedom", *(name for name in ("background", *_OPTIONAL) if not len(tensors[name]))):
         del tensors[name]
-    tensors = {name: value.bfloat16() if name in _HALVED else value for name, value in tensors.items()}
+    tensors = {name: value.bfloat16() if name in _BFLOAT16 else value for name, value in tensors.items()}
     content = save_tensors({name: value.contiguous() for name, value in tensors.items()})
     values = {name: getattr(state, name) for name in _VALUES}
     values |= {"format": FORMAT, "freedom": state.statistics.freedom}
-    described = validation.seal(values | {"sha256": hashlib.sha256(content).hexdigest()})
+    description = validation.dump(values | {"sha256": hashlib.sha256(content).hexdigest()})
 
-    def check() -> None:
-        found = validation.state_values(described, state.version)
-        validation.check_shapes(io.BytesIO(content), len(content), found)
+    def read() -> None:
+        checked = validation.state_values(description, state.version)
+        validation.check_shapes(io.BytesIO(content), len(content), checked)
         validation.check_numbers(tensors)
 
-    _check(check)
+    _check_readable(read)
     target = state_folder(path, state.version)
     partial = target.parent / f".partial-{secrets.token_hex(4)}"
     try:
         partial.mkdir(parents=True)
         write_atomically(partial / layout.TENSORS, content, _REMEDY)
-        write_atomically(partial / layout.STATE, described, _REMEDY)
-        layout.remove_version(target)  # left by a crash between here and the switch, or damaged
+        write_atomically(partial / layout.STATE, description, _REMEDY)
+        layout.remove_version(target)  # damaged, or left by a crash before the switch
         partial.rename(target)
         sync_folder(target.parent)
     except OSError as error:
-        raise write_error(path, len(content) + len(described), error, _REMEDY) from error
+        raise write_error(path, len(content) + len(description), error, _REMEDY) from error
     finally:
         layout.remove_version(partial)
 
 
-def _check(check: Callable[[], object]) -> None:
-    """Never write what could not be read again."""
+def _check_readable(read: Callable[[], object]) -> None:
+    """Raise an error instead of writing a model that could not be read again."""
     try:
-        check()
+        read()
     except DamagedFile as reason:
         raise OneaError(f"The model cannot be saved ({reason}); undo its last update.") from reason

@@ -14,8 +14,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from types import UnionType
-from typing import Any, BinaryIO, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, BinaryIO, Literal, NotRequired, TypedDict, get_type_hints
 
 import torch
 from safetensors import SafetensorError
@@ -27,255 +26,188 @@ from onea.classifiers.familiarity import NUM_SIGNALS
 from onea.data.transforms import Preprocess
 from onea.errors import OneaError
 from onea.files import DamagedFile, dump_with_checksum, parse_json_object, verify_checksum
-from onea.model.calibration import MOST_MARGINS
-from onea.model.held_out import MOST_OF_CLASS
-from onea.model.learning.background import MOST_FEATURES
+from onea.model.calibration import MAX_SIGNALS_PER_CLASS
+from onea.model.held_out import MAX_PER_CLASS
+from onea.model.learning.background import MAX_FEATURES
 from onea.model.learning.fingerprints import WORDS
 from onea.model.names import UNKNOWN
 from onea.model.parameters import MACHINE, Parameters, check_params, options_of
-from onea.model.state import background_images, became_classes, classifier_for, statistics_for
+from onea.model.state import background_images, classifier_for, empty_statistics, relabelled_images
 from onea.model.storage.layout import FORMAT, LAST_VERSION
+from onea.schema import MAX_NUMBER, Count, Range, ZeroToOne, matches, mismatch
 from onea.tensors import Tensors
 
-_MOST_BLOCKS = 1000
-MOST_JSON = 64 * 2**20  # bytes of model.json or state.json: names of a million classes
-_MANIFEST = {"versions": list[int], "counter": int, "params": dict}
-_STATE = {
-    "version": int,
-    "id": str,
-    "backbone": dict,
-    "preprocess": dict,
-    "options": dict,
-    "readout": str,
-    "classes": list[str],
-    "merged": dict[str, int],
-    "temperature": float,
-    "calibrated_on": int,
-    "updates": list[dict[str, Any]],
-    "numbers": bool,
-    "freedom": int,
-    "sha256": str,
-}
-_BACKBONE = {"name": str, "sha256": str}
-_OF_BACKBONE = {*_BACKBONE, "depth", "licence", "config"}
-_UPDATE = {
-    "version": int,
-    "kind": Literal["learn", "forget", "rename", "background"],
-    "date": str,
-    "classes": list[str],
-    "known": int,
-}
-_LEARN = {
-    "name": str,
-    "new_classes": int,
-    "images": int,
-    "held_out": int,
-    "held_out_accuracy": float | None,
-    "trained": bool,
-    "seconds": float,
-}
-_LATER = {  # what earlier histories lack
-    "seen": int,
-    "two_names": int,
-    "were_background": int,
-    "left_out": int,
-    "groups": int,
-    "few_photos": int,
-    "fewest": dict[str, int],
-    "held_out_interval": tuple[float, float] | None,
-    "overall_accuracy": float | None,
-    "overall_interval": tuple[float, float] | None,
-    "overall_images": int,
-    "overall_classes": int,
-    "overall_before": float | None,
-    "cross_validated_accuracy": float | None,
-    "cross_validated_interval": tuple[float, float] | None,
-    "cross_validated_images": int,
-    "cross_validated_before": float | None,
-}
-_BACKGROUND = {"name": str, "images": int, "like_known": int, "skipped": int, "seconds": float}
-_LONGEST_PATH = 4_096
-_COUNTS = (
-    *("version", "calibrated_on", "freedom", "known", "new_classes", "images", "held_out", "like_known", "skipped"),
-    *("everywhere", "seen", "two_names", "were_background", "left_out", "groups", "few_photos"),
-    *("overall_images", "overall_classes", "cross_validated_images"),
-)
-_SHARES = (
-    *("held_out_accuracy", "overall_accuracy", "overall_before"),
-    *("cross_validated_accuracy", "cross_validated_before"),
-)
+MAX_JSON_BYTES = 64 * 2**20  # of model.json or state.json: names of a million classes
+_MAX_BLOCKS = 1000
+_MAX_PATH = 4_096
+_MAX_HEADER_BYTES = 16 * 2**20
+_MAX_WIDTH = 16_384  # of the features of a network
 _SIDES = range(1, 8193)  # of images, in pixels
-_TEMPERATURES = (1e-6, 1e3)  # fitted ones lie in 0.001 .. 1
+_TEMPERATURES = Range(ge=1e-6, le=1e3)  # fitted ones lie between 0.001 and 1
+_BLOCK = re.compile(r"adapter\.blocks\.([0-9]{1,4})\.")
+_TYPES = {"BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64, "I64": torch.int64}
+
+Shapes = dict[str, tuple[str, tuple[int, ...]]]
+_Number = Annotated[int, Range(ge=0)]
+_Interval = tuple[float, float] | None
+
+
+class _Manifest(TypedDict):
+    versions: list[int]
+    counter: int
+    params: dict[str, Any]
+
+
+class _Backbone(TypedDict):
+    name: str
+    sha256: str
+    depth: NotRequired[int]
+    licence: NotRequired[str]
+    config: NotRequired[Any]
+
+
+class _State(TypedDict):
+    version: _Number
+    id: str
+    backbone: _Backbone
+    preprocess: dict[str, Any]
+    options: dict[str, Any]
+    readout: str
+    classes: list[str]
+    adapter_images: dict[str, int]
+    temperature: float
+    calibration_images: _Number
+    updates: list[dict[str, Any]]
+    integer_labels: bool
+    freedom: _Number
+    sha256: str
+
+
+class _Update(TypedDict):
+    version: _Number
+    kind: Literal["learn", "forget", "rename", "background"]
+    date: str
+    classes: list[str]
+    known: _Number
+
+
+class _Learn(_Update):
+    name: str
+    new_classes: _Number
+    images: _Number
+    repeated: _Number
+    skipped: _Number
+    conflicts: _Number
+    ignored_files: _Number
+    group_folders: _Number
+    held_out: _Number
+    held_out_accuracy: ZeroToOne | None
+    held_out_interval: _Interval
+    overall_accuracy: ZeroToOne | None
+    overall_interval: _Interval
+    overall_images: _Number
+    overall_classes: _Number
+    overall_before: ZeroToOne | None
+    cross_validated_accuracy: ZeroToOne | None
+    cross_validated_interval: _Interval
+    cross_validated_images: _Number
+    cross_validated_before: ZeroToOne | None
+    few_photos: _Number
+    fewest: dict[str, int]
+    trained: bool
+    relabelled_background: _Number
+    seconds: float
+
+
+class _Background(_Update):
+    name: str
+    images: _Number
+    resembling_known: _Number
+    skipped: _Number
+    seconds: float
+
+
+class _Forget(_Update):
+    everywhere: NotRequired[_Number]
+
+
+class _Rename(_Update):
+    merged: NotRequired[bool]
+
+
+_UPDATES = {"learn": _Learn, "background": _Background, "forget": _Forget, "rename": _Rename}
 
 
 class OtherFormat(DamagedFile):
     """A file of a format that this version does not read."""
 
 
-def seal(content: Mapping[str, Any]) -> bytes:
+def dump(content: Mapping[str, Any]) -> bytes:
     """A JSON file with these values and their checksum."""
     written = dump_with_checksum(content)
-    if len(written) > MOST_JSON:
-        raise OneaError(f"The model has more than {MOST_JSON >> 20} MB of names and history; use shorter names.")
+    if len(written) > MAX_JSON_BYTES:
+        raise OneaError(f"The model has more than {MAX_JSON_BYTES >> 20} MB of names and history; use shorter names.")
     return written
 
 
 def manifest_values(content: bytes) -> tuple[tuple[int, ...], int, dict[str, Any]]:
     """Versions, counter and parameters in ``model.json``."""
-    found = _opened(content)
-    _check_fields(found, _MANIFEST)
-    versions, counter = found["versions"], found["counter"]
+    values = _load(content)
+    _check(values, _Manifest)
+    versions, counter = values["versions"], values["counter"]
     if not versions or versions[0] < 1 or any(old >= new for old, new in itertools.pairwise(versions)):
         raise DamagedFile("its versions do not increase")
     if not versions[-1] <= counter <= LAST_VERSION:
         raise DamagedFile(f"its counter is not between its last version and {LAST_VERSION:,}")
-    return tuple(versions), counter, _params(found["params"])
+    return tuple(versions), counter, _params(values["params"])
 
 
 def state_values(content: bytes, version: int) -> dict[str, Any]:
     """The values in ``state.json`` of a version."""
-    found = _opened(content)
-    _check_fields(found, {"updates": _STATE["updates"]})
-    for update in found["updates"]:
-        _check_update(update)
-    _check_fields(found, _STATE)
-    if found["version"] != version:
-        raise DamagedFile(f"it says that it is version {found['version']}")
-    if not re.fullmatch("[0-9a-f]{32}", found["id"]):
+    values = _load(content)
+    if isinstance(values.get("updates"), list):
+        for update in values["updates"]:
+            _check_update(update)
+    _check(values, _State)
+    if values["version"] != version:
+        raise DamagedFile(f"it has the version number {values['version']}")
+    if not re.fullmatch("[0-9a-f]{32}", values["id"]):
         raise DamagedFile("it has no id")
-    classes = found["classes"]
-    if not is_text(classes) or not is_text(found["updates"]):
-        raise DamagedFile("a name in it is no text")
+    classes = values["classes"]
+    if not _is_encodable(classes) or not _is_encodable(values["updates"]):
+        raise DamagedFile("a name in it is no valid Unicode")
     if len(set(classes)) < len(classes) or UNKNOWN in classes or "" in classes:
-        raise DamagedFile("its classes do not have names of their own")
-    if not all(0 < images < MOST for images in found["merged"].values()):
-        raise DamagedFile("its counts of merged images are impossible")
-    if not _TEMPERATURES[0] <= found["temperature"] <= _TEMPERATURES[1]:
+        raise DamagedFile("the names of its classes are not unique")
+    if not all(0 < images < MAX_NUMBER for images in values["adapter_images"].values()):
+        raise DamagedFile("its numbers of images in the adapter are impossible")
+    if values["temperature"] not in _TEMPERATURES:
         raise DamagedFile("its temperature is impossible")
-    _check_fields(found["backbone"], _BACKBONE)
-    if not all(1 <= len(found["backbone"][name]) <= _LONGEST_PATH for name in _BACKBONE):
-        raise DamagedFile("its backbone has no name")
-    if re.search(r"[/\\]", found["backbone"]["name"]):
-        raise DamagedFile("the name of its backbone is a path")
-    found["backbone"] = {name: value for name, value in found["backbone"].items() if name in _OF_BACKBONE}
-    _check_fields({"depth": 1} | found["backbone"], {"depth": int})
-    if not 1 <= found["backbone"].get("depth", 1) <= _MOST_BLOCKS:
-        raise DamagedFile(f"its backbone has {found['backbone']['depth']} blocks")
-    if not isinstance(found["backbone"].get("licence", ""), str):
-        raise DamagedFile("its licence is no text")
-    _check_preprocess(found["preprocess"])
+    values["backbone"] = _checked_backbone(values["backbone"])
+    _check_preprocess(values["preprocess"])
     try:
-        options_of(found["options"])
-        classifier_for(found["readout"])
+        options_of(values["options"])
+        classifier_for(values["readout"])
     except OneaError as error:
         raise DamagedFile(f"{str(error).rstrip('.'):.300}") from error
-    return found
+    return values
 
 
-def _opened(content: bytes) -> dict[str, Any]:
-    """The values of a JSON file, whose checksum is right."""
-    found = parse_json_object(content)
-    number = found.get("format")
-    if type(number) is not int or not 1 <= number < MOST:
+def _load(content: bytes) -> dict[str, Any]:
+    """The values of a JSON file of this format with the right checksum."""
+    values = parse_json_object(content)
+    number = values.get("format")
+    if not matches(number, Count):
         raise DamagedFile("it has no format")
-    if number > FORMAT:
+    if number > FORMAT:  # type: ignore[operator]
         raise OtherFormat(f"has format {number}, and this onea ({__version__}) reads format {FORMAT}; update onea")
-    if number < FORMAT:
+    if number < FORMAT:  # type: ignore[operator]
         raise OtherFormat(f"was made by an onea before its first release (format {number}); teach a new model")
-    verify_checksum(found)
-    return found
+    verify_checksum(values)
+    return values
 
 
-def _params(given: dict[str, Any]) -> dict[str, Any]:
-    """The parameters that belong to a model: as the file has them, else their defaults."""
-    hints = get_type_hints(Parameters)
-    defaults = {name: default for name, default in Parameters.defaults().items() if name not in MACHINE}
-    found = dict(defaults)
-    for name, value in given.items():
-        if name not in defaults:
-            raise OtherFormat(
-                f"has a parameter {name!r:.80}, which this onea ({__version__}) does not have; update onea"
-            )
-        # Python takes 2.0 for 2 and 1 for True, and whoever gave them was never told otherwise.
-        same = [kind(value) for kind in (int, bool) if isinstance(value, int | float) and kind(value) == value]
-        fitting = [each for each in (value, *same) if fits(each, hints[name])]
-        if not fitting:
-            raise DamagedFile(f"its parameter '{name}' is {value!r:.80}")
-        found[name] = fitting[0]
-    try:
-        check_params(found)
-    except OneaError as error:
-        raise DamagedFile(f"{str(error).rstrip('.'):.300}") from error
-    return found
-
-
-def _check_preprocess(found: dict[str, Any]) -> None:
-    hints = get_type_hints(Preprocess) | {"side": int}
-    if odd := sorted(found.keys() - hints.keys()):
-        raise DamagedFile(f"{odd[0]!r:.80} is nothing that images have")
-    _check_fields(found, {name: hints[name] for name in found.keys() | {"size", "mean", "std", "side"}})
-    size, resize = found["size"], found.get("resize", 0)
-    least = 0 if found.get("geometry", "direct") == "direct" else size
-    if size not in _SIDES or found["side"] not in _SIDES or not least <= resize <= _SIDES[-1] or min(found["std"]) <= 0:
-        raise DamagedFile("what it says of images is impossible")
-
-
-def _check_update(update: dict[str, Any]) -> None:
-    _check_fields(update, _UPDATE)
-    if update["kind"] == "learn":
-        _check_fields(update, _LEARN)
-        _check_fields(update, {name: hint for name, hint in _LATER.items() if name in update})
-        shares = [update.get(name) or 0 for name in _SHARES]
-        if not all(0 <= share <= 1 for share in shares) or update["held_out"] > update["images"]:
-            raise DamagedFile("its history is impossible")
-    if update["kind"] == "background":
-        _check_fields(update, _BACKGROUND)
-    if update["kind"] == "rename" and len(update["classes"]) != 2:
-        raise DamagedFile("its history renames something else than one class")
-    if update["kind"] == "forget":
-        _check_fields({"everywhere": 1} | update, {"everywhere": int})
-    if not isinstance(update.get("joined", False), bool):
-        raise DamagedFile(f"'joined' is {update['joined']!r:.80}")
-
-
-def _check_fields(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Refuse what lacks one of these fields, or has it of another type."""
-    for name, hint in wanted.items():
-        if name not in found:
-            raise DamagedFile(f"'{name}' is missing")
-        if not fits(found[name], hint) or (name in _COUNTS and not 0 <= found[name] < MOST):
-            raise DamagedFile(f"'{name}' is {found[name]!r:.80}")
-
-
-MOST = 2**53  # of anything that is counted; larger whole numbers are no longer exact as fractions
-
-
-def fits(value: Any, hint: Any) -> bool:
-    """Whether a value of JSON is of a type.
-
-    >>> fits(2, float | None), fits(True, int), fits([1, "a"], list[int]), fits([1, 2], tuple[int, int])
-    (True, False, False, True)
-    """
-    kind, inner = get_origin(hint), get_args(hint)
-    if kind in (UnionType, Union):
-        return any(fits(value, each) for each in inner)
-    if kind is Literal:
-        return isinstance(value, str) and value in inner
-    if kind is list:
-        return isinstance(value, list) and all(fits(each, inner[0]) for each in value)
-    if kind is tuple:
-        return isinstance(value, list) and len(value) == len(inner) and all(map(fits, value, inner))
-    if kind in (dict, Mapping):
-        return isinstance(value, dict) and all(fits(each, inner[1]) for each in value.values())
-    if hint is Any:
-        return True
-    if hint is float:
-        return type(value) is float or (type(value) is int and abs(value) < MOST)
-    return type(value) is hint
-
-
-def is_text(value: Any) -> bool:
-    """Whether all text in a value of JSON can be written as such: half of a character cannot."""
+def _is_encodable(value: Any) -> bool:
+    """Whether all text in a JSON value can be encoded; lone surrogates cannot."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -283,17 +215,71 @@ def is_text(value: Any) -> bool:
     return True
 
 
-_MOST_HEADER = 16 * 2**20  # bytes
-_WIDEST = 16_384  # features of a network
-_BLOCK = re.compile(r"adapter\.blocks\.([0-9]{1,4})\.")
-_TYPES = {"BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64, "I64": torch.int64}
+def _params(values: dict[str, Any]) -> dict[str, Any]:
+    """The parameters that are stored with a model, completed by defaults."""
+    hints = get_type_hints(Parameters, include_extras=True)
+    params = {name: default for name, default in Parameters.defaults().items() if name not in MACHINE}
+    for name, value in values.items():
+        if name not in params:
+            raise OtherFormat(
+                f"has a parameter {name!r:.80}, which this onea ({__version__}) does not have; update onea"
+            )
+        # Python treats 2.0 like 2 and 1 like True, so users may have given these.
+        equal = [kind(value) for kind in (int, bool) if isinstance(value, int | float) and kind(value) == value]
+        fitting = [each for each in (value, *equal) if matches(each, hints[name])]
+        if not fitting:
+            raise DamagedFile(f"its parameter '{name}' is {value!r:.80}")
+        params[name] = fitting[0]
+    try:
+        check_params(params)
+    except OneaError as error:
+        raise DamagedFile(f"{str(error).rstrip('.'):.300}") from error
+    return params
 
-Shapes = dict[str, tuple[str, tuple[int, ...]]]
+
+def _checked_backbone(values: dict[str, Any]) -> dict[str, Any]:
+    if not all(1 <= len(values[name]) <= _MAX_PATH for name in ("name", "sha256")):
+        raise DamagedFile("its backbone has no name")
+    if re.search(r"[/\\]", values["name"]):
+        raise DamagedFile("the name of its backbone is a path")
+    if not 1 <= values.get("depth", 1) <= _MAX_BLOCKS:
+        raise DamagedFile(f"its backbone has {values['depth']} blocks")
+    return {name: value for name, value in values.items() if name in get_type_hints(_Backbone)}
+
+
+def _check_preprocess(values: dict[str, Any]) -> None:
+    hints = get_type_hints(Preprocess) | {"side": int}
+    if unknown := sorted(values.keys() - hints.keys()):
+        raise DamagedFile(f"{unknown[0]!r:.80} is no parameter of the preprocessing")
+    for name in values.keys() | {"size", "mean", "std", "side"}:
+        if name not in values:
+            raise DamagedFile(f"'{name}' is missing")
+        if problem := mismatch(values[name], hints[name], name):
+            raise DamagedFile(problem)
+    size, resize = values["size"], values.get("resize", 0)
+    least = 0 if values.get("geometry", "direct") == "direct" else size
+    sizes_fit = size in _SIDES and values["side"] in _SIDES and least <= resize <= _SIDES[-1]
+    if not sizes_fit or min(values["std"]) <= 0:
+        raise DamagedFile("its preprocessing of images is impossible")
+
+
+def _check_update(update: Any) -> None:
+    _check(update, _Update)
+    _check(update, _UPDATES[update["kind"]])
+    if update["kind"] == "learn" and update["held_out"] > update["images"]:
+        raise DamagedFile("its history has more images held out than taught")
+    if update["kind"] == "rename" and len(update["classes"]) != 2:
+        raise DamagedFile("its history has a renaming of other than two names")
+
+
+def _check(values: Any, fields: Any) -> None:
+    if problem := mismatch(values, fields, "updates"):
+        raise DamagedFile(problem)
 
 
 def read_tensors(file: BinaryIO, size: int, state: Mapping[str, Any]) -> Tensors:
-    """The tensors of a state: read only if they are as large as the values in its ``state.json`` say."""
-    wanted = check_shapes(file, size, state)
+    """The tensors of a state; read only if their shapes match its ``state.json``."""
+    expected = check_shapes(file, size, state)
     file.seek(0)
     content = file.read(size)
     if hashlib.sha256(content).hexdigest() != state["sha256"]:
@@ -302,7 +288,7 @@ def read_tensors(file: BinaryIO, size: int, state: Mapping[str, Any]) -> Tensors
         tensors: Tensors = load(content)
     except (SafetensorError, ValueError) as error:
         raise DamagedFile("the tensors are not safetensors") from error
-    declared = {name: (_TYPES[kind], shape) for name, (kind, shape) in wanted.items()}
+    declared = {name: (_TYPES[kind], shape) for name, (kind, shape) in expected.items()}
     if {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()} != declared:
         raise DamagedFile("the tensors are declared twice")
     check_numbers(tensors)
@@ -310,109 +296,106 @@ def read_tensors(file: BinaryIO, size: int, state: Mapping[str, Any]) -> Tensors
 
 
 def check_shapes(file: BinaryIO, size: int, state: Mapping[str, Any]) -> Shapes:
-    """Compare the header of a safetensors file with what the state says; nothing else of the file is read."""
-    found, data = _header(file, size)
+    """Compare the header of a safetensors file with the state; nothing else of the file is read."""
+    declared, data_bytes = _read_header(file, size)
+
+    def rows_of(name: str) -> int:
+        """The declared number of rows of an optional tensor."""
+        return declared[name][1][0] if name in declared and declared[name][1] else 0
+
     try:
-        width, rows = found["prototypes"][1][1], found["margins"][1][0]
-        hidden = found["hidden"][1][0]
+        width = declared["prototypes"][1][1]
+        signals = {name: declared[name][1][0] for name in ("held_out_signals", "left_out_signals")}
     except (KeyError, IndexError):
         raise DamagedFile("tensors are missing") from None
-    classes, options = len(state["classes"]), options_of(state["options"])
-    rank = options.rank
-    if not 1 <= width <= _WIDEST or max(rows, hidden) > MOST_MARGINS * classes:
-        raise DamagedFile(f"tensors of width {width} with {max(rows, hidden)} margins are impossible")
-    wanted: Shapes = {
+    classes, options, updates = len(state["classes"]), options_of(state["options"]), state["updates"]
+    if not 1 <= width <= _MAX_WIDTH or max(signals.values()) > MAX_SIGNALS_PER_CLASS * classes:
+        raise DamagedFile(f"tensors of width {width} with {max(signals.values())} signals are impossible")
+    expected: Shapes = {
         "prototypes": ("F32", (classes, width)),
         "counts": ("I64", (classes,)),
         "scatter": ("F64", (width, width)),
-        "margins": ("F32", (rows, NUM_SIGNALS)),
-        "margin_rows": ("I64", (rows,)),
-        "hidden": ("F32", (hidden, NUM_SIGNALS)),
-        "hidden_rows": ("I64", (hidden,)),
     }
-    if photos := _background(found, state["updates"]):
-        wanted |= {"background": ("BF16", (photos, width))}
-    if prints := _fingerprints(found, state["updates"]):
-        wanted |= {"fingerprints": ("I64", (prints, WORDS)), "fingerprint_rows": ("I64", (prints,))}
-    if rolling := found.get("held", ("", (0,)))[1][:1]:
-        if rolling[0] > MOST_OF_CLASS * classes:
-            raise DamagedFile(f"{rolling[0]} features held out are more than are kept")
-        if rolling[0]:
-            wanted |= {"held": ("BF16", (*rolling, options.views, width)), "held_rows": ("I64", rolling)}
-            wanted |= {"held_prints": ("I64", (*rolling, WORDS))}
-    if (factors := statistics_for(state["readout"], width).factors) is not None:
-        wanted |= {"factors": ("BF16", (classes, *factors.shape[1:])), "cut": ("F64", (classes,))}
-    for block in _adapter_blocks(found, (len(found) - len(wanted)) // 4, options.adapted_blocks):
-        wanted |= {
-            f"adapter.blocks.{block}.down.weight": ("F32", (rank, width)),
-            f"adapter.blocks.{block}.down.bias": ("F32", (rank,)),
-            f"adapter.blocks.{block}.up.weight": ("F32", (width, rank)),
+    for name, rows in signals.items():
+        expected |= {name: ("F32", (rows, NUM_SIGNALS)), f"{name[:-1]}_rows": ("I64", (rows,))}
+    if background := _background_rows(rows_of("background"), updates):
+        expected |= {"background": ("BF16", (background, width))}
+    if taught := rows_of("fingerprints"):
+        if taught > sum(update["images"] for update in updates if update["kind"] == "learn"):
+            raise DamagedFile(f"{taught} fingerprints are more than there were images")
+        expected |= {"fingerprints": ("I64", (taught, WORDS)), "fingerprint_rows": ("I64", (taught,))}
+    if held_out := rows_of("held_out_features"):
+        if held_out > MAX_PER_CLASS * classes:
+            raise DamagedFile(f"{held_out} images held out are more than are stored")
+        expected |= {"held_out_features": ("BF16", (held_out, options.views, width))}
+        expected |= {"held_out_rows": ("I64", (held_out,)), "held_out_fingerprints": ("I64", (held_out, WORDS))}
+    if (factors := empty_statistics(state["readout"], width).factors) is not None:
+        expected |= {"factors": ("BF16", (classes, *factors.shape[1:])), "cut": ("F64", (classes,))}
+    for block in _adapter_blocks(declared, (len(declared) - len(expected)) // 4, options.adapted_blocks):
+        expected |= {
+            f"adapter.blocks.{block}.down.weight": ("F32", (options.rank, width)),
+            f"adapter.blocks.{block}.down.bias": ("F32", (options.rank,)),
+            f"adapter.blocks.{block}.up.weight": ("F32", (width, options.rank)),
             f"adapter.blocks.{block}.up.bias": ("F32", (width,)),
         }
-    if odd := sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name)):
-        raise DamagedFile(f"tensor {odd[0]!r:.80} is not what it should be")
-    if data != sum(_TYPES[kind].itemsize * math.prod(shape) for kind, shape in wanted.values()):
-        raise DamagedFile("the tensors are cut short, or more follows")
-    return wanted
+    if wrong := sorted(name for name in declared.keys() | expected.keys() if declared.get(name) != expected.get(name)):
+        raise DamagedFile(f"tensor {wrong[0]!r:.80} does not have the expected type and shape")
+    if data_bytes != sum(_TYPES[kind].itemsize * math.prod(shape) for kind, shape in expected.values()):
+        raise DamagedFile("the file of tensors is too short or too long")
+    return expected
 
 
-def _background(found: Shapes, updates: Sequence[Mapping[str, Any]]) -> int:
-    """The number of background images whose features a file must hold; where some became a class, as it declares."""
-    gone = became_classes(updates)
-    most = min(background_images(updates) + gone, MOST_FEATURES)
-    count = found["background"][1][0] if "background" in found and found["background"][1] else 0
-    return min(max(count, most - gone), most)
+def _background_rows(declared: int, updates: Sequence[Mapping[str, Any]]) -> int:
+    """The number of background images whose features are stored.
+
+    It follows from the history, except where images were later taught as a class: then any possible number is accepted.
+    """
+    relabelled = relabelled_images(updates)
+    most = min(background_images(updates) + relabelled, MAX_FEATURES)
+    return min(max(declared, most - relabelled), most)
 
 
-def _fingerprints(found: Shapes, updates: Sequence[Mapping[str, Any]]) -> int:
-    """The number of fingerprints that a file declares; forgotten classes have none."""
-    count = found["fingerprints"][1][0] if "fingerprints" in found and found["fingerprints"][1] else 0
-    if count > sum(update["images"] for update in updates if update["kind"] == "learn"):
-        raise DamagedFile(f"{count} fingerprints are more than there were images")
-    return count
-
-
-def _adapter_blocks(found: Shapes, count: int, asked: int) -> range:
-    """The blocks of the network that an adapter for so many has tensors for: all of them or, where asked, the last."""
-    if not asked:
+def _adapter_blocks(declared: Shapes, count: int, adapted: int) -> range:
+    """The blocks of the network with an adapter: all of them or, if ``adapted`` is not 0, so many of the last."""
+    if not adapted:
         return range(count)
-    blocks = {int(match[1]) for name in found if (match := _BLOCK.match(name))}
-    if len(blocks) != asked:
-        raise DamagedFile(f"its adapter is for {len(blocks)} blocks instead of {asked}")
-    return range(min(blocks), min(blocks) + asked)
+    blocks = {int(match[1]) for name in declared if (match := _BLOCK.match(name))}
+    if len(blocks) != adapted:
+        raise DamagedFile(f"its adapter is for {len(blocks)} blocks instead of {adapted}")
+    return range(min(blocks), min(blocks) + adapted)
 
 
 def check_numbers(tensors: Mapping[str, Tensor]) -> None:
-    """Refuse numbers that no teaching could have given."""
+    """Raise an error for numbers that are impossible."""
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            raise DamagedFile(f"{name} holds NaN or infinity")
+            raise DamagedFile(f"{name} contains NaN or infinity")
     counts = tensors["counts"]
-    if bool(((counts < 1) | (counts >= MOST)).any()):
-        raise DamagedFile("its counts of images are impossible")
-    for name in ("margin_rows", "hidden_rows", "fingerprint_rows", "held_rows"):
+    if bool(((counts < 1) | (counts >= MAX_NUMBER)).any()):
+        raise DamagedFile("its numbers of images are impossible")
+    for name in ("held_out_signal_rows", "left_out_signal_rows", "fingerprint_rows", "held_out_rows"):
         rows = tensors.get(name, counts[:0])
         if bool(((rows < 0) | (rows >= len(counts))).any()):
             raise DamagedFile(f"{name} are of no class")
-    # Of sums of squares none is larger than the largest on the diagonal, which is not negative but for rounding.
+    # No element of a scatter matrix exceeds the largest on the diagonal, which is not negative except for rounding.
     scatter = tensors["scatter"]
-    widest = float(scatter.diagonal().max())
-    possible = (scatter.abs() <= 1.001 * widest).all() & (scatter.diagonal() >= -1e-6 * widest).all()
-    if not 0 <= widest < 1e100 or not bool(possible):
+    largest = float(scatter.diagonal().max())
+    possible = (scatter.abs() <= 1.001 * largest).all() & (scatter.diagonal() >= -1e-6 * largest).all()
+    if not 0 <= largest < 1e100 or not bool(possible):
         raise DamagedFile("its scatter is impossible")
     if "cut" in tensors and bool((tensors["cut"] < 0).any()):
-        raise DamagedFile("what was cut off its classes is negative")
+        raise DamagedFile("its truncated variances are negative")
 
 
-def _header(file: BinaryIO, size: int) -> tuple[Shapes, int]:
-    """Types and shapes that a safetensors file declares, and the bytes that follow."""
+def _read_header(file: BinaryIO, size: int) -> tuple[Shapes, int]:
+    """Types and shapes that a safetensors file declares, and the number of bytes that follow."""
     length = int.from_bytes(file.read(8), "little")
-    if length > min(_MOST_HEADER, size - 8):
+    if length > min(_MAX_HEADER_BYTES, size - 8):
         raise DamagedFile("the tensors are not safetensors")
     try:
-        found = json.loads(file.read(length))
-        found.pop("__metadata__", None)
-        shapes = {name: (each["dtype"], tuple(each["shape"])) for name, each in found.items()}
+        declared = json.loads(file.read(length))
+        declared.pop("__metadata__", None)
+        shapes = {name: (each["dtype"], tuple(each["shape"])) for name, each in declared.items()}
     except (ValueError, RecursionError, AttributeError, KeyError, TypeError):
         raise DamagedFile("the tensors are not safetensors") from None
     if not all(type(side) is int and side >= 0 for _, shape in shapes.values() for side in shape):

@@ -161,7 +161,7 @@ function accuracyInWords(updates) {
 
 function what(update) {
   if (update.kind === "forget") return `Forgot ${update.classes.join(", ") || `${count(update.everywhere, "class", "classes")} everywhere`}`;
-  if (update.kind === "rename") return `${update.joined ? "Joined" : "Renamed"} ${update.classes[0]} to ${update.classes[1]}`;
+  if (update.kind === "rename") return `${update.merged ? "Merged" : "Renamed"} ${update.classes[0]} ${update.merged ? "into" : "to"} ${update.classes[1]}`;
   if (update.kind === "background") return `Background: ${update.name}`;
   return update.name;
 }

@@ -82,7 +82,7 @@ export function drawHistory(figure, all) {
 // By which photos an update was measured: its own held-out ones or, of too few, all of its own by cross-validation.
 export const measureOf = (update) => ["held_out", "cross_validated"].find((name) => update[`${name}_accuracy`] != null);
 
-// The share of right answers, of how many, and the interval in which it lies 19 times out of 20.
+// The share of right answers, of how many, and the 95 % confidence interval.
 export function shareInWords(update, name) {
   const share = update[`${name}_accuracy`];
   if (share == null) return "";
