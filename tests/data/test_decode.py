@@ -291,7 +291,7 @@ def test_files_that_are_no_images(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("not an image, only words")
     (tmp_path / "empty.jpg").touch()
     for path, reason in (
-        (tmp_path / "notes.txt", "it is not an image in a format we know"),
+        (tmp_path / "notes.txt", "it is not an image in a supported format"),
         (tmp_path / "empty.jpg", "the file is empty"),
         (tmp_path / "none.jpg", "there is no such file"),
         (tmp_path, "it is a folder"),
@@ -364,7 +364,7 @@ def test_bad_image_is_a_user_error_and_survives_pickling() -> None:
     assert (error.path, error.reason) == (Path("a.jpg"), "the file is cut short")
 
 
-def test_to_square_cuts_the_middle() -> None:
+def test_resize_square_crops_the_centre() -> None:
     image = Image.new("RGB", (90, 30), RED)
     image.paste(GREEN, (30, 0, 60, 30))
     square = resize_square(image, 30)

@@ -184,7 +184,7 @@ def test_others_are_not(shop, kind):
     with client_of(shop) as client:
         refused = client.post("/predict", content=encoded(kind), headers=IMAGE)
     assert refused.status_code == 422
-    assert f"not an image in a format we know ({', '.join(upload_formats())})" in refused.json()["detail"]
+    assert f"not an image in a supported format ({', '.join(upload_formats())})" in refused.json()["detail"]
 
 
 def encoded(kind: str, side: int = 48, **options: object) -> bytes:
@@ -213,8 +213,8 @@ def padded(kind: str, count: int) -> bytes:
     ("content", "words"),
     [
         (scanned_again(500), "more than 32 scans"),
-        (padded("JPEG", 100_000), "too many pieces"),
-        (padded("PNG", 20_000), "too many pieces"),
+        (padded("JPEG", 100_000), "too many chunks"),
+        (padded("PNG", 20_000), "too many chunks"),
     ],
 )
 def test_images_that_were_made_to_take_long(shop, content, words):

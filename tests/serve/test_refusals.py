@@ -128,7 +128,7 @@ def test_a_request_with_two_lengths_is_refused_and_nothing_behind_it_is_read(sho
     ("content", "words"),
     [
         (b"", "the file is empty"),
-        (b"not an image at all", "not an image in a format we know"),
+        (b"not an image at all", "not an image in a supported format"),
         (png(64, 64)[:-40], "Cannot read image"),
         (claimed_png(50_000, 50_000), "more than 50 megapixels"),
         (claimed_png(8_000, 8_000), "more than 50 megapixels"),

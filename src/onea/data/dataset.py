@@ -19,19 +19,19 @@ Labels = npt.NDArray[np.int64]
 Pixels = npt.NDArray[np.uint8]
 
 
-class MissingData(OneaError):  # noqa: N818 - it says what is missing
-    """There is nothing where the data should be."""
+class MissingData(OneaError):  # noqa: N818
+    """The dataset does not exist."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """One side of a dataset: labels, and the images either as files or as pixels, never both.
+    """The training or test split of a dataset: labels, and images as files or as pixels.
 
     >>> len(Split(np.array([0, 0, 1]), pixels=np.zeros((3, 3, 8, 8), np.uint8)))
     3
 
     Attributes:
-        labels: ``int64 [N]``, each an index into ``Dataset.classes``.
+        labels: ``int64 [N]``, indices into ``Dataset.classes``.
         files: N image files, or None.
         pixels: ``uint8 [N, 3, H, W]``, or None.
     """
@@ -53,7 +53,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Group:
-    """Classes that belong together by nature (one folder, one writing system): a task of its own size.
+    """Classes that belong together (one folder, one writing system) and form a natural task.
 
     >>> Group("monday", classes=(0, 1, 2))
     Group(name='monday', classes=(0, 1, 2))
@@ -72,12 +72,10 @@ class Dataset:
     ('left', 'right')
 
     Attributes:
-        fingerprint: hex digest of names and labels, and of the pixels; of images in files, which are not read to be
-            listed, of their sizes instead.
-        groups: natural tasks in their natural order; empty when the data has none.
-        mirror: whether an image flipped left to right still shows its class.
-        stamp: hex digest of names, sizes and times of the files: the same, and nobody has touched them. Empty where
-            the images are not in files.
+        fingerprint: hex digest of names, labels and pixels; for image files, of their sizes instead of pixels.
+        groups: natural tasks in order; empty if the data has none.
+        mirror: whether horizontal flips keep the class.
+        stamp: hex digest of names, sizes and times of the files, to detect changes; empty without files.
     """
 
     name: str
@@ -92,7 +90,7 @@ class Dataset:
 
 @dataclass(frozen=True)
 class ImageFile:
-    """One image of a dataset: where it lies, and the name that stays the same wherever the dataset is copied to."""
+    """One image file of a dataset: its path, and its name relative to the dataset."""
 
     path: Path
     name: str
@@ -102,26 +100,26 @@ ImagesByClass = dict[str, list[ImageFile]]
 
 
 def natural_key(name: str) -> tuple[list[str | tuple[int, str]], str]:
-    """Sort key that reads numbers as numbers.
+    """Sort key for natural order, in which numbers compare by value.
 
     >>> sorted(["task10", "task2", "Task1"], key=natural_key)
     ['Task1', 'task2', 'task10']
     """
-    # Text and digits alternate, text first, so two keys never compare a number with a word.
+    # Text and digits alternate, text first, so keys never compare a number with text.
     parts = re.split(r"([0-9]+)", name.casefold())
     return [_as_number(part) if i % 2 else part for i, part in enumerate(parts)], name
 
 
 def _as_number(digits: str) -> tuple[int, str]:
-    """Sorts as the number does, without making one: Python refuses to read thousands of digits."""
+    """A key with the order of the numbers; ``int`` refuses thousands of digits."""
     significant = digits.lstrip("0")
     return len(significant), significant
 
 
 def hold_out(names: Iterable[str]) -> frozenset[str]:
-    """Choose about a fifth of at least two names (one or more, never all) as the test side.
+    """Choose about a fifth of at least two names (one or more, never all) as the test split.
 
-    The choice depends on the names alone, not on their order, the machine or a seed.
+    The choice depends only on the names, not on their order, the machine or a seed.
 
     >>> sorted(hold_out(f"cat/{i}.png" for i in range(10)))
     ['cat/0.png', 'cat/8.png']
@@ -141,7 +139,7 @@ def split_by_class(images: Mapping[str, Sequence[ImageFile]]) -> tuple[ImagesByC
     for name, members in images.items():
         if len(members) < 2:
             raise OneaError(
-                f"Class '{name}' has only 1 image, which leaves an empty test side: add images, at least 2 to a class."
+                f"Class '{name}' has only 1 image, which leaves none for testing: add images, at least 2 per class."
             )
         held_out = hold_out(image.name for image in members)
         train[name] = [image for image in members if image.name not in held_out]
@@ -150,10 +148,10 @@ def split_by_class(images: Mapping[str, Sequence[ImageFile]]) -> tuple[ImagesByC
 
 
 def check_same_classes(train: Iterable[str], test: Iterable[str], *, train_name: str, test_name: str) -> None:
-    """Refuse a class that only one of the two sides has.
+    """Refuse classes that are in one split only.
 
     Raises:
-        OneaError: names the class and the side that lacks it.
+        OneaError: names the class and the split that lacks it.
     """
     train_classes, test_classes = set(train), set(test)
     for there, absent, missing in (
@@ -175,7 +173,7 @@ def dataset_from_files(
     *,
     groups: Mapping[str, Sequence[str]] | None = None,
 ) -> Dataset:
-    """Put two sides with the same classes together; classes, groups and images all in natural order."""
+    """A dataset from two splits with the same classes; classes, groups and images are in natural order."""
     classes = tuple(sorted(train, key=natural_key))
     train, test = ({label: _in_order(side[label]) for label in classes} for side in (train, test))
     fingerprint, stamp = _digests(train, test)
@@ -195,7 +193,7 @@ def dataset_from_files(
 
 
 def fingerprint_of_pixels(classes: Sequence[str], train: Split, test: Split) -> str:
-    """Hex digest over class names, pixels and labels, for a dataset that is held as arrays."""
+    """Hex digest over class names, pixels and labels, for a dataset in memory."""
     digest = hashlib.sha256("\n".join(["pixels", *classes]).encode())
     for side in (train, test):
         assert side.pixels is not None
@@ -212,16 +210,16 @@ def _split(images: Mapping[str, Sequence[ImageFile]]) -> Split:
 
 
 def _digests(train: Mapping[str, Sequence[ImageFile]], test: Mapping[str, Sequence[ImageFile]]) -> tuple[str, str]:
-    """The fingerprint and the stamp. Contents are not read: a large dataset need not be to know that it is the same."""
+    """The fingerprint and the stamp, without reading the files, which would take long for a large dataset."""
     fingerprint, stamp = hashlib.sha256(b"files"), hashlib.sha256(b"stamps")
     for side_name, side in (("train", train), ("test", test)):
         for i, (label, images) in enumerate(side.items()):
             for image in images:
-                found = file_stamp(image.path)
-                size = found.partition(" ")[0] or "-1"  # a dangling link: packing the images reports it by name
+                file = file_stamp(image.path)
+                size = file.partition(" ")[0] or "-1"  # a dangling link, which is reported when it is read
                 fields = (side_name, str(i), label, image.name, size)
                 fingerprint.update("\0".join(fields).encode("utf-8", "surrogateescape") + b"\n")
-                stamp.update(f"{found}\n".encode())
+                stamp.update(f"{file}\n".encode())
     stamp.update(fingerprint.digest())
     return fingerprint.hexdigest(), stamp.hexdigest()
 
@@ -231,5 +229,5 @@ def _in_order(images: Sequence[ImageFile]) -> list[ImageFile]:
 
 
 def _sha256(text: str) -> str:
-    # File names on Linux need not be valid UTF-8; surrogateescape gives their very bytes back.
+    # File names on Linux need not be valid UTF-8; surrogateescape restores their bytes.
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()

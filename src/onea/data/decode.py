@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From an image file of any common kind to RGB pixels, or to one sentence that says why not."""
+"""Decode image files of common formats to RGB pixels, or report why it is not possible."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from onea.data.dataset import Pixels
 from onea.data.pixel_limit import MOST_PIXELS, max_pixels, too_many_pixels
 from onea.errors import MORE_MEMORY, OneaError, OutOfMemory, is_out_of_memory
 
-_BYTES_PER_PIXEL = 16  # the most that a decoder was seen to take, for a WebP; others take a half or a quarter of it
+_BYTES_PER_PIXEL = 16  # of memory, measured: WebP decoders take this many, others half or less
 
-# Named, because Pillow's full list has formats that start other programs (EPS, WMF), hold no pictures (HDF5, MPEG), or
-# are decoded before anyone can look at their size (ICO).
+# An allowlist, because Pillow also has formats that start other programs (EPS, WMF), hold no images (HDF5, MPEG), or
+# are decoded before their size is known (ICO).
 _PLUGINS = {  # of Pillow, by format
     "JPEG": "Jpeg",
     "PNG": "Png",
@@ -40,15 +40,15 @@ _PLUGINS = {  # of Pillow, by format
     "QOI": "Qoi",
     "TGA": "Tga",
 }
-_HEIF = "HEIF"  # HEIC, the photos of iPhones: known where pillow-heif is installed
+_HEIF = "HEIF"  # HEIC, the photos of iPhones: needs pillow-heif
 _HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
-# What strangers may send: what cameras and browsers make, where the size in the header bounds the work, and where
-# Pillow decodes without the interpreter's lock.
+# Formats for untrusted uploads: written by cameras and browsers, decoding time is bounded by the size in the header,
+# and Pillow decodes them without the GIL.
 COMMON_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 NO_FILE = "there is no such file"
 
 _EXIF_ORIENTATION = 0x0112
-_TURN_BACK = {
+_TRANSPOSE_OF = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -59,15 +59,15 @@ _TURN_BACK = {
 }
 _SIDES_SWAPPED = (5, 6, 7, 8)
 
-_STRIP = 1_000_000  # pixels that are laid on white in one go
-_MOST_SCANS = 32  # of a JPEG, each of which goes over all its pixels; encoders make about ten
+_STRIP = 1_000_000  # pixels that are composited at once
+_MAX_SCANS = 32  # of a JPEG, each of which visits all pixels; encoders write about ten
 _SCAN, _END = 0xDA, 0xD9
-_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")  # of a JPEG segment, not those that stand alone
-_READS, _BYTES_PER_READ = 2_000, 256  # of a stranger's file; encoders write pieces of kilobytes
+_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")  # of a JPEG segment, not of standalone markers
+_READS, _BYTES_PER_READ = 2_000, 256  # of an untrusted file; encoders write chunks of kilobytes
 
 
-class BadImage(OneaError):  # noqa: N818 - it names the file, and is raised for it
-    """A file that cannot be read as an image.
+class BadImage(OneaError):  # noqa: N818
+    """An image file that cannot be decoded.
 
     >>> print(BadImage("cat.jpg", "the file is empty"))
     Cannot read image cat.jpg: the file is empty.
@@ -90,28 +90,28 @@ def read_image(
     limit: int | None = None,
     untrusted: bool = False,
 ) -> Image.Image:
-    """Read one image as it is meant to be seen: RGB, turned upright, transparency on white, first frame.
+    """Decode one image: RGB, upright, transparency on white, first frame.
 
     Args:
-        source: any file in a format that Pillow reads without outside programs, or the bytes of one.
-        min_side: the short side that is needed later. A large JPEG is then decoded at a half, a quarter or an
-            eighth of its size (never below twice this), which is many times faster and looks the same afterwards.
-        name: what messages call an image that is given as bytes.
-        limit: an image that claims more pixels is refused before any of it is decoded; ``max_pixels()``, if None.
+        source: a file in one of the supported formats, or its bytes.
+        min_side: the short side that is needed. A large JPEG is then decoded at a half, a quarter or an eighth of its
+            size (at least twice this), which is many times faster and gives the same result after resizing.
+        name: name of an image given as bytes, for messages.
+        limit: images that declare more pixels are refused before decoding; None for ``max_pixels()``.
         untrusted: whether bytes come from an untrusted source; then only ``COMMON_FORMATS`` are decoded, with limits.
 
     Raises:
-        BadImage: the file is missing, not an image, broken, or claims too many pixels.
-        OutOfMemory: it could not be decoded for want of memory, whatever is wrong with it.
+        BadImage: the file is missing, not an image, corrupt, or declares too many pixels.
+        OutOfMemory: there is not enough memory to decode it.
     """
     if isinstance(source, bytes):
-        stream = _InFewReads(source) if untrusted else BytesIO(source)
+        stream = _LimitedReads(source) if untrusted else BytesIO(source)
         opened: AbstractContextManager[Image.Image] = _decoded(stream, Path(name), limit, untrusted)
     else:
         opened = _opened(Path(source), limit)
     with opened as image:
-        if untrusted and isinstance(source, bytes) and image.format in ("JPEG", "MPO") and _scans(source) > _MOST_SCANS:
-            raise BadImage(name, f"it has more than {_MOST_SCANS} scans, each as much work as an image")
+        if untrusted and isinstance(source, bytes) and image.format in ("JPEG", "MPO") and _scans(source) > _MAX_SCANS:
+            raise BadImage(name, f"it has more than {_MAX_SCANS} scans, each as much work as an image")
         if min_side is not None:
             image.draft(None, (2 * min_side, 2 * min_side))
         image.load()
@@ -119,37 +119,37 @@ def read_image(
 
 
 def upright_rgb(image: Image.Image) -> Image.Image:
-    """An image that is open already, as it is meant to be seen: RGB, turned upright, transparency on white."""
+    """An open image as RGB, upright, transparency on white."""
     orientation = _orientation(image)
-    return _to_rgb(image.transpose(_TURN_BACK[orientation]) if orientation in _TURN_BACK else image)
+    return _to_rgb(image.transpose(_TRANSPOSE_OF[orientation]) if orientation in _TRANSPOSE_OF else image)
 
 
 def pixel_count(content: bytes) -> int:
-    """The number of pixels that a stranger's image claims; nothing is decoded. 0 where it cannot be read."""
+    """The number of pixels that an untrusted image declares, without decoding; 0 if it cannot be read."""
     try:
-        with _decoded(_InFewReads(content), Path("image"), MOST_PIXELS, untrusted=True) as image:
+        with _decoded(_LimitedReads(content), Path("image"), MOST_PIXELS, untrusted=True) as image:
             return image.width * image.height
     except BadImage:
         return 0
 
 
 def image_size(path: str | PathLike[str]) -> tuple[int, int]:
-    """Height and width that ``read_image`` would give, from the header where the format allows it.
+    """Height and width of the result of ``read_image``, from the header if the format allows it.
 
     Raises:
-        BadImage: as ``read_image``, as far as the header tells.
+        BadImage: as in ``read_image``, as far as the header shows.
     """
     with _opened(Path(path)) as image:
         width, height = image.size
-        # A square needs no look at the EXIF data, which some formats keep behind the pixels.
-        # Pillow already swaps the sides of a turned TIFF when it opens one.
+        # Squares do not need the EXIF data, which some formats store after the pixels.
+        # Pillow already swaps the sides of a rotated TIFF.
         if width != height and image.format != "TIFF" and _orientation(image) in _SIDES_SWAPPED:
             return width, height
         return height, width
 
 
 def resize_square(image: Image.Image, size: int) -> Pixels:
-    """Resize the short side to ``size`` (bicubic, antialiased) and cut the middle: ``uint8 [3, size, size]``.
+    """Resize the short side to ``size`` (bicubic, antialiased) and crop the centre: ``uint8 [3, size, size]``.
 
     >>> resize_square(Image.new("RGB", (40, 30)), 8).shape
     (3, 8, 8)
@@ -158,18 +158,18 @@ def resize_square(image: Image.Image, size: int) -> Pixels:
 
 
 def fit(image: Image.Image, height: int, width: int) -> Pixels:
-    """Scale an RGB image until it just covers ``height`` x ``width`` and cut the middle: ``uint8 [3, height, width]``.
+    """Resize an RGB image to cover ``height`` x ``width`` and crop the centre: ``uint8 [3, height, width]``.
 
-    An image that has that size already keeps every pixel as it is.
+    An image of that size is not changed.
     """
     if image.size != (width, height):
-        image = _middle(image, height, width)
-        # Whichever side needs the larger factor decides; integers, so that the size is the same everywhere.
+        image = _crop_margins(image, height, width)
+        # The side with the larger factor decides; in integers, so that sizes do not depend on rounding.
         if image.width * height >= image.height * width:
             covering = max(width, image.width * height // image.height), height
         else:
             covering = width, max(height, image.height * width // image.width)
-        # One axis after the other, width first: Pillow rounds after each, and its versions differ in which is first.
+        # One axis at a time, width first: Pillow rounds after each, and versions differ in their order.
         for size in ((covering[0], image.height), covering):
             image = image.resize(size, Image.Resampling.BICUBIC)
         left, top = round((image.width - width) / 2), round((image.height - height) / 2)
@@ -177,9 +177,9 @@ def fit(image: Image.Image, height: int, width: int) -> Pixels:
     return np.ascontiguousarray(np.asarray(image, dtype=np.uint8).transpose(2, 0, 1))
 
 
-def _middle(image: Image.Image, height: int, width: int) -> Image.Image:
-    """Cut what lies far outside the final crop, or a strip of 2 x 100,000 pixels would be scaled to gigabytes."""
-    # Twice the crop leaves more margin than the resampling filter reaches.
+def _crop_margins(image: Image.Image, height: int, width: int) -> Image.Image:
+    """Remove margins far outside the final crop; a strip of 2 x 100,000 pixels would be resized to gigabytes."""
+    # Twice the crop leaves more margin than the resampling filter needs.
     spare_x = max(0, (image.width - 2 * -(-image.height * width // height)) // 2)
     spare_y = max(0, (image.height - 2 * -(-image.width * height // width)) // 2)
     if not spare_x and not spare_y:
@@ -189,7 +189,7 @@ def _middle(image: Image.Image, height: int, width: int) -> Image.Image:
 
 @contextmanager
 def _opened(path: Path, limit: int | None = None) -> Iterator[Image.Image]:
-    """Open an image lazily; whatever goes wrong with the file, here or in the body, becomes a ``BadImage``."""
+    """Open an image lazily; errors here or in the body become ``BadImage``."""
     try:
         stream = path.open("rb")
     except FileNotFoundError:
@@ -199,7 +199,7 @@ def _opened(path: Path, limit: int | None = None) -> Iterator[Image.Image]:
     except PermissionError:
         raise BadImage(path, "there is no permission to read it") from None
     except OSError as error:
-        if error.errno in (errno.EMFILE, errno.ENFILE):  # too many open files says nothing about this one
+        if error.errno in (errno.EMFILE, errno.ENFILE):  # too many open files; the image may be fine
             raise
         raise BadImage(path, f"it cannot be opened ({error.strerror})") from error
     with stream, _decoded(stream, path, limit) as image:
@@ -208,26 +208,26 @@ def _opened(path: Path, limit: int | None = None) -> Iterator[Image.Image]:
 
 @contextmanager
 def _decoded(stream: BinaryIO, path: Path, limit: int | None, untrusted: bool = False) -> Iterator[Image.Image]:
-    most = min(limit or max_pixels(), MOST_PIXELS)
+    allowed = min(limit or max_pixels(), MOST_PIXELS)
     pixels = 0
     try:
         _lift_pillow_limit()
         with Image.open(stream, formats=_formats(untrusted)) as image:
-            if (pixels := image.width * image.height) > most:
+            if (pixels := image.width * image.height) > allowed:
                 raise BadImage(path, too_many_pixels(pixels, limit))
             yield image
     except BadImage:
         raise
     except Exception as error:
-        # Decoders that find no memory often call the file broken, and so no file is where there is not enough for it.
-        if is_out_of_memory(error) or not _has_room(pixels):
+        # Decoders without memory often report a broken file, so check whether there would be enough.
+        if is_out_of_memory(error) or not _has_memory_for(pixels):
             raise OutOfMemory(f"There is not enough memory to decode {path}; {MORE_MEMORY}") from error
-        # Decoders meet broken bytes with almost any exception (OSError, SyntaxError, struct.error, IndexError...).
+        # Decoders raise almost any exception for broken bytes (OSError, SyntaxError, struct.error, IndexError...).
         raise BadImage(path, _reason(stream, error, limit, untrusted)) from error
 
 
-def _has_room(pixels: int) -> bool:
-    """Whether there is memory to decode so many pixels; none of it is used."""
+def _has_memory_for(pixels: int) -> bool:
+    """Whether there is enough memory to decode this many pixels."""
     try:
         np.empty(min(pixels, MOST_PIXELS) * _BYTES_PER_PIXEL, np.uint8)
     except MemoryError:
@@ -236,13 +236,13 @@ def _has_room(pixels: int) -> bool:
 
 
 def _lift_pillow_limit() -> None:
-    """Raise Pillow's process-wide pixel limit to ours; it is never lowered, nor put back where someone removed it."""
+    """Raise Pillow's process-wide pixel limit to ``MOST_PIXELS``; never lower it, or restore one that was removed."""
     if Image.MAX_IMAGE_PIXELS is not None and Image.MAX_IMAGE_PIXELS < MOST_PIXELS:
         Image.MAX_IMAGE_PIXELS = MOST_PIXELS
 
 
 def upload_formats() -> tuple[str, ...]:
-    """The formats that strangers may send and that are read here, as people write them.
+    """The names of the formats that are accepted from untrusted sources.
 
     >>> upload_formats()[:5]
     ('JPEG', 'PNG', 'WebP', 'GIF', 'BMP')
@@ -252,8 +252,8 @@ def upload_formats() -> tuple[str, ...]:
 
 @functools.cache
 def _formats(untrusted: bool) -> tuple[str, ...]:
-    """Those of our formats that this Pillow was built with, and HEIC where it can be read."""
-    for plugin in _PLUGINS.values():  # and not Image.init(), which loads forty more
+    """The supported formats of this build of Pillow, and HEIC if pillow-heif is installed."""
+    for plugin in _PLUGINS.values():  # not Image.init(), which imports forty more
         importlib.import_module(f"PIL.{plugin}ImagePlugin")
     with suppress(ImportError):
         from pillow_heif import register_heif_opener
@@ -262,8 +262,8 @@ def _formats(untrusted: bool) -> tuple[str, ...]:
     return tuple(name for name in (*(COMMON_FORMATS if untrusted else _PLUGINS), _HEIF) if name in Image.OPEN)
 
 
-class _InFewReads(BytesIO):
-    """A file that must be read in large pieces: Pillow walks through heads of many tiny ones a microsecond each."""
+class _LimitedReads(BytesIO):
+    """A file with a limited number of reads, against headers with many tiny chunks, each of which costs time."""
 
     def __init__(self, content: bytes) -> None:
         super().__init__(content)
@@ -273,43 +273,42 @@ class _InFewReads(BytesIO):
         """The next bytes."""
         self._left -= 1
         if self._left < 0:
-            raise OSError("it is in too many pieces")
+            raise OSError("it has too many chunks")
         return super().read(size)
 
 
 def _scans(content: bytes) -> int:
     """The number of scans in a JPEG.
 
-    Progressive ones have several. A file of kilobytes can have thousands of empty ones, and each takes a walk over
-    all pixels.
+    Progressive JPEGs have several. A file of kilobytes can have thousands of empty ones, each as slow as an image.
     """
-    scans, place = 0, 0
-    while (marker := _MARKER.search(content, place)) and content[marker.start() + 1] != _END:
+    scans, position = 0, 0
+    while (marker := _MARKER.search(content, position)) and content[marker.start() + 1] != _END:
         scans += content[marker.start() + 1] == _SCAN
         length = int.from_bytes(content[marker.end() : marker.end() + 2])
-        place = marker.end() + length
+        position = marker.end() + length
     return scans
 
 
 def _orientation(image: Image.Image) -> int:
     try:
         value = image.getexif().get(_EXIF_ORIENTATION, 1)
-    except OSError:  # the pixels themselves are broken: some formats decode them to reach the EXIF data
+    except OSError:  # broken pixels: some formats decode them to reach the EXIF data
         raise
-    except Exception:  # broken EXIF data is common in otherwise good photographs
+    except Exception:  # broken EXIF data is common in valid photographs
         return 1
     return value if isinstance(value, int) else 1
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
-    """Any Pillow mode to RGB; 16-bit and float pixels are scaled, where Pillow's own conversion would clip them."""
+    """Convert any Pillow mode to RGB; 16-bit and float pixels are scaled, which Pillow would clip."""
     if image.mode.startswith("I") or image.mode == "F":
         image = Image.fromarray(_to_8_bits(image))
     return _on_white(image) if image.has_transparency_data else image.convert("RGB")
 
 
 def _on_white(image: Image.Image) -> Image.Image:
-    """In strips, as Pillow does it with the interpreter's lock held and all other threads would wait for a whole."""
+    """Composite on white, in strips, because Pillow holds the GIL while compositing."""
     page = Image.new("RGB", image.size)
     rows = max(1, _STRIP // max(1, image.width))
     for top in range(0, image.height, rows):
@@ -320,7 +319,7 @@ def _on_white(image: Image.Image) -> Image.Image:
 
 
 def _to_8_bits(image: Image.Image) -> Pixels:
-    """Integers are taken for 16-bit ones; floats for 0..1 when none is above 1, and for 0..255 otherwise."""
+    """Scale to 8 bits: integers count as 16-bit; floats as 0..1 if none is above 1, else as 0..255."""
     values = np.nan_to_num(np.asarray(image).astype(np.float32), nan=0.0, posinf=255.0, neginf=0.0)
     if image.mode != "F":
         values = values / 257.0
@@ -341,7 +340,7 @@ def _reason(stream: BinaryIO, error: Exception, limit: int | None, untrusted: bo
             how = "save it as JPEG" if untrusted else "`pip install pillow-heif`, or save it as JPEG"
             return f"it is a HEIC photo; {how} (on an iPhone: Settings, Camera, Formats, Most Compatible)"
         known = f" ({', '.join(upload_formats())})" if untrusted else ""
-        return f"it is not an image in a format we know{known}"
+        return f"it is not an image in a supported format{known}"
     if "truncated" in str(error).lower():
         return "the file is cut short"
     return f"the image data is broken ({_one_line(error)})"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Datasets of the user's own: folders of class folders, and text files that list images with their labels."""
+"""Custom datasets: folders with a folder per class, and text files that list images with their labels."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from onea.data.dataset import (
 from onea.errors import OneaError
 from onea.files import check_path
 
-ENDINGS = (
+EXTENSIONS = (
     *(".jpg", ".jpeg", ".jfif", ".png", ".webp", ".avif", ".heic", ".heif", ".hif", ".bmp", ".gif", ".tif", ".tiff"),
     *(".ppm", ".jp2", ".tga", ".qoi"),
 )
-# What file managers, disk stations and zips leave in folders of pictures.
-_LITTER = ("thumbs.db", "desktop.ini", "@eadir", "__macosx")
+# Files and folders of file managers, network drives and zip tools.
+_SYSTEM_FILES = ("thumbs.db", "desktop.ini", "@eadir", "__macosx")
 
 
 class NoClassFoldersError(OneaError):
-    """A folder without class folders, so that nothing says what its images show."""
+    """A folder without class folders, so that its images have no labels."""
 
 
 @dataclass(frozen=True)
 class ClassTree:
-    """The images below one folder by class, and the class names by group when the layout has groups.
+    """The images in a folder by class, and the class names by group if there are group folders.
 
     Attributes:
-        loose: files that lie beside class folders, in none of them.
+        loose: files next to class folders.
     """
 
     images: ImagesByClass
@@ -48,11 +48,11 @@ class ClassTree:
 def load_folder(path: Path) -> Dataset:
     """Read ``train/`` and ``test/`` (or ``val/``) of class folders, or one folder of class folders.
 
-    Without a test side about a fifth of each class is held out, chosen by file name alone. Class folders may lie in
-    group folders (``<group>/<class>/<image>``): each group is then one natural task.
+    Without a test split about a fifth of each class is held out, chosen by file name. Class folders may be inside group
+    folders (``<group>/<class>/<image>``): each group is then a natural task.
 
     Raises:
-        OneaError: the layout is not one of these, a class is empty, or it is missing on one side.
+        OneaError: the layout is different, or a class is empty or missing in one split.
     """
     check_path(path)
     if not path.is_dir():
@@ -74,11 +74,11 @@ def load_list(argument: str) -> Dataset:
     """Read ``TRAIN.txt`` or ``TRAIN.txt,TEST.txt``, each line ``path label``, paths relative to the list's folder.
 
     Raises:
-        OneaError: names the list and the line.
+        OneaError: a list cannot be read; the message names the line.
     """
     try:
         alone = Path(argument).expanduser().is_file()  # its name may hold a comma
-    except OSError:  # too long for one name
+    except OSError:  # too long for a file name
         alone = False
     lists = [argument] if alone else argument.split(",")
     if len(lists) > 2 or not all(part.strip() for part in lists):
@@ -93,7 +93,7 @@ def load_list(argument: str) -> Dataset:
 
 
 def find_splits(path: Path) -> tuple[Path, Path] | None:
-    """The train and test folders in ``path``, or None where its folders are the classes themselves."""
+    """The train and test folders in ``path``, or None if its folders are the classes."""
     names = {folder.name for folder in _list(path).folders}
     if "train" not in names:
         return None
@@ -105,15 +105,15 @@ def find_splits(path: Path) -> tuple[Path, Path] | None:
             f"{path} has train/ but neither test/ nor val/: add one, or give {path / 'train'} itself to have about "
             "a fifth of each class held out."
         )
-    return None  # among other class folders, a class of trains
+    return None  # "train" is one of the classes
 
 
 def read_tree(path: Path) -> ClassTree:
     """Read ``<class>/<image>`` or ``<group>/<class>/<image>`` below ``path``.
 
     Raises:
-        NoClassFoldersError: there is not one folder in it.
-        OneaError: the layout is neither, a class is empty, or a class is in two groups.
+        NoClassFoldersError: it contains no folders.
+        OneaError: the layout is different, a class is empty, or a class is in two groups.
     """
     top = _list(path)
     inside = {folder: _list(folder) for folder in top.folders}
@@ -144,10 +144,10 @@ def read_tree(path: Path) -> ClassTree:
 
 
 def read_list(path: Path) -> ImagesByClass:
-    """Read one list of images, ``path label`` on each line; blank lines and lines that start with # do not count.
+    """Read a list of images, ``path label`` on each line; blank lines and comments (#) are skipped.
 
     Raises:
-        OneaError: names the line that has no label, no such file, or a file that an earlier line has.
+        OneaError: a line has no label, a missing file, or a file of an earlier line.
     """
     images: ImagesByClass = {}
     line_of: dict[Path, int] = {}
@@ -176,7 +176,7 @@ def _lines(path: Path) -> list[str]:
     if path.is_char_device():
         raise OneaError(f"{path} is a device, not a text file: give list:TRAIN.txt or list:TRAIN.txt,TEST.txt.")
     try:
-        # Not splitlines(): that also breaks at characters that a file name may hold.
+        # Not splitlines(), which also splits at characters that file names may contain.
         return path.read_text(encoding="utf-8-sig").split("\n")
     except FileNotFoundError:
         raise MissingData(f"There is no list file {path}: give list:TRAIN.txt or list:TRAIN.txt,TEST.txt.") from None
@@ -189,38 +189,38 @@ def _lines(path: Path) -> list[str]:
 
 
 def is_photo(name: str) -> bool:
-    """Whether a file in a folder is taken for a photo: by its ending, or because it has none.
+    """Whether a file in a folder counts as a photo: it has an image extension or none.
 
     >>> is_photo("IMG_1.HEIC"), is_photo("IMG_1.AAE"), is_photo("scan")
     (True, False, True)
     """
-    ending = Path(name).suffix.lower()
-    return not ending or ending in ENDINGS
+    extension = Path(name).suffix.lower()
+    return not extension or extension in EXTENSIONS
 
 
 def is_ignored(name: str) -> bool:
-    """Whether a file or folder is nobody's photo: hidden, or left there by a program.
+    """Whether to ignore a file or folder: hidden, or created by the system.
 
     >>> is_ignored(".DS_Store"), is_ignored("@eaDir"), is_ignored("Thumbs.db"), is_ignored("kiwi")
     (True, True, True, False)
     """
-    return name.startswith(".") or name.lower() in _LITTER
+    return name.startswith(".") or name.lower() in _SYSTEM_FILES
 
 
 @dataclass(frozen=True)
 class _Listing:
-    """What one folder holds, hidden entries and litter left out."""
+    """The folders and files in a folder, without hidden and system files."""
 
     folders: tuple[Path, ...]
     files: tuple[Path, ...]
 
 
 def _list(path: Path) -> _Listing:
-    """List a folder once. Files count whatever their ending, and links to nowhere too, so that they get reported."""
+    """List a folder; includes files of any extension and dangling links, so that they are reported."""
     folders: list[Path] = []
     files: list[Path] = []
     try:
-        with os.scandir(path) as entries:  # it knows folders from files without a look at each
+        with os.scandir(path) as entries:  # needs no stat for each entry
             for entry in entries:
                 if is_ignored(entry.name):
                     continue
@@ -237,7 +237,7 @@ def _list(path: Path) -> _Listing:
 
 
 def unreadable_folder(path: Path, error: OSError) -> OneaError:
-    """What to tell a user whose folder cannot be looked into."""
+    """The error for a folder that cannot be listed."""
     return OneaError(f"Cannot list the folder {path} ({error.strerror}); make it readable, or move it away.")
 
 
@@ -254,9 +254,9 @@ def _images(folder: Path, inside: _Listing, root: Path) -> list[ImageFile]:
 
 
 def _check_only_groups(inside: dict[Path, _Listing]) -> None:
-    """Where one folder holds folders, all must, and no photos: half classes and half groups would be a guess."""
+    """If one folder contains folders, all must, and no photos; a mixture of classes and groups is ambiguous."""
     for folder, listing in inside.items():
-        photos = [file.name for file in listing.files if file.suffix.lower() in ENDINGS]
+        photos = [file.name for file in listing.files if file.suffix.lower() in EXTENSIONS]
         if listing.folders and photos:
             raise OneaError(
                 f"{folder} holds photos ({photos[0]}) and folders ({listing.folders[0].name}): put all images of a "
@@ -288,8 +288,8 @@ def _check_same_groups(train: ClassTree, test: ClassTree, train_name: str, test_
 
 
 def _check_disjoint(train: ImagesByClass, test: ImagesByClass) -> None:
-    trained = {image.path for members in train.values() for image in members}
+    train_paths = {image.path for members in train.values() for image in members}
     for members in test.values():
         for image in members:
-            if image.path in trained:
+            if image.path in train_paths:
                 raise OneaError(f"{image.path} is in the training and in the test list: remove it from one of the two.")

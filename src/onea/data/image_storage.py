@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images by index, ready for the network: packed uint8 in the fastest tier that holds them, or the originals."""
+"""Images by index: packed uint8 in the fastest memory that holds them, or the original files."""
 
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -22,44 +23,56 @@ Shard = Callable[[Tensor], Tensor]
 
 
 def all_rows(batch: Tensor) -> Tensor:
-    """All of a batch."""
+    """The whole batch: no sharding."""
     return batch
 
 
-class Images(Protocol):
-    """Images that can be asked for by row, as float input for the network on its device."""
+class Images(ABC):
+    """Images by row, as float input for the network on its device."""
 
     device: torch.device
 
+    @abstractmethod
     def __len__(self) -> int: ...
 
+    @abstractmethod
     def test_views(self, rows: Tensor) -> Tensor:
-        """Test-time view of these rows, deterministic."""
+        """Deterministic test-time views of these rows."""
 
+    @abstractmethod
     def sample_crops(self, count: int, crop_scale: float, generator: torch.Generator) -> Tensor:
-        """What decides random crops of so many images, a row for each: of ``crop_scale`` of the area or more."""
+        """Sample the parameters of random crops of ``crop_scale`` of the area or more, one row per image."""
 
-    def train_views(self, rows: Tensor, drawn: Tensor, crop_scale: float) -> Tensor:
-        """Training views of these rows, as drawn with the same scale."""
+    @abstractmethod
+    def train_views(self, rows: Tensor, crops: Tensor, crop_scale: float) -> Tensor:
+        """Training views of these rows with crops sampled for the same scale."""
 
     def train_batches(
         self, rows: Tensor, size: int, crop_scale: float, generator: torch.Generator, shard: Shard = all_rows
     ) -> Iterator[Tensor]:
-        """Training views of these rows in batches, drawn anew.
+        """Training views of these rows in batches, with new crops.
 
-        ``shard`` picks this process's part of each batch; what is drawn for an image does not depend on it.
+        ``shard`` selects this process's part of each batch; the crop of an image does not depend on it.
         """
+        crops = self.sample_crops(len(rows), crop_scale, generator)
+        rows, crops = self._upload(rows, crops)
+        for batch, batch_crops in zip(rows.split(size), crops.split(size), strict=True):
+            yield self.train_views(shard(batch), shard(batch_crops), crop_scale)
+
+    def _upload(self, rows: Tensor, crops: Tensor) -> tuple[Tensor, Tensor]:
+        """Move the rows and crops of all batches to where they are needed."""
+        return rows, crops
 
 
-class PackedImages:
-    """All images as one uint8 array ``[N, 3, H, W]``; cropping and resizing happen in batches on the device.
+class PackedImages(Images):
+    """All images as one uint8 array ``[N, 3, H, W]``, cropped and resized in batches on the device.
 
     Args:
         pixels: the array.
-        preprocess: what is done to them.
+        preprocess: the transforms.
         device: of the network.
-        tier: memory that keeps them.
-        dtype: in which they are resampled.
+        tier: where the array is stored.
+        dtype: in which images are resampled.
     """
 
     def __init__(
@@ -73,50 +86,44 @@ class PackedImages:
         self.preprocess, self.device, self.tier, self.dtype = preprocess, device, tier, dtype
         self.pixels: Tensor | Pixels = pixels
         if tier != "disk":
-            held = torch.from_numpy(np.array(pixels))
+            stored = torch.from_numpy(np.array(pixels))
             if tier == "device":
-                held = held.to(device)
+                stored = stored.to(device)
             elif device.type == "cuda":
-                held = held.pin_memory()
-            self.pixels = held
+                stored = stored.pin_memory()
+            self.pixels = stored
 
     def __len__(self) -> int:
         return len(self.pixels)
 
     def test_views(self, rows: Tensor) -> Tensor:
-        """Test-time view of these rows."""
+        """Test-time views of these rows."""
         return self.preprocess.test_views(self._batch(rows), self.dtype)
 
     def sample_crops(self, count: int, crop_scale: float, generator: torch.Generator) -> Tensor:
-        """Boxes and flips, as ``Preprocess.draw`` gives them."""
+        """Boxes and flips of ``Preprocess.sample_crops``."""
         shape = (int(self.pixels.shape[2]), int(self.pixels.shape[3]))
         return self.preprocess.sample_crops(count, shape, crop_scale, generator)
 
-    def train_views(self, rows: Tensor, drawn: Tensor, crop_scale: float) -> Tensor:
-        """Training views of these rows, as drawn."""
-        return self.preprocess.train_views(self._batch(rows), drawn.to(self.device), self.dtype)
+    def train_views(self, rows: Tensor, crops: Tensor, crop_scale: float) -> Tensor:
+        """Training views of these rows."""
+        return self.preprocess.train_views(self._batch(rows), crops.to(self.device), self.dtype)
 
-    def train_batches(
-        self, rows: Tensor, size: int, crop_scale: float, generator: torch.Generator, shard: Shard = all_rows
-    ) -> Iterator[Tensor]:
-        """Training views of these rows in batches."""
-        # One upload for all batches: a copy inside the training step would make the device wait for the host.
-        drawn = self.sample_crops(len(rows), crop_scale, generator).to(self.device)
-        rows = rows.to(self.device) if self.tier == "device" else rows
-        for chosen, how in zip(rows.split(size), drawn.split(size), strict=True):
-            yield self.train_views(shard(chosen), shard(how), crop_scale)
+    def _upload(self, rows: Tensor, crops: Tensor) -> tuple[Tensor, Tensor]:
+        # At once: a copy inside a training step would make the device wait for the host.
+        return rows.to(self.device) if self.tier == "device" else rows, crops.to(self.device)
 
     def _batch(self, rows: Tensor) -> Tensor:
         if isinstance(self.pixels, Tensor):
-            # On CUDA without waiting for all it still has to do; elsewhere a copy may read memory that is gone by then.
-            free = self.device.type == "cuda"
-            chosen = self.pixels[rows.to(self.pixels.device, non_blocking=free)]
-            return chosen.to(self.device, non_blocking=free)
+            # Asynchronously on CUDA only: elsewhere the memory may be freed before the copy.
+            non_blocking = self.device.type == "cuda"
+            chosen = self.pixels[rows.to(self.pixels.device, non_blocking=non_blocking)]
+            return chosen.to(self.device, non_blocking=non_blocking)
         return torch.from_numpy(self.pixels[rows.numpy()]).to(self.device)
 
 
-class ExactImages:
-    """Original files, decoded anew for every batch and transformed one by one with torchvision."""
+class ExactImages(Images):
+    """Original files, decoded for every batch and transformed one by one with torchvision."""
 
     def __init__(self, files: Sequence[Path], preprocess: Preprocess, device: torch.device):
         self.files, self.preprocess, self.device = files, preprocess, device
@@ -126,26 +133,18 @@ class ExactImages:
         return len(self.files)
 
     def test_views(self, rows: Tensor) -> Tensor:
-        """Test-time view of these rows."""
-        return self._stack(self._readers.map(self._plain, rows.tolist()))
+        """Test-time views of these rows."""
+        return self._stack(self._readers.map(self._test_view, rows.tolist()))
 
     def sample_crops(self, count: int, crop_scale: float, generator: torch.Generator) -> Tensor:
-        """A seed for each image, in order, so that the threads' timing cannot matter; the box depends on its shape."""
+        """A seed for each image: its crop depends on the image size, and must not depend on the order of threads."""
         return torch.randint(2**62, (count,), generator=generator)
 
-    def train_views(self, rows: Tensor, drawn: Tensor, crop_scale: float) -> Tensor:
-        """Training views of these rows, as the seeds decide."""
-        return self._stack(self._readers.map(self._augmented, rows.tolist(), drawn.tolist(), repeat(crop_scale)))
+    def train_views(self, rows: Tensor, crops: Tensor, crop_scale: float) -> Tensor:
+        """Training views of these rows."""
+        return self._stack(self._readers.map(self._train_view, rows.tolist(), crops.tolist(), repeat(crop_scale)))
 
-    def train_batches(
-        self, rows: Tensor, size: int, crop_scale: float, generator: torch.Generator, shard: Shard = all_rows
-    ) -> Iterator[Tensor]:
-        """Training views of these rows in batches."""
-        drawn = self.sample_crops(len(rows), crop_scale, generator)
-        for chosen, own in zip(rows.split(size), drawn.split(size), strict=True):
-            yield self.train_views(shard(chosen), shard(own), crop_scale)
-
-    def _plain(self, row: int) -> Tensor:
+    def _test_view(self, row: int) -> Tensor:
         from torchvision.transforms.v2 import functional
 
         side, mode = self.preprocess.size, _interpolation(self.preprocess.filter)
@@ -155,7 +154,7 @@ class ExactImages:
         resized = functional.resize(image, [self.preprocess.resize], mode, antialias=True)
         return functional.center_crop(resized, [side, side])  # type: ignore[no-any-return]
 
-    def _augmented(self, row: int, seed: int, crop_scale: float) -> Tensor:
+    def _train_view(self, row: int, seed: int, crop_scale: float) -> Tensor:
         from torchvision.transforms.v2 import functional
 
         image = self._read(row)
@@ -181,9 +180,9 @@ def _interpolation(kind: str) -> Any:
 
 
 def choose_storage_tier(size: int, budget: int | None, device: torch.device) -> StorageTier:
-    """The fastest tier that may hold ``size`` bytes: the device, else the host, else the disk.
+    """The fastest tier for ``size`` bytes: the device, else the host, else the disk.
 
-    ``budget`` caps what the images may take of either memory; without one, half of what is free.
+    ``budget`` limits the memory for images, by default half of the free memory.
     """
     if size <= (budget if budget is not None else _free(device) // 2):
         return "device"

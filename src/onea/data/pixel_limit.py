@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many pixels an image may have: a small file can claim gigabytes of them, so the claim is checked first."""
+"""The limit on the pixels of an image, checked before decoding: a small file can declare gigabytes of them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from onea.errors import OneaError, truncate
 
 MEGAPIXEL = 1_000_000
 MAX_PIXELS = 110 * MEGAPIXEL
-"""Of one's own images; large cameras have 102 and 108 megapixels, panoramas of phones about 60."""
+"""Default limit; large cameras have 102 and 108 megapixels, panoramas of phones about 60."""
 MOST_PIXELS = 300 * MEGAPIXEL
-"""No limit can be set above this."""
-_VARIABLE = "ONEA_MAX_MEGAPIXELS"  # so that processes which are started here have the same limit
+"""The largest limit that can be set."""
+_VARIABLE = "ONEA_MAX_MEGAPIXELS"  # inherited by child processes
 
 
 def max_pixels() -> int:
-    """The number of pixels that one's own image may have: ``MAX_PIXELS``, unless another limit is set."""
+    """The limit on the pixels of the user's images: ``MAX_PIXELS``, unless another one is set."""
     given = os.environ.get(_VARIABLE, "").strip()
     return _checked(given) * MEGAPIXEL if given else MAX_PIXELS
 
@@ -37,7 +37,7 @@ def _checked(given: str) -> int:
 
 
 def too_many_pixels(pixels: int, limit: int | None) -> str:
-    """Why an image of so many is refused; ``limit`` is what the caller has set, if not ``max_pixels()``.
+    """The reason for refusing an image; ``limit`` is the limit of the caller, if not ``max_pixels()``.
 
     >>> too_many_pixels(168_000_000, None)
     'it has 168.0 megapixels, and 110 are allowed; --max-megapixels (or ONEA_MAX_MEGAPIXELS) allows more'

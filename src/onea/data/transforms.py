@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 Geometry = Literal["direct", "resize-crop"]
-VIEW_AREA = 0.3  # the least share of an image that a further view of it shows
-_TRIES = 10  # as torchvision's RandomResizedCrop
+VIEW_AREA = 0.3  # smallest fraction of the area of an image in a further view
+_ATTEMPTS = 10  # as in torchvision's RandomResizedCrop
 
 
 @dataclass(frozen=True)
 class Preprocess:
-    """Everything between a stored uint8 image and the network.
+    """The transforms from a stored uint8 image to the input of the network.
 
     Attributes:
         size: side of the network's input in pixels.
@@ -33,7 +33,7 @@ class Preprocess:
             ``resize`` and cuts the centre, the published protocol.
         resize: short side before the centre crop.
         filter: interpolation of the test geometry (training crops are bilinear, as published).
-        mirror: whether training images are flipped left to right half of the time.
+        mirror: whether training images are flipped horizontally with probability 0.5.
     """
 
     size: int
@@ -45,7 +45,7 @@ class Preprocess:
     mirror: bool = True
 
     def test_views(self, images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Test-time view of a uint8 batch ``[B, 3, H, W]``, deterministic; resampled in ``dtype``."""
+        """Deterministic test-time views of a uint8 batch ``[B, 3, H, W]``, resampled in ``dtype``."""
         if self.geometry == "direct":
             return self.normalise(resize(images, (self.size, self.size), self.filter, dtype))
         short = min(images.shape[2:])
@@ -55,25 +55,25 @@ class Preprocess:
         return self.normalise(resized[:, :, top : top + self.size, left : left + self.size])
 
     def sample_crops(self, count: int, shape: tuple[int, int], crop_scale: float, generator: torch.Generator) -> Tensor:
-        """Random crops of at least ``crop_scale`` of the area and, where they keep the class, flips.
+        """Sample random crops of at least ``crop_scale`` of the area and, with ``mirror``, flips.
 
         Returns:
-            ``[count, 5]``: top, left, height, width, and 1 to flip. Drawn on the CPU, many at once, so that a run does
-            not depend on its device and a training step needs nothing from the host.
+            ``[count, 5]``: top, left, height, width, and 1 to flip. Sampled on the CPU, many at once, so that a run
+            does not depend on its device and training steps do not wait for the host.
         """
         boxes = random_crop_boxes(count, *shape, crop_scale, generator)
         flips = torch.rand(count, generator=generator) < (0.5 if self.mirror else 0.0)
         return torch.cat([boxes, flips[:, None].long()], dim=1)
 
-    def train_views(self, images: Tensor, drawn: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Training view of a uint8 batch, as drawn; resampled in ``dtype``."""
-        size, flips = (self.size, self.size), drawn[:, 4] == 1
-        return self.normalise(crop_resize(images, drawn[:, :4], size, mirrored=flips, dtype=dtype))
+    def train_views(self, images: Tensor, crops: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Training views of a uint8 batch with sampled crops, resampled in ``dtype``."""
+        size, flips = (self.size, self.size), crops[:, 4] == 1
+        return self.normalise(crop_resize(images, crops[:, :4], size, mirrored=flips, dtype=dtype))
 
     def normalise(self, pixels: Tensor) -> Tensor:
-        """Pixels in 0-255 to what the network expects, in full precision."""
+        """Normalise pixels from 0-255, in float32."""
         if self.filter == "bicubic":
-            # Its negative lobes overshoot; an 8-bit image could not, so neither do we.
+            # Negative lobes overshoot, which an 8-bit image would clip.
             pixels = pixels.clamp(0, 255)
         factor, offset = _affine(self.mean, self.std, pixels.device)
         return torch.addcmul(offset, pixels, factor)
@@ -81,17 +81,17 @@ class Preprocess:
 
 @functools.lru_cache(maxsize=64)
 def _affine(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Factor and offset per channel, uploaded once: an upload in every step would make the host wait for the device."""
+    """Factor and offset per channel, cached on the device, because an upload in every step would synchronise."""
     middle, spread = (torch.tensor(values, dtype=torch.float64)[:, None, None] for values in (mean, std))
     return (1 / (255 * spread)).float().to(device), (-middle / spread).float().to(device)
 
 
 def random_crop_boxes(count: int, height: int, width: int, smallest: float, generator: torch.Generator) -> Tensor:
-    """Random crop boxes ``[count, 4]`` with the law of torchvision's ``RandomResizedCrop``.
+    """Random crop boxes ``[count, 4]`` with the distribution of torchvision's ``RandomResizedCrop``.
 
-    Ten candidates per image are drawn at once and the first that fits is taken; when none fits, the centre crop.
+    Ten candidates per image are sampled at once; the first that fits is used, or the centre crop if none fits.
     """
-    shape = (count, _TRIES)
+    shape = (count, _ATTEMPTS)
     area = height * width * (smallest + (1 - smallest) * torch.rand(shape, generator=generator, dtype=torch.float64))
     low, high = math.log(3 / 4), math.log(4 / 3)
     ratio = torch.exp(low + (high - low) * torch.rand(shape, generator=generator, dtype=torch.float64))
@@ -146,7 +146,7 @@ def axis_weights(start: Tensor, length: Tensor, pixels: int, size: int, kind: Fi
     """
     start, length = start.to(torch.float32), length.to(torch.float32)
     scale = length / size
-    reach = scale.clamp_min(1)  # never narrower than one pixel: enlarging interpolates, shrinking averages
+    reach = scale.clamp_min(1)  # at least one pixel: upsampling interpolates, downsampling averages
     out = torch.arange(size, device=start.device, dtype=torch.float32) + 0.5
     centre = out[None, :] * scale[:, None]
     inside = torch.arange(pixels, device=start.device, dtype=torch.float32)[None, :] - start[:, None]
@@ -166,14 +166,14 @@ def crop_resize(
     mirrored: Tensor | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Cut a box out of every image and resize it.
+    """Crop a box from every image and resize it.
 
     Args:
         images: ``[B, channels, H, W]``, any real dtype.
         boxes: ``[B, 4]`` integer (top, left, height, width), each inside its image.
         size: (height, width) of the result.
         kind: interpolation filter.
-        mirrored: which results to flip left to right, ``[B]``.
+        mirrored: which results to flip horizontally, ``[B]``.
         dtype: of the products and the result.
 
     Returns:
@@ -182,9 +182,9 @@ def crop_resize(
     top, left, height, width = boxes.unbind(1)
     rows = axis_weights(top, height, images.shape[2], size[0], kind).to(dtype)
     columns = axis_weights(left, width, images.shape[3], size[1], kind).to(dtype)
-    if mirrored is not None:  # flipping the weights is cheaper than flipping the images, and the same
+    if mirrored is not None:  # flipping the weights is cheaper than flipping the images
         columns = torch.where(mirrored[:, None, None], columns.flip(1), columns)
-    # All channels as one tall matrix, whose product needs no copy of the weights for each.
+    # All channels as one tall matrix, so that weights are not copied per channel.
     narrow = images.to(dtype).flatten(1, 2) @ columns.mT
     resized: Tensor = rows[:, None] @ narrow.unflatten(1, images.shape[1:3])
     return resized
@@ -193,15 +193,15 @@ def crop_resize(
 def resize(
     images: Tensor, size: tuple[int, int], kind: Filter = "bilinear", dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Resize every image whole: ``crop_resize`` with the same box for all, whose weights are made only once."""
+    """Resize whole images: ``crop_resize`` with one box for all, and cached weights."""
     rows, columns = (
-        _whole_axis(pixels, wanted, kind, images.device, dtype)
+        _axis_weights_of_whole(pixels, wanted, kind, images.device, dtype)
         for pixels, wanted in zip(images.shape[2:], size, strict=True)
     )
     return rows @ (images.to(dtype) @ columns.mT)
 
 
 @functools.lru_cache(maxsize=64)
-def _whole_axis(pixels: int, size: int, kind: Filter, device: torch.device, dtype: torch.dtype) -> Tensor:
+def _axis_weights_of_whole(pixels: int, size: int, kind: Filter, device: torch.device, dtype: torch.dtype) -> Tensor:
     start, length = torch.tensor([0]), torch.tensor([pixels])
     return axis_weights(start, length, pixels, size, kind)[0].to(device, dtype)

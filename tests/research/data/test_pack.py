@@ -363,7 +363,7 @@ def test_a_bad_file_is_fatal(tmp_path: Path) -> None:
     break_file(split, 4)
     assert split.files is not None
     assert refusal(split, tmp_path / "c") == (
-        f"1 of 9 images cannot be read ({split.files[4]}: it is not an image in a format we know): "
+        f"1 of 9 images cannot be read ({split.files[4]}: it is not an image in a supported format): "
         'remove it or pass on_bad="skip".'
     )
 
@@ -374,7 +374,7 @@ def test_many_bad_files_are_counted_and_have_their_reason_once(tmp_path: Path) -
     message = refusal(split, tmp_path / "c")
     assert message.startswith(f"7 of 9 images cannot be read ({tmp_path / 'd' / '1.png'}, ")
     assert message.endswith(
-        f"{tmp_path / 'd' / '5.png'} and 2 more: it is not an image in a format we know): "
+        f"{tmp_path / 'd' / '5.png'} and 2 more: it is not an image in a supported format): "
         'remove them or pass on_bad="skip".'
     )
 
@@ -395,7 +395,7 @@ def test_bad_files_can_be_skipped(tmp_path: Path) -> None:
         assert packed.rows.tolist() == [0, 2, 3, 5]
         assert np.array_equal(packed.pixels, whole[[0, 2, 3, 5]])
         assert packed.skipped == tuple(
-            f"{tmp_path / 'd' / name}: it is not an image in a format we know" for name in ("1.png", "4.png")
+            f"{tmp_path / 'd' / name}: it is not an image in a supported format" for name in ("1.png", "4.png")
         )
 
 

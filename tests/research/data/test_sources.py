@@ -204,7 +204,7 @@ def test_layouts_that_are_refused(tmp_path: Path) -> None:
     assert refusal(spec).startswith(f"There are no class folders in {root}")
     images(root / "cat", 1)
     assert refusal(spec) == (
-        "Class 'cat' has only 1 image, which leaves an empty test side: add images, at least 2 to a class."
+        "Class 'cat' has only 1 image, which leaves none for testing: add images, at least 2 per class."
     )
     images(root / "cat", 2)
     (root / "dog").mkdir()
@@ -322,7 +322,7 @@ def test_lists_that_are_refused(tmp_path: Path) -> None:
     )
     assert message("a.png 1\na.png 2\n").startswith(f"Line 2 of {train} repeats the file of line 1")
     assert message("# nothing\n").startswith(f"{train} lists no images")
-    assert "leaves an empty test side" in message("a.png 1\n")
+    assert "leaves none for testing" in message("a.png 1\n")
     test.write_text("b.png 2\n")
     assert refusal(f"list:{train},{test}").startswith(f"Class '1' is in {train} but not in {test}")
     test.write_text("a.png 1\n")
