@@ -16,7 +16,7 @@ from onea.learner.local_head import local_head, train_with_local_head
 from onea.research.methods.aper import VPT
 from onea.research.methods.lora import FoldedUpdates, LowRank, LowRankUpdates, SummedUpdates
 from onea.research.methods.prompting import InputPrompts, PrefixPrompts
-from onea.research.methods.sema import ExpandableAdapters, Listener
+from onea.research.methods.sema import ExpandableAdapters, MeanTokenRecorder
 from onea.research.runs.config import make_config
 from onea.research.runs.runner import run
 from onea.research.runs.setup import prepare
@@ -96,7 +96,7 @@ def deep_prompts(vit, seed: int, count: int):
 def expandable_adapters(vit, seed: int, count: int):
     adapters = ExpandableAdapters(vit.depth, 1, vit.width, rank=2, scale=1.0, descriptor_width=4, buffer=10)
     generator = torch.Generator().manual_seed(seed)
-    adapters.begin(generator)
+    adapters.initialise(generator)
     adapters.expand(vit.depth - 1, generator)
     for name, parameter in adapters.named_parameters():
         torch.nn.init.normal_(parameter, std=0.1, generator=generator)
@@ -137,7 +137,7 @@ def test_what_a_compiled_pass_notes_is_that_of_its_batch(tiny_vit):
     torch.compiler.reset()
     vit = load_backbone(str(tiny_vit)).compile_for({4}, "aot_eager")
     adapters, trained = expandable_adapters(vit, 1, 4)
-    mine, plain = Listener(adapters), Listener(adapters)
+    mine, plain = MeanTokenRecorder(adapters), MeanTokenRecorder(adapters)
     for seed in range(3):
         images = torch.randn(4, 3, vit.size, vit.size, generator=torch.Generator().manual_seed(seed))
         features, exact = vit(images, mine), vit.forward_eager(images, plain)

@@ -18,7 +18,7 @@ from onea.research.methods.coda_prompt import CODAOptions, CODAPrompt, Component
 from onea.research.methods.dualprompt import DualPrompt, DualPromptOptions, _pair
 from onea.research.methods.l2p import L2POptions
 from onea.research.methods.presets import preset_options
-from onea.research.methods.prompting import Growing, InputPrompts, PrefixPrompts, match_keys
+from onea.research.methods.prompting import GrowingParameter, InputPrompts, PrefixPrompts, match_keys
 from onea.runtime import make_runtime
 from onea.vit.backbones import load_backbone
 from onea.vit.heads import masked_cross_entropy
@@ -109,7 +109,7 @@ def test_instance_matching_equals_a_loop_and_the_pull_is_bounded():
     for row, query in enumerate(queries):
         cosines = [float(F.cosine_similarity(query, key, dim=0)) for key in keys]
         best = sorted(range(9), key=lambda k: -cosines[k])[:5]
-        assert match.chosen[row].tolist() == best
+        assert match.indices[row].tolist() == best
         assert match.cosines[row].tolist() == pytest.approx([cosines[k] for k in best], abs=1e-6)
     assert float(match.pull()) == pytest.approx(float(match.cosines.sum()) / 7)
     for sign in (1, -1):
@@ -122,13 +122,13 @@ def test_batch_matching_counts_votes_and_depends_on_the_neighbours():
     queries = torch.tensor([[3.0, 2, 0, 0], [0, 2, 3, 0], [0, 3, 2, 0], [0.1, 0, 0, 3]])
     # votes with two each: 0, 1 | 2, 1 | 1, 2 | 3, 0: key 1 has three, keys 0 and 2 two each, and 0 comes first
     match = match_keys(queries, keys, 2, "batch")
-    assert match.chosen.tolist() == [[1, 0]] * 4
+    assert match.indices.tolist() == [[1, 0]] * 4
     torch.testing.assert_close(match.cosines, F.normalize(queries, dim=1)[:, [1, 0]])
-    assert match_keys(queries[3:], keys, 2, "batch").chosen.tolist() == [[0, 3]], "alone, the last one gets its own"
+    assert match_keys(queries[3:], keys, 2, "batch").indices.tolist() == [[0, 3]], "alone, the last one gets its own"
 
 
 def test_growing_rows_settle_out_of_reach_of_gradients_and_weight_decay():
-    rows = Growing(3)
+    rows = GrowingParameter(3)
     rows.grow(random(2, 3))
     rows.grow(random(1, 3, seed=1))
     before = rows().detach().clone()
@@ -139,7 +139,7 @@ def test_growing_rows_settle_out_of_reach_of_gradients_and_weight_decay():
     assert not rows.old.requires_grad
     assert torch.equal(rows()[:2], before[:2])
     assert not torch.equal(rows()[2:], before[2:])
-    again = Growing(3)
+    again = GrowingParameter(3)
     again.load_rows(rows().detach())
     again.grow(random(1, 3))
     assert torch.equal(again()[:3], rows())
@@ -389,13 +389,13 @@ def test_l2p_prompts_that_no_image_chose_do_not_move(tiny_run):
     plain = method.prompts_for_training
 
     def spy(queries):
-        chosen.update(method._match(queries).chosen.flatten().tolist())
+        chosen.update(method._match(queries).indices.flatten().tolist())
         return plain(queries)
 
     method.prompts_for_training = spy
     learn_all(ready, [0])
     drawn = type(method.prompts)(6, 5, 64)
-    drawn.draw(seeds.generator(ready.seed, 0, "prompts"))
+    drawn.initialise(seeds.generator(ready.seed, 0, "prompts"))
     assert 0.9 < float(drawn.keys.detach().abs().max()) <= 1
     assert 0 < len(chosen) < 6
     for prompt in range(6):
@@ -509,7 +509,7 @@ def test_the_switches_of_dualprompt_change_the_result(tiny_run):
     batch = prepared(with_options(tiny_run, prompt_selection="batch"), "dualprompt")
     batch.method.load_state_dict(clone(plain.state_dict()))
     whole = batch.method.scores(images)
-    votes = match_keys(plain.features(images), plain.prompts.keys(), 1).chosen[:, 0]
+    votes = match_keys(plain.features(images), plain.prompts.keys(), 1).indices[:, 0]
     same = votes == votes.mode().values
     torch.testing.assert_close(whole[same], plain.scores(images)[same], rtol=1e-4, atol=1e-5)
 
@@ -563,7 +563,7 @@ def test_components_start_orthonormal_and_stay_once_their_task_is_over(tiny_run)
     still = prepared(with_options(tiny_run, learning_rate=0.0), "coda-prompt")
     still.method.learn(still.task(0))
     assert float(still.method.prompts.penalty().detach()) < 1e-10
-    for kind in still.method.prompts.kinds().values():
+    for kind in still.method.prompts.parameters_by_name().values():
         for block in range(2):
             rows = kind().detach()[:, block].flatten(1)
             torch.testing.assert_close(rows @ rows.T, torch.eye(4), rtol=0, atol=1e-6)
@@ -580,8 +580,8 @@ def test_components_start_orthonormal_and_stay_once_their_task_is_over(tiny_run)
 def test_new_components_are_orthogonal_to_trained_ones(tiny_run):
     ready = prepared(tiny_run, "coda-prompt")
     ready.method.learn(ready.task(0))
-    ready.method.begin(ready.task(1))
-    for kind in ready.method.prompts.kinds().values():
+    ready.method.begin_task(ready.task(1))
+    for kind in ready.method.prompts.parameters_by_name().values():
         for block in range(2):
             rows = kind().detach()[:, block].flatten(1)
             assert float((rows[4:] @ rows[:4].T).abs().max()) < 1e-5
@@ -599,19 +599,19 @@ def coda(vit, plan, **options):
 
 
 def test_components_are_shared_out_equally_or_by_classes(tiny_vit):
-    assert coda(tiny_vit, StreamPlan(100, 10), components=60)._allot(36) == 6
-    assert coda(tiny_vit, StreamPlan(100, 7), components=60)._allot(1) == 8
+    assert coda(tiny_vit, StreamPlan(100, 10), components=60)._components_of(36) == 6
+    assert coda(tiny_vit, StreamPlan(100, 7), components=60)._components_of(1) == 8
     proportional = coda(tiny_vit, StreamPlan(100, 10), components=50, allocation="proportional")
     sizes = (36, 23, 14, 9, 6, 4, 3, 2, 2, 1)
-    assert [proportional._allot(n) for n in sizes] == [18, 12, 7, 4, 3, 2, 2, 1, 1, 1]
+    assert [proportional._components_of(n) for n in sizes] == [18, 12, 7, 4, 3, 2, 2, 1, 1, 1]
 
 
 def test_coda_prompt_says_what_it_cannot_do(tiny_vit, tiny_run):
     with pytest.raises(OneaError, match="too few for 20 tasks; give at least --components 20"):
         coda(tiny_vit, StreamPlan(100, 20), components=10)
-    assert coda(tiny_vit, StreamPlan(100, 20), components=10, allocation="proportional")._allot(1) == 1
-    with pytest.raises(OneaError, match="needs to know how many tasks"):
-        coda(tiny_vit, None, components=10)._allot(1)
+    assert coda(tiny_vit, StreamPlan(100, 20), components=10, allocation="proportional")._components_of(1) == 1
+    with pytest.raises(OneaError, match="the number of tasks and classes"):
+        coda(tiny_vit, None, components=10)._components_of(1)
     with pytest.raises(OneaError, match="components is 100; a backbone of width 64"):
         coda(tiny_vit, StreamPlan(100, 10))
     with pytest.raises(OneaError, match="length is 7; it must be even"):

@@ -16,7 +16,15 @@ from onea import seeds
 from onea.errors import OneaError
 from onea.learner.tasks import Task
 from onea.research.methods.presets import preset_options
-from onea.research.methods.sema import SEMA, Descriptor, ExpandableAdapters, Expert, Listener, Mixture, SEMAOptions
+from onea.research.methods.sema import (
+    SEMA,
+    Descriptor,
+    ExpandableAdapters,
+    Expert,
+    MeanTokenRecorder,
+    Mixture,
+    SEMAOptions,
+)
 from onea.runtime import make_runtime
 from onea.vit.backbones import load_backbone
 
@@ -84,7 +92,7 @@ def test_a_new_module_is_not_a_no_op_but_takes_its_share_from_the_others():
     mixture, u = experts(2), tokens()
     before = mixture(u)
     mixture.experts.append(Expert(WIDTH, 3, 1.0, 4, 500, torch.Generator().manual_seed(7)))
-    share = mixture.shares(u.mean(1))[:, -1]
+    share = mixture.routing_weights(u.mean(1))[:, -1]
     torch.testing.assert_close(mixture(u), (1 - share)[:, None, None] * before)
     assert ((share > 0) & (share < 1)).all()
 
@@ -104,10 +112,10 @@ def test_the_descriptor_rebuilds_the_mean_token_and_counts_in_standard_deviation
     rebuilt = hidden @ descriptor.decode.weight.T + descriptor.decode.bias
     losses = ((rebuilt - mean) ** 2).sum(1) / WIDTH
     torch.testing.assert_close(descriptor(mean), losses)
-    descriptor.remember(torch.tensor([1.0, 3.0]))
-    assert (descriptor.deviations(mean) == 0).all(), "two losses tell nothing"
-    descriptor.remember(torch.tensor([5.0]))  # mean 3, unbiased deviation 2
-    torch.testing.assert_close(descriptor.deviations(mean), (losses - 3).abs() / 2)
+    descriptor.append_losses(torch.tensor([1.0, 3.0]))
+    assert (descriptor.z_scores(mean) == 0).all(), "two losses tell nothing"
+    descriptor.append_losses(torch.tensor([5.0]))  # mean 3, unbiased deviation 2
+    torch.testing.assert_close(descriptor.z_scores(mean), (losses - 3).abs() / 2)
 
 
 def test_losses_that_are_all_alike_do_not_divide_by_zero():
@@ -115,8 +123,8 @@ def test_losses_that_are_all_alike_do_not_divide_by_zero():
     mean = tokens().mean(1)
     for value in (0.0, 0.5):
         descriptor.recent = torch.full((10,), value)
-        assert torch.isfinite(descriptor.deviations(mean)).all()
-    torch.testing.assert_close(descriptor.deviations(mean), (descriptor(mean) - 0.5).abs() / (1e-3 * 0.5))
+        assert torch.isfinite(descriptor.z_scores(mean)).all()
+    torch.testing.assert_close(descriptor.z_scores(mean), (descriptor(mean) - 0.5).abs() / (1e-3 * 0.5))
 
 
 @pytest.mark.parametrize("batches", [[3, 3, 3], [1, 12], [2], [7, 1, 1, 1]])
@@ -126,19 +134,19 @@ def test_only_the_last_losses_are_remembered(batches):
     for size in batches:
         values = [float(next(numbers)) for _ in range(size)]
         naive = (naive + values)[-5:]
-        descriptor.remember(torch.tensor(values))
+        descriptor.append_losses(torch.tensor(values))
     assert descriptor.recent.tolist() == naive
 
 
 def test_the_surprise_is_that_of_the_module_that_knows_the_batch_best():
     mixture, mean = experts(3), tokens().mean(1)
     for k in range(3):
-        mixture[k].descriptor.remember(torch.tensor([1.0, 2.0, 3.0]) * (k + 1))
+        mixture[k].descriptor.append_losses(torch.tensor([1.0, 2.0, 3.0]) * (k + 1))
     naive = []
     for k in range(3):
         losses = mixture[k].descriptor(mean)
         naive.append(float(((losses - 2 * (k + 1)) / (k + 1)).abs().mean()))
-    assert mixture.surprise(mean) == pytest.approx(min(naive), rel=1e-5)
+    assert mixture.z_score(mean) == pytest.approx(min(naive), rel=1e-5)
 
 
 def test_the_last_quarter_of_the_blocks_can_expand_and_at_least_one(tmp_path, tiny_vit):
@@ -161,7 +169,7 @@ def test_a_module_added_to_a_block_changes_only_what_later_blocks_see(tiny_run):
     ready.method.learn(ready.task(0))
     means = []
     for _ in range(2):
-        heard = Listener(ready.method.adapters)
+        heard = MeanTokenRecorder(ready.method.adapters)
         ready.method.features(shown_images(ready), heard)
         means.append(heard.means)
         ready.method.adapters.expand(0, torch.Generator().manual_seed(3))
@@ -201,7 +209,7 @@ def test_the_first_router_row_stays_random_and_descriptors_learn(tiny_run):
     report = ready.method.learn(ready.task(0))
     generator = seeds.generator(ready.seed, 0, "modules")
     fresh = ExpandableAdapters(2, 1, 64, 4, 1.0, 128, 500)
-    fresh.begin(generator)
+    fresh.initialise(generator)
     row = ready.method.adapters.mixture(1)[0].route
     assert unchanged(fresh.mixture(1)[0].route.state_dict(), row.state_dict())
     assert bool((ready.method.adapters.fixed[0].up.weight != 0).any())
@@ -220,7 +228,7 @@ def test_standardised_tokens_have_mean_zero_and_deviation_one_whatever_their_siz
     losses = []
     for size in (1.0, 1e-3, 1e3):
         descriptor = Descriptor(WIDTH, 3, 500, torch.Generator().manual_seed(1))
-        descriptor.remember(torch.ones(4))
+        descriptor.append_losses(torch.ones(4))
         descriptor.standardise(size * means + 5 * size)
         assert len(descriptor.recent) == 0, "losses of other units are void"
         losses.append(descriptor(size * means + 5 * size).detach())
@@ -303,9 +311,9 @@ def test_a_saved_file_keeps_the_surprise_and_the_modules(tiny_run):
     second.method.load_state_dict(load(save(state)))
     surprises = []
     for ready in (first, second):
-        heard = Listener(ready.method.adapters)
+        heard = MeanTokenRecorder(ready.method.adapters)
         ready.method.features(shown_images(ready), heard)
-        surprises.append(ready.method.adapters.mixture(1).surprise(heard.means[1]))
+        surprises.append(ready.method.adapters.mixture(1).z_score(heard.means[1]))
     assert surprises[0] == surprises[1] > 0
     assert torch.equal(first.method.scores(shown_images(first)), second.method.scores(shown_images(second)))
     reports = [ready.method.learn(ready.task(2)) for ready in (first, second)]

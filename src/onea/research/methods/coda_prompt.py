@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CODA-Prompt: a prompt per image, blended from components; every task adds its own and freezes those before."""
+"""CODA-Prompt: a prompt per image, a weighted sum of components; each task adds components and freezes the others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onea import schedules, seeds
 from onea.errors import OneaError
 from onea.learner.tasks import StreamPlan, Task
 from onea.learner.training import Recipe
-from onea.research.methods.prompting import Growing, PrefixPrompts, PromptMethod, PromptOptions, by_dataset
+from onea.research.methods.prompting import GrowingParameter, PrefixPrompts, PromptMethod, PromptOptions, by_dataset
 from onea.runtime import Runtime
 from onea.schema import Count, NotNegative
 from onea.tensors import Tensors, to_float64
@@ -26,14 +26,14 @@ class CODAOptions(PromptOptions):
     """Options of CODA-Prompt.
 
     Attributes:
-        components: of all tasks together, in each block (M).
-        length: of a component; the first half are keys, the second half values.
-        blocks: that are prompted, from the first on, and no more than the network has.
-        orthogonality: weight of the penalty on components that are not orthonormal.
-        allocation: components of a task: ``equal`` (M / T each, as published) or ``proportional`` to its classes; at
-            least one.
-        schedule: of the learning rate: ``late-cosine`` as published, which ends a run of few epochs at a high rate, or
-            the ordinary ``cosine``.
+        components: number of prompt components M per block, for all tasks together.
+        length: length of a component; the first half are keys, the second half values.
+        blocks: number of blocks with prompts, counted from the first.
+        orthogonality: weight of the orthogonality loss.
+        allocation: number of components of a task: ``equal`` (M / T, as published) or ``proportional`` to its classes;
+            at least one.
+        schedule: learning rate schedule: ``late-cosine`` as published, whose last epoch still has a high rate if there
+            are few, or ``cosine``.
     """
 
     batch_size: int = 128
@@ -52,24 +52,24 @@ class CODAOptions(PromptOptions):
 
 
 class Components(nn.Module):
-    """Per component and block: a prompt ``[length, width]``, a key and an attention vector ``[width]``."""
+    """A prompt ``[length, width]``, a key and an attention vector ``[width]`` per component and block."""
 
     def __init__(self, blocks: int, length: int, width: int):
         super().__init__()
-        self.prompts = Growing(blocks, length, width)
-        self.keys = Growing(blocks, width)
-        self.attention = Growing(blocks, width)
+        self.prompts = GrowingParameter(blocks, length, width)
+        self.keys = GrowingParameter(blocks, width)
+        self.attention = GrowingParameter(blocks, width)
 
     def __len__(self) -> int:
         return len(self.keys)
 
-    def kinds(self) -> dict[str, Growing]:
-        """The three by name."""
+    def parameters_by_name(self) -> dict[str, GrowingParameter]:
+        """Prompts, keys and attention vectors."""
         return {"prompts": self.prompts, "keys": self.keys, "attention": self.attention}
 
     def grow(self, count: int, generator: torch.Generator) -> None:
-        """Add components that are orthonormal and orthogonal to all before, in each block."""
-        for kind in self.kinds().values():
+        """Add components that are orthonormal, and orthogonal to all earlier ones, in each block."""
+        for kind in self.parameters_by_name().values():
             old = kind().detach().cpu()
             fresh = torch.randn(count, *old.shape[1:], generator=generator)
             blocks = [
@@ -78,18 +78,18 @@ class Components(nn.Module):
             kind.grow(torch.stack(blocks, dim=1).reshape(fresh.shape))
 
     def forward(self, queries: Tensor) -> Tensor:
-        """The blended prompts ``[blocks, B, length, width]``: sum over components of weight times prompt."""
-        prompts, keys, attention = (kind() for kind in self.kinds().values())
+        """The prompts ``[blocks, B, length, width]`` of each query: weighted sums over the components."""
+        prompts, keys, attention = (parameter() for parameter in self.parameters_by_name().values())
         with torch.autocast(queries.device.type, enabled=False):
-            blended = [
+            weighted = [
                 torch.einsum("bk,kld->bld", component_weights(queries, attention[:, i], keys[:, i]), prompts[:, i])
                 for i in range(keys.shape[1])
             ]
-        return torch.stack(blended)
+        return torch.stack(weighted)
 
     def penalty(self) -> Tensor:
-        """How far keys, attention vectors and prompts are from orthonormal, summed over the blocks."""
-        kinds = [kind() for kind in self.kinds().values()]
+        """Orthogonality loss of keys, attention vectors and prompts, summed over the blocks."""
+        kinds = [parameter() for parameter in self.parameters_by_name().values()]
         with torch.autocast(kinds[0].device.type, enabled=False):
             rows = [kind[:, block].flatten(1) for kind in kinds for block in range(kind.shape[1])]
             identity = torch.eye(len(self), device=rows[0].device)
@@ -97,7 +97,7 @@ class Components(nn.Module):
 
 
 class CODAPrompt(PromptMethod):
-    """Prefix prompts blended by attention to the query; needs the number of tasks in advance."""
+    """Prefix prompts as weighted sums of components; requires the number of tasks in advance."""
 
     title = "CODA-Prompt"
     paper = "https://arxiv.org/abs/2211.13218"
@@ -130,12 +130,12 @@ class CODAPrompt(PromptMethod):
             )
 
     def recipe(self, task: Task) -> Recipe:
-        """Adam with the schedule of the options."""
+        """Adam with the chosen learning rate schedule."""
         return self.options.recipe("adam", schedules.get_schedule(self.options.schedule), self.epochs_for(task))
 
-    def begin(self, task: Task) -> dict[str, Any]:
-        """Draw the task's components."""
-        start, count = len(self.prompts), self._allot(len(task.classes))
+    def begin_task(self, task: Task) -> dict[str, Any]:
+        """Add the components of the task."""
+        start, count = len(self.prompts), self._components_of(len(task.classes))
         if start + count > self.vit.width:
             raise OneaError(
                 f"Task {task.index + 1} would need components {start + 1} to {start + count}, and only "
@@ -144,45 +144,45 @@ class CODAPrompt(PromptMethod):
         self.prompts.grow(count, seeds.generator(task.seed, task.index, "components"))
         return {"components": [start, start + count]}
 
-    def _allot(self, classes: int) -> int:
-        """Components for a task of this many classes."""
+    def _components_of(self, classes: int) -> int:
+        """Number of components for a task of this many classes."""
         if self.plan is None:
             raise OneaError(
-                "CODA-Prompt shares its components out among the tasks in advance, so it needs to know how many tasks "
-                "and classes will come; choose another method for an open stream."
+                "CODA-Prompt divides its components among the tasks in advance, so it needs the number of tasks and "
+                "classes; choose another method for an open stream."
             )
         if self.options.allocation == "proportional":
             return max(1, round(self.options.components * classes / self.plan.classes))
         return max(1, self.options.components // self.plan.tasks)
 
     def prompts_for_training(self, queries: Tensor) -> tuple[PrefixPrompts, Tensor | float]:
-        """All components so far take part; the old ones get no gradient."""
+        """The prompt of each image, from all components; only those of the task receive gradients."""
         weight = self.options.orthogonality
         return self.prompts_for(queries), weight * self.prompts.penalty() if weight else 0.0
 
     def prompts_for(self, queries: Tensor) -> PrefixPrompts:
-        """The blended prompt of each image, half keys and half values."""
+        """The prompt of each image, half keys and half values."""
         if not len(self.prompts):  # all tasks so far were skipped
             return PrefixPrompts(self.vit.heads, {})
         half = self.options.length // 2
-        blended = self.prompts(queries)
-        by_block = {block: (p[:, :half], p[:, half:]) for block, p in zip(self.blocks, blended, strict=True)}
+        prompts = self.prompts(queries)
+        by_block = {block: (p[:, :half], p[:, half:]) for block, p in zip(self.blocks, prompts, strict=True)}
         return PrefixPrompts(self.vit.heads, by_block)
 
     def prompt_state(self) -> Tensors:
-        """All components; their number is the length of the tensors."""
-        return {name: kind() for name, kind in self.prompts.kinds().items()}
+        """All components."""
+        return {name: kind() for name, kind in self.prompts.parameters_by_name().items()}
 
     def load_prompt_state(self, state: Tensors) -> None:
-        """Take as many components back as were saved."""
-        for name, kind in self.prompts.kinds().items():
+        """Restore any number of components."""
+        for name, kind in self.prompts.parameters_by_name().items():
             kind.load_rows(state[name])
 
 
 def component_weights(queries: Tensor, attention: Tensor, keys: Tensor) -> Tensor:
-    """Cosine of each attended query ``q * A_k`` to its key ``K_k``, ``[B, components]``; may be negative.
+    """Weight of each component, ``[B, components]``: the cosine of the attended query ``q * A_k`` to the key ``K_k``.
 
-    The products with ``A`` are folded into two matrix products, so that no ``[B, components, width]`` is made.
+    Computed by two matrix products, without a tensor of shape ``[B, components, width]``.
 
     >>> component_weights(torch.tensor([[3.0, 4.0]]), torch.ones(2, 2), torch.tensor([[2.0, 0.0], [0.0, -1.0]]))
     tensor([[ 0.6000, -0.8000]])
@@ -193,16 +193,15 @@ def component_weights(queries: Tensor, attention: Tensor, keys: Tensor) -> Tenso
 
 
 def orthonormal_rows(old: Tensor, fresh: Tensor) -> Tensor:
-    """Gram-Schmidt: ``fresh`` made orthonormal and orthogonal to the span of ``old`` (rows, in float64).
+    """Rows of ``fresh`` made orthonormal and orthogonal to the span of ``old``, in float64.
 
-    Trained rows are not orthogonal among themselves, so subtracting the projection on each would leave a rest; QR works
-    with their span.
+    Trained rows are not orthogonal to each other, so QR is used instead of subtracting the projection on each row.
 
     >>> old, fresh = torch.tensor([[2.0, 0.0, 0.0], [1.0, 1.0, 0.0]]), torch.tensor([[5.0, 6.0, 7.0]])
     >>> orthonormal_rows(old, fresh).abs().round()
     tensor([[0., 0., 1.]])
     """
     basis, upper = torch.linalg.qr(to_float64(torch.cat([old, fresh])).T)
-    signs = upper.diagonal()[len(old) :].sign()  # QR is free to flip a direction; Gram-Schmidt does not
+    signs = upper.diagonal()[len(old) :].sign()  # the signs of Gram-Schmidt
     rows: Tensor = (basis[:, len(old) :] * signs).T
     return rows.to(fresh)

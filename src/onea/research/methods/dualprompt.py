@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DualPrompt: general prompts that every task trains, and an expert slot for each task, found again by its key."""
+"""DualPrompt: general prompts shared by all tasks, and an expert prompt per task that is selected by its key."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from onea import seeds
 from onea.learner.tasks import StreamPlan, Task
 from onea.research.methods.prompting import (
-    Growing,
+    GrowingParameter,
     PrefixPrompts,
     PromptMethod,
     PromptOptions,
@@ -32,15 +32,15 @@ class DualPromptOptions(PromptOptions):
     """Options of DualPrompt.
 
     Attributes:
-        g_length: length of the general prompt's keys and values.
-        e_length: length of an expert prompt's keys and values.
-        g_blocks: blocks with a general prompt, from the first on.
-        e_blocks: blocks with an expert prompt, after those; at least one, and no more than the network has.
-        pull: weight of the term that draws the task's key to its queries.
-        prompt_selection: in testing, ``instance`` (every image the slot of its nearest key) or ``batch`` (the official
-            code: the slot that most of the batch chose).
-        eprompt_layout: ``correct``, or ``official`` to reproduce a defect of the PyTorch code: the expert's keys and
-            values are mixed up along the batch, so that one half of it gets keys only and the other half values only.
+        g_length: length of the keys and values of the general prompt.
+        e_length: length of the keys and values of an expert prompt.
+        g_blocks: number of blocks with the general prompt, counted from the first.
+        e_blocks: number of blocks with an expert prompt, after those; at least one, at most the remaining blocks.
+        pull: weight of the loss that pulls the key of the task to its queries.
+        prompt_selection: select the expert prompt at inference per ``instance`` (nearest key) or per ``batch``, as in
+            the official code (the prompt that most images of the batch select).
+        eprompt_layout: ``correct``, or ``official`` to reproduce a bug of the PyTorch code: keys and values of expert
+            prompts are mixed up along the batch, so that half of it gets keys only and the other half values only.
     """
 
     g_length: Count = 5
@@ -53,32 +53,32 @@ class DualPromptOptions(PromptOptions):
 
 
 class DualPrompts(nn.Module):
-    """Prompts ``[blocks, key or value, length, width]``: a general one, and an expert with a matching key per slot."""
+    """Prompts ``[blocks, key or value, length, width]``: a general one, and an expert prompt with a key per task."""
 
     def __init__(self, general: tuple[int, ...], expert: tuple[int, ...], width: int):
         super().__init__()
         self.general = nn.Parameter(torch.zeros(general))
-        self.experts = Growing(*expert)
-        self.keys = Growing(width)
+        self.experts = GrowingParameter(*expert)
+        self.keys = GrowingParameter(width)
 
-    def draw_general(self, generator: torch.Generator) -> None:
-        """Start uniformly within (-1, 1)."""
+    def initialise_general(self, generator: torch.Generator) -> None:
+        """Uniform in (-1, 1)."""
         with torch.no_grad():
             self.general.copy_(torch.empty(self.general.shape).uniform_(-1, 1, generator=generator))
 
-    def add_slot(self, generator: torch.Generator) -> None:
-        """A slot that starts as a copy of the last one (the first: uniform in (-1, 1)), and a new key."""
+    def add_expert(self, generator: torch.Generator) -> None:
+        """Add an expert prompt, initialised as a copy of the last one (the first: uniform in (-1, 1)), and a key."""
         shape = self.experts.old.shape[1:]
         last = self.experts()[-1:].detach()
-        drawn = torch.empty(1, *shape).uniform_(-1, 1, generator=generator)
-        self.experts.grow(last if len(last) else drawn)
+        random = torch.empty(1, *shape).uniform_(-1, 1, generator=generator)
+        self.experts.grow(last if len(last) else random)
         self.keys.grow(torch.empty(1, *self.keys.old.shape[1:]).uniform_(-1, 1, generator=generator))
 
 
 class DualPrompt(PromptMethod):
-    """Prefix prompts of two kinds : general in the first blocks, the task's expert in the next ones.
+    """Prefix prompts: a general prompt in the first blocks, an expert prompt of the task in the next blocks.
 
-    A slot is added per task, so there are always enough, and matching only ever sees slots that were trained.
+    Each task adds an expert prompt, so that only trained prompts are selected.
     """
 
     title = "DualPrompt"
@@ -97,33 +97,33 @@ class DualPrompt(PromptMethod):
 
     def __init__(self, vit: FrozenViT, options: DualPromptOptions, runtime: Runtime, plan: StreamPlan | None = None):
         super().__init__(vit, options, runtime, plan)
-        first = min(options.g_blocks, vit.depth - 1)  # a shallow network keeps at least its last block for experts
+        first = min(options.g_blocks, vit.depth - 1)  # a shallow network has experts in its last block
         self.g_blocks = range(first)
         self.e_blocks = range(first, min(first + options.e_blocks, vit.depth))
         general = (len(self.g_blocks), 2, options.g_length, vit.width)
         expert = (len(self.e_blocks), 2, options.e_length, vit.width)
         self.prompts = DualPrompts(general, expert, vit.width).eval().to(runtime.device)
 
-    def start(self, task: Task) -> None:
-        """Draw the general prompt."""
-        self.prompts.draw_general(seeds.generator(task.seed, task.index, "general prompt"))
+    def initialise(self, task: Task) -> None:
+        """Initialise the general prompt."""
+        self.prompts.initialise_general(seeds.generator(task.seed, task.index, "general prompt"))
 
-    def begin(self, task: Task) -> dict[str, Any]:
-        """Add the task's slot."""
-        self.prompts.add_slot(seeds.generator(task.seed, task.index, "expert prompt"))
+    def begin_task(self, task: Task) -> dict[str, Any]:
+        """Add the expert prompt of the task."""
+        self.prompts.add_expert(seeds.generator(task.seed, task.index, "expert prompt"))
         return {"slots": len(self.prompts.keys)}
 
     def prompts_for_training(self, queries: Tensor) -> tuple[PrefixPrompts, Tensor]:
-        """The task's own slot for every image; its key approaches the direction of the task's queries."""
+        """The expert prompt of the task for every image, and minus the cosine of its key to the queries."""
         experts = self.prompts.experts.new.expand(len(queries), -1, -1, -1, -1)
         return self._hooks(experts), -self.options.pull * cosine_scores(queries, self.prompts.keys.new).mean()
 
     def prompts_for(self, queries: Tensor) -> PrefixPrompts:
-        """The slot of the nearest key: a guess at the task."""
+        """The expert prompt with the nearest key."""
         if not len(self.prompts.keys):  # all tasks so far were skipped
             return self._hooks(None)
         match = match_keys(queries, self.prompts.keys(), 1, self.options.prompt_selection)
-        return self._hooks(self.prompts.experts()[match.chosen[:, 0]])
+        return self._hooks(self.prompts.experts()[match.indices[:, 0]])
 
     def _hooks(self, experts: Tensor | None) -> PrefixPrompts:
         """Prefixes of a batch, given its expert prompts ``[B, blocks, key or value, length, width]``."""
@@ -137,12 +137,12 @@ class DualPrompt(PromptMethod):
         return PrefixPrompts(self.vit.heads, by_block)
 
     def prompt_state(self) -> Tensors:
-        """The general prompt, and all slots with their keys."""
+        """The general prompt, and all expert prompts with their keys."""
         prompts = self.prompts
         return {"general": prompts.general, "experts": prompts.experts(), "keys": prompts.keys()}
 
     def load_prompt_state(self, state: Tensors) -> None:
-        """Take as many slots back as were saved."""
+        """Restore any number of expert prompts."""
         self.prompts.general = nn.Parameter(state["general"].to(self.runtime.device, copy=True))
         self.prompts.experts.load_rows(state["experts"])
         self.prompts.keys.load_rows(state["keys"])
@@ -150,6 +150,6 @@ class DualPrompt(PromptMethod):
 
 def _pair(expert: Tensor, layout: str) -> tuple[Tensor, Tensor]:
     """Keys and values ``[B, length, width]`` of one block's prompts ``[B, key or value, length, width]``."""
-    if layout == "official":  # gathered as [key or value, B, ...], then reshaped where a transpose was meant
+    if layout == "official":  # gathered as [key or value, B, ...], then reshaped instead of transposed
         expert = expert.transpose(0, 1).reshape(expert.shape)
     return expert[:, 0], expert[:, 1]

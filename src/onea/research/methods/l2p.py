@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""L2P: a pool of prompts for all tasks; every image takes the few whose keys are nearest."""
+"""L2P: a prompt pool shared by all tasks; each image selects the prompts with the nearest keys."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class L2POptions(PromptOptions):
     """Options of L2P.
 
     Attributes:
-        pool: number of prompts.
-        prompt_length: tokens of each prompt.
-        top_k: prompts that an image gets.
-        pull: weight of the term that draws the chosen keys to the query.
-        prompt_selection: ``instance`` (every image its own nearest prompts) or ``batch`` (the official code: the batch
-            shares those that most of its images chose, in testing too, so that answers depend on the neighbours).
+        pool: number of prompts in the pool.
+        prompt_length: number of tokens of each prompt.
+        top_k: number of prompts selected per image.
+        pull: weight of the loss that pulls the selected keys to the query.
+        prompt_selection: select prompts per ``instance`` or per ``batch``. With ``batch``, as in the official code, all
+            images of a batch use the prompts that most of them selected, also at inference.
     """
 
     learning_rate: float = 0.001875
@@ -55,24 +55,24 @@ class L2POptions(PromptOptions):
 
 
 class PromptPool(nn.Module):
-    """Prompts ``[pool, length, width]`` and a key for each, ``[pool, width]``."""
+    """Prompts ``[pool, length, width]`` and their keys ``[pool, width]``."""
 
     def __init__(self, pool: int, length: int, width: int):
         super().__init__()
         self.prompts = nn.Parameter(torch.zeros(pool, length, width))
         self.keys = nn.Parameter(torch.zeros(pool, width))
 
-    def draw(self, generator: torch.Generator) -> None:
-        """Start uniformly within (-1, 1)."""
+    def initialise(self, generator: torch.Generator) -> None:
+        """Uniform in (-1, 1)."""
         with torch.no_grad():
             for parameter in (self.prompts, self.keys):
                 parameter.copy_(torch.empty(parameter.shape).uniform_(-1, 1, generator=generator))
 
 
 class L2P(PromptMethod):
-    """Learning to prompt: input prompts that each image queries from one pool, read out by their own mean output.
+    """Learning to prompt: input prompts selected from a pool, whose mean output is the feature.
 
-    Nothing keeps the tasks apart but the keys: the same prompts may serve all of them.
+    The pool does not separate tasks: the same prompts may be selected in all of them.
     """
 
     title = "L2P"
@@ -93,29 +93,29 @@ class L2P(PromptMethod):
         super().__init__(vit, options, runtime, plan)
         self.prompts = PromptPool(options.pool, options.prompt_length, vit.width).eval().to(runtime.device)
 
-    def start(self, task: Task) -> None:
-        """Draw the pool."""
-        self.prompts.draw(seeds.generator(task.seed, task.index, "prompts"))
+    def initialise(self, task: Task) -> None:
+        """Initialise the pool."""
+        self.prompts.initialise(seeds.generator(task.seed, task.index, "prompts"))
 
     def prompts_for_training(self, queries: Tensor) -> tuple[InputPrompts, Tensor]:
-        """The chosen prompts; the loss loses the weighted cosines of the chosen keys, their only teacher."""
+        """The selected prompts, and minus the weighted cosines of the selected keys, which only this loss trains."""
         match = self._match(queries)
         return self._hooks(match), -self.options.pull * match.pull()
 
     def prompts_for(self, queries: Tensor) -> InputPrompts:
-        """The same choice as in training: keys know nothing of tasks."""
+        """The selected prompts, as in training."""
         return self._hooks(self._match(queries))
 
     def _match(self, queries: Tensor) -> Match:
         return match_keys(queries, self.prompts.keys, self.options.top_k, self.options.prompt_selection)
 
     def _hooks(self, match: Match) -> InputPrompts:
-        return InputPrompts(self.vit, self.prompts.prompts[match.chosen].flatten(1, 2))
+        return InputPrompts(self.vit, self.prompts.prompts[match.indices].flatten(1, 2))
 
     def prompt_state(self) -> Tensors:
         """The pool."""
         return dict(self.prompts.state_dict())
 
     def load_prompt_state(self, state: Tensors) -> None:
-        """The pool never grows."""
+        """Restore the pool."""
         self.prompts.load_state_dict(state)

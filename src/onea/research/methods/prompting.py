@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Base of L2P, DualPrompt and CODA-Prompt: a query, prompts chosen by it, and a head that grows."""
+"""Base of L2P, DualPrompt and CODA-Prompt: query features, prompts selected by them, and a growing linear head."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ Selection = Literal["instance", "batch"]
 
 
 class InputPrompts(BlockHooks):
-    """Extra input tokens ``[B or 1, length, width]`` between class token and patches; their outputs are the feature.
+    """Input tokens ``[B or 1, length, width]`` between class token and patches, whose mean output is the feature.
 
-    They sit where the class token sits: they take its position vector, and the frozen patches keep their own.
+    They have the position embedding of the class token.
     """
 
     compilable = True
@@ -42,7 +42,7 @@ class InputPrompts(BlockHooks):
         self.extra_tokens = prompts.shape[1]
 
     def tokens(self, x: Tensor, vit: FrozenViT) -> Tensor:
-        """Insert the prompts behind the class token."""
+        """Insert the prompts after the class token."""
         prompts = self._prompts.to(x.dtype)
         if self._start and self._vit.pos_embed is not None and not self._vit.no_embed_class:
             prompts = prompts + self._vit.pos_embed[:, :1]
@@ -50,18 +50,18 @@ class InputPrompts(BlockHooks):
         return torch.cat([x[:, : self._start], prompts, x[:, self._start :]], dim=1)
 
     def pool(self, x: Tensor) -> Tensor:
-        """The mean of the prompts' outputs, in place of the class token."""
+        """The mean output of the prompts, instead of the class token."""
         stop = self._start + self._prompts.shape[1]
-        # The second norm is of networks that pool by mean; in all others it is the identity.
+        # fc_norm is the identity unless the network uses average pooling.
         features: Tensor = self._vit.fc_norm(x[:, self._start : stop].mean(1))
         return features
 
 
 class PrefixPrompts(BlockHooks):
-    """Keys and values put in front of those of some blocks: by block, both ``[B or 1, length, width]``.
+    """Prefix tuning: keys and values ``[B or 1, length, width]`` prepended to those of some blocks.
 
-    They come after the projections, so that neither the sequence nor its queries change. A block that has none
-    runs as it is: a prefix of zeros would not be none, for it takes its share of the attention.
+    They are prepended after the projections, so the sequence and its queries do not change. Blocks without a prefix
+    are not changed; a prefix of zeros would receive attention.
     """
 
     whole_sequence = False
@@ -71,7 +71,7 @@ class PrefixPrompts(BlockHooks):
         self._heads, self._by_block = heads, by_block
 
     def prefix(self, block: int) -> tuple[Tensor, Tensor] | None:
-        """The block's keys and values, split into heads."""
+        """Keys and values of a block, split into heads."""
         if block not in self._by_block:
             return None
         keys, values = self._by_block[block]
@@ -82,10 +82,10 @@ class PrefixPrompts(BlockHooks):
         return prompts.reshape(batch, length, self._heads, width // self._heads).transpose(1, 2)
 
 
-class Growing(nn.Module):
-    """Rows of one shape to which every task adds its own; only the newest can be trained.
+class GrowingParameter(nn.Module):
+    """Rows of one shape to which each task adds its own; only the newest rows are trained.
 
-    The older rows are no parameters, so no gradient, weight decay or momentum of a later task reaches them.
+    Older rows are a buffer, so that gradients, weight decay and momentum of later tasks do not change them.
     """
 
     old: Tensor
@@ -99,66 +99,67 @@ class Growing(nn.Module):
         return len(self.old) + len(self.new)
 
     def grow(self, rows: Tensor) -> None:
-        """Settle the rows so far and add new ones."""
+        """Freeze the current rows and add new ones."""
         self.old = torch.cat([self.old, self.new.detach()])
         self.new = nn.Parameter(rows.to(self.old.device, copy=True))
 
     def load_rows(self, rows: Tensor) -> None:
-        """Take saved rows back, however many they are."""
+        """Restore any number of saved rows."""
         self.old = rows.to(self.old.device, copy=True)
         self.new = nn.Parameter(self.old[:0].clone())
 
     def forward(self) -> Tensor:
-        """All rows; gradients flow to the newest alone."""
+        """All rows; only the newest receive gradients."""
         return torch.cat([self.old, self.new])
 
 
 @dataclass(frozen=True)
 class Match:
-    """The keys chosen for each query of a batch, and how well they fit.
+    """The keys selected for each query of a batch.
 
     Attributes:
-        chosen: their numbers, ``int64 [B, count]``.
-        cosines: of each query to its chosen keys, ``[B, count]``.
+        indices: of the selected keys, ``int64 [B, count]``.
+        cosines: similarity of each query to its selected keys, ``[B, count]``.
     """
 
-    chosen: Tensor
+    indices: Tensor
     cosines: Tensor
 
     def pull(self) -> Tensor:
-        """How close queries and their keys are: the sum over the chosen keys, the mean over the batch."""
+        """Similarity of queries and keys: the sum over the selected keys, averaged over the batch."""
         return self.cosines.sum(1).mean()
 
 
 def match_keys(queries: Tensor, keys: Tensor, count: int, selection: Selection = "instance") -> Match:
-    """Choose the ``count`` keys of largest cosine for each query.
+    """Select the ``count`` keys of largest cosine for each query.
 
-    With ``batch`` the whole batch shares the keys that most of its queries chose (of equally many, the first ones); the
-    answer for one image then depends on its neighbours.
+    With ``batch`` the whole batch uses the keys that most of its queries selected (of ties, the first ones). The
+    prediction for an image then depends on the other images of the batch.
 
     >>> keys = torch.eye(3)
     >>> queries = torch.tensor([[3.0, 1.0, 0.0], [2.0, 0.0, 1.0], [0.0, 1.0, 2.0]])
-    >>> match_keys(queries, keys, 1).chosen.T
+    >>> match_keys(queries, keys, 1).indices.T
     tensor([[0, 0, 2]])
-    >>> match_keys(queries, keys, 1, "batch").chosen.T
+    >>> match_keys(queries, keys, 1, "batch").indices.T
     tensor([[0, 0, 0]])
     """
     cosines = cosine_scores(queries, keys)
-    chosen = cosines.topk(count, dim=1).indices
+    indices = cosines.topk(count, dim=1).indices
     if selection == "batch":
-        votes = torch.bincount(chosen.flatten(), minlength=len(keys))
-        chosen = votes.argsort(descending=True, stable=True)[:count].expand(len(queries), -1)
-    return Match(chosen, cosines.gather(1, chosen))
+        votes = torch.bincount(indices.flatten(), minlength=len(keys))
+        indices = votes.argsort(descending=True, stable=True)[:count].expand(len(queries), -1)
+    return Match(indices, cosines.gather(1, indices))
 
 
 @dataclass(frozen=True)
 class PromptOptions(TrainingOptions):
-    """Options of the methods that prompt.
+    """Options of the prompt methods.
 
     Attributes:
-        single_class_policy: what a task of one class does, which cross-entropy cannot teach: ``official`` (train as
-            ever: its row of the head stays random), ``skip`` (add the random row and no prompts) or ``prototype-row``
-            (train, then make the row the class's mean feature, as long as the trained rows are on average).
+        single_class_policy: how to handle a task of one class, whose cross-entropy is constant: ``official`` (train as
+            usual; its row of the head remains random), ``skip`` (add the random row and no prompts) or
+            ``prototype-row`` (train, then set the row to the mean feature of the class, with the mean norm of the
+            trained rows).
     """
 
     learning_rate: float = 0.001
@@ -171,16 +172,16 @@ class PromptOptions(TrainingOptions):
 def by_dataset(
     cifar100: dict[str, Any], others: dict[str, Any], fallback: dict[str, Any] | None = None
 ) -> dict[str, dict[str, Any]]:
-    """A table by dataset: the authors configure two of ours; the rest take the second, changed by ``fallback``."""
+    """Presets by dataset. The authors published two; other datasets have the second, updated by ``fallback``."""
     rest = others | (fallback or {})
     return {"cifar100": cifar100, "imagenet-r": others, "cub200": rest, "imagenet-a": rest, "": rest}
 
 
 class PromptMethod(Method):
-    """Two passes: the plain network turns an image into a query, the query into prompts, and the prompts into scores.
+    """Base class of methods with two forward passes: one for the query, and one with the prompts that it selects.
 
-    A method says what it draws at the very start (``start``), what a task adds (``begin``), and which prompts a batch
-    of queries gets while training and later.
+    Subclasses define the prompts that all tasks share (``initialise``), the prompts that a task adds (``begin_task``),
+    and the prompts of a batch of queries in training and at inference.
     """
 
     options: PromptOptions
@@ -190,61 +191,61 @@ class PromptMethod(Method):
     def __init__(self, vit: FrozenViT, options: PromptOptions, runtime: Runtime, plan: StreamPlan | None = None):
         super().__init__(vit, options, runtime, plan)
         self.head = GrowingHead(vit.width, self.new_rows).to(runtime.device)
-        self.learned = torch.empty(0, dtype=torch.bool)  # by row of the head: did cross-entropy train it?
+        self.learned = torch.empty(0, dtype=torch.bool)  # whether cross-entropy has trained each row of the head
 
-    def start(self, task: Task) -> None:
-        """Draw what all tasks share; called once, with the first task."""
+    def initialise(self, task: Task) -> None:
+        """Initialise what all tasks share; called once, with the first task."""
 
-    def begin(self, task: Task) -> dict[str, Any]:
-        """Add what belongs to a task before it is trained, and return what to record of it."""
+    def begin_task(self, task: Task) -> dict[str, Any]:
+        """Add the prompts of a task before training, and return entries of the report."""
         return {}
 
     @abstractmethod
     def prompts_for_training(self, queries: Tensor) -> tuple[BlockHooks, Tensor | float]:
-        """Prompts for a training batch, and what they add to the loss."""
+        """Prompts for a training batch, and an additional loss."""
 
     @abstractmethod
     def prompts_for(self, queries: Tensor) -> BlockHooks:
-        """Prompts for a batch of unknown task."""
+        """Prompts for a batch at inference."""
 
     @abstractmethod
     def prompt_state(self) -> Tensors:
-        """The prompts that survive between tasks."""
+        """The prompts, as saved between tasks."""
 
     @abstractmethod
     def load_prompt_state(self, state: Tensors) -> None:
-        """Take saved prompts back, however many they are."""
+        """Restore any number of saved prompts."""
 
     def recipe(self, task: Task) -> Recipe:
-        """How a task is optimised: a new Adam for every task."""
+        """The recipe of the training: a new Adam optimiser for each task."""
         return self.options.recipe("adam", schedules.constant, self.epochs_for(task))
 
     @classmethod
     def forward_passes(cls, options: Any, tasks: int) -> float:
-        """One for the query and one for the answer."""
+        """One for the query and one with the prompts."""
         return 2
 
     def learn(self, task: Task) -> dict[str, Any]:
-        """Train the task's prompts and its rows of the head by cross-entropy over its own classes."""
+        """Train the prompts and the new rows of the head by cross-entropy over the classes of the task."""
         if not len(self.learned):
-            self.start(task)
-        single, policy = len(task.classes) == 1, self.options.single_class_policy
+            self.initialise(task)
+        single_class, policy = len(task.classes) == 1, self.options.single_class_policy
         rows = GrowingHead(self.vit.width, self.new_rows)
         rows.grow(len(task.classes), seeds.generator(task.seed, task.index, "head"))
         rows.to(self.runtime.device)
-        report: dict[str, Any] = {"trained": not (single and policy == "skip")}
+        report: dict[str, Any] = {"trained": not (single_class and policy == "skip")}
         if report["trained"]:
-            report |= self.begin(task)
+            report |= self.begin_task(task)
             report |= {"epochs": self.epochs_for(task), "losses": self._train(task, rows)}
         weight, bias = torch.cat([self.head.weight, rows.weight]), torch.cat([self.head.bias, rows.bias])
         self.head.load_rows(weight.detach(), bias.detach())
-        self.learned = torch.cat([self.learned, torch.full((len(task.classes),), not single)])
+        self.learned = torch.cat([self.learned, torch.full((len(task.classes),), not single_class)])
         if policy == "prototype-row":
             self._set_prototype_rows(task)
         return report
 
     def _train(self, task: Task, rows: GrowingHead) -> list[float]:
-        """Masking all other classes leaves the task's own rows, so only they are made and optimised."""
+        """Logits of other classes are masked, so only the rows of the task are computed and optimised."""
 
         def loss(images: Tensor, labels: Tensor) -> Tensor:
             hooks, extra = self.prompts_for_training(self.features(images))
@@ -254,9 +255,9 @@ class PromptMethod(Method):
         return train([ParamGroup(self.prompts), ParamGroup(rows)], loss, task, self.recipe(task), self.runtime)
 
     def _set_prototype_rows(self, task: Task) -> None:
-        """Untrained rows point to their class's mean feature and are as long as the trained rows on average.
+        """Set untrained rows to the mean feature of their class, with the mean norm of the trained rows.
 
-        The trained rows may come later, so the length is set again after every task; without any it is one.
+        The norm is updated after every task; it is one as long as no row is trained.
         """
         weight, learned = self.head.weight.detach(), self.learned.to(self.runtime.device)
         if len(task.classes) == 1:
@@ -268,18 +269,18 @@ class PromptMethod(Method):
         weight[~learned] = F.normalize(weight[~learned], dim=1) * length
 
     def prompted(self, images: Tensor) -> Tensor:
-        """Features of network inputs with their prompts, for inference."""
+        """Features of network inputs with their prompts, without gradients."""
         with torch.no_grad():
             return self.features(images, self.prompts_for(self.features(images)))
 
     def scores(self, images: Tensor) -> Tensor:
-        """Logits of all classes seen."""
+        """Logits of all classes seen so far."""
         with torch.no_grad():
             logits: Tensor = self.head(self.prompted(images))
             return logits
 
     def state_dict(self) -> Tensors:
-        """The prompts, the head, and which of its rows were trained."""
+        """The prompts, the head, and which rows of the head are trained."""
         return {
             **{_PROMPTS + name: value.detach() for name, value in self.prompt_state().items()},
             "head.weight": self.head.weight.detach(),
@@ -288,7 +289,7 @@ class PromptMethod(Method):
         }
 
     def load_state_dict(self, state: Tensors) -> None:
-        """Continue from a saved state."""
+        """Restore a saved state."""
         self.load_prompt_state(select_prefix(_PROMPTS, state))
         self.head.load_rows(state["head.weight"], state["head.bias"])
         self.learned = state["learned"].bool().cpu()

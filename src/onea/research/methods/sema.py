@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adapters that multiply in the last blocks: modules of an adapter, a router row and a descriptor, mixed softly."""
+"""SEMA: self-expansion with a mixture of adapters. A module is added when the data shift away from earlier tasks."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from onea.vit.frozen import FrozenViT
 from onea.vit.heads import GrowingHead, masked_cross_entropy
 from onea.vit.hooks import BlockHooks
 
-_FEWEST_LOSSES = 3  # a deviation from fewer losses than these means nothing
-_SMALLEST_SPREAD = 1e-3  # of the mean loss: one class may leave next to none, and everything would look new
+_MIN_LOSSES = 3  # fewer losses have no meaningful standard deviation
+_MIN_SPREAD = 1e-3  # relative to the mean; the losses of a single class may hardly vary
 _DETECTION_BATCH = 128
 _MODULES, _HEAD = "modules.", "head."
 
 
 class Descriptor(nn.Module):
-    """A linear autoencoder of the mean tokens a module was trained on, and its last ``buffer`` losses there.
+    """Representation descriptor: a linear autoencoder of the mean tokens of a task, and its last ``buffer`` losses.
 
-    Tokens may be standardised by the mean and deviation that they have there. Their sizes differ between blocks by
-    orders of magnitude, and without it no one learning rate suits all descriptors.
+    Tokens may be standardised by their mean and standard deviation. Their norms differ between blocks by orders of
+    magnitude, so that otherwise no single learning rate fits all descriptors.
     """
 
     recent: Tensor
@@ -54,35 +54,35 @@ class Descriptor(nn.Module):
         self.register_buffer("spread", torch.ones(width))
 
     def standardise(self, means: Tensor) -> None:
-        """From now on measure tokens by the mean and deviation of these, ``[N, width]``; earlier losses are void."""
+        """Standardise tokens by the mean and deviation of ``means``, ``[N, width]``, and discard earlier losses."""
         deviation, self.centre = torch.std_mean(means.float(), dim=0, correction=0)
-        # A dimension that hardly varies would be blown up; one image alone has no deviation at all.
-        self.spread = deviation.clamp_min(_SMALLEST_SPREAD * deviation.mean()) if deviation.any() else self.spread
+        # Avoids division by very small deviations; a single image has none at all.
+        self.spread = deviation.clamp_min(_MIN_SPREAD * deviation.mean()) if deviation.any() else self.spread
         self.recent = self.recent[:0]
 
     def forward(self, mean: Tensor) -> Tensor:
-        """Squared reconstruction error of each image's mean token, ``[B]``, in full precision."""
+        """Mean squared reconstruction error of the mean token of each image, ``[B]``, in float32."""
         with torch.autocast(mean.device.type, enabled=False):
             mean = (mean.float() - self.centre) / self.spread
-            rebuilt: Tensor = self.decode(self.encode(mean))
-            return (rebuilt - mean).square().mean(1)
+            reconstruction: Tensor = self.decode(self.encode(mean))
+            return (reconstruction - mean).square().mean(1)
 
-    def remember(self, losses: Tensor) -> None:
-        """First in, first out: only the latest losses count."""
+    def append_losses(self, losses: Tensor) -> None:
+        """Append losses to the buffer, which holds the latest ones."""
         self.recent = torch.cat([self.recent, losses.detach()])[-self.buffer :]
 
-    def deviations(self, mean: Tensor) -> Tensor:
-        """How many standard deviations each image's loss lies off the remembered ones, ``[B]``."""
+    def z_scores(self, mean: Tensor) -> Tensor:
+        """Absolute z-score of the loss of each image with respect to the buffer, ``[B]``."""
         losses: Tensor = self(mean)
-        if len(self.recent) < _FEWEST_LOSSES:
+        if len(self.recent) < _MIN_LOSSES:
             return torch.zeros_like(losses)
         centre, spread = self.recent.mean(), self.recent.std()
-        floor = (_SMALLEST_SPREAD * centre).clamp_min(torch.finfo(torch.float32).tiny)
+        floor = (_MIN_SPREAD * centre).clamp_min(torch.finfo(torch.float32).tiny)
         return ((losses - centre) / spread.clamp_min(floor)).abs()
 
 
 class Expert(nn.Module):
-    """A module: the adapter that does the work, the router row that weighs it, the descriptor that knows its data."""
+    """A module of the mixture: an adapter, a row of the router and a representation descriptor."""
 
     def __init__(
         self, width: int, rank: int, scale: float, descriptor_width: int, buffer: int, generator: torch.Generator
@@ -108,28 +108,28 @@ class Mixture(nn.Module):
         assert isinstance(expert, Expert)
         return expert
 
-    def shares(self, mean: Tensor) -> Tensor:
-        """The share of each module for each image, ``[B, modules]``."""
+    def routing_weights(self, mean: Tensor) -> Tensor:
+        """The weight of each module for each image, ``[B, modules]``."""
         return torch.cat([self[k].route(mean) for k in range(len(self))], dim=1).float().softmax(1)
 
     def forward(self, u: Tensor) -> Tensor:
-        """Map tokens ``[B, N, width]`` to what is added to them."""
-        shares = self.shares(u.mean(1)).to(u.dtype)
+        """The weighted sum of the updates of tokens ``[B, N, width]``."""
+        weights = self.routing_weights(u.mean(1)).to(u.dtype)
         update = torch.zeros_like(u)
         for k in range(len(self)):
-            update = update + shares[:, k, None, None] * self[k].adapter(u)
+            update = update + weights[:, k, None, None] * self[k].adapter(u)
         return update
 
-    def surprise(self, mean: Tensor) -> float:
-        """Mean deviation of a batch from what the module that knows it best was trained on."""
-        deviations = [self[k].descriptor.deviations(mean).mean() for k in range(len(self))]
-        return float(torch.stack(deviations).min())
+    def z_score(self, mean: Tensor) -> float:
+        """Mean z-score of a batch, for the module with the smallest one."""
+        z_scores = [self[k].descriptor.z_scores(mean).mean() for k in range(len(self))]
+        return float(torch.stack(z_scores).min())
 
 
 class ExpandableAdapters(nn.Module, BlockHooks):
-    """A single adapter beside the MLP of each earlier block, a growing mixture beside that of the last ones.
+    """An adapter beside the MLP of each of the first blocks, an expandable mixture beside that of the last blocks.
 
-    Starts without any module; ``begin`` or ``rebuild`` make them. Everything is frozen until someone thaws it.
+    There are no modules until ``initialise`` or ``rebuild`` is called. All parameters are frozen except in training.
     """
 
     compilable = True
@@ -146,33 +146,33 @@ class ExpandableAdapters(nn.Module, BlockHooks):
 
     @property
     def expandable(self) -> range:
-        """The blocks whose modules may multiply."""
+        """The blocks with an expandable mixture."""
         return range(self.first, self.first + len(self.mixtures))
 
     def mixture(self, block: int) -> Mixture:
-        """The modules of an expandable block."""
+        """The mixture of an expandable block."""
         mixture = self.mixtures[block - self.first]
         assert isinstance(mixture, Mixture)
         return mixture
 
-    def begin(self, generator: torch.Generator) -> None:
-        """Give every block its first module; they add nothing yet."""
+    def initialise(self, generator: torch.Generator) -> None:
+        """Add the first module of every block, initialised as the identity."""
         self.fixed.extend(Adapter(self.width, self.rank, self.scale, 0.0, generator) for _ in range(self.first))
         for block in self.expandable:
             self.expand(block, generator)
         self.requires_grad_(False).eval()
 
     def expand(self, block: int, generator: torch.Generator) -> Expert:
-        """Add a module. It adds zero itself, but takes its share from the others, so the output does change."""
+        """Add a module. Its update is zero, but the routing weights of the other modules change."""
         expert = Expert(self.width, self.rank, self.scale, self.descriptor_width, self.buffer, generator)
         self.mixture(block).experts.append(expert.requires_grad_(False).eval())
         return expert
 
     def rebuild(self, state: Tensors) -> None:
-        """Take the modules of a saved state back, however many they are."""
-        generator = torch.Generator()  # what it draws is overwritten
+        """Restore a saved state with any number of modules."""
+        generator = torch.Generator()  # the random values are replaced by the saved ones
         self.fixed, self.mixtures = nn.ModuleList(), nn.ModuleList(Mixture() for _ in self.mixtures)
-        self.begin(generator)
+        self.initialise(generator)
         for block in self.expandable:
             saved = f"mixtures.{block - self.first}.experts."
             count = len({name.removeprefix(saved).split(".")[0] for name in state if name.startswith(saved)})
@@ -183,15 +183,15 @@ class ExpandableAdapters(nn.Module, BlockHooks):
         self.load_state_dict(state)
 
     def mlp_update(self, block: int, u: Tensor) -> Tensor:
-        """The update of a block for its residual stream ``u`` (after attention, before the second norm)."""
+        """The update of a block, from its residual stream ``u`` after attention and before the second norm."""
         update: Tensor = self.fixed[block](u) if block < self.first else self.mixture(block)(u)
         return update
 
 
-class Listener(BlockHooks):
-    """Runs adapters as they are, and notes the mean token that reaches each expandable block."""
+class MeanTokenRecorder(BlockHooks):
+    """Runs the adapters and records the mean token of each expandable block."""
 
-    compilable = True  # what it notes are results of the pass
+    compilable = True  # the mean tokens are outputs of the forward pass
 
     def __init__(self, adapters: ExpandableAdapters):
         self.adapters = adapters
@@ -204,17 +204,17 @@ class Listener(BlockHooks):
         return self.adapters.mlp_update(block, u)
 
     def descriptor_losses(self, blocks: Iterable[int]) -> Tensor:
-        """Losses of the newest descriptors of these blocks for the last batch, ``[blocks, B]``; they remember them."""
+        """Losses of the newest descriptors for the last batch, ``[blocks, B]``, which are appended to their buffers."""
         losses = []
         for block in blocks:
             descriptor = self.adapters.mixture(block)[-1].descriptor
             losses.append(descriptor(self.means[block]))
-            descriptor.remember(losses[-1])
+            descriptor.append_losses(losses[-1])
         return torch.stack(losses)
 
 
 def _linear(inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:
-    """A linear map that starts as ``nn.Linear`` does, from our own generator."""
+    """A linear layer with the initialisation of ``nn.Linear``, from a given generator."""
     linear = nn.Linear(inputs, outputs)
     bound = 1 / math.sqrt(inputs)
     with torch.no_grad():
@@ -228,17 +228,17 @@ class SEMAOptions(TrainingOptions):
     """Options of SEMA.
 
     Attributes:
-        epochs: of training a new module's adapter and router row together with the head.
-        rank: width of an adapter's bottleneck.
-        scale: factor on an adapter's output.
-        expandable: share of the blocks, counted from the last, whose modules may multiply; at least one block.
-        threshold: standard deviations off every known module at which a batch asks for a new one.
-        descriptor_epochs: of training a new module's descriptor.
-        descriptor_rate: learning rate of descriptors.
-        descriptor_width: width of a descriptor's bottleneck.
-        buffer: number of a descriptor's last losses that tell what is usual.
-        standardise: measure the mean tokens of each block by their mean and deviation on the descriptor's own task, so
-            that one rate suits all blocks; off is the official code, whose descriptors hardly train on small data.
+        epochs: epochs of training for a new adapter, its row of the router and the head.
+        rank: bottleneck width of each adapter.
+        scale: factor on the output of each adapter.
+        expandable: fraction of the blocks, counted from the last, in which modules may be added; at least one block.
+        threshold: z-score with respect to all modules of a block above which a batch triggers expansion.
+        descriptor_epochs: epochs of training for the representation descriptor of a new module.
+        descriptor_rate: learning rate of the representation descriptors.
+        descriptor_width: bottleneck width of each representation descriptor.
+        buffer: number of losses from which a descriptor computes their mean and standard deviation.
+        standardise: standardise the mean tokens of each block on the task of the descriptor, so that one learning rate
+            fits all blocks. Off is the official code, in which descriptors hardly train on small datasets.
     """
 
     learning_rate: float = 0.005
@@ -254,24 +254,24 @@ class SEMAOptions(TrainingOptions):
     standardise: bool = True
 
     def descriptor_recipe(self) -> Recipe:
-        """How to optimise a descriptor."""
+        """The recipe for training a descriptor."""
         return dataclasses.replace(self.recipe(epochs=self.descriptor_epochs), learning_rate=self.descriptor_rate)
 
 
 class SEMA(Method):
-    """A frozen network that grows: at most one module per expandable block and task, and only when detection asks."""
+    """A frozen network that expands on demand, by at most one module per expandable block and task."""
 
     title = "SEMA"
     paper = "https://arxiv.org/abs/2403.18886"
-    trains = "adapters, router rows and descriptors where data look new, a linear head"
-    stores = "modules whose number grows with the tasks, a linear head"
+    trains = "adapters, router rows and descriptors on demand, a linear head"
+    stores = "a growing number of modules, a linear head"
     Options = SEMAOptions
     base_learning_rate = 0.0026
     paper_presets: ClassVar = {
         "cifar100": {"epochs": 5, "threshold": 2.0, "standardise": False},
         "imagenet-a": {"epochs": 20, "threshold": 1.0, "standardise": False},
         "imagenet-r": {"epochs": 20, "threshold": 2.0, "standardise": False},
-        # No official configuration (CUB among them): ImageNet-R's.
+        # Not published: the settings of ImageNet-R.
         "": {"epochs": 20, "threshold": 2.0, "standardise": False},
     }
     auto_preset: ClassVar = {"rank": 16, "descriptor_rate": 0.1}
@@ -286,8 +286,8 @@ class SEMA(Method):
         self.head = GrowingHead(vit.width, "uniform").to(runtime.device)
 
     def learn(self, task: Task) -> dict[str, Any]:
-        """Expand where the task looks new and train what was added; train the head alone if nothing was."""
-        first = len(self.head.weight) == 0
+        """Expand the blocks in which the task is new and train the added modules; if there are none, train the head."""
+        is_first = len(self.head.weight) == 0
         self._grow_head(task)
         report: dict[str, Any] = {
             "epochs": self.epochs_for(task),
@@ -295,10 +295,10 @@ class SEMA(Method):
             "descriptor_losses": [],
             "expanded": [],
         }
-        if first:
-            self.adapters.begin(seeds.generator(task.seed, task.index, "modules"))
+        if is_first:
+            self.adapters.initialise(seeds.generator(task.seed, task.index, "modules"))
             self.adapters.to(self.runtime.device)
-            # The blocks that cannot expand learn now or never: a tiny first task leaves their adapters nearly at zero.
+            # The adapters of the other blocks are trained in the first task only.
             self._train_new(task, self.adapters.expandable, [self.adapters.fixed], report)
         else:
             report["surprise"] = self._expand_where_new(task, report)
@@ -308,20 +308,20 @@ class SEMA(Method):
         return report
 
     def scores(self, images: Tensor) -> Tensor:
-        """Logits of the head over all classes seen, from one pass through all modules."""
+        """Logits of all classes seen so far, from one forward pass through all modules."""
         with torch.no_grad():
             logits: Tensor = self.head(self.features(images, self.adapters))
             return logits
 
     def state_dict(self) -> Tensors:
-        """All modules, with the losses their descriptors remember, and the head."""
+        """All modules with the losses of their descriptors, and the head."""
         return {
             **add_prefix(_MODULES, self.adapters.state_dict()),
             **add_prefix(_HEAD, self.head.state_dict()),
         }
 
     def load_state_dict(self, state: Tensors) -> None:
-        """Continue from a saved state."""
+        """Restore a saved state."""
         modules = select_prefix(_MODULES, state)
         if modules:
             self.adapters.rebuild(modules)
@@ -334,30 +334,31 @@ class SEMA(Method):
             self.head.bias[task.classes.start :].zero_()  # published: Kaiming rows, zero bias
 
     def _expand_where_new(self, task: Task, report: dict[str, Any]) -> dict[str, float]:
-        """Scan the task's training images until a whole scan finds nothing new, expanding the shallowest block first.
+        """Scan the training images of the task until no batch triggers expansion, and expand the first blocks first.
 
-        Returns the largest surprise that each block met.
+        Returns:
+            The largest z-score of each block.
         """
         highest = dict.fromkeys(self.adapters.expandable, 0.0)
         expanded: list[int] = report["expanded"]
-        found, scan = True, 0
-        while found and len(expanded) < len(highest):
+        is_new, scan = True, 0
+        while is_new and len(expanded) < len(highest):
             self.runtime.progress.note("looking for new data")
-            found = False
+            is_new = False
             order, crops = (
                 seeds.generator(task.seed, task.index, f"{name} scan {scan}") for name in ("order", "crops")
             )
             for images, _ in task.train_batches(_DETECTION_BATCH, self.options.crop_scale, order, crops):
-                heard = Listener(self.adapters)
-                self.features(images, heard)
-                # A new module changes nothing that its own or an earlier block sees, so looking at all blocks at once
-                # finds what looking block by block and stopping at the first finds.
+                recorder = MeanTokenRecorder(self.adapters)
+                self.features(images, recorder)
+                # A new module does not change the inputs of its block or of earlier ones, so one forward pass is
+                # equivalent to one per block.
                 for block in (block for block in highest if block not in expanded):
-                    surprise = self.adapters.mixture(block).surprise(heard.means[block])
-                    highest[block] = max(highest[block], surprise)
-                    if surprise > self.options.threshold:
+                    z_score = self.adapters.mixture(block).z_score(recorder.means[block])
+                    highest[block] = max(highest[block], z_score)
+                    if z_score > self.options.threshold:
                         self._expand(block, task, report)
-                        found = True
+                        is_new = True
                         break
             scan += 1
         return {str(block): value for block, value in highest.items()}
@@ -371,7 +372,7 @@ class SEMA(Method):
     def _train_new(
         self, task: Task, blocks: Sequence[int], others: Sequence[nn.Module], report: dict[str, Any]
     ) -> None:
-        """Both phases for the newest modules of these blocks: what they do, then what they know."""
+        """Train the newest modules of these blocks: adapters and router first, then descriptors."""
         number = f" {len(report['expanded'])}"
         report["losses"] += self._train_functions(task, blocks, others, " function" + number)
         report["descriptor_losses"] += self._train_descriptors(task, blocks, " descriptor" + number)
@@ -379,57 +380,57 @@ class SEMA(Method):
     def _train_functions(
         self, task: Task, blocks: Sequence[int], others: Sequence[nn.Module], purpose: str
     ) -> list[float]:
-        """Adapters, router rows and the head, by cross-entropy over the task's own classes.
+        """Train adapters, router rows and the head by cross-entropy over the classes of the task.
 
-        The whole head is optimised, so weight decay also shrinks old rows a little, as published.
+        The whole head is optimised, so weight decay also shrinks old rows, as published.
         """
         newest = [self.adapters.mixture(block)[-1] for block in blocks]
-        heard = Listener(self.adapters)
+        recorder = MeanTokenRecorder(self.adapters)
 
         def loss(images: Tensor, labels: Tensor) -> Tensor:
-            value = masked_cross_entropy(self.head(self.vit(images, heard)), labels, task.classes)
+            value = masked_cross_entropy(self.head(self.vit(images, recorder)), labels, task.classes)
             if blocks and not self.options.standardise:
                 with torch.no_grad():
-                    heard.descriptor_losses(blocks)  # only to be remembered: they count as soon as data arrive
+                    recorder.descriptor_losses(blocks)  # fills the buffers from the first batch on
             return value
 
         modules = [*others, *(expert.adapter for expert in newest), *(expert.route for expert in newest), self.head]
-        return self._thawed(modules, loss, task, self.options.recipe(epochs=self.epochs_for(task)), purpose)
+        return self._train_only(modules, loss, task, self.options.recipe(epochs=self.epochs_for(task)), purpose)
 
     def _train_descriptors(self, task: Task, blocks: Sequence[int], purpose: str) -> list[float]:
-        heard = Listener(self.adapters)
+        recorder = MeanTokenRecorder(self.adapters)
         if self.options.standardise:
             self._standardise(task, blocks)
 
         def loss(images: Tensor, _: Tensor) -> Tensor:
-            with torch.no_grad():  # nothing before a descriptor is trained
-                self.vit.forward_blocks(self.vit.embed(images, heard), heard, stop=max(blocks) + 1)
-            return heard.descriptor_losses(blocks).mean(1).sum()
+            with torch.no_grad():  # the descriptors do not propagate gradients to the network
+                self.vit.forward_blocks(self.vit.embed(images, recorder), recorder, stop=max(blocks) + 1)
+            return recorder.descriptor_losses(blocks).mean(1).sum()
 
         modules = [self.adapters.mixture(block)[-1].descriptor for block in blocks]
         try:
-            return self._thawed(modules, loss, task, self.options.descriptor_recipe(), purpose)
+            return self._train_only(modules, loss, task, self.options.descriptor_recipe(), purpose)
         except OneaError as error:
             raise OneaError(
-                f"The descriptors of task {task.index + 1} did not converge; lower their rate (--descriptor-rate), or "
-                "the adapters' own (--learning-rate) if it made the features too large."
+                f"The descriptors of task {task.index + 1} did not converge; lower their learning rate "
+                "(--descriptor-rate), or that of the adapters (--learning-rate) if the features are too large."
             ) from error
 
     def _standardise(self, task: Task, blocks: Sequence[int]) -> None:
-        """Give the newest descriptors of these blocks the mean and deviation of the task's mean tokens."""
+        """Standardise the newest descriptors of these blocks on the mean tokens of the task."""
         means: dict[int, list[Tensor]] = {block: [] for block in blocks}
         for images, _ in task.plain_batches(EVALUATION_BATCH):
-            heard = Listener(self.adapters)
-            self.features(images, heard)
-            for block, found in means.items():
-                found.append(heard.means[block])
-        for block, found in means.items():
-            self.adapters.mixture(block)[-1].descriptor.standardise(torch.cat(found))
+            recorder = MeanTokenRecorder(self.adapters)
+            self.features(images, recorder)
+            for block, tokens in means.items():
+                tokens.append(recorder.means[block])
+        for block, tokens in means.items():
+            self.adapters.mixture(block)[-1].descriptor.standardise(torch.cat(tokens))
 
-    def _thawed(
+    def _train_only(
         self, modules: Sequence[nn.Module], loss: Loss, task: Task, recipe: Recipe, purpose: str
     ) -> list[float]:
-        """Train these modules and nothing else, and freeze them again."""
+        """Train these modules and freeze them again."""
         for module in modules:
             module.requires_grad_(True)
         losses = train([ParamGroup(module) for module in modules], loss, task, recipe, self.runtime, purpose=purpose)
