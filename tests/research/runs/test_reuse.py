@@ -251,16 +251,6 @@ def test_an_older_record_is_compared_by_what_it_holds(values, images, tmp_path):
         run(config, tmp_path / "o")
 
 
-def test_an_older_run_is_continued(values, tmp_path):
-    config = make_config(values)
-    with pytest.raises(KeyboardInterrupt):
-        run(config, tmp_path / "o", Stopped())
-    record = older(tmp_path / "o", "running")
-    resumed = run(config, tmp_path / "o")
-    assert (record["format"], resumed["format"], resumed["status"]) == (1, 2, "finished")
-    assert read_run(tmp_path / "o") == resumed, "it has a checksum from now on"
-
-
 def test_an_option_that_came_later_does_not_make_another_run(values, tmp_path):
     config = make_config(values | {"method": "one-a", "options": {"rank": 4, "epochs": 1, "min_epochs": 1}})
     run(config, tmp_path / "o")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from onea.errors import OneaError, did_you_mean, import_extra, truncate
-from onea.options import LARGEST, MachineOptions, check_threads, make_options, upgraded
+from onea.options import LARGEST, MachineOptions, check_threads, make_options
 from onea.research.data import data_name
 from onea.research.methods.presets import Preset
 from onea.vit.embedded import FAST, full_name
@@ -173,7 +173,7 @@ def make_config(values: dict[str, Any]) -> RunConfig:
 
     run_names = {item.name for item in dataclasses.fields(RunConfig)} - {"options"}
     values = {name.replace("-", "_"): value for name, value in values.items() if value is not None}
-    method_values = dict(values.pop("options", None) or {})
+    method_values = {name.replace("-", "_"): value for name, value in (values.pop("options", None) or {}).items()}
     run_values = {name: value for name, value in values.items() if name in run_names}
     method_values |= {name: value for name, value in values.items() if name not in run_names}
     if isinstance(run_values.get("sizes"), list | tuple):
@@ -181,7 +181,6 @@ def make_config(values: dict[str, Any]) -> RunConfig:
     config = make_options(RunConfig, run_values)
     options_class = method_class(config.method).Options
     method_names = {item.name for item in dataclasses.fields(options_class)}
-    method_values = upgraded(options_class, method_values)
     if unknown := next((name for name in method_values if name not in method_names), None):
         raise OneaError(
             f"Unknown option '{unknown}' for {config.method}; {did_you_mean(unknown, run_names | method_names)}"

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from onea.data.dataset import Dataset, MissingData
 from onea.errors import OneaError, truncate
 from onea.files import CHECKSUM
-from onea.options import upgraded, with_defaults
+from onea.options import with_defaults
 from onea.research.methods import method_class
 from onea.research.record import Record
 from onea.research.runs.config import RunConfig
@@ -63,7 +63,7 @@ class InputChecker:
     def _changed_options(self, record: Record, config: RunConfig) -> str:
         """Options whose value differs; options that only one of the two has cannot be compared."""
         options = options_of(config, recorded_dataset_size(record))
-        recorded, current = upgraded(type(options), record["options"]), dataclasses.asdict(options)
+        recorded, current = record["options"], dataclasses.asdict(options)
         return ", ".join(
             f"{name} {recorded[name]} instead of {current[name]}"
             for name in sorted(recorded.keys() & current.keys())
@@ -167,8 +167,6 @@ def check_same_inputs(record: Record, description: Record, folder: Path) -> None
     """
     kind = method_class(record["config"]["method"]).Options
     record = record | {"options": with_defaults(kind, record["options"])}
-    data, backbone = ({name: description[what].get(name) for name in record[what]} for what in ("data", "backbone"))
-    description = description | {"data": data, "backbone": backbone}
     for what in ("data", "backbone", "preprocess", "stream", "options"):
         if record[what] != description[what]:
             names = ", ".join(differing_names(record[what], description[what]))
