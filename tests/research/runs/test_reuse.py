@@ -18,7 +18,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from support import ROOT
 from support.malformed import leaves, replaced, without
-from support.tiny import Stopped, save_plain
+from support.tiny import save_plain
 
 from onea.errors import OneaError
 from onea.locks import folder_lock
