@@ -225,7 +225,7 @@ def test_precision_auto_elsewhere_is_said(values, tmp_path, monkeypatch):
     monkeypatch.setattr("onea.runtime._has_bf16", lambda _: True)
     heard = Remarks()
     assert run(config, tmp_path / "o", heard) == first, "a run keeps its precision, finished or not"
-    assert heard.texts == ["it was computed in fp32, and auto is bf16 here: --precision bf16 makes a run of its own"]
+    assert heard.texts == ["it was computed in fp32, and auto is bf16 here; --precision bf16 is another run"]
 
 
 # records made before

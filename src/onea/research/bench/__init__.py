@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast this machine learns and answers, next to plain baselines measured in the same run."""
+"""Benchmarks of training and inference, next to plain baselines in the same process."""

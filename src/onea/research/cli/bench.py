@@ -36,7 +36,7 @@ def bench(
         Path,
         typer.Option("--out", "-o", help="Folder of the CSV file.", show_default="here"),
     ] = Path(),
-    **given: Any,
+    **options: Any,
 ) -> None:
     """Benchmark training, inference, merging and memory against plain PyTorch and timm.
 
@@ -55,11 +55,11 @@ def bench(
     if data and export:
         raise OneaError("--data and --export exclude each other; give one of them.")
     mode = "data" if data else "export" if export else ""
-    if wrong := next((name for name in _NO_EFFECT.get(mode, ()) if name in given), None):
+    if wrong := next((name for name in _NO_EFFECT.get(mode, ()) if name in options), None):
         raise OneaError(f"--{wrong} has no effect with --{mode}; leave it out.")
-    if given.get("quick"):
-        given.setdefault("seconds", BenchConfig.seconds / 10)
-    config = make_options(BenchConfig, given)
+    if options.get("quick"):
+        options.setdefault("seconds", BenchConfig.seconds / 10)
+    config = make_options(BenchConfig, options)
     check_writable(out)
     console = Console(stderr=True)
     with console.status("preparing") as status:

@@ -45,7 +45,7 @@ def paper(
     on: Annotated[
         str, typer.Option(help="local, ray (on this machine) or ray:ADDRESS.", rich_help_panel=_MACHINE)
     ] = "local",
-    **given: Any,
+    **options: Any,
 ) -> None:
     """Reproduce a table or figure of the paper, next to the published numbers.
 
@@ -63,7 +63,7 @@ def paper(
         return
     experiment = find_experiment(name)
     check_no_model(out)
-    changes = Changes(**given | {"data": tuple(given.get("data", ()))})
+    changes = Changes(**options | {"data": tuple(options.get("data", ()))})
     store, executor = RecordStore(out / "runs"), _executor(on, workers, share_training)
     if render_only:  # data and backbone are read from the records
         plan = make_plan(experiment, changes, Recorded(store.records(), changes.root).facts)

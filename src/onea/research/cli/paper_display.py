@@ -126,7 +126,7 @@ def _costs(plan: ExperimentPlan) -> tuple[dict[str, Cost], list[str]]:
 
     facts = {data: data_facts(data, plan.changes.root) for data in dict.fromkeys(run.data for run in plan.configs)}
     costs = {run.key(): estimate(run, facts[run.data]) for run in plan.configs}
-    return costs, [data for data, known in facts.items() if not known.loaded]
+    return costs, [data for data, of_data in facts.items() if not of_data.loaded]
 
 
 @dataclass

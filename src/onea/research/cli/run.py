@@ -44,7 +44,7 @@ def run(
         typer.Option("--try-rates", help="Only compare a few learning rates on held-out images of the first task."),
     ] = False,
     max_megapixels: MaxMegapixels = None,
-    **given: Any,
+    **options: Any,
 ) -> None:
     """Run one method on one stream. Put options of the method last; `onea methods NAME` lists them.
 
@@ -64,12 +64,12 @@ def run(
     method_arguments = context.args
     if method and method.startswith("--"):  # click parses the first unknown option as the method
         method_arguments, method = [method, *method_arguments], None
-    given |= {"method": method} if method else {}
+    options |= {"method": method} if method else {}
     from_file = read_yaml(config) if config else {}
     if wrong := next((name for name in from_file if name.replace("-", "_") in _COMMAND_LINE_ONLY), None):
         flag = f"--{wrong.replace('_', '-')}"
         raise OneaError(f"'{wrong}' in {config} is not an option of a run; remove it and give {flag} to the command.")
-    settings = make_config(from_file | given | parse_arguments(method_arguments))
+    settings = make_config(from_file | options | parse_arguments(method_arguments))
     if try_rates:
         _try_rates(settings)
         return

@@ -35,7 +35,7 @@ def stream(
     order: Annotated[
         str | None,
         typer.Option(
-            help="Task order: shuffled, descending (largest first) or given.",
+            help="Task order: shuffled, descending (largest first) or given (not shuffled).",
             show_default="shuffled; given with --balanced or --sizes",
         ),
     ] = None,

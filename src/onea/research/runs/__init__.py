@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run: a stream, a method and a seed in, a record out; it can stop at any moment and go on."""
+"""Runs of a method on a stream with a seed, which leave a record and can be resumed after a kill."""

@@ -55,7 +55,7 @@ class RunConfig(MachineOptions):
         tasks: number of tasks.
         gamma: step imbalance: size of the smallest task relative to the largest; 1 is balanced.
         sizes: number of classes of each task, such as ``36,1,14``.
-        order: task order: ``shuffled``, ``descending`` (largest first) or ``given``.
+        order: task order: ``shuffled``, ``descending`` (largest first) or ``given`` (not shuffled).
         long_tail: also make the number of images per class long-tailed: that of the rarest class relative to the most
             frequent one, such as 0.1.
         seed: random seed of the class order, the task order, the initial weights and the sampling.

@@ -138,10 +138,7 @@ def _precision_remarks(record: Record, config: RunConfig) -> list[str]:
     with suppress(OneaError):  # a device that is not here
         recorded, current = record["runtime"]["precision"], resolve_device(config.device, config.precision)[1]
         if recorded != current:
-            return [
-                f"it was computed in {recorded}, and auto is {current} here: --precision {current} makes a run of its "
-                "own"
-            ]
+            return [f"it was computed in {recorded}, and auto is {current} here; --precision {current} is another run"]
     return []
 
 
