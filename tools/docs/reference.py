@@ -150,19 +150,19 @@ def _folded(title: str, content: str) -> str:
 def paper_experiments() -> str:
     """Every table and figure of the paper: its command, its runs, and GPU hours by the speed of our benchmark."""
     from onea.research.paper.experiments import experiments
-    from onea.research.paper.scale import Changes, estimate, make_plan, published
+    from onea.research.paper.scale import Changes, estimate, make_plan, published_counts
 
     rates = [bench(GPU, *what, "images/s", "fast") for what in (("training", "batch 128"), ("inference", "batch 256"))]
 
     def hours(config: Any) -> float:
-        cost = estimate(config, published(config.data))
+        cost = estimate(config, published_counts(config.data))
         counts = (cost.training, cost.evaluation)
         return sum(count / (rate or 1.0) for count, rate in zip(counts, rates, strict=True)) / 3600
 
     rows: list[Sequence[str]] = []
     every: dict[str, Any] = {}
     for each in experiments().values():
-        configs: Sequence[Any] = make_plan(each, Changes(), published).configs if each.cells else ()
+        configs: Sequence[Any] = make_plan(each, Changes(), published_counts).configs if each.cells else ()
         every |= {config.key(): config for config in configs}
         numbers = (str(len(configs) or ""), f"{sum(map(hours, configs)):.1f}" if configs else "")
         rows.append((each.heading, f"`onea paper {each.alias}`", *numbers))

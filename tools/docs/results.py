@@ -16,7 +16,7 @@ from typing import Any
 from onea.metrics import t_interval
 from onea.research.record import Record
 from onea.research.record_metrics import metric
-from onea.research.report.records import by_classifier, load_records, with_present_options
+from onea.research.report.records import load_records, split_by_classifier, with_default_options
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs/results"
@@ -126,8 +126,8 @@ class Runs:
 def records() -> tuple[Record, ...]:
     """All committed records; a run that scored further classifiers gives one more for each of them, at the end."""
     every = [record for group in groups() for record in load_records(RESULTS / group / "runs")]
-    further = [each for record in every for each in by_classifier(record)[1:]]
-    return tuple(with_present_options([*every, *further]))
+    further = [each for record in every for each in split_by_classifier(record)[1:]]
+    return tuple(with_default_options([*every, *further]))
 
 
 def groups() -> list[str]:

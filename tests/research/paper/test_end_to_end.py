@@ -59,7 +59,7 @@ def test_runs_renders_and_repeats_nothing(name, more, runs, inputs, tmp_path, mo
         first = Path(page).read_text("utf-8")
         assert "http" not in first.split("<body")[0].replace("http-equiv", ""), "self-contained"
         assert len(first) < 3_000_000
-        wanted = ["The stream", "What is kept of each task", "Spectra and gates per layer"] if runs else []
+        wanted = ["The stream", "Accuracy of each task", "Spectra and gates per layer"] if runs else []
         assert all(f"<h3>{heading}</h3>" in first for heading in wanted)
         assert first.count("<h3>Accuracy as classes arrive</h3>") == bool(runs)
         twice = {"directions": "Update strength per direction", "alignment": "Basis before and after"}.get(name)

@@ -28,12 +28,12 @@ from onea.research.paper.page import detailed, grid_table, write_experiment
 from onea.research.paper.pictures import pictures
 from onea.research.paper.scale import (
     Changes,
-    DataFacts,
     ExperimentPlan,
-    data_facts,
+    ImageCounts,
+    count_images,
     estimate,
     make_plan,
-    pieces,
+    split_sizes,
     stream_of,
 )
 from onea.research.record_metrics import METRICS, forgetting_curve
@@ -51,11 +51,11 @@ ALIASES = (
 )
 
 
-def published(data: str) -> DataFacts:
+def published(data: str) -> ImageCounts:
     """Counts without any data: the paper's datasets by their names, else twenty classes."""
     known = DATASETS.get(data_name(data), PaperData("", 20, 200, 40))
     classes = known.classes
-    return DataFacts((known.train // classes,) * classes, (known.test // classes,) * classes, False)
+    return ImageCounts((known.train // classes,) * classes, (known.test // classes,) * classes, False)
 
 
 def plan(name: str, **changes: Any) -> ExperimentPlan:
@@ -182,7 +182,7 @@ def test_the_split_streams_bring_the_same_classes_in_smaller_steps() -> None:
         assert stream.class_order == order
         assert max(stream.sizes) <= most
         assert stream.tasks == sum(-(-size // most) for size in sizes)
-    assert pieces((7, 1), 3) == (3, 2, 2, 1)
+    assert split_sizes((7, 1), 3) == (3, 2, 2, 1)
 
 
 # ---- scale and substitution -----------------------------------------------------------------------------------------
@@ -260,11 +260,11 @@ def test_published_settings_are_asked_for_by_name() -> None:
 
 
 def test_counts_come_from_the_data_where_it_is(tiny_images: Path, tmp_path: Path) -> None:
-    assert data_facts(f"folder:{tiny_images}", None) == DataFacts((6,) * 6, (3,) * 6, True)
-    absent = data_facts("cub200", str(tmp_path))
+    assert count_images(f"folder:{tiny_images}", None) == ImageCounts((6,) * 6, (3,) * 6, True)
+    absent = count_images("cub200", str(tmp_path))
     assert (absent.classes, sum(absent.train), absent.loaded) == (200, 5994, False)
     with pytest.raises(OneaError):
-        data_facts(f"folder:{tmp_path / 'none'}", None)
+        count_images(f"folder:{tmp_path / 'none'}", None)
 
 
 def test_cost_counts_images_times_epochs() -> None:

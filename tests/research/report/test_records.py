@@ -12,7 +12,7 @@ from onea.errors import OneaError
 from onea.research.record import is_reportable, write_record
 from onea.research.report.aggregate import best_first, setting_names, settings
 from onea.research.report.experiment_page import with_titles
-from onea.research.report.records import by_classifier, load_records, with_present_options
+from onea.research.report.records import load_records, split_by_classifier, with_default_options
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def compared():
 
 
 def test_every_classifier_becomes_a_record_of_its_own(compared):
-    first, second = with_titles(by_classifier(compared))
+    first, second = with_titles(split_by_classifier(compared))
     assert (first["title"], second["title"]) == ("One-A", "One-A, slda")
     assert second["metrics"]["A_T"] > first["metrics"]["A_T"]
     assert second["correct"] == compared["classifiers"]["slda"]
@@ -53,7 +53,7 @@ def test_records_without_options_are_shown(compared, options):
     found = copy.deepcopy(compared)
     found["config"]["options"] = found["options"] = options
     assert is_reportable(found)
-    assert len(with_titles(by_classifier(found))) == 2
+    assert len(with_titles(split_by_classifier(found))) == 2
 
 
 def test_options_that_are_none_are_refused(compared):
@@ -65,21 +65,21 @@ def test_runs_of_earlier_versions_meet_those_of_today_in_one_row():
     old, new = record("one-a-plus", seed=1), record("one-a-plus", seed=2)
     old["options"] = {"min_epochs": 20, "max_epochs": 40, "epochs": 0, "merge_options": "boost=2"}
     new["options"] = {"epochs": 0, "views": 1, "new_votes": 2.0, "compare_classifiers": "ncm"}
-    records = with_titles(with_present_options([old, new]))
+    records = with_titles(with_default_options([old, new]))
     ((group,),) = (setting.groups for setting in settings(records))
     assert group.name == "One-A+"
     assert [each["config"]["seed"] for each in group.records] == [1, 2]
 
 
 def test_options_of_methods_that_are_not_installed_stay_as_they_are():
-    (found,) = with_present_options([record("somebody-elses") | {"options": {"own": 1}}])
+    (found,) = with_default_options([record("somebody-elses") | {"options": {"own": 1}}])
     assert found["options"] == {"own": 1}
 
 
 def test_a_row_of_another_classifier_says_how_its_run_differs(compared):
     usual = compared | {"options": {"min_share": 0.25}}
     other = compared | {"options": {"min_share": 1.0}, "classifiers": {"ranpac": compared["correct"]}}
-    records = with_titles(with_present_options([each for run in (usual, other) for each in by_classifier(run)]))
+    records = with_titles(with_default_options([each for run in (usual, other) for each in split_by_classifier(run)]))
     assert {group.name for setting in settings(records) for group in setting.groups} == {
         "One-A (min_share 0.25)",
         "One-A (min_share 1)",
@@ -102,7 +102,7 @@ def test_streams_of_given_sizes_say_them():
 
 
 def test_two_records_without_options_meet_in_one_row():
-    records = with_present_options([record("somebody-elses", seed=seed) | {"options": None} for seed in (1, 2)])
+    records = with_default_options([record("somebody-elses", seed=seed) | {"options": None} for seed in (1, 2)])
     ((group,),) = (setting.groups for setting in settings(records))
     assert len(group.records) == 2
 

@@ -231,11 +231,11 @@ def test_merges_are_shown_where_a_record_has_them() -> None:
         base = "new" if index == 1 else "accumulated"
         task["merge"] = {"base": base, "align_share": 0.267, "gate_min": 0.123, "gate_max": 0.646} if index else {}
     text = Reader(page([made], "A page")).text
-    assert "What each merge of one-a did" in text
+    assert "Merges of one-a" in text
     assert "taken whole" in text
-    assert "the new task" in text
+    assert "the new adapter" in text
     assert "0.123 – 0.646" in text
-    assert "What each merge" not in Reader(page(three(), "A page")).text
+    assert "Merges of" not in Reader(page(three(), "A page")).text
 
 
 def test_how_it_was_made_is_told() -> None:

@@ -55,7 +55,7 @@ def paper(
     from onea.research.cli.paper_display import print_experiments, print_plan, print_result
     from onea.research.paper.experiments import find_experiment
     from onea.research.paper.page import write_experiment
-    from onea.research.paper.scale import Recorded, make_plan
+    from onea.research.paper.scale import RecordedCounts, make_plan
     from onea.research.runs.grid import RecordStore
 
     if name is None:
@@ -66,7 +66,7 @@ def paper(
     changes = Changes(**options | {"data": tuple(options.get("data", ()))})
     store, executor = RecordStore(out / "runs"), _executor(on, workers, share_training)
     if render_only:  # data and backbone are read from the records
-        plan = make_plan(experiment, changes, Recorded(store.records(), changes.root).facts)
+        plan = make_plan(experiment, changes, RecordedCounts(store.records(), changes.root).facts)
     else:
         plan = make_plan(experiment, changes)
     if dry_run:

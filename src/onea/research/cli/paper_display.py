@@ -122,9 +122,9 @@ def _column(planned: PlannedCell, plan: ExperimentPlan) -> str:
 
 def _costs(plan: ExperimentPlan) -> tuple[dict[str, Cost], list[str]]:
     """The cost of every run by its key, and the datasets that could not be counted."""
-    from onea.research.paper.scale import data_facts, estimate
+    from onea.research.paper.scale import count_images, estimate
 
-    facts = {data: data_facts(data, plan.changes.root) for data in dict.fromkeys(run.data for run in plan.configs)}
+    facts = {data: count_images(data, plan.changes.root) for data in dict.fromkeys(run.data for run in plan.configs)}
     costs = {run.key(): estimate(run, facts[run.data]) for run in plan.configs}
     return costs, [data for data, of_data in facts.items() if not of_data.loaded]
 

@@ -21,10 +21,10 @@ def report(
     It has an HTML page, the results as Markdown, LaTeX and CSV tables, and a figure of the accuracy curves.
     """
     from onea.research.report.experiment_page import with_titles, write_report
-    from onea.research.report.records import by_classifier, load_records, with_present_options
+    from onea.research.report.records import load_records, split_by_classifier, with_default_options
 
-    loaded = [each for record in load_records(folder) for each in by_classifier(record)]
-    records = with_titles(with_present_options(loaded))
+    loaded = [each for record in load_records(folder) for each in split_by_classifier(record)]
+    records = with_titles(with_default_options(loaded))
     target = out or (Path(folder) if Path(folder).is_dir() else Path("onea-report"))
     for path in write_report(records, target, title or f"Report of {Path(folder).resolve().name}"):
         print(path)
@@ -42,9 +42,9 @@ def compare(
 
     from onea.presentation.tables import Table, fit_terminal
     from onea.research.report.compare import compare as compare_records
-    from onea.research.report.records import load_records, with_present_options
+    from onea.research.report.records import load_records, with_default_options
 
-    comparison = compare_records(*(with_present_options(load_records(folder)) for folder in (first, second)))
+    comparison = compare_records(*(with_default_options(load_records(folder)) for folder in (first, second)))
     seeds = f"{'seed' if len(comparison.seeds) == 1 else 'seeds'} {', '.join(map(str, comparison.seeds))}"
     lines = []
     for row in comparison.rows:

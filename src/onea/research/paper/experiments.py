@@ -38,6 +38,7 @@ COMPONENTS = (
     "ASA: asymmetric alignment; GW: global weighting; DG: directional gating. Without any, each merge "
     "takes half of either side; with all three, it is One-A."
 )
+NO_TASKS = "The paper does not say T, the number of tasks; 10 unless --tasks gives another number."
 ONE_SEED = (
     "The paper prints no deviation here and does not say over how many seeds; one by default, --seeds N for more."
 )
@@ -125,7 +126,7 @@ TABLES = (
             "",
             (("A_T", "A_T"), ("weighted mean A", "weighted_mean_A"), ("FLOPs", "flops"), ("adapters", "adapters")),
         ),
-        notes=("FLOPs: of an answer after the last task, measured, as a multiple of One-A's.", ONE_SEED),
+        notes=("FLOPs: of a prediction after the last task, measured, as a multiple of One-A's.", ONE_SEED),
     ),
     Experiment(
         "table5",
@@ -136,7 +137,7 @@ TABLES = (
         by_switch({row: {"weights": proxy} for row, proxy in PROXIES.items()}, [("cifar100", 10), ("imagenet-a", 10)]),
         notes=(
             "What weighs the two sides of a merge: norms, singular values (SV) or numbers of classes.",
-            "The paper does not say T, the number of tasks; 10 unless --tasks says otherwise.",
+            NO_TASKS,
             ONE_SEED,
         ),
     ),
@@ -149,7 +150,7 @@ TABLES = (
         by_switch(TRAINING, [("cifar100", 10), ("imagenet-a", 10)]),
         notes=(
             "L_ctr: the contrastive loss; E(t): longer training of larger tasks.",
-            "The paper does not say T, the number of tasks; 10 unless --tasks says otherwise.",
+            NO_TASKS,
             ONE_SEED,
         ),
     ),
@@ -192,6 +193,7 @@ KAPPAS = (1.0, 2.0, 5.0, 10.0, 20.0)
 QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
 RANKS = (16, 32, 64, 128, 256)
 
+_NO_STREAM = "The paper names neither dataset nor number of tasks; by default CIFAR100 and 10."
 _FIXED = "One fixed seed that all rows share, as in the paper."
 _SPLIT_COLUMNS = (
     ("tasks", "tasks"),
@@ -231,7 +233,7 @@ FIGURES = (
             for cell in by_method([row], [("cifar100", 10)], group, LAST, stream=stream)
         ),
         seeds=5,
-        notes=("The paper names neither dataset nor number of tasks; CIFAR100 and 10 unless told otherwise.",),
+        notes=(_NO_STREAM,),
     ),
     Experiment(
         "figure4",
@@ -246,7 +248,7 @@ FIGURES = (
             for cell in by_method([row], [("imagenet-a", 10)], "{data}, γ={gamma}", gamma=gamma)
         ),
         per_task=True,
-        notes=("The paper does not say T, the number of tasks; 10 unless --tasks says otherwise.", _FIXED),
+        notes=(NO_TASKS, _FIXED),
     ),
     Experiment(
         "figure5",
@@ -271,7 +273,10 @@ FIGURES = (
         "directions",
         by_switch({"One-A": {}}, [("cifar100", 10)], "{data} (T={tasks})", LAST),
         per_task=True,
-        notes=("The paper names neither dataset nor number of tasks; CIFAR100 and 10 unless told otherwise.", _FIXED),
+        notes=(
+            _NO_STREAM,
+            _FIXED,
+        ),
     ),
     Experiment(
         "figure6b",
@@ -281,7 +286,10 @@ FIGURES = (
         "alignment",
         by_switch({"One-A": {}}, [("cifar100", 10)], "{data} (T={tasks})", LAST),
         per_task=True,
-        notes=("The paper names neither dataset nor number of tasks; CIFAR100 and 10 unless told otherwise.", _FIXED),
+        notes=(
+            _NO_STREAM,
+            _FIXED,
+        ),
     ),
     Experiment(
         "figure7",
@@ -333,7 +341,7 @@ FIGURES = (
     Experiment(
         "figure12",
         "efficiency",
-        "Accuracy against time per answer",
+        "Accuracy against time per prediction",
         "fig:inference_time",
         "scatter",
         by_method(
@@ -344,7 +352,7 @@ FIGURES = (
         ),
         notes=(
             "Time: evaluation after the last task, image loading included; compare runs of one machine only.",
-            "The paper does not say T, the number of tasks; 10 unless --tasks says otherwise.",
+            NO_TASKS,
         ),
     ),
 )

@@ -39,7 +39,7 @@ _DRAWN_ALREADY = {"curves": ("curves",), "directions": ("updates",), "alignment"
 
 
 def write_experiment(plan: ExperimentPlan, records: Records, folder: Path) -> tuple[Table | None, list[Path]]:
-    """Write everything that can be told so far; returns the table, where there is one, and the files."""
+    """Write everything that is finished so far; returns the table, where there is one, and the files."""
     from onea.presentation import style, tables
 
     name = plan.experiment.name
@@ -54,7 +54,7 @@ def write_experiment(plan: ExperimentPlan, records: Records, folder: Path) -> tu
 
 
 def page(plan: ExperimentPlan, table: Table | None, drawn: list[Picture], records: Records) -> str:
-    """One page that stands on its own; what the runs differ in from the paper's is its first line."""
+    """One self-contained page; its first line is how the runs differ from the paper's."""
     from onea.research.report.experiment_page import experiment_page
 
     experiment = plan.experiment
@@ -136,14 +136,14 @@ def grid_table(plan: ExperimentPlan, records: Records) -> Table:
 
 
 def notes(plan: ExperimentPlan) -> tuple[str, ...]:
-    """What a reader must know; first of all in what the runs differ from the paper's."""
+    """Notes; first how the runs differ from the paper's."""
     changes, experiment = plan.changes, plan.experiment
     lines = []
     if different := _differences(plan):
         context = " Its numbers are shown as context only." if experiment.name in reported_tables() else ""
         lines.append(f"Not the paper's setting: {'; '.join(different)}.{context}")
     if changes.scale != 1:
-        lines.append(f"Scale {changes.scale:g}: images per class and epochs are that share of the full experiment's.")
+        lines.append(f"Scale {changes.scale:g}: this factor is applied to images per class and epochs.")
     if changes.seeds is not None and changes.seeds < experiment.seeds:
         lines.append(f"Seeds: {changes.seeds} of the {experiment.seeds} that the experiment has.")
     return (*lines, *_renamed(plan), *experiment.notes)
@@ -209,8 +209,8 @@ def _differences(plan: ExperimentPlan) -> list[str]:
     different = [f"backbone {name} instead of {BACKBONE_TITLE}" for name in _other(runs, "backbone", BACKBONE)]
     foreign = sorted({run.data for run in runs if data_name(run.data) not in plan.experiment.datasets})
     if foreign:
-        own = ", ".join(DATASETS[name].title for name in plan.experiment.datasets)
-        different.append(f"data {', '.join(foreign)} instead of {own}")
+        datasets = ", ".join(DATASETS[name].title for name in plan.experiment.datasets)
+        different.append(f"data {', '.join(foreign)} instead of {datasets}")
     if plan.changes.tasks is not None and any(
         planned.paper.options["tasks"] != planned.cell.options["tasks"] for planned in plan.planned_cells
     ):
@@ -228,8 +228,8 @@ def _renamed(plan: ExperimentPlan) -> list[str]:
         return []
     pairs = {}
     for planned in plan.planned_cells:
-        for mine, theirs in zip(planned.cell.headings(), planned.paper.headings(), strict=True):
-            if mine != theirs:
-                told = slice(1) if mine[1] == theirs[1] else slice(2)  # the name too, unless it is only the metric's
-                pairs[" ".join(mine[told]).strip()] = " ".join(theirs[told]).strip()
-    return [f"Reported numbers beside {mine} are the paper's for {theirs}." for mine, theirs in pairs.items()]
+        for ours, theirs in zip(planned.cell.headings(), planned.paper.headings(), strict=True):
+            if ours != theirs:
+                shown = slice(1) if ours[1] == theirs[1] else slice(2)  # the name too, unless it is only the metric's
+                pairs[" ".join(ours[shown]).strip()] = " ".join(theirs[shown]).strip()
+    return [f"Reported numbers beside {ours} are the paper's for {theirs}." for ours, theirs in pairs.items()]

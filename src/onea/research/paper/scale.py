@@ -29,13 +29,13 @@ _CHANGES = {"panel": "Changes to the experiment"}  # of the help
 
 
 @dataclass(frozen=True)
-class DataFacts:
+class ImageCounts:
     """Counts of a dataset.
 
     Attributes:
         train: training images of each class.
         test: test images of each class.
-        loaded: whether they were counted; otherwise they are the published ones, shared out evenly.
+        loaded: whether they were counted; otherwise they are the published ones, spread evenly over the classes.
         groups: how many natural tasks there are.
     """
 
@@ -55,10 +55,10 @@ class DataFacts:
         return sum(self.train) / len(self.train)
 
 
-def data_facts(data: str, root: str | None) -> DataFacts:
+def count_images(data: str, root: str | None) -> ImageCounts:
     """Count a dataset's images, or fall back on the published counts where it is one of the paper's and not here."""
     if data == "cifar100":  # the same wherever it is, and counting would first download it
-        return published(data)
+        return published_counts(data)
     import numpy as np
 
     from onea.files import cache_folder
@@ -68,37 +68,37 @@ def data_facts(data: str, root: str | None) -> DataFacts:
         dataset = load_dataset(data, root=Path(root) if root else None, cache=cache_folder())
     except OneaError:
         if data in DATASETS:
-            return published(data, loaded=False)
+            return published_counts(data, loaded=False)
         raise
     train, test = (
         tuple(np.bincount(side.labels, minlength=len(dataset.classes)).tolist())
         for side in (dataset.train, dataset.test)
     )
-    return DataFacts(train, test, loaded=True, groups=len(dataset.groups))
+    return ImageCounts(train, test, loaded=True, groups=len(dataset.groups))
 
 
-class Recorded:
-    """What finished records tell of their data, which need not be at hand any more."""
+class RecordedCounts:
+    """Image counts from finished records, whose data need not be on this machine any more."""
 
     def __init__(self, records: Iterable[Record], root: str | None):
         self._root = root
-        self._facts: dict[str, DataFacts] = {}
+        self._facts: dict[str, ImageCounts] = {}
         for record in records:
             config, total = record["config"], tuple(record["total"])
             images = record["data"].get("train_images")  # somebody may have taken it out
             if images is not None and config["per_class"] is None and config["holdout"] is None:
-                self._facts[config["data"]] = DataFacts(_evenly(images, len(total)), total, loaded=True)
+                self._facts[config["data"]] = ImageCounts(_evenly(images, len(total)), total, loaded=True)
 
-    def facts(self, data: str) -> DataFacts:
+    def facts(self, data: str) -> ImageCounts:
         """Counts of a dataset, from a record if there is one."""
-        return self._facts.get(data) or data_facts(data, self._root)
+        return self._facts.get(data) or count_images(data, self._root)
 
 
-def published(data: str, loaded: bool = True) -> DataFacts:
+def published_counts(data: str, loaded: bool = True) -> ImageCounts:
     """The published counts of one of the datasets of the paper, shared out evenly among its classes."""
     known = DATASETS[data_name(data)]
     train, test = (_evenly(count, known.classes) for count in (known.train, known.test))
-    return DataFacts(train, test, loaded)
+    return ImageCounts(train, test, loaded)
 
 
 def _evenly(count: int, classes: int) -> tuple[int, ...]:
@@ -106,7 +106,7 @@ def _evenly(count: int, classes: int) -> tuple[int, ...]:
     return (each + 1,) * left + (each,) * (classes - left)
 
 
-Facts = Callable[[str], DataFacts]
+Facts = Callable[[str], ImageCounts]
 
 
 # the runs
@@ -167,11 +167,11 @@ def make_plan(experiment: Experiment, changes: Changes, facts: Facts | None = No
         facts: counts of a dataset by name; counted where they are not given.
     """
 
-    count = facts or (lambda data: data_facts(data, changes.root))
+    count = facts or (lambda data: count_images(data, changes.root))
     _check(experiment, changes)
     replaced = substitute_data(experiment, changes.data)
     planned_cells: dict[tuple[str, tuple[tuple[str, str], ...]], PlannedCell] = {}
-    known: dict[str, DataFacts] = {}
+    known: dict[str, ImageCounts] = {}
     for paper in experiment.cells:
         data = str(paper.options["data"])
         if data not in replaced:
@@ -205,7 +205,7 @@ def substitute_data(experiment: Experiment, data: tuple[str, ...]) -> dict[str, 
     )
 
 
-def preset_values(config: RunConfig, facts: DataFacts) -> dict[str, Any]:
+def preset_values(config: RunConfig, facts: ImageCounts) -> dict[str, Any]:
     """All options that the run's method has without being told otherwise, on the run's data."""
     from onea.research.methods import method_class
     from onea.research.methods.presets import preset_options
@@ -221,11 +221,11 @@ def option_values(method: str, preset: str, data: str) -> dict[str, Any]:
     from onea.research.runs.config import make_config
     from onea.research.runs.setup import DEFAULT_TASKS
 
-    config, facts = make_config({"method": method, "preset": preset, "data": data}), data_facts(data, None)
+    config, facts = make_config({"method": method, "preset": preset, "data": data}), count_images(data, None)
     return preset_values(dataclasses.replace(config, tasks=facts.groups or min(DEFAULT_TASKS, facts.classes)), facts)
 
 
-def scaled_options(config: RunConfig, scale: float, facts: DataFacts) -> dict[str, Any]:
+def scaled_options(config: RunConfig, scale: float, facts: ImageCounts) -> dict[str, Any]:
     """A run's options with every number of epochs at a smaller scale, at least one each.
 
     What agrees with the preset is left out: a run is known by its options, and one that appears in two tables, here
@@ -248,10 +248,10 @@ def scaled_images(per_class: float, scale: float) -> int:
     return max(FEWEST_IMAGES, round(scale * per_class))
 
 
-def pieces(sizes: tuple[int, ...], most: int) -> tuple[int, ...]:
+def split_sizes(sizes: tuple[int, ...], most: int) -> tuple[int, ...]:
     """Task sizes with every task cut into parts as equal as they can be, of at most so many classes.
 
-    >>> pieces((14, 1, 3), 5)
+    >>> split_sizes((14, 1, 3), 5)
     (5, 5, 4, 1, 3)
     """
     from onea.research.streams import balanced
@@ -283,7 +283,7 @@ def _with(paper: Cell, changes: Changes, data: str) -> Cell:
     return dataclasses.replace(paper, options=options)
 
 
-def _runs(experiment: Experiment, cell: Cell, changes: Changes, facts: DataFacts) -> tuple[RunConfig, ...]:
+def _runs(experiment: Experiment, cell: Cell, changes: Changes, facts: ImageCounts) -> tuple[RunConfig, ...]:
     tasks = int(cell.options["tasks"])
     if tasks > facts.classes:
         title = data_title(str(cell.options["data"]))
@@ -295,7 +295,7 @@ def _runs(experiment: Experiment, cell: Cell, changes: Changes, facts: DataFacts
     return tuple(_run(cell, seed, changes, facts) for seed in seeds)
 
 
-def _run(cell: Cell, seed: int, changes: Changes, facts: DataFacts) -> RunConfig:
+def _run(cell: Cell, seed: int, changes: Changes, facts: ImageCounts) -> RunConfig:
     from onea.research.runs.config import make_config
 
     values = {**cell.options, "seed": seed, "root": changes.root, "device": changes.device}
@@ -307,13 +307,13 @@ def _run(cell: Cell, seed: int, changes: Changes, facts: DataFacts) -> RunConfig
     return dataclasses.replace(config, options=scaled_options(config, changes.scale, facts))
 
 
-def _split(cell: Cell, seed: int, facts: DataFacts) -> dict[str, Any]:
+def _split(cell: Cell, seed: int, facts: ImageCounts) -> dict[str, Any]:
     """The cell's stream, cut smaller; the class order depends on the seed alone, so the classes arrive as before."""
     from onea.research.streams import make_stream
 
     options = cell.options
     whole = make_stream(classes=facts.classes, tasks=options["tasks"], gamma=options["gamma"], seed=seed)
-    parts = pieces(whole.sizes, int(cell.split or 1))
+    parts = split_sizes(whole.sizes, int(cell.split or 1))
     return {"stream": "sizes", "sizes": parts, "tasks": None}
 
 
@@ -333,7 +333,7 @@ class Cost:
         return Cost(self.training + other.training, self.evaluation + other.evaluation)
 
 
-def estimate(config: RunConfig, facts: DataFacts) -> Cost:
+def estimate(config: RunConfig, facts: ImageCounts) -> Cost:
     """What a run will cost, from its stream, its epochs and the dataset's counts."""
     from onea.research.methods import method_class
     from onea.research.runs.setup import dataset_size, images_per_task, options_of
@@ -350,7 +350,7 @@ def estimate(config: RunConfig, facts: DataFacts) -> Cost:
     )
 
 
-def stream_of(config: RunConfig, facts: DataFacts) -> Stream:
+def stream_of(config: RunConfig, facts: ImageCounts) -> Stream:
     """The stream of a run of this package, as the run itself will make it."""
     from onea.research.streams import make_stream, parse_sizes
 

@@ -13,9 +13,9 @@ from typing import Any
 from onea.presentation.tables import Row, Table, TableColumn, Value
 from onea.research.record import Record
 from onea.research.record_metrics import Metric, headline_metrics
-from onea.research.report.records import finished, labels, lent, lent_note
+from onea.research.report.records import count_shared_adapters, finished, labels, shared_adapters_note
 
-# What a record tells elsewhere as it turned out: the stream, the inputs, and the options that a preset stands for.
+# Recorded elsewhere as resolved: the stream, the inputs, and the options of a preset.
 _STREAM = ("order", "stream", "gamma", "tasks", "sizes", "long_tail", "seed")
 _NOT_CONFIGURATION = (*_STREAM, "data", "backbone", "method", "options", "preset")
 _NO_EFFECT = "compare_classifiers"  # an option: what else was scored changes nothing
@@ -104,7 +104,7 @@ def settings(records: Sequence[Record]) -> list[Setting]:
 
 
 def best_first(records: Sequence[Record]) -> list[Record]:
-    """One-A, which this package is about and which curves emphasise, then what is most accurate over its seeds."""
+    """Records of One-A first, which curves emphasise, then the most accurate over its seeds."""
     last: dict[str, list[float]] = defaultdict(list)
     for record in records:
         last[_setting(record) + _configuration(record)].append(record["metrics"]["A"][-1])
@@ -155,8 +155,8 @@ def results_table(records: Sequence[Record]) -> Table:
 
 
 def _may_win(metric: Metric, record: Record, records: Sequence[Record]) -> bool:
-    if metric.machine_dependent and (lent(record) or len({_machine(other) for other in records}) > 1):
-        return False  # seconds that others spent, or another machine's, are not this method's merit
+    if metric.machine_dependent and (count_shared_adapters(record) or len({_machine(other) for other in records}) > 1):
+        return False  # seconds of another run or of another machine do not compare
     return finished(record)
 
 
@@ -170,8 +170,8 @@ def _note(record: Record) -> str:
     done, tasks = len(record["metrics"]["A"]), len(record["stream"]["sizes"])
     if not finished(record):
         notes.append(f"still running: {done} of {tasks} tasks")
-    if lent(record):
-        notes.append(lent_note(record))
+    if count_shared_adapters(record):
+        notes.append(shared_adapters_note(record))
     if skipped := sum(task.get("trained") is False for task in record["tasks"]):
         notes.append(f"{skipped} of {done} tasks not trained")
     return "; ".join(notes)
@@ -179,17 +179,17 @@ def _note(record: Record) -> str:
 
 def configuration_names(records: Sequence[Record]) -> list[str]:
     """A name for each configuration: its method and, where two share one, the settings in which they differ."""
-    told = [str(record.get("title") or record["config"]["method"]) for record in records]
-    plain = [_without_classifier(name, record) for name, record in zip(told, records, strict=True)]
+    titles = [str(record.get("title") or record["config"]["method"]) for record in records]
+    methods = [_without_classifier(title, record) for title, record in zip(titles, records, strict=True)]
     names = []
-    for name, method, record in zip(told, plain, records, strict=True):
-        alike = [(n, r) for n, m, r in zip(told, plain, records, strict=True) if m == method and r is not record]
-        mine, others = _flat(record), [_flat(r) for _, r in alike]
-        named = name != method or any(n != method for n, _ in alike)  # the title tells the classifier
-        keys = [key for key in mine if any(other.get(key) != mine[key] for other in others)]
-        keys = [key for key in keys if not (named and key == "classifier")]
-        detail = ", ".join(f"{key} {_short(mine[key])}" for key in keys)
-        names.append(f"{name} ({detail})" if detail else name)
+    for index, (title, method, record) in enumerate(zip(titles, methods, records, strict=True)):
+        same_method = [other for other, name in enumerate(methods) if name == method and other != index]
+        settings, others = _flat(record), [_flat(records[other]) for other in same_method]
+        has_classifier = title != method or any(titles[other] != method for other in same_method)
+        keys = [key for key in settings if any(other.get(key) != settings[key] for other in others)]
+        keys = [key for key in keys if not (has_classifier and key == "classifier")]
+        detail = ", ".join(f"{key} {_short(settings[key])}" for key in keys)
+        names.append(f"{title} ({detail})" if detail else title)
     return names
 
 
@@ -199,7 +199,7 @@ def _without_classifier(title: str, record: Record) -> str:
 
 
 def setting_names(records: Sequence[Record]) -> list[str]:
-    """A line for each setting; a number tells apart what the line does not."""
+    """A name for each setting, with a number where two would be the same."""
     names = []
     for record in records:
         sizes, data = record["stream"]["sizes"], record["data"]["name"]
@@ -210,9 +210,9 @@ def setting_names(records: Sequence[Record]) -> list[str]:
         tail = ", long-tailed" if record["stream"].get("samples") else ""
         order = "" if _order(record) in ("shuffled", "given") else f", {_order(record)}"
         group = str(record.get("group") or "")
-        inside = _letters(data) in _letters(group)  # CIFAR100 (T=10) need not say cifar100 again
-        told = group if inside else f"{group}, {data}" if group else data
-        names.append(f"{told}: {tasks}{order}{tail}, {record['backbone']['name']}")
+        contained = _letters(data) in _letters(group)  # CIFAR100 (T=10) contains cifar100
+        where = group if contained else f"{group}, {data}" if group else data
+        names.append(f"{where}: {tasks}{order}{tail}, {record['backbone']['name']}")
     repeated = {name for name in names if names.count(name) > 1}
     return [f"{name} (#{names[:i].count(name) + 1})" if name in repeated else name for i, name in enumerate(names)]
 
@@ -222,7 +222,7 @@ def _letters(text: str) -> str:
 
 
 def _flat(record: Record) -> dict[str, Any]:
-    """What may tell two configurations apart, options as they were resolved."""
+    """The settings in which two configurations may differ, options as they were resolved."""
     config: dict[str, Any] = {k: v for k, v in record["config"].items() if k not in _NOT_CONFIGURATION}
     flat, ruled = ((record.get("options") or {}) | config).items(), _ruled(record)
     return {
@@ -241,11 +241,11 @@ def _ruled(record: Record) -> dict[str, Any]:
         return {}
     from onea.schedules import DatasetSize, training_defaults
 
-    asked, data, sizes = record["config"].get("options") or {}, record["data"], record["stream"]["sizes"]
+    options, data, sizes = record["config"].get("options") or {}, record["data"], record["stream"]["sizes"]
     images = data.get("task_images") or data.get("train_images") or 0
-    epochs = asked.get("epochs")
+    epochs = options.get("epochs")
     found = training_defaults(DatasetSize(images, sum(sizes), len(sizes)), epochs if isinstance(epochs, int) else None)
-    return {name: value for name, value in found.items() if name not in asked}
+    return {name: value for name, value in found.items() if name not in options}
 
 
 def _short(value: Any) -> str:
@@ -255,7 +255,7 @@ def _short(value: Any) -> str:
 
 
 def _setting(record: Record) -> str:
-    """What makes runs comparable; class and task order follow the seed, so only the sizes count, not their order."""
+    """Key of comparable runs; class and task order follow the seed, so only the sizes count, not their order."""
     data, stream = record["data"], record["stream"]
     images = sorted(stream["samples"]) if stream.get("samples") else None
     inputs = (data["name"], data.get("fingerprint"), data.get("train_images"), data.get("test_images"))

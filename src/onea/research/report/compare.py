@@ -42,7 +42,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All metrics of two sides, and what to know about them."""
+    """All metrics of two sides, with notes."""
 
     names: tuple[str, str]
     seeds: tuple[int, ...]
@@ -95,7 +95,7 @@ def _one(which: str, records: Sequence[Record]) -> Group:
 
 
 def _check_alike(a: Record, b: Record, seed: int) -> None:
-    """Refuse to pair runs that did not meet the same images in the same order."""
+    """Raise an error for runs that did not have the same images in the same order."""
     checks: tuple[tuple[str, Any, Any], ...] = (
         ("the dataset", _data(a), _data(b)),
         ("the test images", a["total"], b["total"]),
@@ -103,11 +103,11 @@ def _check_alike(a: Record, b: Record, seed: int) -> None:
         ("the task sizes", a["stream"]["sizes"], b["stream"]["sizes"]),
         ("the images per class", _images(a), _images(b)),
     )
-    for what, mine, theirs in checks:
-        if mine != theirs:
+    for what, first, second in checks:
+        if first != second:
             raise OneaError(
-                f"The two runs of seed {seed} differ in {what} ({_brief(mine)} and {_brief(theirs)}), so their "
-                "difference says nothing about the method; run both on the same stream."
+                f"The two runs of seed {seed} differ in {what} ({_brief(first)} and {_brief(second)}), so their "
+                "difference is not one of methods; run both on the same stream."
             )
 
 

@@ -21,7 +21,7 @@ from onea.research.report.html import Block, Details, Page, Picture, Section, Te
 from onea.research.report.run_page import provenance
 from onea.text import plural
 
-MOST_MATRICES = 12  # of a setting; beyond, a page would weigh more than it tells
+MOST_MATRICES = 12  # of a setting; beyond, a page would be too large
 
 
 LEGEND = Text(
@@ -129,13 +129,13 @@ def _matrices(records: Sequence[Record]) -> Picture:
     shown = records[:MOST_MATRICES]
     ends = [f"{r['title']}: {series([row[-1] for row in r['metrics']['matrix']])}" for r in shown]
     caption = (
-        f"Seed {records[0]['config']['seed']}. Along a row: how well one task's test images are still recognised, "
-        "among all classes seen by then."
+        f"Seed {records[0]['config']['seed']}. A row is the accuracy on the test images of one task, among all "
+        "classes seen by then."
     )
     if len(records) > len(shown):
         caption += f" The first {len(shown)} of {len(records)} configurations."
     return Picture(
-        "What is kept of each task",
+        "Accuracy of each task",
         partial(heat_maps.matrix_panels, shown),
         "Heat maps, accuracy of each task after each task. After the last one, by task: " + ". ".join(ends) + ".",
         caption,
@@ -144,26 +144,26 @@ def _matrices(records: Sequence[Record]) -> Picture:
 
 def _analysis(record: Record) -> dict[str, Picture]:
     name, analysis = heat_maps.analysed_merge(record)
-    whose = f"{record['title']}, seed {record['config']['seed']}, merge of {name}"
+    merge = f"{record['title']}, seed {record['config']['seed']}, merge of {name}"
     low, high = _gates(record)
     return {
         "spectra": Picture(
             "Spectra and gates per layer",
             partial(heat_maps.spectra_and_gates, record),
             f"Line charts, normalised singular values and gates by layer; gates from {low:.2f} to {high:.2f}.",
-            f"{whose}. The gate holds back the base's strongest directions, on the left, and lets the weaker follow.",
+            f"{merge}. The gate holds back the base's strongest directions, on the left, and lets the weaker follow.",
         ),
         "updates": Picture(
             "Update strength per direction",
             partial(heat_maps.update_strength, record),
             f"Line charts, norm of the update along each singular direction of the base. {_mean_updates(analysis)}",
-            f"{whose}. How far the merge moved the matrices along each singular direction of the base.",
+            f"{merge}. How far the merge moved the matrices along each singular direction of the base.",
         ),
         "bases": Picture(
             "Basis before and after",
             partial(heat_maps.basis_alignment, record),
             f"Heat maps, overlap of the base's singular directions with those after the merge. {_diagonals(analysis)}",
-            f"{whose}. A dark diagonal: the directions stayed where they were. Many directions are shown in blocks.",
+            f"{merge}. A dark diagonal: the directions stayed where they were. Many directions are shown in blocks.",
         ),
     }
 
@@ -207,7 +207,7 @@ def write_report(records: Sequence[Record], folder: Path, title: str) -> list[Pa
     records = best_first(records)
     found = settings(records)
     tables = [grid_table(setting) for setting in found]
-    lines = [csv_text(_told(table)).splitlines(keepends=True) for table in tables]
+    lines = [csv_text(_with_setting_in_columns(table)).splitlines(keepends=True) for table in tables]
     texts = {
         "report.html": experiment_page(title, records),
         "table.md": "\n".join(map(markdown, tables)),
@@ -220,7 +220,7 @@ def write_report(records: Sequence[Record], folder: Path, title: str) -> list[Pa
 
 
 def with_titles(records: Sequence[Record]) -> list[Record]:
-    """Records under the names that papers give their methods, where this installation knows them."""
+    """Records with the titles of their methods, where these are installed."""
     from onea.research.methods import method_class
 
     titles: dict[str, str] = {}
@@ -234,12 +234,12 @@ def with_titles(records: Sequence[Record]) -> list[Record]:
 
 def _classifier(record: Record) -> str:
     """Its classifier, where it is not the one that the method comes with."""
-    asked = (record["config"].get("options") or {}).get("classifier")
-    return f", {asked}" if asked else ""
+    classifier = (record["config"].get("options") or {}).get("classifier")
+    return f", {classifier}" if classifier else ""
 
 
-def _told(table: Table) -> Table:
-    """The table with its setting in every column, as lines of one file must say where they come from."""
+def _with_setting_in_columns(table: Table) -> Table:
+    """The table with its setting in every column, because one file holds several tables."""
     columns = tuple(dataclasses.replace(column, group=table.title) for column in table.columns)
     return dataclasses.replace(table, columns=columns)
 

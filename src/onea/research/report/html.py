@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Text:
-    """A paragraph: the first one of a page, small print, or what a reader must not miss."""
+    """A paragraph: the first one of a page, small print, or an important note."""
 
     text: str
     kind: Literal["lead", "soft", "note"] = "soft"
@@ -39,7 +39,7 @@ class Picture:
 
     Attributes:
         heading: above it.
-        draw: makes it; is called with nothing and, for phones, with ``width`` in inches.
+        draw: returns the figure; is called with nothing and, for phones, with ``width`` in inches.
         alt: what it shows, for those who do not see it.
         caption: how to read it.
         name: of a file with it, without suffix.
@@ -91,7 +91,7 @@ Block = Text | Terms | Table | Picture | Details | Section
 
 
 def remarks(texts: Sequence[str]) -> list[Text]:
-    """What a reader must know, the first one most of all."""
+    """Paragraphs of notes, the first one emphasised."""
     return [Text(text, "note" if index == 0 else "soft") for index, text in enumerate(texts)]
 
 
@@ -275,7 +275,7 @@ def two_lines(head: str) -> str:
 
 
 def series(values: Sequence[float]) -> str:
-    """Numbers as a text alternative tells them: all of a few, else the ends and the lowest."""
+    """Numbers for a text alternative: all of a few, else the ends and the lowest."""
     texts = [f"{value:.1f}" for value in values]
     if len(texts) <= MOST_IN_ALT:
         return ", ".join(texts)

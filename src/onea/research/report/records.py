@@ -30,16 +30,16 @@ def load_records(place: str | Path) -> list[Record]:
     return [_read(file) for file in dict.fromkeys(files)]
 
 
-def by_classifier(record: Record) -> list[Record]:
-    """A record, and one of its own for every further classifier that was scored in the same run."""
+def split_by_classifier(record: Record) -> list[Record]:
+    """A record, and another one for every further classifier that was scored in the same run."""
     from onea.metrics import summarise  # numpy takes a while
 
     found = [record]
     for name, correct in (record.get("classifiers") or {}).items():
-        own = {"classifier": name, "classifier_options": "", "compare_classifiers": ""}
+        options = {"classifier": name, "classifier_options": "", "compare_classifiers": ""}
         changes: Record = {
-            "config": record["config"] | {"options": (record["config"].get("options") or {}) | own},
-            "options": (record.get("options") or {}) | own,
+            "config": record["config"] | {"options": (record["config"].get("options") or {}) | options},
+            "options": (record.get("options") or {}) | options,
             "correct": correct,
             "classifiers": {},
             "metrics": summarise(correct, record["total"], record["stream"]["sizes"]),
@@ -50,10 +50,10 @@ def by_classifier(record: Record) -> list[Record]:
     return found
 
 
-def with_present_options(records: Sequence[Record]) -> list[Record]:
-    """Records with their options under the names of today, and with the defaults of options that came later.
+def with_default_options(records: Sequence[Record]) -> list[Record]:
+    """Records with the defaults of options that were added to a method after their runs.
 
-    Those of methods that are not installed here stay as they are.
+    Records of methods that are not installed here stay as they are.
     """
     from onea.research.methods import method_class
 
@@ -87,7 +87,7 @@ def _read(file: Path) -> Record:
 
 
 def labels(records: Sequence[Record]) -> list[str]:
-    """What to call each record: its title where a caller gave one, else its method; told apart where two agree.
+    """A name for each record: its title where a caller gave one, else its method; with the seed where two agree.
 
     >>> labels([{"config": {"method": "one-a", "seed": 1}}, {"config": {"method": "one-a", "seed": 2}}])
     ['one-a (seed 1)', 'one-a (seed 2)']
@@ -114,14 +114,14 @@ def _name(record: Record) -> str:
     return str(record.get("title") or record["config"]["method"])
 
 
-def lent(record: Record) -> int:
-    """How many tasks of this record use an adapter that another run trained, without counting its time."""
+def count_shared_adapters(record: Record) -> int:
+    """How many tasks of a run use an adapter that another run trained, whose time is not counted."""
     return sum(bool(task.get("training_shared")) for task in record["tasks"])
 
 
-def lent_note(record: Record) -> str:
-    """The sentence to put beside the seconds of a record that trained less than it used."""
+def shared_adapters_note(record: Record) -> str:
+    """The sentence beside the seconds of a run that used adapters of another run."""
     return (
-        f"{lent(record)} of {len(record['tasks'])} adapters were trained by another run here, "
+        f"{count_shared_adapters(record)} of {len(record['tasks'])} adapters were trained by another run here, "
         "their training is not counted"
     )

@@ -15,7 +15,7 @@ from onea.research.report.aggregate import results_table
 from onea.research.report.curves import accuracy_curves, task_names
 from onea.research.report.heat_maps import accuracy_matrix
 from onea.research.report.html import MOST_IN_ALT, Block, Details, Page, Picture, Section, Terms, Text, document, series
-from onea.research.report.records import finished, labels, lent, lent_note
+from onea.research.report.records import count_shared_adapters, finished, labels, shared_adapters_note
 from onea.text import plural
 
 SHORT = 12  # characters of a digest that tell it apart
@@ -65,7 +65,7 @@ def _results(records: Sequence[Record]) -> Section:
 
 
 def _resolution(records: Sequence[Record]) -> str:
-    """How fine the numbers are, which two decimals do not tell."""
+    """The seeds, and how many points one test image is."""
     seeds, images = dict.fromkeys(str(record["config"]["seed"]) for record in records), sum(records[0]["total"])
     return (
         f"{'Seed' if len(seeds) == 1 else 'Seeds'} {', '.join(seeds)}; {images:,} test images, "
@@ -102,7 +102,7 @@ def _stream(records: Sequence[Record]) -> Section:
 
 
 def _after(values: Sequence[float | None], t: int) -> str:
-    """What was measured after a task, if anything."""
+    """A measurement after a task, if there is one."""
     value = values[t] if t < len(values) else None
     return MISSING if value is None else f"{value:.1f}"
 
@@ -119,22 +119,22 @@ def _matrix(record: Record) -> Section:
     name, matrix, tasks = labels([record])[0], record["metrics"]["matrix"], task_names(record)
     last = ", ".join(f"{task} {row[-1]:.1f}" for task, row in list(zip(tasks, matrix, strict=False))[:MOST_IN_ALT])
     picture = Picture(
-        f"What {name} keeps of each task",
+        f"Accuracy of each task, {name}",
         partial(accuracy_matrix, record),
         f"Heat map, accuracy of each task after each task for {name}. After the last one, in percent: {last}.",
-        "Along a row: how well one task's test images are still recognised, among all classes seen by then.",
+        "A row is the accuracy on the test images of one task, among all classes seen by then.",
     )
     heads = ["task", *(f"after {task}" for task in tasks[: len(matrix)])]
     lines = (
         [task, *("" if value is None else f"{value:.1f}" for value in row)]
         for task, row in zip(tasks, matrix, strict=False)
     )
-    table = Table.of_texts(f"Percent right of each task, {name}", heads, lines)
+    table = Table.of_texts(f"Accuracy of each task in percent, {name}", heads, lines)
     return Section(picture.heading, [picture, Details("The same as numbers", [table])])
 
 
 def _merges(record: Record, name: str) -> Section:
-    """Which side led each merge and how far its directions were open."""
+    """The base of each merge, and its gates."""
     lines, before = [], 0
     for task in record["tasks"]:
         lines.append((str(task["name"]), *_merge_cells(task, task.get("merge") or {}, before)))
@@ -144,14 +144,14 @@ def _merges(record: Record, name: str) -> Section:
         "The larger side is the base. The smaller one enters with its share, through gates that hold back the "
         "base's strongest directions (0 is closed, 1 is open)."
     )
-    return Section(f"What each merge of {name} did", [Table.of_texts(caption, heads, lines)])
+    return Section(f"Merges of {name}", [Table.of_texts(caption, heads, lines)])
 
 
 def _merge_cells(task: dict[str, Any], merge: dict[str, Any], before: int) -> tuple[str, ...]:
     sizes = (str(before), str(task["classes"]))
     if "base" not in merge:
         return (*sizes, "not trained" if task.get("trained") is False else "taken whole", MISSING, MISSING)
-    side = {"accumulated": "what was known", "new": "the new task"}.get(merge["base"], str(merge["base"]))
+    side = {"accumulated": "the merged adapter", "new": "the new adapter"}.get(merge["base"], str(merge["base"]))
     return (*sizes, side, f"{merge['align_share']:.3f}", f"{merge['gate_min']:.3f} – {merge['gate_max']:.3f}")
 
 
@@ -160,7 +160,7 @@ def _data(record: Record) -> str:
 
 
 def provenance(records: Sequence[Record]) -> Section:
-    """The section that tells configuration, inputs, machine, versions and times, a column for each record."""
+    """The section with configuration, inputs, machine, versions and times, a column for each record."""
     names = labels(records)
     groups: dict[str, list[dict[str, Any]]] = {
         "Configuration": [record["config"] for record in records],
@@ -180,8 +180,8 @@ def provenance(records: Sequence[Record]) -> Section:
         ]
     # Its columns are wide, so a heading stays on one line.
     columns = tuple(TableColumn(name.replace(" ", "\N{NO-BREAK SPACE}"), align="left") for name in names)
-    caption = "Everything that the runs record about themselves; a value that spans the row holds for all of them."
-    return Section("How this was made", [Table(caption, columns, tuple(rows))])
+    caption = "From the records; a value that spans the row is the same for all runs."
+    return Section("Provenance", [Table(caption, columns, tuple(rows))])
 
 
 def _compared(values: Sequence[Any]) -> tuple[str, ...]:
@@ -222,11 +222,12 @@ def _versions(record: Record) -> dict[str, Any]:
 
 def _times(record: Record) -> dict[str, Any]:
     timings, dates = record["timings"], record.get("dates", {})
+    shared = f" ({shared_adapters_note(record)})" if count_shared_adapters(record) else ""
     return {
         "started": dates.get("started"),
         "resumed": ", ".join(dates.get("resumed") or []) or None,
         "finished": dates.get("finished") if finished(record) else "still running",
-        "seconds learning": f"{sum(timings['learn_s']):.1f}" + (f" ({lent_note(record)})" if lent(record) else ""),
+        "seconds learning": f"{sum(timings['learn_s']):.1f}{shared}",
         "seconds evaluating": f"{sum(timings['evaluate_s']):.1f}",
     }
 
