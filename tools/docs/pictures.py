@@ -8,7 +8,6 @@ Nothing is trained.
 
 from __future__ import annotations
 
-import csv
 import json
 import sys
 from collections.abc import Sequence
@@ -30,7 +29,6 @@ from onea.research.report.heat_maps import analysed_merge, numbers
 from onea.research.streams import make_stream
 
 OUT = ROOT / "docs/pictures"
-CARRIED = ROOT / "benchmarks/merging/carried_statistics.csv"
 GROCERY = ROOT / "benchmarks/models/grocery-example.json"
 WORST = 20  # products of the example that are shown
 BIG_TASK = 4  # the fifth task, 36 classes: larger than all before it together
@@ -310,42 +308,6 @@ def matrix(run: Record) -> tuple[Canvas, str]:
     return canvas, "Accuracy of each task after each task, One-A on CIFAR-100."
 
 
-def carried() -> tuple[Canvas, str]:
-    """How far class means are from where all images would put them, and what that costs, task by task."""
-    with CARRIED.open() as file:
-        lines = list(csv.DictReader(file))
-    looks = {
-        "left": ("left where they were", "b"),
-        "carried": ("carried", "a"),
-        "recomputed": ("of all images", "rest"),
-    }
-    panels = (
-        ("mean", "error of old means, deviations", (0, 0.3, 0.6, 0.9)),
-        ("right", "accuracy, %", (40, 60, 80, 100)),
-    )
-    canvas, half = Canvas(PICTURE), PICTURE / 2
-    for row, data in enumerate(dict.fromkeys(line["data"] for line in lines)):
-        for column, (key, title, ticks) in enumerate(panels):
-            left, top = column * half + 32, row * 190 + 48
-            canvas.text(left - 28, top - 30, {"cifar100": "CIFAR-100", "cub200": "CUB-200"}[data], "head")
-            canvas.text(left - 28, top - 13, title, "soft")
-            y = frame(canvas, (left, top, left + half - 44, top + 120), ticks)
-            for kind, (_, look) in looks.items():
-                own = [line for line in lines if (line["data"], line["statistics"]) == (data, kind)]
-                x = linear(1, len(own), left + 2, left + half - 46)
-                values = [float(line[key]) * (100 if key == "right" else 1) for line in own]
-                if key == "right" or kind != "recomputed":
-                    canvas.line([(x(step + 1), y(value)) for step, value in enumerate(values)], f"curve {look}")
-            canvas.text(left + half - 44, top + 136, "tasks", "soft", "end")
-    for number, (words, look) in enumerate(looks.values()):
-        extra = " (not allowed)" if look == "rest" else ""
-        canvas.text(4, canvas.height + 16 + (4 if number == 0 else 0), f"statistics {words}{extra}", look)
-    return (
-        canvas,
-        "Class means left where they were are farther from their true place than carried ones, and cost accuracy.",
-    )
-
-
 def share(right: int, total: int) -> Mean:
     """In percent, with the interval that the program itself prints."""
     low, high = wilson_interval(right, total)
@@ -408,7 +370,6 @@ def main() -> None:
         "one-a-plus": curves(
             plus, "CUB-200, 20 tasks, seed 1: accuracy, %", "Accuracy over all classes seen after each of 20 tasks."
         ),
-        "carried": carried(),
         "grocery-history": grocery_history(example["updates"]),
         "grocery-classes": grocery_classes(example),
     }

@@ -10,7 +10,7 @@ from functools import cache
 from importlib import resources
 from typing import Any, Literal, NamedTuple
 
-from onea.errors import OneaError, did_you_mean, import_extra
+from onea.errors import OneaError, import_extra
 from onea.research.data import data_name
 
 BACKBONE = "vit_base_patch16_224.augreg_in21k"
@@ -198,25 +198,6 @@ def reported_tables() -> dict[str, ReportedTable]:
             raise OneaError(f"reported.yaml is damaged: {block['name']} lacks values in '{wrong[0]}'; reinstall onea.")
         tables[block["name"]] = ReportedTable(block["name"], block["label"], block["caption"], columns, rows)
     return tables
-
-
-def reported_table(name: str) -> ReportedTable:
-    """A table by its name, or by the paper's own label."""
-    tables = reported_tables()
-    by_label = {table.label: table for table in tables.values()}
-    found = tables.get(name) or by_label.get(name)
-    if found is None:
-        raise OneaError(f"The paper has no table '{name}'; {did_you_mean(name, tables)}")
-    return found
-
-
-def reported(table: str, row: str, column: str) -> str | None:
-    """What a cell of the paper prints, or None where it prints nothing.
-
-    >>> reported("table1", "One-A", "CIFAR100 (T=10) / A_T")
-    '88.23 ± 0.48'
-    """
-    return reported_table(table).cell(row, column)
 
 
 def number(printed: str) -> Number:

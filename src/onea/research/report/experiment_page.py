@@ -7,7 +7,6 @@ import dataclasses
 from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from onea.errors import OneaError
 from onea.files import write_text
@@ -143,7 +142,7 @@ def _matrices(records: Sequence[Record]) -> Picture:
 
 
 def _analysis(record: Record) -> dict[str, Picture]:
-    name, analysis = heat_maps.analysed_merge(record)
+    name, _ = heat_maps.analysed_merge(record)
     merge = f"{record['title']}, seed {record['config']['seed']}, merge of {name}"
     low, high = _gates(record)
     return {
@@ -156,13 +155,13 @@ def _analysis(record: Record) -> dict[str, Picture]:
         "updates": Picture(
             "Update strength per direction",
             partial(heat_maps.update_strength, record),
-            f"Line charts, norm of the update along each singular direction of the base. {_mean_updates(analysis)}",
+            "Line charts, norm of the update along each singular direction of the base.",
             f"{merge}. How far the merge moved the matrices along each singular direction of the base.",
         ),
         "bases": Picture(
             "Basis before and after",
             partial(heat_maps.basis_alignment, record),
-            f"Heat maps, overlap of the base's singular directions with those after the merge. {_diagonals(analysis)}",
+            "Heat maps, overlap of the base's singular directions with those after the merge.",
             f"{merge}. A dark diagonal: the directions stayed where they were. Many directions are shown in blocks.",
         ),
     }
@@ -173,23 +172,6 @@ def _gates(record: Record) -> tuple[float, float]:
     _, analysis = heat_maps.analysed_merge(record)
     every = [heat_maps.numbers(layer["gate"]) for kind in analysis.values() for layer in kind["layers"]]
     return min(map(min, every)), max(map(max, every))
-
-
-def _mean_updates(analysis: dict[str, Any]) -> str:
-    texts = []
-    for kind, entry in analysis.items():
-        lines = [heat_maps.numbers(layer["update"]) for layer in entry["layers"]]
-        ends = [sum(line[place] for line in lines) / len(lines) for place in (0, -1)]
-        texts.append(f"{kind}: mean over layers {ends[0]:.3g} at the first direction, {ends[1]:.3g} at the last.")
-    return " ".join(texts)
-
-
-def _diagonals(analysis: dict[str, Any]) -> str:
-    texts = []
-    for kind, entry in analysis.items():
-        table = heat_maps.square(entry["overlap"])
-        texts.append(f"{kind}: diagonal from {table[0][0]:.2f} at the first to {table[-1][-1]:.2f} at the last.")
-    return " ".join(texts)
 
 
 def _cost(points: Sequence[Point]) -> Picture:
