@@ -226,7 +226,8 @@ def test_the_pictures_of_the_concepts_can_be_drawn(tmp_path: Path) -> None:
     others = {"architecture-calls.svg", "architecture-data.svg"}
     others.add("teach-predict-undo.svg")
     kept = {path.name for path in (ROOT / "docs/pictures").iterdir() if path.is_file()} - others
-    assert {path.name for path in tmp_path.iterdir()} == kept
+    drawn = {path.name for path in tmp_path.iterdir()}
+    assert drawn <= kept <= {*drawn, "gates.svg"}, "gates are drawn of a record that holds the analysis of its merges"
 
 
 def test_outputs_are_put_below_their_commands(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ COMMANDS = (
     "onea predict tour.onea new/yin-yang.png --top 2",
     "onea undo tour.onea",
 )
-SAID = (
+CAPTIONS = (
     "Monday: eight classes",
     "New pictures: what is what?",
     "Tuesday: one more class",
@@ -61,26 +61,26 @@ class Exchange:
     printed: str
 
 
-def record() -> tuple[list[Exchange], dict[str, str]]:
+def run_commands() -> tuple[list[Exchange], dict[str, str]]:
     """Run the commands; returns what they print, and small copies of the pictures that they are about."""
     from onea.cli.tour import _draw as draw_pictures
 
     with TemporaryDirectory() as folder:
         place = Path(folder)
         draw_pictures(place)
-        told = []
+        exchanges = []
         for command in COMMANDS:
             words = [sys.executable, "-m", *shlex.split(command)]
             environment = os.environ | {"COLUMNS": "100"}
             done = subprocess.run(words, cwd=place, env=environment, check=True, capture_output=True, text=True)
-            told.append(Exchange(command, "\n".join(line.rstrip() for line in done.stdout.strip().splitlines())))
+            exchanges.append(Exchange(command, "\n".join(line.rstrip() for line in done.stdout.strip().splitlines())))
         new = {f"new/{path.stem}": path for path in (place / "new").iterdir()}
         taught = {path.parent.name: path for path in place.glob("photos/*day/*/0.png")}
-        return told, {name: _small(path) for name, path in (taught | new).items()}
+        return exchanges, {name: _thumbnail(path) for name, path in (taught | new).items()}
 
 
-def _small(path: Path) -> str:
-    """A picture as a part of the file."""
+def _thumbnail(path: Path) -> str:
+    """A small copy of a picture, for a data address."""
     from PIL import Image
 
     buffer = io.BytesIO()
@@ -88,9 +88,9 @@ def _small(path: Path) -> str:
     return base64.b64encode(buffer.getvalue()).decode()
 
 
-def draw(told: Sequence[Exchange], pictures: Mapping[str, str]) -> str:
-    """The file."""
-    scenes = [_scene(exchange, said, pictures) for exchange, said in zip(told, SAID, strict=True)]
+def draw(exchanges: Sequence[Exchange], pictures: Mapping[str, str]) -> str:
+    """The text of the file."""
+    scenes = [_scene(exchange, caption, pictures) for exchange, caption in zip(exchanges, CAPTIONS, strict=True)]
     total = SCENE * len(scenes)
     style, body = [_STYLE.strip()], []
     for number, (first, then) in enumerate(scenes):
@@ -109,7 +109,7 @@ def draw(told: Sequence[Exchange], pictures: Mapping[str, str]) -> str:
         body.append(f'<circle class="dot" cx="{place:g}" cy="{HEIGHT - 14}" r="3.5"/>')
         body.append(f'<circle class="now asks{number}" cx="{place:g}" cy="{HEIGHT - 14}" r="3.5"/>')
     style.append("@media (prefers-reduced-motion: reduce) { g, circle { animation: none !important; } }")
-    words = html.escape("\n".join(f"$ {each.command}\n{each.printed}" for each in told), quote=False)
+    words = html.escape("\n".join(f"$ {each.command}\n{each.printed}" for each in exchanges), quote=False)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">\n'
         f"<title>A model is taught, asked, taught one more class, asked again, and taken back</title>\n"
@@ -120,24 +120,24 @@ def draw(told: Sequence[Exchange], pictures: Mapping[str, str]) -> str:
     )
 
 
-def _scene(exchange: Exchange, said: str, pictures: Mapping[str, str]) -> tuple[str, str]:
-    """What is asked, with the pictures that are given; and what the command says."""
-    asks = _text(EDGE, 30, f"# {said}", "said") + _text(EDGE, 52, f"$ {exchange.command}")
+def _scene(exchange: Exchange, caption: str, pictures: Mapping[str, str]) -> tuple[str, str]:
+    """The command with its pictures, and what it prints."""
+    command = _text(EDGE, 30, f"# {caption}", "said") + _text(EDGE, 52, f"$ {exchange.command}")
     rows = _ROW.findall(exchange.printed)
     if rows:
-        says = ""
+        printed = ""
         for number, (name, answer) in enumerate(rows):
             left = EDGE + number * 134
-            asks += _picture(left, 68, pictures[f"new/{name}"])
+            command += _picture(left, 68, pictures[f"new/{name}"])
             kind = "answer unknown" if answer == "unknown" else "answer"
-            says += _text(left, 132, f"{name}.png", "said") + _text(left, 152, answer, kind)
-        return asks, says
+            printed += _text(left, 132, f"{name}.png", "said") + _text(left, 152, answer, kind)
+        return command, printed
     lines = [line for line in exchange.printed.splitlines() if re.match(r"learned|undid|tour\.onea ", line)]
     shown = MONDAY if "monday" in exchange.command else ("yin-yang",) if "tuesday" in exchange.command else ()
     for number, name in enumerate(shown):
-        asks += _picture(EDGE + number * (SIDE + 7), 68, pictures[name])
+        command += _picture(EDGE + number * (SIDE + 7), 68, pictures[name])
     top = 134 if shown else 82
-    return asks, "".join(_text(EDGE, top + 20 * number, line) for number, line in enumerate(lines))
+    return command, "".join(_text(EDGE, top + 20 * number, line) for number, line in enumerate(lines))
 
 
 def _text(x: float, y: float, text: str, kind: str = "") -> str:
@@ -149,7 +149,7 @@ def _picture(x: float, y: float, data: str) -> str:
 
 
 def read(text: str) -> list[Exchange]:
-    """What the commands printed when a file was made."""
+    """The commands of a file, with what they printed when it was made."""
     found = re.search(r"<desc>(.*?)</desc>", text, re.S)
     assert found
     parts = re.split(r"^\$ ", html.unescape(found[1]), flags=re.M)[1:]
@@ -158,7 +158,7 @@ def read(text: str) -> list[Exchange]:
 
 def main() -> None:
     """Make the file."""
-    FILE.write_text(draw(*record()), "utf-8")
+    FILE.write_text(draw(*run_commands()), "utf-8")
 
 
 if __name__ == "__main__":

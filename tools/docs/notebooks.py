@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The notebooks: kept without outputs, run from a clean kernel, and turned into pages with what they print and draw.
+"""The notebooks: stored without outputs, run in a new kernel, and converted to pages with what they print and draw.
 
 ``make docs NOTEBOOKS="quick-start"`` runs only some of them, ``NOTEBOOKS=none`` none; the others are shown without
-outputs. What was run is used again until the notebook or the program changes.
+outputs. Outputs are cached until the notebook or the program changes.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def paths() -> list[Path]:
 
 
 def run(path: Path) -> Any:
-    """The notebook with the outputs of a clean kernel; raises where a cell does.
+    """The notebook with the outputs of a new kernel; raises where a cell does.
 
-    Neither the reader's kernels nor their settings matter: this Python is started, with an empty folder for its own.
+    Kernels and settings of the user have no effect: this Python is started, with an empty configuration folder.
     """
     import nbformat
     from jupyter_client.kernelspec import KernelSpecManager
@@ -44,8 +44,11 @@ def run(path: Path) -> Any:
         manager = AsyncKernelManager(connection_file=f"{folder}/kernel.json", kernel_name="python3", transport="ipc")
         manager.kernel_spec_manager = KernelSpecManager(kernel_dirs=[])
         client = NotebookClient(notebook, km=manager, timeout=LONGEST, resources={"metadata": {"path": folder}})
-        own = {"IPYTHONDIR": folder, "PYTHONWARNINGS": "ignore:IProgress not found"}  # bars without widgets will do
-        client.execute(cleanup_kc=True, env=os.environ | own)
+        settings = {
+            "IPYTHONDIR": folder,
+            "PYTHONWARNINGS": "ignore:IProgress not found",
+        }  # bars without widgets will do
+        client.execute(cleanup_kc=True, env=os.environ | settings)
     return notebook
 
 
@@ -66,7 +69,7 @@ def page(notebook: Any, name: str) -> tuple[str, dict[str, bytes]]:
 
 
 def _shown(output: Any, name: str, pictures: dict[str, bytes]) -> Iterator[str]:
-    """What a cell has put out, in the first form that a page can show."""
+    """An output of a cell, in the first form that a page can show."""
     if output.output_type == "stream":
         yield f"```text\n{_TERMINAL.sub('', output.text).rstrip()}\n```"
         return
@@ -82,7 +85,7 @@ def _shown(output: Any, name: str, pictures: dict[str, bytes]) -> Iterator[str]:
 
 
 def _joined(outputs: list[Any]) -> Iterator[Any]:
-    """Outputs, what was printed at several moments as one."""
+    """Outputs, with consecutive prints joined."""
     last = None
     for output in outputs:
         if last and output.output_type == last.output_type == "stream":
@@ -101,7 +104,7 @@ def _linked(text: str) -> str:
 
 
 def pages(cache: Path) -> dict[str, bytes]:
-    """The pages of all notebooks and their pictures by file name; those that are asked for are run, two at a time."""
+    """The pages of all notebooks and their pictures by file name; two notebooks run at a time."""
     import nbformat
 
     only = os.environ.get("NOTEBOOKS", "").split()
@@ -110,14 +113,14 @@ def pages(cache: Path) -> dict[str, bytes]:
         if only and path.stem not in only:
             text, pictures = page(nbformat.read(path, as_version=4), path.stem)
             return {f"{path.stem}.md": text.encode(), **pictures}
-        kept = cache / f"{path.stem}-{_digest(path)}.ipynb"
-        if not kept.exists():
+        cached = cache / f"{path.stem}-{_digest(path)}.ipynb"
+        if not cached.exists():
             done = run(path)
             cache.mkdir(parents=True, exist_ok=True)
             for old in cache.glob(f"{path.stem}-{'?' * 16}.ipynb"):
                 old.unlink()
-            nbformat.write(done, kept)
-        text, pictures = page(nbformat.read(kept, as_version=4), path.stem)
+            nbformat.write(done, cached)
+        text, pictures = page(nbformat.read(cached, as_version=4), path.stem)
         return {f"{path.stem}.md": text.encode(), **pictures}
 
     with ThreadPoolExecutor(2) as pool:

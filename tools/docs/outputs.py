@@ -45,7 +45,7 @@ def first(folder: Path) -> Path:
 
 
 def prepare(photos: Path, place: Path) -> None:
-    """The photos that pages talk about, where their commands expect them."""
+    """Copy the photos of the pages to where their commands expect them."""
     (place / "grocery").symlink_to(photos.resolve())
     (place / "benchmarks").symlink_to(Path(__file__).parents[2].resolve() / "benchmarks")
     for name in (*_MONDAY, "Papaya"):
@@ -60,12 +60,12 @@ def prepare(photos: Path, place: Path) -> None:
 
 
 def printed(language: str, code: str, place: Path) -> str:
-    """What a block prints; answers for programs, which nobody reads, are left out."""
+    """What a block prints; JSON is left out."""
     environment = os.environ | {"COLUMNS": "100", "PYTHONUNBUFFERED": "1"}
     if language == "python":
         command = [sys.executable, "-c", code]
         return subprocess.run(command, cwd=place, env=environment, check=True, capture_output=True, text=True).stdout
-    told = []
+    outputs = []
     for line in code.splitlines():
         words = line.replace("onea ", f"{sys.executable} -m onea ", 1)
         found = subprocess.run(words, shell=True, cwd=place, env=environment, capture_output=True, text=True)
@@ -73,12 +73,12 @@ def printed(language: str, code: str, place: Path) -> str:
             raise SystemExit(f"{line}: {found.stderr}")
         print(f"$ {line}\n{found.stdout}", flush=True)
         if "--json" not in line:
-            told.append(found.stdout)
-    return "".join(told)
+            outputs.append(found.stdout)
+    return "".join(outputs)
 
 
 def shortened(text: str) -> str:
-    """The text with tables that are no longer than a reader is patient."""
+    """The text with long tables cut in the middle."""
     lines = [line.rstrip() for line in text.strip("\n").splitlines()]
     rules = [number for number, line in enumerate(lines) if line.startswith("──")]
     if rules:
@@ -89,15 +89,15 @@ def shortened(text: str) -> str:
 
 
 def keep_example(place: Path) -> None:
-    """Keep what the figures show: the history of the model, and how it answers each class."""
+    """Write what the figures show: the history of the model, and its accuracy on each class."""
 
-    def asked(*words: str) -> Any:
+    def as_json(*words: str) -> Any:
         command = [sys.executable, "-m", "onea", *words, "--json"]
         return json.loads(subprocess.run(command, cwd=place, check=True, capture_output=True, text=True).stdout)
 
-    found = asked("evaluate", "shop.onea", "asked")
+    found = as_json("evaluate", "shop.onea", "asked")
     drawn = {
-        "updates": [{name: each[name] for name in _UPDATE} for each in asked("history", "shop.onea")["updates"]],
+        "updates": [{name: each[name] for name in _UPDATE} for each in as_json("history", "shop.onea")["updates"]],
         "classes": found["classes"],
         "confusions": found["confusions"],
     }
@@ -123,8 +123,8 @@ def main() -> None:
     for page in pages:
         with tempfile.TemporaryDirectory() as folder:
             prepare(photos, Path(folder))
-            told = renewed(page.read_text("utf-8"), Path(folder), example=page.stem == "grocery")
-            page.write_text(told, "utf-8")
+            outputs = renewed(page.read_text("utf-8"), Path(folder), example=page.stem == "grocery")
+            page.write_text(outputs, "utf-8")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from results import JOINT, MOS, ONE_A, PLUS, ROOT, Mean, runs
 from onea.merging.fusion import Gate, fuse, gates
 from onea.metrics import wilson_interval
 from onea.research.record import Record
-from onea.research.report.heat_maps import analysed_merge, numbers
+from onea.research.report.heat_maps import analysed_merge, has_analysis, numbers
 from onea.research.streams import make_stream
 
 OUT = ROOT / "docs/pictures"
@@ -364,7 +364,7 @@ def main() -> None:
         "merge-steps": merge_steps(),
         "prototypes": prototypes(),
         "weights": weights(one_a),
-        "gates": gates_by_direction(one_a),
+        **({"gates": gates_by_direction(one_a)} if has_analysis(one_a) else {}),
         "matrix": matrix(one_a),
         "curves": curves(three, "CIFAR-100, ten tasks, seed 1: accuracy, %", "Accuracy after each task."),
         "one-a-plus": curves(

@@ -14,6 +14,7 @@ from statistics import fmean, median, stdev
 from typing import Any
 
 from onea.metrics import t_interval
+from onea.research.methods import method_class
 from onea.research.record import Record
 from onea.research.record_metrics import metric
 from onea.research.report.records import load_records, split_by_classifier, with_default_options
@@ -285,6 +286,16 @@ def expected() -> str:
     return table(("accuracy, %", *DATA.values()), rows, words=1)
 
 
+def folders() -> str:
+    """The folders of docs/results, each with its methods and how many runs it holds."""
+    rows = []
+    for group in groups():
+        found = load_records(RESULTS / group / "runs")
+        titles = sorted({method_class(record["config"]["method"]).title for record in found})
+        rows.append((f"[{group}]({group}/table.md)", "; ".join(titles), str(len(found))))
+    return table(("table", "methods", "runs"), rows, words=2)
+
+
 NUMBERS: dict[str, Callable[..., str]] = {
     "accuracy": _if_run(accuracy),
     "accuracy-and-deviation": _if_run(accuracy_and_deviation),
@@ -295,6 +306,7 @@ NUMBERS: dict[str, Callable[..., str]] = {
 }
 TABLES: dict[str, Callable[..., str]] = {
     "methods": both_datasets,
+    "folders": folders,
     "results": one_dataset,
     "expect": expected,
 }
