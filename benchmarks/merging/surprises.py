@@ -86,7 +86,9 @@ def row(setting: str, merge: str, record: Record) -> dict[str, Any]:
     """What one run says."""
     metrics, options, sizes = record["metrics"], record["options"], record["stream"]["sizes"]
     told = [task["merge"] for task in record["tasks"][1:]]
-    falls = [(made["base"], fall) for made, fall in zip(told, forgetting_per_step(_floats(metrics["matrix"])), strict=True)]
+    falls = [
+        (made["base"], fall) for made, fall in zip(told, forgetting_per_step(_floats(metrics["matrix"])), strict=True)
+    ]
     found: dict[str, Any] = {"data": record["data"]["name"], "setting": setting, "merge": merge}
     found |= {"seed": record["config"]["seed"]} | {name: metrics[name] for name in ("A_T", "mean_A", "F")}
     found["fall_new"] = sum(float(fall) for base, fall in falls if base == "new")

@@ -138,7 +138,7 @@ def main() -> None:
         "seconds": round(seconds, 1),
         "trained": [update["trained"] for update in model.history],
         "right": percent(float(right.double().mean())),
-        "calibration_error": round(100 * calibration_error(answers.distribution(found).classes.amax(1), right), 2),
+        "calibration_error": round(100 * calibration_error(answers.probabilities(found).classes.amax(1), right), 2),
         "known_called_unknown": percent(rejection_rate(found.familiarity, answers.threshold)),
     }
     if others:
@@ -147,7 +147,7 @@ def main() -> None:
         result["auroc"] = {name: percent(auroc(ours[name], theirs[name])) for name in ours}
     if given.far:
         far = answers.score_features(seen(given.far)).familiarity
-        result["far_called_unknown"] = percent(share_below(far, answers.threshold))
+        result["far_called_unknown"] = percent(rejection_rate(far, answers.threshold))
     with given.out.open("a") as file:
         file.write(json.dumps(result) + "\n")
     print(json.dumps(result, indent=1))

@@ -70,7 +70,7 @@ def test_what_is_cut_off_a_class_stays_below_its_bound(seed, directions, parts):
     for row in range(CLASSES):
         factor, whole = known.factors[row].double(), scatter_of(features[rows == row], rows[rows == row])
         lost = torch.linalg.matrix_norm(whole - factor.T @ factor, 2)
-        assert lost <= known.truncate[row] + 1e-4 * torch.linalg.matrix_norm(whole, 2)
+        assert lost <= known.cut[row] + 1e-4 * torch.linalg.matrix_norm(whole, 2)
 
 
 @given(seed=st.integers(0, 10**6))

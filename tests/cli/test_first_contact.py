@@ -44,7 +44,7 @@ def test_json_csv_and_the_service_have_the_same_keys_and_values(onea, shop, tiny
     answers = library.load(shop).snapshot().answers(tiny_images / "test", 3)
     table = list(csv.DictReader(onea("predict", "shop.onea", photos, "--csv")[1].splitlines()))
     for line, answer, row in zip(lines, answers, table, strict=True):
-        assert {*line} == {*schemas.ImageAnswer.of(answer).model_dump(by_alias=True)}
+        assert {*line} == {*schemas.ImagePrediction.of(answer).model_dump(by_alias=True)}
         assert (line["class"], line["verdict"]) == (answer.label, answer.verdict) == (row["class"], row["verdict"])
         assert line["probability"] == pytest.approx(answer.probability, abs=1e-5)
         assert float(row["none_of_these"]) == line["none_of_these"] == pytest.approx(answer.none, abs=1e-5)

@@ -120,8 +120,8 @@ def _mistakes(root: Path, some: Image.Image) -> None:
 
 def _grocery(root: Path, images: Path) -> None:
     """The classes that grocery.md copies, as links to a few images; and the list that says which."""
-    (root / "benchmarks").mkdir()
-    shutil.copy(ROOT / "benchmarks/models/grocery-arrivals.json", root / "benchmarks")
+    (root / "benchmarks/models").mkdir(parents=True)
+    shutil.copy(ROOT / "benchmarks/models/grocery-arrivals.json", root / "benchmarks/models")
     names = [
         name
         for one in json.loads((root / "benchmarks/models/grocery-arrivals.json").read_text())[:5]

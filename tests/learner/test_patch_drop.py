@@ -108,7 +108,7 @@ def test_every_batch_is_drawn_anew_and_a_seed_repeats_it(tiny_run, monkeypatch):
         drawn.append(sample_patches(*given))
         return drawn[-1]
 
-    monkeypatch.setattr("onea.learner.adapter_training.draw_patches", noted)
+    monkeypatch.setattr("onea.learner.adapter_training.sample_patches", noted)
     first, second = (learn_all(asked(tiny_run, **HALF), [0]) for _ in range(2))
     batches = len(drawn) // 2
     assert batches > 2

@@ -46,7 +46,7 @@ def test_a_model_and_a_research_run_learn_bit_by_bit_the_same(carry, tiny_vit, t
                 {
                     **before.statistics.state_dict(),
                     **{f"adapter.{name}": value for name, value in before.adapter.items()},
-                    "merged": torch.tensor([len(before.merged), sum(before.merged.values())]),
+                    "merged": torch.tensor([len(before.adapter_images), sum(before.adapter_images.values())]),
                 }
             )
         known = len(before.classes) if before else 0
@@ -67,7 +67,7 @@ def test_a_model_and_a_research_run_learn_bit_by_bit_the_same(carry, tiny_vit, t
 
 def sizes(before, images):
     """Those of the merge: images that are held out are not merged."""
-    return learning.Sizes.of(before.merged if before else {}, images.taught)
+    return learning.Sizes.of(before.adapter_images if before else {}, images.training_counts)
 
 
 @given(

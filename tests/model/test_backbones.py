@@ -106,7 +106,7 @@ def test_a_model_on_any_network_has_no_adapter(convnext, tiny_images, tmp_path):
     state = model.snapshot().state
     assert not state.adapter
     assert [update["trained"] for update in model.history] == [False]
-    assert "without an adapter on the frozen `model.safetensors`" in card(state, "shop.onea")
+    assert "The model is statistics of features, without an adapter," in card(state, "shop.onea")
     model.save(tmp_path / "shop.onea")
     loaded = onea.load(tmp_path / "shop.onea", device="cpu", threads=1).learn(tiny_images / "test")
     assert loaded.version == 2
@@ -142,7 +142,7 @@ def test_crop_and_interpolation_of_the_weights(name):
     wave = np.sin(np.arange(300)[:, None] / 9) + np.cos(np.arange(360)[None] / 13)
     pixels = np.stack([wave * 50 + 128] * 3, axis=2).astype(np.uint8)
     mine = Preprocess(known.input_size, known.mean, known.std, geometry, resize, filter)
-    found = mine.plain(torch.from_numpy(pixels).permute(2, 0, 1)[None])[0]
+    found = mine.test_views(torch.from_numpy(pixels).permute(2, 0, 1)[None])[0]
     timms = create_transform(**resolve_data_config(pretrained_cfg=timm.get_pretrained_cfg(name).to_dict()))
     assert float((found - timms(Image.fromarray(pixels))).abs().mean()) < 0.01
 

@@ -51,7 +51,7 @@ def test_its_graph_is_the_model(model, photos):
 
 @pytest.mark.parametrize(
     ("blocks", "reason"),
-    [(0, "'adapter.blocks.0.down.bias' is not"), (2, "its adapter is for 1 blocks instead of 2"), (-1, "not be neg")],
+    [(0, "'adapter.blocks.0.down.bias' does not"), (2, "its adapter is for 1 blocks instead of 2"), (-1, "not be neg")],
 )
 def test_a_folder_that_says_other_blocks_is_refused(saved, blocks, reason):
     file = saved / "states/000001/state.json"

@@ -134,13 +134,13 @@ def test_concurrent_requests_share_a_pass(shop, tiny_images):
 
 def test_a_pass_has_at_most_so_many_images_and_never_splits_a_request(shop, tiny_images, monkeypatch):
     sizes = []
-    original = Snapshot.judge
+    original = Snapshot.compute_scores
 
     def noted(self, images):
         sizes.append(len(images))
         return original(self, images)
 
-    monkeypatch.setattr(Snapshot, "judge", noted)
+    monkeypatch.setattr(Snapshot, "compute_scores", noted)
     service = service_of(shop, batch_wait=0.05, batch_size=4)
     with live(service) as address, ThreadPoolExecutor(8) as pool:
         three = form(photos(tiny_images, 0)[:3])

@@ -53,7 +53,7 @@ def test_forget_everywhere(client, shop):
 def test_a_name_that_no_folder_can_have_is_explained(client):
     renamed = client.post("/rename", params={"old": "class01", "new": "T-shirt/top"}, headers=TEACHER)
     (remark,) = renamed.json()["remarks"]
-    assert remark.startswith("no folder can be called 'T-shirt/top' everywhere")
+    assert remark.startswith("'T-shirt/top' is no valid folder name everywhere")
 
 
 def test_two_classes_become_one(client, shop):

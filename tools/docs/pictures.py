@@ -346,7 +346,7 @@ def grocery_classes(found: dict[str, Any]) -> tuple[Canvas, str]:
     dots(canvas, rows, Panel(0, 40, PICTURE - 184), "", (0, 100))
     for number, each in enumerate(worst):
         mistake = taken[each["class"]]
-        words = f"{mistake['taken_for']}, {mistake['images']} of {each['images']}"
+        words = f"{mistake['predicted']}, {mistake['images']} of {each['images']}"
         canvas.text(PICTURE, 44 + ROW * (number + 0.6), words, "soft", "end")
     return canvas, "Accuracy of the worst products, and the product that each is mostly misclassified as."
 

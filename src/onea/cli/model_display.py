@@ -208,15 +208,15 @@ def _print_block(console: Console, first: Text, lines: Sequence[str]) -> None:
 
 def print_quality(found: Quality) -> None:
     """What a file in eight bits loses on labelled photos, and what they can promise where they are few."""
-    from onea.model.evaluation.metrics import ENOUGH
+    from onea.model.evaluation.metrics import RECOMMENDED_PHOTOS
 
     before, after = (100 * accuracy for accuracy in found.accuracy)
     photos = plural(found.photos, "photo", "photos")
     same = f"{100 * found.agreement:.1f} % of the answers the same"
     print(f"{photos}: {after:.1f} % correct, {before:.1f} % in fp32; {same}")
-    if found.photos < ENOUGH:
+    if found.photos < RECOMMENDED_PHOTOS:
         loss, agreement = (100 * bound for bound in found.promised)
         print(
             f"{photos} can promise (95 % confidence) at most {max(0.0, loss):.1f} points lost and {agreement:.1f} % of "
-            f"the answers the same; {ENOUGH:,} or more tell better"
+            f"the answers the same; {RECOMMENDED_PHOTOS:,} or more tell better"
         )

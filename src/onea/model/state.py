@@ -206,7 +206,7 @@ class State:
         """The next state with some of the classes, and the stored data of their images."""
         rows = torch.tensor(kept, dtype=torch.int64)
         new_row = torch.full((len(self.classes),), -1).scatter(0, rows, torch.arange(len(kept)))
-        per_image: dict[str, Tensor] = {}
+        per_image: dict[str, Any] = {}
         for name, rows_name in _PER_IMAGE.items():
             moved = new_row[getattr(self, rows_name)]
             per_image[name], per_image[rows_name] = getattr(self, name)[moved >= 0], moved[moved >= 0]

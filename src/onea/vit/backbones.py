@@ -55,7 +55,7 @@ def load_backbone(
     name = full_name(name)
     if name in EMBEDDED:
         vit = _from_file(file_of(name), name, NetworkConfig(licence="apache-2.0"))
-        if vit.digest != EMBEDDED[name].sha256:
+        if vit.digest != EMBEDDED[name]:
             raise OneaError(f"The embedded backbone '{name}' is damaged; install onea again.")
     elif parts := split_file_name(name):
         told, path = parts
@@ -162,7 +162,7 @@ def _from_file(path: Path, name: str, config: NetworkConfig | None, told: str = 
 
 def _known_by_digest(digest: str) -> NetworkConfig | None:
     """The embedded networks, wherever a copy of them is."""
-    return NetworkConfig() if any(digest in known for known in EMBEDDED.values()) else None
+    return NetworkConfig() if digest in EMBEDDED.values() else None
 
 
 def _from_timm(name: str) -> FrozenViT:

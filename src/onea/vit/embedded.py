@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from importlib import resources
 from pathlib import Path
-from typing import NamedTuple
 
 DEFAULT = "vit_small_patch14_112"
 """Of models: 12 blocks, 65 tokens an image."""
@@ -14,22 +13,11 @@ FAST = "vit_small_d6_patch14_84"
 _ALIASES = {"fast": FAST}
 _DEPTHS = {FAST: 5}
 
-
-class _Weights(NamedTuple):
-    sha256: str  # of the tensors in eight bits, as they are in the file
-    before: str  # of those in float16 that they were made of; models were taught with them
-
-
 EMBEDDED = {
-    DEFAULT: _Weights(
-        "758cec6a96afb9837534087ea8d9d70098af7172cc8b6b835cdf21f105427e11",
-        "1052d9b218d60011b462262ade36c7853705bf6b76b97f4d75f1d4895f2ae762",
-    ),
-    FAST: _Weights(
-        "d7893e186c460833dc2199ff9521e7e56f8b231c0b424b25fbacf5ce356a033e",
-        "695d220a50b5b5733987e457638dd4f25e6cfc66fd5b28b1e96ed1942ea0dfe9",
-    ),
+    DEFAULT: "758cec6a96afb9837534087ea8d9d70098af7172cc8b6b835cdf21f105427e11",
+    FAST: "d7893e186c460833dc2199ff9521e7e56f8b231c0b424b25fbacf5ce356a033e",
 }
+"""SHA-256 of the tensors of each, as they are in the file."""
 
 
 def full_name(backbone: str) -> str:
@@ -57,13 +45,3 @@ def file_of(name: str) -> Path:
     """The file of an embedded network."""
     with resources.as_file(resources.files("onea") / "assets" / f"{name}.safetensors") as path:
         return path
-
-
-def stands_for(digest: str, wanted: str) -> bool:
-    """Whether weights are the wanted ones, or the embedded ones in eight bits that were made of the wanted ones."""
-    return digest == wanted or (digest, wanted) in EMBEDDED.values()
-
-
-def in_float16(name: str, digest: str) -> bool:
-    """Whether these are the weights in float16 of which the embedded network of this name was made."""
-    return name in EMBEDDED and digest == EMBEDDED[name].before

@@ -247,16 +247,6 @@ def test_an_adapter_that_starts_from_an_earlier_one_is_trained_from_it_and_never
     assert all(torch.equal(value, after.method.state_dict()[name]) for name, value in whole.state_dict().items())
 
 
-def test_the_option_of_earlier_versions_still_means_a_shared_start(tiny_run):
-    kind = method_class("one-a").Options
-    assert (
-        make_options(kind, {"shared_init": True}).start == make_options(kind, {"shared-init": "yes"}).start == "shared"
-    )
-    assert make_options(kind, {"shared_init": False}) == make_options(kind, {})
-    named = make_config(tiny_run | {"options": {"shared-init": "true"}})
-    assert named.options == {"start": "shared"}
-
-
 def test_a_shared_start_is_a_running_mean_of_its_own(tiny_run):
     shared = learn_all(prepared(tiny_run, "running-mean-shared"))
     options = tiny_run["options"] | {"start": "shared"}

@@ -393,7 +393,7 @@ def test_no_two_points_look_alike() -> None:
     made = plan("efficiency")
     known = records(made)
     figure = pictures(made, grid_table(made, known), known)[0].draw()
-    looks = {(line.get_color(), line.get_marker()) for line in figure.axes[0].lines}
+    looks = {(line.get_color(), line.get_marker(), line.get_fillstyle()) for line in figure.axes[0].lines}
     assert len(looks) == len(figure.axes[0].lines) == 10
 
 

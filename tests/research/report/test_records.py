@@ -61,16 +61,6 @@ def test_options_that_are_none_are_refused(compared):
     assert not is_reportable(compared)
 
 
-def test_runs_of_earlier_versions_meet_those_of_today_in_one_row():
-    old, new = record("one-a-plus", seed=1), record("one-a-plus", seed=2)
-    old["options"] = {"min_epochs": 20, "max_epochs": 40, "epochs": 0, "merge_options": "boost=2"}
-    new["options"] = {"epochs": 0, "views": 1, "new_votes": 2.0, "compare_classifiers": "ncm"}
-    records = with_titles(with_default_options([old, new]))
-    ((group,),) = (setting.groups for setting in settings(records))
-    assert group.name == "One-A+"
-    assert [each["config"]["seed"] for each in group.records] == [1, 2]
-
-
 def test_options_of_methods_that_are_not_installed_stay_as_they_are():
     (found,) = with_default_options([record("somebody-elses") | {"options": {"own": 1}}])
     assert found["options"] == {"own": 1}

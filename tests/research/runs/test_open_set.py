@@ -48,8 +48,8 @@ def test_the_area_is_that_of_the_largest_score(method, tiny_run):
             predict_tasks(ready.method, ready.test, ranges, ready.seed)
             for ranges in (ready.class_ranges(index), ready.later_class_ranges(index))
         ]
-        assert sorted(found[0].truth.tolist()) == sorted(labels[labels < seen].tolist())
-        assert sorted(found[1].truth.tolist()) == sorted(labels[labels >= seen].tolist())
+        assert sorted(found[0].labels.tolist()) == sorted(labels[labels < seen].tolist())
+        assert sorted(found[1].labels.tolist()) == sorted(labels[labels >= seen].tolist())
         assert open_set_auroc(*found) == pytest.approx(expected(ready.method.scores(images), labels, seen))
     assert not ready.later_class_ranges(2)
     assert open_set_auroc(found[0], None) is None

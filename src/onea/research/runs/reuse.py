@@ -20,7 +20,6 @@ from onea.research.runs.config import RunConfig
 from onea.research.runs.setup import dataset_of, options_of, recorded_dataset_size, sha256_of_images
 from onea.runtime import resolve_device
 from onea.vit.backbones import load_backbone, stamp_of_weights
-from onea.vit.embedded import in_float16
 
 T = TypeVar("T")
 _VOLATILE = ("timings", "memory", "dates", "environment", "stamps", CHECKSUM)  # differ between equal runs
@@ -104,7 +103,7 @@ class InputChecker:
             return f"other weights ({_reason(current)})"
         if current == recorded:
             return ""
-        return f"other weights (of {name}{', in float16 by then' if in_float16(name, recorded) else ''})"
+        return f"other weights (of {name})"
 
 
 def _load_dataset(config: RunConfig) -> Dataset:
