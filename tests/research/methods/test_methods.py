@@ -15,7 +15,6 @@ from onea.learner.merged_adapter import AdapterCache
 from onea.options import make_options
 from onea.research.methods import METHODS, method_class
 from onea.research.methods.classification import FeatureClassification
-from onea.research.runs.config import make_config
 from onea.vit.backbones import digest_of
 from onea.vit.batching import EVALUATION_BATCH
 
