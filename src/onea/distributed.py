@@ -60,7 +60,7 @@ class Processes:
                     dist.all_reduce(parameter.grad)
                     parameter.grad /= self.count
 
-    def sum_of(self, values: Tensor) -> Tensor:
+    def sum(self, values: Tensor) -> Tensor:
         """Sum values over all processes."""
         if self.count > 1:
             dist.all_reduce(values)

@@ -61,16 +61,14 @@ def _ranges(kind: type) -> dict[str, Range]:
     return ranges
 
 
-def upgraded(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values with the current names of options; a class may rename those of earlier records."""
-    named = {name.replace("-", "_"): value for name, value in values.items()}
-    return dict(kind.upgraded(named)) if hasattr(kind, "upgraded") else named
+def normalise_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values with dashes in their names replaced by underscores."""
+    return {name.replace("-", "_"): value for name, value in values.items()}
 
 
 def with_defaults(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """All options of a class: the given values under their current names, else the defaults."""
-    defaults = {field.name: field.default for field in dataclasses.fields(kind)}
-    return defaults | upgraded(kind, values)
+    """All options of a class: these values, and the defaults of the others."""
+    return {field.name: field.default for field in dataclasses.fields(kind)} | normalise_names(values)
 
 
 def make_options(kind: type[T], values: Mapping[str, Any]) -> T:
@@ -78,7 +76,7 @@ def make_options(kind: type[T], values: Mapping[str, Any]) -> T:
     fields = {field.name for field in _fields(kind)}
     hints = get_type_hints(kind)
     read = {}
-    for name, value in upgraded(kind, values).items():
+    for name, value in normalise_names(values).items():
         if name not in fields:
             raise OneaError(f"Unknown option '{name}'; {did_you_mean(name, fields) if fields else 'there are none.'}")
         read[name] = _convert(name, value, hints[name])

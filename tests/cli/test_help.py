@@ -109,7 +109,7 @@ def test_every_list_has_heads_and_a_rule(words, onea):
 
 
 def test_tables_have_one_look():
-    """No command chooses a box of its own; numbers stand on the right, as ``Table.of_texts`` puts them."""
+    """No command chooses a box of its own; numbers stand on the right, as ``Table.from_texts`` puts them."""
     for path in SOURCES:
         text = path.read_text("utf-8")
         assert not re.search(r"\bbox\s*=|rich\.box|left=len\(heads\)", text), path.name

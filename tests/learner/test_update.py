@@ -67,7 +67,7 @@ def test_a_model_and_a_research_run_learn_bit_by_bit_the_same(carry, tiny_vit, t
 
 def sizes(before, images):
     """Those of the merge: images that are held out are not merged."""
-    return learning.Sizes.of(before.adapter_images if before else {}, images.training_counts)
+    return learning.Sizes.from_counts(before.adapter_images if before else {}, images.training_counts)
 
 
 @given(

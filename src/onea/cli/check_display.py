@@ -32,7 +32,7 @@ def print_check(console: Console, found: Check, most: int) -> None:
         ]
         share = "nearer to the other %" if found.measured else "overlap %"
         heads: tuple[str, ...] = ("class", "and", "", share)
-        _print(console, Table.of_texts("classes that are taken for each other", heads, pairs, left=3))
+        _print(console, Table.from_texts("classes that are taken for each other", heads, pairs, left=3))
         _rest(console, len(found.pairs) - most, "pair", "pairs")
     _print_mistakes(console, found.mistakes, most)
     if found.duplicates:
@@ -47,7 +47,7 @@ def print_check(console: Console, found: Check, most: int) -> None:
             for one in found.duplicates[:most]
         ]
         heads = ("named", "photo", "also named", "photo", "the same")
-        _print(console, Table.of_texts("photos that come under two names", heads, duplicates, left=5))
+        _print(console, Table.from_texts("photos that come under two names", heads, duplicates, left=5))
         _rest(console, len(found.duplicates) - most, "pair", "pairs")
     advice = Counter(one.advice for one in found.classes)
     summary = ", ".join(f"{advice[what]:,} {what}" for what in NEEDIEST[::-1] if advice[what])
@@ -64,13 +64,13 @@ def _measured(classes: list[ClassCheck]) -> Table:
     for one in classes:
         curve = "  ".join(f"{100 * share:.0f}" for share in one.curve) if one.curve else MISSING
         lines.append((one.name, one.advice, one.rival or "", f"{one.photos:,}", curve))
-    return Table.of_texts("classes that need something, the neediest first", heads, lines, left=3)
+    return Table.from_texts("classes that need something, the neediest first", heads, lines, left=3)
 
 
 def _known(classes: list[ClassCheck]) -> Table:
     lines = [(one.name, one.advice, one.rival or "", f"{one.taught:,}") for one in classes]
     heads = ("class", "advice", "most like", "photos")
-    return Table.of_texts("classes that need something, the neediest first", heads, lines, left=3)
+    return Table.from_texts("classes that need something, the neediest first", heads, lines, left=3)
 
 
 def _print_suspects(console: Console, found: Check, most: int) -> None:
@@ -78,7 +78,7 @@ def _print_suspects(console: Console, found: Check, most: int) -> None:
         return
     lines = [(one.given, Path(one.image).name, one.likelier, f"{one.ratio:.1f}") for one in found.suspects[:most]]
     heads = ("named", "photo", "looks like", "suspicion")
-    _print(console, Table.of_texts("photos that may have the wrong name, the most suspicious first", heads, lines, 3))
+    _print(console, Table.from_texts("photos that may have the wrong name, the most suspicious first", heads, lines, 3))
     _rest(console, len(found.suspects) - most, "photo", "photos")
 
 
@@ -89,11 +89,11 @@ def _print_mistakes(console: Console, found: Mistakes, most: int) -> None:
             for one in found.absorbing[:most]
         ]
         heads: tuple[str, ...] = ("class", "mistakes", "of all %", "mostly photos of")
-        _print(console, Table.of_texts("classes that many mistakes end in", heads, absorbing, left=1))
+        _print(console, Table.from_texts("classes that many mistakes end in", heads, absorbing, left=1))
     if found.misclassified:
         often = [(one.name, f"{one.mistakes:,} of {one.images:,}", one.predicted) for one in found.misclassified[:most]]
         heads = ("class", "mistakes", "mostly taken for")
-        _print(console, Table.of_texts("classes that are often misclassified", heads, often, left=1))
+        _print(console, Table.from_texts("classes that are often misclassified", heads, often, left=1))
         _rest(console, len(found.misclassified) - most, "class", "classes")
     if found.images:
         photos = plural(found.images, "held-out photo", "held-out photos")

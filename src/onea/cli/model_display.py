@@ -78,7 +78,7 @@ def print_info(console: Console, path: Path, facts: Mapping[str, Any]) -> None:
 def print_classes(console: Console, known: Sequence[Mapping[str, Any]]) -> None:
     """A line for each class."""
     lines = [(one["name"], f"{one['images']:,}") for one in known]
-    console.print(terminal(Table.of_texts("", ("class", "images"), lines)))
+    console.print(terminal(Table.from_texts("", ("class", "images"), lines)))
 
 
 def _learned_classes(update: dict[str, Any]) -> str:
@@ -125,9 +125,9 @@ def print_evaluation(console: Console, found: Evaluation) -> None:
         (name, str(one.images), f"{100 * one.accuracy:.1f}", str(one.wrong), str(one.unknown))
         for name, one in found.worst_first()
     ]
-    console.print(terminal(Table.of_texts("", ("class", "images", "correct %", "wrong", "unknown"), lines)))
+    console.print(terminal(Table.from_texts("", ("class", "images", "correct %", "wrong", "unknown"), lines)))
     if mistakes := [(name, answer, str(times)) for name, answer, times in found.confusions()]:
-        confused = Table.of_texts("most frequent mistakes", ("is", "taken for", "images"), mistakes, left=2)
+        confused = Table.from_texts("most frequent mistakes", ("is", "taken for", "images"), mistakes, left=2)
         console.print(terminal(confused))
     if never := [found.by_class[name] for name in found.untaught_classes]:
         images, caught = (sum(getattr(one, part) for one in never) for part in ("images", "unknown"))
@@ -164,7 +164,7 @@ def print_open_set(console: Console, found: OpenSet) -> None:
     ]
     cells = [(name, "it has none" if share is None else f"{100 * share:.1f}") for name, share in lines]
     title = f"{plural(len(found.known), 'known image', 'known images')} against {len(found.unknown):,} unknown"
-    console.print(terminal(Table.of_texts(title, ("measure", "%"), cells)))
+    console.print(terminal(Table.from_texts(title, ("measure", "%"), cells)))
 
 
 def print_history(console: Console, updates: Sequence[dict[str, Any]], kept: Sequence[int]) -> None:
@@ -174,7 +174,7 @@ def print_history(console: Console, updates: Sequence[dict[str, Any]], kept: Seq
     heads = ("version", "date", "what", "classes", "images", "known", "held-out\naccuracy", "seconds")
     rows = map(history_row, updates)
     lines = [[version, date[:10], *rest, right, seconds] for version, date, *rest, right, _, seconds in rows]
-    table = Table.of_texts("", heads, lines, left=3)
+    table = Table.from_texts("", heads, lines, left=3)
     drawn = terminal(table)
     if _fits(console, drawn):
         console.print(drawn)

@@ -182,4 +182,4 @@ def local_accuracy(
             correct += (predictions == (labels - held_out.classes.start).to(predictions.device)).sum()
     adapters.train()
     # Summed over the processes of a run, which must all stop at the same epoch whatever their rounding.
-    return float(runtime.processes.sum_of(correct)) / (len(held_out) * runtime.processes.count)
+    return float(runtime.processes.sum(correct)) / (len(held_out) * runtime.processes.count)

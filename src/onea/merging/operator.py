@@ -37,10 +37,10 @@ class Sizes:
             raise OneaError(f"{self} cannot be: no number may be negative, and one side must know a class.")
 
     @classmethod
-    def of(cls, accumulated: Mapping[str, int], new: Mapping[str, int]) -> Sizes:
+    def from_counts(cls, accumulated: Mapping[str, int], new: Mapping[str, int]) -> Sizes:
         """The sizes of two sides, from the images of each class. A class counts once, divided by its images.
 
-        >>> Sizes.of({"apple": 30, "pear": 10}, {"apple": 10, "plum": 10})
+        >>> Sizes.from_counts({"apple": 30, "pear": 10}, {"apple": 10, "plum": 10})
         Sizes(accumulated_classes=1.75, new_classes=1.25, accumulated_samples=40, new_samples=20)
         """
 

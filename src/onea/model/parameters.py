@@ -14,7 +14,7 @@ from onea.errors import OneaError
 from onea.learner.merged_adapter import MergingOptions
 from onea.learner.one_a import PUBLISHED, OneAOptions, OneAPlusOptions
 from onea.model.state import classifier_for
-from onea.options import make_options, upgraded
+from onea.options import make_options, normalise_names
 from onea.vit.embedded import DEFAULT
 from onea.vit.frozen import FrozenViT
 from onea.vit.network_config import check_image_size
@@ -149,14 +149,14 @@ def choose_options(preset: str, given: Mapping[str, Any], vit: FrozenViT) -> Mer
         return _laid_over(OneAOptions, PUBLISHED[""] | _VIEWS, given, vit)
     ours = _THOROUGH if preset == "thorough" else _AUTO
     blocks = {} if preset == "thorough" else {"adapter_blocks": max(1, round(_UPPER * vit.depth))}
-    return _laid_over(OneAPlusOptions, ours, blocks | upgraded(OneAPlusOptions, given), vit)
+    return _laid_over(OneAPlusOptions, ours, blocks | normalise_names(given), vit)
 
 
 def change_options(noted: Mapping[str, Any], given: Mapping[str, Any], vit: FrozenViT) -> MergingOptions:
     """A model's options as it has noted them, then what was given."""
     before = options_of(noted)
     values = dataclasses.asdict(before)
-    given = upgraded(type(before), given)
+    given = normalise_names(given)
     changed = {name: given[name] for name in given if name in _ELSEWHERE or values.get(name) != given[name]}
     return _laid_over(type(before), values, changed, vit)
 
@@ -169,7 +169,7 @@ def _laid_over(
     Where all blocks have an adapter, missing patches ruin the features; and blocks that look up where each patch is
     need all of them.
     """
-    given = upgraded(kind, given)
+    given = normalise_names(given)
     for name, instead in _ELSEWHERE.items():
         if name in given:
             raise OneaError(f"options has '{name}', which research runs have; for a model, set {instead}.")

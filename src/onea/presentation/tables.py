@@ -135,7 +135,7 @@ class Table:
     mark_second: bool = True
 
     @classmethod
-    def of(
+    def from_values(
         cls,
         title: str,
         rows: Sequence[str],
@@ -148,7 +148,7 @@ class Table:
         return cls(title, tuple(columns), tuple(every), tuple(notes))
 
     @classmethod
-    def of_texts(cls, title: str, heads: Sequence[str], lines: Iterable[Sequence[str]], left: int = 1) -> Table:
+    def from_texts(cls, title: str, heads: Sequence[str], lines: Iterable[Sequence[str]], left: int = 1) -> Table:
         """A table of finished texts; so many columns from the left hold words, the others numbers."""
         columns = tuple(
             TableColumn(head, align="left" if index < left else "right") for index, head in enumerate(heads)

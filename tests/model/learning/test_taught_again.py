@@ -22,17 +22,17 @@ IMAGES = st.dictionaries(st.sampled_from("abcdefgh"), st.integers(1, 10**6), min
 
 @given(old=IMAGES, new=IMAGES)
 def test_every_class_counts_once_and_every_image(old, new):
-    sizes = Sizes.of(old, new)
+    sizes = Sizes.from_counts(old, new)
     assert sizes.accumulated_classes + sizes.new_classes == pytest.approx(len(old.keys() | new.keys()))
     assert sizes.accumulated_samples + sizes.new_samples == sum(old.values()) + sum(new.values())
-    swapped = Sizes.of(new, old)
+    swapped = Sizes.from_counts(new, old)
     assert (swapped.new_classes, swapped.new_samples) == (sizes.accumulated_classes, sizes.accumulated_samples)
 
 
 @given(old=st.integers(1, 1000), new=st.integers(1, 1000))
 def test_different_classes_count_as_in_the_paper(old, new):
     """Exactly, so that a model that never meets a class twice is what it was."""
-    sizes = Sizes.of({f"old {n}": n + 1 for n in range(old)}, {f"new {n}": n + 3 for n in range(new)})
+    sizes = Sizes.from_counts({f"old {n}": n + 1 for n in range(old)}, {f"new {n}": n + 3 for n in range(new)})
     assert (sizes.accumulated_classes, sizes.new_classes) == (old, new)
     assert sizes.new_share == new / (old + new)
 
@@ -41,7 +41,7 @@ def test_different_classes_count_as_in_the_paper(old, new):
 def test_the_same_photos_over_and_over_have_the_same_say_each_time(images, times):
     """The newest of k updates has a k-th, so the adapter is the mean of all k."""
     before = {name: times * count for name, count in images.items()}
-    assert Sizes.of(before, images).new_share == pytest.approx(1 / (times + 1))
+    assert Sizes.from_counts(before, images).new_share == pytest.approx(1 / (times + 1))
 
 
 def tiny_model(vit, **params):

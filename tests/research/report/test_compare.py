@@ -174,7 +174,7 @@ def call(*arguments: str) -> Any:
 
 def test_a_narrow_terminal_cuts_no_number_and_no_name() -> None:
     lines = [("class-balanced A_T %", "87.50", "88.25", "+0.75", "-0.25 to +1.75", "3 of 5")]
-    table = Table.of_texts("", ("metric", "first", "second", "difference", "95 % interval", "better in"), lines)
+    table = Table.from_texts("", ("metric", "first", "second", "difference", "95 % interval", "better in"), lines)
     for width in (40, 50, 80):
         console = Console(width=width, file=io.StringIO())
         console.print(fit_terminal(table, console))

@@ -143,7 +143,9 @@ def test_the_page_stands_on_its_own_and_can_be_heard() -> None:
 
 
 def test_notes_come_first_and_given_tables_replace_ours() -> None:
-    table = Table.of("Reported", ("x",), (TableColumn("A_T", "g"),), {("x", 0): Value(wanted=5, reported="88.2")})
+    table = Table.from_values(
+        "Reported", ("x",), (TableColumn("A_T", "g"),), {("x", 0): Value(wanted=5, reported="88.2")}
+    )
     picture = Picture("A picture", lambda **width: banded_curves(settings(two_methods())[0], **width), "alt", "caption")
     text = experiment_page("A page", two_methods(), [table], ["Another backbone."], [picture])
     read = Reader(text)

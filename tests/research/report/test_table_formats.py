@@ -27,7 +27,7 @@ def full(mean: float, reported: str | None = None) -> Value:
 
 
 def table(values: dict[tuple[str, int], Value], rows: tuple[str, ...] = ("a", "b", "c")) -> Table:
-    return Table.of("A title", rows, COLUMNS, values, ("First note.", "Second note."))
+    return Table.from_values("A title", rows, COLUMNS, values, ("First note.", "Second note."))
 
 
 def test_best_and_second_follow_the_direction_of_the_column() -> None:

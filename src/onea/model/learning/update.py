@@ -96,7 +96,7 @@ def learn(
     title = printable(name) if name else f"update {version}"
     adapters, options = engine.adapters(state), options_of(state.options)
     training = engine.for_training(progress)
-    sizes = Sizes.of(state.adapter_images, Counter(batch.labels))
+    sizes = Sizes.from_counts(state.adapter_images, Counter(batch.labels))
     trains = not engine.vit.no_hooks_reason and options.should_train(len(names), sizes.new_share)
     views = Views(engine, batch, options, adapters, seed, training, exact=not trains)
     features = views.features(0, adapters)
@@ -269,7 +269,7 @@ def _adapt(
         for rows in (images.trained.nonzero()[:, 0], (~images.trained).nonzero()[:, 0])
     )
     result = learner.train_and_merge(
-        merged, task, Sizes.of(state.adapter_images, images.training_counts), views.fixed, held_out
+        merged, task, Sizes.from_counts(state.adapter_images, images.training_counts), views.fixed, held_out
     )
     runtime.progress.note("prototypes")
     return result

@@ -305,7 +305,7 @@ def _growth_table(rows: list[Row]) -> TerminalTable:
 
 
 def _table(heads: Sequence[str], lines: Iterable[Sequence[str]], left: int = 1) -> TerminalTable:
-    return terminal(Table.of_texts("", heads, lines, left), no_wrap=True)
+    return terminal(Table.from_texts("", heads, lines, left), no_wrap=True)
 
 
 def _label(measure: str, setting: str, unit: str) -> str:

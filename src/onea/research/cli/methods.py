@@ -126,7 +126,7 @@ def _metrics() -> Table:
 def _of_texts(heads: Sequence[str], lines: Iterable[Sequence[str]], title: str = "", left: int = 4) -> Table:
     from onea.presentation.tables import Table
 
-    return Table.of_texts(title, heads, lines, left)
+    return Table.from_texts(title, heads, lines, left)
 
 
 def _link(paper: str) -> str:

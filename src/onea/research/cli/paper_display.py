@@ -37,7 +37,7 @@ def print_experiments() -> None:
     lines = (
         (one.name, one.alias, one.title, str(len(one.cells) * one.seeds or MISSING)) for one in experiments().values()
     )
-    table = terminal(Table.of_texts("", ("name", "alias", "content", "runs"), lines, left=3))
+    table = terminal(Table.from_texts("", ("name", "alias", "content", "runs"), lines, left=3))
     table.columns[0].no_wrap = table.columns[1].no_wrap = True
     console = Console()
     console.print(table)
@@ -72,7 +72,7 @@ def print_plan(plan: ExperimentPlan, done: Collection[str], shared: bool = False
             ]
         printed.update(keys)
         lines.append((planned.cell.row, _column(planned, plan), *numbers))
-    table = Table.of_texts("", ("row", "column", "runs", "done", "training", "evaluation"), lines, left=2)
+    table = Table.from_texts("", ("row", "column", "runs", "done", "training", "evaluation"), lines, left=2)
     console.print(fit_terminal(table, console))
     left = [run for run in plan.configs if run.key() not in done]
     trained = first_of_each_training(left) if shared else left

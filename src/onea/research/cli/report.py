@@ -56,7 +56,7 @@ def compare(
     for label, name in zip(("first: ", "second:"), comparison.names, strict=True):
         console.print(f"{label} {name}", markup=False)
     console.print(f"difference: second minus first, {seeds}")
-    table = Table.of_texts("", ("metric", "first", "second", "difference", "95 % interval", "better in"), lines)
+    table = Table.from_texts("", ("metric", "first", "second", "difference", "95 % interval", "better in"), lines)
     console.print(fit_terminal(table, console))
     if len(comparison.seeds) > 1:
         console.print(

@@ -95,7 +95,7 @@ def _try_rates(config: RunConfig) -> None:
     rows = [("frozen", f"{trial.frozen_accuracy:.1f}")]
     rows += [(f"{rate:g}", f"{accuracy:.1f}") for rate, accuracy in sorted(trial.accuracy.items())]
     title = f"{config.method} on held-out images of the first task"
-    Console().print(terminal(Table.of_texts(title, ("learning rate", "accuracy %"), rows)))
+    Console().print(terminal(Table.from_texts(title, ("learning rate", "accuracy %"), rows)))
     print(f"--learning-rate {trial.best:g}")
     if trial.accuracy[trial.best] < trial.frozen_accuracy:
         print(
@@ -124,7 +124,7 @@ def print_summary(record: Record, folder: Path) -> None:
         cells = (MISSING if value is None else f"{value:.2f}" for value in values)
         rows.append((name, str(task["classes"]), str(task["images"]), *cells))
     title = f"{config['method']} on {config['data']}, seed {config['seed']}, {record['backbone']['name']}"
-    console.print(terminal(Table.of_texts(title, ("task", "classes", "images", *columns), rows)))
+    console.print(terminal(Table.from_texts(title, ("task", "classes", "images", *columns), rows)))
     final = headline_metrics([record], machine_dependent=False).values()
     console.print(Text("   ".join(f"{metric.title} {metric.text(record)}" for metric in final)), highlight=False)
     if skipped := record["data"].get("skipped"):

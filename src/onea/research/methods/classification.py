@@ -151,7 +151,7 @@ class FeatureClassification(Method):
             if number % processes.count == processes.rank:
                 images = _view_of(task, batch, view)
                 features[batch.to(device)] = self.features(images, hooks)[: len(batch)].float()
-        return processes.sum_of(features)
+        return processes.sum(features)
 
     def state_dict(self) -> Tensors:
         """The statistics; those of the first classifier without a prefix."""

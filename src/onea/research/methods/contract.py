@@ -177,4 +177,4 @@ class Method(ABC):
                 for total, hooks in zip(sums, modules, strict=True):
                     total += class_sums(self.features(images, hooks)[: len(batch)], labels, task.classes)
         counts = torch.bincount(task.labels - task.classes.start, minlength=len(task.classes)).to(sums.device)
-        return (processes.sum_of(sums) / counts[:, None]).float().to(device)
+        return (processes.sum(sums) / counts[:, None]).float().to(device)

@@ -126,7 +126,7 @@ def grid_table(plan: ExperimentPlan, records: Records) -> Table:
             value = summarise(numbers, len(planned.runs))
             values[planned.cell.row, heading] = replace(value, reported=printed[index])
     order = list(columns)
-    return Table.of(
+    return Table.from_values(
         title=experiment.heading,
         rows=tuple(dict.fromkeys(planned.cell.row for planned in plan.planned_cells)),
         columns=tuple(columns.values()),
@@ -168,7 +168,7 @@ def settings_table(experiment: Experiment) -> Table:
     note = (
         f"Our presets `paper/NAME`, taken by runs on the paper's backbone, {'have' if same else 'differ from'} these."
     )
-    return Table.of(experiment.heading, tuple(table.rows), columns, values, (note,))
+    return Table.from_values(experiment.heading, tuple(table.rows), columns, values, (note,))
 
 
 def _numbers(

@@ -128,7 +128,7 @@ def grid_table(setting: Setting, title: str | None = None) -> Table:
         for index, metric in enumerate(shown)
     }
     columns = tuple(TableColumn(metric.heading, "", metric.higher_is_better, metric.digits) for metric in shown)
-    return Table.of(title or setting.name, rows, columns, values)
+    return Table.from_values(title or setting.name, rows, columns, values)
 
 
 def results_table(records: Sequence[Record]) -> Table:

@@ -98,7 +98,7 @@ def _stream(records: Sequence[Record]) -> Section:
         numbers += [_after(r["metrics"]["A"], t) for r in records] + [_after(areas, t) for areas in open_set.values()]
         lines.append([task, *numbers])
     caption = "Tasks in order of arrival, and the accuracy over all classes seen after each."
-    return Section("The stream", [Table.of_texts(caption, heads, lines), *_class_names(first)])
+    return Section("The stream", [Table.from_texts(caption, heads, lines), *_class_names(first)])
 
 
 def _after(values: Sequence[float | None], t: int) -> str:
@@ -129,7 +129,7 @@ def _matrix(record: Record) -> Section:
         [task, *("" if value is None else f"{value:.1f}" for value in row)]
         for task, row in zip(tasks, matrix, strict=False)
     )
-    table = Table.of_texts(f"Accuracy of each task in percent, {name}", heads, lines)
+    table = Table.from_texts(f"Accuracy of each task in percent, {name}", heads, lines)
     return Section(picture.heading, [picture, Details("The same as numbers", [table])])
 
 
@@ -144,7 +144,7 @@ def _merges(record: Record, name: str) -> Section:
         "The larger side is the base. The smaller one enters with its share, through gates that hold back the "
         "base's strongest directions (0 is closed, 1 is open)."
     )
-    return Section(f"Merges of {name}", [Table.of_texts(caption, heads, lines)])
+    return Section(f"Merges of {name}", [Table.from_texts(caption, heads, lines)])
 
 
 def _merge_cells(task: dict[str, Any], merge: dict[str, Any], before: int) -> tuple[str, ...]:

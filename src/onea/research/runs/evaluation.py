@@ -111,8 +111,8 @@ def predict_tasks(
             for output, scores in zip(predicted, all_scores, strict=True):
                 output.copy_(scores.argmax(1))
             largest.copy_(all_scores[0].amax(1))
-    by_name = dict(zip(names, processes.sum_of(predictions).cpu(), strict=True))
-    return StreamPredictions(labels, by_name, processes.sum_of(max_scores).cpu())
+    by_name = dict(zip(names, processes.sum(predictions).cpu(), strict=True))
+    return StreamPredictions(labels, by_name, processes.sum(max_scores).cpu())
 
 
 def _scores_by_classifier(method: Method, test: ImageSubset, rows: Tensor, feature_cache: FeatureCache) -> list[Tensor]:
