@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Store a backbone in eight bits, as the embedded ones are.
+"""Quantise the weights of a backbone to int8, as those of the embedded networks.
 
     python tools/pack_weights.py float16/vit_small_patch14_112.safetensors --photos FOLDER \
         --out vit_small_patch14_112.safetensors
 
-The file holds a ViT under timm's names: a plain one, or that of ``ARCHITECTURE:FILE``. Its classification head, which
-features do without, is left out. Positions stay as they are; photos are looked at in the size of ``--image-size``.
-The new file says which weights it was made of. ``--photos`` names a folder with about a thousand photos: each matrix is
-then rounded column by column, and later columns make up for what earlier ones lose on the inputs that these photos give
-(GPTQ, https://arxiv.org/abs/2210.17323). Without it every weight is rounded on its own. ``--expanded FILE`` also writes
-what the network will compute with, in float32, to compare the two elsewhere.
+The file holds a ViT under timm's names: a plain one, or that of ``ARCHITECTURE:FILE``. Its classification head is left
+out. Positions are not changed; photos are resized to ``--image-size``. The metadata of the new file contain the sha256
+of the original weights. ``--photos`` is a folder of about a thousand photos: each matrix is then rounded column by
+column, and later columns compensate the errors of earlier ones on the inputs from these photos (GPTQ,
+https://arxiv.org/abs/2210.17323). Without it every weight is rounded separately. ``--expanded FILE`` also writes the
+quantised weights in float32, for comparisons.
 """
 
 from __future__ import annotations
@@ -28,21 +28,61 @@ from onea.files import write_atomically
 from onea.model.learning.images import find_images, read_unlabelled
 from onea.tensors import Tensors
 from onea.vit.backbones import digest_of
-from onea.vit.eight_bits import LARGEST, SCALE, expanded, packed, rounded
 from onea.vit.network_config import NetworkConfig
-from onea.vit.weight_files import build_network, load_config, read_weights, split_file_name, without_head
+from onea.vit.weight_files import (
+    INT8_SCALE,
+    build_network,
+    dequantise,
+    load_config,
+    read_weights,
+    split_file_name,
+    without_head,
+)
 
+LARGEST = 127  # of the integers, which are symmetric around 0
+CLIP_RATIOS = (1.0, 0.97, 0.94, 0.91, 0.88, 0.85, 0.8, 0.75, 0.7, 0.6, 0.5)  # of the largest weight of a row
 DAMPING = 0.01  # of the mean square of the inputs
 MATRICES = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")  # of a block, in the order of computation
 
 
-def rounded_together(matrix: Tensor, scales: Tensor, inputs: Tensor) -> Tensor:
-    """Whole numbers for a matrix, column by column; later columns make up for what earlier ones lose on these inputs.
+def quantise(tensors: Mapping[str, Tensor]) -> Tensors:
+    """These tensors with every matrix and convolution in int8; norms, biases, tokens and positions stay as they are.
+
+    >>> quantise({"a.weight": torch.tensor([[0.5, -0.5]]), "a.bias": torch.ones(1)})["a.weight"].tolist()
+    [[127, -127]]
+    """
+    result: Tensors = {}
+    for name, tensor in tensors.items():
+        if tensor.ndim > 1 and name.endswith(".weight"):
+            result[name], result[name + INT8_SCALE] = quantise_rows(tensor)
+        else:
+            result[name] = tensor
+    return result
+
+
+def quantise_rows(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Integers, and the scale of each row, for the clipping of ``CLIP_RATIOS`` with the smallest squared error."""
+    rows = matrix.double().flatten(1)
+    largest = rows.abs().amax(1, keepdim=True).clamp(min=1e-300)  # a row of zeros stays one
+    best = torch.full((len(rows), 1), -1.0, dtype=torch.float64)
+    numbers, scales = torch.zeros_like(rows), torch.zeros_like(best)
+    for ratio in CLIP_RATIOS:
+        trial = (rows * (LARGEST / (ratio * largest))).round().clamp(-LARGEST, LARGEST)
+        product, square = (rows * trial).sum(1, keepdim=True), trial.square().sum(1, keepdim=True).clamp(min=1)
+        explained = product.square() / square  # of the row's squares, with the best scale for these integers
+        better = explained > best
+        numbers, scales = torch.where(better, trial, numbers), torch.where(better, product / square, scales)
+        best = torch.where(better, explained, best)
+    return numbers.to(torch.int8).view(matrix.shape), scales.flatten().float()
+
+
+def quantise_with_inputs(matrix: Tensor, scales: Tensor, inputs: Tensor) -> Tensor:
+    """Integers for a matrix, column by column; later columns compensate the errors of earlier ones on these inputs.
 
     Args:
         matrix: ``[rows, columns]``.
         scales: of its rows.
-        inputs: what it is multiplied with, ``[N, columns]``.
+        inputs: of the matrix product, ``[N, columns]``.
     """
     left, units, inputs = matrix.double().clone(), scales.double(), inputs.double()
     moments = inputs.T @ inputs / len(inputs)
@@ -57,22 +97,22 @@ def rounded_together(matrix: Tensor, scales: Tensor, inputs: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def packed_for(vit: Any, weights: Mapping[str, Tensor], pixels: Tensor) -> Tensors:
-    """These weights in eight bits; each matrix is rounded for the inputs that the matrices before it, rounded, give.
+def quantise_for_photos(vit: Any, weights: Mapping[str, Tensor], pixels: Tensor) -> Tensors:
+    """These weights in int8; each matrix is quantised for the inputs that the quantised matrices before it give.
 
     Args:
         vit: timm's network with these weights, for images of the size of ``pixels``; its matrices are replaced.
-        weights: as they are in the file.
-        pixels: photos as the network gets them.
+        weights: as stored in the file.
+        pixels: photos as input of the network.
     """
     result: Tensors = dict(weights)
 
     def store(layer: nn.Module, name: str, inputs: Tensor) -> None:
         matrix = layer.get_parameter("weight")
-        _, scales = rounded(matrix)
-        numbers = rounded_together(matrix.flatten(1), scales, inputs.flatten(0, -2)).view(matrix.shape)
-        result[f"{name}.weight"], result[f"{name}.weight{SCALE}"] = numbers, scales
-        matrix.copy_(expanded({"": numbers, SCALE: scales})[""])
+        _, scales = quantise_rows(matrix)
+        numbers = quantise_with_inputs(matrix.flatten(1), scales, inputs.flatten(0, -2)).view(matrix.shape)
+        result[f"{name}.weight"], result[f"{name}.weight{INT8_SCALE}"] = numbers, scales
+        matrix.copy_(dequantise({"": numbers, INT8_SCALE: scales})[""])
 
     patch = vit.patch_embed.proj
     store(patch, "patch_embed.proj", F.unfold(pixels, patch.kernel_size, stride=patch.stride).transpose(1, 2))
@@ -90,7 +130,7 @@ def packed_for(vit: Any, weights: Mapping[str, Tensor], pixels: Tensor) -> Tenso
 
 
 def network_input(folder: Path, size: int, config: NetworkConfig) -> Tensor:
-    """The photos of a folder as a network of this size gets them."""
+    """The photos of a folder as input of a network for this image size."""
     pixels = torch.from_numpy(read_unlabelled(find_images(folder), size).pixels).float() / 255
     return (pixels - torch.tensor(config.mean)[:, None, None]) / torch.tensor(config.std)[:, None, None]
 
@@ -108,22 +148,22 @@ def main() -> None:
     parts = split_file_name(arguments.weights)
     if parts is None:
         parser.error(f"{arguments.weights} is no .safetensors file")
-    told, path = parts
-    source, config = read_weights(path), load_config(path, told) or NetworkConfig()
+    architecture, path = parts
+    source, config = read_weights(path), load_config(path, architecture) or NetworkConfig()
     weights = without_head(source)
     if arguments.photos:
         vit = build_network(weights, config, path).eval()
         if size := arguments.image_size:
             vit.set_input_size(img_size=(size, size))
         side = vit.patch_embed.img_size[0]
-        small = packed_for(vit, weights, network_input(arguments.photos, side, config))
+        small = quantise_for_photos(vit, weights, network_input(arguments.photos, side, config))
     else:
-        small = packed(weights)
+        small = quantise(weights)
     # One entry, because safetensors writes several in any order.
     about = {"made_of": f"weights with sha256 {digest_of(source)}, rounded to int8 with a float32 scale for each row"}
     write_atomically(arguments.out, save(small, about))
     if arguments.expanded:
-        write_atomically(arguments.expanded, save(expanded(small)))
+        write_atomically(arguments.expanded, save(dequantise(small)))
     print(f"{arguments.out}: {arguments.out.stat().st_size:,} bytes")
     print(f"sha256 of the weights before {digest_of(source)}\nsha256 of the weights now    {digest_of(small)}")
 

@@ -31,7 +31,7 @@ from onea.model.evaluation.label_errors import find_label_errors
 from onea.model.learning.images import read_labelled
 from onea.model.learning.update import initial_state
 from onea.model.parameters import choose_options
-from onea.vit.embedded import FAST
+from onea.vit.network_config import FAST
 
 UPDATES = Path(__file__).with_name("grocery-arrivals.json")
 MOVED, NAMED, SERIES = 20, 40, 4

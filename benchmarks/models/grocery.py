@@ -33,7 +33,7 @@ from onea.model.learning.series import GROUPS, groups_by_class
 from onea.model.learning.update import initial_state
 from onea.model.learning.update_images import held_out_rows
 from onea.model.parameters import choose_options
-from onea.vit.embedded import FAST
+from onea.vit.network_config import FAST
 
 UPDATES = Path(__file__).with_name("grocery-arrivals.json")
 # By a preset; its name may mean another one later.

@@ -25,8 +25,8 @@ from torch.nn import functional as F
 from onea.data.image_files import map_threaded
 from onea.model.engine import Engine
 from onea.model.learning.images import find_images
-from onea.vit.embedded import DEFAULT
 from onea.vit.hooks import NO_HOOKS
+from onea.vit.network_config import DEFAULT
 
 
 def some(folder: Path, most: int) -> list[Path]:

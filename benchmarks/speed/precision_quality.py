@@ -25,7 +25,7 @@ from onea.research.record import Record
 from onea.research.runs.config import RunConfig, make_config
 from onea.research.runs.executors import LocalProcesses
 from onea.research.runs.grid import Failure, GridProgress, RecordStore, run_grid
-from onea.vit.embedded import EMBEDDED
+from onea.vit.network_config import EMBEDDED
 
 
 class Lines(GridProgress):

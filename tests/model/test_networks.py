@@ -12,7 +12,7 @@ from support.models import class_folders, resealed
 
 import onea as product
 from onea.errors import OneaError
-from onea.vit.embedded import DEFAULT, EMBEDDED, FAST
+from onea.vit.network_config import DEFAULT, EMBEDDED, FAST
 
 BETTER = f"A new model with the network {DEFAULT}"
 

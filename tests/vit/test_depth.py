@@ -15,7 +15,7 @@ from onea.errors import OneaError
 from onea.model.parameters import choose_options
 from onea.research.runs.config import make_config
 from onea.vit.backbones import load_backbone
-from onea.vit.embedded import depth_for_models
+from onea.vit.network_config import depth_for_models
 
 DEPTH = 3
 

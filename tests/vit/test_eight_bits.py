@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights in eight bits, and the two networks that come in them."""
+"""Weights in int8, and the two embedded networks, which are stored so."""
 
 from __future__ import annotations
 
@@ -11,34 +11,35 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from support.pages import script
 from support.tiny import save_plain
 
 from onea.errors import OneaError
 from onea.model.parameters import Parameters
 from onea.research.runs.config import RunConfig
 from onea.vit.backbones import digest_of, load_backbone, stamp_of_weights
-from onea.vit.eight_bits import expanded, packed
-from onea.vit.embedded import DEFAULT, EMBEDDED, FAST, file_of, full_name
-from onea.vit.weight_files import without_head
+from onea.vit.network_config import DEFAULT, EMBEDDED, FAST, embedded_file, full_name
+from onea.vit.weight_files import dequantise, without_head
 
+quantise = script("pack_weights", "tools").quantise
 MATRIX, SCALE = "blocks.0.attn.qkv.weight", "blocks.0.attn.qkv.weight.scale"
 
 
 def rounded(matrix: torch.Tensor) -> torch.Tensor:
-    return expanded(packed({"some.weight": matrix}))["some.weight"]
+    return dequantise(quantise({"some.weight": matrix}))["some.weight"]
 
 
-# packing
+# quantisation
 
 
 @given(st.integers(0, 10**6), st.sampled_from([(5, 40), (3, 2, 4, 4), (1, 1)]), st.floats(-30, 30))
-def test_no_weight_moves_further_than_clipping_is_worth(seed, shape, power):
-    """No row is worse than one rounded at its largest weight, of which each is half a step away at most."""
+def test_clipping_never_increases_the_error_of_a_row(seed, shape, power):
+    """No row has a larger error than without clipping, where every weight is within half a step."""
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 10.0**power
     rows, found = matrix.double().flatten(1), rounded(matrix).double().flatten(1)
     step = rows.abs().amax(1, keepdim=True) / 127
     plain = (rows / step).round() * step
-    # One float32 is the scale of a row, so each of its weights is out by a part in 2**24 of itself besides.
+    # The scale of a row is rounded to float32: a further relative error of 2**-24.
     bound = (rows - plain).norm(dim=1) + 2.0**-23 * rows.norm(dim=1)
     assert ((rows - found).norm(dim=1) <= bound).all()
 
@@ -51,29 +52,29 @@ def test_an_outlier_does_not_take_the_steps_from_all_others():
     assert error < ((row / step).round() * step - row).square().sum()
 
 
-def test_matrices_are_packed_and_nothing_else():
+def test_only_matrices_are_quantised():
     tensors = {
         "patch_embed.proj.weight": torch.randn(4, 3, 2, 2),
         "norm.weight": torch.randn(4).half(),
         "pos_embed": torch.randn(1, 5, 4).half(),
         "blocks.0.mlp.fc1.weight": torch.cat([torch.randn(2, 4), torch.zeros(1, 4)]),
     }
-    small = packed(tensors)
+    small = quantise(tensors)
     assert {name for name, tensor in small.items() if tensor.dtype == torch.int8} == {
         "patch_embed.proj.weight",
         "blocks.0.mlp.fc1.weight",
     }
     assert small["patch_embed.proj.weight.scale"].shape == (4,)
     assert torch.equal(small["pos_embed"], tensors["pos_embed"])
-    large = expanded(small)
+    large = dequantise(small)
     assert large.keys() == tensors.keys()
     assert {tensor.dtype for tensor in large.values()} == {torch.float32}
     assert not large["blocks.0.mlp.fc1.weight"][2].any(), "a row of zeros stays one"
 
 
-def test_expanded_weights_are_nobody_elses():
+def test_dequantised_weights_share_no_memory():
     mine = {"norm.weight": torch.ones(3)}
-    expanded(mine)["norm.weight"].zero_()
+    dequantise(mine)["norm.weight"].zero_()
     assert mine["norm.weight"].all()
 
 
@@ -82,11 +83,11 @@ def test_expanded_weights_are_nobody_elses():
 
 @pytest.fixture
 def small(tiny_vit) -> dict[str, torch.Tensor]:
-    return packed(load_file(tiny_vit))
+    return quantise(load_file(tiny_vit))
 
 
 def test_a_file_in_eight_bits_loads_by_its_path(small, tiny_vit, tmp_path):
-    head = {"head.weight": torch.ones(3, 64, dtype=torch.int8)}  # nobody reads it, so its scale is not missed
+    head = {"head.weight": torch.ones(3, 64, dtype=torch.int8)}  # not read, so its scale is not missed
     save_plain(small | head, tmp_path / "small.safetensors")
     loaded, exact = load_backbone(str(tmp_path / "small.safetensors")), load_backbone(tiny_vit)
     assert loaded.digest == digest_of(small | head) != exact.digest
@@ -118,7 +119,7 @@ def test_a_bad_file_gets_one_sentence(change, words, small, tmp_path):
     assert "\n" not in str(caught.value)
 
 
-# what comes with onea
+# embedded networks
 
 
 def test_the_names_of_the_embedded_networks():
@@ -131,8 +132,8 @@ def test_the_names_of_the_embedded_networks():
 
 @pytest.mark.parametrize(("name", "megabytes"), [(DEFAULT, 22), (FAST, 11.1)])
 def test_embedded_weights_are_light_and_whole(name, megabytes):
-    tensors = load_file(file_of(name))
-    assert file_of(name).stat().st_size < megabytes * 1e6
+    tensors = load_file(embedded_file(name))
+    assert embedded_file(name).stat().st_size < megabytes * 1e6
     assert digest_of(tensors) == EMBEDDED[name]
     assert tensors.keys() == without_head(tensors).keys()
     assert all(tensor.isfinite().all() for tensor in tensors.values())
@@ -159,14 +160,14 @@ def test_the_default_network_computes_what_it_did_in_float16():
 
 
 def test_a_damaged_embedded_network_is_not_used(monkeypatch, tmp_path):
-    copy = Path(shutil.copy(file_of(FAST), tmp_path))
+    copy = Path(shutil.copy(embedded_file(FAST), tmp_path))
     content = bytearray(copy.read_bytes())
     content[-1] ^= 1
     copy.write_bytes(content)
-    monkeypatch.setattr("onea.vit.backbones.file_of", lambda name: copy)
+    monkeypatch.setattr("onea.vit.backbones.embedded_file", lambda name: copy)
     with pytest.raises(OneaError, match=f"'{FAST}' is damaged; install onea again"):
         load_backbone(FAST)
 
 
 def test_every_embedded_file_has_a_digest():
-    assert EMBEDDED.keys() == {path.stem for path in file_of(FAST).parent.glob("*.safetensors")}
+    assert EMBEDDED.keys() == {path.stem for path in embedded_file(FAST).parent.glob("*.safetensors")}

@@ -16,7 +16,7 @@ from support.toys import images_for, randomised, toy, write_toy
 
 from onea.errors import OneaError
 from onea.vit.backbones import digest_of, load_backbone, save_backbone
-from onea.vit.embedded import EMBEDDED, FAST, file_of
+from onea.vit.network_config import EMBEDDED, FAST, embedded_file
 from onea.vit.weight_files import METADATA, split_file_name
 
 # Toy widths, true head counts: 16, of which none is 64 wide.
@@ -108,7 +108,7 @@ def test_a_plain_file_is_what_files_were_before(tiny_vit, tmp_path):
 
 @pytest.mark.parametrize("name", sorted(EMBEDDED))
 def test_copies_of_the_embedded_networks_are_known_by_their_digest(name, tmp_path):
-    shutil.copy(file_of(name), tmp_path / "copy.safetensors")
+    shutil.copy(embedded_file(name), tmp_path / "copy.safetensors")
     assert load_backbone(str(tmp_path / "copy.safetensors")).digest == EMBEDDED[name]
 
 

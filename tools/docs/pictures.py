@@ -43,7 +43,7 @@ def network() -> tuple[Canvas, str]:
     """One block of the network with its adapter, and how many numbers are trained and kept."""
     from onea.vit.adapter import Adapters
     from onea.vit.backbones import load_backbone
-    from onea.vit.embedded import DEFAULT
+    from onea.vit.network_config import DEFAULT
 
     vit = load_backbone(DEFAULT)
     adapters = Adapters(vit.depth, vit.width, rank=64, generator=torch.Generator())
@@ -127,9 +127,9 @@ def prototypes() -> tuple[Canvas, str]:
     from onea.model.engine import Engine
     from onea.model.learning.images import read_unlabelled
     from onea.research.data.sources import load_dataset
-    from onea.vit.embedded import FAST
     from onea.vit.heads import cosine_scores
     from onea.vit.hooks import NO_HOOKS
+    from onea.vit.network_config import FAST
 
     data, engine = load_dataset("glyphs-mini"), Engine(FAST, "cpu", "fp32", 1, mirror=False)
     classes = max(data.groups, key=lambda group: len(group.classes)).classes[:6]

@@ -38,8 +38,7 @@ from onea.model.state import State
 from onea.model.storage.folder import StoredVersions, read_present, save
 from onea.model.versions import Versioned, Versions
 from onea.runtime import NO_PROGRESS, Progress
-from onea.vit.embedded import depth_for_models
-from onea.vit.network_config import NetworkConfig
+from onea.vit.network_config import NetworkConfig, depth_for_models
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

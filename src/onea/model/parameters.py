@@ -15,9 +15,8 @@ from onea.learner.merged_adapter import MergingOptions
 from onea.learner.one_a import PUBLISHED, OneAOptions, OneAPlusOptions
 from onea.model.state import classifier_for
 from onea.options import make_options, normalise_names
-from onea.vit.embedded import DEFAULT
 from onea.vit.frozen import FrozenViT
-from onea.vit.network_config import check_image_size
+from onea.vit.network_config import DEFAULT, check_image_size
 
 OPTIONS = ("epochs", "learning_rate", "batch_size", "rank", "single_class", "views")  # of the training and the merge
 NETWORK = ("backbone", "depth", "image_size", "mirror")

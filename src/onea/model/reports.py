@@ -12,7 +12,7 @@ from onea.metrics import wilson_interval
 from onea.model.held_out import Accuracy
 from onea.model.names import is_folder_name
 from onea.text import list_names, plural, printable
-from onea.vit.embedded import DEFAULT, FAST
+from onea.vit.network_config import DEFAULT, FAST
 
 _MAX_NAMED = 3  # photos, files or classes in one line
 MIN_ADVISED = 10  # photos of a class

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from onea.errors import OneaError
 from onea.research.methods.aper import why_not_affine
 from onea.vit.backbones import load_backbone
-from onea.vit.embedded import EMBEDDED, full_name
 from onea.vit.frozen import FrozenViT, freeze
-from onea.vit.network_config import licence_notice
+from onea.vit.network_config import EMBEDDED, full_name, licence_notice
 from onea.vit.weight_files import build_untrained, split_file_name, timm_config
 
 Row = tuple[str, str]

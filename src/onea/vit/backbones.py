@@ -16,9 +16,8 @@ from torch import Tensor
 from onea.errors import OneaError
 from onea.files import cache_folder, file_stamp, read_json, write_atomically, write_json
 from onea.vit.blocks import block_ops_for
-from onea.vit.embedded import DEFAULT, EMBEDDED, file_of, full_name
 from onea.vit.frozen import FrozenViT, freeze
-from onea.vit.network_config import NetworkConfig, check_image_size
+from onea.vit.network_config import DEFAULT, EMBEDDED, NetworkConfig, check_image_size, embedded_file, full_name
 from onea.vit.weight_files import (
     EXAMPLE_NAME,
     METADATA,
@@ -54,7 +53,7 @@ def load_backbone(
         check_image_size(image_size)
     name = full_name(name)
     if name in EMBEDDED:
-        vit = _from_file(file_of(name), name, NetworkConfig(licence="apache-2.0"))
+        vit = _from_file(embedded_file(name), name, NetworkConfig(licence="apache-2.0"))
         if vit.digest != EMBEDDED[name]:
             raise OneaError(f"The embedded backbone '{name}' is damaged; install onea again.")
     elif parts := split_file_name(name):
@@ -104,7 +103,7 @@ def stamp_of_weights(name: str) -> str:
 
 def _weights_file(name: str) -> Path | None:
     if name in EMBEDDED:
-        return file_of(name)
+        return embedded_file(name)
     parts = split_file_name(name)
     return parts[1] if parts else cached_weights(name)
 

@@ -17,12 +17,12 @@ from torch import Tensor
 from onea.errors import OneaError, did_you_mean, truncate
 from onea.files import check_path, read_regular, read_tensors
 from onea.tensors import Tensors
-from onea.vit.eight_bits import expanded
-from onea.vit.embedded import DEFAULT, EMBEDDED
-from onea.vit.network_config import PLAIN, NetworkConfig
+from onea.vit.network_config import DEFAULT, EMBEDDED, PLAIN, NetworkConfig
 
 METADATA = "config"
 """The key of a safetensors file's metadata that holds its ``NetworkConfig`` as JSON."""
+INT8_SCALE = ".scale"
+"""Suffix of the name of an int8 weight's scales, one float32 per row; a weight is its integer times its scale."""
 _SUFFIX = ".safetensors"
 _HEAD_WIDTH = 64  # of a plain ViT
 _LONGEST_CONFIG = 2**20
@@ -80,11 +80,40 @@ def missing_config(path: Path) -> OneaError:
     )
 
 
+def dequantise(tensors: Mapping[str, Tensor]) -> Tensors:
+    """The weights in float32, in new memory; int8 weights are multiplied by their scales.
+
+    Raises:
+        ValueError: the scales do not fit the weights.
+    """
+    quantised = {name for name, tensor in tensors.items() if tensor.dtype == torch.int8}
+    scales = {name + INT8_SCALE for name in quantised}
+    result: Tensors = {}
+    for name, tensor in tensors.items():
+        if name in quantised:  # integers times floats: one pass, without a copy in between
+            scale = _scale(name, tensors)
+            result[name] = tensor * scale.view(-1, *(1,) * (tensor.ndim - 1))
+        elif name not in scales:
+            result[name] = tensor.to(torch.float32, copy=True)
+    return result
+
+
+def _scale(name: str, tensors: Mapping[str, Tensor]) -> Tensor:
+    matrix, scale = tensors[name], tensors.get(name + INT8_SCALE)
+    if scale is None:
+        raise ValueError(f"there is no {name}{INT8_SCALE}")
+    if scale.dtype != torch.float32 or scale.shape != matrix.shape[:1] or matrix.ndim == 0:
+        raise ValueError(f"{name}{INT8_SCALE} is not one float32 for each row")
+    if not scale.isfinite().all():
+        raise ValueError(f"{name}{INT8_SCALE} is not finite")
+    return scale
+
+
 def build_network(tensors: Mapping[str, Tensor], config: NetworkConfig, path: Path) -> Any:
     """timm's network with these weights."""
     what = "a plain timm ViT" if config.architecture == PLAIN else f"timm's {config.architecture}"
     try:
-        weights = expanded(_without_classifier(tensors, config))
+        weights = dequantise(_without_classifier(tensors, config))
         return _assigned(weights, config)
     except _WRONG as error:
         reason = truncate((str(error).splitlines() or [type(error).__name__])[-1].strip())

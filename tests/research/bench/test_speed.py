@@ -22,8 +22,8 @@ from onea.research.bench.config import CLASSES, BenchConfig
 from onea.research.bench.measure import bench_backbone, inference_flops, make_workload, training_flops
 from onea.research.bench.plain import plain_network
 from onea.research.runs.evaluation import count_flops
-from onea.vit.embedded import FAST
 from onea.vit.hooks import NO_HOOKS
+from onea.vit.network_config import FAST
 
 CONFIG = BenchConfig(FAST, rank=64, device="cpu", batch=10, precision="fp32", threads=1, seconds=0.05)
 

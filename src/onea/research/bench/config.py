@@ -10,7 +10,7 @@ from onea.errors import OneaError
 from onea.options import Validated, check_threads
 from onea.research.runs.config import RunConfig
 from onea.schema import Range
-from onea.vit.embedded import full_name
+from onea.vit.network_config import full_name
 
 if TYPE_CHECKING:  # `onea --help` needs no torch
     import torch

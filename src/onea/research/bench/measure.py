@@ -42,11 +42,10 @@ from onea.research.streams import Stream
 from onea.runtime import Progress, Runtime
 from onea.vit.backbones import load_backbone
 from onea.vit.batching import EVALUATION_BATCH
-from onea.vit.embedded import EMBEDDED
 from onea.vit.fp8 import from_fp8, quantise_rows, scaled_matmul
 from onea.vit.frozen import FrozenViT, freeze
 from onea.vit.heads import cosine_scores
-from onea.vit.network_config import NetworkConfig
+from onea.vit.network_config import EMBEDDED, NetworkConfig
 from onea.vit.weight_files import build_untrained
 
 SEED = 1

@@ -14,7 +14,7 @@ from onea.errors import OneaError, truncate
 from onea.research.data import data_name
 from onea.research.paper.experiment import BACKBONE, DATASETS, Cell, Experiment, data_title
 from onea.research.record import Record
-from onea.vit.embedded import full_name
+from onea.vit.network_config import full_name
 
 if TYPE_CHECKING:
     from onea.research.runs.config import RunConfig

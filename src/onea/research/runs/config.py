@@ -15,8 +15,7 @@ from onea.errors import OneaError, did_you_mean, import_extra, truncate
 from onea.options import LARGEST, MachineOptions, check_threads, make_options
 from onea.research.data import data_name
 from onea.research.methods.presets import Preset
-from onea.vit.embedded import FAST, full_name
-from onea.vit.network_config import PLAIN, check_image_size
+from onea.vit.network_config import FAST, PLAIN, check_image_size, full_name
 
 _PETABYTE = 1_000_000  # in gigabytes
 _LONGEST_NAME = 255  # bytes, on every usual file system
