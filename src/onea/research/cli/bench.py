@@ -55,18 +55,17 @@ def bench(
     if data and export:
         raise OneaError("--data and --export exclude each other; give one of them.")
     mode = "data" if data else "export" if export else ""
-    if wrong := next((name for name in _NO_EFFECT.get(mode, ()) if name in options), None):
-        raise OneaError(f"--{wrong} has no effect with --{mode}; leave it out.")
+    if unused := next((name for name in _NO_EFFECT.get(mode, ()) if name in options), None):
+        raise OneaError(f"--{unused} has no effect with --{mode}; leave it out.")
     if options.get("quick"):
         options.setdefault("seconds", BenchConfig.seconds / 10)
     config = make_options(BenchConfig, options)
     check_writable(out)
     console = Console(stderr=True)
     with console.status("preparing") as status:
-        on_status = status.update
         if data:
-            result = stream_bench(config, data, out, on_status)
+            result = stream_bench(config, data, out, status.update)
         else:
-            result = export_bench(config, on_status) if export else measure(config, on_status)
+            result = (export_bench if export else measure)(config, status.update)
     print_result(result)
     print(result.write(out))

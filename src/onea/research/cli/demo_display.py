@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from onea.cli.display import OnScreen
-from onea.presentation.tables import terminal, terminal_style
+from onea.presentation.tables import MISSING, terminal, terminal_style
 from onea.research.record import Record
 from onea.research.report.aggregate import results_table
 from onea.research.report.html import two_lines
@@ -27,7 +27,6 @@ class DemoDisplay(OnScreen, Progress):
 
     def __init__(self, titles: dict[str, str], names: Sequence[str], sizes: Sequence[int], console: Console):
         self._titles, self._names, self._sizes, self._console = titles, names, sizes, console
-        self._seen = [0, *accumulate(sizes)]
         self._accuracies: dict[str, list[float]] = {method: [] for method in titles}
         self._method = self._title = self._current_task = self._activity = ""
         self._task_progress = 0.0  # trained fraction of the current task
@@ -46,8 +45,8 @@ class DemoDisplay(OnScreen, Progress):
         self._accuracies[method] = list(earlier["metrics"]["A"]) if earlier else []
         self._current_task, self._activity = self._title, "preparing"
         self._first_task = len(self._accuracies[method])
-        if self._first_task and not self._console.is_terminal:
-            self._print_line(f"{self._title}: {self._first_task} of {len(self._sizes)} tasks were learned earlier")
+        if self._first_task:
+            self._log(f"{self._title}: {self._first_task} of {len(self._sizes)} tasks were learned earlier")
         return self
 
     def start_task(self, task: int, tasks: int, name: str) -> None:
@@ -82,23 +81,17 @@ class DemoDisplay(OnScreen, Progress):
         self._accuracies[self._method].append(accuracy)
         self._task_progress = 0.0
         self._activity = "saving"
-        if not self._console.is_terminal:
-            self._print_line(
-                f"{self._title:<12}  task {task + 1}/{len(self._sizes)}  "
-                f"{self._names[task]:<10} +{self._sizes[task]:<3} A_t {accuracy:5.1f} %"
-            )
+        self._log(
+            f"{self._title:<12}  task {task + 1}/{len(self._sizes)}  "
+            f"{self._names[task]:<10} +{self._sizes[task]:<3} A_t {accuracy:5.1f} %"
+        )
 
-    def _print_line(self, line: str) -> None:
-        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+    def _log(self, line: str) -> None:
+        """Print a line where there is no terminal for the table."""
+        if not self._console.is_terminal:
+            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def _draw(self) -> Group:
-        blank = Text("")
-        if not self._current_task:
-            return Group(self._table(), blank)
-        progress = Text.assemble((self._current_task, "bold"), ("  " + self._activity, "dim"))
-        return Group(self._table(), blank, progress, self._clock())
-
-    def _table(self) -> Table:
         table = Table(**terminal_style() | {"padding": 0})
         table.title = Text("Accuracy over all classes seen so far (A_t, %) after each task\n", "bold")
         table.add_column("task\nnew classes", style="bold", no_wrap=True)
@@ -106,13 +99,16 @@ class DemoDisplay(OnScreen, Progress):
             table.add_column(Text(f"{name}\n+{size}"), justify="right", min_width=5, overflow="fold")
         for method, title in self._titles.items():
             table.add_row(title, *(self._cell(method, task) for task in range(len(self._sizes))))
-        return table
+        lines = [Text("")]
+        if self._current_task:
+            lines += [Text.assemble((self._current_task, "bold"), ("  " + self._activity, "dim")), self._clock()]
+        return Group(table, *lines)
 
     def _cell(self, method: str, task: int) -> Text:
         measured = self._accuracies[method]
         if task >= len(measured):
-            running = self._current_task and method == self._method and task == len(measured)
-            return Text("···" if running else "–", "yellow" if running else "dim")
+            is_running = self._current_task and method == self._method and task == len(measured)
+            return Text("···", "yellow") if is_running else Text(MISSING, "dim")
         accuracies = [values[task] for values in self._accuracies.values() if len(values) > task]
         best = len(accuracies) > 1 and measured[task] == max(accuracies)
         return Text(f"{measured[task]:.1f}", "bold green" if best else "")
@@ -123,8 +119,9 @@ class DemoDisplay(OnScreen, Progress):
         text = f"{now - self._demo_started:,.0f} s so far"
         if done < len(self._sizes):
             # Training time is about proportional to classes, which all have the same number of images.
-            learned = self._seen[done] - self._seen[self._first_task] + self._task_progress * self._sizes[done]
-            left = self._seen[-1] - self._seen[self._first_task] - learned
+            seen, first = [0, *accumulate(self._sizes)], self._first_task
+            learned = seen[done] - seen[first] + self._task_progress * self._sizes[done]
+            left = seen[-1] - seen[first] - learned
             if learned > 1:
                 text += f", about {(now - self._method_started) / learned * left:,.0f} s left for {self._title}"
         return Text(text, "dim")

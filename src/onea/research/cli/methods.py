@@ -3,16 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Annotated, Any
 
 import typer
 
+from onea.classifiers import CLASSIFIERS
+from onea.merging import OPERATORS
+from onea.presentation.tables import Table, terminal
 from onea.research.runs.config import RunConfig
-
-if TYPE_CHECKING:
-    from onea.presentation.tables import Table
 
 
 def methods(
@@ -38,10 +38,14 @@ def methods(
     """
     from rich.console import Console
 
-    from onea.presentation.tables import terminal
-
-    tables = ((operators, _operators), (classifiers, _classifiers), (datasets, _datasets), (metrics, _metrics))
-    chosen = [table for flag, table in (*tables, (backbones, lambda: _backbones(name))) if flag]
+    tables = (
+        (operators, lambda: _components("operator", OPERATORS.load_all())),
+        (classifiers, lambda: _components("classifier", CLASSIFIERS.load_all())),
+        (datasets, _datasets),
+        (metrics, _metrics),
+        (backbones, lambda: _backbones(name)),
+    )
+    chosen = [table for flag, table in tables if flag]
     for number, make_table in enumerate(chosen or [lambda: _options(name, preset, data) if name else _methods()]):
         table = make_table()
         console = Console(highlight=False)
@@ -51,13 +55,13 @@ def methods(
 def _methods() -> Table:
     from onea.research.methods import METHODS
 
-    lines = []
+    rows = []
     for name, method in METHODS.load_all().items():
         passes = ", ".join(f"{method.forward_passes(method.Options(), tasks):g}" for tasks in (1, 10, 40))
         title = f"{method.title}{'*' if method.in_paper else ''}{_link(method.paper)}"
-        lines.append((name, f"{title}\ntrains {method.trains}\nstores {method.stores}", passes))
+        rows.append((name, f"{title}\ntrains {method.trains}\nstores {method.stores}", passes))
     notes = ("passes: forward passes per image, after 1, 10 and 40 tasks", "*: in the One-A paper's tables")
-    return replace(_of_texts(("method", "description", "passes"), lines, left=2), notes=notes)
+    return replace(Table.from_texts("", ("method", "description", "passes"), rows, left=2), notes=notes)
 
 
 def _options(name: str, preset: str, data: str) -> Table:
@@ -67,66 +71,48 @@ def _options(name: str, preset: str, data: str) -> Table:
     from onea.research.methods import method_class
     from onea.research.paper.scale import option_values
 
-    options = method_class(name).Options
-    values = option_values(name, preset, data)
-    names = [option for option, *_ in list_options(options)]
-    lines = ((f"--{one.replace('_', '-')}", str(values[one]), meaning(options, one)) for one in names)
-    return _of_texts(("option", "default", "meaning"), lines, f"options of {name}, preset {preset}, for {data}")
+    kind, values = method_class(name).Options, option_values(name, preset, data)
+    rows = [
+        (f"--{option.replace('_', '-')}", str(values[option]), meaning(kind, option))
+        for option, *_ in list_options(kind)
+    ]
+    title = f"options of {name}, preset {preset}, for {data}"
+    return Table.from_texts(title, ("option", "default", "meaning"), rows, left=3)
 
 
-def _operators() -> Table:
-    from onea.merging import OPERATORS
-
-    return _with_options("operator", OPERATORS.load_all())
-
-
-def _classifiers() -> Table:
-    from onea.classifiers import CLASSIFIERS
-
-    return _with_options("classifier", CLASSIFIERS.load_all())
-
-
-def _with_options(heading: str, classes: Mapping[str, Any]) -> Table:
-    from dataclasses import fields
-
-    lines = []
-    for name, each in classes.items():
-        options = ", ".join(f"{field.name}={field.default}" for field in fields(each))
-        lines.append((name, f"{each.title}{_link(each.paper)}" + (f"\n{options}" if options else "")))
-    return _of_texts((heading, "description and options"), lines)
+def _components(heading: str, classes: Mapping[str, Any]) -> Table:
+    """Merging operators or classifiers, with the defaults of their options."""
+    rows = []
+    for name, kind in classes.items():
+        options = ", ".join(f"{field.name}={field.default}" for field in fields(kind))
+        rows.append((name, f"{kind.title}{_link(kind.paper)}" + (f"\n{options}" if options else "")))
+    return Table.from_texts("", (heading, "description and options"), rows, left=2)
 
 
 def _datasets() -> Table:
     from onea.research.data.sources import DATASETS
 
-    return _of_texts(
-        ("--data", "description"), ((info.usage, info.description) for info in DATASETS.load_all().values())
-    )
+    rows = ((info.usage, info.description) for info in DATASETS.load_all().values())
+    return Table.from_texts("", ("--data", "description"), rows, left=2)
 
 
 def _backbones(name: str | None) -> Table:
     from onea.research.catalogue import describe, matching
 
     if name and "*" not in name:
-        head, *lines = describe(name)
-        return _of_texts(head, lines)
-    return _of_texts(("backbone", "licence" if name else "description"), matching(name or ""))
+        heads, *rows = describe(name)
+        return Table.from_texts("", heads, rows, left=2)
+    return Table.from_texts("", ("backbone", "licence" if name else "description"), matching(name or ""), left=2)
 
 
 def _metrics() -> Table:
     from onea.research.record_metrics import all_metrics
 
-    lines = []
+    rows = []
     for name, metric in all_metrics().items():
         better = "higher" if metric.higher_is_better else "lower"
-        lines.append((name, metric.heading, metric.meaning.removesuffix(f"; {better} is better"), better))
-    return _of_texts(("metric", "column title", "meaning", "better"), lines)
-
-
-def _of_texts(heads: Sequence[str], lines: Iterable[Sequence[str]], title: str = "", left: int = 4) -> Table:
-    from onea.presentation.tables import Table
-
-    return Table.from_texts(title, heads, lines, left)
+        rows.append((name, metric.heading, metric.meaning.removesuffix(f"; {better} is better"), better))
+    return Table.from_texts("", ("metric", "column title", "meaning", "better"), rows, left=4)
 
 
 def _link(paper: str) -> str:

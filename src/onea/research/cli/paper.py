@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,8 +12,7 @@ from onea.cli.options import options_of
 from onea.research.paper.scale import Changes
 
 if TYPE_CHECKING:
-    from onea.research.paper.scale import ExperimentPlan
-    from onea.research.runs.grid import Executor, Failure, RecordStore
+    from onea.research.runs.grid import Executor, Failure
 
 _MACHINE = "Machine"
 
@@ -52,11 +50,11 @@ def paper(
     Makes all runs that are missing. Repeat the command to resume; finished runs are not repeated.
     """
     from onea.files import check_no_model
-    from onea.research.cli.paper_display import print_experiments, print_plan, print_result
+    from onea.research.cli.paper_display import GridDisplay, print_experiments, print_plan, print_result
     from onea.research.paper.experiments import find_experiment
     from onea.research.paper.page import write_experiment
     from onea.research.paper.scale import RecordedCounts, make_plan
-    from onea.research.runs.grid import RecordStore
+    from onea.research.runs.grid import RecordStore, run_grid
 
     if name is None:
         print_experiments()
@@ -72,11 +70,13 @@ def paper(
     if dry_run:
         print_plan(plan, {config.key() for config in plan.configs if store.find(config)}, executor.share_adapters)
         return
+    failures: dict[str, Failure] = {}
     if render_only:  # such as a damaged record
         failures = {config.key(): failure for config in plan.configs if (failure := store.failure(config))}
-    else:
-        failures = dict(_run(plan, store, executor)) if plan.configs else {}
-    # Also without runs that were finished with other images than those of today.
+    elif plan.configs:
+        with GridDisplay() as display:
+            failures = dict(run_grid(plan.configs, store, executor, display).failures)
+    # A finished run whose images have changed since has failed, and its record is not shown.
     valid = [config for config in plan.configs if config.key() not in failures]
     records = {config.key(): record for config in valid if (record := store.find(config))}
     table, files = write_experiment(plan, records, out / experiment.name)
@@ -93,11 +93,3 @@ def _executor(on: str, workers: int | None, share_training: bool | None) -> Exec
     if kind not in ("local", "ray"):
         raise OneaError(f"--on is '{on}'; choose local, ray or ray:ADDRESS.")
     return choose_executor(workers, (address or "local") if kind == "ray" else None, share_training)
-
-
-def _run(plan: ExperimentPlan, store: RecordStore, executor: Executor) -> Mapping[str, Failure]:
-    from onea.research.cli.paper_display import GridDisplay
-    from onea.research.runs.grid import run_grid
-
-    with GridDisplay() as display:
-        return run_grid(plan.configs, store, executor, display).failures

@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -25,7 +25,7 @@ from onea.research.runs.grid import Failure, GridProgress
 from onea.text import plural
 
 if TYPE_CHECKING:
-    from onea.research.paper.scale import Cost, ExperimentPlan, PlannedCell
+    from onea.research.paper.scale import ExperimentPlan, PlannedCell
 
 _MAX_ROWS = 16  # of running runs
 
@@ -34,19 +34,27 @@ def print_experiments() -> None:
     """Print all tables and figures, with their number of runs."""
     from onea.research.paper.experiments import experiments
 
-    lines = (
-        (one.name, one.alias, one.title, str(len(one.cells) * one.seeds or MISSING)) for one in experiments().values()
-    )
-    table = terminal(Table.from_texts("", ("name", "alias", "content", "runs"), lines, left=3))
+    rows = [
+        (experiment.name, experiment.alias, experiment.title, str(len(experiment.cells) * experiment.seeds or MISSING))
+        for experiment in experiments().values()
+    ]
+    table = terminal(Table.from_texts("", ("name", "alias", "content", "runs"), rows, left=3))
     table.columns[0].no_wrap = table.columns[1].no_wrap = True
     console = Console()
     console.print(table)
     console.print("`onea paper NAME` reproduces one; `--dry-run` prints its cost first. Figure 3 is a drawing.")
 
 
-def print_plan(plan: ExperimentPlan, done: Collection[str], shared: bool = False) -> None:
-    """Print the runs, which of them are done, and the cost of the rest."""
+def print_plan(plan: ExperimentPlan, finished: Collection[str], shared: bool = False) -> None:
+    """Print the runs, which of them are finished, and the cost of the others.
+
+    Args:
+        plan: the experiment.
+        finished: keys of the finished runs.
+        shared: whether runs that differ only in the merge share their training.
+    """
     from onea.research.paper.page import notes
+    from onea.research.paper.scale import count_images, estimate
     from onea.research.runs.grid import first_of_each_training
 
     console = Console()
@@ -56,40 +64,41 @@ def print_plan(plan: ExperimentPlan, done: Collection[str], shared: bool = False
     if not plan.configs:
         console.print("Nothing to run.")
         return
-    costs, uncounted = _costs(plan)
-    lines = []
+    counts = {data: count_images(data, plan.changes.root) for data in dict.fromkeys(run.data for run in plan.configs)}
+    costs = {run.key(): estimate(run, counts[run.data]) for run in plan.configs}
+    rows = []
     printed: set[str] = set()
     for planned in plan.planned_cells:
         keys = [run.key() for run in planned.runs]
-        finished = str(sum(key in done for key in keys))
+        done = str(sum(key in finished for key in keys))
         if printed.issuperset(keys):  # several rows may have the same configuration, which is run once
-            numbers = ["as above", finished, "", ""]
+            numbers = ["as above", done, "", ""]
         else:
-            numbers = [str(len(keys)), finished]
-            numbers += [
-                f"{sum(costs[key].training for key in keys):,}",
-                f"{sum(costs[key].evaluation for key in keys):,}",
-            ]
+            training = sum(costs[key].training for key in keys)
+            evaluation = sum(costs[key].evaluation for key in keys)
+            numbers = [str(len(keys)), done, f"{training:,}", f"{evaluation:,}"]
         printed.update(keys)
-        lines.append((planned.cell.row, _column(planned, plan), *numbers))
-    table = Table.from_texts("", ("row", "column", "runs", "done", "training", "evaluation"), lines, left=2)
+        rows.append((planned.cell.row, _column(planned, plan), *numbers))
+    table = Table.from_texts("", ("row", "column", "runs", "done", "training", "evaluation"), rows, left=2)
     console.print(fit_terminal(table, console))
-    left = [run for run in plan.configs if run.key() not in done]
-    trained = first_of_each_training(left) if shared else left
-    training = sum(costs[run.key()].training for run in trained)
-    evaluation = sum(costs[run.key()].evaluation for run in left)
-    console.print(
-        f"{plural(len(costs), 'run', 'runs')}, {len(costs) - len(left)} done. The rest trains on about {training:,} "
-        f"images, each counted once an epoch, and evaluates about {evaluation:,}."
-        if left
-        else f"{plural(len(costs), 'run', 'runs')}, all done."
-    )
-    if len(trained) < len(left):
+    unfinished = [run for run in plan.configs if run.key() not in finished]
+    trained = first_of_each_training(unfinished) if shared else unfinished
+    total = plural(len(costs), "run", "runs")
+    if unfinished:
         console.print(
-            f"{len(left) - len(trained)} of them differ from another only in the merge and share its training."
+            f"{total}, {len(costs) - len(unfinished)} done. The rest trains on about "
+            f"{sum(costs[run.key()].training for run in trained):,} images, each counted once an epoch, and evaluates "
+            f"about {sum(costs[run.key()].evaluation for run in unfinished):,}."
         )
-    for data in uncounted:
-        console.print(f"{data} is not here; its cost is estimated from its published counts.", markup=False)
+    else:
+        console.print(f"{total}, all done.")
+    if len(trained) < len(unfinished):
+        console.print(
+            f"{len(unfinished) - len(trained)} of them differ from another only in the merge and share its training."
+        )
+    for data, images in counts.items():
+        if not images.loaded:
+            console.print(f"{data} is not here; its cost is estimated from its published counts.", markup=False)
 
 
 def print_result(table: Table | None, files: Sequence[Path], failures: Mapping[str, str]) -> None:
@@ -101,52 +110,42 @@ def print_result(table: Table | None, files: Sequence[Path], failures: Mapping[s
         console.print(terminal(table))
     for file in files:
         console.print(str(file), markup=False, soft_wrap=True)
-    for key, why in failures.items():
-        console.print(f"run {key} failed: {why}", markup=False, soft_wrap=True)
+    for key, reason in failures.items():
+        console.print(f"run {key} failed: {reason}", markup=False, soft_wrap=True)
 
 
 def _column(planned: PlannedCell, plan: ExperimentPlan) -> str:
     """The column of a cell: its group, and its name where the group alone is ambiguous."""
     from onea.research.paper.experiment import data_title
 
-    group, name = planned.cell.headings()[0]
-    if not group and "{" not in planned.cell.columns[0][0]:  # all columns are metrics of one stream
-        return f"{data_title(planned.cell.options['data'])} (T={planned.cell.options['tasks']})"
-    same_group = [
-        other
-        for other in plan.planned_cells
-        if other.cell.row == planned.cell.row and other.cell.headings()[0][0] == group
-    ]
-    return group if group and len(same_group) == 1 else f"{group}, {name}" if group else name
-
-
-def _costs(plan: ExperimentPlan) -> tuple[dict[str, Cost], list[str]]:
-    """The cost of every run by its key, and the datasets that could not be counted."""
-    from onea.research.paper.scale import count_images, estimate
-
-    facts = {data: count_images(data, plan.changes.root) for data in dict.fromkeys(run.data for run in plan.configs)}
-    costs = {run.key(): estimate(run, facts[run.data]) for run in plan.configs}
-    return costs, [data for data, of_data in facts.items() if not of_data.loaded]
+    cell = planned.cell
+    group, name = cell.headings()[0]
+    if not group:
+        metrics_of_one_stream = "{" not in cell.columns[0][0]
+        return f"{data_title(cell.options['data'])} (T={cell.options['tasks']})" if metrics_of_one_stream else name
+    others = [other.cell for other in plan.planned_cells if other is not planned]
+    ambiguous = any(other.row == cell.row and other.headings()[0][0] == group for other in others)
+    return f"{group}, {name}" if ambiguous else group
 
 
 @dataclass
-class _Running:
+class _Progress:
     """The progress of a run in tasks; ``first`` is the number of tasks that were learned before this grid."""
 
-    first: int
-    done: int
-    tasks: int
     started: float
+    tasks: int = 0  # 0 while it is prepared
+    first: int = 0
+    done: int = 0
 
     @property
     def work(self) -> float:
         """The fraction of the run that this grid has done."""
-        return (self.done - self.first) / self.tasks if self.tasks else 0.0
+        return (self.done - self.first) / max(self.tasks, 1)
 
     @property
     def left(self) -> float:
         """The fraction of the run that is left."""
-        return 1 - self.done / self.tasks if self.tasks else 1.0
+        return 1 - self.done / max(self.tasks, 1)
 
 
 class GridDisplay(OnScreen, GridProgress):
@@ -157,7 +156,7 @@ class GridDisplay(OnScreen, GridProgress):
         self._total = self._ended = self._failed = self._earlier = 0
         self._work = 0.0  # of this grid, in runs
         self._labels: dict[str, str] = {}
-        self._running: dict[str, _Running] = {}
+        self._running: dict[str, _Progress] = {}
         self._started = time.perf_counter()
         super().__init__(Live(console=self._console, refresh_per_second=4, get_renderable=self._draw, transient=True))
 
@@ -171,31 +170,28 @@ class GridDisplay(OnScreen, GridProgress):
 
     def advance(self, config: RunConfig, task: int, tasks: int) -> None:
         """Show the progress of a run."""
-        key = config.key()
-        run = self._running.get(key)
-        if tasks == 0 or run is None:  # it begins or is tried again
-            self._running[key] = _Running(task, task, tasks, time.perf_counter())
-        elif run.tasks == 0:
-            run.first, run.done, run.tasks = task, task, tasks
-        else:
+        if not tasks:
+            self._running[config.key()] = _Progress(time.perf_counter())
+        elif run := self._running.get(config.key()):  # None for a late message of a run that has ended
+            if not run.tasks:
+                run.tasks, run.first = tasks, task
             run.done = task
 
     def end(self, config: RunConfig, result: Record | Failure) -> None:
         """Count the run and print its result."""
         self._ended += 1
         run = self._running.pop(config.key(), None)
-        elapsed = duration(time.perf_counter() - run.started) if run else ""
-        label, live = self._labels[config.key()], self._console.is_terminal
+        label, is_terminal = self._labels[config.key()], self._console.is_terminal
         if isinstance(result, Failure):
             self._failed += 1
             self._work += run.work if run else 0.0
             line = f"{label} failed: {result}"
         else:
             self._work += run.work + run.left if run else 1.0
-            line = (
-                f"{label}: A_T {result['metrics']['A_T']:.2f} %, mean A {result['metrics']['mean_A']:.2f} %, {elapsed}"
-            )
-        if not live:
+            elapsed = duration(time.perf_counter() - run.started) if run else ""
+            metrics = result["metrics"]
+            line = f"{label}: A_T {metrics['A_T']:.2f} %, mean A {metrics['mean_A']:.2f} %, {elapsed}"
+        if not is_terminal:
             self._print_line(f"{self._ended}/{self._total}  {line} ({self._clock()})")
         elif isinstance(result, Failure):
             self._print_line(line, "red")
@@ -204,13 +200,12 @@ class GridDisplay(OnScreen, GridProgress):
         self._console.print(Text(line, style), soft_wrap=True)
 
     def _clock(self) -> str:
+        """Elapsed time and, after some progress, the estimated time for the other runs."""
         elapsed = time.perf_counter() - self._started
         running = list(self._running.values())  # a copy, because another thread draws the display
-        waiting = self._total - self._ended - len(running)
-        left = time_left(
-            elapsed, self._work + sum(run.work for run in running), waiting + sum(run.left for run in running)
-        )
-        return f"{duration(elapsed)} so far" + (f", about {duration(left)} left" if left is not None else "")
+        done = self._work + sum(run.work for run in running)
+        left = self._total - self._ended - len(running) + sum(run.left for run in running)
+        return f"{duration(elapsed)} so far" + (f", about {duration(elapsed / done * left)} left" if done > 0 else "")
 
     def _draw(self) -> Group:
         bar = TerminalTable.grid(padding=(0, 2))
@@ -223,21 +218,11 @@ class GridDisplay(OnScreen, GridProgress):
         rows = TerminalTable.grid(padding=(0, 2))
         running = list(self._running.items())
         for key, run in running[:_MAX_ROWS]:
-            where = f"task {run.done + 1} of {run.tasks}" if run.tasks else "preparing"
-            rows.add_row(Text(self._labels[key]), Text(where, "dim"))
-        if (more := len(running) - _MAX_ROWS) > 0:
-            rows.add_row(Text(f"and {more} more", "dim"))
+            state = f"task {run.done + 1} of {run.tasks}" if run.tasks else "preparing"
+            rows.add_row(Text(self._labels[key]), Text(state, "dim"))
+        if len(running) > _MAX_ROWS:
+            rows.add_row(Text(f"and {len(running) - _MAX_ROWS} more", "dim"))
         return Group(bar, rows)
-
-
-def time_left(elapsed: float, done: float, left: float) -> float | None:
-    """Estimated seconds for ``left`` runs at the pace of the ``done`` ones; None before any progress.
-
-    >>> time_left(60, 2, 4)
-    120.0
-    >>> time_left(60, 0, 4)
-    """
-    return elapsed / done * left if done > 0 else None
 
 
 def duration(seconds: float) -> str:
@@ -253,18 +238,17 @@ def duration(seconds: float) -> str:
 
 def labels(configs: Sequence[RunConfig]) -> dict[str, str]:
     """A label for each configuration, by key: method, data, seed, and all values that differ within the grid."""
-    in_every_label = ("method", "data", "seed", "options")
-    flat = {}
+    in_every_label = {"method", "data", "seed", "options"}
+    values = {}
     for config in configs:
         identity = config.identity()
-        flat[config.key()] = {name: value for name, value in identity.items() if name not in in_every_label} | identity[
-            "options"
-        ]
-    names = dict.fromkeys(name for values in flat.values() for name in values)
-    varying = [name for name in names if len({repr(values.get(name)) for values in flat.values()}) > 1]
-    return {config.key(): _label(config, flat[config.key()], varying) for config in configs}
-
-
-def _label(config: RunConfig, values: dict[str, Any], varying: Sequence[str]) -> str:
-    extra = [f"{name} {values[name]}" for name in varying if values.get(name) is not None]
-    return ", ".join([f"{config.method} {data_name(config.data)} seed {config.seed}", *extra])
+        others = {name: value for name, value in identity.items() if name not in in_every_label}
+        values[config.key()] = others | identity["options"]
+    names = dict.fromkeys(name for flat in values.values() for name in flat)
+    varying = [name for name in names if len({repr(flat.get(name)) for flat in values.values()}) > 1]
+    texts = {}
+    for config in configs:
+        flat = values[config.key()]
+        parts = [f"{name} {flat[name]}" for name in varying if flat.get(name) is not None]
+        texts[config.key()] = ", ".join([f"{config.method} {data_name(config.data)} seed {config.seed}", *parts])
+    return texts

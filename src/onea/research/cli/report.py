@@ -23,7 +23,7 @@ def report(
     from onea.research.report.experiment_page import with_titles, write_report
     from onea.research.report.records import load_records, split_by_classifier, with_default_options
 
-    loaded = [each for record in load_records(folder) for each in split_by_classifier(record)]
+    loaded = [part for record in load_records(folder) for part in split_by_classifier(record)]
     records = with_titles(with_default_options(loaded))
     target = out or (Path(folder) if Path(folder).is_dir() else Path("onea-report"))
     for path in write_report(records, target, title or f"Report of {Path(folder).resolve().name}"):
@@ -45,18 +45,18 @@ def compare(
     from onea.research.report.records import load_records, with_default_options
 
     comparison = compare_records(*(with_default_options(load_records(folder)) for folder in (first, second)))
-    seeds = f"{'seed' if len(comparison.seeds) == 1 else 'seeds'} {', '.join(map(str, comparison.seeds))}"
-    lines = []
-    for row in comparison.rows:
-        interval = "one seed" if row.interval is None else f"{row.interval[0]:+.2f} to {row.interval[1]:+.2f}"
-        better = sum((change > 0) == row.higher_is_better and change != 0 for change in row.differences)
-        numbers = (f"{row.first:.2f}", f"{row.second:.2f}", f"{row.mean:+.2f}")
-        lines.append((row.name, *numbers, interval, f"{better} of {len(row.differences)}"))
+    rows = []
+    for metric in comparison.rows:
+        interval = "one seed" if metric.interval is None else f"{metric.interval[0]:+.2f} to {metric.interval[1]:+.2f}"
+        better = sum((change > 0) == metric.higher_is_better and change != 0 for change in metric.differences)
+        numbers = (f"{metric.first:.2f}", f"{metric.second:.2f}", f"{metric.mean:+.2f}")
+        rows.append((metric.name, *numbers, interval, f"{better} of {len(metric.differences)}"))
     console = Console(highlight=False)
     for label, name in zip(("first: ", "second:"), comparison.names, strict=True):
         console.print(f"{label} {name}", markup=False)
-    console.print(f"difference: second minus first, {seeds}")
-    table = Table.from_texts("", ("metric", "first", "second", "difference", "95 % interval", "better in"), lines)
+    seeds = ", ".join(map(str, comparison.seeds))
+    console.print(f"difference: second minus first, {'seed' if len(comparison.seeds) == 1 else 'seeds'} {seeds}")
+    table = Table.from_texts("", ("metric", "first", "second", "difference", "95 % interval", "better in"), rows)
     console.print(fit_terminal(table, console))
     if len(comparison.seeds) > 1:
         console.print(

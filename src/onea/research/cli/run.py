@@ -54,7 +54,7 @@ def run(
     from onea.distributed import is_main_process
     from onea.options import parse_arguments
     from onea.research.record import read_record
-    from onea.research.runs.runner import run as run_one
+    from onea.research.runs.runner import run as start_run
     from onea.research.runs.tracking import Tracking
     from onea.runtime import CombinedProgress
 
@@ -66,9 +66,9 @@ def run(
         method_arguments, method = [method, *method_arguments], None
     options |= {"method": method} if method else {}
     from_file = read_yaml(config) if config else {}
-    if wrong := next((name for name in from_file if name.replace("-", "_") in _COMMAND_LINE_ONLY), None):
-        flag = f"--{wrong.replace('_', '-')}"
-        raise OneaError(f"'{wrong}' in {config} is not an option of a run; remove it and give {flag} to the command.")
+    if unknown := next((name for name in from_file if name.replace("-", "_") in _COMMAND_LINE_ONLY), None):
+        flag = f"--{unknown.replace('_', '-')}"
+        raise OneaError(f"'{unknown}' in {config} is not an option of a run; remove it and give {flag} to the command.")
     settings = make_config(from_file | options | parse_arguments(method_arguments))
     if try_rates:
         _try_rates(settings)
@@ -76,7 +76,7 @@ def run(
     folder = out or settings.folder()
     earlier = read_record(folder)
     with RunDisplay() as display, Tracking(track or (), folder, track_to) as tracking:
-        record = run_one(settings, folder, CombinedProgress(display, tracking))
+        record = start_run(settings, folder, CombinedProgress(display, tracking))
     if is_main_process():
         print_summary(record, folder)
         if earlier and earlier["status"] == "finished":

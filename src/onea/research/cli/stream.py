@@ -11,22 +11,21 @@ import typer
 from onea.errors import OneaError
 from onea.research.runs.config import RunConfig
 
-if TYPE_CHECKING:  # numpy, rich and matplotlib are loaded by the command, not by `onea --help`
+if TYPE_CHECKING:
     from onea.research.streams import Kind, Order, Stream
 
-CLASSES = 100
-TASKS = 10
-N_MAX = 500  # CIFAR-100's training images per class, the paper's example
-MU = 0.1
-BAR = 40  # characters of the longest bar
+_CLASSES, _TASKS = 100, 10
+_IMAGES_PER_CLASS = 500  # of CIFAR-100, the paper's example
+_MU = 0.1  # long tail of a figure, where none is given
+_BAR_WIDTH = 40  # characters
 
 
 def stream(
     classes: Annotated[
-        int | None, typer.Option(help="Number of classes.", show_default=f"{CLASSES}, or the sum of --sizes")
+        int | None, typer.Option(help="Number of classes.", show_default=f"{_CLASSES}, or the sum of --sizes")
     ] = None,
     tasks: Annotated[
-        int | None, typer.Option(help="Number of tasks.", show_default=f"{TASKS}, or as many as --sizes has")
+        int | None, typer.Option(help="Number of tasks.", show_default=f"{_TASKS}, or as many as --sizes has")
     ] = None,
     gamma: Annotated[
         float, typer.Option(help="Step imbalance: size of the smallest task relative to the largest; 1 is balanced.")
@@ -51,45 +50,30 @@ def stream(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Also write figures to this folder.")] = None,
 ) -> None:
     """Print the number of classes of each task in a stream."""
-    made = _make_stream(classes, tasks, gamma, seed, order, balanced, sizes, long_tail)
-    typer.echo(",".join(map(str, made.sizes)))
-    _print_bars(made)
-    if out:
-        for path in _draw(made, out, MU if long_tail is None else long_tail):
-            typer.echo(str(path))
-
-
-def _make_stream(
-    classes: int | None,
-    tasks: int | None,
-    gamma: float,
-    seed: int,
-    order: str | None,
-    balanced: bool,
-    sizes: str | None,
-    long_tail: float | None,
-) -> Stream:
     from onea.research.streams import make_stream, parse_sizes
 
     if balanced and sizes is not None:
         raise OneaError("--balanced and --sizes both decide the task sizes; give one of them.")
     task_sizes = None if sizes is None else parse_sizes(sizes, classes)
     kind: Kind = "sizes" if task_sizes else "balanced" if balanced else "step"
-    if classes is None:
-        classes = sum(task_sizes) if task_sizes else CLASSES
-    if tasks is None and task_sizes is None:
-        tasks = TASKS
-    return make_stream(
-        classes=classes,
-        tasks=tasks,
+    made = make_stream(
+        classes=(sum(task_sizes) if task_sizes else _CLASSES) if classes is None else classes,
+        tasks=_TASKS if tasks is None and task_sizes is None else tasks,
         kind=kind,
         gamma=gamma,
         sizes=task_sizes,
         order=cast("Order | None", order),  # make_stream validates it
         seed=seed,
         long_tail=long_tail,
-        n_max=N_MAX,
+        n_max=_IMAGES_PER_CLASS,
     )
+    typer.echo(",".join(map(str, made.sizes)))
+    _print_bars(made)
+    if out:
+        from onea.research.report.stream_figures import draw_stream_figures
+
+        for path in draw_stream_figures(made, out, n_max=_IMAGES_PER_CLASS, mu=_MU if long_tail is None else long_tail):
+            typer.echo(str(path))
 
 
 def _print_bars(stream: Stream) -> None:
@@ -107,21 +91,10 @@ def _print_bars(stream: Stream) -> None:
     if stream.samples:
         table.add_column("images per class", justify="right", style="dim")
     for task, size in enumerate(stream.sizes):
-        bar = f"[cyan]{block * max(1, round(BAR * size / max(stream.sizes)))}[/]"
-        table.add_row(str(task + 1), str(size), bar, *_images_per_class(stream, task))
+        row = [str(task + 1), str(size), f"[cyan]{block * max(1, round(_BAR_WIDTH * size / max(stream.sizes)))}[/]"]
+        if stream.samples:
+            classes = stream.range_of(task)
+            largest, smallest = stream.samples[classes[0]], stream.samples[classes[-1]]
+            row.append(str(largest) if largest == smallest else f"{largest}-{smallest}")
+        table.add_row(*row)
     console.print(table)
-
-
-def _images_per_class(stream: Stream, task: int) -> list[str]:
-    """The largest and the smallest number of images per class of a task; empty for a stream without a long tail."""
-    if not stream.samples:
-        return []
-    positions = stream.range_of(task)
-    most, fewest = stream.samples[positions[0]], stream.samples[positions[-1]]
-    return [str(most) if most == fewest else f"{most}-{fewest}"]
-
-
-def _draw(stream: Stream, folder: Path, mu: float) -> list[Path]:
-    from onea.research.report.stream_figures import draw_stream_figures
-
-    return draw_stream_figures(stream, folder, n_max=N_MAX, mu=mu)
