@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CIFAR-100 is a pickle, and nothing that a pickle asks for is run."""
+"""CIFAR-100 is a pickle, and no code in it is run."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def make(folder: Path) -> None:
 @pytest.fixture
 def any_md5(monkeypatch):
     """Files of any content count as published."""
-    monkeypatch.setattr(cifar, "_known_files", lambda: dict.fromkeys(("meta", "train", "test")))
+    monkeypatch.setattr(cifar, "_md5_by_file", lambda: dict.fromkeys(("meta", "train", "test")))
 
 
 def test_it_is_read_as_it_is_published(tmp_path, any_md5):
@@ -121,9 +121,9 @@ def test_a_malicious_pickle_gets_one_sentence_and_runs_nothing(name, tmp_path, m
     Path("cifar-100-python/train").write_bytes(hostile()[name])
     with pytest.raises(
         OneaError, match=r"^cifar-100-python.train is not a file of CIFAR-100 \(.*\); delete it"
-    ) as told:
+    ) as caught:
         load_dataset("cifar100", root=Path())
-    assert len(str(told.value).splitlines()) == 1
+    assert len(str(caught.value).splitlines()) == 1
     assert [path.name for path in Path().iterdir()] == ["cifar-100-python"]
 
 

@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packing: lossless where it can be, cached, atomic, and clear about files that cannot be read."""
+"""Packing: lossless where possible, cached, atomic, with clear errors for unreadable files."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
+import itertools
 import json
 import os
 import threading
 from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,7 +46,7 @@ def content(cache: Path) -> list[str]:
     return sorted(path.suffix for path in cache.iterdir()) if cache.exists() else []
 
 
-def refusal(split: Split, cache: Path, on_bad: OnBad = "fail", names: list[str] | None = None) -> str:
+def error_of(split: Split, cache: Path, on_bad: OnBad = "fail", names: list[str] | None = None) -> str:
     with pytest.raises(OneaError) as caught:
         pack(split, 8, cache=cache, on_bad=on_bad, class_names=names)
     assert content(cache) == []
@@ -87,7 +89,7 @@ def test_other_images_become_squares(tmp_path: Path, sizes: list[tuple[int, int]
         assert np.array_equal(packed.pixels[row], resize_square(read_image(file), 8))
 
 
-def test_one_shape_for_both_sides(tmp_path: Path) -> None:
+def test_one_shape_for_both_splits(tmp_path: Path) -> None:
     train = make_split(tmp_path / "train", [(10, 10)] * 3)
     test = make_split(tmp_path / "test", [(10, 10), (12, 10)])
     assert stored_shape([train], 8) == (10, 10)
@@ -113,8 +115,8 @@ def test_headers_of_the_same_files_are_read_once(tmp_path: Path, monkeypatch: py
     with monkeypatch.context() as patch:
         patch.setattr("onea.research.data.pack.image_size", lambda file: pytest.fail(f"reads {file} again"))
         assert stored_shape([split], 8, cache) == (9, 9)
-    [known] = cache.glob("shape-*.json")
-    known.write_text("broken")
+    [index] = cache.glob("shape-*.json")
+    index.write_text("broken")
     assert stored_shape([split], 8, cache) == (9, 9)
     assert split.files is not None
     noise(10, 9).save(split.files[0])
@@ -149,7 +151,7 @@ def test_results_come_in_order(count: int, threads: int | None) -> None:
     assert list(map_threaded(lambda item: -item, range(count), threads)) == [-item for item in range(count)]
 
 
-def test_unreadable_files_have_no_say_in_the_shape(tmp_path: Path) -> None:
+def test_unreadable_files_do_not_affect_the_shape(tmp_path: Path) -> None:
     split = make_split(tmp_path / "d", [(9, 9)] * 3)
     break_file(split, 0)
     assert stored_shape([split], 8) == (9, 9)
@@ -157,7 +159,7 @@ def test_unreadable_files_have_no_say_in_the_shape(tmp_path: Path) -> None:
     assert stored_shape([split], 8) == (8, 8)
 
 
-def test_a_second_call_maps_the_first_ones_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_call_maps_the_cached_array(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     split = make_split(tmp_path / "d", [(20, 30)] * 4)
     first = pack(split, 8, cache=tmp_path / "c", on_bad="fail")
     assert content(tmp_path / "c") == [".bin", ".json"]
@@ -188,8 +190,8 @@ def test_an_edit_that_keeps_size_and_time_is_decoded_again(tmp_path: Path) -> No
     after = pack(split, 8, cache=tmp_path / "c", on_bad="fail")
     assert not np.array_equal(pixels[1], after.pixels[1])
     assert before.sha256 != after.sha256
-    assert content(tmp_path / "c") == [".bin", ".json"], "what nobody will ask for again is deleted"
-    assert np.array_equal(pixels, before.pixels), "whoever has it keeps it"
+    assert content(tmp_path / "c") == [".bin", ".json"], "the outdated array is deleted"
+    assert np.array_equal(pixels, before.pixels), "a mapped array stays valid"
 
 
 def test_packs_of_other_files_are_left_alone(tmp_path: Path) -> None:
@@ -302,10 +304,10 @@ def test_a_changed_pixel_is_noticed_and_an_untouched_pack_is_not_read(
 def test_a_changed_shape_is_noticed(tmp_path: Path) -> None:
     split, cache = make_split(tmp_path / "d", [(9, 9)] * 3), tmp_path / "c"
     assert stored_shape([split], 8, cache) == (9, 9)
-    (known,) = cache.glob("shape-*.json")
-    known.write_text(known.read_text().replace("  9", "  8"))
+    (index,) = cache.glob("shape-*.json")
+    index.write_text(index.read_text().replace("  9", "  8"))
     assert stored_shape([split], 8, cache) == (9, 9)
-    known.write_text("[8, 8]")
+    index.write_text("[8, 8]")
     assert stored_shape([split], 8, cache) == (9, 9)
 
 
@@ -325,15 +327,15 @@ def test_a_pack_under_another_name_is_not_used(tmp_path: Path) -> None:
     assert np.array_equal(pack(mine, 8, cache=caches[0], on_bad="fail").pixels, expected[0])
 
 
-def test_what_a_kill_has_left_is_deleted(tmp_path: Path) -> None:
+def test_partial_files_after_a_kill_are_deleted(tmp_path: Path) -> None:
     split, cache = make_split(tmp_path / "d", [(9, 9)] * 3), tmp_path / "c"
     pack(split, 8, cache=cache, on_bad="fail")
     (file,) = cache.glob("*.bin")
-    family = file.stem.rpartition("-")[0]
-    names = (f"{file.stem}-ab.tmp", f".{file.stem}.json.7.partial", f"{family}.lock", f"{family}-{'0' * 24}.bin")
+    prefix = file.stem.rpartition("-")[0]
+    names = (f"{file.stem}-ab.tmp", f".{file.stem}.json.7.partial", f"{prefix}.lock", f"{prefix}-{'0' * 24}.bin")
     for name in names:
         (cache / name).touch()
-    (cache / "packed-of-somebody-else.bin.tmp").touch()
+    (cache / "packed-other.bin.tmp").touch()
     pack(split, 8, cache=cache, on_bad="fail")
     assert content(cache) == [".bin", ".json", ".tmp"]
 
@@ -362,7 +364,7 @@ def test_a_bad_file_is_fatal(tmp_path: Path) -> None:
     split = make_split(tmp_path / "d", [(20, 30)] * 9)
     break_file(split, 4)
     assert split.files is not None
-    assert refusal(split, tmp_path / "c") == (
+    assert error_of(split, tmp_path / "c") == (
         f"1 of 9 images cannot be read ({split.files[4]}: it is not an image in a supported format): "
         'remove it or pass on_bad="skip".'
     )
@@ -371,7 +373,7 @@ def test_a_bad_file_is_fatal(tmp_path: Path) -> None:
 def test_many_bad_files_are_counted_and_have_their_reason_once(tmp_path: Path) -> None:
     split = make_split(tmp_path / "d", [(20, 30)] * 9)
     break_file(split, *range(1, 8))
-    message = refusal(split, tmp_path / "c")
+    message = error_of(split, tmp_path / "c")
     assert message.startswith(f"7 of 9 images cannot be read ({tmp_path / 'd' / '1.png'}, ")
     assert message.endswith(
         f"{tmp_path / 'd' / '5.png'} and 2 more: it is not an image in a supported format): "
@@ -383,7 +385,7 @@ def test_missing_files_are_bad_files(tmp_path: Path) -> None:
     split = make_split(tmp_path / "d", [(20, 30)] * 3)
     assert split.files is not None
     split.files[2].unlink()
-    assert f"{split.files[2]}: there is no such file" in refusal(split, tmp_path / "c")
+    assert f"{split.files[2]}: there is no such file" in error_of(split, tmp_path / "c")
 
 
 def test_bad_files_can_be_skipped(tmp_path: Path) -> None:
@@ -402,12 +404,12 @@ def test_bad_files_can_be_skipped(tmp_path: Path) -> None:
 def test_skipping_may_not_empty_a_class(tmp_path: Path) -> None:
     split = make_split(tmp_path / "d", [(20, 30)] * 4)
     break_file(split, 1, 3)
-    assert refusal(split, tmp_path / "c", "skip", ["cat", "dog"]).startswith(
+    assert error_of(split, tmp_path / "c", "skip", ["cat", "dog"]).startswith(
         f"No image of class 'dog' can be read ({tmp_path / 'd' / '1.png'}: it is not an image"
     )
-    assert refusal(split, tmp_path / "c", "skip").startswith("No image of class 1 can be read")
+    assert error_of(split, tmp_path / "c", "skip").startswith("No image of class 1 can be read")
     break_file(split, 0, 2)
-    assert refusal(split, tmp_path / "c", "skip").startswith("No image of class 0 (and of 1 more) can be read")
+    assert error_of(split, tmp_path / "c", "skip").startswith("No image of class 0 (and of 1 more) can be read")
 
 
 def test_new_labels_on_a_cached_array_are_checked_too(tmp_path: Path) -> None:
@@ -424,22 +426,18 @@ def test_an_empty_split_packs_to_nothing(tmp_path: Path) -> None:
     assert packed.pixels.shape == (0, 3, 8, 8)
 
 
-def test_progress_is_told(tmp_path: Path) -> None:
-    split = make_split(tmp_path / "d", [(20, 30)] * 4)
-    break_file(split, 1)
-    told: list[tuple[int, int]] = []
-    pack(split, 8, cache=tmp_path / "c", on_bad="skip", on_progress=lambda done, total: told.append((done, total)))
-    assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
+def test_an_interrupted_pack_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    split, fit = make_split(tmp_path / "d", [(20, 30)] * 40), pack_module.fit
+    count = itertools.count()
 
+    def interrupted(*arguments: Any) -> Any:
+        if next(count) == 20:
+            raise KeyboardInterrupt
+        return fit(*arguments)
 
-def test_an_interrupted_pack_leaves_nothing(tmp_path: Path) -> None:
-    split = make_split(tmp_path / "d", [(20, 30)] * 40)
-
-    def interrupt(done: int, total: int) -> None:
-        raise KeyboardInterrupt
-
+    monkeypatch.setattr(pack_module, "fit", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        pack(split, 8, cache=tmp_path / "c", on_bad="fail", on_progress=interrupt)
+        pack(split, 8, cache=tmp_path / "c", on_bad="fail")
     assert content(tmp_path / "c") == []
 
 
@@ -447,7 +445,7 @@ def test_a_disk_that_is_too_small_is_noticed_first(tmp_path: Path, monkeypatch: 
     split = make_split(tmp_path / "d", [(20, 30)] * 4)
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(pack_module.shutil, "disk_usage", lambda _: usage(100, 100, 0))
-    assert refusal(split, tmp_path / "c") == (
+    assert error_of(split, tmp_path / "c") == (
         f"No space left in {tmp_path / 'c'}: needs 1 MB; free some or set ONEA_CACHE to another folder."
     )
 
@@ -464,7 +462,7 @@ def test_a_disk_that_fills_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n
         monkeypatch.setattr(pack_module, step, full)
     else:  # the pixels find their place, the index does not
         monkeypatch.setattr(os, "fsync", full)
-    assert refusal(split, tmp_path / "c").startswith(f"No space left in {tmp_path / 'c'}: needs 1 MB; free some")
+    assert error_of(split, tmp_path / "c").startswith(f"No space left in {tmp_path / 'c'}: needs 1 MB; free some")
 
 
 def test_a_really_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -478,7 +476,7 @@ def test_a_really_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             return decode_into(stream, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(pack_module, "_decode_into", into_full)
-    assert refusal(split, tmp_path / "c").startswith(f"No space left in {tmp_path / 'c'}")
+    assert error_of(split, tmp_path / "c").startswith(f"No space left in {tmp_path / 'c'}")
 
 
 def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
@@ -509,7 +507,7 @@ def test_rows_and_skipped_share_the_split_between_them(tmp_path_factory: pytest.
     split = Split(np.arange(40, dtype=np.int64) * 0, files=make_split(folder / "d", [(4, 4)] * 40, "bmp").files)
     break_file(split, *bad)
     if len(bad) == 40:
-        refusal(split, folder / "c", "skip")
+        error_of(split, folder / "c", "skip")
         return
     packed: Packed = pack(split, 8, cache=folder / "c", on_bad="skip")
     assert packed.rows.tolist() == [row for row in range(40) if row not in bad]

@@ -410,7 +410,7 @@ def test_cub_tables_are_checked(tmp_path: Path) -> None:
     base = tmp_path / "CUB_200_2011"
     make_cub(base)
     (base / "image_class_labels.txt").write_text("1 1\n2 9\n")
-    with pytest.raises(OneaError, match=r"Image 2 \(001.Bird_1/1.jpg\) in .* has no class or no side: unpack CUB_200"):
+    with pytest.raises(OneaError, match=r"Image 2 \(001.Bird_1/1.jpg\) in .* has no class or no split: unpack CUB_200"):
         load_cub200(tmp_path, SMALL_CUB)
     (base / "classes.txt").write_text("1\n")
     with pytest.raises(OneaError, match=r"Line 1 of .*classes.txt is not 'number value': unpack CUB_200"):

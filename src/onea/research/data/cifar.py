@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CIFAR-100, which is published as pickles: read without running what a pickle can ask for."""
+"""CIFAR-100, whose files are pickles: read by an unpickler that runs no code."""
 
 from __future__ import annotations
 
 import http.client
 import pickle
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,25 +18,20 @@ from onea.errors import OneaError, truncate
 
 Pixels = npt.NDArray[np.uint8]
 _SHAPE, _CLASSES = (3, 32, 32), 100
-_META, _TRAIN, _TEST = "meta", "train", "test"
 
 
 def load_cifar100(root: Path, *, fetch: bool = True) -> Dataset:
-    """CIFAR-100 from ``root``, fetched there first where it is missing and a network is at hand.
+    """CIFAR-100 from ``root``; it is downloaded there if it is missing.
 
     Raises:
-        MissingData: it is missing and cannot be, or is not to be, fetched; says which file to put where.
-        OneaError: a file holds something else.
+        MissingData: it is missing, and it cannot or may not be downloaded.
+        OneaError: a file is damaged.
     """
     from torchvision.datasets import CIFAR100
     from torchvision.datasets.utils import check_integrity, download_and_extract_archive
 
-    folder, known = root / CIFAR100.base_folder, _known_files()
-
-    def is_here() -> bool:
-        return all(check_integrity(str(folder / name), md5) for name, md5 in known.items())
-
-    if not is_here():
+    folder = root / CIFAR100.base_folder
+    if not all(check_integrity(str(folder / name), md5) for name, md5 in _md5_by_file().items()):
         try:
             if not fetch:
                 raise RuntimeError("Dataset not found or corrupted")
@@ -47,8 +42,9 @@ def load_cifar100(root: Path, *, fetch: bool = True) -> Dataset:
                 f"from https://www.cs.toronto.edu/~kriz/cifar.html and put it into {root}, where its md5 is checked "
                 "and it is unpacked."
             ) from error
-    classes = read_classes(folder / _META)
-    return cifar_dataset("cifar100", classes, read_images(folder / _TRAIN), read_images(folder / _TEST))
+    return cifar_dataset(
+        "cifar100", read_classes(folder / "meta"), read_images(folder / "train"), read_images(folder / "test")
+    )
 
 
 def cifar_dataset(
@@ -73,85 +69,83 @@ def read_classes(path: Path) -> list[str]:
 
 def read_images(path: Path) -> tuple[Pixels, list[int]]:
     """Images ``[N, 3, 32, 32]`` and the fine label of each."""
-    found = _read(path)
-    images, labels = found.get(b"data"), found.get(b"fine_labels")
+    content = _read(path)
+    images, labels = content.get(b"data"), content.get(b"fine_labels")
     if not (isinstance(images, _Array) and isinstance(labels, list) and all(map(_is_label, labels))):
         raise _damaged(path, "it has no images and labels")
     try:
-        return images.values().reshape(len(labels), *_SHAPE), labels
+        return images.to_numpy().reshape(len(labels), *_SHAPE), labels
     except (OverflowError, TypeError, ValueError) as error:
         raise _damaged(path, _one_line(error)) from error
 
 
-def _is_label(label: object) -> bool:
-    return type(label) is int and 0 <= label < _CLASSES
+def _is_label(value: object) -> bool:
+    return type(value) is int and 0 <= value < _CLASSES
 
 
-def _known_files() -> dict[str, str]:
+def _md5_by_file() -> dict[str, str]:
     """The md5 of each file, by its name."""
     from torchvision.datasets import CIFAR100
 
     return dict([*CIFAR100.train_list, *CIFAR100.test_list, (CIFAR100.meta["filename"], CIFAR100.meta["md5"])])
 
 
-class _Type:
-    """Stands for ``numpy.dtype``; of its states, which decide how memory is read, only that of bytes is taken."""
+class _DType:
+    """Replaces ``numpy.dtype`` in a pickle; only bytes are allowed."""
 
     def __init__(self, name: object, *_: object) -> None:
         if name not in ("u1", b"u1"):
             raise pickle.UnpicklingError("an array in it has numbers other than bytes")
 
     def __setstate__(self, state: object) -> None:
-        """A type of one byte has no state that matters."""
+        """A type of one byte needs no state."""
 
 
 class _Array:
-    """Stands for ``numpy.ndarray``: what is noted about one, without numpy."""
+    """Replaces ``numpy.ndarray`` in a pickle; its content is checked before NumPy reads it."""
 
     def __init__(self, *_: object) -> None:
         self._shape: Any = (0,)
-        self._by_columns, self._content = False, b""
+        self._order: Literal["F", "C"] = "C"
+        self._content = b""
 
     def __setstate__(self, state: object) -> None:
         match state:
-            case (int(), tuple(shape), _Type(), bool(by_columns), bytes(content)):
-                self._shape, self._by_columns, self._content = shape, by_columns, content
+            case (int(), tuple(shape), _DType(), bool(is_fortran), bytes(content)):
+                self._shape, self._order, self._content = shape, "F" if is_fortran else "C", content
             case _:
                 raise pickle.UnpicklingError("an array in it is not one of bytes")
 
-    def values(self) -> Pixels:
-        """The array."""
-        order: Literal["F", "C"] = "F" if self._by_columns else "C"
-        return np.frombuffer(self._content, np.uint8).reshape(self._shape, order=order).copy()
+    def to_numpy(self) -> Pixels:
+        return np.frombuffer(self._content, np.uint8).reshape(self._shape, order=self._order).copy()
 
 
-_STAND_INS: Mapping[tuple[str, str], type] = {
+_REPLACEMENTS: dict[tuple[str, str], type] = {
     ("numpy.core.multiarray", "_reconstruct"): _Array,
     ("numpy._core.multiarray", "_reconstruct"): _Array,
     ("numpy", "ndarray"): _Array,
-    ("numpy", "dtype"): _Type,
+    ("numpy", "dtype"): _DType,
 }
 
 
-class _Reader(pickle.Unpickler):
-    """Makes text, numbers, lists, dictionaries and arrays of bytes; anything else that a pickle names is refused."""
+class _Unpickler(pickle.Unpickler):
+    """Reads text, numbers, lists, dictionaries and arrays of bytes; any other class or function is refused."""
 
     def find_class(self, module: str, name: str) -> type:
-        """The stand-in for a class of numpy."""
-        if found := _STAND_INS.get((module, name)):
-            return found
-        raise pickle.UnpicklingError(f"it asks for {truncate(module)}.{truncate(name)}")
+        if (module, name) not in _REPLACEMENTS:
+            raise pickle.UnpicklingError(f"it asks for {truncate(module)}.{truncate(name)}")
+        return _REPLACEMENTS[module, name]
 
 
 def _read(path: Path) -> dict[Any, Any]:
     try:
         with path.open("rb") as file:
-            found = _Reader(file, encoding="bytes").load()
-    except Exception as error:  # a pickle that nobody made by pickling can fail in any way
+            content = _Unpickler(file, encoding="bytes").load()
+    except Exception as error:  # a damaged or malicious pickle can raise anything
         raise _damaged(path, _one_line(error)) from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise _damaged(path, "it is no dictionary")
-    return found
+    return content
 
 
 def _damaged(path: Path, reason: str) -> OneaError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Published datasets in the layout they are published in, each checked against its known counts."""
+"""Published datasets of image files in their original layout, each checked against its published counts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onea.errors import OneaError
 
 @dataclass(frozen=True)
 class Counts:
-    """Numbers of classes and images of a published dataset; ``train`` and ``test`` where it has an official split."""
+    """Numbers of classes and images of a published dataset; ``train`` and ``test`` if it has an official split."""
 
     classes: int
     images: int
@@ -31,11 +31,12 @@ class Published:
     """The origin and the counts of a dataset.
 
     Attributes:
-        title: the name its authors gave it.
-        archive: the file to unpack.
-        publisher: who hands it out, with the homepage.
-        folders: folder names it may have below the data folder; the first is that of the archive.
-        counts: what a complete copy holds.
+        name: name on the command line.
+        title: name in publications.
+        archive: file to unpack.
+        publisher: authors and homepage.
+        folders: possible folder names below the data folder; the first is that in the archive.
+        counts: numbers of a complete copy.
     """
 
     name: str
@@ -44,6 +45,14 @@ class Published:
     publisher: str
     folders: tuple[str, ...]
     counts: Counts
+
+    def unpack_again(self, base: Path) -> str:
+        """What to do about a damaged copy in this folder."""
+        return f"unpack {self.archive} ({self.publisher}) into {base.parent} again"
+
+    def incomplete(self, base: Path, expected: object, actual: object) -> OneaError:
+        """The error for a copy with other counts."""
+        return OneaError(f"{self.title} in {base} should have {expected}, but has {actual}: {self.unpack_again(base)}.")
 
 
 CUB200 = Published(
@@ -73,30 +82,28 @@ IMAGENET_R = Published(
 
 
 def load_cub200(root: Path, published: Published = CUB200) -> Dataset:
-    """CUB-200-2011 with its official split, or divided into ``train/`` and ``test/`` folders by others.
+    """CUB-200-2011 with its official split, or in ``train/`` and ``test/`` folders.
 
     Raises:
-        OneaError: it is missing or incomplete; says what is expected, what was found, and where it comes from.
+        MissingData: it is not below ``root``.
+        OneaError: it is incomplete.
     """
-
-    def is_here(base: Path) -> bool:
-        return (base / "images.txt").is_file()
-
-    return _load(root, published, is_here, _read_cub)
+    return _load(root, published, lambda base: (base / "images.txt").is_file(), _read_cub)
 
 
 def load_imagenet_variant(root: Path, published: Published) -> Dataset:
     """ImageNet-A or ImageNet-R with about a fifth of each class held out, or in ``train/`` and ``test/`` folders.
 
     Raises:
-        OneaError: it is missing or incomplete; says what is expected, what was found, and where it comes from.
+        MissingData: it is not below ``root``.
+        OneaError: it is incomplete.
     """
 
-    def is_here(base: Path) -> bool:
-        # Below the data folder itself lie folders of other datasets; class folders are named n01234567.
+    def has_class_folders(base: Path) -> bool:
+        # The data folder itself also holds other datasets; class folders have names such as n01234567.
         return base.is_dir() and any(child.is_dir() and child.name[1:].isdecimal() for child in base.glob("n*"))
 
-    return _load(root, published, is_here, _read_class_folders)
+    return _load(root, published, has_class_folders, _read_class_folders)
 
 
 def _load(
@@ -104,7 +111,7 @@ def _load(
 ) -> Dataset:
     for base in (*(root / folder for folder in published.folders), root):
         if (base / "train").is_dir() and (base / "test").is_dir():
-            return _read_divided(base, published)
+            return _read_split_folders(base, published)
         if is_here(base):
             return read(base, published)
     raise MissingData(
@@ -113,72 +120,55 @@ def _load(
     )
 
 
-def _read_divided(base: Path, published: Published) -> Dataset:
-    """The layout of PILOT and others; they divide differently, so only the number of classes is certain."""
+def _read_split_folders(base: Path, published: Published) -> Dataset:
+    """The layout of PILOT and others. Their splits differ, so only the number of classes is checked."""
     dataset = load_folder(base)
     if len(dataset.classes) != published.counts.classes:
-        raise _incomplete(base, published, f"{published.counts.classes} classes", f"{len(dataset.classes)} classes")
+        raise published.incomplete(base, f"{published.counts.classes} classes", f"{len(dataset.classes)} classes")
     return replace(dataset, name=published.name)
 
 
 def _read_class_folders(base: Path, published: Published) -> Dataset:
     images = read_tree(base).images
-    found = Counts(len(images), sum(map(len, images.values())))
-    if found != published.counts:
-        raise _incomplete(base, published, str(published.counts), str(found))
+    counts = Counts(len(images), sum(map(len, images.values())))
+    if counts != published.counts:
+        raise published.incomplete(base, published.counts, counts)
     return dataset_from_files(published.name, *split_by_class(images))
 
 
 def _read_cub(base: Path, published: Published) -> Dataset:
-    """Join the four tables of CUB: file, class and side of each image number, and name of each class number."""
-    names = _table(base / "classes.txt", published)
-    files = _table(base / "images.txt", published)
-    class_of = _table(base / "image_class_labels.txt", published)
-    in_train = _table(base / "train_test_split.txt", published)
+    """Join CUB's four tables: class names, and file, class and split of each image."""
+    remedy = published.unpack_again(base)
+    names, files, class_numbers, in_train = (
+        _read_table(base / f"{name}.txt", remedy)
+        for name in ("classes", "images", "image_class_labels", "train_test_split")
+    )
     train: ImagesByClass = {name: [] for name in names.values()}
     test: ImagesByClass = {name: [] for name in names.values()}
     for number, file in files.items():
-        label = names.get(class_of.get(number, ""))
-        if label is None or number not in in_train:
-            raise OneaError(
-                f"Image {number} ({file}) in {base / 'images.txt'} has no class or no side: "
-                f"{_unpack_again(base, published)}."
-            )
-        side = train if in_train[number] == "1" else test
-        side[label].append(ImageFile(base / "images" / file, file))
-    _check_cub(base, published, train, test)
+        name = names.get(class_numbers.get(number, ""))
+        if name is None or number not in in_train:
+            raise OneaError(f"Image {number} ({file}) in {base / 'images.txt'} has no class or no split: {remedy}.")
+        split = train if in_train[number] == "1" else test
+        split[name].append(ImageFile(base / "images" / file, file))
+    present = [sum(image.path.is_file() for images in split.values() for image in images) for split in (train, test)]
+    counts = Counts(sum(bool(train[name] and test[name]) for name in train), sum(present), *present)
+    if counts != published.counts:
+        raise published.incomplete(base, published.counts, counts)
     return dataset_from_files(published.name, train, test)
 
 
-def _check_cub(base: Path, published: Published, train: ImagesByClass, test: ImagesByClass) -> None:
-    present = [sum(image.path.is_file() for images in side.values() for image in images) for side in (train, test)]
-    classes = sum(bool(train[name]) and bool(test[name]) for name in train)
-    found = Counts(classes, sum(present), *present)
-    if found != published.counts:
-        raise _incomplete(base, published, str(published.counts), str(found))
-
-
-def _table(path: Path, published: Published) -> dict[str, str]:
-    """Read lines of ``number value``."""
+def _read_table(path: Path, remedy: str) -> dict[str, str]:
+    """The values of lines ``number value``, by number."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
-        raise OneaError(f"Cannot read {path}: {_unpack_again(path.parent, published)}.") from None
+        raise OneaError(f"Cannot read {path}: {remedy}.") from None
     table: dict[str, str] = {}
-    for i, line in enumerate(lines, start=1):
+    for index, line in enumerate(lines, start=1):
         number, _, value = line.strip().partition(" ")
         if number and not value:
-            raise OneaError(f"Line {i} of {path} is not 'number value': {_unpack_again(path.parent, published)}.")
+            raise OneaError(f"Line {index} of {path} is not 'number value': {remedy}.")
         if number:
             table[number] = value
     return table
-
-
-def _incomplete(base: Path, published: Published, expected: str, found: str) -> OneaError:
-    return OneaError(
-        f"{published.title} in {base} should have {expected}, but has {found}: {_unpack_again(base, published)}."
-    )
-
-
-def _unpack_again(base: Path, published: Published) -> str:
-    return f"unpack {published.archive} ({published.publisher}) into {base.parent} again"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every dataset by its name on the command line: ``cifar100``, ``folder:PATH``, ``list:TRAIN.txt,TEST.txt``..."""
+"""Datasets by their names on the command line: ``cifar100``, ``folder:PATH``, ``list:TRAIN.txt,TEST.txt``..."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from onea.data.dataset import Dataset
+from onea.data.folders import load_folder, load_list
 from onea.errors import OneaError, did_you_mean, truncate
 from onea.registry import Registry
+from onea.research.data.cifar import load_cifar100
+from onea.research.data.published import IMAGENET_A, IMAGENET_R, load_cub200, load_imagenet_variant
 
 
 @dataclass(frozen=True)
@@ -19,10 +23,10 @@ class Request:
     """The arguments of a loader.
 
     Attributes:
-        argument: what follows the colon, empty without one.
-        root: the folder published datasets are looked for in.
-        cache: where a loader may keep what it made; None to keep nothing.
-        fetch: whether a loader may download what is missing.
+        argument: text after the colon; empty without one.
+        root: folder of published datasets.
+        cache: folder for generated images; None is no cache.
+        fetch: whether a missing dataset may be downloaded.
     """
 
     argument: str
@@ -33,11 +37,13 @@ class Request:
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """One line of the list of datasets.
+    """A dataset in the list of datasets.
 
     Attributes:
-        usage: how to write it, for example ``folder:PATH``.
-        takes_path: whether the name must be followed by a colon and a path.
+        usage: its name as an argument, such as ``folder:PATH``.
+        description: one line.
+        load: the loader.
+        takes_path: whether a colon and a path must follow the name.
     """
 
     usage: str
@@ -47,7 +53,7 @@ class DatasetInfo:
 
 
 def load_dataset(spec: str, *, root: Path | None = None, cache: Path | None = None, fetch: bool = True) -> Dataset:
-    """Load a dataset by name. Images in files are only listed here, not read.
+    """Load a dataset by name. Image files are listed, but not read.
 
     >>> glyphs = load_dataset("glyphs-mini")
     >>> len(glyphs.classes), len(glyphs.train), glyphs.groups[0].name
@@ -55,13 +61,13 @@ def load_dataset(spec: str, *, root: Path | None = None, cache: Path | None = No
 
     Args:
         spec: a name in ``DATASETS``, with ``:PATH`` where its usage has one.
-        root: the folder that holds published datasets; by default ``$ONEA_DATA``, else ``./data``.
-        cache: where generated datasets are kept between calls; by default they are not.
-        fetch: whether what is missing may be downloaded.
+        root: folder of published datasets; by default ``$ONEA_DATA``, else ``./data``.
+        cache: folder for generated images; by default they are not cached.
+        fetch: whether a missing dataset may be downloaded.
 
     Raises:
-        MissingData: there is nothing where the data should be.
-        OneaError: the name is unknown, or the data is incomplete or laid out in another way.
+        MissingData: the dataset does not exist.
+        OneaError: the name is unknown, or the dataset is incomplete or has another layout.
     """
     name, colon, argument = spec.partition(":")
     if name not in DATASETS.names:
@@ -75,7 +81,7 @@ def load_dataset(spec: str, *, root: Path | None = None, cache: Path | None = No
 
 
 def default_root() -> Path:
-    """The folder that published datasets are looked for in: ``$ONEA_DATA``, else ``./data``."""
+    """The folder of published datasets: ``$ONEA_DATA``, else ``./data``."""
     return Path(os.environ.get("ONEA_DATA") or "data").expanduser()
 
 
@@ -89,70 +95,50 @@ def _hint(spec: str, name: str) -> str:
     return did_you_mean(name, DATASETS.names)
 
 
-# The loaders import what they need when they are called: listing the names must not import torchvision.
-def _folder(request: Request) -> Dataset:
-    from onea.data.folders import load_folder
+def _load_glyphs(request: Request, name: str = "glyphs") -> Dataset:
+    from onea.data.glyphs import load_glyphs  # imports Pillow, which a list of the datasets does not need
 
-    return load_folder(Path(request.argument).expanduser())
-
-
-def _list(request: Request) -> Dataset:
-    from onea.data.folders import load_list
-
-    return load_list(request.argument)
-
-
-def _cifar100(request: Request) -> Dataset:
-    from onea.research.data.cifar import load_cifar100
-
-    return load_cifar100(request.root, fetch=request.fetch)
-
-
-def _cub200(request: Request) -> Dataset:
-    from onea.research.data.published import load_cub200
-
-    return load_cub200(request.root)
-
-
-def _imagenet_a(request: Request) -> Dataset:
-    from onea.research.data.published import IMAGENET_A, load_imagenet_variant
-
-    return load_imagenet_variant(request.root, IMAGENET_A)
-
-
-def _imagenet_r(request: Request) -> Dataset:
-    from onea.research.data.published import IMAGENET_R, load_imagenet_variant
-
-    return load_imagenet_variant(request.root, IMAGENET_R)
-
-
-def _glyphs(request: Request) -> Dataset:
-    from onea.data.glyphs import load_glyphs
-
-    return load_glyphs("glyphs", request.cache)
-
-
-def _glyphs_mini(request: Request) -> Dataset:
-    from onea.data.glyphs import load_glyphs
-
-    return load_glyphs("glyphs-mini", request.cache)
+    return load_glyphs(name, request.cache)
 
 
 _OWN = {
     "folder": DatasetInfo(
         "folder:PATH",
         "your images: <class>/<image>, with train/ and test/ or without, or in task folders",
-        _folder,
-        True,
+        lambda request: load_folder(Path(request.argument).expanduser()),
+        takes_path=True,
     ),
-    "list": DatasetInfo("list:TRAIN.txt[,TEST.txt]", "your images: text files with 'path label' lines", _list, True),
-    "cifar100": DatasetInfo("cifar100", "CIFAR-100: 100 classes, 50,000 + 10,000 images of 32 x 32", _cifar100),
-    "cub200": DatasetInfo("cub200", "CUB-200-2011: 200 bird species, 5,994 + 5,794 photographs", _cub200),
-    "imagenet-a": DatasetInfo("imagenet-a", "ImageNet-A: 200 classes, 7,500 hard photographs", _imagenet_a),
-    "imagenet-r": DatasetInfo("imagenet-r", "ImageNet-R: 200 classes, 30,000 renditions", _imagenet_r),
-    "glyphs": DatasetInfo("glyphs", "drawn characters in tasks of unequal size, generated here", _glyphs),
-    "glyphs-mini": DatasetInfo("glyphs-mini", "a small glyphs for trying things out", _glyphs_mini),
+    "list": DatasetInfo(
+        "list:TRAIN.txt[,TEST.txt]",
+        "your images: text files with 'path label' lines",
+        lambda request: load_list(request.argument),
+        takes_path=True,
+    ),
+    "cifar100": DatasetInfo(
+        "cifar100",
+        "CIFAR-100: 100 classes, 50,000 + 10,000 images of 32 x 32",
+        lambda request: load_cifar100(request.root, fetch=request.fetch),
+    ),
+    "cub200": DatasetInfo(
+        "cub200",
+        "CUB-200-2011: 200 bird species, 5,994 + 5,794 photographs",
+        lambda request: load_cub200(request.root),
+    ),
+    "imagenet-a": DatasetInfo(
+        "imagenet-a",
+        "ImageNet-A: 200 classes, 7,500 hard photographs",
+        lambda request: load_imagenet_variant(request.root, IMAGENET_A),
+    ),
+    "imagenet-r": DatasetInfo(
+        "imagenet-r",
+        "ImageNet-R: 200 classes, 30,000 renditions",
+        lambda request: load_imagenet_variant(request.root, IMAGENET_R),
+    ),
+    "glyphs": DatasetInfo("glyphs", "drawn characters in tasks of unequal size, generated here", _load_glyphs),
+    "glyphs-mini": DatasetInfo(
+        "glyphs-mini", "a small glyphs for trying things out", partial(_load_glyphs, name="glyphs-mini")
+    ),
 }
 
 DATASETS = Registry("dataset", "onea.datasets", _OWN)
-"""Every dataset that ``load_dataset`` knows, by name; installed packages add a ``DatasetInfo`` by entry point."""
+"""The datasets of ``load_dataset`` by name; installed packages add a ``DatasetInfo`` by entry point."""
