@@ -136,7 +136,7 @@ def test_crop_and_interpolation_of_the_weights(name):
     from PIL import Image
     from timm.data import create_transform, resolve_data_config
 
-    known = NetworkConfig.of_timm(name)
+    known = NetworkConfig.from_timm(name)
     vit = types.SimpleNamespace(size=known.input_size, config=known, name=name)
     geometry, resize, filter = _geometry(make_config({"geometry": "backbone"}), vit)
     wave = np.sin(np.arange(300)[:, None] / 9) + np.cos(np.arange(360)[None] / 13)
@@ -177,14 +177,14 @@ def test_sizes_that_no_image_has(size, tiny_vit, tiny_run, tiny_images):
 
 
 def test_licences_are_told(tiny_images, tmp_path, monkeypatch):
-    """By the card and the file, and by push_to_hub where one binds whoever passes the model on."""
+    """In the card and the file, and in push_to_hub if it applies when the model is passed on."""
     model = tiny_model(str(write_toy("DINOv3", tmp_path))).learn(tiny_images / "train")
     state = model.snapshot().state
     assert state.backbone["licence"] == "dinov3-license"
-    assert "weights are under dinov3-license. DINOv3's licence binds whoever" in card(state, "shop.onea")
+    assert "weights are under dinov3-license. DINOv3's licence applies when you pass on" in card(state, "shop.onea")
     monkeypatch.setattr("huggingface_hub.create_repo", lambda *_, **__: None)
     monkeypatch.setattr("huggingface_hub.upload_folder", lambda **_: "https://huggingface.co/me/shop")
-    with pytest.warns(UserWarning, match="made with weights under dinov3-license.*hand on the licence itself") as told:
+    with pytest.warns(UserWarning, match="made with weights under dinov3-license.*include the licence itself") as told:
         model.push_to_hub("me/shop")
     assert told[0].filename == __file__
     free = tiny_model(str(write_toy("DINOv2", tmp_path))).learn(tiny_images / "train")
@@ -198,7 +198,7 @@ def test_the_command_tells_about_backbones(onea):
     assert code == 0
     assert "256 x 256 pixels, 261 tokens" in out
     assert "all methods" in out
-    assert "DINOv3's licence binds" in out
+    assert "DINOv3's licence applies" in out
     assert "it is timm's ConvNeXt" in onea("methods", "--backbones", "convnext_tiny.in12k")[1]
     assert "vit_pe_core_tiny_patch16_384.fb" in onea("methods", "--backbones", "vit_pe_core*")[1]
     assert "plain:FILE" in onea("methods", "--backbones")[1]

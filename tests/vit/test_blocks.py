@@ -225,13 +225,13 @@ def test_other_networks_give_their_features_and_take_no_hooks(name, generator):
 
 def test_names_are_judged_before_anything_is_fetched(monkeypatch):
     from onea.research.methods import method_class
-    from onea.vit.backbones import nearest_with_hooks, why_frozen_only
+    from onea.vit.backbones import nearest_with_hooks, no_hooks_reason
 
     monkeypatch.setattr("onea.vit.weight_files.pretrained_network", lambda *_: pytest.fail("fetched"))
-    assert why_frozen_only("vit_small_patch16_dinov3.lvd1689m") == ""
-    reason = why_frozen_only("convnext_tiny.in12k")
+    assert no_hooks_reason("vit_small_patch16_dinov3.lvd1689m") == ""
+    reason = no_hooks_reason("convnext_tiny.in12k")
     assert nearest_with_hooks("beit_base_patch16_224.in22k_ft_in22k").startswith("deit3_base_patch16_224.fb_in22k")
-    assert not why_frozen_only(nearest_with_hooks("resnet50.a1_in1k"))
+    assert not no_hooks_reason(nearest_with_hooks("resnet50.a1_in1k"))
     with pytest.raises(OneaError, match=r"One-A trains an adapter.*it is timm's ConvNeXt.*choose simplecil"):
         method_class("one-a").check_backbone("convnext_tiny.in12k", reason)
     method_class("simplecil").check_backbone("convnext_tiny.in12k", reason)

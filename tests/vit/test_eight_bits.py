@@ -17,7 +17,7 @@ from support.tiny import save_plain
 from onea.errors import OneaError
 from onea.model.parameters import Parameters
 from onea.research.runs.config import RunConfig
-from onea.vit.backbones import digest_of, load_backbone, stamp_of_weights
+from onea.vit.backbones import digest_of, load_backbone, weights_file_stamp
 from onea.vit.network_config import DEFAULT, EMBEDDED, FAST, embedded_file, full_name
 from onea.vit.weight_files import dequantise, without_head
 
@@ -127,7 +127,7 @@ def test_the_names_of_the_embedded_networks():
     assert RunConfig().backbone == RunConfig(backbone="fast").backbone == FAST == full_name("fast")
     assert RunConfig(backbone="fast").key() == RunConfig(backbone=FAST).key()
     assert full_name("some/file.safetensors") == "some/file.safetensors"
-    assert stamp_of_weights("fast") == stamp_of_weights(FAST) != stamp_of_weights(DEFAULT) != ""
+    assert weights_file_stamp("fast") == weights_file_stamp(FAST) != weights_file_stamp(DEFAULT) != ""
 
 
 @pytest.mark.parametrize(("name", "megabytes"), [(DEFAULT, 22), (FAST, 11.1)])

@@ -204,10 +204,10 @@ def test_class_means_average_before_anything_else():
     ("name", "words"),
     [
         ("missing.safetensors", "does not exist"),
-        ("vit_base_patch16_224", "needs its tag"),
+        ("vit_base_patch16_224", "needs the tag"),
         ("vit_small_d6_patch14_85", "did you mean 'vit_small_d6_patch14_84'"),
         ("resnet50.a1_in2k", "did you mean 'resnet50.a1_in1k'"),
-        ("test_vit2", "needs its tag"),
+        ("test_vit2", "needs the tag"),
         ("vit_base_patch16_18x2_224", "timm has no weights for"),
         ("nonsense:tiny.safetensors", "does not exist"),
     ],
@@ -263,7 +263,7 @@ def test_downloaded_weights_that_changed_under_their_name_are_refused(monkeypatc
     first = load_backbone(name).digest
     assert load_backbone(name).digest == first
     monkeypatch.setattr(timm, "create_model", download(2))
-    both = rf"are others .sha256 [0-9a-f]{{12}}….* first used here .{first[:12]}…"
+    both = rf".sha256 [0-9a-f]{{12}}….* differ from those when they were first used here .{first[:12]}…"
     with pytest.raises(OneaError, match=both) as caught:
         load_backbone(name)
     note = tmp_path / "backbones" / f"{name}.json"
@@ -271,7 +271,7 @@ def test_downloaded_weights_that_changed_under_their_name_are_refused(monkeypatc
     note.unlink()
     assert load_backbone(name).digest != first
     note.write_text("[]")
-    with pytest.raises(OneaError, match="are others"):
+    with pytest.raises(OneaError, match="differ from those"):
         load_backbone(name)
 
 

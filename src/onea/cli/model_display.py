@@ -18,7 +18,7 @@ from onea.data.image_files import group_by_reason
 from onea.model.reports import accuracy_lines, report_lines, training_advice
 from onea.presentation.tables import Table, terminal, terminal_style
 from onea.text import plural
-from onea.vit.backbones import shortened
+from onea.vit.backbones import short_digest
 
 _NAMED = 5  # classes in one line
 _SHORTEST = 20  # characters of a path that are always shown
@@ -65,7 +65,7 @@ def print_info(console: Console, path: Path, facts: Mapping[str, Any]) -> None:
         f"{path} knows {plural(facts['classes'], 'class', 'classes')} from {images}{behind}, in "
         f"{plural(facts['updates'], 'update', 'updates')} (version {facts['version']})",
         f"network: {used}{network['name']}, {network['input']} x {network['input']} pixels, sha256 "
-        f"{shortened(network['sha256'])}",
+        f"{short_digest(network['sha256'])}",
         f"learns by the preset {facts['preset']}; answers by {facts['readout']}; {unknown}",
         *facts["remarks"],
     ]

@@ -21,7 +21,7 @@ from onea.model.state import State
 from onea.runtime import NO_PROGRESS, Progress, Runtime, make_runtime
 from onea.tensors import Tensors
 from onea.vit.adapter import Adapters
-from onea.vit.backbones import load_backbone, note_file, noted_file, shortened
+from onea.vit.backbones import load_backbone, remember_file, remembered_file, short_digest
 from onea.vit.batching import EVALUATION_BATCH
 from onea.vit.frozen import FrozenViT
 from onea.vit.hooks import BlockHooks
@@ -70,7 +70,7 @@ class Engine:
         if self.vit.config.licence:
             self.backbone["licence"] = self.vit.config.licence
         if parts := split_file_name(backbone):  # so that the file can be found again and needs no other file
-            note_file(self.vit.digest, parts[1])
+            remember_file(self.vit.digest, parts[1])
             self.backbone["config"] = self.vit.config.to_json()
 
     @property
@@ -82,8 +82,8 @@ class Engine:
         """Raise an error for another network than the one that the model was taught with."""
         if self.vit.digest != backbone["sha256"]:
             raise OneaError(
-                f"Backbone '{self.vit.name}' holds other weights (sha256 {shortened(self.vit.digest)}) than "
-                f"'{backbone['name']}' that the model was taught with ({shortened(backbone['sha256'])}); give that one "
+                f"Backbone '{self.vit.name}' holds other weights (sha256 {short_digest(self.vit.digest)}) than "
+                f"'{backbone['name']}' that the model was taught with ({short_digest(backbone['sha256'])}); give it "
                 'with backbone="...".'
             )
 
@@ -165,10 +165,10 @@ def locate_backbone(backbone: Mapping[str, Any], folder: Path) -> str:
     if split_file_name(name) is None:
         return name
     beside = folder.absolute().parent / name
-    path = noted_file(backbone["sha256"]) or (beside if beside.is_file() else None)
+    path = remembered_file(backbone["sha256"]) or (beside if beside.is_file() else None)
     if path is None:
         raise OneaError(
-            f"The network of {folder} is the file {name} (sha256 {shortened(backbone['sha256'])}), which is not where "
-            'it was last used on this machine; put it beside the model folder, or give it with backbone="...".'
+            f"The network of {folder} is the file {name} (sha256 {short_digest(backbone['sha256'])}), which is not "
+            'where it was last used on this machine; put it beside the model folder, or give it with backbone="...".'
         )
     return str(path)

@@ -55,10 +55,10 @@ def embedded_file(name: str) -> Path:
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 PLAIN = "plain"
-"""Stands for an architecture: a ViT whose shapes say all, with heads 64 wide and GELU unless ``model_args`` differ."""
-LARGEST_INPUT = 4096  # pixels; positions of more would take gigabytes before anything else is known to be wrong
-# What timm's create_model takes beside the arguments of a network, some of which read other files.
-_NOT_OF_NETWORKS = (
+"""The architecture of a ViT that is inferred from its tensors: heads 64 wide and GELU, unless in ``model_args``."""
+LARGEST_INPUT = 4096  # pixels; positions of more would take gigabytes before another error is found
+# Parameters of timm's create_model that are no arguments of a network; some of them read other files.
+_IGNORED_ARGS = (
     *("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_strict", "checkpoint_path", "cache_dir"),
     *("scriptable", "exportable", "no_jit", "features_only", "out_indices", "device", "dtype", "num_classes"),
 )
@@ -66,26 +66,26 @@ _TRANSFORMERS = ("vision_transformer", "vision_transformer_hybrid", "deit", "eva
 
 
 def check_image_size(size: object) -> None:
-    """Refuse a side of images that no network is asked for."""
+    """Refuse an image size that is not a positive integer, or too large."""
     if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= LARGEST_INPUT:
         raise OneaError(f"image_size is {size!r}; give the side in pixels, a whole number up to {LARGEST_INPUT:,}.")
 
 
 @dataclass(frozen=True)
 class NetworkConfig:
-    """How a network is built, and what its weights expect of images.
+    """The architecture of a network, and the preprocessing that its weights were trained with.
 
     Attributes:
         architecture: timm's name without a tag, or ``plain``.
-        model_args: what is built otherwise than the architecture says.
-        mean: pixel mean that the weights expect.
-        std: pixel standard deviation that they expect.
-        input_size: side of the image that they expect; 0 where the architecture says.
-        interpolation: with which their images were resized.
-        crop_pct: share of the resized image's side that was looked at.
-        crop_mode: how it was cut out: ``center`` of an image whose short side was resized, ``squash`` of one that was
-            stretched to a square, or ``border``.
-        licence: under which the weights are given, as the Hugging Face Hub names it; empty where nobody says.
+        model_args: arguments that differ from the architecture's.
+        mean: pixel mean.
+        std: pixel standard deviation.
+        input_size: side of the images in pixels; 0 is that of the architecture.
+        interpolation: for resizing.
+        crop_pct: side of the crop as a share of the side of the resized image.
+        crop_mode: ``center`` (the short side is resized, the centre cropped), ``squash`` (stretched to a square), or
+            ``border``.
+        licence: of the weights, in the notation of the Hugging Face Hub; empty if unknown.
     """
 
     architecture: str = PLAIN
@@ -99,24 +99,24 @@ class NetworkConfig:
     licence: str = ""
 
     @classmethod
-    def of_timm(cls, name: str) -> NetworkConfig:
-        """Of timm's ``architecture.tag``, or of an architecture and the weights that timm takes for it."""
+    def from_timm(cls, name: str) -> NetworkConfig:
+        """The configuration of timm's ``architecture.tag``, or of an architecture with its default weights."""
         from timm.models import get_pretrained_cfg
 
         known = get_pretrained_cfg(name)
-        return cls._expecting(name.split(".")[0], {}, known.to_dict() if known else {})
+        return cls._from_parts(name.split(".")[0], {}, known.to_dict() if known else {})
 
     @classmethod
     def from_json(cls, value: Any) -> NetworkConfig:
-        """Of what timm writes.
+        """The configuration in the format of timm's ``config.json``.
 
         Raises:
-            ValueError: it is something else.
+            ValueError: the value has another format.
         """
         if not isinstance(value, dict) or not isinstance(value.get("architecture"), str):
             raise ValueError("it names no architecture")
-        given, expected = value.get("model_args") or {}, value.get("pretrained_cfg") or {}
-        if not isinstance(given, dict) or not isinstance(expected, dict):
+        args, pretrained = value.get("model_args") or {}, value.get("pretrained_cfg") or {}
+        if not isinstance(args, dict) or not isinstance(pretrained, dict):
             raise ValueError("model_args and pretrained_cfg must hold names and values")
         architecture = value["architecture"].split(".")[0]
         if architecture != PLAIN:
@@ -124,43 +124,43 @@ class NetworkConfig:
 
             if not timm.is_model(architecture):
                 raise ValueError(f"timm has no architecture '{architecture}'")
-        if "mean" not in expected or "std" not in expected:
+        if "mean" not in pretrained or "std" not in pretrained:
             raise ValueError("pretrained_cfg does not say with which mean and std images are normalised")
-        given = {name: arg for name, arg in given.items() if name not in _NOT_OF_NETWORKS}
-        return cls._expecting(architecture, given, expected)
+        args = {name: arg for name, arg in args.items() if name not in _IGNORED_ARGS}
+        return cls._from_parts(architecture, args, pretrained)
 
     @classmethod
-    def _expecting(cls, architecture: str, given: dict[str, Any], expected: Mapping[str, Any]) -> NetworkConfig:
+    def _from_parts(cls, architecture: str, args: dict[str, Any], pretrained: Mapping[str, Any]) -> NetworkConfig:
         mean, std = (
-            tuple(float(number) for number in expected.get(name, usual))
-            for name, usual in (("mean", IMAGENET_MEAN), ("std", IMAGENET_STD))
+            tuple(float(number) for number in pretrained.get(name, default))
+            for name, default in (("mean", IMAGENET_MEAN), ("std", IMAGENET_STD))
         )
         if len(mean) != 3 or len(std) != 3 or not all(number > 0 for number in std):
             raise ValueError("mean and std are not three numbers each")
-        if not float(expected.get("crop_pct") or 1.0) > 0:
-            raise ValueError(f"crop_pct is {expected['crop_pct']}")
-        side = expected.get("input_size") or (3, 0, 0)
+        if not float(pretrained.get("crop_pct") or 1.0) > 0:
+            raise ValueError(f"crop_pct is {pretrained['crop_pct']}")
+        side = pretrained.get("input_size") or (3, 0, 0)
         if len(side) != 3 or side[0] != 3 or side[1] != side[2]:
             raise ValueError(f"its input is {side}, not a square image in colours")
-        asked = given.get("img_size") or 0
-        for pixels in (side[1], *(asked if isinstance(asked, list | tuple) else [asked])):
+        size = args.get("img_size") or 0
+        for pixels in (side[1], *(size if isinstance(size, list | tuple) else [size])):
             if not 0 <= pixels <= LARGEST_INPUT:
                 raise ValueError(f"its input has {pixels} pixels a side")
         return cls(
             architecture=architecture,
-            model_args=given,
+            model_args=args,
             mean=(mean[0], mean[1], mean[2]),
             std=(std[0], std[1], std[2]),
             input_size=int(side[1]),
-            interpolation=str(expected.get("interpolation") or "bilinear"),
-            crop_pct=float(expected.get("crop_pct") or 1.0),
-            crop_mode=str(expected.get("crop_mode") or "center"),
-            licence=str(expected.get("license") or ""),
+            interpolation=str(pretrained.get("interpolation") or "bilinear"),
+            crop_pct=float(pretrained.get("crop_pct") or 1.0),
+            crop_mode=str(pretrained.get("crop_mode") or "center"),
+            licence=str(pretrained.get("license") or ""),
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As timm writes it."""
-        expected: dict[str, Any] = {
+        """In the format of timm's ``config.json``."""
+        pretrained: dict[str, Any] = {
             "mean": list(self.mean),
             "std": list(self.std),
             "interpolation": self.interpolation,
@@ -168,13 +168,13 @@ class NetworkConfig:
             "crop_mode": self.crop_mode,
         }
         if self.input_size:
-            expected["input_size"] = [3, self.input_size, self.input_size]
+            pretrained["input_size"] = [3, self.input_size, self.input_size]
         if self.licence:
-            expected["license"] = self.licence
-        return {"architecture": self.architecture, "model_args": dict(self.model_args), "pretrained_cfg": expected}
+            pretrained["license"] = self.licence
+        return {"architecture": self.architecture, "model_args": dict(self.model_args), "pretrained_cfg": pretrained}
 
     def build_args(self) -> dict[str, Any]:
-        """Arguments of timm's ``create_model``, beside the name, for a network without a classifier."""
+        """Arguments of timm's ``create_model`` for a network without a classification head."""
         from timm.models import get_pretrained_cfg, is_model_in_modules
 
         args: dict[str, Any] = {"num_classes": 0, **self.model_args}
@@ -183,14 +183,14 @@ class NetworkConfig:
         if self.input_size and (transformer or (known is not None and known.fixed_input_size)):
             args.setdefault("img_size", self.input_size)
         if transformer:
-            args["dynamic_img_size"] = False  # our images have one size; then positions are looked up, not computed
+            args["dynamic_img_size"] = False  # all images have one size, for which positions are computed once
         return args
 
 
 _FREE = ("apache-2.0", "mit", "bsd-3-clause", "cc-by-4.0")
 _TERMS = {
     "dinov3-license": (
-        "DINOv3's licence binds whoever passes on its weights or what is made with them: hand on the licence itself, "
+        "DINOv3's licence applies when you pass on its weights or what is made with them: include the licence itself, "
         "name DINOv3, and keep to the uses it allows (ai.meta.com/resources/models-and-libraries/dinov3-license)."
     ),
     "cc-by-nc-4.0": "They are not for commercial use (creativecommons.org/licenses/by-nc/4.0).",
@@ -199,7 +199,7 @@ _TERMS = {
 
 
 def licence_terms(licence: str) -> str:
-    """What to mind before weights, or what is made with them, are passed on; empty where naming the licence is enough.
+    """Terms of a licence for passing on weights, or models made with them; empty if naming the licence is enough.
 
     >>> licence_terms("apache-2.0")
     ''
@@ -214,7 +214,7 @@ def licence_terms(licence: str) -> str:
 
 
 def licence_notice(licence: str) -> str:
-    """A licence and its terms in a sentence or two about weights.
+    """A sentence or two about the licence of weights and its terms.
 
     >>> licence_notice("mit")
     'Its weights are under mit.'

@@ -20,27 +20,28 @@ from onea.tensors import Tensors
 from onea.vit.network_config import DEFAULT, EMBEDDED, PLAIN, NetworkConfig
 
 METADATA = "config"
-"""The key of a safetensors file's metadata that holds its ``NetworkConfig`` as JSON."""
+"""Key of the ``NetworkConfig`` as JSON in the metadata of a safetensors file."""
 INT8_SCALE = ".scale"
 """Suffix of the name of an int8 weight's scales, one float32 per row; a weight is its integer times its scale."""
 _SUFFIX = ".safetensors"
 _HEAD_WIDTH = 64  # of a plain ViT
-_LONGEST_CONFIG = 2**20
-_WRONG = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+_MAX_CONFIG_BYTES = 2**20
+EXAMPLE_NAME = "vit_base_patch16_224.augreg_in21k"
+_INVALID = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 def split_file_name(name: str) -> tuple[str, Path] | None:
-    """What a backbone's name says about its network, and its file; None for a name that is no file's.
+    """The architecture (or an empty text) and the path in a backbone's name; None for a name without a file.
 
-    >>> told, path = split_file_name("vit_huge_patch14_224:big.safetensors")
-    >>> told, path.name, split_file_name("fast")
+    >>> architecture, path = split_file_name("vit_huge_patch14_224:big.safetensors")
+    >>> architecture, path.name, split_file_name("fast")
     ('vit_huge_patch14_224', 'big.safetensors', None)
     """
     if not name.endswith(_SUFFIX):
         return None
-    told, colon, file = name.partition(":")
-    if colon and re.fullmatch(r"[\w.]{2,}", told):
-        return told, Path(file).expanduser()
+    architecture, colon, file = name.partition(":")
+    if colon and re.fullmatch(r"[\w.]{2,}", architecture):
+        return architecture, Path(file).expanduser()
     return "", Path(name).expanduser()
 
 
@@ -52,32 +53,45 @@ def read_weights(path: Path) -> Tensors:
     return read_tensors(path, f"Backbone file {path}", "make it readable or fetch it again")
 
 
-def load_config(path: Path, told: str) -> NetworkConfig | None:
-    """What is known about the network in a file: what the user tells, else its metadata, else a config beside it."""
-    if told == PLAIN:
+def load_config(path: Path, architecture: str) -> NetworkConfig | None:
+    """The configuration of the network in a file: of ``architecture`` if given, else its metadata, else a JSON file."""
+    if architecture == PLAIN:
         return NetworkConfig()
-    if told:
-        return _told(told, path)
+    if architecture:
+        return _architecture_config(architecture, path)
     from safetensors import safe_open
 
     with safe_open(path, framework="pt") as file:
-        inside = (file.metadata() or {}).get(METADATA)
-    if inside is not None:
-        return parse_config(inside, f"the metadata of {path}")
+        stored = (file.metadata() or {}).get(METADATA)
+    if stored is not None:
+        return parse_config(stored, f"the metadata of {path}")
     for beside in (path.with_suffix(".json"), path.with_name("config.json")):
         if beside.is_file():
-            text = read_regular(beside, _LONGEST_CONFIG, follow=True).decode(errors="replace")
+            text = read_regular(beside, _MAX_CONFIG_BYTES, follow=True).decode(errors="replace")
             return parse_config(text, str(beside))
     return None
 
 
-def missing_config(path: Path) -> OneaError:
-    """What to say about a file of which nothing but tensors is known."""
-    return OneaError(
-        f"Backbone file {path} does not say how many heads, which activation and which normalisation its network has; "
-        f'put timm\'s config.json beside it, or name its architecture with backbone="ARCHITECTURE.TAG:{path.name}", or '
-        f'say with backbone="{PLAIN}:{path.name}" that its heads are 64 wide, with GELU and ImageNet\'s statistics.'
-    )
+def _architecture_config(name: str, path: Path) -> NetworkConfig:
+    import timm
+
+    architecture = name.split(".")[0]
+    if not timm.is_model(architecture):
+        hint = did_you_mean(name, [PLAIN, *timm.list_models()])
+        raise OneaError(f"Unknown architecture '{name}' of {path.name}; {hint}")
+    try:
+        return NetworkConfig.from_timm(name)
+    except (RuntimeError, ValueError) as error:
+        tags = ", ".join(timm.list_pretrained(f"{architecture}.*"))
+        raise OneaError(f"timm has no weights '{name}'; tags are: {tags or 'none'}.") from error
+
+
+def parse_config(text: str, source: str) -> NetworkConfig:
+    """A configuration from JSON; ``source`` is for messages."""
+    try:
+        return NetworkConfig.from_json(json.loads(text))
+    except (*_INVALID, RecursionError) as error:
+        raise OneaError(f"A backbone cannot be read by {source}: {truncate(str(error))}; correct it.") from error
 
 
 def dequantise(tensors: Mapping[str, Tensor]) -> Tensors:
@@ -86,19 +100,18 @@ def dequantise(tensors: Mapping[str, Tensor]) -> Tensors:
     Raises:
         ValueError: the scales do not fit the weights.
     """
-    quantised = {name for name, tensor in tensors.items() if tensor.dtype == torch.int8}
-    scales = {name + INT8_SCALE for name in quantised}
+    scales = {name + INT8_SCALE for name, tensor in tensors.items() if tensor.dtype == torch.int8}
     result: Tensors = {}
     for name, tensor in tensors.items():
-        if name in quantised:  # integers times floats: one pass, without a copy in between
-            scale = _scale(name, tensors)
+        if tensor.dtype == torch.int8:  # integers times floats: one pass, without a copy in between
+            scale = _checked_scale(name, tensors)
             result[name] = tensor * scale.view(-1, *(1,) * (tensor.ndim - 1))
         elif name not in scales:
             result[name] = tensor.to(torch.float32, copy=True)
     return result
 
 
-def _scale(name: str, tensors: Mapping[str, Tensor]) -> Tensor:
+def _checked_scale(name: str, tensors: Mapping[str, Tensor]) -> Tensor:
     matrix, scale = tensors[name], tensors.get(name + INT8_SCALE)
     if scale is None:
         raise ValueError(f"there is no {name}{INT8_SCALE}")
@@ -111,89 +124,56 @@ def _scale(name: str, tensors: Mapping[str, Tensor]) -> Tensor:
 
 def build_network(tensors: Mapping[str, Tensor], config: NetworkConfig, path: Path) -> Any:
     """timm's network with these weights."""
-    what = "a plain timm ViT" if config.architecture == PLAIN else f"timm's {config.architecture}"
     try:
-        weights = dequantise(_without_classifier(tensors, config))
-        return _assigned(weights, config)
-    except _WRONG as error:
-        reason = truncate((str(error).splitlines() or [type(error).__name__])[-1].strip())
-        raise OneaError(f"Backbone file {path} does not hold {what}: {reason}.") from error
-
-
-def _assigned(weights: Tensors, config: NetworkConfig) -> Any:
-    with torch.device("meta"):  # the sizes in a file may be anything, and only what is in it takes memory
-        network = _built(weights, config)
-    network.load_state_dict(weights, assign=True)
-    if any(buffer.is_meta for buffer in network.buffers()):  # such as rotary positions, which are in no file
-        network = _built(weights, config)
+        weights = dequantise(without_head(tensors, config.architecture))
+        with torch.device("meta"):  # the sizes in a file may be anything; only its tensors take memory
+            network = _build(weights, config)
         network.load_state_dict(weights, assign=True)
+        if any(buffer.is_meta for buffer in network.buffers()):  # such as rotary positions, which no file contains
+            network = _build(weights, config)
+            network.load_state_dict(weights, assign=True)
+    except _INVALID as error:
+        kind = "a plain timm ViT" if config.architecture == PLAIN else f"timm's {config.architecture}"
+        reason = truncate((str(error).splitlines() or [type(error).__name__])[-1].strip())
+        raise OneaError(f"Backbone file {path} does not hold {kind}: {reason}.") from error
     return network
 
 
-def _built(weights: Mapping[str, Tensor], config: NetworkConfig) -> Any:
-    blocks = [config.model_args.get("depth", 0), *config.model_args.get("depths", ())]
-    if (depth := sum(blocks)) > len(weights):  # before so many blocks are made
+def _build(weights: Mapping[str, Tensor], config: NetworkConfig) -> Any:
+    is_plain = config.architecture == PLAIN
+    arguments = infer_architecture(weights) | dict(config.model_args) if is_plain else config.build_args()
+    depth = sum([arguments.get("depth", 0), *arguments.get("depths", ())])
+    if depth > len(weights):  # before this many blocks are built
         raise ValueError(f"{depth} blocks in {len(weights)} tensors")
-    if config.architecture == PLAIN:
+    if is_plain:
         from timm.models.vision_transformer import VisionTransformer
 
-        arguments = infer_architecture(weights) | dict(config.model_args)
-        return VisionTransformer(**arguments, weight_init="skip")  # they are all given
+        return VisionTransformer(**arguments, weight_init="skip")
     import timm
 
-    return timm.create_model(config.architecture, pretrained=False, **config.build_args())
+    return timm.create_model(config.architecture, pretrained=False, **arguments)
 
 
-def _without_classifier(tensors: Mapping[str, Tensor], config: NetworkConfig) -> Tensors:
-    """What features are computed with."""
-    if config.architecture == PLAIN:
-        return without_head(tensors)
-    from timm.models import get_pretrained_cfg
+def without_head(tensors: Mapping[str, Tensor], architecture: str = PLAIN) -> Tensors:
+    """All tensors except those of the classification head."""
+    names: str | tuple[str, ...] = ("head", "head_dist")
+    if architecture != PLAIN:
+        from timm.models import get_pretrained_cfg
 
-    known = get_pretrained_cfg(config.architecture)
-    names = known.classifier if known is not None and known.classifier else "head"
+        known = get_pretrained_cfg(architecture)
+        names = known.classifier if known is not None and known.classifier else "head"
     prefixes = tuple(f"{name}." for name in ((names,) if isinstance(names, str) else names))
     return {name: tensor for name, tensor in tensors.items() if not name.startswith(prefixes)}
 
 
-def without_head(tensors: Mapping[str, Tensor]) -> Tensors:
-    """What a plain ViT computes features with: all but the classification head."""
-    return {name: tensor for name, tensor in tensors.items() if not name.startswith(("head.", "head_dist."))}
-
-
-def _told(architecture: str, path: Path) -> NetworkConfig:
-    import timm
-
-    from onea.errors import did_you_mean
-
-    if not timm.is_model(architecture.split(".")[0]):
-        known = [PLAIN, *timm.list_models()]
-        raise OneaError(f"Unknown architecture '{architecture}' of {path.name}; {did_you_mean(architecture, known)}")
-    try:
-        return NetworkConfig.of_timm(architecture)
-    except (RuntimeError, ValueError) as error:
-        tags = ", ".join(timm.list_pretrained(f"{architecture.split('.')[0]}.*"))
-        raise OneaError(f"timm has no weights '{architecture}'; tags are: {tags or 'none'}.") from error
-
-
-def parse_config(text: str, where: str) -> NetworkConfig:
-    """What is known about a network, of JSON that was found somewhere."""
-    try:
-        return NetworkConfig.from_json(json.loads(text))
-    except (*_WRONG, RecursionError) as error:
-        raise OneaError(f"A backbone cannot be read by {where}: {truncate(str(error))}; correct it.") from error
-
-
 def infer_architecture(weights: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Arguments of timm's ``VisionTransformer`` that fit these tensors: their shapes say all but the head width."""
+    """Arguments of timm's ``VisionTransformer`` that fit these tensors; the width of heads is assumed."""
     width, _, patch, _ = weights["patch_embed.proj.weight"].shape
     depth = 1 + max(int(match[1]) for key in weights if (match := re.match(r"blocks\.(\d+)\.", key)))
-    if depth > len(weights):  # before so many blocks are made
-        raise ValueError(f"{depth} blocks in {len(weights)} tensors")
     prefix_tokens = int("cls_token" in weights) + (weights["reg_token"].shape[1] if "reg_token" in weights else 0)
     positions: int = weights["pos_embed"].shape[1]
-    # The position table holds the patches, with or without the prefix tokens: whichever leaves a square grid.
-    grids = {positions - extra: extra > 0 for extra in (0, prefix_tokens) if _is_square(positions - extra)}
+    # The position table covers the patches, with or without the prefix tokens; the patches form a square grid.
+    grids = {n: n < positions for n in (positions, positions - prefix_tokens) if n > 0 and round(n**0.5) ** 2 == n}
     if not grids:
         raise ValueError(f"{positions} positions do not form a square grid")
     patches, embeds_prefix = max(grids.items()) if prefix_tokens == 0 else min(grids.items())
@@ -216,18 +196,11 @@ def infer_architecture(weights: Mapping[str, Tensor]) -> dict[str, Any]:
     }
 
 
-def _is_square(number: int) -> bool:
-    return number > 0 and round(number**0.5) ** 2 == number
-
-
-EXAMPLE_NAME = "vit_base_patch16_224.augreg_in21k"
-
-
 def timm_config(name: str) -> NetworkConfig:
-    """What is known about timm's ``architecture.tag``, without its weights.
+    """The configuration of timm's ``architecture.tag``, without a download.
 
     Raises:
-        OneaError: there is none, or it cannot be used; it says why, and names one that can.
+        OneaError: it does not exist or cannot be used; the message suggests another.
     """
     import timm
 
@@ -236,9 +209,7 @@ def timm_config(name: str) -> NetworkConfig:
     if name not in known:
         tagged = [full for full in known if full.split(".")[0] == architecture]
         if tagged and "." not in name:
-            raise OneaError(
-                f"Backbone '{name}' needs its tag, which says which weights are meant: {', '.join(tagged)}."
-            )
+            raise OneaError(f"Backbone '{name}' needs the tag of its weights: {', '.join(tagged)}.")
         if timm.is_model(architecture) and not tagged:
             raise OneaError(
                 f"timm has no weights for '{architecture}'; give a file of them, "
@@ -249,13 +220,13 @@ def timm_config(name: str) -> NetworkConfig:
             hint = f"choose {' or '.join(EMBEDDED)}, or one of timm's such as {EXAMPLE_NAME}."
         raise OneaError(f"Unknown backbone '{name}'; {hint}")
     try:
-        return NetworkConfig.of_timm(name)
+        return NetworkConfig.from_timm(name)
     except ValueError as error:
         raise OneaError(f"Backbone '{name}' cannot be used: {error}; choose another such as {EXAMPLE_NAME}.") from error
 
 
 def build_untrained(name: str, config: NetworkConfig, *, device: str = "meta") -> Any:
-    """A network of timm without its weights; on ``meta`` it takes no memory."""
+    """A timm network with untrained weights, or without memory for weights on ``meta``."""
     import timm
 
     with torch.device(device):
@@ -263,7 +234,7 @@ def build_untrained(name: str, config: NetworkConfig, *, device: str = "meta") -
 
 
 def pretrained_network(name: str, config: NetworkConfig) -> Any:
-    """A network of timm with its weights, fetched unless they were before."""
+    """A timm network with its weights, which are downloaded unless they are in the cache."""
     import timm
 
     overlay = _download_overlay(name)
@@ -288,13 +259,13 @@ def _download_overlay(name: str) -> dict[str, str]:
 
 
 def cached_weights(name: str) -> Path | None:
-    """The file of an earlier download of a timm backbone."""
+    """The file of an earlier download of a timm backbone, if there is one."""
     from huggingface_hub import try_to_load_from_cache
     from timm.models import get_pretrained_cfg
 
     try:
         hub_id = getattr(get_pretrained_cfg(name), "hf_hub_id", None)
-    except RuntimeError:  # no such tag, of which whoever loads the weights is told
+    except RuntimeError:  # no such tag, which is reported when the weights are loaded
         return None
     cached = try_to_load_from_cache(hub_id, "model.safetensors") if hub_id else None
     return Path(cached) if isinstance(cached, str) else None

@@ -131,7 +131,7 @@ def random_backbone(architecture: str) -> FrozenViT:
     names = timm.list_models()
     if architecture not in names:
         raise OneaError(f"Unknown architecture '{architecture}'; {did_you_mean(architecture, [*EMBEDDED, *names])}")
-    config = NetworkConfig.of_timm(architecture)
+    config = NetworkConfig.from_timm(architecture)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         network = build_untrained(architecture, config, device="cpu")

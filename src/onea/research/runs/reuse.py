@@ -19,7 +19,7 @@ from onea.research.record import Record
 from onea.research.runs.config import RunConfig
 from onea.research.runs.setup import dataset_of, options_of, recorded_dataset_size, sha256_of_images
 from onea.runtime import resolve_device
-from onea.vit.backbones import load_backbone, stamp_of_weights
+from onea.vit.backbones import load_backbone, weights_file_stamp
 
 T = TypeVar("T")
 _VOLATILE = ("timings", "memory", "dates", "environment", "stamps", CHECKSUM)  # differ between equal runs
@@ -91,7 +91,7 @@ class InputChecker:
         return f"other images (the pixels of {' and '.join(changed)} have changed)" if changed else ""
 
     def _changed_weights(self, record: Record, config: RunConfig, remarks: list[str]) -> str:
-        name, stamp = config.backbone, stamp_of_weights(config.backbone)
+        name, stamp = config.backbone, weights_file_stamp(config.backbone)
         if not stamp:
             remarks.append(f"its weights ({name}) are not here and were not compared")
         if not stamp or stamp == _stamp(record, "backbone"):

@@ -36,7 +36,7 @@ from onea.research.runs.config import RunConfig
 from onea.research.streams import Stream, make_stream, parse_sizes
 from onea.runtime import Runtime
 from onea.schedules import DatasetSize
-from onea.vit.backbones import load_backbone, stamp_of_weights, why_frozen_only
+from onea.vit.backbones import load_backbone, no_hooks_reason, weights_file_stamp
 from onea.vit.batching import EVALUATION_BATCH
 from onea.vit.compiled import can_compile
 from onea.vit.frozen import FrozenViT
@@ -104,9 +104,9 @@ def prepare(config: RunConfig, runtime: Runtime, adapter_cache: AdapterCache | N
     """Validate the configuration and load network and images; an error is raised before anything is written."""
     if config.protocol == "pilot":
         config = dataclasses.replace(config, normalise="none", geometry="resize-crop")
-    weights_stamp = stamp_of_weights(config.backbone)
+    weights_stamp = weights_file_stamp(config.backbone)
     if (kind := method_class(config.method)).trains_network:
-        kind.check_backbone(config.backbone, why_frozen_only(config.backbone))  # before anything is fetched
+        kind.check_backbone(config.backbone, no_hooks_reason(config.backbone))  # before anything is fetched
     vit = load_backbone(config.backbone, config.image_size, depth=config.depth)
     dataset = dataset_of(config)
     stream = _stream(config, dataset)
@@ -141,7 +141,7 @@ def prepare(config: RunConfig, runtime: Runtime, adapter_cache: AdapterCache | N
         "stream": stream.to_json(),
         "options": options,
     }
-    stamps = {"data": dataset.stamp, "backbone": weights_stamp or stamp_of_weights(config.backbone)}  # or downloaded
+    stamps = {"data": dataset.stamp, "backbone": weights_stamp or weights_file_stamp(config.backbone)}  # or downloaded
     return PreparedRun(stream, train, test, method, description, config.seed, compiled, stamps)
 
 
