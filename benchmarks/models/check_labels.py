@@ -68,8 +68,8 @@ def wrong_names(way: str, seed: int, features: Tensor, rows: Tensor, kinds: Tens
 
 def found_share(features: Tensor, given: Tensor, moved: Tensor) -> float:
     """The share of the moved photos among the first that a check names."""
-    examined = find_label_errors(ClassStatistics.empty(features.shape[1]), features, given)
-    named = examined.suspicion.ratio.argsort(descending=True, stable=True)[:NAMED]
+    errors = find_label_errors(ClassStatistics.empty(features.shape[1]), features, given)
+    named = errors.ratio.argsort(descending=True, stable=True)[:NAMED]
     return float(torch.isin(moved, named).double().mean())
 
 

@@ -152,12 +152,12 @@ def test_there_is_one_accuracy(estimator, model, photos, tmp_path):
     assert found.accuracy + found.wrong + found.unknown == pytest.approx(1)
     same = np.mean(np.array(given) == labels)
     told = found.as_json()
-    quality = Quality.of(labels, given, given)
+    quality = Quality.compare(labels, given, given)
     assert (
         estimator.score(shown, labels)
         == found.accuracy
         == told["accuracy"]
-        == Counts.of(labels, given).accuracy
+        == Counts.from_predictions(labels, given).accuracy
         == quality.accuracy[0]
         == same
     )

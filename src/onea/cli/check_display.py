@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from onea.model.evaluation.check import NEEDIEST, SHARES
+from onea.model.evaluation.check import ADVICE_BY_URGENCY, SHARES
 from onea.presentation.tables import MISSING, Table, terminal
 from onea.text import plural
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def print_check(console: Console, found: Check, most: int) -> None:
     """At most so many rows of each table, and one line that sums up."""
-    needy = [one for one in found.classes if one.needy]
+    needy = [one for one in found.classes if one.needs_attention]
     if needy:
         _print(console, _measured(needy[:most]) if found.measured else _known(needy[:most]))
         _rest(console, len(needy) - most, "class", "classes")
@@ -50,7 +50,7 @@ def print_check(console: Console, found: Check, most: int) -> None:
         _print(console, Table.from_texts("photos that come under two names", heads, duplicates, left=5))
         _rest(console, len(found.duplicates) - most, "pair", "pairs")
     advice = Counter(one.advice for one in found.classes)
-    summary = ", ".join(f"{advice[what]:,} {what}" for what in NEEDIEST[::-1] if advice[what])
+    summary = ", ".join(f"{advice[what]:,} {what}" for what in ADVICE_BY_URGENCY[::-1] if advice[what])
     classes = plural(len(found.classes), "class", "classes")
     console.print(f"{classes}: {summary} (version {found.version})", highlight=False)
     if not found.measured:

@@ -154,7 +154,7 @@ def print_mistakes(console: Console, mistakes: Sequence[Mistake]) -> None:
 
 def print_open_set(console: Console, found: OpenSet) -> None:
     """How well images of known classes are told from unknown ones, at any threshold and at the model's own."""
-    own = found.answers_unknown
+    own = found.has_threshold
     lines = [
         ("AUROC: a known image is more familiar than an unknown one", found.auroc),
         ("FPR95: unknown images as familiar as 95 % of the known ones", found.false_positive_rate),
@@ -215,7 +215,7 @@ def print_quality(found: Quality) -> None:
     same = f"{100 * found.agreement:.1f} % of the answers the same"
     print(f"{photos}: {after:.1f} % correct, {before:.1f} % in fp32; {same}")
     if found.photos < RECOMMENDED_PHOTOS:
-        loss, agreement = (100 * bound for bound in found.promised)
+        loss, agreement = (100 * bound for bound in found.confidence_bounds)
         print(
             f"{photos} can promise (95 % confidence) at most {max(0.0, loss):.1f} points lost and {agreement:.1f} % of "
             f"the answers the same; {RECOMMENDED_PHOTOS:,} or more tell better"

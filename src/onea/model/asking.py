@@ -88,7 +88,7 @@ class Asking(ABC):
         with self._asked() as progress:
             batch = read_labelled(X, y, current.side, None, progress, purpose="score")
             assert batch.labels is not None
-            return Counts.of(batch.labels, current.predict(batch, progress).tolist()).accuracy
+            return Counts.from_predictions(batch.labels, current.predict(batch, progress).tolist()).accuracy
 
     def evaluate(self, X: Any, y: Any = None, on_bad: OnBad = "fail") -> Evaluation:
         """How well each class is answered, and what is taken for what; a folder of class folders needs no ``y``.

@@ -258,7 +258,7 @@ def _compared(model: Snapshot, answers: Answers, photos: DecodedImages) -> tuple
     difference = float(np.abs(probabilities - model.probabilities(found).classes.numpy()).max())
     asked = [answer.label for answer in model.answers_from(photos, found, k=1)]
     given = np.where(none > MAJORITY, UNKNOWN, names[probabilities.argmax(1)])
-    return difference, Quality.of(photos.labels, asked, given.tolist())
+    return difference, Quality.compare(photos.labels, asked, given.tolist())
 
 
 def _read_torch(path: Path) -> Callable[[npt.NDArray[Any]], list[npt.NDArray[Any]]]:

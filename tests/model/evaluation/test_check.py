@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A check finds what is wrong with photos and classes, and says so only where something is."""
+"""Checks of photos and models: label errors, duplicates, confused classes, advice, and no false alarms."""
 
 from __future__ import annotations
 
@@ -20,7 +20,14 @@ from onea.classifiers.validation import group_folds
 from onea.errors import OneaError
 from onea.model.estimator import OneA
 from onea.model.evaluation.check import Check, check_model, check_photos, learning_curves
-from onea.model.evaluation.confusions import NEAREST, Absorber, Misclassified, Mistakes, gaussian_overlap, mistakes_of
+from onea.model.evaluation.confusions import (
+    MAX_NEIGHBOURS,
+    Absorber,
+    Misclassified,
+    Mistakes,
+    count_mistakes,
+    gaussian_overlap,
+)
 from onea.model.evaluation.label_errors import find_label_errors
 from onea.model.evaluation.pictures import curves_picture, suspects_picture
 from onea.model.held_out import remove_held_out
@@ -56,7 +63,7 @@ def checked(model: OneA, folder: Path, on_bad: str = "fail") -> Check:
     return check_photos(snapshot, read_labelled(folder, None, snapshot.side, on_bad))  # type: ignore[arg-type]
 
 
-def test_clean_photos_are_taught_enough(model, photos):
+def test_clean_photos_need_no_attention(model, photos):
     found = checked(model, photos)
     assert [one.advice for one in found.classes] == ["taught enough"] * 4
     assert {one.name: (one.photos, one.taught) for one in found.classes} == dict.fromkeys(COLOURS, (12, 0))
@@ -91,7 +98,7 @@ def test_a_photo_under_two_names_is_found(model, photos):
     assert one.identical
 
 
-def test_one_thing_under_two_names_is_hardly_told_apart(model, photos):
+def test_one_class_with_two_names_can_hardly_be_distinguished(model, photos):
     (photos / "crimson").mkdir()
     for number in range(0, 12, 2):
         (photos / f"red/{number}.png").rename(photos / f"crimson/{number}.png")
@@ -100,7 +107,7 @@ def test_one_thing_under_two_names_is_hardly_told_apart(model, photos):
     assert pair.alike
 
 
-def test_few_photos_are_said_to_be_few(model, photos):
+def test_advice_for_classes_with_few_photos(model, photos):
     for name, kept in (("red", 3), ("blue", 5)):
         for number in range(kept, 12):
             (photos / f"{name}/{number}.png").unlink()
@@ -129,7 +136,7 @@ def test_equal_photos_do_not_stop_a_check(model, photos):
     assert found["red"].curve == (1.0,) * 4
 
 
-def test_nothing_to_compare_with_is_one_sentence(tiny_vit, photos):
+def test_a_single_class_is_refused(tiny_vit, photos):
     for name in ("green", "blue", "grey"):
         shutil.rmtree(photos / name)
     alone = tiny_model(tiny_vit, epochs=1).learn(photos)
@@ -137,7 +144,7 @@ def test_nothing_to_compare_with_is_one_sentence(tiny_vit, photos):
         checked(alone, photos)
 
 
-def test_a_model_alone_tells_of_few_photos_and_overlap(tiny_vit, photos):
+def test_a_model_without_photos_reports_few_photos_and_overlap(tiny_vit, photos):
     (photos / "crimson").mkdir()
     for number in range(6):
         shutil.copy(photos / f"red/{number}.png", photos / "crimson")
@@ -154,14 +161,14 @@ def test_a_model_alone_tells_of_few_photos_and_overlap(tiny_vit, photos):
     assert not found.measured
 
 
-def test_a_model_alone_names_the_mistakes_among_its_held_out_photos(tiny_vit, photos):
+def test_a_model_without_photos_reports_mistakes_on_held_out_photos(tiny_vit, photos):
     """Where red, under two names, is half of all photos, the mistakes are those that the statistics make of them."""
     shutil.copytree(photos / "red", photos / "crimson")
     state = tiny_model(tiny_vit, epochs=1, held_out=0.5).learn(photos).snapshot().state
     found = check_model(state).mistakes
     others, features, rows = remove_held_out(state.statistics, state.held_out)
     answers = state.classifier.fit(others)(features).argmax(1)
-    assert found == mistakes_of(answers, rows, state.classes)
+    assert found == count_mistakes(answers, rows, state.classes)
     assert (found.images, found.mistakes) == (len(rows), int((answers != rows).sum()))
     assert found.mistakes
     assert {one.name for one in found.misclassified} <= {"red", "crimson"}
@@ -174,28 +181,28 @@ def test_a_model_alone_names_the_mistakes_among_its_held_out_photos(tiny_vit, ph
     assert "not measured" in {one.advice for one in without.classes}
 
 
-def test_a_class_that_swallows_half_of_all_mistakes_is_named():
+def test_a_class_that_absorbs_half_of_all_mistakes_is_reported():
     names = [f"class {number}" for number in range(12)]
     rows = torch.arange(12).repeat_interleave(10)
     answers = rows.clone()
     answers[[10, 11, 12, 20, 21, 30]] = 0  # six photos of three classes
     answers[[40, 50, 60, 70, 80, 90]] = torch.tensor([5, 6, 7, 8, 9, 10])  # and six that are spread out
-    found = mistakes_of(answers, rows, names)
+    found = count_mistakes(answers, rows, names)
     assert (found.images, found.mistakes) == (120, 12)
     assert found.absorbing == (Absorber("class 0", 6, 0.5, ("class 1", "class 2", "class 3")),)
     # Seven of ten are fewer than nine of ten by more than chance (Wilson: 89 % at most); eight of ten (94 %) are not.
     assert found.misclassified == (Misclassified("class 1", 3, 10, "class 0"),)
 
 
-def test_mistakes_of_few_classes_or_of_few_photos_name_nobody():
+def test_few_classes_or_few_mistakes_report_no_absorbing_class():
     """Of two classes, each has all mistakes of the other; and two mistakes may meet by chance."""
     rows = torch.arange(2).repeat_interleave(20)
     both = rows.clone()
     both[[0, 1, 2, 20, 21, 22]] = torch.tensor([1, 1, 1, 0, 0, 0])
-    assert mistakes_of(both, rows, ["a", "b"]).absorbing == ()
+    assert count_mistakes(both, rows, ["a", "b"]).absorbing == ()
     few = torch.arange(12)
     few[[3, 4]] = 0
-    assert mistakes_of(few, torch.arange(12), list("abcdefghijkl")).absorbing == ()
+    assert count_mistakes(few, torch.arange(12), list("abcdefghijkl")).absorbing == ()
 
 
 # the mathematics
@@ -216,7 +223,7 @@ def test_the_overlap_of_gaussians_is_the_share_of_mistakes():
     assert found.overlap[:, 0].tolist() == pytest.approx([0.1587] * 2, rel=0.1)
 
 
-def test_means_of_few_photos_are_not_apart_by_chance():
+def test_the_overlap_of_few_photos_is_unbiased():
     """Twenty photos of one thing under two names overlap by a half, however many features there are."""
     counts = [400, 10, 10]
     found = [
@@ -235,7 +242,7 @@ def test_the_nearest_classes_are_those_of_the_whole_table():
     table = torch.special.ndtr(-squared.clamp_min(0).sqrt() / 2).fill_diagonal_(-1)
     for cells in (1, 7 * 40, 1 << 20):  # a class at a time, seven, all
         found = gaussian_overlap(known, counts, cells)
-        torch.testing.assert_close(found.overlap, table.topk(NEAREST, 1).values)
+        torch.testing.assert_close(found.overlap, table.topk(MAX_NEIGHBOURS, 1).values)
         torch.testing.assert_close(table.gather(1, found.rows), found.overlap)
 
 
@@ -269,25 +276,25 @@ def test_memory_of_a_check_grows_with_the_classes_and_not_with_their_square(mode
             found[classes] = check_model(many)
         largest[classes] = seen.numbers
         assert len(found[classes].classes) == classes
-        assert 0 < len(found[classes].pairs) <= NEAREST * classes
+        assert 0 < len(found[classes].pairs) <= MAX_NEIGHBOURS * classes
     assert largest[4_000] <= 4.5 * largest[1_000]
     assert largest[4_000] < 4_000**2, "by factors of the classes' own, which answers take as well"
 
 
-def test_no_photo_judges_itself():
-    """Noise has no class, so half of it is suspected; seen photos would vouch for themselves."""
+def test_label_errors_are_cross_validated():
+    """Half of all noise is suspicious; without cross-validation, each photo would support its own label."""
     features, rows = gaussians([60, 60], 0, width=48)
-    ratio = find_label_errors(ClassStatistics.empty(48), features, rows).suspicion.ratio
+    ratio = find_label_errors(ClassStatistics.empty(48), features, rows).ratio
     assert 0.3 < float((ratio > 0).double().mean()) < 0.7
 
 
 def test_curves_rise_with_photos_and_end_where_everything_is_used():
     features, rows = gaussians([16] * 6, 2.5)
     found = learning_curves(make_classifier("whitened"), ClassStatistics.empty(24), features, rows, torch.arange(96))
-    assert found.right.shape == (6, 4)
-    assert float(found.right[:, 3].mean() - found.right[:, 0].mean()) > 0.03
+    assert found.accuracy.shape == (6, 4)
+    assert float(found.accuracy[:, 3].mean() - found.accuracy[:, 0].mean()) > 0.03
     ends = [float((found.scores[rows == row].argmax(1) == row).double().mean()) for row in range(6)]
-    assert found.right[:, 3].tolist() == pytest.approx(ends)
+    assert found.accuracy[:, 3].tolist() == pytest.approx(ends)
 
 
 def test_groups_are_never_divided_between_folds():

@@ -55,24 +55,24 @@ def test_the_measures_are_those_of_the_models_own_judgement(model, tiny_images, 
     answers = model.predict(sorted(strange.rglob("*.png")))
     assert found.open_set.unknown_rejected == (answers == "unknown").mean()
     assert found.open_set.known_rejected == found.unknown == (model.predict(known) == "unknown").mean()
-    assert found.open_set.correct == (model.predict(known) == [file.parent.name for file in known]).mean()
+    assert found.open_set.accuracy == (model.predict(known) == [file.parent.name for file in known]).mean()
 
 
 def test_the_rest_of_an_evaluation_is_the_same_with_and_without_unknown_images(model, tiny_images, strange):
     alone, both = (evaluate(model, tiny_images / "test", unknown=where) for where in (None, strange))
     assert alone.open_set is None
     assert (alone.confusion == both.confusion).all()
-    assert (alone.unknown_of == both.unknown_of).all()
+    assert (alone.unknown_counts == both.unknown_counts).all()
 
 
 def test_a_model_that_answers_no_unknown_is_measured_all_the_same(tiny_vit, tiny_images, tmp_path, strange):
     model = learned(tiny_vit, tiny_images, tmp_path, unknown=0)
     found = evaluate(model, tiny_images / "test", unknown=strange).open_set
     assert found is not None
-    assert not found.answers_unknown
+    assert not found.has_threshold
     assert (found.unknown_rejected, found.known_rejected) == (0, 0)
     assert 0 <= found.auroc <= 1
-    assert found.correct == pytest.approx(float(found.curve.ccr[-1]))
+    assert found.accuracy == pytest.approx(float(found.curve.ccr[-1]))
 
 
 @pytest.mark.parametrize("name", ["class01", "CLASS01"])
@@ -107,7 +107,7 @@ def test_the_picture_shows_the_threshold_on_the_curve():
     curve, point = below.lines
     assert point.get_xydata().tolist() == [[50.0, 50.0]], "two unknown images pass, and two known ones are right"
     assert point.get_xydata()[0].tolist() in curve.get_xydata().tolist()
-    assert "50.0 % of unknown images caught" in below.get_legend().get_texts()[0].get_text()
+    assert "50.0 % of unknown images rejected" in below.get_legend().get_texts()[0].get_text()
 
 
 def test_the_picture_of_a_model_without_a_threshold_has_none():
@@ -137,6 +137,6 @@ def test_photos_that_were_taught_are_counted(model, tiny_images, tmp_path):
     found = evaluate(model, tmp_path / "mixed")
     assert found.remarks == [
         "files ignored (no image, or outside the class folders): 1 (notes.txt)",
-        "1 of 4 images was taught: it does not tell how new ones are answered",
+        "1 of 4 images was taught: the accuracy on new images may be lower",
     ]
     assert evaluate(model, tiny_images / "test").remarks == []

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether each class is taught well enough, and what would help: from a model alone, or with a folder of photos."""
+"""Advice for each class, confused classes, suspicious labels and duplicates: from a model alone, or from photos."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -21,17 +22,17 @@ from onea.data.dataset import natural_key
 from onea.errors import OneaError
 from onea.model.answers import Snapshot
 from onea.model.evaluation.confusions import (
-    GOOD,
+    GOOD_ACCURACY,
     NO_MISTAKES,
     Mistakes,
-    Nearest,
+    NearestClasses,
+    count_mistakes,
     gaussian_overlap,
     held_out_mistakes,
     held_out_overlap,
-    mistakes_of,
-    nearest,
+    nearest_classes,
 )
-from onea.model.evaluation.label_errors import Neighbours, Suspicion, classifier, find_label_errors
+from onea.model.evaluation.label_errors import LabelErrors, find_label_errors, label_error_classifier
 from onea.model.learning.images import DecodedImages
 from onea.model.learning.series import GROUPS, groups_by_class
 from onea.model.learning.update_images import MIN_TO_HOLD_OUT
@@ -49,7 +50,7 @@ Advice = Literal[
     "few photos",
     "too few to judge",
 ]
-NEEDIEST: tuple[Advice, ...] = (
+ADVICE_BY_URGENCY: tuple[Advice, ...] = (
     "too few to judge",
     "few photos",
     "often misclassified",
@@ -59,24 +60,26 @@ NEEDIEST: tuple[Advice, ...] = (
     "no mistakes stand out",
     "taught enough",
 )
-
-RISE = 0.02  # of that share from half of the photos to all; where it is less, more of the same do not help
-ALIKE = 0.25  # share of two classes' photos that are nearer to the other one: they can hardly be told apart
-SAME = 6.0  # grey levels by which thumbnails of one photo differ on average, after it was saved or resized again
+SHARES = (0.25, 0.5, 0.75, 1.0)  # of a class's photos, at the points of a learning curve
+_NUM_ORDERS = 4  # random orders in which the series of a class may have arrived
+_MIN_GAIN = 0.02  # of accuracy, from half of the photos to all; with less, more photos do not help
+_CONFUSABLE = 0.25  # overlap from which two classes can hardly be distinguished
+_MIN_OVERLAP, _MIN_GAUSSIAN_OVERLAP = 0.05, 0.01  # of the pairs that are listed
 _THUMBNAIL = 16  # pixels
+_MAX_DIFFERENCE = 6.0  # mean difference in grey levels of thumbnails of one photo that was saved or resized again
 
 
 @dataclass(frozen=True)
 class ClassCheck:
-    """One class.
+    """The result for one class.
 
     Attributes:
         name: of the class.
-        taught: photos that the model has learned it from; 0 where it does not know it.
-        photos: in the folder; 0 without one.
-        curve: accuracy on held-out photos with 25, 50, 75 and 100 % of the others; None where not measured.
-        rival: the class it is most often taken for, if any.
-        advice: what follows.
+        taught: photos that the model has learned it from; 0 for a class that is not in the model.
+        photos: in the folder; 0 without a folder.
+        curve: accuracy on held-out photos with 25, 50, 75 and 100 % of the others; None if not measured.
+        rival: the class with which it is confused most often, if any.
+        advice: how to improve its accuracy, if necessary.
     """
 
     name: str
@@ -87,14 +90,14 @@ class ClassCheck:
     advice: Advice
 
     @property
-    def needy(self) -> bool:
-        """Whether something is known that would help."""
+    def needs_attention(self) -> bool:
+        """Whether the advice is to do something."""
         return self.advice not in ("taught enough", "no mistakes stand out", "not measured")
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two classes and the share of their photos that are nearer to the other one, each class with equal weight."""
+    """Two classes and the share of their photos that are nearer to the other class, both classes weighted equally."""
 
     first: str
     second: str
@@ -102,13 +105,20 @@ class Pair:
 
     @property
     def alike(self) -> bool:
-        """Whether they can hardly be told apart."""
-        return self.overlap >= ALIKE
+        """Whether the classes can hardly be distinguished."""
+        return self.overlap >= _CONFUSABLE
 
 
 @dataclass(frozen=True)
 class Suspect:
-    """A photo that looks like another class. The ``ratio`` (see ``Suspicion``) ranks photos; it is not calibrated."""
+    """A photo whose label may be wrong.
+
+    Attributes:
+        image: its path.
+        given: its label.
+        likelier: the most likely other class.
+        ratio: log of the likelihood ratio of that class to the label; for ranking, as it is not calibrated.
+    """
 
     image: str
     given: str
@@ -118,7 +128,7 @@ class Suspect:
 
 @dataclass(frozen=True)
 class Duplicate:
-    """One photo, or two that can hardly be told apart, under two names."""
+    """A photo with two labels; ``identical`` if all pixels are equal, otherwise nearly so."""
 
     image: str
     given: str
@@ -129,17 +139,17 @@ class Duplicate:
 
 @dataclass(frozen=True)
 class Check:
-    """All that was found.
+    """The results of a check.
 
     Attributes:
         version: of the model.
-        classes: the neediest first.
-        pairs: classes that are confused with each other, most of all first; of each class the nearest ones only.
+        classes: the most urgent advice first.
+        pairs: the largest overlap first; each class with its nearest classes only.
         suspects: photos that look mislabelled, the most suspicious first; empty without a folder.
-        duplicates: photos that come under two names.
+        duplicates: photos with two labels.
         skipped: ``path: reason`` of each photo that could not be read.
-        measured: whether there were photos to measure with.
-        mistakes: among held-out photos of the folder; without one, of updates.
+        measured: whether the check was made with a folder of photos.
+        mistakes: among held-out photos: of the folder or, without one, of the updates.
     """
 
     version: int
@@ -152,113 +162,118 @@ class Check:
     mistakes: Mistakes = NO_MISTAKES
 
     def as_json(self) -> dict[str, Any]:
-        """The same as JSON-able values."""
+        """The results as values for JSON."""
         pairs = [{**dataclasses.asdict(pair), "alike": pair.alike} for pair in self.pairs]
         return {**dataclasses.asdict(self), "shares": SHARES, "pairs": pairs}
 
 
 def check_model(state: State) -> Check:
-    """What a model's own statistics tell: classes with few photos, pairs of classes that overlap, and mistakes.
+    """Check a model by its statistics and its stored held-out features, without photos.
 
-    Mistakes are those among photos that were held out of updates, as far as their features are kept. Overlaps come from
-    statistics of photos that the adapter was trained on, so that an overlap is less than that of new photos; which
-    pairs overlap most is what they tell.
+    Overlaps come from statistics of photos that the adapter was trained on. Those of new photos are larger, so only the
+    ranking of the pairs is reliable.
     """
     if not state.classes:
         return Check(state.version, (), ())
-    near = gaussian_overlap(state.statistics, state.images)
-    most = near.overlap[:, 0].tolist() if len(state.classes) > 1 else [0.0]
-    rivals = _rivals(near, state.classes)
-    mistakes, held_out = held_out_mistakes(state)
-    often = {one.name for one in mistakes.misclassified}
-    found = [
-        ClassCheck(name, images, 0, None, rival, _kept_advice(images, overlap, name in often, name in held_out))
-        for name, images, rival, overlap in zip(state.classes, state.images, rivals, most, strict=True)
+    neighbours = gaussian_overlap(state.statistics, state.images)
+    overlaps = neighbours.overlap[:, 0].tolist() if len(state.classes) > 1 else [0.0]
+    mistakes, measured = held_out_mistakes(state)
+    misclassified = {found.name for found in mistakes.misclassified}
+    rivals = _rivals(neighbours, state.classes)
+    classes = [
+        ClassCheck(
+            name, photos, 0, None, rival, _advise_by_model(photos, overlap, name in misclassified, name in measured)
+        )
+        for name, photos, rival, overlap in zip(state.classes, state.images, rivals, overlaps, strict=True)
     ]
-    return Check(state.version, _neediest_first(found), _pairs(near, state.classes, least=0.01), mistakes=mistakes)
+    pairs = _pairs(neighbours, state.classes, _MIN_GAUSSIAN_OVERLAP)
+    return Check(state.version, _by_urgency(classes), pairs, mistakes=mistakes)
 
 
 def check_photos(model: Snapshot, batch: DecodedImages) -> Check:
-    """What photos of class folders tell, whether the model was taught with them or is about to be.
+    """Check labelled photos, whether the model was taught with them or not.
 
-    Features are those of the model's adapter. Classes with photos here are judged from these photos, whatever the model
-    has made of them; classes without come with what the model knows of them.
+    Features are computed with the model's adapter. Classes of the photos are judged by cross-validation on the photos
+    alone; for the model's other classes, its statistics are used.
 
     Raises:
-        OneaError: there is nothing to compare the classes with.
+        OneaError: there is only one class.
     """
     assert batch.labels is not None
     check_spelling(batch.labels, model.classes)
-    given = sorted(set(batch.labels), key=natural_key)
-    silent = [name for name in model.classes if name not in given]
-    names = [*silent, *given]
+    photo_classes = sorted(set(batch.labels), key=natural_key)
+    other_classes = [name for name in model.classes if name not in photo_classes]
+    names = [*other_classes, *photo_classes]
     if len(names) < 2:
         raise OneaError(f"There is only the class '{names[0]}'; add a second one to compare it with, then check again.")
     counts = Counter(batch.labels)
-    labels = torch.tensor([names.index(label) for label in batch.labels])
+    rows = torch.tensor([names.index(label) for label in batch.labels])
     features = model.engine.features(batch.pixels, model.adapters)
-    known = _statistics(model.state, silent)
-    examined = find_label_errors(known, features, labels)
+    known = _select_statistics(model.state, other_classes)
+    errors = find_label_errors(known, features, rows)
 
-    right = torch.full((len(names), len(SHARES)), torch.nan, dtype=torch.float64)
+    accuracy = torch.full((len(names), len(SHARES)), torch.nan, dtype=torch.float64)
     overlap = torch.zeros(len(names), len(names), dtype=torch.float64)
-    judged = torch.tensor([counts[label] >= MIN_TO_HOLD_OUT for label in batch.labels])
+    tested = torch.tensor([counts[label] >= MIN_TO_HOLD_OUT for label in batch.labels])
     mistakes = NO_MISTAKES
-    if bool(judged.any()):
-        rest, part, rows = known.add(features[~judged], labels[~judged]), features[judged], labels[judged]
-        curves = learning_curves(classifier(), rest, part, rows, groups_by_class(part, rows, GROUPS))
-        right, overlap = curves.right, held_out_overlap(curves.scores, rows)
-        mistakes = mistakes_of(curves.scores.argmax(1), rows, names)
+    if bool(tested.any()):
+        others, tested_features, tested_rows = (
+            known.add(features[~tested], rows[~tested]),
+            features[tested],
+            rows[tested],
+        )
+        series = groups_by_class(tested_features, tested_rows, GROUPS)
+        curves = learning_curves(label_error_classifier(), others, tested_features, tested_rows, series)
+        accuracy, overlap = curves.accuracy, held_out_overlap(curves.scores, tested_rows)
+        mistakes = count_mistakes(curves.scores.argmax(1), tested_rows, names)
 
     taught = dict(zip(model.classes, model.state.images, strict=True))
-    rivals = _rivals(nearest(overlap), names)
+    rivals = _rivals(nearest_classes(overlap), names)
     classes = []
-    for row, name in enumerate(names):
-        if name in counts:
-            curve = None if right[row].isnan().any() else tuple(right[row].tolist())
-            advice = _advice(counts[name], curve)
-            classes.append(ClassCheck(name, taught.get(name, 0), counts[name], curve, rivals[row], advice))
-    pairs = _pairs(nearest((overlap + overlap.T) / 2), names)
+    for row, name in enumerate(names[len(other_classes) :], len(other_classes)):
+        curve = None if accuracy[row].isnan().any() else tuple(accuracy[row].tolist())
+        advice = _advise(counts[name], curve)
+        classes.append(ClassCheck(name, taught.get(name, 0), counts[name], curve, rivals[row], advice))
     return Check(
         model.version,
-        _neediest_first(classes),
-        pairs,
-        _suspects(batch, names, examined.suspicion),
-        _duplicates(batch, examined.near),
+        _by_urgency(classes),
+        _pairs(nearest_classes((overlap + overlap.T) / 2), names, _MIN_OVERLAP),
+        _suspects(batch, names, errors),
+        _duplicates(batch, errors.neighbours),
         batch.skipped,
         measured=True,
         mistakes=mistakes,
     )
 
 
-def _statistics(state: State, kept: list[str]) -> ClassStatistics:
-    """Statistics to which the photos are added: what is known of classes that have none, or nothing at all."""
-    if not kept:
+def _select_statistics(state: State, classes: Sequence[str]) -> ClassStatistics:
+    """The means of these classes and the covariance of all; without classes, empty statistics."""
+    if not classes:
         return ClassStatistics.empty(state.statistics.width)
-    rows = torch.tensor([state.row(name) for name in kept])
-    return dataclasses.replace(state.statistics.select_classes(rows), factors=None, cut=None)
+    rows = torch.tensor([state.row(name) for name in classes])
+    return replace(state.statistics.select_classes(rows), factors=None, cut=None)
 
 
-def _kept_advice(photos: int, overlap: float, misclassified: bool, held_out: bool) -> Advice:
-    """The same from what a model keeps.
+def _advise_by_model(photos: int, overlap: float, misclassified: bool, held_out: bool) -> Advice:
+    """The advice from the statistics of a model: the largest overlap of a class, and whether it has held-out photos.
 
-    >>> _kept_advice(30, 0.3, False, True), _kept_advice(30, 0.0, False, True), _kept_advice(30, 0.0, False, False)
-    ('too like another class', 'no mistakes stand out', 'not measured')
+    >>> [_advise_by_model(30, *facts) for facts in ((0.3, False, True), (0.0, False, True), (0.0, False, False))]
+    ['too like another class', 'no mistakes stand out', 'not measured']
     """
-    found = _advice(photos, None)
-    if found != "not measured":
-        return found
+    advice = _advise(photos, None)
+    if advice != "not measured":
+        return advice
     if misclassified:
         return "often misclassified"
-    if overlap >= ALIKE:
+    if overlap >= _CONFUSABLE:
         return "too like another class"
     return "no mistakes stand out" if held_out else "not measured"
 
 
-def _advice(photos: int, curve: tuple[float, ...] | None) -> Advice:
-    """The plain rule that the documentation states.
+def _advise(photos: int, curve: Sequence[float] | None) -> Advice:
+    """The advice from a learning curve.
 
-    >>> _advice(30, (0.5, 0.6, 0.7, 0.8)), _advice(30, (0.7, 0.7, 0.7, 0.7))
+    >>> _advise(30, (0.5, 0.6, 0.7, 0.8)), _advise(30, (0.7, 0.7, 0.7, 0.7))
     ('more photos would help', 'too like another class')
     """
     if photos < MIN_TO_HOLD_OUT:
@@ -267,127 +282,128 @@ def _advice(photos: int, curve: tuple[float, ...] | None) -> Advice:
         return "few photos"
     if curve is None:
         return "not measured"
-    if curve[-1] >= GOOD:
+    if curve[-1] >= GOOD_ACCURACY:
         return "taught enough"
-    return "more photos would help" if curve[-1] - curve[SHARES.index(0.5)] >= RISE else "too like another class"
+    gain = curve[-1] - curve[SHARES.index(0.5)]
+    return "more photos would help" if gain >= _MIN_GAIN else "too like another class"
 
 
-def _neediest_first(classes: list[ClassCheck]) -> tuple[ClassCheck, ...]:
-    def need(one: ClassCheck) -> tuple[int, float, int, str]:
-        return NEEDIEST.index(one.advice), one.curve[-1] if one.curve else 0.0, one.photos or one.taught, one.name
+def _by_urgency(classes: Sequence[ClassCheck]) -> tuple[ClassCheck, ...]:
+    def key(check: ClassCheck) -> tuple[int, float, int, str]:
+        accuracy = check.curve[-1] if check.curve else 0.0
+        return ADVICE_BY_URGENCY.index(check.advice), accuracy, check.photos or check.taught, check.name
 
-    return tuple(sorted(classes, key=need))
+    return tuple(sorted(classes, key=key))
 
 
-def _rivals(near: Nearest, names: tuple[str, ...] | list[str]) -> list[str | None]:
-    """For each class the one that most of its photos are nearer to."""
+def _rivals(neighbours: NearestClasses, names: Sequence[str]) -> list[str | None]:
+    """The class that each class overlaps most with."""
     if len(names) < 2:
         return [None] * len(names)
-    best = zip(near.overlap[:, 0].tolist(), near.rows[:, 0].tolist(), strict=True)
-    return [names[row] if share > 0 else None for share, row in best]
+    nearest = zip(neighbours.overlap[:, 0].tolist(), neighbours.rows[:, 0].tolist(), strict=True)
+    return [names[row] if overlap > 0 else None for overlap, row in nearest]
 
 
-def _pairs(near: Nearest, names: tuple[str, ...] | list[str], least: float = 0.05) -> tuple[Pair, ...]:
-    """Pairs of classes that share at least so much, the most alike first."""
-    found = [Pair(names[i], names[j], overlap) for (i, j), overlap in near.pairs(least).items()]
-    return tuple(sorted(found, key=lambda pair: (-pair.overlap, pair.first, pair.second)))
+def _pairs(neighbours: NearestClasses, names: Sequence[str], threshold: float) -> tuple[Pair, ...]:
+    pairs = [Pair(names[i], names[j], overlap) for (i, j), overlap in neighbours.pairs(threshold).items()]
+    return tuple(sorted(pairs, key=lambda pair: (-pair.overlap, pair.first, pair.second)))
 
 
-def _suspects(batch: DecodedImages, names: list[str], found: Suspicion) -> tuple[Suspect, ...]:
-    """The photos that another class is likelier for, the most suspicious first."""
+def _suspects(batch: DecodedImages, names: Sequence[str], errors: LabelErrors) -> tuple[Suspect, ...]:
     assert batch.labels is not None
-    order = found.ratio.argsort(descending=True, stable=True)
+    order = errors.ratio.argsort(descending=True, stable=True)
     return tuple(
-        Suspect(batch.names[row], batch.labels[row], names[int(found.likelier[row])], float(found.ratio[row]))
-        for row in order[: int((found.ratio > 0).sum())].tolist()
+        Suspect(batch.names[photo], batch.labels[photo], names[int(errors.likelier[photo])], float(errors.ratio[photo]))
+        for photo in order[: int((errors.ratio > 0).sum())].tolist()
     )
 
 
-def _duplicates(batch: DecodedImages, near: Neighbours) -> tuple[Duplicate, ...]:
-    """Neighbours under another name that are one photo, perhaps saved or resized again; each pair once."""
+def _duplicates(batch: DecodedImages, neighbours: Tensor) -> tuple[Duplicate, ...]:
+    """Pairs of nearest neighbours with different labels and nearly equal thumbnails."""
     assert batch.labels is not None
-    found = []
-    small = F.adaptive_avg_pool2d(torch.from_numpy(batch.pixels).float(), _THUMBNAIL)
-    close = torch.stack([(small - small[rows]).abs().mean((1, 2, 3)) <= SAME for rows in near.rows.T], 1)
-    pairs = {(row, int(near.rows[row, place])) for row, place in close.nonzero().tolist()}
-    for row, other in sorted({(min(pair), max(pair)) for pair in pairs}):
-        if batch.labels[row] != batch.labels[other]:
-            identical = bool((batch.pixels[row] == batch.pixels[other]).all())
-            names = batch.names[row], batch.labels[row], batch.names[other], batch.labels[other]
-            found.append(Duplicate(*names, identical))
-    return tuple(sorted(found, key=lambda one: not one.identical))
-
-
-SHARES = (0.25, 0.5, 0.75, 1.0)
-_DRAWS = 4  # orders in which the series of a class may have arrived
+    thumbnails = F.adaptive_avg_pool2d(torch.from_numpy(batch.pixels).float(), _THUMBNAIL)
+    differences = torch.stack([(thumbnails - thumbnails[column]).abs().mean((1, 2, 3)) for column in neighbours.T], 1)
+    close = (differences <= _MAX_DIFFERENCE).nonzero().tolist()
+    pairs = {tuple(sorted((photo, int(neighbours[photo, rank])))) for photo, rank in close}
+    duplicates = []
+    for photo, other in sorted(pairs):
+        if batch.labels[photo] != batch.labels[other]:
+            identical = bool((batch.pixels[photo] == batch.pixels[other]).all())
+            names = batch.names[photo], batch.labels[photo], batch.names[other], batch.labels[other]
+            duplicates.append(Duplicate(*names, identical))
+    return tuple(sorted(duplicates, key=lambda duplicate: not duplicate.identical))
 
 
 @dataclass(frozen=True)
 class LearningCurves:
-    """What was measured.
+    """Accuracy by the number of photos of a class.
 
     Attributes:
-        right: of each class the share of held-out photos that are right with each of ``SHARES`` of the others,
-            ``[C, 4]``; NaN for a class without photos.
-        scores: of each photo for every class, by all photos outside its fold, ``[N, C]``.
+        accuracy: of each class on its held-out photos, with each of ``SHARES`` of its others, ``[C, 4]``; NaN for a
+            class without photos.
+        scores: of each photo for every class, by statistics of all photos outside its fold, ``[N, C]``.
     """
 
-    right: Tensor
+    accuracy: Tensor
     scores: Tensor
 
 
 def learning_curves(
     classifier: Classifier, known: ClassStatistics, features: Tensor, rows: Tensor, groups: Tensor
 ) -> LearningCurves:
-    """How many held-out photos of each class are right when only some of its others are used.
+    """Cross-validate with parts of a class's photos, and all photos of the other classes.
 
-    All other classes keep all of their photos, so a class's curve is about its own photos alone. They arrive series by
-    series (``groups``), in several random orders. Whole series are held out, as they stand for tomorrow's photos.
+    The photos of a class are added series by series, in several random orders. Whole series are held out, because new
+    photos come from other series.
 
     Args:
-        classifier: fitted anew to every choice of photos.
-        known: statistics of what is known besides these photos.
+        classifier: refitted for every fold.
+        known: statistics of other photos.
         features: of the photos, ``[N, width]``.
         rows: the class of each photo.
         groups: the series of each photo.
     """
-    classes = max(known.classes, int(rows.max()) + 1)
-    right, held = torch.zeros(classes, len(SHARES), dtype=torch.float64), torch.bincount(rows, minlength=classes)
-    unseen, fold = torch.empty(len(rows), classes), group_folds(rows, groups)
-    for part in fold.unique():
-        here = fold == part
-        full = known.add(features[~here], rows[~here])
-        judged = rows[here]
-        taught = {row: (~here & (rows == row)).nonzero()[:, 0] for row in judged.unique().tolist()}
-        chosen = [
-            _arrived(own, groups[own], draw, row)[: math.ceil(share * len(own))]
-            for row, own in taught.items()
+    num_classes = max(known.classes, int(rows.max()) + 1)
+    correct = torch.zeros(num_classes, len(SHARES), dtype=torch.float64)
+    scores, folds = torch.empty(len(rows), num_classes), group_folds(rows, groups)
+    for fold in folds.unique():
+        test = folds == fold
+        labels = rows[test]
+        statistics = known.add(features[~test], rows[~test])
+        training = {row: (~test & (rows == row)).nonzero()[:, 0] for row in labels.unique().tolist()}
+        subsets = [
+            _shuffle_series(photos, groups[photos], order, row)[: math.ceil(share * len(photos))]
+            for row, photos in training.items()
             for share in SHARES[:-1]
-            for draw in range(_DRAWS)
+            for order in range(_NUM_ORDERS)
         ]
-        scores = classifier.fit(_with_variants(full, features, chosen))(features[here])
-        place = torch.searchsorted(torch.tensor(list(taught)), judged)
-        own, rivals = scores.gather(1, judged[:, None]), scores[:, :classes].scatter(1, judged[:, None], -torch.inf)
-        variants = scores[:, classes:].reshape(len(judged), len(taught), len(SHARES) - 1, _DRAWS)
-        partly = variants[torch.arange(len(judged)), place] > rivals.amax(1)[:, None, None]
-        wholly = own > rivals.amax(1, keepdim=True)
-        right.index_add_(0, judged, torch.cat([partly.double().mean(2), wholly.double()], dim=1))
-        unseen[here] = scores[:, :classes]
-    return LearningCurves(right / held.where(held > 0, torch.nan)[:, None], unseen)
+        fold_scores, subset_scores = classifier.fit(_append_subsets(statistics, features, subsets))(
+            features[test]
+        ).tensor_split([num_classes], 1)
+        best_other = fold_scores.scatter(1, labels[:, None], -torch.inf).amax(1)
+        position = torch.searchsorted(torch.tensor(list(training)), labels)
+        subset_scores = subset_scores.reshape(len(labels), len(training), len(SHARES) - 1, _NUM_ORDERS)
+        with_subsets = subset_scores[torch.arange(len(labels)), position] > best_other[:, None, None]
+        with_all = fold_scores.gather(1, labels[:, None]) > best_other[:, None]
+        correct.index_add_(0, labels, torch.cat([with_subsets.double().mean(2), with_all.double()], dim=1))
+        scores[test] = fold_scores
+    counts = torch.bincount(rows, minlength=num_classes)
+    return LearningCurves(correct / counts.where(counts > 0, torch.nan)[:, None], scores)
 
 
-def _arrived(own: Tensor, groups: Tensor, draw: int, row: int) -> Tensor:
-    """A class's photos in an order in which they may have arrived: series by series."""
-    generator = seeds.generator(0, draw, f"learning curve/{row}")
+def _shuffle_series(photos: Tensor, groups: Tensor, order: int, row: int) -> Tensor:
+    """The photos of a class with its series in random order, and random order within each series."""
+    generator = seeds.generator(0, order, f"learning curve/{row}")
     names, member = groups.unique(return_inverse=True)
-    place, order = torch.randperm(len(names), generator=generator), torch.randperm(len(own), generator=generator)
-    return own[order[place[member[order]].argsort(stable=True)]]
+    rank = torch.randperm(len(names), generator=generator)
+    shuffled = torch.randperm(len(photos), generator=generator)
+    return photos[shuffled[rank[member[shuffled]].argsort(stable=True)]]
 
 
-def _with_variants(full: ClassStatistics, features: Tensor, chosen: list[Tensor]) -> ClassStatistics:
-    """The statistics with one more row for each choice of photos; the spread of all classes stays as it is."""
-    if not chosen:
-        return full
-    numbers = torch.repeat_interleave(torch.arange(len(chosen)), torch.tensor([len(one) for one in chosen]))
-    means = ClassStatistics.empty(full.width, scatter=False).add(features[torch.cat(chosen)], numbers)
-    return replace(full.concatenate(means), scatter=full.scatter, freedom=full.freedom)
+def _append_subsets(statistics: ClassStatistics, features: Tensor, subsets: Sequence[Tensor]) -> ClassStatistics:
+    """The statistics with the mean of each subset of photos as a further class; the scatter is unchanged."""
+    if not subsets:
+        return statistics
+    rows = torch.repeat_interleave(torch.arange(len(subsets)), torch.tensor([len(subset) for subset in subsets]))
+    means = ClassStatistics.empty(statistics.width, scatter=False).add(features[torch.cat(tuple(subsets))], rows)
+    return replace(statistics.concatenate(means), scatter=statistics.scatter, freedom=statistics.freedom)

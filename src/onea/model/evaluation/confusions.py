@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which classes held-out images are mistaken for, and which classes are often misclassified."""
+"""Misclassified held-out images by class, and the overlap of classes in feature space."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from onea.model.held_out import predict_held_out
 from onea.model.state import State
 from onea.tensors import to_float64
 
-GOOD = 0.9  # share of held-out images that are right where a class is taught enough
-_FEWEST = 3  # mistakes; one or two are chance
-_SHARE, _TIMES = 0.2, 2  # of all mistakes, and of an even share of them, that end in one class
-_NAMED = 3  # classes that the mistakes are of
+GOOD_ACCURACY = 0.9  # on the held-out images of a class, from which it needs no more
+_MIN_MISTAKES = 3  # fewer may be chance
+_ABSORBED_SHARE, _ABSORBED_FACTOR = 0.2, 2  # of all mistakes, and of a uniform share, that one class must receive
+_MAX_NAMED = 3  # true classes of an absorbing class
 
 
 @dataclass(frozen=True)
 class Absorber:
-    """A class that many images of others are mistaken for.
+    """A class that many images of other classes are misclassified as.
 
     Attributes:
         name: of the class.
-        mistakes: images of other classes that are taken for it.
+        mistakes: images of other classes that are predicted as this one.
         share: of all mistakes.
-        of: the classes that most of them are of.
+        of: the most frequent true classes of these images.
     """
 
     name: str
@@ -41,13 +41,13 @@ class Absorber:
 
 @dataclass(frozen=True)
 class Misclassified:
-    """A class whose images are often taken for others.
+    """A class whose images are often misclassified.
 
     Attributes:
         name: of the class.
-        mistakes: images of it that are taken for others.
-        images: of it.
-        predicted: the class that most of the mistakes end in.
+        mistakes: misclassified images of the class.
+        images: of the class.
+        predicted: the most frequent wrong prediction.
     """
 
     name: str
@@ -58,14 +58,13 @@ class Misclassified:
 
 @dataclass(frozen=True)
 class Mistakes:
-    """Mistakes among held-out images.
+    """Misclassified held-out images.
 
     Attributes:
-        images: that were judged.
-        mistakes: of them.
-        absorbing: classes that a fifth of all mistakes or more end in, and twice as many as if they were spread evenly.
-        misclassified: classes with three mistakes or more whose accuracy is below 90 % by more than chance, the worst
-            first.
+        images: that were classified.
+        mistakes: those that were misclassified.
+        absorbing: classes that receive a fifth of all mistakes or more, and twice a uniform share.
+        misclassified: classes with three mistakes or more and an accuracy significantly below 90 %, the worst first.
     """
 
     images: int = 0
@@ -78,117 +77,123 @@ NO_MISTAKES = Mistakes()
 
 
 def held_out_mistakes(state: State) -> tuple[Mistakes, set[str]]:
-    """Mistakes among the images of a model that were held out of training, and the classes that have such images."""
-    answers, rows = predict_held_out(state.classifier, state.statistics, state.held_out)
-    return mistakes_of(answers, rows, state.classes), {state.classes[row] for row in rows.unique().tolist()}
+    """Mistakes among the stored held-out images of a model, and the classes that have such images."""
+    predicted, rows = predict_held_out(state.classifier, state.statistics, state.held_out)
+    return count_mistakes(predicted, rows, state.classes), {state.classes[row] for row in rows.unique().tolist()}
 
 
-def mistakes_of(answers: Tensor, rows: Tensor, names: Sequence[str]) -> Mistakes:
-    """Mistakes among images of some classes, both as rows of the names.
+def count_mistakes(predicted: Tensor, rows: Tensor, names: Sequence[str]) -> Mistakes:
+    """Mistakes by class, from the predicted and the true class of each image as positions in ``names``.
 
     >>> import torch
-    >>> found = mistakes_of(torch.tensor([0, 0, 0, 0, 2]), torch.tensor([0, 1, 1, 1, 2]), ["fig", "kiwi", "lemon"])
-    >>> found.absorbing
+    >>> result = count_mistakes(torch.tensor([0, 0, 0, 0, 2]), torch.tensor([0, 1, 1, 1, 2]), ["fig", "kiwi", "lemon"])
+    >>> result.absorbing
     (Absorber(name='fig', mistakes=3, share=1.0, of=('kiwi',)),)
-    >>> found.misclassified
+    >>> result.misclassified
     (Misclassified(name='kiwi', mistakes=3, images=3, predicted='fig'),)
     """
-    wrong = answers != rows
-    confused = Counter(zip(rows[wrong].tolist(), answers[wrong].tolist(), strict=True)).most_common()
+    wrong = predicted != rows
+    confusions = Counter(zip(rows[wrong].tolist(), predicted[wrong].tolist(), strict=True)).most_common()
     images, total = Counter(rows.tolist()), int(wrong.sum())
-    lost, taken = Counter[int](), Counter[int]()
-    for (row, answer), count in confused:
-        lost[row] += count
-        taken[answer] += count
-    enough = max(_SHARE, _TIMES / max(1, len(names))) * total
-    absorbing = []
-    for answer, count in taken.most_common():
-        if count >= max(_FEWEST, enough):
-            of = [names[row] for (row, to), _ in confused if to == answer]
-            absorbing.append(Absorber(names[answer], count, count / total, tuple(of[:_NAMED])))
-    misclassified = [
-        Misclassified(names[row], count, images[row], next(names[to] for (own, to), _ in confused if own == row))
-        for row, count in lost.items()
-        if count >= _FEWEST and wilson_interval(images[row] - count, images[row])[1] < GOOD
+    by_class, by_prediction = Counter[int](), Counter[int]()
+    for (row, answer), count in confusions:
+        by_class[row] += count
+        by_prediction[answer] += count
+    threshold = max(_MIN_MISTAKES, max(_ABSORBED_SHARE, _ABSORBED_FACTOR / max(1, len(names))) * total)
+    absorbing = [
+        Absorber(
+            names[prediction],
+            count,
+            count / total,
+            tuple([names[row] for (row, answer), _ in confusions if answer == prediction][:_MAX_NAMED]),
+        )
+        for prediction, count in by_prediction.most_common()
+        if count >= threshold
     ]
-    misclassified.sort(key=lambda one: (-one.mistakes / one.images, one.name))
+    misclassified = [
+        Misclassified(
+            names[row], count, images[row], next(names[answer] for (own, answer), _ in confusions if own == row)
+        )
+        for row, count in by_class.items()
+        if count >= _MIN_MISTAKES and wilson_interval(images[row] - count, images[row])[1] < GOOD_ACCURACY
+    ]
+    misclassified.sort(key=lambda result: (-result.mistakes / result.images, result.name))
     return Mistakes(len(rows), total, tuple(absorbing), tuple(misclassified))
 
 
-NEAREST = 10  # classes that each class is compared with in an answer
-_CELLS = 1 << 20  # pairs of classes whose distance is held at a time
+MAX_NEIGHBOURS = 10  # nearest classes of each class
+_CELLS = 1 << 20  # pairs of classes whose distance is in memory at a time
 
 
 @dataclass(frozen=True)
-class Nearest:
-    """The classes that each class overlaps most with, never more than ``NEAREST``.
+class NearestClasses:
+    """The classes that each class overlaps most with, at most ``MAX_NEIGHBOURS``, the largest overlap first.
 
     Attributes:
-        rows: of these classes, ``[C, K]``, the largest overlap first.
+        rows: of these classes, ``[C, K]``.
         overlap: with them, ``[C, K]``.
     """
 
     rows: Tensor
     overlap: Tensor
 
-    def pairs(self, least: float) -> dict[tuple[int, int], float]:
-        """Pairs of rows that overlap at least so much; the smaller row comes first."""
-        close = self.overlap >= least
-        rows, others, shares = close.nonzero()[:, 0].tolist(), self.rows[close].tolist(), self.overlap[close].tolist()
-        found: dict[tuple[int, int], float] = {}
-        for row, other, share in zip(rows, others, shares, strict=True):
-            found.setdefault((min(row, other), max(row, other)), share)
-        return found
+    def pairs(self, threshold: float) -> dict[tuple[int, int], float]:
+        """Overlaps from a threshold on, by pair of rows; the smaller row comes first."""
+        row, rank = (self.overlap >= threshold).nonzero(as_tuple=True)
+        pairs: dict[tuple[int, int], float] = {}
+        triples = zip(row.tolist(), self.rows[row, rank].tolist(), self.overlap[row, rank].tolist(), strict=True)
+        for first, second, overlap in triples:
+            pairs.setdefault((min(first, second), max(first, second)), overlap)
+        return pairs
 
 
-def gaussian_overlap(statistics: ClassStatistics, images: Sequence[int], cells: int = _CELLS) -> Nearest:
-    """The share of two classes' photos that would be taken for the other one, of the nearest pairs of classes.
+def gaussian_overlap(statistics: ClassStatistics, images: Sequence[int], cells: int = _CELLS) -> NearestClasses:
+    """The share of two classes' images that would be misclassified as the other one, for the nearest pairs of classes.
 
-    Each class is a Gaussian with the spread that all share. Between means at a distance ``d``, in units of that spread,
-    the share is ``Phi(-d / 2)``. Means of few photos lie too far apart by chance: of the squared distance, ``width``
-    times the sum of both ``1 / images`` is chance and is taken off.
+    Each class is a Gaussian with the pooled covariance. With means at a Mahalanobis distance ``d``, the share is
+    ``Phi(-d / 2)``. Means of few images are too far apart: the bias of the squared distance, ``width`` times the sum of
+    both ``1 / images``, is subtracted.
 
-    Distances are computed for some classes at a time, ``cells`` of them at once, so memory grows with the number of
-    classes and not with its square.
+    Blocks of ``cells`` distances are computed at a time, so memory grows with the number of classes and not with its
+    square.
     """
     points = to_float64(statistics.means) @ statistics.whitening()
-    chance = statistics.width / torch.tensor(images, dtype=torch.float64).clamp_min(1)
-    own = points.square().sum(1) - chance  # a squared distance is what both have of their own less twice the product
+    bias = statistics.width / torch.tensor(images, dtype=torch.float64).clamp_min(1)
+    norms = points.square().sum(1) - bias  # a squared distance is the sum of two norms less twice the product
+    size = max(1, cells // max(1, len(points)))
+    blocks = (
+        2 * part @ points.T - part_norms[:, None] - norms
+        for part, part_norms in zip(points.split(size), norms.split(size), strict=True)
+    )
+    rows, negative_squares = _largest(blocks)
+    overlap: Tensor = torch.special.ndtr(-(-negative_squares).clamp_min(0).sqrt() / 2)
+    return NearestClasses(rows, overlap)
 
-    def blocks() -> Iterable[Tensor]:
-        size = max(1, cells // max(1, len(points)))
-        for part, of_part in zip(points.split(size), own.split(size), strict=True):
-            yield 2 * part @ points.T - of_part[:, None] - own
 
-    rows, closeness = _largest(blocks())
-    share: Tensor = torch.special.ndtr(-(-closeness).clamp_min(0).sqrt() / 2)
-    return Nearest(rows, share)
-
-
-def nearest(overlap: Tensor) -> Nearest:
-    """The largest overlaps of each row of a table of classes by classes."""
-    return Nearest(*_largest([overlap]))
+def nearest_classes(overlap: Tensor) -> NearestClasses:
+    """The nearest classes by a matrix of overlaps ``[C, C]``."""
+    return NearestClasses(*_largest([overlap]))
 
 
 def held_out_overlap(scores: Tensor, rows: Tensor) -> Tensor:
-    """The share of a class's photos (row) with a higher score for another class (column), ``[C, C]``.
+    """The share of a class's images (row) with a higher score for another class (column), ``[C, C]``.
 
     >>> held_out_overlap(torch.tensor([[0.9, 0.1], [0.2, 0.3], [0.1, 0.9]]), torch.tensor([0, 0, 1]))
     tensor([[0.0000, 0.5000],
             [0.0000, 0.0000]], dtype=torch.float64)
     """
-    nearer = (scores > scores.gather(1, rows[:, None])).double()
-    total = torch.zeros(scores.shape[1], scores.shape[1], dtype=torch.float64).index_add(0, rows, nearer)
+    higher = (scores > scores.gather(1, rows[:, None])).double()
+    total = torch.zeros(scores.shape[1], scores.shape[1], dtype=torch.float64).index_add(0, rows, higher)
     return total / torch.bincount(rows, minlength=scores.shape[1]).clamp_min(1)[:, None]
 
 
 def _largest(blocks: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
-    """Columns and values of the largest of each row, that on the diagonal left out, from some rows at a time."""
+    """Columns and values of the largest entries of each row off the diagonal, from blocks of rows."""
     columns, values, start = [], [], 0
     for block in blocks:
-        own = torch.arange(start, start + len(block))[:, None]
-        found = block.scatter(1, own, -torch.inf).topk(min(NEAREST, block.shape[1] - 1), dim=1)
-        columns.append(found.indices)
-        values.append(found.values)
+        diagonal = torch.arange(start, start + len(block))[:, None]
+        largest = block.scatter(1, diagonal, -torch.inf).topk(min(MAX_NEIGHBOURS, block.shape[1] - 1), dim=1)
+        columns.append(largest.indices)
+        values.append(largest.values)
         start += len(block)
     return torch.cat(columns), torch.cat(values)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How well a model does on images whose class is known, and on images of nothing that it was taught."""
+"""Evaluation of a model on labelled images: accuracy, confusion matrix and mistakes; optionally on unknown images."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from onea.text import plural
 
 @dataclass(frozen=True)
 class Mistake:
-    """An image that is answered with another class than its own.
+    """A misclassified image.
 
     Attributes:
         image: its path or number.
-        label: the class that it shows.
-        predicted: the class that is answered.
-        probability: of that class.
+        label: its class.
+        predicted: the predicted class.
+        probability: of the predicted class.
     """
 
     image: str
@@ -44,30 +44,31 @@ class Mistake:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a model answered on labelled images: accuracy, wrong and unknown are shares of them and add up to 1.
+    """The predictions of a model on labelled images. Accuracy, wrong and unknown add up to 1.
 
-    >>> found = Evaluation(("kiwi", "lemon"), np.array([[7, 2], [0, 10]]), np.array([1, 0]), (), version=1)
-    >>> found.accuracy, found.wrong, found.unknown
+    >>> result = Evaluation(("kiwi", "lemon"), np.array([[7, 2], [0, 10]]), np.array([1, 0]), (), version=1)
+    >>> result.accuracy, result.wrong, result.unknown
     (0.85, 0.1, 0.05)
-    >>> found.worst_first()[0], found.confusions()
+    >>> result.worst_first()[0], result.confusions()
     (('kiwi', Counts(images=10, correct=7, unknown=1)), [('kiwi', 'lemon', 2)])
 
     Attributes:
-        classes: of the images, in natural order, then those only answered.
-        confusion: ``int64 [classes, classes]``: images of a class (row) by the class that is answered (column).
-        unknown_of: images of each class that are answered ``unknown`` instead.
-        untaught_classes: classes of images that the model was never taught; they count nowhere else.
-        open_set: how these images compare with unknown ones, where some were given.
-        taught_images: how many of the images the model was taught with, which says little about new ones.
+        classes: of the images, in natural order, then those that are only predicted.
+        confusion: ``int64 [classes, classes]``: images of a class (row) by the predicted class (column).
+        unknown_counts: images of each class that are predicted as ``unknown``.
+        untaught_classes: classes of images that the model was never taught; they are not part of the accuracy.
+        version: of the model.
+        open_set: the comparison with unknown images, if there are any.
+        taught_images: images that the model was taught with, on which the accuracy is too high.
         ignored_files: files of the folder that are no photos by their ending, or lie in no class folder.
-        group_folders: folders of the folder that hold class folders.
+        group_folders: subfolders that contain class folders.
         skipped: ``path: reason`` of each image that could not be read.
-        mistakes: the images of classes that were taught and are taken for others, the surest first.
+        mistakes: misclassified images of taught classes, the highest probability first.
     """
 
     classes: tuple[str, ...]
     confusion: npt.NDArray[np.int64]
-    unknown_of: npt.NDArray[np.int64]
+    unknown_counts: npt.NDArray[np.int64]
     untaught_classes: tuple[str, ...]
     version: int
     open_set: OpenSet | None = None
@@ -79,74 +80,72 @@ class Evaluation:
 
     @property
     def remarks(self) -> list[str]:
-        """What a person should know about these figures, in sentences."""
+        """Remarks about the images, one sentence each."""
         lines = folder_notes(self.ignored_files, self.group_folders)
         if self.taught_images:
-            one = self.taught_images == 1
-            were, they = ("was", "it does") if one else ("were", "they do")
-            total = int(self.confusion.sum() + self.unknown_of.sum())
+            total = int(self.confusion.sum() + self.unknown_counts.sum())
+            were = "was" if self.taught_images == 1 else "were"
             lines.append(
-                f"{self.taught_images:,} of {total:,} images {were} taught: {they} not tell how new ones are answered"
+                f"{self.taught_images:,} of {total:,} images {were} taught: the accuracy on new images may be lower"
             )
         return lines
 
     @cached_property
     def by_class(self) -> dict[str, Counts]:
-        """How each class of the images was answered, those that were never taught included."""
-        images, correct = (self.confusion.sum(1) + self.unknown_of).tolist(), np.diagonal(self.confusion).tolist()
-        rows = zip(self.classes, images, correct, self.unknown_of.tolist(), strict=True)
+        """Predictions on the images of each class, including untaught classes."""
+        images, correct = self.confusion.sum(1) + self.unknown_counts, np.diagonal(self.confusion)
+        rows = zip(self.classes, images.tolist(), correct.tolist(), self.unknown_counts.tolist(), strict=True)
         return {name: Counts(*numbers) for name, *numbers in rows if numbers[0]}
 
     @property
-    def _taught(self) -> list[Counts]:
-        return [found for name, found in self.by_class.items() if name not in self.untaught_classes]
+    def _taught(self) -> dict[str, Counts]:
+        return {name: counts for name, counts in self.by_class.items() if name not in self.untaught_classes}
 
     @cached_property
     def total(self) -> Counts:
-        """How the images of classes that were taught were answered."""
-        return sum(self._taught, Counts(0, 0, 0))
+        """Predictions on all images of taught classes."""
+        return sum(self._taught.values(), Counts(0, 0, 0))
 
     @property
     def images(self) -> int:
-        """The number of images of classes that were taught."""
+        """The number of images of taught classes."""
         return self.total.images
 
     @property
     def accuracy(self) -> float:
-        """Share of them that are answered with their class (``onea.model.evaluation.metrics``)."""
+        """The share of these images that are correctly classified."""
         return self.total.accuracy
 
     @property
     def wrong(self) -> float:
-        """Share of them that are answered with another class."""
+        """The share of these images that are misclassified."""
         return self.total.wrong / self.images
 
     @property
-    def balanced_accuracy(self) -> float:
-        """Mean accuracy of the classes."""
-        return sum(found.accuracy for found in self._taught) / len(self._taught)
-
-    @property
     def unknown(self) -> float:
-        """Share of them that were answered ``unknown``."""
+        """The share of these images that are predicted as ``unknown``."""
         return self.total.unknown / self.images
 
-    def worst_first(self) -> list[tuple[str, Counts]]:
-        """Each class that was taught and has images, the worst first."""
-        taught = (item for item in self.by_class.items() if item[0] not in self.untaught_classes)
-        return sorted(taught, key=lambda item: (item[1].accuracy, item[0]))
-
-    def confusions(self, most: int = 10) -> list[tuple[str, str, int]]:
-        """The most frequent mistakes about classes that were taught: class, answer, images."""
-        wrong = self.confusion - np.diag(np.diagonal(self.confusion))
-        found = [(self.classes[i], self.classes[j], int(wrong[i, j])) for i, j in np.argwhere(wrong)]
-        mistakes = (mistake for mistake in found if mistake[0] not in self.untaught_classes)
-        return sorted(mistakes, key=lambda mistake: (-mistake[2], mistake[0], mistake[1]))[:most]
+    @property
+    def balanced_accuracy(self) -> float:
+        """The mean accuracy of the taught classes."""
+        return sum(counts.accuracy for counts in self._taught.values()) / len(self._taught)
 
     @property
     def interval(self) -> tuple[float, float]:
         """The 95 % confidence interval of the accuracy."""
         return wilson_interval(self.total.correct, self.images)
+
+    def worst_first(self) -> list[tuple[str, Counts]]:
+        """Taught classes by increasing accuracy."""
+        return sorted(self._taught.items(), key=lambda item: (item[1].accuracy, item[0]))
+
+    def confusions(self, most: int = 10) -> list[tuple[str, str, int]]:
+        """The most frequent mistakes on taught classes: class, prediction, images."""
+        wrong = self.confusion - np.diag(np.diagonal(self.confusion))
+        counts = [(self.classes[i], self.classes[j], int(wrong[i, j])) for i, j in np.argwhere(wrong)]
+        mistakes = (mistake for mistake in counts if mistake[0] not in self.untaught_classes)
+        return sorted(mistakes, key=lambda mistake: (-mistake[2], mistake[0], mistake[1]))[:most]
 
     def __str__(self) -> str:
         low, high = (100 * end for end in self.interval)
@@ -157,7 +156,7 @@ class Evaluation:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """All of it as JSON-able values; the worst class first."""
+        """All results as values for JSON; the class with the lowest accuracy first."""
         return {
             "version": self.version,
             "images": self.images,
@@ -169,20 +168,20 @@ class Evaluation:
             "classes": [
                 {
                     "class": name,
-                    "images": one.images,
-                    "correct": one.correct,
-                    "wrong": one.wrong,
-                    "unknown": one.unknown,
+                    "images": counts.images,
+                    "correct": counts.correct,
+                    "wrong": counts.wrong,
+                    "unknown": counts.unknown,
                 }
-                for name, one in self.worst_first()
+                for name, counts in self.worst_first()
             ],
             "untaught_classes": [
                 {"class": name, "images": self.by_class[name].images, "unknown": self.by_class[name].unknown}
                 for name in self.untaught_classes
             ],
             "confusions": [
-                {"class": name, "predicted": answer, "images": images}
-                for name, answer, images in self.confusions(self.confusion.size)
+                {"class": name, "predicted": predicted, "images": images}
+                for name, predicted, images in self.confusions(self.confusion.size)
             ],
             "mistakes": [
                 {"image": one.image, "class": one.label, "predicted": one.predicted, "probability": one.probability}
@@ -204,73 +203,64 @@ def evaluate(
     on_bad: OnBad = "fail",
     progress: Progress = NO_PROGRESS,
 ) -> Evaluation:
-    """Ask a model about images whose class is known: a folder of class folders, or images and labels.
+    """Evaluate a model on a folder of class folders, or on images and labels.
 
     Args:
-        model: which is asked.
+        model: the version to evaluate.
         images: the folder, or the images.
         labels: of the images; None for a folder.
-        unknown: folder with images of nothing that the model was taught, to compare the images of known classes with.
-        on_bad: what an image that cannot be read does: ``fail`` or ``skip``.
-        progress: hears how far it is.
+        unknown: folder with images of none of the model's classes.
+        on_bad: ``fail`` or ``skip`` images that cannot be read.
+        progress: is notified of every batch.
     """
-    strange = None if unknown is None else _read_unknown(model, unknown, on_bad)
+    unknown_batch = None if unknown is None else _read_unknown(model, unknown, on_bad)
     batch = read_labelled(images, labels, model.side, on_bad, progress, purpose="evaluate")
     assert batch.labels is not None
     check_spelling(batch.labels, model.classes)
-    judged = model.compute_scores(batch, progress)
-    answers = model.answers_from(batch, judged, k=1)
-    shown = sorted(set(batch.labels))
-    if not set(shown) & set(model.classes):
+    scores = model.compute_scores(batch, progress)
+    answers = model.answers_from(batch, scores, k=1)
+    image_classes = sorted(set(batch.labels))
+    untaught = tuple(name for name in image_classes if name not in model.classes)
+    if len(untaught) == len(image_classes):
         raise OneaError(
-            f"The model knows none of the classes in these images ({', '.join(shown[:5])}); check the names."
+            f"The model knows none of the classes in these images ({', '.join(untaught[:5])}); check the names."
         )
-    given = [answer.label for answer in answers]
-    classes = (*shown, *sorted({*given} - {*shown, UNKNOWN}))
-    row = {name: index for index, name in enumerate(classes)}
-    confusion = np.zeros((len(classes), len(classes)), np.int64)
-    unknown_of = np.zeros(len(classes), np.int64)
-    for truth, label in zip(batch.labels, given, strict=True):
-        if label == UNKNOWN:
-            unknown_of[row[truth]] += 1
-        else:
-            confusion[row[truth], row[label]] += 1
-    never = tuple(name for name in shown if name not in model.classes)
+    classes = (*image_classes, *sorted({answer.label for answer in answers} - {*image_classes, UNKNOWN}))
+    rows = {name: row for row, name in enumerate(classes)}
+    table = np.zeros((len(classes), len(classes) + 1), np.int64)  # the last column is for unknown
+    mistakes = []
+    for label, answer in zip(batch.labels, answers, strict=True):
+        table[rows[label], len(classes) if answer.label == UNKNOWN else rows[answer.label]] += 1
+        if label in model.classes and answer.label not in (label, UNKNOWN):
+            mistakes.append(Mistake(answer.image, label, answer.label, answer.probability))
     open_set = None
-    if strange is not None:
-        taught = torch.tensor([truth not in never for truth in batch.labels])
-        nearest = torch.from_numpy(is_correct(batch.labels, [answer.top[0][0] for answer in answers]))
-        unfamiliar = model.compute_scores(strange).familiarity
-        open_set = OpenSet(judged.familiarity[taught], nearest[taught], unfamiliar, model.threshold)
-    taught_images = len(model.state.find_taught(fingerprints(batch.pixels)))
-    mistakes = [
-        Mistake(answer.image, truth, answer.label, answer.probability)
-        for truth, answer in zip(batch.labels, answers, strict=True)
-        if truth in model.classes and answer.label not in (truth, UNKNOWN)
-    ]
-    mistakes.sort(key=lambda mistake: -mistake.probability)
+    if unknown_batch is not None:
+        taught = torch.tensor([label not in untaught for label in batch.labels])
+        correct = torch.from_numpy(is_correct(batch.labels, [answer.top[0][0] for answer in answers]))
+        unfamiliar = model.compute_scores(unknown_batch).familiarity
+        open_set = OpenSet(scores.familiarity[taught], correct[taught], unfamiliar, model.threshold)
     return Evaluation(
         classes,
-        confusion,
-        unknown_of,
-        never,
+        table[:, :-1],
+        table[:, -1],
+        untaught,
         model.version,
         open_set,
-        taught_images,
+        taught_images=len(model.state.find_taught(fingerprints(batch.pixels))),
         ignored_files=batch.ignored_files,
         group_folders=batch.group_folders,
-        skipped=(*batch.skipped, *(strange.skipped if strange else ())),
-        mistakes=tuple(mistakes),
+        skipped=(*batch.skipped, *(unknown_batch.skipped if unknown_batch else ())),
+        mistakes=tuple(sorted(mistakes, key=lambda mistake: -mistake.probability)),
     )
 
 
 def _read_unknown(model: Snapshot, folder: Path, on_bad: OnBad) -> DecodedImages:
-    """All images below a folder, none of which may lie in a folder named as a class that the model knows."""
+    """All images below a folder; no folder may have the name of one of the model's classes."""
     check_folder(folder, "images of nothing that the model was taught")
     files = find_images(folder)
     known = {folded(name): name for name in model.classes}
-    inside = {part for file in files for part in file.relative_to(folder).parent.parts}
-    if taught := sorted(known[folded(name)] for name in {folder.resolve().name, *inside} if folded(name) in known):
+    folders = {folder.resolve().name, *(part for file in files for part in file.relative_to(folder).parent.parts)}
+    if taught := sorted(known[folded(name)] for name in folders if folded(name) in known):
         raise OneaError(
             f"{folder} holds images of '{taught[0]}', which the model knows; leave only images of nothing that it was "
             "taught."

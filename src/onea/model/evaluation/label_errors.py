@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which photos look mislabelled: judged by the other photos, never by themselves."""
+"""Label errors: photos that are more likely of another class, by cross-validated scores and nearest neighbours."""
 
 from __future__ import annotations
 
@@ -18,120 +18,100 @@ from onea.model.learning.series import groups_by_class
 from onea.model.learning.update_images import MIN_TO_HOLD_OUT
 
 # Chosen on the Grocery photos (benchmarks/models/check_labels.py).
-SERIES = 24  # of a class at most: a series is a few photos taken one after the other
-NEIGHBOURS = 5
-_SHARPNESS = 0.1  # a neighbour whose cosine is that much larger counts e times as much
-_DOUBT = 0.02  # share of the votes that all classes have without any neighbour, so that no class is impossible
-_ROWS = 1024  # photos that are compared with all others at a time
-
-
-@dataclass(frozen=True)
-class Neighbours:
-    """The most similar photos of each photo, the nearest first; minus infinity where there are fewer.
-
-    Attributes:
-        rows: numbers of the neighbours, ``int64 [N, k]``.
-        similarity: their cosine in the whitened space, ``[N, k]``.
-    """
-
-    rows: Tensor
-    similarity: Tensor
-
-
-@dataclass(frozen=True)
-class Suspicion:
-    """How much each photo looks like another class than the one it was given.
-
-    Attributes:
-        ratio: logarithm of how many times likelier the best other class is, ``[N]``; below 0 the given one is.
-        likelier: the row of that other class, ``int64 [N]``.
-    """
-
-    ratio: Tensor
-    likelier: Tensor
+_MAX_SERIES = 24  # of a class
+_NUM_NEIGHBOURS = 5
+_TEMPERATURE = 0.1  # of the cosine similarities that weight the neighbours
+_SMOOTHING = 0.02  # share of the votes that is spread over all classes
+_BLOCK = 1024  # photos that are compared with all others at a time
 
 
 @dataclass(frozen=True)
 class LabelErrors:
-    """Photos that were judged by each other.
+    """How likely each photo is of another class than its label.
 
     Attributes:
-        suspicion: against each photo; minus infinity for photos of a class with too few to judge.
-        near: the neighbours of each photo, those of its own series left out.
+        ratio: log of the likelihood ratio of the best other class to the label, ``[N]``; minus infinity for photos of
+            classes that are too small for cross-validation.
+        likelier: the row of that class, ``int64 [N]``.
+        neighbours: the positions of the nearest photos outside the photo's series, nearest first, ``int64 [N, k]``.
     """
 
-    suspicion: Suspicion
-    near: Neighbours
+    ratio: Tensor
+    likelier: Tensor
+    neighbours: Tensor
 
 
 def find_label_errors(known: ClassStatistics, features: Tensor, rows: Tensor) -> LabelErrors:
-    """Judge photos by each other and by what is known of classes that have none here.
+    """Compare the label of each photo with the other photos, and with statistics of classes without photos.
 
-    A mislabelled photo has done its harm to the class that it was taught as, so the classes of the photos are learned
-    from these photos alone, in parts: a photo is judged by the parts without it. Look-alikes under the same name do not
-    vouch for each other as neighbours, so that a whole series under a wrong name is found as well; in the statistics of
-    a class they weigh too little to matter.
+    Statistics of a model may include a mislabelled photo, so those of classes with photos are computed again, by
+    cross-validation. Photos of the same series are not counted as neighbours, so that a mislabelled series is found as
+    well; in the statistics of a class, a series has too little weight to matter.
 
     Args:
-        known: statistics of classes without photos here; may be empty.
+        known: statistics of classes without photos; may be empty.
         features: of the photos, ``[N, width]``.
-        rows: the class that each photo was given, as a row of the statistics.
+        rows: the label of each photo, as a row of the statistics.
     """
     classes = max(known.classes, int(rows.max()) + 1)
     photos = torch.bincount(rows, minlength=classes)
-    near = neighbours(features, known.add(features, rows).whitening(), groups_by_class(features, rows, SERIES))
+    whitening = known.add(features, rows).whitening()
+    neighbours, similarity = _nearest_neighbours(features, whitening, groups_by_class(features, rows, _MAX_SERIES))
     ratio, likelier = torch.full((len(rows),), -torch.inf, dtype=torch.float64), rows.clone()
-    judged = photos[rows] >= MIN_TO_HOLD_OUT
-    if bool(judged.any()):
-        rest, own = known.add(features[~judged], rows[~judged]), rows[judged]
-        scores = cross_validated_scores(classifier(), rest, features[judged], own, classes)
-        votes = neighbour_votes(near, rows, classes)[judged]
-        found = suspicion(scores, votes, own, silent=(photos == 0).nonzero()[:, 0])
-        ratio[judged], likelier[judged] = found.ratio, found.likelier
-    return LabelErrors(Suspicion(ratio, likelier), near)
+    tested = photos[rows] >= MIN_TO_HOLD_OUT
+    if bool(tested.any()):
+        others, labels = known.add(features[~tested], rows[~tested]), rows[tested]
+        scores = cross_validated_scores(label_error_classifier(), others, features[tested], labels, classes)
+        votes = _neighbour_votes(rows[neighbours], similarity, classes)[tested]
+        ratio[tested], likelier[tested] = _likelihood_ratio(scores, votes, labels, photos == 0)
+    return LabelErrors(ratio, likelier, neighbours)
 
 
-def classifier() -> Classifier:
-    """The rule that photos are judged by: of those that are cheap to fit anew, it found the most wrong names."""
+def label_error_classifier() -> Classifier:
+    """The classifier for cross-validation: it found the most label errors of those that are cheap to refit."""
     return make_classifier("whitened")
 
 
-def neighbours(features: Tensor, whitening: Tensor, groups: Tensor, count: int = NEIGHBOURS) -> Neighbours:
-    """The nearest photos of each photo by the cosine of whitened features, those of its own series left out."""
+def _nearest_neighbours(features: Tensor, whitening: Tensor, series: Tensor) -> tuple[Tensor, Tensor]:
+    """Positions of the nearest photos outside a photo's series and their cosine after whitening, both ``[N, k]``.
+
+    Where there are fewer than ``k``, the cosine is minus infinity.
+    """
     unit = F.normalize((features.double() - features.double().mean(0)) @ whitening, dim=1).float()
-    found = []
-    for part, own in zip(unit.split(_ROWS), groups.split(_ROWS), strict=True):
-        similarity = (part @ unit.T).masked_fill(own[:, None] == groups, -torch.inf)
-        found.append(similarity.topk(min(count, len(unit)), dim=1))
-    return Neighbours(torch.cat([part.indices for part in found]), torch.cat([part.values for part in found]))
+    indices, values = [], []
+    for part, part_series in zip(unit.split(_BLOCK), series.split(_BLOCK), strict=True):
+        similarity = (part @ unit.T).masked_fill(part_series[:, None] == series, -torch.inf)
+        nearest = similarity.topk(min(_NUM_NEIGHBOURS, len(unit)), dim=1)
+        indices.append(nearest.indices)
+        values.append(nearest.values)
+    return torch.cat(indices), torch.cat(values)
 
 
-def neighbour_votes(near: Neighbours, labels: Tensor, classes: int) -> Tensor:
-    """Logarithm of the share of each class among the neighbours of each photo, ``[N, classes]``.
+def _neighbour_votes(labels: Tensor, similarity: Tensor, classes: int) -> Tensor:
+    """Log of the weighted share of each class among the neighbours of each photo, ``[N, classes]``.
 
-    >>> near = Neighbours(torch.tensor([[1, 2]]), torch.tensor([[0.5, 0.5]]))
-    >>> neighbour_votes(near, torch.tensor([0, 1, 1]), 2).exp()
+    >>> _neighbour_votes(torch.tensor([[1, 1]]), torch.tensor([[0.5, 0.5]]), 2).exp()
     tensor([[0.0098, 0.9902]], dtype=torch.float64)
     """
-    weights = (near.similarity.double() / _SHARPNESS).softmax(1).nan_to_num(0.0)  # of no neighbour at all
-    votes = torch.zeros(len(weights), classes, dtype=torch.float64).scatter_add(1, labels[near.rows], weights)
-    return ((votes + _DOUBT / classes) / (1 + _DOUBT)).log()
+    weights = (similarity.double() / _TEMPERATURE).softmax(1).nan_to_num(0.0)  # NaN without any neighbour
+    votes = torch.zeros(len(weights), classes, dtype=torch.float64).scatter_add(1, labels, weights)
+    return ((votes + _SMOOTHING / classes) / (1 + _SMOOTHING)).log()
 
 
-def suspicion(scores: Tensor, votes: Tensor, labels: Tensor, silent: Tensor) -> Suspicion:
-    """The suspicion against each photo, from scores that have not seen it and the votes of its neighbours.
+def _likelihood_ratio(scores: Tensor, votes: Tensor, labels: Tensor, without_photos: Tensor) -> tuple[Tensor, Tensor]:
+    """Log of the likelihood ratio of the best other class to the label, and that class.
 
-    Scores become probabilities by the temperature that fits them best. Both kinds of evidence are logarithms and add
-    up: statistics know a class as a whole, neighbours know the corner of it in which the photo lies.
+    The likelihood is that of the calibrated scores times the votes of the neighbours. Classes without photos get no
+    votes, so for these the largest number of votes is used.
 
     Args:
-        scores: of each photo for every class, ``[N, classes]``.
-        votes: as ``neighbour_votes`` gives them.
-        labels: the row of the class that each photo was given.
-        silent: rows of classes without photos here; neighbours have no say between them and the class they favour.
+        scores: cross-validated, ``[N, classes]``.
+        votes: from ``_neighbour_votes``.
+        labels: of the photos, ``[N]``.
+        without_photos: classes without photos, ``bool [classes]``.
     """
-    likely = (scores.double() / fit_temperature(scores, labels)).log_softmax(1)
+    likelihood = (scores.double() / fit_temperature(scores, labels)).log_softmax(1)
+    likelihood = likelihood + votes.where(~without_photos, votes.amax(1, keepdim=True))
     own = labels[:, None]
-    evidence = likely + votes.index_copy(1, silent, votes.amax(1, keepdim=True).expand(-1, len(silent)))
-    best = evidence.scatter(1, own, -torch.inf).max(1)
-    return Suspicion(best.values - evidence.gather(1, own)[:, 0], best.indices)
+    best = likelihood.scatter(1, own, -torch.inf).max(1)
+    return best.values - likelihood.gather(1, own)[:, 0], best.indices

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Accuracy, defined once: the share of images that are answered with their class."""
+"""Metrics of a model: accuracy (the share of correctly classified images), open-set metrics, quality of an export."""
 
 from __future__ import annotations
 
@@ -17,30 +17,25 @@ from onea.errors import OneaError
 from onea.model.names import UNKNOWN
 
 
-def is_correct(labels: Sequence[str], answers: Sequence[str]) -> npt.NDArray[np.bool_]:
-    """Which images are answered with their class, by the labels of ``Answer``.
+def is_correct(labels: Sequence[str], predictions: Sequence[str]) -> npt.NDArray[np.bool_]:
+    """Which images are correctly classified, by the labels of ``Answer``.
 
     An unsure answer counts by its most probable class. ``unknown`` is not correct.
 
     >>> is_correct(["kiwi", "kiwi", "lemon"], ["kiwi", "unknown", "lime"]).tolist()
     [True, False, False]
     """
-    found: npt.NDArray[np.bool_] = np.asarray(labels, dtype=np.str_) == np.asarray(answers, dtype=np.str_)
-    return found
+    correct: npt.NDArray[np.bool_] = np.asarray(labels, dtype=np.str_) == np.asarray(predictions, dtype=np.str_)
+    return correct
 
 
 @dataclass(frozen=True)
 class Counts:
-    """How images whose classes are known were answered: correct, wrong or ``unknown``, which add up to all.
+    """The number of labelled images, and of those that are classified correctly or as ``unknown``.
 
-    >>> found = Counts.of(["kiwi"] * 4, ["kiwi", "kiwi", "lemon", "unknown"])
-    >>> found, found.wrong, found.accuracy
+    >>> counts = Counts.from_predictions(["kiwi"] * 4, ["kiwi", "kiwi", "lemon", "unknown"])
+    >>> counts, counts.wrong, counts.accuracy
     (Counts(images=4, correct=2, unknown=1), 1, 0.5)
-
-    Attributes:
-        images: their number.
-        correct: those answered with their class.
-        unknown: those answered ``unknown``.
     """
 
     images: int
@@ -48,26 +43,26 @@ class Counts:
     unknown: int
 
     @classmethod
-    def of(cls, labels: Sequence[str], answers: Sequence[str]) -> Counts:
-        """From the class and the answer of each image."""
-        unknown = sum(answer == UNKNOWN for answer in answers)
-        return cls(len(labels), int(is_correct(labels, answers).sum()), unknown)
+    def from_predictions(cls, labels: Sequence[str], predictions: Sequence[str]) -> Counts:
+        """Count the predictions of labelled images."""
+        unknown = sum(prediction == UNKNOWN for prediction in predictions)
+        return cls(len(labels), int(is_correct(labels, predictions).sum()), unknown)
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(self.images + other.images, self.correct + other.correct, self.unknown + other.unknown)
 
     @property
     def wrong(self) -> int:
-        """Those answered with another class."""
+        """The number of images that are classified as another class."""
         return self.images - self.correct - self.unknown
 
     @property
     def accuracy(self) -> float:
-        """Share of the images that are correct."""
+        """The share of the images that are correctly classified."""
         return self.correct / self.images
 
     def __str__(self) -> str:
-        """Percentages that add up to 100 as they are printed: only their sums are rounded.
+        """Percentages, rounded so that they add up to 100.
 
         >>> str(Counts(images=3, correct=1, unknown=1))
         '33.3 % correct, 33.4 % wrong, 33.3 % unknown'
@@ -79,87 +74,86 @@ class Counts:
 
 @dataclass(frozen=True)
 class OpenSet:
-    """How well a model tells images of classes that it knows from images of nothing that it was taught.
+    """Open-set recognition: how well the familiarity separates images of known classes from unknown images.
 
     Attributes:
         known: familiarity of each image of a known class.
-        nearest: whether the most probable class of each of them is its own.
-        unknown: familiarity of each image of nothing that was taught.
-        threshold: the familiarity below which the model answers ``unknown``; minus infinity where it never does.
+        classified: whether the most probable class of each of these images is correct.
+        unknown: familiarity of each unknown image.
+        threshold: the familiarity below which the model predicts ``unknown``; minus infinity if it never does.
     """
 
     known: Tensor
-    nearest: Tensor
+    classified: Tensor
     unknown: Tensor
     threshold: float
 
     @property
-    def answers_unknown(self) -> bool:
-        """Whether the model answers ``unknown`` at all."""
+    def has_threshold(self) -> bool:
+        """Whether the model predicts ``unknown`` at all."""
         return self.threshold > -math.inf
 
     @property
     def auroc(self) -> float:
-        """Probability that a known image looks more familiar than an unknown one."""
+        """The probability that a known image is more familiar than an unknown one."""
         return openset.auroc(self.known, self.unknown)
 
     @property
     def false_positive_rate(self) -> float:
-        """Share of unknown images that look familiar where 95 % of the known ones do."""
+        """The share of unknown images above the threshold that 95 % of the known images reach."""
         return openset.fpr_at_tpr(self.known, self.unknown)
 
     @property
     def unknown_rejected(self) -> float:
-        """Share of unknown images that the model answers ``unknown``."""
+        """The share of unknown images that are predicted as ``unknown``."""
         return openset.rejection_rate(self.unknown, self.threshold)
 
     @property
     def known_rejected(self) -> float:
-        """Share of known images that the model answers ``unknown``."""
+        """The share of known images that are predicted as ``unknown``."""
         return openset.rejection_rate(self.known, self.threshold)
 
     @property
-    def correct(self) -> float:
-        """Share of known images that the model answers with their own class: its accuracy."""
-        return float((self.nearest & (self.known >= self.threshold)).double().mean())
+    def accuracy(self) -> float:
+        """The share of known images that are correctly classified, at the threshold."""
+        return float((self.classified & (self.known >= self.threshold)).double().mean())
+
+    @property
+    def curve(self) -> openset.OpenSetCurve:
+        """Correctly classified known images against accepted unknown images, for all thresholds."""
+        return openset.oscr_curve(self.known, self.classified, self.unknown)
 
     def as_json(self) -> dict[str, Any]:
-        """The measures by name; those at the model's threshold are null where it has none."""
-        own = self.answers_unknown
+        """All metrics; those at the threshold are null if the model has none."""
         return {
             "known_images": len(self.known),
             "unknown_images": len(self.unknown),
             "auroc": self.auroc,
             "fpr95": self.false_positive_rate,
             "oscr": self.curve.area,
-            "unknown_rejected": self.unknown_rejected if own else None,
-            "known_rejected": self.known_rejected if own else None,
+            "unknown_rejected": self.unknown_rejected if self.has_threshold else None,
+            "known_rejected": self.known_rejected if self.has_threshold else None,
         }
-
-    @property
-    def curve(self) -> openset.OpenSetCurve:
-        """Known images answered with their class against unknown ones taken for known, as the threshold moves."""
-        return openset.oscr_curve(self.known, self.nearest, self.unknown)
 
 
 RECOMMENDED_PHOTOS = 2_000
-"""Photos that tell a small loss from luck."""
+"""Photos that suffice to measure a small loss of accuracy."""
 
-MOST_LOST = 0.005
-LEAST_SAME = 0.97
+MAX_LOSS = 0.005
+MIN_AGREEMENT = 0.97
 _ONE_SIDED = 1.645  # standard deviations: 95 % of a normal distribution lie below
 
 
 @dataclass(frozen=True)
 class Quality:
-    """A model and a file made of it, asked about the same photos.
+    """The predictions of a model and of an exported file on the same photos.
 
     Attributes:
         photos: their number.
-        correct: those that the model answers with their class.
+        correct: those that the model classifies correctly.
         lost: of those, the ones that the file does not.
-        won: those that only the file does.
-        same: those with the same answer, a class or ``unknown``.
+        won: those that only the file classifies correctly.
+        same: those with the same prediction.
     """
 
     photos: int
@@ -169,10 +163,10 @@ class Quality:
     same: int
 
     @classmethod
-    def of(cls, labels: Sequence[str], model: Sequence[str], file: Sequence[str]) -> Quality:
-        """From the true classes, and the answers of the model and of the file.
+    def compare(cls, labels: Sequence[str], model: Sequence[str], file: Sequence[str]) -> Quality:
+        """Compare the predictions of a model and of a file with the labels.
 
-        >>> Quality.of(["a", "b", "c"], ["a", "b", "b"], ["a", "unknown", "b"])
+        >>> Quality.compare(["a", "b", "c"], ["a", "b", "b"], ["a", "unknown", "b"])
         Quality(photos=3, correct=2, lost=1, won=0, same=2)
         """
         before, after = is_correct(labels, model), is_correct(labels, file)
@@ -186,40 +180,35 @@ class Quality:
 
     @property
     def loss(self) -> float:
-        """Accuracy that is lost; below 0 where some is won."""
+        """Accuracy of the model less that of the file."""
         return (self.lost - self.won) / self.photos
 
     @property
     def agreement(self) -> float:
-        """Share of the photos with the same answer."""
+        """The share of photos with the same prediction."""
         return self.same / self.photos
 
-    @property
-    def good(self) -> bool:
-        """Whether the file may be kept."""
-        return self.loss <= MOST_LOST and self.agreement >= LEAST_SAME
-
     def check(self) -> None:
-        """Refuse a file that lost too much.
+        """Refuse a file that loses too much accuracy or agrees too rarely.
 
         Raises:
-            OneaError: it did; the sentence says what.
+            OneaError: the file must not be kept.
         """
-        if not self.good:
+        if self.loss > MAX_LOSS or self.agreement < MIN_AGREEMENT:
             before, after = self.accuracy
             raise OneaError(
                 f"In eight bits {100 * after:.1f} % of {self.photos:,} photos are correct instead of {100 * before:.1f}"
-                f" % (at most {100 * MOST_LOST:g} points may be lost) and {100 * self.agreement:.1f} % get the same "
-                f"answer ({100 * LEAST_SAME:g} % must), so no file was written; export without --precision int8."
+                f" % (at most {100 * MAX_LOSS:g} points may be lost) and {100 * self.agreement:.1f} % get the same "
+                f"answer ({100 * MIN_AGREEMENT:g} % must), so no file was written; export without --precision int8."
             )
 
     @property
-    def promised(self) -> tuple[float, float]:
-        """The largest loss and the smallest agreement that these photos leave possible, each with 95 % confidence.
+    def confidence_bounds(self) -> tuple[float, float]:
+        """The upper bound of the loss and the lower bound of the agreement, each with 95 % confidence.
 
         The loss after Agresti and Min (half a photo added to each of four cells), the agreement after Wilson.
 
-        >>> loss, agreement = Quality(photos=100, correct=80, lost=0, won=0, same=100).promised
+        >>> loss, agreement = Quality(photos=100, correct=80, lost=0, won=0, same=100).confidence_bounds
         >>> round(loss, 3), round(agreement, 3)
         (0.016, 0.974)
         """
