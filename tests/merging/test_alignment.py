@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from onea.merging.analysis import closeness, describe, share_inside
-from onea.merging.fusion import Gate, fuse, opening
+from onea.merging.analysis import analyse, share_in_subspace, subspace_similarity
+from onea.merging.fusion import Gate, effective_gate, fuse
 from onea.merging.one_a import OneAMerge
 from onea.merging.operator import Sizes
 
@@ -57,7 +57,7 @@ def test_alignment_does_nothing_to_a_down_projection(rank):
     """A bottleneck no wider than the network: the rows' whole space is spanned by the base, so nothing is dropped."""
     base, align = random(rank, 24, seed=1), random(rank, 24, seed=2)
     torch.testing.assert_close(merged(base, align, 0.3, alignment=True), merged(base, align, 0.3, alignment=False))
-    assert share_inside(fuse(base[None], align[None], 0.3, NO_GATES)).item() == pytest.approx(1)
+    assert share_in_subspace(fuse(base[None], align[None], 0.3, NO_GATES)).item() == pytest.approx(1)
 
 
 @pytest.mark.parametrize("rank", [4, 16, 24])
@@ -66,8 +66,8 @@ def test_alignment_drops_most_of_a_random_up_projection_of_low_rank(rank):
     fusion = fuse(base, align, 0.3, NO_GATES)
     dropped = 0.3 * (align - fusion.left @ (fusion.left.mT @ align))
     torch.testing.assert_close(fuse(base, align, 0.3, NO_GATES, alignment=False).merged - fusion.merged, dropped)
-    assert float(share_inside(fusion).mean()) == pytest.approx(rank / 24, abs=0.08)
-    assert float(closeness(fusion).mean()) == pytest.approx(rank / 24, abs=0.08)
+    assert float(share_in_subspace(fusion).mean()) == pytest.approx(rank / 24, abs=0.08)
+    assert float(subspace_similarity(fusion).mean()) == pytest.approx(rank / 24, abs=0.08)
 
 
 @pytest.mark.parametrize("degrees", [0, 30, 60, 90])
@@ -75,8 +75,8 @@ def test_the_measures_of_an_angle_are_its_squared_cosine(degrees):
     base, align, _ = rotated_sides(math.radians(degrees), seed=5)
     fusion = fuse(base[None], align[None], 0.3, NO_GATES)
     expected = pytest.approx(math.cos(math.radians(degrees)) ** 2, abs=1e-9)
-    assert share_inside(fusion).item() == expected
-    assert closeness(fusion).item() == expected
+    assert share_in_subspace(fusion).item() == expected
+    assert subspace_similarity(fusion).item() == expected
 
 
 @settings(deadline=None, max_examples=30)
@@ -89,7 +89,7 @@ def test_even_gates_move_as_far_as_the_gates_but_straight_on(shape, seed, share,
     step, straight, whole = (each.merged - base for each in (gated, even, ungated))
     assert float(straight.norm()) == pytest.approx(float(step.norm()))
     torch.testing.assert_close(straight, even.gates[0, 0] * whole)
-    assert opening(gated.gates, gated.left.mT @ (align - base)).item() == pytest.approx(even.gates[0, 0].item())
+    assert effective_gate(gated.gates, gated.left.mT @ (align - base)).item() == pytest.approx(even.gates[0, 0].item())
 
 
 def test_gates_on_a_new_base_hold_back_what_was_learned_before():
@@ -112,7 +112,7 @@ def test_gates_on_a_new_base_hold_back_what_was_learned_before():
 def test_the_analysis_of_a_merge_tells_what_lies_inside_and_how_far_gates_reach():
     names = ["blocks.0.up.weight", "blocks.1.up.weight"]
     fusion = fuse(random(2, 24, 4, seed=1), random(2, 24, 4, seed=2), 0.3, Gate())
-    told = describe([(names, fusion)])["up"]
-    assert told["inside"] == pytest.approx(float(share_inside(fusion).mean()), abs=1e-4)
-    assert told["closeness"] == pytest.approx(float(closeness(fusion).mean()), abs=1e-4)
+    told = analyse([(names, fusion)])["up"]
+    assert told["inside"] == pytest.approx(float(share_in_subspace(fusion).mean()), abs=1e-4)
+    assert told["closeness"] == pytest.approx(float(subspace_similarity(fusion).mean()), abs=1e-4)
     assert 0.2 < told["opening"] < 0.65

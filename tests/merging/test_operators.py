@@ -16,10 +16,9 @@ from torch import Tensor
 
 from onea.errors import OneaError
 from onea.merging import OPERATORS, make_operator, operator_class
-from onea.merging.knots import align
 from onea.merging.operator import Sizes
-from onea.merging.ties import elect, trim
-from onea.merging.tsv import leading, orthogonal
+from onea.merging.spectral import leading_components, orthogonalise, shared_basis
+from onea.merging.task_vectors import elect, trim
 from onea.tensors import Tensors
 
 SHAPES = {"down.weight": (4, 9), "down.bias": (4,), "up.weight": (9, 4), "up.bias": (9,), "scale": ()}
@@ -145,7 +144,7 @@ def test_the_order_matters_exactly_where_declared(name):
 def test_operators_with_statistics_refuse_to_do_without(name):
     operator = make_operator(name)
     if operator.needs:
-        with pytest.raises(OneaError, match=r"needs statistics of the training data, which bare files do not hold; "):
+        with pytest.raises(OneaError, match=r"needs statistics of the training data, which plain files do not have; "):
             operator(side(1), side(2), SIZES, {})
     else:
         operator(side(1), side(2), SIZES, {})
@@ -160,7 +159,7 @@ def test_zero_sides_merge_to_finite_tensors(name):
 
 @pytest.mark.parametrize("sizes", [(0, 0, 0, 0), (-1, 1, 3, 4)])
 def test_sizes_that_cannot_be_are_refused(sizes):
-    with pytest.raises(OneaError, match="no number may be negative, and one side must know a class"):
+    with pytest.raises(OneaError, match="no number may be negative, and one side must have a class"):
         Sizes(*sizes)
 
 
@@ -404,7 +403,7 @@ def test_knots_with_the_mean_is_the_mean():
 
 def test_the_shared_basis_is_orthonormal_and_holds_both_sides():
     old, new = random((6, 4), 1) @ random((4, 5), 2), random((6, 5), 3)
-    basis, left, right = align(old, new)
+    basis, left, right = shared_basis(old, new)
     torch.testing.assert_close(basis.T @ basis, torch.eye(basis.shape[1], dtype=torch.float64))
     torch.testing.assert_close(basis @ left, old)
     torch.testing.assert_close(basis @ right, new)
@@ -417,7 +416,7 @@ def test_knots_ties_merges_codes_not_entries_and_turns_with_the_outputs():
     old, new = {"w": random((5, 7), 1)}, {"w": random((5, 7), 2)}
     merged = make_operator("knots-ties", density=0.3)(old, new, SIZES, {}).tensors["w"]
     assert not torch.allclose(merged, make_operator("ties", density=0.3)(old, new, SIZES, {}).tensors["w"])
-    basis, left, right = align(old["w"], new["w"])
+    basis, left, right = shared_basis(old["w"], new["w"])
     expected = basis @ elect(left, trim({"w": right}, 0.3)["w"])
     torch.testing.assert_close(merged, expected)
     turn = torch.linalg.qr(random((5, 5), 3))[0]
@@ -457,17 +456,17 @@ def test_tsv_puts_orthogonal_sides_together_unchanged():
 def test_tsv_shares_the_components_out_by_classes():
     old, new = orthogonal_pair()
     merged, _ = make_operator("tsv", components=3)({"w": old}, {"w": new}, Sizes(20, 1, 20, 1), {})
-    first = leading(new, 1)
+    first = leading_components(new, 1)
     torch.testing.assert_close(merged["w"], old + first[0] * first[1] @ first[2].T)
 
 
 def test_tsv_makes_bases_orthonormal_and_repeated_directions_share():
     vectors = random((9, 4), 3)
-    polar = orthogonal(vectors)
+    polar = orthogonalise(vectors)
     torch.testing.assert_close(polar.T @ polar, torch.eye(4, dtype=torch.float64))
     old = random((6, 6), 4)
     merged, _ = make_operator("tsv")({"w": old}, {"w": old}, Sizes(1, 1, 1, 1), {})
-    part = leading(old, 3)
+    part = leading_components(old, 3)
     torch.testing.assert_close(merged["w"], part[0] * part[1] @ part[2].T)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from onea.merging.analysis import describe
+from onea.merging.analysis import analyse
 from onea.merging.one_a import OneAMerge
 from onea.merging.operator import Sizes
 from onea.metrics import summarise
@@ -113,5 +113,5 @@ def analysed(rank: int = 6, width: int = 10) -> Record:
     made = record(sizes=(3, 1, 2), names=())
     for task, seed in ((1, 0), (2, 2)):
         merges = OneAMerge().fusions(side(seed, 2, rank, width), side(seed + 1, 2, rank, width), SIZES)
-        made["tasks"][task]["merge"] = {"base": "accumulated", "analysis": describe(merges)}
+        made["tasks"][task]["merge"] = {"base": "accumulated", "analysis": analyse(merges)}
     return made

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from onea.learner.adapter_training import AdapterTraining, Start
 from onea.learner.merged_adapter import MergedAdapterOptions, MergingOptions
 from onea.merging.average import WeightedMean
-from onea.merging.one_a import OneAMerge, OneASwitches
+from onea.merging.one_a import OneAMerge, OneAMergeOptions
 from onea.merging.operator import Operator
 from onea.schedules import DatasetSize, training_defaults
 from onea.schema import BelowOne, Fraction, NotNegative, Positive, Range, ZeroToOne
@@ -34,12 +34,12 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class OneAOptions(OneASwitches, MergingOptions):
+class OneAOptions(OneAMergeOptions, MergingOptions):
     """Options of One-A: those of the training, and every part of the merge."""
 
     def operator(self) -> OneAMerge:
         """The operator of the paper, with these switches."""
-        return OneAMerge(**{field.name: getattr(self, field.name) for field in fields(OneASwitches)})
+        return OneAMerge(**{field.name: getattr(self, field.name) for field in fields(OneAMergeOptions)})
 
 
 @dataclass(frozen=True)

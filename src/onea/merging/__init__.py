@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Merging operators: pure functions on tensors that know nothing of networks; looked up by name, imported when used."""
+"""Merging operators: pure functions on named tensors, in a registry that imports them on first use."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from onea.registry import Registry
 if TYPE_CHECKING:
     from onea.merging.operator import Operator
 
-_OWN = {
+_BUILT_IN = {
     "one-a": "onea.merging.one_a:OneAMerge",
     "running-mean": "onea.merging.average:RunningMean",
     "weighted-mean": "onea.merging.average:WeightedMean",
     "newest": "onea.merging.average:Newest",
-    "task-arithmetic": "onea.merging.task_arithmetic:TaskArithmetic",
-    "ties": "onea.merging.ties:TIES",
-    "dare": "onea.merging.dare:DARE",
-    "fisher": "onea.merging.fisher:Fisher",
-    "regmean": "onea.merging.regmean:RegMean",
-    "knots": "onea.merging.knots:KnOTS",
-    "knots-ties": "onea.merging.knots:KnOTSTies",
-    "tsv": "onea.merging.tsv:TSV",
-    "iso-c": "onea.merging.iso_c:IsoC",
-    "opcm": "onea.merging.opcm:OPCM",
-    "magmax": "onea.merging.magmax:MagMax",
-    "acmap": "onea.merging.acmap:ACMapMean",
+    "task-arithmetic": "onea.merging.task_vectors:TaskArithmetic",
+    "ties": "onea.merging.task_vectors:TIES",
+    "dare": "onea.merging.task_vectors:DARE",
+    "fisher": "onea.merging.data_statistics:Fisher",
+    "regmean": "onea.merging.data_statistics:RegMean",
+    "knots": "onea.merging.spectral:KnOTS",
+    "knots-ties": "onea.merging.spectral:KnOTSTies",
+    "tsv": "onea.merging.spectral:TSV",
+    "iso-c": "onea.merging.spectral:IsoC",
+    "opcm": "onea.merging.spectral:OPCM",
+    "magmax": "onea.merging.task_vectors:MagMax",
+    "acmap": "onea.merging.average:ACMapMean",
 }
 
-OPERATORS = Registry("operator", "onea.operators", _OWN)
+OPERATORS = Registry("operator", "onea.operators", _BUILT_IN)
 
 
 def operator_class(name: str) -> Any:
-    """The class of an operator: a dataclass whose fields are its options, with the attributes of ``Traits``."""
+    """The class of an operator: a dataclass with its options as fields and the attributes of ``BaseOperator``."""
     return OPERATORS.load(name)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Means of everything merged so far: one vote per task, one per class or sample, or all votes for the newest."""
+"""Means of all tasks: one vote per task (also ACMap), per class or per sample, or all votes for the newest."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from onea.merging.operator import MergeResult, Sizes, Traits, check_mergeable, count_of
-from onea.schema import Positive
+from onea.merging.operator import BaseOperator, MergeResult, Sizes, num_merged
+from onea.schema import Count, Positive
 from onea.tensors import Tensors, cast_like, to_float64
 
 
-def join_mean(left: Tensor, right: Tensor, count: float, joining: float = 1) -> Tensor:
-    """The float64 mean of a side that counts ``count`` times and one that counts ``joining`` times."""
-    return (to_float64(left) * count + to_float64(right) * joining) / (count + joining)
+def mean(left: Tensor, right: Tensor, left_weight: float, right_weight: float = 1) -> Tensor:
+    """The weighted mean of two tensors in float64."""
+    return (to_float64(left) * left_weight + to_float64(right) * right_weight) / (left_weight + right_weight)
 
 
 @dataclass(frozen=True)
-class RunningMean(Traits):
-    """``((n - 1) * accumulated + new) / n`` for the n-th side; equals the plain mean of all sides."""
+class RunningMean(BaseOperator):
+    """``((n - 1) * accumulated + new) / n`` for the n-th task, which equals the plain mean of all tasks."""
 
     title = "Running mean"
     paper = "https://arxiv.org/abs/2203.05482"
@@ -29,21 +29,43 @@ class RunningMean(Traits):
     on_deltas = False
     starts_from = "fresh"
 
-    def __call__(self, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> MergeResult:
-        """Merge; ``state["count"]`` is the number of sides inside ``accumulated`` (one at the first merge)."""
-        check_mergeable(accumulated, new)
-        count = count_of(state)
-        merged = {name: cast_like(join_mean(left, new[name], count), left) for name, left in accumulated.items()}
+    def _merge(self, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> MergeResult:
+        count = num_merged(state)
+        merged = {name: cast_like(mean(left, new[name], count), left) for name, left in accumulated.items()}
         return MergeResult(merged, {"count": torch.tensor(count + 1)})
 
 
 @dataclass(frozen=True)
-class WeightedMean(Traits):
-    """``(N * accumulated + n * new) / (N + n)``: every class, or every sample, has one vote.
+class ACMapMean(BaseOperator):
+    """The running mean of the first ``limit`` tasks, which later tasks leave unchanged.
+
+    Paper: "Adapter Merging with Centroid Prototype Mapping for Scalable Class-Incremental Learning". Later tasks start
+    from the first task's trained adapter, so that all adapters lie in one basin of the loss.
+
+    Attributes:
+        limit: number of tasks that are merged.
+    """
+
+    title = "ACMap"
+    paper = "https://arxiv.org/abs/2412.18219"
+    on_deltas = False
+    starts_from = "first"
+
+    limit: Count = 10
+
+    def _merge(self, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> MergeResult:
+        if num_merged(state) >= self.limit:
+            return MergeResult(dict(accumulated), dict(state))
+        return RunningMean()(accumulated, new, sizes, state)
+
+
+@dataclass(frozen=True)
+class WeightedMean(BaseOperator):
+    """``(N * accumulated + n * new) / (N + n)``: every class, or every sample, has one vote. Keeps no state.
 
     Attributes:
         by: what has a vote: ``classes`` or ``samples``.
-        boost: votes of each class or sample of the new side; one of the old side has one.
+        boost: votes of each class or sample of the new side; those of the accumulated side have one.
     """
 
     title = "Weighted mean"
@@ -56,28 +78,24 @@ class WeightedMean(Traits):
     by: Literal["classes", "samples"] = "classes"
     boost: Positive = 1.0
 
-    def __call__(self, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> MergeResult:
-        """Merge; keeps no state."""
-        check_mergeable(accumulated, new)
-        old, joining = sizes.accumulated_classes, sizes.new_classes
+    def _merge(self, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> MergeResult:
+        votes, new_votes = sizes.accumulated_classes, sizes.new_classes
         if self.by == "samples":
-            old, joining = sizes.accumulated_samples, sizes.new_samples
-        joining *= self.boost
+            votes, new_votes = sizes.accumulated_samples, sizes.new_samples
+        new_votes *= self.boost
         return MergeResult(
-            {name: cast_like(join_mean(left, new[name], old, joining), left) for name, left in accumulated.items()}
+            {name: cast_like(mean(left, new[name], votes, new_votes), left) for name, left in accumulated.items()}
         )
 
 
 @dataclass(frozen=True)
-class Newest(Traits):
-    """``new``: no merge. Where tasks start from the kept adapter, the sequential training that MagMax improves on."""
+class Newest(BaseOperator):
+    """The new side, without a merge. Tasks start from the kept adapter: sequential training, MagMax's baseline."""
 
     title = "Newest"
     paper = "https://arxiv.org/abs/2407.06322"
     on_deltas = False
     starts_from = "previous"
 
-    def __call__(self, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> MergeResult:
-        """The new side; keeps no state."""
-        check_mergeable(accumulated, new)
+    def _merge(self, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> MergeResult:
         return MergeResult({name: cast_like(new[name], left) for name, left in accumulated.items()})

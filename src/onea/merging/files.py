@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Merge adapters that lie on disk: safetensors of bare matrices, states of our runs, and PEFT's LoRA folders."""
+"""Merge adapter files: safetensors with plain matrices, states of research runs, and PEFT's LoRA folders."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ from onea import __version__
 from onea.errors import OneaError, truncate
 from onea.files import check_path, read_regular, read_tensors, write_atomically, write_error, write_json
 from onea.merging import make_operator, operator_class
-from onea.merging.lora import CONFIG, WEIGHTS, Lora, check_alike, read_lora, write_lora
-from onea.merging.operator import Sizes, check_held, check_mergeable
+from onea.merging.lora import CONFIG, WEIGHTS, Lora, check_compatible, read_lora, write_lora
+from onea.merging.operator import Sizes, check_mergeable, check_no_overflow
 from onea.options import LARGEST
-from onea.tensors import Tensors
+from onea.schema import MAX_NUMBER
+from onea.tensors import Tensors, select_prefix
 from onea.text import utc_timestamp
 
-_MOST = 2**53  # classes or samples
-_KEPT = "adapter."  # where the state of an adapter-merging run holds its adapter
+_ADAPTER_PREFIX = "adapter."  # of the adapter's tensors in the state of a run
 CARD = "merge.json"
 
 
 @dataclass(frozen=True)
 class Source:
-    """One input: what to merge of it, and what the card says about it.
+    """One input.
 
     Attributes:
-        tensors: to be merged.
-        about: path, kind and digests.
+        tensors: the tensors to merge.
+        description: path, kind and digests, for the card.
         lora: the adapter, if it is a LoRA folder.
-        counts: classes and samples, if the file knows them.
+        counts: classes and samples, if the file has them.
     """
 
     tensors: Tensors
-    about: dict[str, Any]
+    description: dict[str, Any]
     lora: Lora | None = None
     counts: tuple[int, int] | None = None
 
@@ -59,7 +59,7 @@ def merge_files(
     samples: Sequence[int] | None = None,
     rank: int | None = None,
 ) -> dict[str, Any]:
-    """Merge two or more adapters from left to right, write the result with its card, and return the card.
+    """Merge two or more adapters from left to right, write the result and its card (JSON), and return the card.
 
     >>> import tempfile, torch
     >>> from safetensors.torch import load_file, save_file
@@ -78,42 +78,42 @@ def merge_files(
             LoRA, ``merge.json`` inside the folder.
         operator: a name in ``OPERATORS``.
         options: of the operator.
-        classes: how many classes each input knows; states of our runs know it themselves.
-        samples: how many samples each input was trained on; by default the same numbers as the classes.
-        rank: of a LoRA result; by default the rank of the merged updates.
+        classes: number of classes of each input; states of research runs include it.
+        samples: number of samples that each input was trained on; by default the same as the classes.
+        rank: rank of a LoRA result; by default the rank of the merged updates.
     """
     kind = operator_class(operator)
     if getattr(kind, "needs", ""):
         raise OneaError(
-            f"{kind.title} needs statistics of the training data, which bare files do not hold; choose another "
+            f"{kind.title} needs statistics of the training data, which plain files do not have; choose another "
             f"operator or train with `onea run adapter --merge {operator}`."
         )
-    merging = make_operator(operator, **(options or {}))
+    merge = make_operator(operator, **(options or {}))
     paths, out = [Path(path) for path in inputs], Path(out)
     _check_request(paths, out, classes, samples, rank)
     first = read_source(paths[0])
     _check_result(first, out, rank)
-    counts = [_counts(0, first, classes, samples)]
-    sources, merged = [first.about], first.tensors
+    counts = [_class_and_sample_counts(0, first, classes, samples)]
+    descriptions, merged = [first.description], first.tensors
     state: Tensors = {}
     for index, path in enumerate(paths[1:], 1):
         source = read_source(path)
         _check_same_kind(first, source)
-        counts.append(_counts(index, source, classes, samples))
-        (old_classes, old_samples), (new_classes, new_samples) = map(sum, zip(*counts[:-1], strict=True)), counts[-1]
+        merged_classes, merged_samples = map(sum, zip(*counts, strict=True))
+        counts.append(_class_and_sample_counts(index, source, classes, samples))
         try:
-            sizes = Sizes(old_classes, new_classes, old_samples, new_samples)
-            check_mergeable(merged, source.tensors)  # an operator of somebody else may not look
-            result = merging(merged, source.tensors, sizes, state)
-            merged, state = result.tensors, result.state
+            sizes = Sizes(merged_classes, counts[-1][0], merged_samples, counts[-1][1])
+            check_mergeable(merged, source.tensors)  # a third-party operator may not check this
+            merged, state = merge(merged, source.tensors, sizes, state)
         except OneaError as error:
             raise OneaError(f"{path}: {error}") from error
-        sources.append(source.about)
+        descriptions.append(source.description)
     card = {
         "operator": operator,
-        "options": dataclasses.asdict(merging) if dataclasses.is_dataclass(merging) else {},
+        "options": dataclasses.asdict(merge) if dataclasses.is_dataclass(merge) else {},
         "inputs": [
-            about | {"classes": count[0], "samples": count[1]} for about, count in zip(sources, counts, strict=True)
+            description | {"classes": count[0], "samples": count[1]}
+            for description, count in zip(descriptions, counts, strict=True)
         ],
         "samples_are": "given" if samples else "as in the files" if not classes else "taken equal to classes",
         "onea": __version__,
@@ -123,7 +123,7 @@ def merge_files(
 
 
 def parse_counts(name: str, text: str) -> list[int]:
-    """Whole numbers with commas between them.
+    """Whole numbers separated by commas.
 
     >>> parse_counts("classes", "40,5")
     [40, 5]
@@ -132,7 +132,7 @@ def parse_counts(name: str, text: str) -> list[int]:
         counts = [int(word) for word in text.split(",")]
     except ValueError:
         raise OneaError(
-            f"--{name} is '{truncate(text)}'; write whole numbers with commas between them, such as 40,5."
+            f"--{name} is '{truncate(text)}'; write whole numbers separated by commas, such as 40,5."
         ) from None
     if max(counts) > LARGEST:
         raise OneaError(f"--{name} is {truncate(text)}; no number may be larger than {LARGEST:,}.")
@@ -140,63 +140,61 @@ def parse_counts(name: str, text: str) -> list[int]:
 
 
 def read_source(path: Path) -> Source:
-    """An input file or folder."""
+    """Read an input file or folder."""
     if path.is_dir():
-        return _read_folder(path)
+        return _read_lora_folder(path)
     if path.suffix != ".safetensors":
         raise OneaError(f"{path} is not a .safetensors file or a LoRA folder; other formats are not opened.")
     tensors, digest = _read_tensors(path)
-    about: dict[str, Any] = {"path": str(path), "kind": "matrices", "sha256": digest}
-    if "prototypes" in tensors and "merged" in tensors:
-        adapter = {name.removeprefix(_KEPT): value for name, value in tensors.items() if name.startswith(_KEPT)}
-        if adapter:
-            left_out = sorted(name for name in tensors if not name.startswith(_KEPT))
-            about |= {"kind": "state of a run", "left_out": left_out}
-            return Source(adapter, about, counts=_noted_counts(tensors["merged"]))
+    description: dict[str, Any] = {"path": str(path), "kind": "matrices", "sha256": digest}
+    if "prototypes" in tensors and "merged" in tensors and (adapter := select_prefix(_ADAPTER_PREFIX, tensors)):
+        left_out = sorted(name for name in tensors if not name.startswith(_ADAPTER_PREFIX))
+        description |= {"kind": "state of a run", "left_out": left_out}
+        return Source(adapter, description, counts=_state_counts(tensors["merged"]))
     for name, value in tensors.items():
         if ".lora_" in name:
-            raise OneaError(f"{path} holds LoRA factors; give the folder with its {CONFIG}, which knows their scale.")
+            raise OneaError(f"{path} has LoRA factors without their scale; give the folder with its {CONFIG}.")
         if not value.is_floating_point():
-            raise OneaError(f"{path}: '{name}' holds {value.dtype} numbers, not weights; take it out of the file.")
+            raise OneaError(f"{path}: '{name}' has {value.dtype} numbers, not weights; remove it from the file.")
     if not tensors:
-        raise OneaError(f"{path} holds no tensors; there is nothing to merge.")
-    return Source(tensors, about)
+        raise OneaError(f"{path} has no tensors; there is nothing to merge.")
+    return Source(tensors, description)
 
 
-def _noted_counts(merged: Tensor) -> tuple[int, int] | None:
-    """Classes and samples that the state of a run says are in its adapter; None if it says something else."""
+def _state_counts(merged: Tensor) -> tuple[int, int] | None:
+    """The numbers of classes and samples in the state of a run; None if they are invalid."""
     counts = merged.flatten().tolist()
-    if merged.shape != (2,) or not all(type(count) is int and 0 < count < _MOST for count in counts):
+    if merged.shape != (2,) or not all(type(count) is int and 0 < count < MAX_NUMBER for count in counts):
         return None
     return counts[0], counts[1]
 
 
-def _read_folder(folder: Path) -> Source:
+def _read_lora_folder(folder: Path) -> Source:
     if not (folder / CONFIG).exists():
         raise OneaError(f"{folder} has no {CONFIG}; give a PEFT LoRA folder or a .safetensors file.")
     if not (folder / WEIGHTS).exists():
         pickled = sorted(path.name for path in folder.glob("*.bin"))
         if pickled:
             raise OneaError(
-                f"{folder} holds {pickled[0]}, a pickle, which could run code and is never opened; load it in PEFT and "
-                "save it again as safetensors."
+                f"{folder} has {pickled[0]}, a pickle, which could run code and is never opened; load it in PEFT and "
+                "save it as safetensors."
             )
-        raise OneaError(f"{folder} has no {WEIGHTS}; fetch it again.")
+        raise OneaError(f"{folder} has no {WEIGHTS}; download it again.")
     tensors, digest = _read_tensors(folder / WEIGHTS)
     lora = read_lora(folder, tensors)
-    about = {
+    description = {
         "path": str(folder),
         "kind": "LoRA",
         "sha256": digest,
         "config_sha256": hashlib.sha256((folder / CONFIG).read_bytes()).hexdigest(),
         "base_model": lora.config.get("base_model_name_or_path"),
     }
-    return Source(lora.deltas, about, lora)
+    return Source(lora.deltas, description, lora)
 
 
 def _read_tensors(path: Path) -> tuple[Tensors, str]:
-    content = read_regular(path, sys.maxsize, follow=True)  # a pipe would keep us waiting
-    return read_tensors(content, str(path), "fetch it again"), hashlib.sha256(content).hexdigest()
+    content = read_regular(path, sys.maxsize, follow=True)  # refuses pipes, which could block for ever
+    return read_tensors(content, str(path), "download it again"), hashlib.sha256(content).hexdigest()
 
 
 def _check_request(
@@ -214,9 +212,9 @@ def _check_request(
         raise OneaError(f"rank is {rank}; it must be at least 1.")
     if not out.name:
         raise OneaError("The result needs a name; write -o merged.safetensors.")
-    for path in (*inputs, out, _card_beside(out)):
+    for path in (*inputs, out, _card_path(out)):
         check_path(path)
-    for path in (out, _card_beside(out)):
+    for path in (out, _card_path(out)):
         if path.exists():
             raise OneaError(f"{path} exists already; delete it or choose another name.")
 
@@ -225,59 +223,61 @@ def _check_result(first: Source, out: Path, rank: int | None) -> None:
     if first.lora is not None:
         if out.suffix == ".safetensors":
             raise OneaError(
-                f"{out} is named like a file, but LoRA folders are merged into a folder; name it {out.stem}."
+                f"{out} has the name of a file, but LoRA folders are merged into a folder; name it {out.stem}."
             )
         return
     if rank is not None:
-        raise OneaError("--rank is for LoRA folders; bare matrices keep their shape.")
+        raise OneaError("--rank is for LoRA folders only; plain matrices keep their shape.")
     if out.suffix != ".safetensors":
         raise OneaError(f"{out} would be a safetensors file; name it {out.name}.safetensors.")
 
 
-def _counts(
+def _class_and_sample_counts(
     index: int, source: Source, classes: Sequence[int] | None, samples: Sequence[int] | None
 ) -> tuple[int, int]:
-    """Classes and samples of an input: as given, else as the file says, else samples as many as classes."""
-    known = source.counts if classes is None else None
-    if known is None and classes is None:
-        raise OneaError(f"{source.about['path']} does not say how many classes it knows; give --classes, such as 40,5.")
-    own_classes, own_samples = known or (classes[index], classes[index])  # type: ignore[index]
-    return own_classes, samples[index] if samples else own_samples
+    if classes is not None:
+        counts = classes[index], classes[index]
+    elif source.counts is not None:
+        counts = source.counts
+    else:
+        path = source.description["path"]
+        raise OneaError(f"{path} does not include its number of classes; give --classes, such as 40,5.")
+    return counts[0], samples[index] if samples else counts[1]
 
 
 def _check_same_kind(first: Source, other: Source) -> None:
-    names = first.about["path"], other.about["path"]
+    names = first.description["path"], other.description["path"]
     if first.lora is None and other.lora is None:
         return
     if first.lora is None or other.lora is None:
         raise OneaError(f"{names[0]} and {names[1]} are of different kinds; merge LoRA folders only with LoRA folders.")
-    check_alike(first.lora, other.lora, names)
+    check_compatible(first.lora, other.lora, names)
 
 
 def _write(out: Path, first: Source, merged: Tensors, rank: int | None, card: dict[str, Any]) -> dict[str, Any]:
     if first.lora is not None:
-        files, about = write_lora(first.lora, merged, rank)
-        card |= about
+        files, result = write_lora(first.lora, merged, rank)
+        card |= result
         _write_folder(out, files | {CARD: (json.dumps(card, indent=1, allow_nan=False) + "\n").encode()})
         return card
-    card["truncation_error"] = None  # nothing is factored, so nothing is truncated
+    card["truncation_error"] = None  # only LoRA factors are truncated
     tensors = {name: value.contiguous() for name, value in merged.items()}
-    check_held(tensors)
-    write_json(_card_beside(out), card)
+    check_no_overflow(tensors)
+    write_json(_card_path(out), card)
     try:
         write_atomically(out, save(tensors, {"format": "pt"}))
-    except BaseException:  # also Ctrl-C: a card of nothing would be in the way of the next attempt
-        _card_beside(out).unlink(missing_ok=True)
+    except BaseException:  # also Ctrl-C: a card without a result would block the next attempt
+        _card_path(out).unlink(missing_ok=True)
         raise
     return card
 
 
-def _card_beside(out: Path) -> Path:
+def _card_path(out: Path) -> Path:
     return out.with_name(f"{out.name}.{CARD}")
 
 
 def _write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
-    """All files or none: they are complete in a hidden folder before it gets its name."""
+    """Write all files or none: into a hidden folder, which is renamed at the end."""
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     try:
         for name, content in files.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PEFT's LoRA folders as named update matrices, and back; only safetensors, never a pickle."""
+"""Convert PEFT's LoRA folders to named update matrices and back; reads safetensors only, never a pickle."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from torch import Tensor
 
 from onea.errors import OneaError
 from onea.files import read_json
-from onea.merging.operator import check_held
+from onea.merging.operator import check_no_overflow
 from onea.tensors import Tensors, svd
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-_NULL = 1e-7  # singular values below this share of the largest are rounding
+_CUTOFF = 1e-7  # singular values below this share of the largest are rounding errors
 # Fields that make an adapter more than B A on a linear layer; all must be off.
 _FORBIDDEN = (
     "alora_invocation_tokens",
@@ -38,15 +38,15 @@ _FORBIDDEN = (
     "use_dora",
     "use_qalora",
 )
-_LARGEST = 1e9  # rank or alpha
-_ATOM = re.compile(r"(\\[.dw-]|\[\^?(?:[\w.-]|\\[.dw-])+\]|[\w.-])([*+?]?)")  # a character of a name, and how often
+_MAX_NUMBER = 1e9  # rank or alpha
+_ATOM = re.compile(r"(\\[.dw-]|\[\^?(?:[\w.-]|\\[.dw-])+\]|[\w.-])([*+?]?)")  # a character class and its repetition
 _PATTERN = re.compile(rf"\^?({_ATOM.pattern})*\$?")
-_CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")  # starts that also change the base model's weights
+_CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")  # initialisations that also change the base weights
 
 
 @dataclass(frozen=True)
 class Lora:
-    """A LoRA adapter: its configuration, the type of its factors and ``B A`` times its scale, by module."""
+    """A LoRA adapter: its configuration, the dtype of its factors, and its scaled products ``B A`` by module."""
 
     config: dict[str, Any]
     dtype: torch.dtype
@@ -54,13 +54,15 @@ class Lora:
 
 
 def read_lora(folder: Path, tensors: Tensors) -> Lora:
-    """The adapter in a folder, whose weights have been read; refuses what is more than low-rank linear updates."""
+    """The adapter from the configuration in a folder and its weights; refuses all but low-rank linear updates."""
     config = _checked_config(folder)
     factors: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         match = re.fullmatch(r"(.+)\.lora_([AB])\.weight", name)
         if not match or tensor.dim() != 2 or not tensor.is_floating_point():
-            raise OneaError(f"{folder} holds '{name}', which is no LoRA factor of a linear layer; it cannot be merged.")
+            raise OneaError(
+                f"{folder} has '{name}', which is not a LoRA factor of a linear layer; it cannot be merged."
+            )
         factors.setdefault(match[1], {})[match[2]] = tensor
     deltas = {module: _delta(folder, config, module, pair) for module, pair in factors.items()}
     if not deltas:
@@ -68,7 +70,7 @@ def read_lora(folder: Path, tensors: Tensors) -> Lora:
     return Lora(config, next(iter(tensors.values())).dtype, deltas)
 
 
-def check_alike(first: Lora, other: Lora, names: tuple[str, str]) -> None:
+def check_compatible(first: Lora, other: Lora, names: tuple[str, str]) -> None:
     """Refuse adapters of different networks or modules."""
     bases = [lora.config.get("base_model_name_or_path") for lora in (first, other)]
     if all(bases) and bases[0] != bases[1]:
@@ -76,40 +78,37 @@ def check_alike(first: Lora, other: Lora, names: tuple[str, str]) -> None:
             f"{names[0]} adapts '{bases[0]}' and {names[1]} adapts '{bases[1]}'; if these are the same network, make "
             f"base_model_name_or_path in {CONFIG} equal."
         )
-    for side, here, there in ((1, other, first), (0, first, other)):
-        odd = sorted(here.deltas.keys() - there.deltas.keys())
-        if odd:
-            raise OneaError(
-                f"Only {names[side]} adapts '{odd[0]}'; both need the same target_modules, on the same network."
-            )
+    for name, modules, others in ((names[1], other.deltas, first.deltas), (names[0], first.deltas, other.deltas)):
+        if extra := sorted(modules.keys() - others.keys()):
+            raise OneaError(f"Only {name} adapts '{extra[0]}'; both need the same target_modules, on the same network.")
 
 
 def write_lora(like: Lora, deltas: Tensors, rank: int | None) -> tuple[dict[str, bytes], dict[str, Any]]:
-    """The files of an adapter with these updates, and what the factorisation lost, relative to each update's norm.
+    """The files of an adapter with these updates, and the truncation error relative to each update's norm.
 
-    All modules get one rank, the largest that any of them needs unless ``rank`` says otherwise; factors of modules that
-    need less are padded with zeros. Alpha equals the rank, so that the scale is 1.
+    All modules get the same rank, by default the largest rank of an update; smaller factors are padded with zeros.
+    Alpha equals the rank, so that the scale is 1.
     """
-    most = max(max(delta.shape) for delta in deltas.values())
-    if rank is not None and rank > most:
-        raise OneaError(f"rank is {rank:,}, and no module has a side longer than {most:,}; ask for at most that.")
-    parts = {module: svd(delta) for module, delta in deltas.items()}
-    needed = max(int((spectrum > _NULL * spectrum[0]).sum()) for _, spectrum, _ in parts.values())
-    common = rank or max(needed, 1)
-    factors, losses = {}, {}
-    for module, (left, spectrum, right) in parts.items():
-        kept = min(common, len(spectrum))
+    longest = max(max(delta.shape) for delta in deltas.values())
+    if rank is not None and rank > longest:
+        raise OneaError(f"rank is {rank:,}, and no module has a side longer than {longest:,}; choose at most that.")
+    decompositions = {module: svd(delta) for module, delta in deltas.items()}
+    if rank is None:
+        rank = max(1, *(int((spectrum > _CUTOFF * spectrum[0]).sum()) for _, spectrum, _ in decompositions.values()))
+    factors, errors = {}, {}
+    for module, (left, spectrum, right) in decompositions.items():
+        kept = min(rank, len(spectrum))
         root = spectrum[:kept].sqrt()
-        padding = (0, common - kept)
+        padding = (0, rank - kept)
         up = torch.nn.functional.pad(left[:, :kept] * root, padding).to(like.dtype).contiguous()
         down = torch.nn.functional.pad((root[:, None] * right[:kept]).T, padding).T.to(like.dtype).contiguous()
         factors[f"{module}.lora_A.weight"], factors[f"{module}.lora_B.weight"] = down, up
         norm = float(spectrum.norm())
-        losses[module] = float((up.double() @ down.double() - deltas[module]).norm()) / norm if norm else 0.0
-    check_held(factors)
+        errors[module] = float((up.double() @ down.double() - deltas[module]).norm()) / norm if norm else 0.0
+    check_no_overflow(factors)
     config = like.config | {
-        "r": common,
-        "lora_alpha": common,
+        "r": rank,
+        "lora_alpha": rank,
         "rank_pattern": {},
         "alpha_pattern": {},
         "use_rslora": False,
@@ -117,8 +116,8 @@ def write_lora(like: Lora, deltas: Tensors, rank: int | None) -> tuple[dict[str,
         "inference_mode": True,
     }
     files = {WEIGHTS: save(factors, {"format": "pt"}), CONFIG: (json.dumps(config, indent=2) + "\n").encode()}
-    truncation = {"max": max(losses.values()), "mean": sum(losses.values()) / len(losses), "by_tensor": losses}
-    return files, {"rank": common, "truncation_error": truncation}
+    truncation = {"max": max(errors.values()), "mean": sum(errors.values()) / len(errors), "by_tensor": errors}
+    return files, {"rank": rank, "truncation_error": truncation}
 
 
 def _checked_config(folder: Path) -> dict[str, Any]:
@@ -131,11 +130,11 @@ def _checked_config(folder: Path) -> dict[str, Any]:
             raise OneaError(f"{folder} uses {name}, which is more than a low-rank update; it cannot be merged.")
     if config.get("bias", "none") != "none":
         raise OneaError(f"{folder} also trained biases (bias = {config['bias']}); only bias = none can be merged.")
-    start = str(config.get("init_lora_weights", True)).lower()
-    if start.startswith(_CHANGES_BASE):
+    initialisation = str(config.get("init_lora_weights", True)).lower()
+    if initialisation.startswith(_CHANGES_BASE):
         raise OneaError(
-            f"{folder} was started by {start}, which changes the base model; convert it to a plain LoRA first (PEFT's "
-            "save_pretrained has path_initial_model_for_weight_conversion)."
+            f"{folder} was initialised by {initialisation}, which changes the base model; convert it to a plain LoRA "
+            "first (PEFT's save_pretrained has path_initial_model_for_weight_conversion)."
         )
     for name in ("r", "lora_alpha"):
         if not _is_number(config.get(name)):
@@ -145,23 +144,22 @@ def _checked_config(folder: Path) -> dict[str, Any]:
 
 
 def _delta(folder: Path, config: Mapping[str, Any], module: str, pair: Mapping[str, Tensor]) -> Tensor:
-    """``B A`` times alpha / r (or alpha / sqrt(r) where the adapter is rank-stabilised), in float64."""
+    """``B A`` times alpha / r (alpha / sqrt(r) if rank-stabilised), in float64."""
     if len(pair) != 2:
-        raise OneaError(f"{folder} has only one of the two factors of '{module}'; fetch it again.")
+        raise OneaError(f"{folder} has only one of the two factors of '{module}'; download it again.")
     down, up = pair["A"].double(), pair["B"].double()
-    rank = _for_module(config, "rank_pattern", module, config["r"])
-    alpha = _for_module(config, "alpha_pattern", module, config["lora_alpha"])
+    rank = _module_value(config, "rank_pattern", module, config["r"])
+    alpha = _module_value(config, "alpha_pattern", module, config["lora_alpha"])
     if not 0 < len(down) == up.shape[1] == rank:
         raise OneaError(
-            f"{folder}: the factors of '{module}' have ranks {len(down)} and {up.shape[1]}, but {CONFIG} says {rank}; "
+            f"{folder}: the factors of '{module}' have ranks {len(down)} and {up.shape[1]}, but {CONFIG} has {rank}; "
             "without the true rank the scale is unknown."
         )
     scale = alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank
     return scale * (up @ down)
 
 
-def _for_module(config: Mapping[str, Any], pattern: str, module: str, default: float) -> float:
-    """The value that a pattern of the configuration gives a module: the whole name or its end matches, as in PEFT."""
+def _module_value(config: Mapping[str, Any], pattern: str, module: str, default: float) -> float:
     name = module.removeprefix("base_model.model.")
     for key, value in (config.get(pattern) or {}).items():
         if matches(key, name):
@@ -169,51 +167,47 @@ def _for_module(config: Mapping[str, Any], pattern: str, module: str, default: f
     return default
 
 
-def matches(key: str, name: str) -> bool:
-    r"""Whether a regular expression without groups matches a module's name, or what follows one of its dots.
+def matches(pattern: str, name: str) -> bool:
+    r"""Whether a regular expression without groups matches a module's name, or its end after a dot, as in PEFT.
 
-    The file may come from anybody, and Python's matcher can be kept busy for years by a few characters. So all places
-    in the name that could have been reached are followed at once, which takes the time of length times length.
+    The configuration may be malicious, and a few characters can make Python's matcher backtrack for years. This one
+    follows all reachable positions in the name at once, in quadratic time.
 
     >>> matches("q_proj", "layers.0.q_proj"), matches("_proj", "layers.0.q_proj"), matches("^q_proj", "layers.0.q_proj")
     (True, False, False)
     >>> matches(r"layers\.[0-3]\..*proj", "model.layers.2.attn.q_proj")
     True
     """
-    starts = {0} if key.startswith("^") else {0} | {place + 1 for place, char in enumerate(name) if char == "."}
-    for atom, times in _ATOM.findall(key.removeprefix("^").removesuffix("$")):
-        alike = re.compile(atom)
-        places = starts if times in ("", "?") else _spread(starts, alike, name)
-        after = {place + 1 for place in places if place < len(name) and alike.fullmatch(name[place])}
-        starts = after if times in ("", "+") else starts | after
-    return len(name) in starts
-
-
-def _spread(starts: set[int], alike: re.Pattern[str], name: str) -> set[int]:
-    """The places that can be reached from these over characters that are alike."""
-    reached = set(starts)
-    for place, char in enumerate(name):
-        if place in reached and alike.fullmatch(char):
-            reached.add(place + 1)
-    return reached
+    positions = {0} if pattern.startswith("^") else {0} | {index + 1 for index, char in enumerate(name) if char == "."}
+    for character_class, repetition in _ATOM.findall(pattern.removeprefix("^").removesuffix("$")):
+        regex = re.compile(character_class)
+        is_match = [bool(regex.fullmatch(char)) for char in name]
+        reachable = set(positions)
+        if repetition in ("*", "+"):
+            for index, matched in enumerate(is_match):
+                if matched and index in reachable:
+                    reachable.add(index + 1)
+        after = {index + 1 for index in reachable if index < len(name) and is_match[index]}
+        positions = after if repetition in ("", "+") else positions | after
+    return len(name) in positions
 
 
 def _check_patterns(folder: Path, config: Mapping[str, Any]) -> None:
     for pattern in ("rank_pattern", "alpha_pattern"):
-        given = config.get(pattern) or {}
-        if not isinstance(given, dict) or not all(map(_is_number, given.values())):
-            raise OneaError(f"{folder / CONFIG}: {pattern} must give a number for each name.")
-        for key in given:
+        values = config.get(pattern) or {}
+        if not isinstance(values, dict) or not all(map(_is_number, values.values())):
+            raise OneaError(f"{folder / CONFIG}: {pattern} must have a number for each name.")
+        for key in values:
             try:
                 if not _PATTERN.fullmatch(key):
-                    raise re.error("more than characters and how often they come")
+                    raise re.error("only characters, character classes and *, + or ? are supported")
                 matches(key, "")
             except re.error as error:
                 raise OneaError(
-                    f"{folder / CONFIG}: {pattern} has {key!r:.80}, which is not understood ({error}); write out the "
+                    f"{folder / CONFIG}: {pattern} has {key!r:.80}, which is not supported ({error}); write the full "
                     "names of the modules."
                 ) from None
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _LARGEST
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MAX_NUMBER

@@ -10,17 +10,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from onea.merging.analysis import describe
+from onea.merging.analysis import analyse
 from onea.merging.fusion import Fusion, Gate, fuse, stack, unstack
-from onea.merging.operator import MergeResult, Sizes, Traits, check_mergeable
+from onea.merging.operator import BaseOperator, MergeResult, Sizes
 from onea.tensors import Tensors
 
 Proxy = Literal["classes", "uniform", "norm", "spectrum"]
 
 
 @dataclass(frozen=True)
-class OneASwitches(Gate):
-    """Every part of One-A's merge, as the ablations need it; options of the operator and of the method.
+class OneAMergeOptions(Gate):
+    """The options of One-A's merge, with a switch for each ablation; shared by the operator and the method.
 
     Attributes:
         alignment: project the smaller side into the larger one's subspace; off is the weighted mean.
@@ -28,8 +28,8 @@ class OneASwitches(Gate):
             per matrix) or ``spectrum`` (squared singular values, per matrix).
         base_by: what makes a side the larger one: ``samples`` (the paper) or ``classes`` (the official code).
         swapped_weights: reproduce the official code, which gives a new base the accumulated side's class share.
-        gated_base: which base has gates: ``any`` (the paper; where that is the new side, they hold back all that was
-            learned before) or only the ``accumulated`` one.
+        gated_base: which base has gates: ``any`` (the paper; with a new base, gates hold back what was learned before)
+            or only the ``accumulated`` one.
     """
 
     alignment: bool = True
@@ -40,7 +40,7 @@ class OneASwitches(Gate):
 
 
 @dataclass(frozen=True)
-class OneAMerge(OneASwitches, Traits):
+class OneAMerge(OneAMergeOptions, BaseOperator):
     """The merging operator of One-A; the estimator of that name is ``onea.OneA``."""
 
     title = "One-A"
@@ -49,8 +49,7 @@ class OneAMerge(OneASwitches, Traits):
     on_deltas = False
     starts_from = "fresh"
 
-    def __call__(self, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> MergeResult:
-        """Merge; keeps no state, and reports the base, the align share, the gates and the update of each direction."""
+    def _merge(self, accumulated: Tensors, new: Tensors, sizes: Sizes, state: Tensors) -> MergeResult:
         fusions = self.fusions(accumulated, new, sizes)
 
         def report() -> dict[str, Any]:
@@ -60,7 +59,7 @@ class OneAMerge(OneASwitches, Traits):
                 "align_share": float(torch.cat([fusion.align_share for _, fusion in fusions]).mean()),
                 "gate_min": min(float(fusion.gates.min()) for fusion in matrices),
                 "gate_max": max(float(fusion.gates.max()) for fusion in matrices),
-                "analysis": describe(fusions),
+                "analysis": analyse(fusions),
             }
 
         return MergeResult(unstack(accumulated, fusions), report=report)
@@ -72,8 +71,7 @@ class OneAMerge(OneASwitches, Traits):
         return sizes.new_samples >= sizes.accumulated_samples
 
     def fusions(self, accumulated: Tensors, new: Tensors, sizes: Sizes) -> list[tuple[list[str], Fusion]]:
-        """The merge with its spectra and gates: one entry for all tensors of a shape, in order of first appearance."""
-        check_mergeable(accumulated, new)
+        """The names and the fusion of all tensors of a shape, in order of first appearance."""
         base, align = (new, accumulated) if self.new_is_base(sizes) else (accumulated, new)
         groups: dict[tuple[int, ...], list[str]] = defaultdict(list)
         for name, tensor in base.items():
@@ -92,7 +90,7 @@ class OneAMerge(OneASwitches, Traits):
         if self.weights == "classes":
             align_is_new = not self.new_is_base(sizes) or self.swapped_weights
             return sizes.new_share if align_is_new else 1 - sizes.new_share
-        # The squared singular values sum to the squared Frobenius norm, so neither proxy needs a decomposition.
+        # The squared singular values sum to the squared Frobenius norm, so no decomposition is needed.
         power = 1 if self.weights == "norm" else 2
         info_base, info_align = (side.flatten(1).norm(dim=1) ** power for side in (base, align))
         total = info_base + info_align

@@ -13,7 +13,7 @@ import torch
 from support.records import SIZES, analysed, record, side
 
 from onea.errors import OneaError
-from onea.merging.analysis import basis_overlap, block_overlap, describe, update_norms
+from onea.merging.analysis import analyse, basis_overlap, block_overlap, update_norms
 from onea.merging.fusion import Gate, fuse
 from onea.merging.one_a import OneAMerge
 from onea.research.report.aggregate import settings
@@ -70,7 +70,7 @@ def test_a_block_tells_how_much_of_its_span_lies_in_another() -> None:
 
 def test_descriptions_are_by_kind_and_layer_and_leave_out_vectors() -> None:
     fusions = OneAMerge(kappa=5.0).fusions(side(0, 3), side(1, 3), SIZES)
-    found = describe(fusions)
+    found = analyse(fusions)
     assert list(found) == ["down", "up"]
     for kind in ("down", "up"):
         entry = found[kind]
@@ -85,13 +85,13 @@ def test_descriptions_are_by_kind_and_layer_and_leave_out_vectors() -> None:
 
 
 def test_matrices_of_one_shape_are_told_apart() -> None:
-    found = describe(OneAMerge().fusions(side(0, 2, 8, 8), side(1, 2, 8, 8), SIZES))
+    found = analyse(OneAMerge().fusions(side(0, 2, 8, 8), side(1, 2, 8, 8), SIZES))
     assert [len(found[kind]["layers"]) for kind in ("down", "up")] == [2, 2]
     assert found["down"]["overlap"] != found["up"]["overlap"]
 
 
 def test_a_record_of_ten_tasks_and_twelve_layers_stays_small() -> None:
-    merge = describe(OneAMerge().fusions(side(0, 12, 128, 768), side(1, 12, 128, 768), SIZES))
+    merge = analyse(OneAMerge().fusions(side(0, 12, 128, 768), side(1, 12, 128, 768), SIZES))
     made = record(sizes=(10,) * 10, names=())
     for task in made["tasks"][1:]:
         task["merge"] = {"analysis": merge}
