@@ -24,7 +24,7 @@ from torch import nn
 from onea.learner.one_a import OneAOptions
 from onea.research.bench.results import synchronise, time_interleaved
 from onea.research.methods.one_a import OneAMethod
-from onea.research.runs.evaluation import correct_per_class
+from onea.research.runs.evaluation import predict_tasks
 from onea.research.runs.setup import ImageSubset, PreparedRun
 from onea.research.streams import Stream
 from onea.vit.batching import EVALUATION_BATCH
@@ -224,7 +224,7 @@ class Measured:
     def _evaluate(self, workload: Any, index: int) -> None:
         prepared = workload.prepared
         seen = [prepared.stream.range_of(task) for task in range(index + 1)]
-        correct_per_class(workload.method, prepared.test, seen, prepared.seed)
+        predict_tasks(workload.method, prepared.test, seen, prepared.seed)
 
     def prepare_one(self) -> Figures:
         """Learn a task of few images, nothing compiled."""

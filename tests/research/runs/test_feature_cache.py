@@ -12,7 +12,7 @@ from support.methods import prepared
 from onea.errors import OneaError
 from onea.research.methods import METHODS, method_class
 from onea.research.runs.config import make_config
-from onea.research.runs.evaluation import FeatureCache, correct_per_class
+from onea.research.runs.evaluation import FeatureCache, predict_tasks
 from onea.research.runs.reuse import comparable_fields
 from onea.research.runs.runner import run
 from onea.runtime import Progress
@@ -53,7 +53,8 @@ def evaluations(values: dict, method: str, bound: int | None) -> tuple[list[list
     for index in range(ready.stream.tasks):
         ready.method.learn(ready.task(index))
         passes.take()
-        correct.append(correct_per_class(ready.method, ready.test, ready.class_ranges(index), ready.seed, known))
+        predicted = predict_tasks(ready.method, ready.test, ready.class_ranges(index), ready.seed, known)
+        correct.append(predicted.correct_per_class())
         counts.append(passes.take())
         seen.append(int((ready.test.labels[ready.test.rows] < ready.task(index).classes.stop).sum()))
     return correct, counts, seen
@@ -170,7 +171,7 @@ def test_batches_are_filled_up_to_few_sizes(tiny_run):
         for index in range(ready.stream.tasks):
             ready.method.learn(ready.task(index))
             plain = ready.method.vit.vit.norm_pre.register_forward_pre_hook(lambda _, given: sizes.add(len(given[0])))
-            correct_per_class(ready.method, ready.test, ready.class_ranges(index), ready.seed)
+            predict_tasks(ready.method, ready.test, ready.class_ranges(index), ready.seed)
             ready.method.compute_prototypes(ready.task(index))
             plain.remove()
     assert sizes

@@ -193,12 +193,12 @@ def test_a_failure_is_recorded_and_the_rest_goes_on(quick, store, workers):
 
 def test_an_unforeseen_error_keeps_its_trace_and_success_clears_it(quick, store, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr("onea.research.runs.runner.count_correct", lambda *_: 1 / 0)
+        patch.setattr("onea.research.runs.runner.summarise", lambda *_: 1 / 0)
         outcome = run_grid([quick(1), quick(2)], store)
     assert len(outcome.failed) == 2
     failure = store.failure(quick())
     assert failure.error == "ZeroDivisionError: division by zero"
-    assert "count_correct" in failure.details
+    assert "summarise" in failure.details
     assert len(run_grid([quick(1)], store).finished) == 1, "a failed run is tried again"
     assert (store.state(quick()), store.failure(quick())) == ("finished", None)
     assert not (store.folder(quick()) / "failure.json").exists()

@@ -35,7 +35,7 @@ from onea.research.bench.results import (
     timm_column,
 )
 from onea.research.methods.one_a import OneAMethod
-from onea.research.runs.evaluation import correct_per_class, count_flops
+from onea.research.runs.evaluation import count_flops, predict_tasks
 from onea.research.runs.runner import peak_memory
 from onea.research.runs.setup import CROP_MARGIN, ImageSubset, PreparedRun
 from onea.research.streams import Stream
@@ -333,9 +333,7 @@ class Measurements:
         """The evaluation of a run over all test images."""
         prepared = self.workload.prepared
         count, class_ranges = len(prepared.test.rows), prepared.class_ranges(0)
-        timing = self._timed(
-            lambda: correct_per_class(self.workload.method, prepared.test, class_ranges, prepared.seed)
-        )
+        timing = self._timed(lambda: predict_tasks(self.workload.method, prepared.test, class_ranges, prepared.seed))
         yield Row("evaluation", f"{count} images", self.name, timing.seconds, "s", timing.spread)
 
     def merge(self) -> Iterator[Row]:

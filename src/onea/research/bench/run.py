@@ -62,7 +62,7 @@ from onea.research.data import data_name
 from onea.research.methods.presets import preset_options
 from onea.research.record import Record
 from onea.research.runs.config import RunConfig, make_config
-from onea.research.runs.evaluation import correct_per_class, measure_cost
+from onea.research.runs.evaluation import measure_cost, predict_tasks
 from onea.research.runs.runner import environment, peak_memory, run
 from onea.runtime import Runtime
 from onea.text import plural
@@ -240,7 +240,7 @@ def _learn(workload: Workload, index: int) -> float:
     started = time.perf_counter()
     workload.method.learn(task)
     learned = time.perf_counter() - started
-    correct_per_class(
+    predict_tasks(
         workload.method, workload.prepared.test, workload.prepared.class_ranges(index), workload.prepared.seed
     )
     return learned

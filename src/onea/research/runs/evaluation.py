@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from onea.research.methods.classification import FeatureClassification
 from onea.research.methods.contract import Method
 from onea.research.runs.setup import ImageSubset
 from onea.vit.batching import EVALUATION_BATCH, pad_rows
+from onea.vit.hooks import BlockHooks
 
 _HOST = torch.device("cpu")
 COST_AFTER_TASKS = (1, 10, 40)  # and after the last task
@@ -31,12 +32,14 @@ class StreamPredictions:
     """Predictions of a method for test images of some tasks of a stream.
 
     Attributes:
+        classes: number of classes up to the last of these tasks.
         labels: true class of each image, by its position in the stream.
         predictions: predicted classes, by the name of the classifier. The first one is the method's own; most methods
             have no other.
         max_scores: the largest score of each image by the first classifier.
     """
 
+    classes: int
     labels: Tensor
     predictions: dict[str, Tensor]
     max_scores: Tensor
@@ -46,29 +49,16 @@ class StreamPredictions:
         """Accuracy of the first classifier in percent."""
         return 100 * float((next(iter(self.predictions.values())) == self.labels).double().mean())
 
-
-def correct_per_class(
-    method: Method,
-    test: ImageSubset,
-    class_ranges: Sequence[range],
-    seed: int,
-    feature_cache: FeatureCache | None = None,
-) -> dict[str, list[int]]:
-    """The number of correct predictions for each class seen, by classifier."""
-    return count_correct(predict_tasks(method, test, class_ranges, seed, feature_cache), class_ranges[-1].stop)
-
-
-def count_correct(predicted: StreamPredictions, classes: int) -> dict[str, list[int]]:
-    """The number of correct predictions for each of the first classes, by classifier."""
-    labels = predicted.labels
-    return {
-        name: torch.bincount(labels[predictions == labels], minlength=classes).tolist()
-        for name, predictions in predicted.predictions.items()
-    }
+    def correct_per_class(self) -> dict[str, list[int]]:
+        """The number of correct predictions for each class, by classifier."""
+        return {
+            name: torch.bincount(self.labels[predictions == self.labels], minlength=self.classes).tolist()
+            for name, predictions in self.predictions.items()
+        }
 
 
 def open_set_auroc(seen: StreamPredictions, unseen: StreamPredictions | None) -> float | None:
-    """AUROC in percent of images of seen against unseen classes by their largest score; None where there are none."""
+    """AUROC in percent of images of seen against unseen classes by their largest score; None without such images."""
     if unseen is None or not len(seen.labels) or not len(unseen.labels):
         return None
     return 100 * auroc(seen.max_scores, unseen.max_scores)
@@ -93,11 +83,7 @@ def predict_tasks(
     """
     feature_cache = feature_cache or FeatureCache(test.rows, max_bytes=0)
     feature_cache.keep_only(method.cacheable_modules())
-    if method.cacheable_modules():
-        batches = _batches_by_task(test, class_ranges)
-    else:
-        batches = _shuffled_batches(test, class_ranges, seed)
-    batches = [rows for rows in batches if len(rows)]  # a class may have no test images
+    batches = [rows for rows in _batches(method, test, class_ranges, seed) if len(rows)]
     processes, device = method.runtime.processes, method.runtime.device
     labels = test.labels[torch.cat([test.rows[:0], *batches])]
     names = list(method.classifiers) if isinstance(method, FeatureClassification) else [""]
@@ -112,53 +98,44 @@ def predict_tasks(
                 output.copy_(scores.argmax(1))
             largest.copy_(all_scores[0].amax(1))
     by_name = dict(zip(names, processes.sum(predictions).cpu(), strict=True))
-    return StreamPredictions(labels, by_name, processes.sum(max_scores).cpu())
+    return StreamPredictions(class_ranges[-1].stop, labels, by_name, processes.sum(max_scores).cpu())
+
+
+def _batches(method: Method, test: ImageSubset, class_ranges: Sequence[range], seed: int) -> list[Tensor]:
+    """The rows of the test images in batches.
+
+    With cacheable modules the batches of a task are always the same, so that cached and computed features are equal to
+    the last bit. Otherwise the order is random and the same for all methods, so that none can profit from neighbours of
+    the same class.
+    """
+    labels = test.labels[test.rows]
+
+    def rows_of(classes: range) -> Tensor:
+        return test.rows[(labels >= classes.start) & (labels < classes.stop)]
+
+    if method.cacheable_modules():
+        return [batch for classes in class_ranges for batch in rows_of(classes).split(EVALUATION_BATCH)]
+    rows = rows_of(range(class_ranges[0].start, class_ranges[-1].stop))
+    order = torch.randperm(len(rows), generator=seeds.generator(seed, 0, "test order"))
+    return list(rows[order].split(EVALUATION_BATCH))
 
 
 def _scores_by_classifier(method: Method, test: ImageSubset, rows: Tensor, feature_cache: FeatureCache) -> list[Tensor]:
     """The scores of a batch by every classifier."""
-    modules, images = method.cacheable_modules(), cache(lambda: test.images.test_views(pad_rows(rows)))
+    images = cache(lambda: test.images.test_views(pad_rows(rows)))
+
+    def compute(hooks: BlockHooks) -> Tensor:
+        return method.features(images(), hooks)[: len(rows)]
+
+    modules = method.cacheable_modules()
     features = {
-        name: feature_cache.features(
-            name,
-            rows,
-            lambda hooks=hooks: method.features(images(), hooks)[: len(rows)],  # type: ignore[misc]
-        ).to(method.runtime.device)
+        name: feature_cache.features(name, rows, partial(compute, hooks)).to(method.runtime.device)
         for name, hooks in modules.items()
     }
     if isinstance(method, FeatureClassification) and len(method.classifiers) > 1:
-        (of_batch,) = features.values() or [method.features(images(), method.hooks())[: len(rows)]]
-        return list(method.scores_by_classifier(of_batch).values())
+        (only,) = features.values() or [compute(method.hooks())]
+        return list(method.scores_by_classifier(only).values())
     return [method.scores_from_features(features) if modules else method.scores(images())[: len(rows)]]
-
-
-def _batches_by_task(test: ImageSubset, class_ranges: Sequence[range]) -> list[Tensor]:
-    """The images of each task in batches of their own.
-
-    The batches of a task are always the same, so that cached and computed features are equal to the last bit. The order
-    within a batch is no advantage: features do not depend on the other images.
-    """
-    return [batch for classes in class_ranges for batch in _rows_of(test, classes).split(EVALUATION_BATCH)]
-
-
-def _shuffled_batches(test: ImageSubset, class_ranges: Sequence[range], seed: int) -> list[Tensor]:
-    """Batches in random order, the same for all methods, so that none can profit from neighbours of the same class."""
-    rows = _rows_of(test, range(class_ranges[0].start, class_ranges[-1].stop))
-    rows = rows[torch.randperm(len(rows), generator=seeds.generator(seed, 0, "test order"))]
-    return list(rows.split(EVALUATION_BATCH))
-
-
-def _rows_of(test: ImageSubset, classes: range) -> Tensor:
-    labels = test.labels[test.rows]
-    return test.rows[(labels >= classes.start) & (labels < classes.stop)]
-
-
-@dataclass(frozen=True)
-class _CachedFeatures:
-    """Features of one module, a row per image, and whether each row has been computed."""
-
-    features: Tensor
-    is_cached: Tensor
 
 
 class FeatureCache:
@@ -176,37 +153,37 @@ class FeatureCache:
         self._position = torch.zeros(int(rows.max()) + 1 if len(rows) else 0, dtype=torch.int64)
         self._position[rows] = torch.arange(len(rows))
         self._images = len(rows)
-        self._modules: dict[str, _CachedFeatures] = {}
+        self._features: dict[str, Tensor] = {}  # a row per image, by module
+        self._is_cached: dict[str, Tensor] = {}  # whether each row has been computed
 
     @property
     def bytes(self) -> int:
         """Allocated memory."""
-        return sum(cached.features.nbytes for cached in self._modules.values())
+        return sum(features.nbytes for features in self._features.values())
 
     def keep_only(self, modules: Collection[str]) -> None:
         """Remove the features of all other modules."""
-        self._modules = {name: cached for name, cached in self._modules.items() if name in modules}
+        self._features = {name: features for name, features in self._features.items() if name in modules}
 
     def features(self, module: str, rows: Tensor, compute: Callable[[], Tensor]) -> Tensor:
         """The features of these rows, from the cache if it has all of them, else computed and added to it."""
-        positions, cached = self._position[rows], self._modules.get(module)
-        if cached is not None and bool(cached.is_cached[positions].all()):
-            return cached.features[positions]
+        positions = self._position[rows]
+        if module in self._features and bool(self._is_cached[module][positions].all()):
+            return self._features[module][positions]
         features = compute()
-        cached = cached or self._allocate(module, features)
-        if cached is not None:
-            cached.features[positions] = features.to(_HOST)
-            cached.is_cached[positions] = True
+        if module in self._features or self._allocate(module, features):
+            self._features[module][positions] = features.to(_HOST)
+            self._is_cached[module][positions] = True
         return features
 
-    def _allocate(self, module: str, like: Tensor) -> _CachedFeatures | None:
-        """Memory for the features of a module, or None if there is not enough."""
+    def _allocate(self, module: str, like: Tensor) -> bool:
+        """Allocate memory for the features of a module, if there is enough."""
         needed = self._images * like.shape[1] * like.element_size()
         if choose_storage_tier(self.bytes + needed, self._max_bytes, _HOST) == "disk":
-            return None
-        features = torch.empty(self._images, like.shape[1], dtype=like.dtype)
-        self._modules[module] = _CachedFeatures(features, torch.zeros(self._images, dtype=torch.bool))
-        return self._modules[module]
+            return False
+        self._features[module] = torch.empty(self._images, like.shape[1], dtype=like.dtype)
+        self._is_cached[module] = torch.zeros(self._images, dtype=torch.bool)
+        return True
 
 
 def measure_cost(method: Method, images: Images, tasks: int) -> dict[str, Any]:

@@ -39,7 +39,6 @@ from onea.research.runs.config import RunConfig
 from onea.research.runs.evaluation import (
     COST_AFTER_TASKS,
     FeatureCache,
-    count_correct,
     measure_cost,
     open_set_auroc,
     predict_tasks,
@@ -222,7 +221,7 @@ def _learn_and_evaluate(
     seen = predict_tasks(method, prepared.test, prepared.class_ranges(index), prepared.seed, feature_cache)
     evaluated = time.perf_counter()  # without --open-set, so that times of runs with and without it are comparable
 
-    correct = count_correct(seen, task.classes.stop)
+    correct = seen.correct_per_class()
     first, *others = correct
     record["correct"].append(correct[first])
     for name in others:
