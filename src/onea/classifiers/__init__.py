@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Classifiers that are fitted to statistics of features, without old images; a registry that imports them when used."""
+"""Classifiers fitted to statistics of features, without old images, in a registry that imports them on first use."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CLASSIFIERS = Registry("classifier", "onea.classifiers", _BUILT_IN)
 
 
 def classifier_class(name: str) -> type[Classifier]:
-    """The class of a classifier: a dataclass whose fields are its options."""
+    """The class of a classifier: a dataclass with its options as fields."""
     kind: type[Classifier] = CLASSIFIERS.load(name)
     return kind
 

@@ -23,7 +23,7 @@ class Scorer(nn.Module):
             self.register_buffer(name, value.detach().float())
 
     def __call__(self, features: Tensor) -> Tensor:
-        """Scores, in float32 whatever the precision of the network."""
+        """Scores in float32, also under autocast."""
         with torch.autocast(features.device.type, enabled=False):
             scores: Tensor = super().__call__(features.float())
             return scores
@@ -34,11 +34,11 @@ class Statistics(Protocol):
 
     @property
     def kind(self) -> Hashable:
-        """A key: classifiers with statistics of one kind share those of the highest ``detail``."""
+        """A key: classifiers that need the same kind share the statistics with the highest ``detail``."""
 
     @property
     def detail(self) -> int:
-        """How much is kept, to compare statistics of one kind."""
+        """The level of detail, to compare statistics of the same kind."""
 
     @property
     def classes(self) -> int:
@@ -48,7 +48,7 @@ class Statistics(Protocol):
         """The statistics with more images: their features ``[N, width]`` and classes; new classes get new rows."""
 
     def apply_drift_map(self, drift_map: Tensor) -> Self:
-        """The statistics after all features were multiplied by a matrix ``[width, width]``, where that is defined."""
+        """The statistics after all features were multiplied by a matrix ``[width, width]``; unchanged if undefined."""
 
     def select_classes(self, classes: Tensor) -> Self:
         """The statistics of these classes."""
@@ -57,20 +57,20 @@ class Statistics(Protocol):
         """The statistics on another device."""
 
     def state_dict(self) -> Tensors:
-        """All of it as named tensors."""
+        """All statistics as named tensors."""
 
     def from_state_dict(self, state: Tensors) -> Self:
         """Statistics of the same kind and detail from named tensors."""
 
 
 class Classifier(Validated, ABC):
-    """A classifier that needs statistics of features alone. Its options are the fields of a dataclass.
+    """A classifier that needs only statistics of features. Subclasses are dataclasses with their options as fields.
 
     Attributes:
         title: the classifier's name as papers write it.
         paper: link to its paper.
-        stores: the statistics, in a few words.
-        follows_drift: whether its statistics can be mapped when the adapter changes.
+        stores: short description of the statistics.
+        follows_drift: whether its statistics can be updated when the adapter changes.
     """
 
     title: ClassVar[str]
@@ -80,8 +80,8 @@ class Classifier(Validated, ABC):
 
     @abstractmethod
     def statistics(self, width: int) -> Statistics:
-        """Empty statistics of features of this width, with the least detail that the classifier needs."""
+        """Empty statistics of features of this width, with the detail that the classifier needs."""
 
     @abstractmethod
     def fit(self, statistics: Statistics) -> Scorer:
-        """Fit the classifier to statistics of its kind, which may have more detail than it needs."""
+        """Fit the classifier to statistics of its kind, which may have more detail than needed."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from onea.tensors import eigh, to_float64
 
-_ROUNDING = 1e-9  # relative improvement below which the identity is no worse: a single image cannot be predicted
+_ROUNDING = 1e-9  # smaller relative improvements over the identity are rounding errors
 _STRENGTHS = torch.logspace(-4, 4, 33, dtype=torch.float64)  # relative to the mean squared singular value
 
 
@@ -23,7 +23,7 @@ def fit_drift_map(before: Tensor, after: Tensor) -> Tensor:
 
     ``[width, width]`` float64, to be multiplied from the right. The strength ``l`` minimises the leave-one-out error,
     for which ridge regression has a closed form: the residual divided by one minus the leverage. The result is the
-    identity if no strength predicts the change better than that.
+    identity if no strength has a smaller error.
 
     >>> features = torch.eye(3)
     >>> torch.equal(fit_drift_map(features, features), torch.eye(3, dtype=torch.float64))

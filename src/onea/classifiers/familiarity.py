@@ -22,24 +22,24 @@ WEIGHTED_SIGNALS = ("cosine", "confidence", "likelihood ratio")  # the other two
 NUM_SIGNALS = len(WEIGHTED_SIGNALS) + 2
 NO_BACKGROUND = 2.0  # the background signal without background images: no difference of two cosines is larger
 _DEFAULT_WEIGHTS = (0.3, 0.6, 0.5)
-_PRIOR_STRENGTH = 0.3  # of these weights in the fit: the few classes that can be left out are weak evidence
+_PRIOR_STRENGTH = 0.3  # of these weights in the fit, as only a few classes can be left out
 _STD = 1.5  # of the weighted sum on known images; it sets the relative size of the penalties
-_FAR = 2.0  # standard deviations from which on the distance is penalised
-# Temperature of log-likelihoods: features are correlated, so their softmax is almost always near one, and with that
-# the confidence would hardly differ between images.
+_MAX_DISTANCE = 2.0  # standard deviations above which the distance is penalised
+# Temperature of log-likelihoods: features are correlated, so the maximum softmax probability would almost always be
+# near one.
 _TEMPERATURE = 32.0
 _NEWTON_STEPS = 50
-_MAX_STEP = 2.0  # where the two kinds are far apart, a whole Newton step would overshoot
+_MAX_STEP = 2.0  # a full Newton step would overshoot if the classes are well separated
 
 
 class FeatureScoreModule(Scorer, ABC):
     """A module of features ``[B, width]`` and a classifier's scores ``[B, classes]``.
 
-    A class with score -inf is ignored, as if it was unknown.
+    A class with score -inf is ignored, as if it were unknown.
     """
 
     def __call__(self, features: Tensor, scores: Tensor) -> Tensor:  # type: ignore[override]
-        """The output, in float32 whatever the precision of the network."""
+        """The output in float32, also under autocast."""
         with torch.autocast(features.device.type, enabled=False):
             output: Tensor = self.forward(features.float(), scores.float())
             return output
@@ -52,7 +52,7 @@ class FeatureScoreModule(Scorer, ABC):
 class Signals(FeatureScoreModule):
     """Five signals of familiarity, ``[B, 5]``.
 
-    In the whitened space, centred on the mean of the class means, with ``z`` an image and ``m_c`` the class means:
+    In the whitened space, centred on the mean of the class means, with image ``z`` and class means ``m_c``:
 
     1. cosine: ``max_c cos(z, m_c)``,
     2. confidence: the logarithm of the maximum softmax probability,
@@ -60,13 +60,13 @@ class Signals(FeatureScoreModule):
     4. distance: ``-min_c |z - m_c|``,
     5. background margin: ``max_c cos(z, m_c) - max_b cos(z, b)`` over background images ``b``.
 
-    None is best on all data. Photos of another day are far from their class but clearly of it, unusual images may
-    resemble one class most, and classes of large variance claim images of unknown ones.
+    No signal is best on all data. Photos of another day are far from their class but have no similar other class,
+    unusual images may be most similar to one class, and classes with large variance attract images of unknown classes.
 
     Args:
         statistics: of all classes.
         scores_are_likelihoods: whether scores are those of ``RegularisedGaussian``; otherwise they are computed here.
-        background: features of images of no class, ``[N, width]``; may be empty.
+        background: features of images without a class, ``[N, width]``; may be empty.
     """
 
     def __init__(self, statistics: ClassStatistics, scores_are_likelihoods: bool, background: Tensor):
@@ -86,7 +86,7 @@ class Signals(FeatureScoreModule):
         self.likelihoods = None if scores_are_likelihoods else RegularisedGaussian().fit(statistics)
 
     def forward(self, features: Tensor, scores: Tensor) -> Tensor:
-        """All signals."""
+        """The five signals of each image."""
         counted = scores > -torch.inf
         if self.likelihoods is not None:
             scores = self.likelihoods.forward(features).where(counted, -torch.inf)
@@ -160,12 +160,11 @@ class SignalScaler(nn.Module):
 
 
 class Familiarity(FeatureScoreModule):
-    """A weighted sum of signals less two penalties: for a large distance, and for more likeness to the background than
-    to any class.
+    """A weighted sum of signals, with penalties for a large distance and for greater similarity to the background.
 
-    The weights are those that best separate held-out images of known classes from images of classes that were left out
-    of the statistics. A single class only allows the distance: its mean is the origin, so there is no cosine to it; its
-    probability is one; and the likelihood is highest where the class has most variance.
+    The weights best separate held-out images of known classes from images of classes that were left out of the
+    statistics. With a single class only the distance is used: its mean is the origin, so the cosine is undefined, and
+    its probability is always one.
 
     Args:
         signals: of features and scores.
@@ -187,7 +186,7 @@ class Familiarity(FeatureScoreModule):
         *_, distance, margin = standardised.unbind(1)
         if self.single_class:
             return _STD * distance
-        penalties = 4 * (distance + _FAR).clamp_max(0) + 2 * margin.clamp_max(0)
+        penalties = 4 * (distance + _MAX_DISTANCE).clamp_max(0) + 2 * margin.clamp_max(0)
         familiarity: Tensor = standardised[:, : len(WEIGHTED_SIGNALS)] @ self.get_buffer("weights") + penalties
         return familiarity
 
@@ -195,8 +194,8 @@ class Familiarity(FeatureScoreModule):
 def fit_weights(held_out: Tensor, left_out: Tensor) -> Tensor:
     """The weights of the signals by logistic regression between known and left-out classes, ``[3]``.
 
-    None is negative: a signal with a negative weight is dropped, as that can only be chance. Without left-out classes
-    the weights are the default ones. Scaled so that the sum has a fixed standard deviation on known images.
+    Signals with a negative weight are dropped, as it can only be chance. Without left-out classes, weights are the
+    defaults. They are scaled so that the sum has a fixed standard deviation on known images.
 
     Args:
         held_out: signals of held-out images of known classes, ``[R, 5]``.
@@ -219,26 +218,26 @@ def fit_weights(held_out: Tensor, left_out: Tensor) -> Tensor:
     return weights * (_STD / std.clamp_min(1e-6))
 
 
-def fit_logistic_regression(first: Tensor, second: Tensor, prior: Tensor, strength: float) -> tuple[Tensor, float]:
-    """Weights ``[k]`` and intercept of the log-odds that a row is of the first kind, by Newton's method.
+def fit_logistic_regression(positive: Tensor, negative: Tensor, prior: Tensor, strength: float) -> tuple[Tensor, float]:
+    """Weights ``[k]`` and intercept of a balanced logistic regression by Newton's method.
 
-    Both kinds together have the same weight; the penalty is ``strength / 2 |weights - prior|^2``.
+    Both classes have the same total weight; the penalty is ``strength / 2 |weights - prior|^2``.
 
     Args:
-        first: rows of the first kind, ``[N, k]``.
-        second: rows of the second kind, ``[M, k]``.
-        prior: weights without evidence, ``[k]``.
-        strength: of the prior.
+        positive: ``[N, k]``.
+        negative: ``[M, k]``.
+        prior: weights without data, ``[k]``.
+        strength: strength of the prior.
 
     >>> rows = torch.tensor([[1.0], [2.0]])
     >>> weights, intercept = fit_logistic_regression(rows, -rows, torch.zeros(1), 0.1)
     >>> bool(weights > 0), abs(intercept) < 1e-6
     (True, True)
     """
-    rows = to_float64(torch.cat([first, second]))
+    rows = to_float64(torch.cat([positive, negative]))
     inputs = torch.cat([rows, torch.ones_like(rows[:, :1])], 1)
-    targets = torch.cat([rows.new_ones(len(first)), rows.new_zeros(len(second))])
-    sample_weights = torch.cat([rows.new_full((len(part),), 0.5 / len(part)) for part in (first, second)])
+    targets = torch.cat([rows.new_ones(len(positive)), rows.new_zeros(len(negative))])
+    sample_weights = torch.cat([rows.new_full((len(part),), 0.5 / len(part)) for part in (positive, negative)])
     centre = torch.cat([to_float64(prior), rows.new_zeros(1)])
     penalty = torch.full_like(centre, strength)
     penalty[-1] = 0

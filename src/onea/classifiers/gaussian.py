@@ -74,7 +74,7 @@ class RegularisedGaussian(Classifier):
 
 @dataclass(frozen=True)
 class FullRegularisedGaussian(RegularisedGaussian):
-    """The same with all eigenvectors of each class: hundreds of megabytes for some hundred classes."""
+    """Regularised Gaussian with all eigenvectors of each class: hundreds of megabytes for a few hundred classes."""
 
     title: ClassVar[str] = "Regularised Gaussian, full"
     stores: ClassVar[str] = "a mean and a matrix per class, one matrix"
@@ -85,15 +85,15 @@ class FullRegularisedGaussian(RegularisedGaussian):
 class GaussianScores(Scorer):
     """Log-likelihoods per feature.
 
-    What is linear in a whitened feature ``z`` is one matrix product: ``mean_c^T z``, and the projections on the axes of
-    each class, ``u_j^T (z - mean_c)``. Sums of their squares remain.
+    All terms linear in a whitened feature ``z`` are computed by one matrix product: ``mean_c^T z``, and the projections
+    on the axes of each class, ``u_j^T (z - mean_c)``.
 
     Args:
         whitening: ``[width, width]``.
         origin: of features, ``[width]``.
         means: of each class in the whitened space, ``[C, width]``.
         axes: unit eigenvectors of the covariance of each class there, ``[C, r, width]``.
-        variances: along these, ``[C, r]``; it is one along all others.
+        variances: variances along these axes, ``[C, r]``; those along all others are one.
     """
 
     def __init__(self, whitening: Tensor, origin: Tensor, means: Tensor, axes: Tensor, variances: Tensor):
@@ -109,7 +109,7 @@ class GaussianScores(Scorer):
         )
 
     def forward(self, features: Tensor) -> Tensor:
-        """Log-likelihoods, in parts where memory demands it."""
+        """Log-likelihoods; large batches are scored in parts."""
         gains = self.get_buffer("gains")
         if torch.compiler.is_compiling() or len(features) * gains.numel() <= _MAX_ELEMENTS:
             return self._score(features)
@@ -143,7 +143,7 @@ class FeCAM(Classifier):
     shrinkage: NotNegative = 1.0
 
     def statistics(self, width: int) -> ClassStatistics:
-        """Means and whole scatter matrices of normalised features."""
+        """Means and full scatter matrices of normalised features."""
         return ClassStatistics.empty(width, directions=width, unit_length=True)
 
     def fit(self, statistics: Statistics) -> Scorer:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from onea.classifiers.base import Classifier, Scorer, Statistics
 from onea.schema import Count
 from onea.tensors import Tensors, eigh, to_float64
 
-_HOLD_OUT_EVERY = 5  # one of so many images of a class is held out, to select the ridge parameter
+_HOLD_OUT_EVERY = 5  # every fifth image of a class is held out to select the ridge parameter
 _BATCH = 4096  # images whose random features are in memory at once
 _ROUNDING = 1e-7  # of float32, relative to the largest eigenvalue
 _STRENGTHS = tuple(10.0**power for power in range(-8, 9))  # as published
@@ -48,12 +48,12 @@ class RandomFeatureSums:
 
     @property
     def kind(self) -> Hashable:
-        """The same random features."""
+        """The random features."""
         return "random features", self.projection.shape[1], self.seed
 
     @property
     def detail(self) -> int:
-        """Always the same."""
+        """There is only one level of detail."""
         return 0
 
     @property
@@ -73,22 +73,22 @@ class RandomFeatureSums:
         for label in labels.unique():
             members = (labels == label).nonzero()[:, 0]
             position[members] = torch.arange(len(members), device=labels.device) + counts[:, label].sum()
-        held_out = (position % _HOLD_OUT_EVERY == 1).long()  # a class of two images has one on each side
-        for side in (0, 1):
-            for chosen in (held_out == side).nonzero()[:, 0].split(_BATCH):
-                random = F.relu(features[chosen].float() @ old.projection)
-                targets = F.one_hot(labels[chosen], hits.shape[2])
-                gram[side] += random.T @ random
-                hits[side] += random.T @ targets.float()
-                counts[side] += targets.sum(0)
+        held_out = (position % _HOLD_OUT_EVERY == 1).long()  # a class of two images has one in each split
+        for split in (0, 1):
+            for batch in (held_out == split).nonzero()[:, 0].split(_BATCH):
+                random = F.relu(features[batch].float() @ old.projection)
+                targets = F.one_hot(labels[batch], hits.shape[2])
+                gram[split] += random.T @ random
+                hits[split] += random.T @ targets.float()
+                counts[split] += targets.sum(0)
         return replace(old, gram=gram, hits=hits, counts=counts)
 
     def apply_drift_map(self, drift_map: Tensor) -> Self:
-        """The same: a linear map of features is none of random features, which are not linear."""
+        """Unchanged: random features are nonlinear, so there is no such map of them."""
         return self
 
     def select_classes(self, classes: Tensor) -> Self:
-        """The sums of these classes; the Gram matrices of random features stay those of all."""
+        """The sums of these classes; the Gram matrices remain those of all classes."""
         return replace(self, hits=self.hits[:, :, classes], counts=self.counts[:, classes])
 
     def to(self, device: torch.device) -> Self:
@@ -96,22 +96,21 @@ class RandomFeatureSums:
         return self.from_state_dict({name: value.to(device) for name, value in self.state_dict().items()})
 
     def state_dict(self) -> Tensors:
-        """All of it."""
+        """All sums as named tensors."""
         return {"projection": self.projection, "gram": self.gram, "hits": self.hits, "counts": self.counts}
 
     def from_state_dict(self, state: Tensors) -> Self:
         """Sums from named tensors."""
-        return replace(
-            self, projection=state["projection"], gram=state["gram"], hits=state["hits"], counts=state["counts"]
-        )
+        parts: dict[str, Any] = {name: state[name] for name in self.state_dict()}
+        return replace(self, **parts)
 
 
 @dataclass(frozen=True)
 class RanPAC(Classifier):
     """Ridge regression of one-hot labels on random features, ``W = (H^T H + l I)^(-1) H^T Y``, ``H = relu(X R)``.
 
-    The ridge parameter ``l`` is the one of 10^-8 ... 10^8 with the least error on held-out images. The official code
-    measures that on the newest task; here it is measured on all tasks, so that their order does not matter.
+    The ridge parameter ``l`` of 10^-8 ... 10^8 has the smallest error on held-out images of all tasks. The official
+    code uses those of the newest task only, so that the order of tasks matters.
 
     Attributes:
         features: the number of random features (M). The sums take 8 M^2 bytes.
@@ -159,7 +158,7 @@ def _select_strength(gram: Tensor, hits: Tensor) -> float:
     values, vectors = eigh(gram[0])
     projected = vectors.T @ hits[0]
     gram_held_out, hits_held_out = vectors.T @ gram[1] @ vectors, vectors.T @ hits[1]
-    # The sums are in float32: a smaller ridge parameter than their rounding would fit noise.
+    # A ridge parameter below the rounding errors of the float32 sums would fit noise.
     strengths = sorted({max(strength, float(values[-1]) * _ROUNDING) for strength in _STRENGTHS})
     errors = []
     for strength in strengths:

@@ -50,7 +50,7 @@ class ClassStatistics:
 
     @classmethod
     def empty(cls, width: int, *, scatter: bool = True, directions: int = 0, unit_length: bool = False) -> Self:
-        """Statistics without any class, which keep the scatter and so many directions of each class or not."""
+        """Statistics without classes, with or without the scatter, and with this many directions per class."""
         return cls(
             torch.empty(0, width),
             torch.empty(0, dtype=torch.int64),
@@ -63,7 +63,7 @@ class ClassStatistics:
 
     @property
     def kind(self) -> str:
-        """Statistics of plain features, or of normalised ones."""
+        """Whether the statistics are of normalised features."""
         return "unit length" if self.unit_length else "plain"
 
     @property
@@ -191,54 +191,36 @@ class ClassStatistics:
     def select_classes(self, classes: Tensor) -> Self:
         """The statistics of these classes; the scatter and its degrees of freedom stay, unless there is no class."""
         old = self if len(classes) else self.reset_classes(torch.arange(self.classes, device=self.counts.device))
-        return old._with_same_scatter(
-            means=old.means[classes],
-            counts=old.counts[classes],
-            factors=None if old.factors is None else old.factors[classes],
-            cut=None if old.cut is None else old.cut[classes],
-        )
+        return old._with_same_scatter(**{name: value[classes] for name, value in old._class_tensors().items()})
 
     def reset_classes(self, classes: Tensor) -> Self:
         """The statistics with no images of these classes; the scatter stays as long as another class has images."""
-        counts = self.counts.index_fill(0, classes, 0)
-        is_empty = not bool(counts.any())
-        return replace(
-            self,
-            means=self.means.index_fill(0, classes, 0),
-            counts=counts,
-            scatter=torch.zeros_like(self.scatter) if is_empty and self.scatter is not None else self.scatter,
-            freedom=0 if is_empty else self.freedom,
-            factors=None if self.factors is None else self.factors.index_fill(0, classes, 0),
-            cut=None if self.cut is None else self.cut.index_fill(0, classes, 0),
-        )
+        parts: dict[str, Any] = {name: value.index_fill(0, classes, 0) for name, value in self._class_tensors().items()}
+        if not bool(parts["counts"].any()):
+            parts |= {"scatter": None if self.scatter is None else torch.zeros_like(self.scatter), "freedom": 0}
+        return replace(self, **parts)
 
     def concatenate(self, other: Self) -> Self:
         """The statistics of two disjoint sets of classes under the same adapter, those of ``other`` last."""
+        ours, theirs = self._class_tensors(), other._class_tensors()
+        parts: dict[str, Any] = {name: torch.cat([ours[name], theirs[name]]) for name in ours if name in theirs}
         return replace(
             self,
-            means=torch.cat([self.means, other.means]),
-            counts=torch.cat([self.counts, other.counts]),
             scatter=None if self.scatter is None or other.scatter is None else self.scatter + other.scatter,
             freedom=self.freedom + other.freedom,
-            factors=_cat_optional(self.factors, other.factors),
-            cut=_cat_optional(self.cut, other.cut),
+            **{"factors": None, "cut": None} | parts,
         )
 
     def pad_to(self, classes: int) -> Self:
-        """The statistics with empty classes at the end, so that there are at least so many."""
-        more = classes - self.classes
-        if more <= 0:
-            return self
-        return replace(
-            self,
-            means=F.pad(self.means, (0, 0, 0, more)),
-            counts=F.pad(self.counts, (0, more)),
-            factors=None if self.factors is None else F.pad(self.factors, (0, 0, 0, 0, 0, more)),
-            cut=None if self.cut is None else F.pad(self.cut, (0, more)),
-        )
+        """The statistics with empty classes appended up to this number."""
+        more = max(0, classes - self.classes)
+        parts: dict[str, Any] = {
+            name: F.pad(value, (0, 0) * (value.dim() - 1) + (0, more)) for name, value in self._class_tensors().items()
+        }
+        return replace(self, **parts) if more else self
 
     def reduce_to(self, needed: ClassStatistics) -> Self:
-        """The statistics with no more detail than others of the same kind."""
+        """The statistics without the detail that ``needed`` lacks, which are of the same kind."""
         directions = 0 if needed.factors is None else needed.factors.shape[1]
         return self._with_same_scatter(
             scatter=None if needed.scatter is None else self.scatter,
@@ -251,14 +233,14 @@ class ClassStatistics:
         return self if self.factors is None else self._with_same_scatter(factors=round_to_bfloat16(self.factors))
 
     def to(self, device: torch.device) -> Self:
-        """The statistics on another device; on their own, if that has no float64 (MPS)."""
+        """The statistics on another device, unless it has no float64 (MPS)."""
         if device.type == "mps" or self.means.device == device:
             return self
         parts: dict[str, Any] = {name: value.to(device) for name, value in self._tensors().items()}
         return replace(self, **parts)
 
     def state_dict(self) -> Tensors:
-        """All of it as named tensors; means alone come without counts, as there each class is added only once."""
+        """All statistics as named tensors; means alone have no counts, as their classes are added only once."""
         if self.scatter is None:
             return {"prototypes": self.means}
         parts = self._tensors()
@@ -268,7 +250,7 @@ class ClassStatistics:
         """Statistics of the same kind and detail from named tensors.
 
         Raises:
-            ValueError: a tensor has another type or shape than such statistics have.
+            ValueError: a tensor has the wrong dtype or shape.
         """
         means = state["prototypes"]
         parts: dict[str, Any] = {"means": means}
@@ -286,13 +268,13 @@ class ClassStatistics:
         return replace(self, freedom=self.freedom if self.scatter is None else int(state["freedom"]), **parts)
 
     def covariance(self) -> Tensor:
-        """The pooled within-class covariance, shrunk so that it can be inverted."""
+        """The pooled within-class covariance, shrunk to be invertible."""
         assert self.scatter is not None
         return shrunk_covariance(self.scatter, self.freedom)
 
     def whitening(self) -> Tensor:
-        """``W = covariance^(-1/2)``: features times ``W`` have the unit matrix for pooled covariance."""
-        return _inverse_sqrt(*self._spectrum)
+        """``W = covariance^(-1/2)``: features times ``W`` have the identity as pooled covariance."""
+        return inverse_sqrt(*self._spectrum)
 
     @cached_property
     def _spectrum(self) -> tuple[Tensor, Tensor]:
@@ -310,6 +292,10 @@ class ClassStatistics:
         parts = ((name, getattr(self, name)) for name in ("means", "counts", "scatter", "factors", "cut"))
         return {name: value for name, value in parts if value is not None}
 
+    def _class_tensors(self) -> Tensors:
+        """The tensors with one row per class."""
+        return {name: value for name, value in self._tensors().items() if name != "scatter"}
+
     def _add_to_factors(self, classes: Tensor, position: Tensor, deviations: Tensor, between: Tensor) -> Self:
         """The statistics with more deviations in the factors of some classes.
 
@@ -317,10 +303,10 @@ class ClassStatistics:
         ``W S_c W``, mapped back by ``W^(-1)``.
 
         Args:
-            classes: whose factors change, ``[K]``.
-            position: of each deviation's class among these.
-            deviations: from the mean of the new images, ``[N, width]``.
-            between: from the old mean to that mean, one for each class, ``[K, width]``.
+            classes: the classes whose factors change, ``[K]``.
+            position: position of each deviation's class among these.
+            deviations: deviations from the mean of the new images, ``[N, width]``.
+            between: the scaled step from the old mean to that mean for each class, ``[K, width]``.
         """
         assert self.factors is not None
         assert self.cut is not None
@@ -333,16 +319,12 @@ class ClassStatistics:
             rows = torch.cat([old, deviations[position == place], between[place : place + 1]])
             leading, truncated = _truncate(rows @ whiten, directions)
             factors[row] = F.pad(leading @ color, (0, 0, 0, directions - len(leading))).float()
-            cut[row] += truncated * values[-1]  # mapped back, a direction gets at most that much longer
+            cut[row] += truncated * values[-1]  # mapping back scales a direction by at most this
         return self._with_same_scatter(factors=factors, cut=cut)
 
 
-def _cat_optional(first: Tensor | None, second: Tensor | None) -> Tensor | None:
-    return None if first is None or second is None else torch.cat([first, second])
-
-
 def _truncate(rows: Tensor, rank: int) -> tuple[Tensor, float]:
-    """The best factor of ``rows^T rows`` with at most so many rows, and the largest eigenvalue that is truncated."""
+    """The best factor of ``rows^T rows`` with at most ``rank`` rows, and the largest truncated eigenvalue."""
     if len(rows) <= rows.shape[1]:
         values, left = eigh(rows @ rows.T)
         right = left.T @ rows  # each row is an eigenvector times its singular value
@@ -355,7 +337,7 @@ def _truncate(rows: Tensor, rank: int) -> tuple[Tensor, float]:
 
 
 def _downdate(factor: Tensor, rows: Tensor) -> Tensor:
-    """The factor, with as many rows, of ``factor^T factor - rows^T rows``."""
+    """A factor of ``factor^T factor - rows^T rows``, with the same number of rows as ``factor``."""
     basis, parts = torch.linalg.qr(torch.cat([factor, rows]).T)
     plus, minus = parts[:, : len(factor)], parts[:, len(factor) :]
     values, vectors = eigh(plus @ plus.T - minus @ minus.T)
@@ -364,7 +346,7 @@ def _downdate(factor: Tensor, rows: Tensor) -> Tensor:
 
 
 def _nearest_positive(matrix: Tensor) -> Tensor:
-    """The nearest positive semi-definite matrix: without the negative eigenvalues that come from rounding."""
+    """The nearest positive semi-definite matrix; rounding may have caused negative eigenvalues."""
     values, vectors = eigh((matrix + matrix.T) / 2)
     return (vectors * values.clamp_min(0)) @ vectors.T
 
@@ -391,17 +373,12 @@ def shrunk_covariance(scatter: Tensor, freedom: int) -> Tensor:
     return ((1 - shrinkage) * covariance + shrinkage * identity) * (mean / freedom)
 
 
-def inverse_sqrt(matrix: Tensor) -> Tensor:
-    """The symmetric inverse square root of a positive matrix, float64.
+def inverse_sqrt(eigenvalues: Tensor, eigenvectors: Tensor) -> Tensor:
+    """The symmetric inverse square root of a positive matrix from its eigenvalues in ascending order.
 
-    >>> inverse_sqrt(torch.diag(torch.tensor([4.0, 16.0]))).diagonal()
-    tensor([0.5000, 0.2500], dtype=torch.float64)
+    >>> inverse_sqrt(torch.tensor([4.0, 16.0]), torch.eye(2)).diagonal()
+    tensor([0.5000, 0.2500])
     """
-    return _inverse_sqrt(*eigh(to_float64(matrix)))
-
-
-def _inverse_sqrt(values: Tensor, vectors: Tensor) -> Tensor:
-    """The same from eigenvalues in ascending order, and eigenvectors."""
-    floor = max(float(values[-1]) * _RCOND, math.ulp(0.0))
-    root: Tensor = (vectors * values.clamp_min(floor).rsqrt()) @ vectors.T
+    floor = max(float(eigenvalues[-1]) * _RCOND, math.ulp(0.0))
+    root: Tensor = (eigenvectors * eigenvalues.clamp_min(floor).rsqrt()) @ eigenvectors.T
     return root

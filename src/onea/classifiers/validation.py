@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cross-validation on features: each image is scored by statistics that do not include it, nor others of its group."""
+"""Cross-validation on features: each image is scored by statistics without the images of its group."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def leave_folds_out(
         views: features of the images, ``[views, N, width]``.
         labels: their classes.
         groups: images of a class with the same group are in the same fold.
-        folds: at most so many.
+        folds: maximum number of folds.
     """
     fold = group_folds(labels, groups, folds)
     for number in fold.unique():
@@ -35,31 +35,31 @@ def leave_folds_out(
 def leave_classes_out(
     statistics: ClassStatistics, views: Tensor, labels: Tensor, groups: Tensor, held_out: Tensor, folds: int = FOLDS
 ) -> Iterator[tuple[Tensor, Tensor, ClassStatistics]]:
-    """Test images of other classes, images of left-out classes (both ``bool [N]``), and statistics without all of them.
+    """Test images of other classes, images of left-out classes (both ``bool [N]``), and statistics without both.
 
-    Only classes that are new with these images are left out, some of them at a time; none if there is no other class.
+    Only classes that are new with these images are left out, in turn; none if there is no other class.
 
     Args:
         statistics: of earlier images.
         views: features of the images, ``[views, N, width]``.
         labels: their classes.
         groups: images of a class with the same group are in the same fold.
-        held_out: images that may be tested, because the adapter was not trained on them; where there is none, all may.
-        folds: at most so many.
+        held_out: images that the adapter was not trained on, which are tested; if there are none, all images are.
+        folds: maximum number of folds.
     """
     classes = labels.unique()
     new = classes[statistics.counts[classes] == 0]
     parts = min(folds, len(new))
     fold = group_folds(labels, groups, max(2, parts))
-    all_may = not bool(held_out.any())
+    test_all = not bool(held_out.any())
     for number in range(parts):
         left_out = torch.isin(labels, new[number::parts])
-        test = ~left_out & (fold == number if all_may else held_out)
+        test = ~left_out & (fold == number if test_all else held_out)
         rest = ~left_out & ~test
         others = statistics.add(views[:, rest].flatten(0, 1), labels[rest].repeat(len(views)))
         others = others.select_classes((others.counts > 0).nonzero()[:, 0])
         if others.classes:
-            yield test, left_out if all_may else left_out & held_out, others
+            yield test, left_out if test_all else left_out & held_out, others
 
 
 def cross_validated_scores(
@@ -70,7 +70,7 @@ def cross_validated_scores(
     classes: int,
     groups: Tensor | None = None,
 ) -> Tensor:
-    """Scores ``[N, classes]`` of each image by a classifier that was fitted to earlier images and all other folds.
+    """Scores ``[N, classes]`` of each image by a classifier fitted to earlier images and all other folds.
 
     Without ``groups``, each image is a group.
     """
@@ -82,10 +82,10 @@ def cross_validated_scores(
 
 
 def group_folds(labels: Tensor, groups: Tensor, folds: int = FOLDS) -> Tensor:
-    """The fold of each image, ``int64 [N]``: groups of a class stay whole, and its folds are as equal as possible.
+    """The fold of each image, ``int64 [N]``; groups of a class are not split, and its folds are of similar size.
 
-    The largest group is assigned first, each to the smallest fold (as ``sklearn.model_selection.GroupKFold`` does, here
-    class by class). A class of a single group is split image by image, so that the other folds have images of it.
+    Groups are assigned to the smallest fold in order of size, as in ``sklearn.model_selection.GroupKFold`` but class by
+    class. A class with a single group is split by image, so that other folds have images of it.
 
     >>> group_folds(torch.tensor([0, 0, 0, 0, 1, 1]), torch.tensor([0, 1, 0, 2, 7, 7]), folds=2).tolist()
     [0, 1, 0, 1, 0, 1]

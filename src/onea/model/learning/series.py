@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from onea.classifiers.statistics import ClassStatistics, inverse_sqrt, shrunk_covariance
-from onea.tensors import row_blocks
+from onea.tensors import eigh, row_blocks
 
 GROUPS = 6  # of a class, at most
 _MIN_COSINE = 0.3  # of two deviations in one series; with 10 or 80 classes of Grocery, half as many series or fewer
@@ -73,7 +73,7 @@ def find_series(features: Tensor, rows: Tensor, known: ClassStatistics) -> Tenso
         of_part = classes[part::parts]
         others = deviations[~torch.isin(rows[position], of_part)]
         freedom = known.freedom + len(others) - (len(classes) - len(of_part))
-        root = inverse_sqrt(shrunk_covariance(scatter + others.T @ others, freedom))
+        root = inverse_sqrt(*eigh(shrunk_covariance(scatter + others.T @ others, freedom)))
         for row in of_part:
             members = rows[position] == row
             directions = F.normalize(deviations[members] @ root, dim=1)
